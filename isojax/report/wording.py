@@ -4,7 +4,7 @@ text.
 
 from collections.abc import Callable, Iterable, Sequence
 
-from isojax.scaling.law.law_forms import MIN_DISTINCT_N
+from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit, FrontierRow, NStarFit, SegmentRow
 
 MIN_DECADES = 0.2

@@ -1,12 +1,8 @@
 """Where a sweep's next rollouts tell most about n*(C): the policy behind `sweep.strategy: adaptive` (docs/laws.md,
-Adaptive sweeps).
-
-Each (B_p, n) is first trained a little way. Then, round by round, the joint fit (hierarchical.py) draws all curves from
-their posterior, and each draw has a best n of its own at each of N_LEVELS values of C. The uncertainty of n* at a C is
-how far, in steps of the grid of n, the draws' best n are from the one n that is nearest to them all. For each run that
-could go on, and each further seed, the draws themselves say what it may measure; an outcome makes the draws near it
-likelier, and the uncertainty that is left is averaged over outcomes. What removes most uncertainty per rollout comes
-first (the knowledge gradient: Frazier, Powell and Dayanik, 2009)."""
+Adaptive sweeps). Posterior draws of all curves say what each possible run may measure; an outcome makes the draws near
+it likelier. What removes most uncertainty of n* per rollout comes first (the knowledge gradient: Frazier, Powell and
+Dayanik, 2009).
+"""
 
 from __future__ import annotations
 
@@ -44,12 +40,7 @@ class SweepStep:
     cell: Cell
     target: int
     cost: int  # rollouts that this takes
-    gain: float = 0.0  # uncertainty of n* that it removes, in steps of n, mean over levels
-
-    @property
-    def gain_per_rollout(self) -> float:
-        """Uncertainty removed per rollout."""
-        return self.gain / self.cost
+    worth: float = 0.0  # uncertainty of n* that it removes per rollout, in steps of n, mean over levels
 
 
 @dataclass(frozen=True)
@@ -110,8 +101,8 @@ class AdaptivePolicy:
         if not targets:
             possible_steps = self._possible_steps(seeds_by_cell, C_reached, rollouts_left)
             if possible_steps:
-                scored_steps = self._score_steps(runs, possible_steps, C_reached)
-                ordered_steps = _order_steps(scored_steps, possible_steps, C_reached)
+                worthwhile_steps = self._worthwhile_steps(runs, possible_steps, C_reached)
+                ordered_steps = _order_steps(worthwhile_steps, possible_steps, C_reached)
                 targets = _affordable_targets(ordered_steps, rollouts_left, max_cells)
         return sorted(targets.items(), key=lambda item: (C_reached.get(item[0], 0) - item[1], item[0]))
 
@@ -186,12 +177,11 @@ class AdaptivePolicy:
                     possible_steps.append(SweepStep(cell, target, cost))
         return possible_steps
 
-    def _score_steps(
+    def _worthwhile_steps(
         self, runs: Sequence[RunRecord], possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]
     ) -> list[SweepStep]:
-        """What each possible step would remove of the uncertainty.
-
-        Equal n are not pooled: early on no data distinguish them, which is uncertainty, not an answer.
+        """The steps that would remove some of the uncertainty. Equal n are not pooled: early on no data distinguish
+        them, which is uncertainty, not an answer.
         """
         usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
         cells = group_by_cell(build_tracks(usable_runs, self.metric, "rollouts"))
@@ -208,32 +198,27 @@ class AdaptivePolicy:
         measurement_sd = math.hypot(estimate.intervals.run_sd, estimate.noise_sd)
         uncertainty = NStarUncertainty(reward_draws, np.array([n for _, n in draws.keys]), measurement_sd)
         cell_columns, C_levels = {key: j for j, key in enumerate(draws.keys)}, np.array(self.C_levels)
-        scored_steps = []
+        worthwhile_steps = []
         for step in possible_steps:
             j, C_now = cell_columns.get((step.cell.B_p, step.cell.n)), C_reached.get(step.cell, 0)
             levels_ahead = C_levels > C_now if C_now else C_levels <= step.target
             if j is not None and uncertainty.p_best[j, levels_ahead].max() >= MIN_P_BEST:
-                promised_rewards = reward_draws[:, j, self.C_levels.index(step.target)]
-                scored_steps.append(replace(step, gain=uncertainty.expected_reduction(promised_rewards)))
-        return scored_steps
+                gain = uncertainty.expected_reduction(reward_draws[:, j, self.C_levels.index(step.target)])
+                if gain > MIN_GAIN:
+                    worthwhile_steps.append(replace(step, worth=gain / step.cost))
+        return sorted(worthwhile_steps, key=lambda s: (-s.worth, s.cell, s.target))
 
 
 def _order_steps(
-    scored_steps: Sequence[SweepStep], possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]
+    worthwhile_steps: Sequence[SweepStep], possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]
 ) -> list[SweepStep]:
     """What lags too far behind, then what is most worthwhile; if nothing is worth anything, what is furthest behind:
     the curves may be wrong where nothing was measured."""
-    worthwhile_steps = sorted(
-        (s for s in scored_steps if s.gain > MIN_GAIN), key=lambda s: (-s.gain_per_rollout, s.cell, s.target)
-    )
     longest_run_steps = _longest_run_steps(possible_steps, C_reached)
     lagging_steps = [s for s in longest_run_steps if C_reached[s.cell] * MAX_LAG < max(C_reached.values())]
     if not worthwhile_steps and not lagging_steps:
         return [s for s in longest_run_steps if s.target == longest_run_steps[0].target]
-    best_steps = [
-        s for s in worthwhile_steps if s.gain_per_rollout >= MIN_RELATIVE_WORTH * worthwhile_steps[0].gain_per_rollout
-    ]
-    return [*lagging_steps, *best_steps]
+    return [*lagging_steps, *(s for s in worthwhile_steps if s.worth >= MIN_RELATIVE_WORTH * worthwhile_steps[0].worth)]
 
 
 def _longest_run_steps(possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]) -> list[SweepStep]:

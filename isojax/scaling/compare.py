@@ -1,11 +1,10 @@
-"""Several sweeps compared: what the paper asks across settings, such as data size D (IsoCompute Playbook,
-arXiv:2603.12151, Fig. 13), models, difficulty and recipes. From their fits alone.
+"""Several sweeps compared, from their fits alone: what the paper asks across settings, such as data size D (IsoCompute
+Playbook, arXiv:2603.12151, Fig. 13), models, difficulty and recipes.
 
 All are compared over the budgets they share. n* at C is the n of the best cell, where a cell competes by its curve up
-to CURVE_REACH_DECADES beyond its own data, as in the law n*(C); the frontier's reward is the best of the cells measured
-there. n* "levels off" at the budget beyond which it does not change, unless it ends at the largest n measured: then
-nobody knows, and it counts as later than everything. Replicates are taken as independent between sweeps: every one of
-one against every one of another.
+to CURVE_REACH_DECADES beyond its own data; the frontier's reward is the best of the cells measured there. n* "levels
+off" where it changes for the last time, unless it ends at the largest n measured: then nobody knows, and it counts as
+later than everything. Replicates are independent between sweeps: every one of one against every one of another.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ def _load_ensemble(fit: FitResult, label: str) -> CurveEnsemble:
 
 def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -> FloatArray:
     """The budgets that every sweep has measured, float[G]."""
-    C_ranges = [(float(e.samples.C_low.min()), float(e.C_high.max())) for e in ensembles]
+    C_ranges = [(float(e.samples.C_low.min()), float(e.samples.C_high.max())) for e in ensembles]
     C_low, C_high = max(low for low, _ in C_ranges), min(high for _, high in C_ranges)
     if C_low < C_high:
         C = np.geomspace(C_low, C_high, int(np.ceil(PER_DECADE * np.log10(C_high / C_low))) + 2)
@@ -117,7 +116,7 @@ def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -
 def _measured_cells(ensemble: CurveEnsemble, C: FloatArray, slack_decades: float) -> BoolArray:
     """bool[G, J]: which cells begin at or before C, and end at most `slack_decades` before it."""
     C = C[:, None]
-    return (ensemble.samples.C_low <= C * 10**MIN_DECADES) & (ensemble.C_high * 10**slack_decades >= C)
+    return (ensemble.samples.C_low <= C * 10**MIN_DECADES) & (ensemble.samples.C_high * 10**slack_decades >= C)
 
 
 def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
@@ -139,22 +138,18 @@ def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: Fronti
     overfitting_C: dict[tuple[int, int], list[float]] = {}
     for run in fit.overfitting:
         overfitting_C.setdefault((run.B_p, run.n), []).append(run.C)
-    sorted_curves = sorted(fit.curves, key=lambda c: (c.n, c.B_p))
     return SweepSummary(
         label=label,
         base_reward=fit.base_reward,
         n=tuple(sorted(set(ensemble.n.tolist()))),
         B_p=tuple(sorted(set(ensemble.B_p.tolist()))),
         no_effect=ensemble.no_effect,
-        law=fit.joint.n_star.law,
         at=tuple(rows[i] for i in spread_indices(len(rows), N_BUDGETS)),
         curve=tuple(rows[i] for i in spread_indices(len(rows), N_BAND_ROWS)),
         saturation=None if ensemble.no_effect else _saturation(path, int(ensemble.n.max())),
-        top=rows[-1],
         overfitting=tuple(
             comparison.OverfittedCell(*cell, len(C), min(C)) for cell, C in sorted(overfitting_C.items())
         ),
-        peaks=tuple(comparison.PeakedCell(c.B_p, c.n, c.C_peak) for c in sorted_curves if c.C_peak is not None),
     )
 
 

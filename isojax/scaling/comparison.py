@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from isojax.scaling.law.law_forms import Law
-
 MIN_PROBABILITY = 0.9  # of a difference that is stated as one
 
 
@@ -49,15 +47,6 @@ class OverfittedCell:
 
 
 @dataclass(frozen=True)
-class PeakedCell:
-    """A cell whose validation reward falls beyond C."""
-
-    B_p: int
-    n: int
-    C: float
-
-
-@dataclass(frozen=True)
 class RewardDifference:
     """The frontier's reward at the largest budget less that of the first sweep; p_higher: P(it is positive)."""
 
@@ -86,13 +75,10 @@ class SweepSummary:
     n: tuple[int, ...]  # measured, rising
     B_p: tuple[int, ...]
     no_effect: bool
-    law: Law
-    at: tuple[BudgetRow, ...]  # a few budgets
+    at: tuple[BudgetRow, ...]  # a few budgets, the last the largest compared
     curve: tuple[BudgetRow, ...]  # many
     saturation: Saturation | None  # None where n makes no difference
-    top: BudgetRow  # the largest budget compared
     overfitting: tuple[OverfittedCell, ...]
-    peaks: tuple[PeakedCell, ...]
     difference: RewardDifference | None = None  # against the first sweep; None for itself
     earlier: EarlierSaturation | None = None  # likewise, and None where nothing can be said
 
@@ -127,7 +113,12 @@ def comparison_sentences(comparison: SweepComparison) -> list[str]:
             lines.append(f"where n* levels off cannot be compared {pair}: {reason}")
         else:
             lines.append(_describe_earlier(first, sweep, sweep.earlier))
-    return lines + [line for sweep in comparison.sweeps for line in _describe_falls(sweep)]
+    return lines + [
+        f"{sweep.label} overfits: training reward rises while validation falls at n = {cell.n}, B_p = {cell.B_p} "
+        f"from C = {cell.C:.4g} on ({cell.runs} {'run' if cell.runs == 1 else 'runs'})"
+        for sweep in comparison.sweeps
+        for cell in sweep.overfitting
+    ]
 
 
 def _describe_saturation(sweep: SweepSummary) -> str:
@@ -157,7 +148,9 @@ def _format_probability(p: float) -> str:
 
 def _describe_difference(first: SweepSummary, sweep: SweepSummary, difference: RewardDifference, C: float) -> str:
     """The difference of the frontiers at the largest common C."""
-    text = f"at C = {C:.4g} {sweep.label} reaches {sweep.top.reward:.3f}, {difference.value:+.3f} against {first.label}"
+    text = (
+        f"at C = {C:.4g} {sweep.label} reaches {sweep.at[-1].reward:.3f}, {difference.value:+.3f} against {first.label}"
+    )
     if difference.low is None or difference.high is None:
         return f"{text} (no intervals)"
     verdict = "more" if difference.low > 0 else "less" if difference.high < 0 else "no clear difference"
@@ -178,21 +171,6 @@ def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: Earlier
         return f"n* levels off later {pair}, P {p_later} ({n_text})"
     odds = f"P(earlier) {p_earlier}, P(later) {p_later}"
     return f"these runs cannot say whether n* levels off earlier {pair}: {odds} ({n_text})"
-
-
-def _describe_falls(sweep: SweepSummary) -> list[str]:
-    """Where the sweep overfits, and where its validation reward falls without that explanation."""
-    lines = [
-        f"{sweep.label} overfits: training reward rises while validation falls at n = {cell.n}, B_p = {cell.B_p} "
-        f"from C = {cell.C:.4g} on ({cell.runs} {'run' if cell.runs == 1 else 'runs'})"
-        for cell in sweep.overfitting
-    ]
-    overfitted_cells = {(cell.B_p, cell.n) for cell in sweep.overfitting}
-    return lines + [
-        f"{sweep.label}: validation falls beyond C = {cell.C:.4g} at n = {cell.n}, B_p = {cell.B_p}"
-        for cell in sweep.peaks
-        if (cell.B_p, cell.n) not in overfitted_cells
-    ]
 
 
 def comparison_notes(comparison: SweepComparison) -> list[str]:

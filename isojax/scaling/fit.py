@@ -1,9 +1,6 @@
 """Runs in, FitResult out: curves -> frontier -> n*(C), for all cells together, for each B_p, and for each batch
-B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A; all together: section 4.3).
-
-Mode "hierarchical" takes all points, gives intervals and says when n makes no difference; mode "paper" is the paper's
-procedure, biases included, and the flags say how large they are. The result holds no clock and no path: the same
-records and seed give the same result, in whatever order they come.
+B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A). The result holds no clock and no path: the
+same records and seed give the same result, in whatever order they come.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from isojax.scaling.frontier.fit_summary import fit_frontier
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
 from isojax.scaling.validation_metrics import RunTrack, TracksByCell, group_by_cell
 
-# mode -> (the runs of each (B_p, n), metric, options) -> curves and, where the mode has them, their replicates.
+# The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.
 MODES: Mapping[str, Callable[[TracksByCell, str, FitOptions], SweepEstimate]] = {
     "hierarchical": hierarchical_mode.estimate,
     "paper": paper_mode.estimate,
@@ -87,7 +84,7 @@ def fit_all_runs(
         curves=tuple(estimate.curves),
         joint=joint,
         by_B_p=by_B_p,
-        by_B=fit_fixed_batches(estimate.curves, estimate.draws, estimate.no_effect),
+        by_B=fit_fixed_batches(estimate),
         sensitivity=reward_sensitivity(estimate.curves, estimate.draws),
         draws=None if estimate.draws is None else to_curve_draws(estimate.draws),
         diagnostics=diagnostics,
@@ -107,9 +104,8 @@ def fit_all_runs(
 
 
 def _fitted_run(track: RunTrack) -> FittedRun:
-    cell, points = track.run.cell, len(track.C)
-    C_max, final_reward = float(track.C[-1]), float(track.R[-1])
-    return FittedRun(B_p=cell.B_p, n=cell.n, seed=cell.seed, points=points, C_max=C_max, final_reward=final_reward)
+    ends = {"points": len(track.C), "C_max": float(track.C[-1]), "final_reward": float(track.R[-1])}
+    return FittedRun(B_p=track.run.cell.B_p, n=track.run.cell.n, seed=track.run.cell.seed, **ends)
 
 
 def _fit_frontiers(

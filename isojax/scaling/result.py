@@ -17,7 +17,7 @@ from isojax.scaling.checks.run_health import RunHealth
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.intervals import Interval
-from isojax.scaling.law.law_forms import Law
+from isojax.scaling.law.n_star_law import Law
 
 SCHEMA_VERSION = 1
 Severity = Literal["info", "warning", "error"]
@@ -91,7 +91,7 @@ class NeighbourCell(ResultRow):
 
 
 class SegmentRow(ResultRow):
-    """Where one n holds the frontier, and its paired lead over the neighbouring cells (frontier_evidence.py)."""
+    """Where one n holds the frontier, and its paired lead over the neighbouring cells (frontier/fit_summary.py)."""
 
     n: int
     B_p: int  # the one that holds most of the segment

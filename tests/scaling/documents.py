@@ -10,7 +10,7 @@ import numpy as np
 
 from isojax.scaling.checks.stability import StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.law.law_forms import Law
+from isojax.scaling.law.n_star_law import Law
 from isojax.scaling.result import (
     CurveDraws,
     FitDiagnostics,

@@ -7,6 +7,7 @@ import pytest
 
 from isojax.core.nouns import Cell
 from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.frontier.batch_law import fit_fixed_batches, monotone_cost
 from isojax.scaling.validation_metrics import FloatArray
 from tests.scaling.sweeps import fit
@@ -83,9 +84,8 @@ def test_batches_with_one_cell_have_no_law_and_without_draws_there_are_no_interv
     def curve(B_p, n, A, mid):
         return FittedCurve(B_p, n, 0.0, A, 1.0, mid, 1e2, 1e6, 10, 0.0)
 
-    (entry,) = fit_fixed_batches(
-        [curve(16, 2, 0.4, 1000.0), curve(4, 8, 0.8, 5000.0), curve(16, 8, 0.5, 900.0)], None, None
-    )
+    curves = [curve(16, 2, 0.4, 1000.0), curve(4, 8, 0.8, 5000.0), curve(16, 8, 0.5, 900.0)]
+    (entry,) = fit_fixed_batches(SweepEstimate(curves, []))
     assert entry.B == 32
     (crossing,) = entry.crossovers
     assert (crossing.n_low, crossing.n_high, crossing.low, crossing.high) == (2, 8, None, None)
@@ -97,5 +97,5 @@ def test_where_n_makes_no_difference_the_law_is_constant():
     curves = [
         FittedCurve(4096 // n, n, 0.0, 0.5 + 1e-6 * n, 1.0, 1e3 + n, 1e2, 1e6, 10, 0.0) for n in (16, 64)
     ]  # they cross, by nothing
-    (entry,) = fit_fixed_batches(curves, None, True)
+    (entry,) = fit_fixed_batches(SweepEstimate(curves, [], no_effect=True))
     assert entry.crossovers == () and entry.n_star.law.form == "constant" and entry.n_star.no_effect

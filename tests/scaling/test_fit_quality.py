@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isojax.scaling.law.law_forms import Law
+from isojax.scaling.law.n_star_law import Law
 from isojax.scaling.result import CrossoverRow, FrontierRow, NStarFit
 from tests.scaling.documents import CONSTANT, FRONTIER, document, with_curve
 from tests.scaling.synthetic import world

@@ -105,7 +105,7 @@ def _largest_budget_row(sweep: SweepSummary) -> list[str]:
         interval = format_interval((found.low, found.high), format_difference)
         difference = format_difference(found.value) + interval
     overfits = join_commas(f"n = {cell.n} from {format_number(cell.C)}" for cell in sweep.overfitting) or "-"
-    rewards = (format_reward(sweep.base_reward), _format_reward(sweep.top), difference)
+    rewards = (format_reward(sweep.base_reward), _format_reward(sweep.at[-1]), difference)
     return [escape(sweep.label), *rewards, _format_saturation(sweep.saturation), overfits]
 
 

@@ -8,8 +8,6 @@ fixed B those of B_p n = B. Where no cell agrees, n comes from the nearest cells
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from isojax.core.errors import InputError
@@ -22,18 +20,18 @@ from isojax.scaling.result import FitResult
 
 def allocate(fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
     """The allocation for a request, by the curves; refused where no B_p is stable, or limits leave no allocation."""
-    unstable_by_B_p = constraints.unstable_reasons(fit)
+    unstable_text = ""
     if "B_p" in request.fix:
-        constraints.take_fixed_B_p(request, unstable_by_B_p)
+        constraints.take_fixed_B_p(fit, request)
     else:
-        constraints.smallest_stable_B_p(unstable_by_B_p)
+        _, unstable_text = constraints.smallest_stable_B_p(fit)
     C_spent, allowed = ensemble.allowed_cells(request)
     if not allowed.any():
         return _allocate_unmeasured(ensemble, request)
     chosen_cell = ensemble.choose_cell(C_spent, allowed, request.epsilon)
     B_p, n, C = int(ensemble.B_p[chosen_cell]), int(ensemble.n[chosen_cell]), request.C
     M = request.fix.get("M", int(C // (B_p * n)))
-    _explain_cell(ensemble, request, chosen_cell, C_spent, allowed, unstable_by_B_p)
+    _explain_cell(ensemble, request, chosen_cell, C_spent, allowed, unstable_text)
     M_text = (
         f"M = {M}: given; {B_p * n * M:,} of {C:,.0f} rollouts are spent"
         if "M" in request.fix
@@ -50,23 +48,22 @@ def _explain_cell(
     chosen_cell: int,
     C_spent: FloatArray,
     allowed: BoolArray,
-    unstable_by_B_p: Mapping[int, str | None],
+    unstable_text: str,
 ) -> None:
-    """Why this n and this B_p."""
+    """Why this n and, unless it is given, this B_p."""
     expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
-    best_cell = int(expected_rewards.argmax())
-    kind_text = "measured" if "B_p" in request.fix else "stable measured"
-    limits = {"M": "B_p n M <= C", "B": f"B_p n = {request.fix.get('B')}", "B_p": f"B_p = {request.fix.get('B_p')}"}
-    limits_text = "".join(f" with {limits[name]}" for name in request.fix) + (
-        f" and B_p n <= {request.B_max}" if request.B_max is not None else ""
-    )
-    cells_text = f"{allowed.sum()} {kind_text} {'cell' if allowed.sum() == 1 else 'cells'}{limits_text}"
+    best_cell, fix = int(expected_rewards.argmax()), request.fix
+    limits = {"M": "B_p n M <= C", "B": f"B_p n = {fix.get('B')}", "B_p": f"B_p = {fix.get('B_p')}"}
+    limits_text = "".join(f" with {limits[name]}" for name in fix)
+    if request.B_max is not None:
+        limits_text += f" and B_p n <= {request.B_max}"
+    kind_text = ("" if "B_p" in fix else "stable ") + ("measured cell" if allowed.sum() == 1 else "measured cells")
     B_p, n, best_B_p = ensemble.B_p[chosen_cell], ensemble.n[chosen_cell], ensemble.B_p[best_cell]
     request.reasons.append(
-        f"n = {n}: of {cells_text}, {best_B_p}x{ensemble.n[best_cell]} promises most "
+        f"n = {n}: of {allowed.sum()} {kind_text}{limits_text}, {best_B_p}x{n} promises most "
         f"({expected_rewards[best_cell]:.3f})"
     )
-    if "B_p" in request.fix:
+    if "B_p" in fix:
         return
     if B_p != best_B_p:
         B_p_text = f"the smallest stable one that promises within {request.epsilon:g} of it"
@@ -74,7 +71,7 @@ def _explain_cell(
         B_p_text = f"a smaller one gives away more than {request.epsilon:g}"
     else:
         B_p_text = f"the smallest stable one measured at n = {n}"
-    request.reasons.append(f"B_p = {B_p}: {B_p_text}{constraints.smallest_stable_B_p(unstable_by_B_p)[1]}")
+    request.reasons.append(f"B_p = {B_p}: {B_p_text}{unstable_text}")
 
 
 def _name_extrapolated_n(
@@ -86,8 +83,8 @@ def _name_extrapolated_n(
     ends = []
     for n in sorted(set(ensemble.n[allowed].tolist()) - {chosen_n}):
         cells_of_n = allowed & (ensemble.n == n)
-        if (C_spent[cells_of_n] > ensemble.C_high[cells_of_n] * (1 + 1e-9)).all():
-            ends.append(f"n = {n} (measured up to C = {ensemble.C_high[cells_of_n].max():.4g})")
+        if (C_spent[cells_of_n] > ensemble.samples.C_high[cells_of_n] * (1 + 1e-9)).all():
+            ends.append(f"n = {n} (measured up to C = {ensemble.samples.C_high[cells_of_n].max():.4g})")
     if ends:
         request.reasons.append(f"compared by their curves' word alone, beyond their data: {', '.join(ends)}")
 

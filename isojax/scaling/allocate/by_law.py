@@ -30,9 +30,9 @@ def allocate(fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
             f"B = {B}: given, so B_p = B // n = {allocation.B_p} and M = floor(C / (n B_p)) = {allocation.M}"
         )
         return allocation
-    unstable_by_B_p, frontier_fit = constraints.unstable_reasons(fit), fit.joint
+    frontier_fit = fit.joint
     if "B_p" in request.fix:
-        B_p = constraints.take_fixed_B_p(request, unstable_by_B_p)
+        B_p = constraints.take_fixed_B_p(fit, request)
         fits_by_B_p = {part.B_p: part for part in fit.by_B_p if part.B_p is not None}
         frontier_fit = fits_by_B_p.get(B_p, fit.joint)
         if B_p not in fits_by_B_p:
@@ -41,7 +41,7 @@ def allocate(fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest
                 f"B_p = {B_p} has no law of its own (there is one for {B_ps_with_law}): the joint n*(C) is used"
             )
     else:
-        B_p, unstable_text = constraints.smallest_stable_B_p(unstable_by_B_p)
+        B_p, unstable_text = constraints.smallest_stable_B_p(fit)
         request.reasons.append(f"B_p = {B_p}: the smallest stable one measured{unstable_text}")
         request.check_B_max(B_p)
     n_max = None if request.B_max is None else request.B_max // B_p

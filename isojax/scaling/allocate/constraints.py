@@ -59,11 +59,6 @@ class AllocationRequest:
         return int(self.C // M) if self.B_max is None else min(int(self.C // M), self.B_max)
 
 
-def unstable_reasons(fit: FitResult) -> dict[int, str | None]:
-    """B_p -> why it is unstable, None where it is stable."""
-    return {v.B_p: None if v.stable else v.reason for v in fit.stability}
-
-
 def floor_power_of_two(x: float) -> int:
     """The largest power of two <= x, for x >= 1."""
     return 1 << (int(x).bit_length() - 1)
@@ -78,14 +73,13 @@ def allocate_updates(B_p: int, n: int, C: float) -> Allocation:
     return Allocation(B_p, n, M)
 
 
-def take_fixed_B_p(request: AllocationRequest, unstable_by_B_p: Mapping[int, str | None]) -> int:
+def take_fixed_B_p(fit: FitResult, request: AllocationRequest) -> int:
     """The B_p that the request fixes: the user's own choice is not refused where it was unstable."""
     B_p = request.fix["B_p"]
     request.check_B_max(B_p)
     request.reasons.append(f"B_p = {B_p}: given")
-    unstable_reason = unstable_by_B_p.get(B_p)
-    if unstable_reason is not None:
-        request.reasons.append(f"B_p = {B_p} was unstable: {unstable_reason}")
+    unstable = [v for v in fit.stability if v.B_p == B_p and not v.stable]
+    request.reasons.extend(f"B_p = {B_p} was unstable: {v.reason}" for v in unstable)
     return B_p
 
 
@@ -94,15 +88,14 @@ def suggest_B_p(unstable_B_ps: Iterable[int]) -> str:
     return f"Choose one yourself, as --fix B_p={max(unstable_B_ps)}, or measure larger ones."
 
 
-def smallest_stable_B_p(unstable_by_B_p: Mapping[int, str | None]) -> tuple[int, str]:
+def smallest_stable_B_p(fit: FitResult) -> tuple[int, str]:
     """The smallest stable B_p, and the unstable ones below it in words ("" where there is none); refused where none is
     stable.
     """
-    stable_B_ps = sorted(B_p for B_p, why in unstable_by_B_p.items() if why is None)
+    stable_B_ps = [v.B_p for v in fit.stability if v.stable]
     if not stable_B_ps:
-        problem = f"no measured B_p is stable ({', '.join(map(str, unstable_by_B_p))})"
-        raise InputError(f"{problem}; expected one. {suggest_B_p(unstable_by_B_p)}")
-    unstable_below = [
-        f"{B_p} ({why})" for B_p, why in sorted(unstable_by_B_p.items()) if why is not None and B_p < stable_B_ps[0]
-    ]
-    return stable_B_ps[0], f"; unstable: {', '.join(unstable_below)}" if unstable_below else ""
+        all_B_ps = [v.B_p for v in fit.stability]
+        problem = f"no measured B_p is stable ({', '.join(map(str, all_B_ps))})"
+        raise InputError(f"{problem}; expected one. {suggest_B_p(all_B_ps)}")
+    unstable_below = [f"{v.B_p} ({v.reason})" for v in fit.stability if not v.stable and v.B_p < min(stable_B_ps)]
+    return min(stable_B_ps), f"; unstable: {', '.join(unstable_below)}" if unstable_below else ""

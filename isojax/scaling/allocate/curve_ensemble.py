@@ -1,13 +1,9 @@
 """The curves of a fit and their replicates over the measured cells (B_p, n), also beyond their data.
 
 A cell's expected reward at C is its curve's at min(C, C_peak), because early stopping keeps what overfitting would
-lose. That a curve levels off beyond its data is an assumption. Learning may as well go on at the rate per decade at
-which it last went: the quickstart's policies, run on for 4 times the compute, gained .04 where their curves predicted
-.01. So beyond the data each replicate is somewhere between its curve and a straight line in log C, as steep as the
-frontier was over its last TREND_DECADES decades (or as the curve itself, if that was less steep).
-
-Point estimates come from the fit's curves, intervals from its draws; a fit without draws (mode "paper") has no
-interval.
+lose. That a curve levels off beyond its data is an assumption: learning may go on at the rate per decade at which it
+last went. So beyond the data each replicate is somewhere between its curve and a straight line in log C, as steep as
+the frontier was over its last TREND_DECADES decades (or as the curve itself, if that was less steep).
 """
 
 from __future__ import annotations
@@ -56,11 +52,6 @@ class CurveEnsemble:
         return self.B_p * self.n
 
     @property
-    def C_high(self) -> FloatArray:
-        """The end of each cell's measured range."""
-        return self.samples.C_high
-
-    @property
     def replicates(self) -> int:
         """How many replicates; 0 where the fit has none."""
         return len(self.samples.R0)
@@ -90,11 +81,11 @@ class CurveEnsemble:
         data.
         """
         C_capped = np.minimum(spent, self.samples.C_peak)
-        decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
+        decades_beyond = np.maximum(np.log10(C_capped / self.samples.C_high), 0.0)[..., None, :]
         if not self.replicates or not decades_beyond.any():
             return curve_rewards
         before = 10**-TREND_DECADES
-        own_end, own_before = (self.samples.shapes_at(self.C_high * back) for back in (1.0, before))
+        own_end, own_before = (self.samples.shapes_at(self.samples.C_high * back) for back in (1.0, before))
         all_end = np.full(len(self.curves), self.C_measured_max)
         best_end, best_before = (self.samples.shapes_at(all_end * back).max(1, keepdims=True) for back in (1.0, before))
         slope = np.minimum(own_end - own_before, best_end - best_before) / TREND_DECADES
@@ -125,7 +116,7 @@ class CurveEnsemble:
 
     def is_beyond_data(self, i: int, C: float) -> bool:
         """Whether cell i was not measured as far as C."""
-        return bool(C > self.C_high[i] * (1 + 1e-9))
+        return bool(C > self.samples.C_high[i] * (1 + 1e-9))
 
     def nearest_cell(self, B_p: int, n: int) -> int:
         """The cell nearest in log n, then in log B_p."""
@@ -169,7 +160,7 @@ class CurveEnsemble:
         expected_rewards = np.where(allowed, self.expected_at_cell_budgets(C_spent), -np.inf)
         same_n = self.n == self.n[expected_rewards.argmax()]
         within_epsilon = allowed & same_n & (expected_rewards >= expected_rewards.max() - epsilon)
-        measured = within_epsilon & (C_spent <= self.C_high * MEASURED_TOLERANCE)
+        measured = within_epsilon & (C_spent <= self.samples.C_high * MEASURED_TOLERANCE)
         return int((measured if measured.any() else within_epsilon).argmax())
 
 

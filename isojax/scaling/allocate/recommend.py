@@ -1,9 +1,5 @@
-"""The allocation (B_p, n, M) for a budget of C rollouts, from a fit alone: what to run, what reward to expect, and
-how sure that is.
-
-Mode "paper" follows the paper's law n*(C) (by_law); mode "hierarchical" compares the measured cells' curves
-(by_curves). Both refuse budgets beyond MAX_EXTRAPOLATION times the largest measured C unless asked to
-extrapolate.
+"""The allocation (B_p, n, M) for a budget of C rollouts, from a fit alone: what to run, what reward to expect, and how
+sure that is. Mode "paper" follows its law n*(C) (by_law); mode "hierarchical" compares the cells' curves (by_curves).
 """
 
 from __future__ import annotations

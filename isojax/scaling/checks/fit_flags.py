@@ -16,8 +16,7 @@ from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.frontier.envelope import Frontier
-from isojax.scaling.law.law_forms import MIN_DISTINCT_N
-from isojax.scaling.law.n_star_law import Law, n_star
+from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, Law, law_limits
 from isojax.scaling.result import FitDiagnostics, FitFlag, FitResult, SegmentRow
 from isojax.scaling.validation_metrics import TracksByCell
 
@@ -27,7 +26,6 @@ STALENESS = "staleness_mean"  # among EvalPoint.train: updates between the polic
 MAX_STALENESS_DIFFERENCE = 0.25  # updates
 MIN_REPLICATES = 100  # 5% of fewer are too few to be an interval's end
 MIN_LEAD_Z = 2.0
-MAX_SATURATION_RATIO = 2**0.5  # a law that saturates at more than this times its value where the data end
 
 
 def _info(code: str, text: str) -> FitFlag:
@@ -168,7 +166,8 @@ def frontier_flags(
         yield _warning("few_n", f"{text}: a slope of n*(C) needs {MIN_DISTINCT_N}{hidden}")
     yield from _change_flags(frontier)
     yield from _lead_flags(segments)
-    yield from _law_flags(frontier, law)
+    for limit in law_limits(law, frontier.points[0].C, frontier.points[-1].C):
+        yield _warning(*limit)
     if frontier.points[-1].n == max(measured_n):
         text = f"the frontier ends at the largest n measured ({max(measured_n)}): a larger n might do better"
         yield _warning("largest_n_leads", text)
@@ -199,26 +198,6 @@ def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
     else:
         text = f"these segments lead their neighbours by less than {limit}: {', '.join(weak_segments)}"
     yield _warning("weak_lead", text)
-
-
-def _law_flags(frontier: Frontier, law: Law) -> Iterator[FitFlag]:
-    """A law whose parameters the frontier does not determine, or that reaches beyond it."""
-    C0 = 10**law.log10_C0 if law.log10_C0 is not None else float("nan")
-    values = {"L": law.L, "k": law.k, "C0": C0}
-    at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
-    if at_bounds:
-        text = f"n*(C) has {at_bounds} at its bound; the frontier does not determine it"
-        yield _warning("law_at_bound", text)
-    if law.form != "sigmoid":
-        return
-    C_low, C_high = frontier.points[0].C, frontier.points[-1].C
-    if not C_low <= C0 <= C_high:
-        reach = f"its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}"
-        yield _warning("law_beyond_data", f"the law reaches beyond its data: {reach}")
-    n_saturation, n_at_end = 2 ** (law.b + law.L), float(n_star(law, C_high))
-    if n_saturation > MAX_SATURATION_RATIO * n_at_end:
-        reach = f"it saturates at n = {n_saturation:.3g}, but has come to {n_at_end:.3g} where the data end"
-        yield _warning("law_beyond_data", f"the law reaches beyond its data: {reach}")
 
 
 def add_health(fit: FitResult, health: RunHealth) -> FitResult:

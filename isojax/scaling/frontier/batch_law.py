@@ -1,11 +1,9 @@
 """B_p against n at a fixed batch B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4.2, Figs. 9, 18, 19):
 n*(M), B_p* = B / n*.
 
-The paper fits a sigmoid in M on Easy and finds no monotone law on Hard. Here the law may fall, and whether any monotone
-n*(M) can hold is tested in units of reward: in each replicate the best monotone path through the measured n (either
-way, by dynamic programming) is compared with the best path of all. If in 90% of replicates monotony costs more than
-MONOTONE_COST of reward on average over log M, it is rejected, and the law is the sequence of n that lead. Only budgets
-count that all cells reached: a cell that ended early proves nothing.
+The paper fits a sigmoid in M on Easy and finds no monotone law on Hard. Here the law may fall, and a monotone n*(M) is
+rejected where, in 90% of the replicates, the best one loses more than MONOTONE_COST of reward on average over log M
+against the best n at each M. Only budgets count that all cells reached: a cell that ended early proves nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import numpy as np
 
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.posterior_samples import PosteriorSamples
+from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.frontier.envelope import compute_frontier, spread_indices
 from isojax.scaling.frontier.fit_summary import crossover_rows, frontier_rows, most_common_n_law
 from isojax.scaling.law.n_star_law import choose_law, fit_law
@@ -28,26 +27,17 @@ MONOTONE_COST = 0.001
 REJECTION_CONFIDENCE = 0.9
 
 
-def fit_fixed_batches(
-    curves: Sequence[FittedCurve], draws: PosteriorSamples | None, no_effect: bool | None
-) -> tuple[FixedBatchFit, ...]:
-    """One entry for each batch B with at least two cells, by rising B.
-
-    Args:
-        draws: replicates of the curves; None: no intervals.
-        no_effect: whether n makes no difference; None in mode "paper", which cannot say and fits its sigmoid.
-    """
+def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
+    """One entry for each batch B with at least two cells, by rising B."""
     curves_by_B: dict[int, list[FittedCurve]] = {}
-    for c in curves:
+    for c in estimate.curves:
         curves_by_B.setdefault(c.B_p * c.n, []).append(c)
-    return tuple(_fit_batch(B, group, draws, no_effect) for B, group in sorted(curves_by_B.items()) if len(group) > 1)
+    return tuple(_fit_batch(B, group, estimate) for B, group in sorted(curves_by_B.items()) if len(group) > 1)
 
 
-def _fit_batch(
-    B: int, curves: Sequence[FittedCurve], draws: PosteriorSamples | None, no_effect: bool | None
-) -> FixedBatchFit:
-    frontier = compute_frontier(curves)
-    cell_draws = None if draws is None else draws.for_cells([c.key for c in curves])
+def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -> FixedBatchFit:
+    frontier, no_effect = compute_frontier(curves), estimate.no_effect
+    cell_draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
     points = [frontier.points[i] for i in spread_indices(len(frontier.points), 4 * MAX_LAW_POINTS)]
     rows = tuple(
         FixedBatchRow(M=row.C / B, **row.model_dump(exclude={"n_probability"}))

@@ -1,10 +1,9 @@
-"""The compute-optimal frontier: the upper envelope of the fitted curves (IsoCompute Playbook, arXiv:2603.12151, section
-4.1, Fig. 6).
+"""The compute-optimal frontier: the upper envelope of the fitted curves, each inside its measured range (IsoCompute
+Playbook, arXiv:2603.12151, section 4.1, Fig. 6).
 
-Each curve counts only inside its measured range, on a grid of C even in log C. Two curves that nearly touch swap places
-over a hair's breadth; a stretch shorter than `min_decades` is given to the neighbouring stretch whose own curve loses
-the least reward there, shortest stretch first, if that curve was measured to within `min_decades` of all of it (cells
-end at slightly different C, since B_p n differs); otherwise it stays. The frontier's reward there is that neighbour's.
+Two curves that nearly touch swap places over a hair's breadth. A stretch shorter than `min_decades`, shortest first, is
+given to the neighbouring stretch whose own curve loses the least reward there, if that curve was measured to within
+`min_decades` of all of it (cells end at slightly different C, since B_p n differs).
 """
 
 from __future__ import annotations

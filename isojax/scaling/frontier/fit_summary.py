@@ -1,15 +1,16 @@
-"""The frontier of some cells with its crossovers, segments and law n*(C), and their intervals if there are replicates.
+"""The frontier of all cells, or of the cells of one B_p, with its crossovers, segments and law n*(C).
 
-All cells together have such a frontier, and so have the cells of each B_p. Where the mode can say whether n makes a
-difference, the form of the law is chosen among law_forms.FORMS, for the replicates' mean log2 n* at MAX_LAW_POINTS
-budgets, weighted by their variance and by that of a grid of n that steps by factors (a uniform error of one step).
-Mode "paper" cannot say, and fits its sigmoid through a running average.
+A segment is where one n holds the frontier, with whichever B_p. All cells are evaluated at the same targets of C, on
+the same validation problems, so the winner's lead over the cells before and after it is a paired difference: at that
+target within the segment at which the smallest z over them is largest, which favours the winner.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -22,8 +23,7 @@ from isojax.scaling.curves.posterior_samples import (
     log2_best_n,
 )
 from isojax.scaling.estimate import SweepEstimate
-from isojax.scaling.frontier.envelope import Frontier, compute_frontier, spread_indices
-from isojax.scaling.frontier.frontier_evidence import segment_evidence
+from isojax.scaling.frontier.envelope import Frontier, FrontierStretch, compute_frontier, spread_indices
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.n_star_law import Law, choose_law, fit_law
 from isojax.scaling.result import (
@@ -31,11 +31,19 @@ from isojax.scaling.result import (
     FitFlag,
     FrontierFit,
     FrontierRow,
+    NeighbourCell,
     NStarBandRow,
     NStarFit,
     NStarIntervals,
+    SegmentRow,
 )
-from isojax.scaling.validation_metrics import FloatArray, TracksByCell
+from isojax.scaling.validation_metrics import (
+    FloatArray,
+    PairedDifference,
+    TracksByCell,
+    evaluations_by_target,
+    paired_lead,
+)
 
 MAX_LAW_POINTS = 24
 BAND_POINTS = 40
@@ -52,7 +60,8 @@ def fit_frontier(
     measured_n = {n for _, n in cells}
     draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
     crossovers = crossover_rows(frontier, draws, uncrossed_too=estimate.no_effect is None)
-    n_star = _fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), _count_targets(cells))
+    targets = {p.target for seeds in cells.values() for t in seeds for p in t.run.points if p.rollouts > 0}
+    n_star = _fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), len(targets))
     flags = list(frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect))
     frontier_fit = FrontierFit(
         B_p=B_p,
@@ -62,11 +71,6 @@ def fit_frontier(
         n_star=n_star,
     )
     return frontier_fit, flags
-
-
-def _count_targets(cells: TracksByCell) -> int:
-    """Different values of C at which cells were evaluated (targets of the shared grid)."""
-    return len({p.target for seeds in cells.values() for t in seeds for p in t.run.points if p.rollouts > 0})
 
 
 def frontier_rows(points: Sequence[FrontierRow], draws: PosteriorSamples | None) -> tuple[FrontierRow, ...]:
@@ -101,6 +105,10 @@ def most_common_n_law(n: ArrayLike) -> Law:
 def _fit_n_star(
     frontier: Frontier, draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int, target_count: int
 ) -> NStarFit:
+    """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, worth as many observations as there were
+    targets. Its form is chosen by weights of their variance and that of the grid of n (a uniform error of one step); a
+    mode that cannot say whether n matters has the paper's sigmoid.
+    """
     C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
     if no_effect is None:
         return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
@@ -113,16 +121,16 @@ def _fit_n_star(
     if draws is not None:
         log2_n_replicates = log2_best_n(draws, C[law_indices])
         log2_n = log2_n_replicates.mean(0)
-        variance = log2_n_replicates.var(0) + _grid_step(n) ** 2 / 12
-        intervals = _n_star_intervals(log2_n_replicates)
+        steps = np.diff(np.log2(np.unique(n)))
+        variance = log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
+        # The law's own parameters trade off against one another: an interval for each would say less.
+        intervals = NStarIntervals(
+            n_at_low_C=_n_interval(log2_n_replicates[:, 0]),
+            n_at_middle_C=_n_interval(log2_n_replicates[:, len(law_indices) // 2]),
+            n_at_high_C=_n_interval(log2_n_replicates[:, -1]),
+        )
     choice = choose_law(C[law_indices], log2_n, n_largest, variance, observations)
     return NStarFit(law=choice.law, no_effect=False, aicc=choice.aicc, band=band, intervals=intervals)
-
-
-def _grid_step(n: FloatArray) -> float:
-    """The typical step of the frontier's n, in log2."""
-    values = np.unique(n)
-    return float(np.median(np.diff(np.log2(values)))) if len(values) > 1 else 1.0
 
 
 def _n_interval(log2_n: FloatArray) -> tuple[float, float]:
@@ -137,12 +145,57 @@ def _n_star_band(draws: PosteriorSamples, C: FloatArray) -> tuple[NStarBandRow, 
     return tuple(NStarBandRow(C=at, low=low, high=high) for at, (low, high) in zip(C.tolist(), intervals, strict=True))
 
 
-def _n_star_intervals(log2_n_replicates: FloatArray) -> NStarIntervals:
-    """90% intervals of the best n at the ends and the middle of the measured range. The law's own parameters trade off
-    against one another: an interval for each would say less."""
-    middle = log2_n_replicates.shape[1] // 2
-    return NStarIntervals(
-        n_at_low_C=_n_interval(log2_n_replicates[:, 0]),
-        n_at_middle_C=_n_interval(log2_n_replicates[:, middle]),
-        n_at_high_C=_n_interval(log2_n_replicates[:, -1]),
-    )
+def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tuple[SegmentRow, ...]:
+    """The evidence for each n of a frontier: consecutive stretches of one n are one segment, whatever their B_p.
+
+    metric: the fitted one; leads need one that follows from right answers (`parse_metric`), and those to be recorded.
+    """
+    stretches_by_n = [list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)]
+    crossings = {c.C for c in frontier.crossovers if c.crossing}
+    segments = []
+    for i, stretches in enumerate(stretches_by_n):
+        before = [group[-1] for group in stretches_by_n[max(i - 1, 0) : i]]
+        after = [group[0] for group in stretches_by_n[i + 1 : i + 2]]
+        neighbours = list(dict.fromkeys((s.n, s.B_p) for s in (*before, *after)))
+        C_low, C_high = stretches[0].C_low, stretches[-1].C_high
+        longest_stretch = max(stretches, key=lambda s: s.C_high / s.C_low)
+        segment = SegmentRow(
+            n=longest_stretch.n,
+            B_p=longest_stretch.B_p,
+            C_low=C_low,
+            C_high=C_high,
+            decades=math.log10(C_high / C_low),
+            neighbours=tuple(NeighbourCell(n=n, B_p=B_p) for n, B_p in neighbours),
+            censored_low=C_low not in crossings,
+            censored_high=C_high not in crossings,
+            **_best_lead(stretches, neighbours, cells, metric),
+        )
+        segments.append(segment)
+    return tuple(segments)
+
+
+def _best_lead(
+    stretches: Sequence[FrontierStretch], neighbours: Sequence[tuple[int, int]], cells: TracksByCell, metric: str
+) -> dict[str, Any]:
+    """The lead of one n, which holds the stretches, over the neighbouring cells (n, B_p): fields of SegmentRow."""
+    rival_evaluations = [evaluations_by_target(cells[B_p, n]) for n, B_p in neighbours]
+    best: tuple[PairedDifference, float] | None = None
+    has_common_target = False
+    for stretch in stretches:
+        for target, (points, C) in evaluations_by_target(cells[stretch.B_p, stretch.n]).items():
+            inside = stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9)
+            if not rival_evaluations or not inside or any(target not in r for r in rival_evaluations):
+                continue
+            has_common_target = True
+            differences = [paired_lead(points, r[target][0], metric) for r in rival_evaluations]
+            paired_differences = [d for d in differences if d is not None]
+            if len(paired_differences) < len(differences):
+                continue
+            closest = min(paired_differences, key=lambda d: d.z)
+            if best is None or closest.z > best[0].z:
+                best = closest, C
+    if best is None:
+        return {"measured_for_neighbours": has_common_target}
+    lead, C = best
+    z = lead.z if math.isfinite(lead.z) else None
+    return {"measured_for_neighbours": True, "lead": lead.mean, "se": lead.se, "z": z, "at_C": C}

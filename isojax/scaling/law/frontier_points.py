@@ -1,16 +1,13 @@
 """The law n*(C) from frontier points alone: a table with columns n and rollouts, such as the points of a published
-figure.
-
-In mode "hierarchical" every point counts once, without a running average: the points of a figure have often been
-averaged already, and a second average would only blur them. The form is chosen by AICc, and 90% intervals come from a
-bootstrap over points with the form held fixed. Mode "paper" is the published procedure, a running average and a
-sigmoid, without intervals. Two values of n determine no slope, so no law is fitted to them.
+figure. Every point counts once, without a running average, because published points have often been averaged already;
+90% intervals come from a bootstrap over points with the form held fixed. Mode "paper" is the published procedure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +15,31 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
-from isojax.core.tabular import check_unique_rows, filter_rows, float_column
+from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, parse_number
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
-from isojax.scaling.law.law_forms import FORMS, MIN_DISTINCT_N, Law, LawPoints
-from isojax.scaling.law.n_star_law import choose_law, fit_law, log2_n_star, n_star
-from isojax.scaling.law.point_flags import law_flags, mixture_flags, setting_columns, two_values_flag
+from isojax.scaling.law.n_star_law import (
+    FORMS,
+    MIN_DISTINCT_N,
+    Law,
+    LawChoice,
+    LawPoints,
+    choose_law,
+    fit_law,
+    law_limits,
+    log2_n_star,
+    n_star,
+)
 from isojax.scaling.validation_metrics import FloatArray
 
 N_COLUMN, ROLLOUTS_COLUMN = "n", "rollouts"
 MODES = ("hierarchical", "paper")
 BAND_POINTS = 60
+# With fewer distinct n per parameter, single values of n determine the parameters.
+MIN_DISTINCT_N_PER_PARAMETER = 2
+# The points do not distinguish the law's form from another one with at least this Akaike weight.
+RIVAL_WEIGHT = 0.1
+MAX_SETTING_VALUES = 20  # a text column with more distinct values labels each row and is no setting
+SETTING_COLUMNS = ("B_p", "B", "seed")  # settings whose values are numbers
 _LAW_FIELDS = ("form", "L", "k", "log10_C0", "b")
 
 
@@ -52,7 +64,7 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
     table = filter_rows(read_table(path), filters)
     n, C = float_column(table, N_COLUMN, minimum=1), float_column(table, ROLLOUTS_COLUMN, exclusive_minimum=0)
-    settings = setting_columns(table, (N_COLUMN, ROLLOUTS_COLUMN))
+    settings = _setting_columns(table, (N_COLUMN, ROLLOUTS_COLUMN))
     check_unique_rows(table, (N_COLUMN, ROLLOUTS_COLUMN, *settings))
     order = np.lexsort((n, C))
     n, C = n[order], C[order]
@@ -68,11 +80,13 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
         "C_high": float(C[-1]),
     }
     if 1 < len(distinct_n) < MIN_DISTINCT_N:
+        ranges = [f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in distinct_n]
+        text = f"no law: {' and '.join(ranges)} are two values of n, and a slope needs {MIN_DISTINCT_N} at least"
         absent = dict.fromkeys(("n_star", "weights", "rmse", "intervals"))
-        document |= {**absent, "leave_one_out": [], "flags": [two_values_flag(C, n)]}
+        document |= {**absent, "leave_one_out": [], "flags": [text]}
     else:
         document |= _fit_points(C, n, mode)
-    document["flags"] = mixture_flags(table, settings, filters) + document["flags"]
+    document["flags"] = _mixture_flags(table, settings, filters) + document["flags"]
     return document
 
 
@@ -90,7 +104,7 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
         "rmse": float(np.sqrt(np.mean((log2_n_star(law, C) - log2_n) ** 2))),
         "intervals": None,
         "leave_one_out": leave_one_out,
-        "flags": law_flags(C, n, law, choice, ranges),
+        "flags": _law_flags(C, n, law, choice, ranges),
     }
     if choice is not None:
         method = f"case bootstrap: points drawn with replacement, form {law.form} held fixed"
@@ -147,3 +161,105 @@ def _leave_one_out(law: Law, C: FloatArray, log2_n: FloatArray) -> list[dict[str
         fitted = _refit(law, C[is_kept], log2_n[is_kept], float(log2_n.max()) + 1)
         rows.append({"n": float(2**log2_n_left_out), "points": int((~is_kept).sum()), **_law_parameters(fitted)})
     return rows
+
+
+def _setting_columns(table: DataTable, point_columns: Collection[str]) -> list[str]:
+    """The columns that describe a point's setting: text, and the numbers of SETTING_COLUMNS."""
+
+    def is_text(name: str) -> bool:
+        values = [row.values.get(name) for row in table.rows]
+        return all(isinstance(v, str) and parse_number(v) is None for v in values if not is_blank(v))
+
+    return [c for c in table.columns if c not in point_columns and (c in SETTING_COLUMNS or is_text(c))]
+
+
+def _mixture_flags(table: DataTable, settings: Sequence[str], filters: Sequence[str]) -> list[str]:
+    """Several values of one setting in one law."""
+    flags = []
+    filtered_columns = {text.partition("=")[0].strip() for text in filters}
+    for name in (s for s in settings if s not in filtered_columns):
+        values = [str(row.values.get(name)) for row in table.rows if not is_blank(row.values.get(name))]
+        distinct_values = list(dict.fromkeys(values))
+        if 1 < len(distinct_values) <= min(MAX_SETTING_VALUES, len(values) // 2):
+            flags.append(
+                f"the points mix {name} = {', '.join(distinct_values)} in one law; "
+                f"--where {name}={distinct_values[0]} takes one of them"
+            )
+    return flags
+
+
+def _law_flags(
+    C: FloatArray,
+    n: FloatArray,
+    law: Law,
+    choice: LawChoice | None,
+    parameter_ranges: Mapping[str, tuple[float, float]],
+) -> list[str]:
+    """The flags of a law fitted to points sorted by C.
+
+    Args:
+        choice: None in mode "paper".
+        parameter_ranges: parameter -> its smallest and largest value when one n is left out.
+    """
+    distinct_n = np.unique(n)
+    if len(distinct_n) == 1:
+        return [
+            f"all {len(n)} points have n = {distinct_n[0]:g}: n*(C) is taken as constant, because no other n was "
+            "compared with it"
+        ]
+    flags = _support_flags(distinct_n, law, parameter_ranges)
+    if law.form == "constant":
+        flags.append(
+            f"no form is better supported than a constant, n = {2**law.b:.3g}: the points do not show n to change with "
+            "C"
+        )
+    if choice is not None:
+        flags += _choice_flags(choice, len(distinct_n), len(np.unique(C)))
+    flags += [*_fall_flags(C, n), *(text for _, text in law_limits(law, C[0], C[-1]))]
+    if n[-1] == n.max():
+        flags.append(
+            f"the points end at their largest n ({n.max():g}): n*(C) levels off there only if larger n were tried too"
+        )
+    if choice is not None and len(n) > len(distinct_n):
+        flags.append(
+            "AICc and the intervals treat the points as independent; points of one n come from the same runs, so both "
+            "may be too confident"
+        )
+    return flags
+
+
+def _support_flags(distinct_n: FloatArray, law: Law, parameter_ranges: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Few distinct n, and how far the parameters depend on each."""
+    parameter_count = FORMS[law.form].parameter_count
+    if parameter_count == 1 or len(distinct_n) >= MIN_DISTINCT_N_PER_PARAMETER * parameter_count:
+        return []
+    listed = ", ".join(f"{v:g}" for v in distinct_n)
+    text = f"only {len(distinct_n)} distinct n ({listed}) determine the {parameter_count} parameters of n*(C)"
+    ranges = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in parameter_ranges.items())
+    return [f"{text}; with one of them left out: {ranges}" if ranges else text]
+
+
+def _choice_flags(choice: LawChoice, distinct_n: int, distinct_C: int) -> list[str]:
+    """Forms that the points hardly distinguish from the chosen one, or are too few for."""
+    form = choice.law.form
+    flags = [
+        f"the points hardly distinguish {form} from {name} (Akaike weights {choice.weights[form]:.2f} and {weight:.2f})"
+        for name, weight in choice.weights.items()
+        if name != form and weight >= RIVAL_WEIGHT
+    ]
+    unsupported_forms = [name for name, score in choice.aicc.items() if score is None]
+    if unsupported_forms:
+        counts = f"{distinct_n} distinct n, {distinct_C} distinct C"
+        flags.append(f"the points are too few for {' and '.join(unsupported_forms)}: {counts}")
+    return flags
+
+
+def _fall_flags(C: FloatArray, n: FloatArray) -> list[str]:
+    """Where n falls, which a rising law cannot describe."""
+    falling_pairs = [(a, b) for a, b in pairwise(range(len(n))) if n[b] < n[a]]
+    if not falling_pairs:
+        return []
+    a, b = max(falling_pairs, key=lambda ab: n[ab[0]] / n[ab[1]])
+    times = "once" if len(falling_pairs) == 1 else f"{len(falling_pairs)} times, most"
+    fall = f"from {n[a]:g} at C = {C[a]:.4g} to {n[b]:g} at C = {C[b]:.4g}"
+    return [f"n falls as C rises {times} {fall}: a rising law averages over that"]

@@ -1,10 +1,8 @@
-"""Whether n makes a difference at all. ScaleRL found that at a fixed batch 8 to 32 generations per prompt changed
-little, and a fit must be able to say so.
+"""Whether n makes a difference at all (ScaleRL: at a fixed batch 8 to 32 generations per prompt changed little).
 
-Three models of the curves are compared by AIC, with noise and run-to-run effect held fixed: one curve for each B_p,
-whatever n; curves that change linearly with log2 n; a free curve for each cell. n matters if one of the last two beats
-the first by MIN_AIC_GAIN, "considerably less support" for the first in the words of Burnham and Anderson (Model
-Selection and Multimodel Inference, 2nd ed., section 2.6).
+Three models of the curves are compared by AIC, with noise and run-to-run effect held fixed: one curve for each B_p;
+curves that change linearly with log2 n; a free curve for each cell. n matters if one of the last two beats the first by
+MIN_AIC_GAIN, "considerably less support" for it (Burnham and Anderson, Model Selection, section 2.6).
 """
 
 from __future__ import annotations

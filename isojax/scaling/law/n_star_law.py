@@ -1,27 +1,134 @@
-"""n*(C), the compute-optimal rollouts per problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7).
+"""n*(C), the compute-optimal rollouts per problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7), of one
+of these forms, with x = log10 C:
+
+    constant   log2 n*(C) = b
+    linear     log2 n*(C) = b + k (x - x0),   x0 the centre of the points
+    sigmoid    log2 n*(C) = b + L / (1 + exp(-k (x - x0)))     (the paper's)
 
 `fit_law` is the paper's: a sigmoid through a running average of the frontier's log2 n over log10 C. The paper does not
 publish the average's window; here it is AVERAGING_WINDOW decades, centred, and cut off at the ends. `choose_law` is
-that of mode "hierarchical": no average, weighted points, and the form (law_forms.py) chosen by AICc (Hurvich and Tsai
-1989; where variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both depart from the paper in that the
-law saturates at most at twice the largest n measured. At a fixed batch B the same forms describe n*(M) over log10 M.
+that of mode "hierarchical": no average, weighted points, and the form chosen by AICc (Hurvich and Tsai 1989; where
+variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both depart from the paper in that the law saturates
+at most at twice the largest n measured. At a fixed batch B the same forms describe n*(M) over log10 M. A fork adds a
+form by adding an entry to FORMS.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import expit
 
-from isojax.scaling.law.law_forms import FORMS, Law, LawForm, LawPoints, fit_rising_sigmoid, weighted_mean_square
+from isojax.scaling.curves import varpro
+from isojax.scaling.curves.hill import LN10
 from isojax.scaling.validation_metrics import FloatArray, as_float64
 
+MIN_DISTINCT_N = 3  # values of n that a law with a slope needs: two show only where one n overtakes the other
+
+K_BOUNDS = (0.05, 50.0)
+C0_MARGIN_DECADES = 1.0  # C0 may be this many decades outside the frontier
+L_MARGIN = 1e-3  # of its range: a smaller L is at its bound
+MAX_SATURATION_RATIO = 2**0.5  # a law that saturates at more than this times its value where the data end is a guess
 AVERAGING_WINDOW = 0.25
 # Residuals of log2 n below this are rounding: all forms that reach it count as equally exact.
 EXACT_RESIDUAL = 1e-6
+
+
+@dataclass(frozen=True)
+class Law:
+    """n*(C), or n*(M) at a fixed batch; L, k and log10_C0 are 0, 0 and None where the form does not have them."""
+
+    form: str  # a key of FORMS
+    L: float
+    k: float
+    log10_C0: float | None  # the x0 of the equation
+    b: float  # log2 n*, of the constant, of the line's middle, or of the sigmoid's lower level
+    at_bounds: tuple[str, ...] = ()  # parameters that the data do not determine
+
+
+@dataclass(frozen=True)
+class LawPoints:
+    """What a form is fitted to."""
+
+    x: FloatArray  # [points], log10 C, at least 2 distinct
+    y: FloatArray  # [points], log2 n
+    w: FloatArray  # [points] > 0, weights of mean 1
+    cap: float  # the largest log2 n at which a law may saturate
+
+
+@dataclass(frozen=True)
+class LawForm:
+    """A form of n*(C); it needs as many distinct n as it has parameters, and more distinct C."""
+
+    parameter_count: int
+    log2_n_star: Callable[[Law, FloatArray], FloatArray]  # (law, log10 C) -> log2 n*
+    fit: Callable[[LawPoints, bool], Law]  # (points, whether the law may fall) -> the law of least weighted squares
+
+
+def _log10_C0(law: Law) -> float:
+    assert law.log10_C0 is not None, f"a {law.form} law has a middle"
+    return law.log10_C0
+
+
+def _fit_constant(points: LawPoints, falling: bool) -> Law:
+    del falling
+    return Law("constant", 0.0, 0.0, None, float(np.average(points.y, weights=points.w)))
+
+
+def _fit_linear(points: LawPoints, falling: bool) -> Law:
+    x0, b = np.average(points.x, weights=points.w), float(np.average(points.y, weights=points.w))
+    dx = points.x - x0
+    k = float((points.w * dx * (points.y - b)).sum() / (points.w * dx * dx).sum())
+    return Law("linear", 0.0, k if falling else max(k, 0.0), float(x0), b)
+
+
+def _fit_sigmoid(points: LawPoints, falling: bool) -> Law:
+    rising_law = fit_rising_sigmoid(points)
+    if not falling:
+        return rising_law
+    mirrored_law = fit_rising_sigmoid(replace(points, x=-points.x))
+    falling_law = replace(
+        mirrored_law, L=-mirrored_law.L, b=mirrored_law.b + mirrored_law.L, log10_C0=-_log10_C0(mirrored_law)
+    )
+    return min((rising_law, falling_law), key=lambda law: weighted_mean_square(law, points))
+
+
+def weighted_mean_square(law: Law, points: LawPoints) -> float:
+    """The weighted mean of the squared residuals, in log2 n."""
+    return float(np.mean(points.w * (FORMS[law.form].log2_n_star(law, points.x) - points.y) ** 2))
+
+
+def fit_rising_sigmoid(points: LawPoints) -> Law:
+    """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds.
+
+    The law is a Hill curve in 10^x: b is its R0, L its gain, k / ln 10 its exponent and x0 its log10 C_mid.
+    """
+    k_lower, k_upper = K_BOUNDS
+    space = varpro.SearchSpace(
+        log10_C=points.x,
+        weight=points.w,
+        phi_lower=np.array([np.log(k_lower / LN10), points.x.min() - C0_MARGIN_DECADES]),
+        phi_upper=np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES]),
+        reward_range=(0.0, points.cap),
+    )
+    best = varpro.fit_least_squares(space, points.y)
+    b, L, k = float(best.R0[0]), float(best.G[0]), LN10 * float(best.exponent[0])
+    law_names = {"A": "L", "exponent": "k", "C_mid": "C0"}
+    at_bounds = [law_names[name] for name in varpro.parameters_at_bounds(best, space)]
+    if L < L_MARGIN * (points.cap - b) and "L" not in at_bounds:
+        at_bounds.append("L")  # no rise at all
+    return Law("sigmoid", L, k, float(best.phi[0, 1]), b, tuple(sorted(at_bounds, reverse=True)))
+
+
+FORMS: dict[str, LawForm] = {
+    "constant": LawForm(1, lambda law, x: np.full_like(x, law.b), _fit_constant),
+    "linear": LawForm(2, lambda law, x: law.b + law.k * (x - _log10_C0(law)), _fit_linear),
+    "sigmoid": LawForm(4, lambda law, x: law.b + law.L * expit(law.k * (x - _log10_C0(law))), _fit_sigmoid),
+}
 
 
 @dataclass(frozen=True)
@@ -137,3 +244,21 @@ def _aicc_scores(
             misfit = observation_count * mean_square_residual / max(variance, richest_variance)
         scores[name] = misfit + 2 * unknown_count + 2 * unknown_count * (unknown_count + 1) / spare_count
     return scores
+
+
+def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str]]:
+    """What the data, from C_low to C_high, do not say of the law: a flag's code and its sentence."""
+    C0 = float("nan") if law.log10_C0 is None else 10**law.log10_C0
+    values = {"L": law.L, "k": law.k, "C0": C0}
+    at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
+    if at_bounds:
+        yield "law_at_bound", f"n*(C) has {at_bounds} at its bound; the data do not determine it"
+    if law.form != "sigmoid":
+        return
+    beyond = "the law reaches beyond its data"
+    if not C_low <= C0 <= C_high:
+        yield "law_beyond_data", f"{beyond}: its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}"
+    n_saturation, n_at_end = 2 ** (law.b + law.L), float(n_star(law, C_high))
+    if n_saturation > MAX_SATURATION_RATIO * n_at_end:
+        text = f"it saturates at n = {n_saturation:.3g}, but has come to {n_at_end:.3g} where the data end"
+        yield "law_beyond_data", f"{beyond}: {text}"
