@@ -40,12 +40,8 @@ class RemoteFolder:
 
     def find(self) -> set[str]:
         """The names of all objects; of a file, an empty name. Raises InputError."""
-
-        def list_paths() -> list[str]:
-            self._fs.invalidate_cache()
-            return self._fs.find(self._root)
-
-        paths = self.call_with_timeout(list_paths)
+        self._fs.invalidate_cache()
+        paths: list[str] = self.call_with_timeout(lambda: self._fs.find(self._root))
         return {name.removeprefix(self._root).removeprefix("/") for name in paths if not name.endswith("/")}
 
     def get(self, pairs: Sequence[tuple[str, Path]]) -> None:

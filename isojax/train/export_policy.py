@@ -6,7 +6,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from isojax.core import registry
-from isojax.core.config import ModelConfig, read_saved_config
+from isojax.core.config import read_saved_config
 from isojax.core.errors import InputError
 from isojax.models.hf import hf_export, hf_load
 from isojax.train.checkpoint import restore_params
@@ -16,7 +16,14 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
     """Writes the newest checkpoint of a cell's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
     config.json and tokenizer come from the checkpoint that the run began with, or from `base_folder` if that has
     moved."""
-    model = read_model_config(cell_folder)
+    config_path = cell_folder.absolute().parent.parent / "config.yaml"
+    if not cell_folder.is_dir() or not config_path.is_file():
+        cells = ", ".join(map(str, sorted(cell_folder.glob("cells/*"))))
+        expected = "a cell's folder, such as runs/NAME/cells/16x8-s0, with config.yaml in runs/NAME"
+        if cells:
+            expected = f"one of this sweep's cells: {cells}"
+        raise InputError(f"{cell_folder} is no cell's folder; expected {expected}.")
+    model = read_saved_config(config_path).cell.model
     hf_export.architecture_of(model)
     if base_folder is not None:
         model = model.model_copy(update={"path": str(base_folder)})
@@ -41,19 +48,3 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
     params, M = restored
     hf_export.save(params, model, Path(model.path), out_folder, dtype)
     return M
-
-
-def read_model_config(cell_folder: Path) -> ModelConfig:
-    """`cell.model` of the sweep that a cell's folder belongs to; InputError if it is no cell's folder."""
-    config_path = cell_folder.absolute().parent.parent / "config.yaml"
-    if cell_folder.is_dir() and (cell_folder / "config.yaml").is_file():
-        cells = sorted(path.name for path in cell_folder.glob("cells/*"))
-        raise InputError(
-            f"{cell_folder} is a sweep; expected one of its cells: "
-            f"{', '.join(f'{cell_folder}/cells/{name}' for name in cells) or 'none yet'}."
-        )
-    if not cell_folder.is_dir() or not config_path.is_file():
-        raise InputError(
-            f"{cell_folder}: expected a cell's folder, such as runs/NAME/cells/16x8-s0, with config.yaml in runs/NAME."
-        )
-    return read_saved_config(config_path).cell.model

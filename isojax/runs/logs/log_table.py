@@ -35,9 +35,7 @@ class LogTable:
 
 
 def check_log_file(path: Path) -> None:
-    """InputError where a log is no file, or an empty one."""
-    if not path.exists():
-        raise InputError(f"no such log: {path}. Expected a file that exists; check its name.")
+    """InputError where a log is a folder, or an empty file."""
     if path.is_dir():
         raise InputError(f"{path} is a folder, expected a file; name the log in it.")
     if path.stat().st_size == 0:
