@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )  # nobody reads which line an operation of a program comes from
     os.environ.setdefault(
         "GLIBC_TUNABLES", ""
-    )  # a command called in a test's own process must not start that anew (core/memory_pages.py)
+    )  # a command called in a test's own process must not start that anew (core/machine.py)
     given = os.environ.get("XLA_FLAGS", "")
     wanted = flags({} if "xla_backend_optimization_level" in given else QUICK).split()
     os.environ["XLA_FLAGS"] = " ".join(

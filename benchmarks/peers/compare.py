@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from isojax.core import memory_pages
+from isojax.core import machine
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = HERE.parents[1] / ".venv-peers"
@@ -137,10 +137,8 @@ def run(words: list[str]) -> Iterator[dict[str, Any]]:
         "TPU_SKIP_MDS_QUERY": "1",
     }
     environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    if words[0] == sys.executable and memory_pages.huge_pages_available():
-        environment.setdefault(
-            memory_pages.TUNABLES_VARIABLE, memory_pages.TUNABLES_VALUE
-        )  # as isojax's own commands do
+    if words[0] == sys.executable and machine.huge_pages_available():
+        environment.setdefault(machine.TUNABLES_VARIABLE, machine.TUNABLES_VALUE)  # as isojax's own commands do
     child = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     for line in child.stdout.splitlines():
         if line.startswith('{"'):  # libraries print too

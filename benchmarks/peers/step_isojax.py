@@ -30,7 +30,7 @@ def main() -> None:
     import numpy as np
     from isojax_setup import Setup
 
-    from isojax.core.memory_pages import release_freed_memory
+    from isojax.core.machine import release_freed_memory
     from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
     from isojax.rl.metric import values
     from isojax.rl.optimizer import build_init_state

@@ -14,7 +14,7 @@ import typer
 from isojax import __version__
 from isojax.cli.options import new_app
 from isojax.core.errors import InputError, RunFailed
-from isojax.core.memory_pages import use_huge_pages
+from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
 from isojax.runs.workspace import display_path, localize
 

@@ -71,30 +71,19 @@ class Problem:
 
 @dataclass(frozen=True)
 class EvalPoint:
-    """One evaluation during a run.
+    """One evaluation during a run."""
 
-    Attributes:
-        target: the value of the shared grid of C that this evaluation answers (0 for the base policy).
-        M: updates done.
-        rollouts: C, the rollouts sampled for training so far (at least `target`).
-        tokens: response tokens sampled for training so far.
-        metrics: validation metrics, for example {"avg@4": 0.41, "hard/avg@4": 0.12}, with the name of an extra set
-            before the slash.
-        counts: correct rollouts of each validation problem, in the order of the problem set.
-        samples: rollouts per validation problem (the k of avg@k).
-        train: means over the updates since the last point (reward, entropy, kl, grad_norm, ...), and the sums of the
-            verifier's failures (verifier_failures, and verifier_timeout, verifier_crash, ... where there were any).
-        extra: for each extra set, by its name, the correct rollouts of each of its problems, of `samples` too.
-    """
-
-    target: int
-    M: int
-    rollouts: int
-    tokens: int
-    metrics: Mapping[str, float]
-    counts: tuple[int, ...] = ()
-    samples: int = 0
+    target: int  # the value of the shared grid of C that this evaluation answers (0 for the base policy)
+    M: int  # updates done
+    rollouts: int  # C, the rollouts sampled for training so far (at least `target`)
+    tokens: int  # response tokens sampled for training so far
+    metrics: Mapping[str, float]  # of validation, such as {"avg@4": 0.41, "hard/avg@4": 0.12}; `hard`: an extra set
+    counts: tuple[int, ...] = ()  # correct rollouts of each validation problem, in the order of the problem set
+    samples: int = 0  # rollouts per validation problem (the k of avg@k)
+    # Means over the updates since the last point (reward, entropy, kl, grad_norm, ...), and the sums of the verifier's
+    # failures (verifier_failures, and verifier_timeout, verifier_crash, ... where there were any).
     train: Mapping[str, float] = field(default_factory=dict)
+    # For each extra set, by its name, the correct rollouts of each of its problems, of `samples` too.
     extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import to_hex, to_rgb
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
@@ -48,12 +48,6 @@ def escape_label(text: str, max_length: int = 48) -> str:
 def view_title(B_p: int | None) -> str:
     """The title of a frontier's panel; None: the joint frontier."""
     return "joint: best over $B_p$ and $n$" if B_p is None else f"$B_p$ = {B_p}"
-
-
-def darken(colour: str) -> str:
-    """The colour mixed with ink, for text."""
-    red, green, blue = (0.6 * a + 0.4 * b for a, b in zip(to_rgb(colour), to_rgb(INK), strict=True))
-    return to_hex((red, green, blue))
 
 
 def new_figure(width: float, height: float) -> Figure:

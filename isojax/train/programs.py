@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from isojax.core import registry
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
-from isojax.core.memory_pages import release_freed_memory
+from isojax.core.machine import release_freed_memory
 from isojax.core.nouns import Problem
 from isojax.distributed.program import shape_on, shapes_with_shardings
 from isojax.distributed.sharding import replicated, shard_count

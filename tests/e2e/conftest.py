@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from isojax.core import memory_pages
+from isojax.core import machine
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -205,7 +205,7 @@ class Isojax:
         program = ["-m"] if words[0].startswith("isojax.") else ["-c", SCRIPT]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, *program, *words]
-        free = {name: value for name, value in settings().items() if name != memory_pages.TUNABLES_VARIABLE}
+        free = {name: value for name, value in settings().items() if name != machine.TUNABLES_VARIABLE}
         return subprocess.Popen(command, cwd=self.folder, env=free | environment, text=True, **pipes)
 
     def fork(self, *words: str, report: bool = True, **environment: str | bool | int) -> Fork:

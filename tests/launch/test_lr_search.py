@@ -12,7 +12,7 @@ import pytest
 
 from isojax.cli import app
 from isojax.cli.commands.lr_search_command import read_rates
-from isojax.core import memory_pages
+from isojax.core import machine
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
@@ -210,7 +210,7 @@ def test_a_search_from_end_to_end(
     without new work.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(memory_pages.TUNABLES_VARIABLE, "")  # pytest is not to start itself anew
+    monkeypatch.setenv(machine.TUNABLES_VARIABLE, "")  # pytest is not to start itself anew
     (tmp_path / "tiny.yaml").write_text(TINY)
     search = ("lr-search", "tiny.yaml", "--rates", "1e-5,1e-2", "--budget", "300", "--json")
     assert isojax(monkeypatch, *search, "--dry-run") == 0

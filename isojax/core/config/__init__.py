@@ -17,30 +17,3 @@ from isojax.core.config.model import (
 from isojax.core.config.rl import CriticConfig, RLConfig
 from isojax.core.config.run import ProcessGroupConfig, RunConfig
 from isojax.core.config.sweep import AUTOSIZED_SETTINGS, CellConfig, EvalConfig, SweepConfig
-
-__all__ = [
-    "AUTOSIZED_SETTINGS",
-    "PANEL",
-    "BasePolicyConfig",
-    "CellConfig",
-    "Config",
-    "CriticConfig",
-    "DataConfig",
-    "EvalConfig",
-    "InterruptConfig",
-    "ModelConfig",
-    "PrecisionConfig",
-    "ProcessGroupConfig",
-    "PromptConfig",
-    "RLConfig",
-    "RopeScaling",
-    "RunConfig",
-    "SamplingConfig",
-    "SweepConfig",
-    "VerifierConfig",
-    "config_hash",
-    "load_config",
-    "load_configs",
-    "read_saved_config",
-    "save_config",
-]

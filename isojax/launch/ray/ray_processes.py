@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError
-from isojax.core.memory_pages import TUNABLES_VARIABLE
+from isojax.core.machine import TUNABLES_VARIABLE
 from isojax.core.nouns import Cell
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
 from isojax.launch.ray import ray_actor

@@ -50,7 +50,7 @@ def frontier_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Fig
             ax.axhline(fit.base_reward, color=canvas.MUTED, lw=0.9, ls=BASE_DASHES, zorder=1)
         _draw_frontier(ax, view, colours)
         _draw_crossovers(ax, view, with_intervals=fit.intervals is not None)
-        _label_segments(ax, view, colours)
+        _label_segments(ax, view)
     B_ps = fit_views.B_p_of_view(fit, views[-1])
     _legend(fig, fit, colours, B_ps if len(B_ps) > 1 else ())
     return fig
@@ -124,7 +124,7 @@ def _draw_interval(ax: Axes, crossover: CrossoverRow, reward: float, edges: tupl
         ax.plot([end], [reward], marker=marker, ms=7, mec=ink, mfc=ink, mew=1.3, zorder=6.5, clip_on=False)
 
 
-def _label_segments(ax: Axes, view: FrontierFit, colours: Colours) -> None:
+def _label_segments(ax: Axes, view: FrontierFit) -> None:
     """n (and B_p in the joint panel) next to each stretch of the frontier that is long enough to carry the label."""
     axis_decades = np.diff(np.log10(ax.get_xlim()))[0]
     min_share = 0.12 if view.B_p is None else 0.05
@@ -141,7 +141,7 @@ def _label_segments(ax: Axes, view: FrontierFit, colours: Colours) -> None:
             label += "\n$B_p$ = " + (", ".join(map(str, B_ps)) if len(B_ps) < 4 else "various")
         middle = 10 ** ((low + high) / 2)
         point = middle, fit_views.frontier_reward_at(view, middle)
-        ax.annotate(label, point, color=canvas.darken(colours[n]), **place, **style)
+        ax.annotate(label, point, color=canvas.INK, **place, **style)
 
 
 def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) -> None:

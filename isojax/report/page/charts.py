@@ -7,7 +7,7 @@ The page chooses the colours, because it knows whether it is light or dark: a tr
 
 import html
 from collections.abc import Iterable, Sequence
-from math import ceil, floor, log10
+from math import log10
 from typing import Any
 
 import numpy as np
@@ -165,6 +165,9 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     ns = fit_views.all_n(fit)
     n_range = [log10(ns[0] / 1.5), log10(ns[-1] * 2.2)]
     n_axis = {"type": "log", "tickvals": ns, "ticktext": [str(n) for n in ns], "range": n_range, "title": {"text": "n"}}
+    low_C, high_C = min(curve.C_low for curve in fit.curves), LAW_REACH * max(run.C_max for run in fit.runs)
+    C_range = [log10(low_C) - 0.04, log10(high_C) + 0.04]
+    C_axis = {"type": "log", "range": C_range, "title": {"text": f"C ({compute_unit(fit)})"}}
     low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1
     level = fit_views.interval_level(fit)
@@ -172,15 +175,5 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     reward_axis = {"range": [low - 0.06 * span, high + 0.1 * span], "title": {"text": metric}}
     legend = {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0, "groupclick": "togglegroup"}
     margin = {"l": 56, "r": 12, "t": 12, "b": 48}
-    shared = {"hovermode": "closest", "margin": margin, "xaxis": _compute_axis(fit), "legend": legend}
+    shared = {"hovermode": "closest", "margin": margin, "xaxis": C_axis, "legend": legend}
     return {"reward": {**shared, "yaxis": reward_axis}, "law": {**shared, "yaxis": n_axis}}
-
-
-def _compute_axis(fit: FitResult) -> dict[str, Any]:
-    """log C, from the smallest measured budget to 4 times the largest."""
-    low, high = min(curve.C_low for curve in fit.curves), LAW_REACH * max(run.C_max for run in fit.runs)
-    edges = (log10(low) - 0.04, log10(high) + 0.04)
-    leading_digits = (1, 2, 5) if edges[1] - edges[0] < 4 else (1,)
-    ticks = [digit * 10.0**k for k in range(floor(edges[0]), ceil(edges[1])) for digit in leading_digits]
-    labels = {"tickvals": ticks, "ticktext": [format_compact(C) for C in ticks]}
-    return {"type": "log", "range": list(edges), "title": {"text": f"C ({compute_unit(fit)})"}, **labels}

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from isojax.core import memory_pages
+from isojax.core import machine
 
 SCRIPT = """
 import os, sys
 print("started", sys.argv[1:], flush=True)
-from isojax.core.memory_pages import use_huge_pages
+from isojax.core.machine import use_huge_pages
 use_huge_pages()
 print("goes on with", os.environ.get("GLIBC_TUNABLES"))
 """
@@ -25,16 +25,16 @@ print("goes on with", os.environ.get("GLIBC_TUNABLES"))
 def run(tmp_path: Path, **environment: str) -> list[str]:
     script = tmp_path / "program.py"
     script.write_text(SCRIPT)
-    kept = {k: v for k, v in os.environ.items() if k != memory_pages.TUNABLES_VARIABLE}
+    kept = {k: v for k, v in os.environ.items() if k != machine.TUNABLES_VARIABLE}
     words = [sys.executable, str(script), "one", "two words"]
     return subprocess.run(words, env=kept | environment, check=True, capture_output=True, text=True).stdout.splitlines()
 
 
 def test_once_with_the_same_arguments(tmp_path: Path) -> None:
-    if not memory_pages.huge_pages_available():
+    if not machine.huge_pages_available():
         pytest.skip("this kernel gives large pages to nobody, or to everybody")
     started = "started ['one', 'two words']"
-    assert run(tmp_path) == [started, started, f"goes on with {memory_pages.TUNABLES_VALUE}"]
+    assert run(tmp_path) == [started, started, f"goes on with {machine.TUNABLES_VALUE}"]
 
 
 @pytest.mark.parametrize("own", ["", "glibc.malloc.check=0"])
@@ -56,8 +56,8 @@ def test_where_it_helps(
 ) -> None:
     file = tmp_path / "enabled"
     file.write_text(kernel + "\n")
-    monkeypatch.setattr(memory_pages, "KERNEL_SETTING", file)
-    monkeypatch.setattr(memory_pages.platform, "libc_ver", lambda: libc)
-    assert memory_pages.huge_pages_available() == expected
-    monkeypatch.setattr(memory_pages, "KERNEL_SETTING", tmp_path / "missing")
-    assert not memory_pages.huge_pages_available()
+    monkeypatch.setattr(machine, "KERNEL_SETTING", file)
+    monkeypatch.setattr(machine.platform, "libc_ver", lambda: libc)
+    assert machine.huge_pages_available() == expected
+    monkeypatch.setattr(machine, "KERNEL_SETTING", tmp_path / "missing")
+    assert not machine.huge_pages_available()
