@@ -5,9 +5,8 @@ An online log-sum-exp walks over the blocks, as flash attention does over keys (
     log p(y) = x_y - lse          d log p(y) / d x_v = [v = y] - p_v
     H = lse - sum_v p_v x_v       d H / d x_v = -p_v (log p_v + H)
 
-with x the logits over the temperature. Where the logits are at most MAX_SAVED_LOGITS numbers, all are kept for the
-gradient; else each block is computed again: at V = 152k and 512 tokens that takes a twentieth of the memory of
-materialised logits, and less time, because blocks stay in the cache (benchmarks/vocabulary_blocks.py).
+with x the logits over the temperature. At most MAX_SAVED_LOGITS logits are kept for the gradient; of more, each block
+is computed again (benchmarks/vocabulary_blocks.py).
 
 Dimension letters: m responses of T tokens; r hidden states, prompts' first, then those of each response's own tokens
 but the last; v tokens of a block.
@@ -29,19 +28,12 @@ from isojax.sampling.logits import NEG_INF
 
 @dataclass(frozen=True)
 class VocabularyBlocks:
-    """How the logits are computed in blocks.
+    """How the logits are computed in blocks."""
 
-    Attributes:
-        vocab_axis: the axis of the unembedding that is the vocabulary: 0 of [V D], 1 of [D V].
-        temperature: what logits are divided by.
-        use_entropy: whether the entropy is differentiated.
-        size: tokens of a block.
-    """
-
-    vocab_axis: int
-    temperature: float
-    use_entropy: bool
-    size: int
+    vocab_axis: int  # of the unembedding: 0 of [V D], 1 of [D V]
+    temperature: float  # what logits are divided by
+    use_entropy: bool  # whether the entropy is differentiated
+    size: int  # tokens of a block
 
     def loop(self, vocab: int, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
         """`step(start, tokens of the block, carry)` over whole blocks, then over what is left of the vocabulary."""
@@ -61,15 +53,14 @@ class VocabularyBlocks:
 
 
 class ForwardCarry(NamedTuple):
-    """What the loop over blocks adds up: the largest logit so far, the sums of exp(x - max) and exp(x - max) x, the
-    logits of responses' first tokens and of the other tokens, and all logits where they are kept."""
+    """What the loop over blocks adds up."""
 
-    max_logit: Float[Array, " r"]
-    exp_sum: Float[Array, " r"]
-    weighted_sum: Float[Array, " r"]
-    first_logits: Float[Array, " m"]
-    state_logits: Float[Array, " r"]
-    saved_logits: Float[Array, "r V"] | None
+    max_logit: Float[Array, " r"]  # the largest so far
+    exp_sum: Float[Array, " r"]  # of exp(x - max)
+    weighted_sum: Float[Array, " r"]  # of exp(x - max) x
+    first_logits: Float[Array, " m"]  # of responses' first tokens
+    state_logits: Float[Array, " r"]  # of the other tokens
+    saved_logits: Float[Array, "r V"] | None  # all, where they are kept
 
 
 class Residuals(NamedTuple):

@@ -1,7 +1,7 @@
 """The fused program of tasks that verify on device: sample, verify, advantages, loss and update, many updates per call.
 
-Rollouts never leave the device between the sampler and the update, and the device never waits for the host between
-two updates. This is the fastest path, and the one that every other way to get rollouts is tested against.
+Rollouts never leave the device, and it never waits for the host between two updates. Every other way to get rollouts is
+tested against this one.
 """
 
 from collections.abc import Callable
@@ -45,18 +45,11 @@ from isojax.tasks.protocol import DeviceTask
 
 
 class ProblemBatches(NamedTuple):
-    """The problems of several updates, whose rollouts the fused program samples itself.
+    """The problems of several updates, whose rollouts the fused program samples itself."""
 
-    Attributes:
-        problem_table: all training problems.
-        problem_index: i32[U, problem_rows], rows of the table; update i takes the first B_p of problem_index[i].
-        num_updates: i32[], how many of the U updates to do.
-        B_p, n, seed: i32[].
-    """
-
-    problem_table: ProblemArrays
-    problem_index: Any
-    num_updates: Any
+    problem_table: ProblemArrays  # all training problems
+    problem_index: Any  # i32[U, problem_rows], rows of the table; update i takes the first B_p of problem_index[i]
+    num_updates: Any  # how many of the U updates to do; scalars i32[], like the following
     B_p: Any
     n: Any
     seed: Any

@@ -1,16 +1,13 @@
 """The gradient of a batch of rollouts: each prompt goes forward and backward once, its n responses in microbatches.
 
 For each block of g prompts, `decoder.prefill` runs under `jax.vjp`. An inner loop over microbatches of m responses adds
-up d(params) and d(prefix); the pull-back of the latter follows at the end. That is P + n (T - 1) tokens per problem
-instead of n (P + T - 1). Where no block has more than one microbatch, its prompts and responses go through the layers
-together (`PromptTokens`), so that a weight is gathered and read, and its gradient added up, once for both.
+up d(params) and d(prefix); the pull-back of the latter follows. That is P + n (T - 1) tokens per problem instead of
+n (P + T - 1). Where no block has more than one microbatch, its prompts and responses go through the layers together
+(`PromptTokens`), so that a weight is gathered and read, and its gradient added up, once for both.
 
-All of it adds to one float32 gradient through references (`VJP.with_refs`), each layer in its place, so that a second
-gradient of all parameters is never held. Loops have traced trip counts, so one program serves every B_p and n. Each
-response comes with its weights in the whole batch's loss (rl/loss_weights.py), so microbatches, their widths
-(rl/length_buckets.py), padding and shards change nothing but rounding. Parameters and their gradient are sharded over
-fsdp; a weight is whole only where it is used (models/fsdp.py). What is differentiated is an objective: the policy's
-(rl/objective.py) or the critic's (rl/critic.py).
+All of it adds to one float32 gradient through references (`VJP.with_refs`), so that a second gradient of all parameters
+is never held. Loops have traced trip counts, so one program serves every B_p and n. Each response comes with its weight
+in the whole batch's loss (rl/loss_weights.py), so microbatches, padding and shards change nothing but rounding.
 """
 
 from collections.abc import Callable
@@ -44,12 +41,11 @@ from isojax.sampling.batch import ProblemArrays, SamplerShapes, ShardSlice, make
 
 
 class ResponseBatch(NamedTuple):
-    """A batch of responses to be differentiated, by shard: tokens i32[S rows T], mask bool[S rows T], and what the
-    objective wants of each, [S rows ...] arrays."""
+    """A batch of responses to be differentiated, by shard."""
 
-    tokens: Array
-    mask: Array
-    objective_inputs: Any
+    tokens: Array  # i32[S rows T]
+    mask: Array  # bool[S rows T]
+    objective_inputs: Any  # what the objective reads of each, [S rows ...] arrays
 
 
 class ShardBatch(NamedTuple):
@@ -82,7 +78,6 @@ class GradientAccumulator:
 
     @property
     def bucket_widths(self) -> tuple[int, ...]:
-        """Those a microbatch may have."""
         return bucket_widths(self.shapes.response_length)
 
     def shard_batch(self, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> ShardBatch:
@@ -156,7 +151,7 @@ class GradientAccumulator:
             differentiated = (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
             anchors = jax.tree.map(_make_anchor, differentiated)
             loss, pullback, metrics = jax.vjp(anchored_objective, *anchors, has_aux=True)
-            _pull_back(pullback, gradient_refs, jnp.ones_like(loss))
+            pullback.with_refs(*gradient_refs)(jnp.ones_like(loss))  # adds to them  # pyright: ignore
             return metrics
 
         return lax.switch(bucket, [partial(at_width, width) for width in self.bucket_widths], microbatch)
@@ -165,8 +160,7 @@ class GradientAccumulator:
         self, index: Array, sums: MetricSums, d_params: Params, inputs: UpdateInputs, shard_batch: ShardBatch
     ) -> MetricSums:
         """Adds a block of g prompts and all responses to them: the gradient to the references `d_params`, the metrics
-        to `sums`.
-        """
+        to `sums`."""
         shapes, decoder, needs_base = self.shapes, self.objective.decoder, self.objective.needs_base
         block = self.block(shard_batch, index)
         prompts = self.block_prompts(inputs.problems, block)
@@ -191,7 +185,8 @@ class GradientAccumulator:
         base_prefix = decoder.prefill(inputs.base_params, *prompts) if needs_base else None
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
         sums = lax.fori_loop(0, block.num_microbatches, partial(add, (d_params, d_prefix), prefix, base_prefix), sums)
-        _pull_back(pullback, (d_params,), jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix))
+        d_prefix = jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix)
+        pullback.with_refs(d_params)(d_prefix)  # pyright: ignore
         return sums
 
     def __call__(self, inputs: UpdateInputs, shard_batch: ShardBatch) -> tuple[Params, MetricSums]:
@@ -280,11 +275,6 @@ def _attach_anchors(anchors: Params, params: Params) -> Params:
     """Parameters with the gradient of their anchors: layers' each in its own place, where it is used."""
     anchored = jax.tree.map(GradAnchor, anchors, params)
     return {name: pair if name == "blocks" else resolve_anchors(pair) for name, pair in anchored.items()}
-
-
-def _pull_back(pullback: Any, gradient_refs: tuple, cotangents: Any) -> None:
-    """Adds the gradient of what `jax.vjp` differentiated to references."""
-    pullback.with_refs(*gradient_refs)(cotangents)
 
 
 def _sum_over_shards(x: Array, shards: int) -> Array:

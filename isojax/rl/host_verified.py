@@ -1,8 +1,6 @@
-"""Rollouts sampled just before the update that trains on them, and verified on the host.
-
-Finished responses go to the verifier as text while the rest is sampled (sampling/stream.py). Then the update runs. Both
-parts leave the same numbers as the fused program (rl/fused_rollouts.py).
-"""
+"""Rollouts sampled just before the update that trains on them, and verified on the host: finished responses go to the
+verifier as text while the rest is sampled (sampling/stream.py). The numbers are those of the fused program
+(rl/fused_rollouts.py)."""
 
 from typing import Any
 

@@ -1,9 +1,8 @@
 """What the trainer reads off the policy's next-token distributions: each chosen token's log-probability, and the exact
 entropy.
 
-Two forms of the same numbers. The plain one materialises the logits [m T V]. The other walks over the vocabulary in
-blocks (rl/blockwise_logprobs.py), and is taken where the logits are many. A prompt's last hidden state, which its
-responses share, is read once per microbatch.
+Two forms of the same numbers: the plain one materialises the logits [m T V]; where these are many, the other walks over
+the vocabulary in blocks (rl/blockwise_logprobs.py).
 """
 
 from typing import Any, NamedTuple
@@ -29,18 +28,12 @@ class TokenStats(NamedTuple):
 
 
 class HiddenStates(NamedTuple):
-    """A policy's parameters, and its hidden states before response tokens.
-
-    Attributes:
-        prompt_hidden: [g D], after each prompt.
-        prefix_entry: i32[m], the prompt that each response continues.
-        response_hidden: [m T-1 D], after each response's own tokens but the last.
-    """
+    """A policy's parameters, and its hidden states before response tokens."""
 
     params: Params
-    prompt_hidden: Array
-    prefix_entry: Array
-    response_hidden: Array
+    prompt_hidden: Array  # [g D], after each prompt
+    prefix_entry: Array  # i32[m], the prompt that each response continues
+    response_hidden: Array  # [m T-1 D], after each response's own tokens but the last
 
     @property
     def states(self) -> Float[Array, "m T D"]:
@@ -49,8 +42,7 @@ class HiddenStates(NamedTuple):
 
     def unique_states(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
         """Each state once, prompts' first, of which there are at most m; and the index of the state before each
-        response's first token.
-        """
+        response's first token."""
         m, D = len(self.prefix_entry), self.response_hidden.shape[-1]
         prompt_hidden, prefix_entry = self.prompt_hidden, self.prefix_entry
         if m <= len(prompt_hidden):
@@ -78,10 +70,8 @@ def token_stats(
 ) -> TokenStats:
     """Log-probabilities and entropies of the whole distributions (top-p 1).
 
-    Args:
-        use_entropy: whether the entropy is differentiated.
-        vocab_split: whether devices share the vocabulary. They keep the plain form, whose logits are split as well: a
-            block of the vocabulary would have to be gathered from them.
+    use_entropy: whether the entropy is differentiated. vocab_split: whether devices share the vocabulary; they keep the
+    plain form, whose logits are split as well.
     """
     if vocab_split or tokens.size * decoder.vocab <= MAX_DENSE_LOGITS:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states), temperature)
@@ -102,12 +92,8 @@ def nucleus_token_stats(
     temperature: float,
     use_entropy: bool,
 ) -> tuple[TokenStats, Float[Array, "m T"] | None]:
-    """The same within the nuclei that the sampler kept, of mass `nucleus_mass`; and the base policy's log-probabilities
-    within them.
-
-    The sampler drew from the nucleus, which is no function of what is differentiated here. It takes all logits of a row
-    to find, so there is no walk over blocks.
-    """
+    """The same within the nuclei that the sampler drew from, of mass `nucleus_mass`, which are constants here; and the
+    base policy's log-probabilities within them."""
     logits = decoder.logits(hidden.params, hidden.states)
     log_p = log_probs(logits, temperature)
     in_nucleus, _ = nucleus(*lax.stop_gradient((logits, log_p)), nucleus_mass - NUCLEUS_MASS_TOLERANCE)

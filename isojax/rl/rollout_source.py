@@ -39,44 +39,27 @@ from isojax.tasks.protocol import Grades, count_unfinished
 
 @dataclass(frozen=True)
 class CellProblems:
-    """What a source needs of a cell.
-
-    Attributes:
-        cell: B_p, n and the seed.
-        problems: the training problems.
-        host_table: the same as host arrays.
-        problem_table: the same on the devices that train.
-        problem_order: gives the problems of update `first_update` and of those that follow.
-        first_update: updates done so far.
-    """
+    """What a source needs of a cell."""
 
     cell: Cell
-    problems: Sequence[Problem]
-    host_table: ProblemArrays
-    problem_table: ProblemArrays
-    problem_order: EpochOrder
-    first_update: int
+    problems: Sequence[Problem]  # the training problems
+    host_table: ProblemArrays  # the same as host arrays
+    problem_table: ProblemArrays  # the same on the devices that train
+    problem_order: EpochOrder  # gives the problems of update `first_update` and of those that follow
+    first_update: int  # updates done so far
 
 
 class SourcedBatch(NamedTuple):
-    """The next batch.
+    """The next batch, or those of several updates of the fused program."""
 
-    Attributes:
-        inputs: what the update program reads: a RolloutBatch, or the fused program's ProblemBatches.
-        problem_index: i32[updates B_p], rows of the problem table.
-        reward_sums: f32[updates B_p], the sum of the rewards of each problem; None where the update program computes
-            them.
-        metrics: what the host measured of the batch.
-    """
-
-    inputs: Any
-    problem_index: np.ndarray
-    reward_sums: np.ndarray | None
-    metrics: Metrics
+    inputs: Any  # what the update program reads: a RolloutBatch, or ProblemBatches
+    problem_index: np.ndarray  # i32[updates B_p], rows of the problem table
+    reward_sums: np.ndarray | None  # f32[updates B_p], of each problem's rewards; None where the update computes them
+    metrics: Metrics  # what the host measured of the batch
 
 
 class RolloutSource(Protocol):
-    """The rollouts of one cell; a source that leaves none in progress implements `next_batch` alone."""
+    """The rollouts of one cell. A source that leaves none in progress implements `next_batch` alone."""
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
         """Chooses problems, samples and verifies; at most `max_updates` batches at once. Raises what the sampler or the

@@ -4,6 +4,7 @@ B_p, n, the PRNG key and every coefficient are traced, so one compiled program s
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -51,11 +52,10 @@ class TrainedPart(NamedTuple):
 
 
 class UpdateResult(NamedTuple):
-    """What an update program returns with the state: metrics, merged over its updates; and, where the program itself
-    computes rewards and `cell.rl.no_positive_resampling` wants them, f32[D], the sum of the rewards of each problem of
-    the table."""
+    """What an update program returns with the state."""
 
-    metrics: Metrics
+    metrics: Metrics  # merged over its updates
+    # f32[D], of each problem's rewards; where the program computes them and cell.rl.no_positive_resampling reads them
     reward_sums: Array | None = None
 
 
@@ -173,15 +173,10 @@ class TrainStep:
                 state, part, nonfinite, num_rollouts, coefficients
             )
         policy_updates = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)
-        params, moments = adamw_update(
-            state.params,
-            state.moments,
-            gradient,
-            grad_norm=grad_norm,
-            max_grad_norm=coefficients.max_grad_norm,
-            lr=self._learning_rate(policy_updates, num_rollouts, coefficients.learning_rate),
-            weight_decay=coefficients.weight_decay,
-            skip=nonfinite | critic_warmup,
+        lr = self._learning_rate(policy_updates, num_rollouts, coefficients.learning_rate)
+        step = partial(adamw_update, max_grad_norm=coefficients.max_grad_norm, weight_decay=coefficients.weight_decay)
+        params, moments = step(
+            state.params, state.moments, gradient, grad_norm=grad_norm, lr=lr, skip=nonfinite | critic_warmup
         )
         token_fraction, fraction_metric = None, {}
         if part.token_fraction is not None:
@@ -205,16 +200,9 @@ class TrainStep:
         gradient, metrics = self._critic_gradient(inputs, responses, part.B_p, part.n)
         grad_norm = optax.tree.norm(gradient)
         nonfinite = nonfinite | ~jnp.isfinite(grad_norm + metrics["loss"].sum)
-        params, moments = adamw_update(
-            state.critic.params,
-            state.critic.moments,
-            gradient,
-            grad_norm=grad_norm,
-            max_grad_norm=coefficients.max_grad_norm,
-            lr=self._learning_rate(state.step, num_rollouts, coefficients.critic_learning_rate),
-            weight_decay=coefficients.weight_decay,
-            skip=nonfinite,
-        )
+        lr = self._learning_rate(state.step, num_rollouts, coefficients.critic_learning_rate)
+        step = partial(adamw_update, max_grad_norm=coefficients.max_grad_norm, weight_decay=coefficients.weight_decay)
+        params, moments = step(*state.critic, gradient, grad_norm=grad_norm, lr=lr, skip=nonfinite)
         metrics = over_updates(metrics) | {"grad_norm": mean(grad_norm)}
         metrics = {f"critic_{name}": metric for name, metric in metrics.items()}
         return CriticState(params, moments), metrics, nonfinite

@@ -23,8 +23,7 @@ from isojax.distributed.program import shapes_like
 from isojax.distributed.sharding import make_mesh, replicated, shard_count
 from isojax.rl.async_rl.async_programs import AsyncPrograms
 from isojax.rl.async_rl.async_rollouts import AsyncRollouts
-from isojax.rl.async_rl.rollout_worker import RolloutJob, RolloutWorker
-from isojax.rl.async_rl.transport import BackgroundWorker
+from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, RolloutWorker
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.metric import Metrics, merge
 from isojax.rl.optimizer import TrainState, build_init_state
@@ -216,8 +215,8 @@ def test_groups_that_do_not_divide_among_shards_are_refused() -> None:
 def test_what_the_sampler_raises_arrives() -> None:
     """Here: batch 7 is not the first one."""
     filler = ProblemArrays(*(x[:1] for x in TABLE))
-    job = RolloutJob(*PAIRS[0], first_batch=0, filler_problem=filler, report_finished=False)
-    worker = BackgroundWorker(RolloutWorker(programs("auto", 2, "thread").sampler, job), lambda finished: None)
+    job = RolloutJob(*PAIRS[0], first_batch=0, filler_problem=filler, on_finished=None)
+    worker = BackgroundWorker(RolloutWorker(programs("auto", 2, "thread").sampler, job))
     worker.begin_batch(7, ProblemArrays(*(x[:6] for x in TABLE)), np.zeros(2, np.uint32))
     with pytest.raises(AssertionError, match=r"\(7, 0\)"):
         worker.take_batch(7)

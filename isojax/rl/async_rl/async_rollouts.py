@@ -2,12 +2,10 @@
 batches are trained on, and each chunk of tokens is drawn with the newest weights there are.
 
 Update v trains on batch v. After v updates, batches up to v + k may have begun, so no token is more than k updates
-older than the policy that trains on it; the long responses at the end of one batch decode at the same time as the
-first ones of the next. k = 0 leaves the same numbers as the synchronous run, bit for bit. A prompt is prefilled with
-the weights under which its first response begins; keys and values that older weights left in the cache stay.
+older than the policy that trains on it. k = 0 leaves the same numbers as the synchronous run, bit for bit. A prompt is
+prefilled with the weights under which its first response begins; keys and values of older weights stay in the cache.
 
-This is the trainer's side: it chooses a batch's problems, grades finished responses, brings a sampled batch into the
-layout of its own mesh, and publishes weights. The other side is rl/async_rl/rollout_worker.py.
+This is the trainer's side; the other is rl/async_rl/rollout_worker.py.
 """
 
 import time
@@ -20,8 +18,7 @@ import numpy as np
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.async_programs import AsyncPrograms
-from isojax.rl.async_rl.rollout_worker import FinishedRollouts, RolloutJob, RolloutWorker
-from isojax.rl.async_rl.transport import BackgroundWorker, InlineWorker
+from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, RolloutWorker
 from isojax.rl.metric import Metric, Metrics, mean
 from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import (
@@ -51,10 +48,10 @@ class AsyncRollouts(RolloutSource):
             n=self.cell.n,
             first_batch=problems.first_update,
             filler_problem=ProblemArrays(*(np.asarray(x)[:1] for x in problems.host_table)),
-            report_finished=not is_on_device(programs.task),
+            on_finished=None if is_on_device(programs.task) else self._grade_finished,
         )
-        start_worker = BackgroundWorker if programs.disaggregated else InlineWorker
-        self.worker = start_worker(RolloutWorker(programs.sampler, job), self._grade_finished)
+        worker = RolloutWorker(programs.sampler, job)
+        self.worker = BackgroundWorker(worker) if programs.disaggregated else worker
         self.busy_seconds = 0.0  # the trainer's: from a batch's arrival until the weights after it are published
         # Of the update in progress: when it began, how long the sampler had worked by then, and when its batch arrived
         self.update_began_at = self.sampler_seconds_before = self.batch_arrived_at = 0.0
@@ -106,9 +103,9 @@ class AsyncRollouts(RolloutSource):
     def save(self) -> tuple[dict[str, Any] | None, Any]:
         """Nothing before any batch has begun, nor where the sampler works in the background: its rollouts are sampled
         again."""
-        if not isinstance(self.worker, InlineWorker) or self.next_batch_to_begin == self.updates_done:
+        if not isinstance(self.worker, RolloutWorker) or self.next_batch_to_begin == self.updates_done:
             return None, None
-        worker_meta, arrays = self.worker.worker.save()
+        worker_meta, arrays = self.worker.save()
         meta = {
             "next_batch": self.next_batch_to_begin,
             "shards": self.programs.sampler_shards,
@@ -119,8 +116,8 @@ class AsyncRollouts(RolloutSource):
         return meta, arrays
 
     def restore(self, saved: Mapping[str, Any], restore_arrays: Callable[[Any], Any], params: Params) -> None:
-        assert isinstance(self.worker, InlineWorker)
-        self.worker.worker.restore(saved["worker"], restore_arrays)
+        assert isinstance(self.worker, RolloutWorker)
+        self.worker.restore(saved["worker"], restore_arrays)
         self.next_batch_to_begin = saved["next_batch"]
         for name, index in saved["batches"].items():
             self._add_pending_batch(int(name), np.array(index, np.int32))
@@ -153,8 +150,8 @@ class AsyncRollouts(RolloutSource):
             self.grading[batch] = BackgroundGrader(programs.task, batch_problems)
         return selected
 
-    def _grade_finished(self, finished: FinishedRollouts) -> None:
-        self.grading[finished.batch].add_responses(finished.rollout_index, finished.responses)
+    def _grade_finished(self, batch: int, rollout_index: np.ndarray, responses: list[np.ndarray]) -> None:
+        self.grading[batch].add_responses(rollout_index, responses)
 
 
 def staleness_metrics(tokens_by_version: Mapping[int, int], update: int, max_staleness: int) -> Metrics:

@@ -52,34 +52,20 @@ class ProblemRing(NamedTuple):
 
 
 class SamplerProgress(NamedTuple):
-    """What a shard may sample.
+    """What a shard may sample."""
 
-    Attributes:
-        group_limit: i32[], how many groups a shard may begin, counted from the first batch.
-        groups_per_batch: i32[], groups of a batch on one shard.
-        n: i32[], rollouts per problem.
-        weights_changed: bool[], whether the weights are newer than those of the chunk before.
-    """
-
-    group_limit: Any
-    groups_per_batch: Any
-    n: Any
-    weights_changed: Any
+    group_limit: Any  # i32[], how many groups a shard may begin, counted from the first batch
+    groups_per_batch: Any  # i32[], groups of a batch on one shard
+    n: Any  # i32[], rollouts per problem
+    weights_changed: Any  # bool[], whether the weights are newer than those of the chunk before
 
 
 class ChunkOutputs(NamedTuple):
-    """The slots after a chunk, each [S R ...].
+    """The slots after a chunk, each [S R ...]."""
 
-    Attributes:
-        finished_rows: the buffer row of the rollout that finished, -1 if none did.
-        slot_rows: the buffer row of the rollout that the slot has decoded.
-        lengths: response tokens so far.
-        tokens: the tokens.
-    """
-
-    finished_rows: Any
-    slot_rows: Any
-    lengths: Any
+    finished_rows: Any  # the buffer row of the rollout that finished, -1 if none did
+    slot_rows: Any  # the buffer row of the rollout that the slot has decoded
+    lengths: Any  # response tokens so far
     tokens: Any
 
 

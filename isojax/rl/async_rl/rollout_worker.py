@@ -2,14 +2,19 @@
 
     begin_batch      a batch's problems and key enter the ring of problems
     publish_weights  the newest weights, for the chunks that follow
-    decode_chunk     decodes at most CHUNK_TOKENS tokens in each slot; returns the rollouts that finished
     take_batch       a batch that is completely sampled, and with which weights its tokens were drawn
 
-rl/async_rl/transport.py decides in which thread the worker runs.
+A RolloutWorker samples in the trainer's thread while that waits for a batch; a BackgroundWorker in a thread of its own,
+on other devices, while the trainer trains. Both receive the same requests in the same order; only the moment of their
+arrival differs, which decides with which weights a token is drawn.
 """
 
+import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import jax
@@ -21,40 +26,25 @@ from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, Sampler
 from isojax.sampling.batch import ProblemArrays, Rollouts
 from isojax.sampling.sampler_state import SamplerState
 
+# Called with a batch's number, the numbers i[r] in it of rollouts that have finished, and the tokens of each.
+FinishedCallback = Callable[[int, np.ndarray, list[np.ndarray]], None]
+
 
 class RolloutJob(NamedTuple):
-    """One cell's work.
-
-    Attributes:
-        B_p, n: problems in a batch and rollouts per problem.
-        first_batch: the number of the first batch.
-        filler_problem: any problem, as arrays of one row; it fills the ring where no batch has begun.
-        report_finished: whether to return finished rollouts, which a verifier on the host needs.
-    """
+    """One cell's work."""
 
     B_p: int
     n: int
-    first_batch: int
-    filler_problem: ProblemArrays
-    report_finished: bool
-
-
-class FinishedRollouts(NamedTuple):
-    """Rollouts of a batch that have finished: their numbers i[r] in the batch, and the tokens of each, i32[its
-    length]."""
-
-    batch: int
-    rollout_index: np.ndarray
-    responses: list[np.ndarray]
+    first_batch: int  # the number of the first batch
+    filler_problem: ProblemArrays  # any problem, as arrays of one row; it fills the ring where no batch has begun
+    on_finished: FinishedCallback | None  # of a verifier on the host
 
 
 class SampledBatch(NamedTuple):
-    """A batch that is completely sampled: its rollouts, by shard of the sampler, and how many tokens were drawn with
-    the weights of each update."""
+    """A batch that is completely sampled."""
 
-    batch: int
-    rollouts: Rollouts
-    tokens_by_version: Mapping[int, int]
+    rollouts: Rollouts  # by shard of the sampler
+    tokens_by_version: Mapping[int, int]  # how many tokens were drawn with the weights of each update
 
 
 class RolloutWorker:
@@ -62,6 +52,7 @@ class RolloutWorker:
 
     def __init__(self, programs: SamplerPrograms, job: RolloutJob):
         self.programs, self.job = programs, job
+        self.busy_seconds = 0.0  # of sampling so far
         self.next_batch = job.first_batch  # the batches before it have begun
         self.groups_per_shard = job.B_p // programs.shards
         self.finished_counts: dict[int, int] = {}  # finished rollouts of each batch that has begun and is not taken
@@ -97,11 +88,13 @@ class RolloutWorker:
         self.finished_counts[batch], self.next_batch = 0, batch + 1
 
     def publish_weights(self, version: int, params: Params) -> None:
-        """The parameters after `version` updates, for the next chunk."""
+        """The parameters after `version` updates, for the next chunk. The caller may donate them once it has published
+        newer ones."""
         self.published_weights = version, params
 
-    def decode_chunk(self) -> list[FinishedRollouts]:
-        """One chunk with the newest weights; the rollouts that finished, if `report_finished` wants them."""
+    def decode_chunk(self) -> None:
+        """Decodes at most CHUNK_TOKENS tokens in each slot with the newest weights."""
+        started_at = time.monotonic()
         weights_changed = self.published_weights is not None
         if self.published_weights is not None:
             self.weights_version, params = self.published_weights
@@ -117,14 +110,19 @@ class RolloutWorker:
         self.state, outputs = self.programs.decode_chunk(self.weights, ring, progress, self.state)
         outputs = ChunkOutputs(*(np.asarray(x) for x in outputs))
         self._count_tokens(outputs)
-        return self._count_finished(outputs)
+        self._count_finished(outputs)
+        self.busy_seconds += time.monotonic() - started_at
 
     def take_batch(self, batch: int) -> SampledBatch:
-        """A batch that is ready."""
-        assert batch in self.ready_batches, (batch, self.finished_counts)
+        """Decodes chunks until the batch is sampled."""
+        while batch not in self.ready_batches:
+            self.decode_chunk()
         rollouts = self.programs.extract_batch(self.state.outputs, np.int32(self._ring_offset(batch) * self.job.n))
         del self.finished_counts[batch]
-        return SampledBatch(batch, rollouts, dict(self.tokens_by_version.pop(batch)))
+        return SampledBatch(rollouts, dict(self.tokens_by_version.pop(batch)))
+
+    def close(self) -> None:
+        """Nothing runs."""
 
     def save(self) -> tuple[dict[str, Any], Any]:
         """The rollouts in progress, as data for JSON and as arrays. The weights are not among them: after a restore the
@@ -178,20 +176,74 @@ class RolloutWorker:
             self.tokens_by_version[int(b)][self.weights_version] += int(num_tokens)
         self.previous_slots = np.stack([np.where(outputs.finished_rows >= 0, -1, outputs.slot_rows), outputs.lengths])
 
-    def _count_finished(self, outputs: ChunkOutputs) -> list[FinishedRollouts]:
-        """Counts the rollouts that a chunk has finished, and collects them where they are wanted."""
+    def _count_finished(self, outputs: ChunkOutputs) -> None:
+        """Counts the rollouts that a chunk has finished, and passes them on where they are wanted."""
         shard, slot = np.nonzero(outputs.finished_rows >= 0)
         row, rows_per_batch = outputs.finished_rows[shard, slot], self.groups_per_shard * self.job.n
         batch_of_rollout, rollout_index = self._batch_of_row(row), shard * rows_per_batch + row % rows_per_batch
-        finished_rollouts = []
         for b in np.unique(batch_of_rollout):
             (in_batch,) = np.nonzero(batch_of_rollout == b)
             self.finished_counts[int(b)] += len(in_batch)
-            if self.job.report_finished:
+            if self.job.on_finished is not None:
                 slots = zip(shard[in_batch], slot[in_batch], strict=True)
                 responses = [outputs.tokens[s][: outputs.lengths[s]] for s in slots]
-                finished_rollouts.append(FinishedRollouts(int(b), rollout_index[in_batch], responses))
-        return finished_rollouts
+                self.job.on_finished(int(b), rollout_index[in_batch], responses)
+
+
+class BackgroundWorker:
+    """A worker in a thread, on other devices than the trainer's; `on_finished` is called in that thread."""
+
+    def __init__(self, worker: RolloutWorker):
+        self.worker = worker
+        self.requests = SimpleQueue[Callable[[], None] | None]()  # None ends the thread
+        self.condition = threading.Condition()  # guards what the thread changes
+        self.sampled_batches: dict[int, SampledBatch] = {}
+        self.failure: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, daemon=True, name="sampler")
+        self.thread.start()
+
+    @property
+    def busy_seconds(self) -> float:
+        return self.worker.busy_seconds
+
+    def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
+        self.requests.put(partial(self.worker.begin_batch, batch, problems, key_data))
+
+    def publish_weights(self, version: int, params: Params) -> None:
+        params_copy = jax.device_put(params, self.worker.programs.param_shardings)
+        self.requests.put(partial(self.worker.publish_weights, version, params_copy))
+
+    def take_batch(self, batch: int) -> SampledBatch:
+        """Waits until the batch is sampled; raises what the thread has raised."""
+        with self.condition:
+            self.condition.wait_for(lambda: self.failure is not None or batch in self.sampled_batches)
+        if self.failure is not None:
+            raise self.failure
+        return self.sampled_batches.pop(batch)
+
+    def close(self) -> None:
+        """Ends the thread after its current chunk."""
+        self.requests.put(None)
+        self.thread.join()
+
+    def _run(self) -> None:
+        """Serves requests, and decodes a chunk between them as long as rollouts are left."""
+        try:
+            while True:
+                while not self.worker.has_work or not self.requests.empty():
+                    request = self.requests.get()
+                    if request is None:
+                        return
+                    request()
+                self.worker.decode_chunk()
+                sampled = {batch: self.worker.take_batch(batch) for batch in self.worker.ready_batches}
+                with self.condition:
+                    self.sampled_batches |= sampled
+                    self.condition.notify_all()
+        except BaseException as e:  # the thread that trains raises it
+            with self.condition:
+                self.failure = e
+                self.condition.notify_all()
 
 
 def _map_keys(convert: Callable[[Any], Any], counts: Mapping[Any, int]) -> dict[Any, int]:
