@@ -150,8 +150,9 @@ class GradientAccumulator:
 
             differentiated = (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
             anchors = jax.tree.map(_make_anchor, differentiated)
+            pullback: Any
             loss, pullback, metrics = jax.vjp(anchored_objective, *anchors, has_aux=True)
-            pullback.with_refs(*gradient_refs)(jnp.ones_like(loss))  # adds to them  # pyright: ignore
+            pullback.with_refs(*gradient_refs)(jnp.ones_like(loss))
             return metrics
 
         return lax.switch(bucket, [partial(at_width, width) for width in self.bucket_widths], microbatch)
@@ -179,6 +180,7 @@ class GradientAccumulator:
             return add((d_params,), prompts, prompts if needs_base else None, 0, sums)
 
         anchors = jax.tree.map(_make_anchor, inputs.params)
+        pullback: Any
         prefix, pullback = jax.vjp(
             lambda params: decoder.prefill(_attach_anchors(params, inputs.params), *prompts), anchors
         )
@@ -186,7 +188,7 @@ class GradientAccumulator:
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
         sums = lax.fori_loop(0, block.num_microbatches, partial(add, (d_params, d_prefix), prefix, base_prefix), sums)
         d_prefix = jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix)
-        pullback.with_refs(d_params)(d_prefix)  # pyright: ignore
+        pullback.with_refs(d_params)(d_prefix)
         return sums
 
     def __call__(self, inputs: UpdateInputs, shard_batch: ShardBatch) -> tuple[Params, MetricSums]:
