@@ -1,9 +1,5 @@
-"""Slots R and microbatch m that a device has the memory for.
-
-What planner.resolve_sweep_sizes chooses for speed are upper bounds. Where the estimate of memory_model.py is over the
-device's memory, the size that decides the peak is halved: the slots, or the microbatch. What the config sets is never
-changed.
-"""
+"""Slots R and microbatch m that a device has the memory for: those that planner.py chooses for speed, halved until the
+estimate of memory_model.py fits. What the config sets is never changed."""
 
 from __future__ import annotations
 
@@ -68,11 +64,8 @@ class DeviceBudget:
 
 
 def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig:
-    """The sweep with its static sizes chosen for speed, then cut until a device's memory holds them.
-
-    Sizes that `requested` sets stay as they are, also where they are estimated not to fit. InputError where not even
-    one slot and a microbatch of one response fit.
-    """
+    """The sweep with its static sizes chosen for speed, then cut until a device's memory holds them. Sizes that are set
+    stay as they are. InputError where not even one slot and a microbatch of one response fit."""
     sweep = budget.resolve_sizes(requested)
     while smaller_sizes := _reduce_sizes(requested, sweep, budget):
         sweep = budget.resolve_sizes(requested.model_copy(update=smaller_sizes))

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
@@ -33,7 +32,6 @@ def print_plan(
     cells: list[Cell],
     folder: Path,
     devices: str,
-    concurrent_cells: int,
     budget: DeviceBudget,
     forecast: Forecast | None = None,
 ) -> None:
@@ -41,7 +39,7 @@ def print_plan(
     print_cells(config, cells, folder, forecast)
     sweep, targets = config.sweep, config.cell.eval.evaluation_targets(config.sweep.budget)
     console.print(
-        f"{concurrent_cells} at once, {devices}; R = {sweep.decode_slots} slots, m = {sweep.microbatch} rows per "
+        f"{devices}; R = {sweep.decode_slots} slots, m = {sweep.microbatch} rows per "
         f"microbatch and g = {sweep.prefill_batch} prompts at once on each shard; "
         f"{len(targets)} evaluations per cell, the last at C = {targets[-1]}"
     )
@@ -112,9 +110,7 @@ class Display:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def set_targets(self, targets: Sequence[tuple[Cell, int]]) -> None:

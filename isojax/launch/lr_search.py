@@ -1,11 +1,10 @@
-"""The search for the learning rate's reference: the best rate at one batch B, from which `cell.rl.lr_scaling` leads to
-every other batch (IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3: 1e-6 at B_p x n = 128 x 8).
+"""The search for the best learning rate at one batch B, from which `cell.rl.lr_scaling` leads to every other batch
+(IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3: 1e-6 at B_p x n = 128 x 8).
 
-Every rate is an ordinary sweep of one (B_p, n) in runs/NAME-lr/RATE; all share one base policy. A rate of which a run
-broke (scaling/checks/run_health.py) is out. The others are scored by the mean over seeds of the mean reward over the
-last quarter of the evaluations; their standard error comes from the spread between seeds, pooled over the rates. Of
-rates within one standard error (of their difference) of the best, the lowest is prescribed: a rate too high breaks long
-runs, one a little low costs little.
+Every rate is a sweep of one (B_p, n) in runs/NAME-lr/RATE; all share one base policy. A rate of which a run broke
+(scaling/checks/run_health.py) is out. The standard error of the others' scores comes from the spread between seeds,
+pooled over the rates. Of rates within one standard error (of the difference) of the best, the lowest is taken: a rate
+too high breaks long runs, one a little low costs little.
 """
 
 from __future__ import annotations

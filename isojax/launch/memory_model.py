@@ -69,12 +69,9 @@ class DeviceSizes:
         self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
         self.reference_bytes = self.param_bytes if self.has_reference else 0
         self.has_nucleus = cell.sampling.top_p < 1
-
-    @property
-    def rollout_bytes(self) -> int:
-        """Bytes of a shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths."""
-        T = self.shapes.response_length
-        return self.shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)
+        # A shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths.
+        T = shapes.response_length
+        self.rollout_bytes = shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,8 @@ def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
 
 
 def plan_cells(sweep: SweepConfig) -> list[Cell]:
-    """The cells of a sweep, longest first; the seeds are 1000 * sweep.seed + 0, 1, ...
-
-    Raises:
-        InputError: a pair over B_max (unless dropped), no pair left, a value twice, or a budget below the largest B.
-    """
+    """The cells of a sweep, longest first; the seeds are 1000 * sweep.seed + 0, 1, ... InputError where a pair is over
+    B_max (unless dropped), no pair is left, a value is there twice, or the budget is below the largest B."""
     pairs = _valid_pairs(sweep)
     B_p, n = max(pairs, key=lambda pair: pair[0] * pair[1])
     if sweep.budget < B_p * n:

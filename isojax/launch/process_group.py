@@ -1,7 +1,5 @@
-"""Several processes that are one run: which of them this one is, and what such a run cannot have.
-
-They are started together: on each of a TPU pod's hosts, by srun, by hand with three options, or by Ray.
-"""
+"""Several processes that are one run, started together by hand, by a cluster or by Ray: which of them this one is, and
+what such a run cannot have."""
 
 from __future__ import annotations
 

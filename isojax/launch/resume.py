@@ -16,11 +16,8 @@ CONFIG_FILE, BASE_FOLDER, LOGS_FOLDER = "config.yaml", "base", "logs"
 
 
 def holds_run(folder: Path, resume: bool) -> bool:
-    """Whether the folder holds a run.
-
-    Raises:
-        InputError: it does, and `resume` is not set; or it is none of isojax's, or cannot be read.
-    """
+    """Whether the folder holds a run; InputError where it does and `resume` is not set, or it is none of isojax's, or
+    cannot be read."""
     try:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
@@ -41,11 +38,8 @@ def holds_run(folder: Path, resume: bool) -> bool:
 
 
 def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
-    """The config this folder is run with: a resumed run keeps its static sizes.
-
-    Raises:
-        InputError: the folder holds a run and `resume` is not set, or that run's settings differ.
-    """
+    """The config this folder is run with: a resumed run keeps its static sizes. InputError where the folder holds a run
+    and `resume` is not set, or that run's settings differ."""
     if not holds_run(folder, resume):
         return config
     saved_config = read_saved_config(folder / CONFIG_FILE)

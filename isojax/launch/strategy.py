@@ -32,10 +32,8 @@ class CellTarget(NamedTuple):
 def training_rounds(
     config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> Iterator[list[CellTarget]]:
-    """What is to be trained at the same time, one list after another; each is taken when the one before has ended.
-
-    The caller adds to `failures` the cells that have failed since; they are not in later lists.
-    """
+    """What is to be trained at the same time, one list after another, without the cells that the caller adds to
+    `failures`; each is taken when the one before has ended."""
     sweep = config.sweep
     if sweep.strategy == "grid":
         yield [CellTarget(cell, sweep.budget) for cell in cells]

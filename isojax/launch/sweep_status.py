@@ -1,8 +1,5 @@
-"""Where a sweep stands, from its files alone: config.yaml, the cells' ledgers and timing, and status.json, which the
-driver of a sweep on a Ray cluster writes every few seconds.
-
-Without a recent status.json, cells that have begun are running if a process holds the folder's lock.
-"""
+"""Where a sweep stands, from its files alone: config.yaml, ledgers and timing, and the status.json of a driver on a Ray
+cluster. Without one, cells that have begun are running if a process holds the folder's lock."""
 
 from __future__ import annotations
 
@@ -66,11 +63,8 @@ class SweepStatus:
 
 
 def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
-    """Where the sweep in a folder stands at a time (Unix; None: now).
-
-    Raises:
-        InputError: no sweep's folder, or a file in it that cannot be read.
-    """
+    """Where the sweep in a folder stands at a time (Unix; None: now); InputError where it is no sweep's folder, or a
+    file in it cannot be read."""
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(
             f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart. "

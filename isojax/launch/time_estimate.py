@@ -33,6 +33,13 @@ class DeviceRates:
     update_flops: float
     bandwidth: float
 
+    def __str__(self) -> str:
+        return (
+            f"a lower bound at {EFFICIENCY:.0%} efficiency, all responses of full length (probed, per device: "
+            f"{self.decode_flops / 1e9:,.0f} and {self.update_flops / 1e9:,.0f} GFLOP/s, "
+            f"{self.bandwidth / 1e9:,.1f} GB/s); expect a factor 2 either way"
+        )
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -97,39 +104,23 @@ def rates_from_timing(runs: Iterable[RunRecord], pairs: Sequence[Pair], devices_
     return {pair: pair_rates.get(pair, cost_per_second / rollout_cost(pair)) for pair in pairs}
 
 
-def forecast_from_timing(
-    cells: Sequence[Cell], final_target: int, concurrent_cells: int, rates: Mapping[Pair, float]
-) -> Forecast:
-    """The times of cells that run up to C = `final_target`, by measured rollouts/s that include evaluations."""
-    source = "this sweep's own timing, evaluations included"
-    return _make_forecast(cells, final_target, concurrent_cells, rates, 0.0, source)
-
-
-def forecast_from_probe(
-    cells: Sequence[Cell],
-    final_target: int,
-    concurrent_cells: int,
-    s: DeviceSizes,
-    rates: DeviceRates,
-    num_evaluations: int,
-) -> Forecast:
-    """The times of cells that run up to C = `final_target` with so many evaluations, by a device's rates."""
-    pair_rates: dict[Pair, float] = {}
-    for pair in {(cell.B_p, cell.n) for cell in cells}:
-        B_p, B = pair[0], pair[0] * pair[1]
+def rates_from_probe(s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates) -> dict[Pair, float]:
+    """Rollouts/s of training of each pair, without evaluations."""
+    pair_rates = {}
+    for B_p, n in pairs:
+        B = B_p * n
         update = sampling_seconds(s, B_p, B, rates) + update_seconds(s, B_p, B, rates)
-        pair_rates[pair] = EFFICIENCY * B / update
+        pair_rates[B_p, n] = EFFICIENCY * B / update
+    return pair_rates
+
+
+def evaluation_seconds(s: DeviceSizes, num_evaluations: int, rates: DeviceRates) -> float:
+    """Seconds of all evaluations of a cell."""
     problems = num_evaluations * (s.cell.data.validation + s.cell.eval.panel)
-    evaluation_seconds = sampling_seconds(s, problems, problems * s.cell.eval.samples, rates) / EFFICIENCY
-    source = (
-        f"a lower bound at {EFFICIENCY:.0%} efficiency, all responses of full length (probed, per device: "
-        f"{rates.decode_flops / 1e9:,.0f} and {rates.update_flops / 1e9:,.0f} GFLOP/s, "
-        f"{rates.bandwidth / 1e9:,.1f} GB/s); expect a factor 2 either way"
-    )
-    return _make_forecast(cells, final_target, concurrent_cells, pair_rates, evaluation_seconds, source)
+    return sampling_seconds(s, problems, problems * s.cell.eval.samples, rates) / EFFICIENCY
 
 
-def _make_forecast(
+def make_forecast(
     cells: Sequence[Cell],
     final_target: int,
     concurrent_cells: int,
@@ -137,7 +128,8 @@ def _make_forecast(
     evaluation_seconds: float,
     source: str,
 ) -> Forecast:
-    """A cell takes whole updates up to the target; the sweep no less than its longest cell."""
+    """The times of cells that run up to C = `final_target` in whole updates, each with so many seconds of
+    evaluations."""
     rollouts = {(cell.B_p, cell.n): -(-final_target // cell.B) * cell.B for cell in cells}
     cell_seconds = {pair: rollouts[pair] / rates[pair] + evaluation_seconds for pair in rollouts}
     seconds = [cell_seconds[cell.B_p, cell.n] for cell in cells]

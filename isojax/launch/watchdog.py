@@ -1,13 +1,10 @@
-"""Ends all processes of one run when one of them ends early, and says which.
+"""Ends all processes of one run when one of them ends early, and says which: the others would wait for it in a
+collective forever.
 
-Without it the others would wait for the lost process in a collective forever. Each process of the run has a watchdog, a
-process of its own, so that it works whatever its parent waits for. The watchdog of process 0 listens; the others
-connect to it and send their names.
-
-    a connection breaks           its process has died; where a machine is gone, TCP's keepalive breaks the connection
-    a parent ends well            it sends BYE first
-    a parent ends by an error     it sends FAILED first, and as the others may be about to end by the same error, they
-                                  have GRACE_SECONDS to end by themselves
+Each process has a watchdog, a process of its own, so that it works whatever its parent waits for. The watchdog of
+process 0 listens; the others connect to it. A broken connection means a dead process; TCP's keepalive breaks that of a
+lost machine. A process that ends well sends BYE first; one that ends by an error sends FAILED, and the others, which
+may meet the same error, have GRACE_SECONDS to end by themselves.
 """
 
 from __future__ import annotations

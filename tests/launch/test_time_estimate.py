@@ -68,22 +68,23 @@ def test_the_sweep_takes_what_its_cells_take_side_by_side() -> None:
     alone.
     """
     cells = [Cell(B_p, n, seed) for B_p, n in ((5, 20), (8, 16)) for seed in (0, 1)]
-    clocks = {(5, 20): 2.0, (8, 16): 2.0}
-    found = time_estimate.forecast_from_timing(cells, 100, 2, clocks)
-    assert (
-        found.cell_seconds == {(5, 20): 50.0, (8, 16): 64.0}
-        and found.sweep_seconds == 114.0
-        and "timing" in found.source
-    )
-    assert time_estimate.forecast_from_timing(cells[:1], 100, 4, clocks).sweep_seconds == 50.0
+    rates = {(5, 20): 2.0, (8, 16): 2.0}
+    forecast = time_estimate.make_forecast(cells, 100, 2, rates, 0.0, "timing")
+    assert forecast.cell_seconds == {(5, 20): 50.0, (8, 16): 64.0}
+    assert forecast.sweep_seconds == 114.0
+    assert time_estimate.make_forecast(cells[:1], 100, 4, rates, 0.0, "timing").sweep_seconds == 50.0
 
 
-def test_a_floor_counts_evaluations_and_says_its_efficiency() -> None:
+def test_a_probe_counts_evaluations_and_says_its_efficiency() -> None:
     s = sizes()
     rates = DeviceRates(1e9, 1e9, 1e30)
-    found = time_estimate.forecast_from_probe([Cell(8, 4, 0)], 100, 1, s, rates, num_evaluations=2)
+    pair_rates, evaluation = (
+        time_estimate.rates_from_probe(s, [(8, 4)], rates),
+        time_estimate.evaluation_seconds(s, 2, rates),
+    )
+    forecast = time_estimate.make_forecast([Cell(8, 4, 0)], 100, 1, pair_rates, evaluation, str(rates))
     update = time_estimate.sampling_seconds(s, 8, 32, rates) + time_estimate.update_seconds(s, 8, 32, rates)
     evaluated = 2 * 300 * 2  # at C = 0 and 100, validation problems, rollouts of each
     expected = (128 / 32 * update + time_estimate.sampling_seconds(s, evaluated / 2, evaluated, rates)) / EFFICIENCY
-    assert found.cell_seconds[8, 4] == pytest.approx(expected) == found.sweep_seconds
-    assert f"{EFFICIENCY:.0%} efficiency" in found.source and "1 GFLOP/s" in found.source
+    assert forecast.cell_seconds[8, 4] == pytest.approx(expected) == forecast.sweep_seconds
+    assert f"{EFFICIENCY:.0%} efficiency" in forecast.source and "1 GFLOP/s" in forecast.source

@@ -53,24 +53,22 @@ class CellDevices:
 
     @property
     def description(self) -> str:
-        return f"{self.devices_per_cell} of {len(self.devices)} {jax.default_backend()} devices per cell"
+        devices = f"{self.devices_per_cell} of {len(self.devices)} {jax.default_backend()} devices"
+        return f"{self.concurrent_cells} at once, {devices} per cell"
 
     def meshes(self) -> list[tuple[Mesh, Mesh | None]]:
         """For each set of compiled programs, the mesh of training and that of a sampler with devices of its own."""
-        num_sets = 1 if self.shares_programs else self.concurrent_cells
-        return [self._meshes_from(i * self.devices_per_cell) for i in range(num_sets)]
-
-    def _meshes_from(self, first_device: int) -> tuple[Mesh, Mesh | None]:
-        devices = self.devices[first_device:]
-        mesh = make_mesh(self.mesh_shape, devices)
-        if self.sampler_shape is None:
-            return mesh, None
-        return mesh, make_mesh(self.sampler_shape, devices[self.mesh_shape.devices :])
+        meshes = []
+        for i in range(1 if self.shares_programs else self.concurrent_cells):
+            devices = self.devices[i * self.devices_per_cell :]
+            sampler_devices = devices[self.mesh_shape.devices :]
+            sampler_mesh = make_mesh(self.sampler_shape, sampler_devices) if self.sampler_shape else None
+            meshes.append((make_mesh(self.mesh_shape, devices), sampler_mesh))
+        return meshes
 
 
 def assign_devices(config: Config, num_cells: int) -> CellDevices:
-    """The devices of a sweep's cells; InputError where the meshes do not fit them, or several processes cannot be one
-    run."""
+    """InputError where the meshes do not fit the devices, or several processes cannot be one run."""
     devices, is_multiprocess = jax.devices(), multiprocess.is_multiprocess()
     mesh_text = "data=-1" if config.run.mesh == "auto" and is_multiprocess else config.run.mesh
     mesh_shape = parse_mesh(mesh_text, len(devices))
@@ -112,37 +110,40 @@ def _default_concurrent_cells(devices_per_cell: int) -> int:
 
 
 def make_device_budget(
-    config: Config, pairs: list[tuple[int, int]], mesh_shape: MeshShape, task: Task, active_devices: int
+    config: Config, pairs: list[tuple[int, int]], cell_devices: CellDevices, task: Task
 ) -> DeviceBudget:
-    """What the sweep has to fit on this machine, where so many devices of all processes work at the same time."""
+    """What the sweep has to fit on this machine, whose memory the used devices of all its processes share."""
     cell, hostnames = config.cell, multiprocess.allgather(socket.gethostname())
-    # Devices that share this machine's memory.
-    local_active_devices = max(1, active_devices * hostnames.count(socket.gethostname()) // len(hostnames))
     if config.run.device_memory:
         memory = int(config.run.device_memory * GIB)
     else:
-        local_memory = device_memory(jax.local_devices()[0]) or host_memory() // local_active_devices
-        memory = min(multiprocess.allgather(local_memory))
+        used_devices = cell_devices.devices_per_cell * cell_devices.concurrent_cells
+        used_here = max(1, used_devices * hostnames.count(socket.gethostname()) // len(hostnames))
+        memory = min(multiprocess.allgather(device_memory(jax.local_devices()[0]) or host_memory() // used_here))
     vocab, backend = cell.model.vocab or task.vocab, jax.default_backend()
-    return DeviceBudget(cell, pairs, mesh_shape, vocab, is_on_device(task), backend, memory)
+    return DeviceBudget(cell, pairs, cell_devices.mesh_shape, vocab, is_on_device(task), backend, memory)
 
 
 def forecast_sweep(
-    config: Config, cells: list[Cell], budget: DeviceBudget, concurrent_cells: int, folder: Path, devices: list[Any]
+    config: Config, cells: list[Cell], budget: DeviceBudget, cell_devices: CellDevices, folder: Path
 ) -> time_estimate.Forecast:
     """How long the sweep will take: by its own timing where cells have run, else by what the devices can do, which
     takes a second to measure."""
     targets = config.cell.eval.evaluation_targets(config.sweep.budget)
     runs = read_runs([folder], lambda _: None) if any(folder.glob("cells/*/records.jsonl")) else []
-    measured_rates = time_estimate.rates_from_timing(runs, budget.pairs, budget.mesh.devices)
-    if measured_rates:
-        return time_estimate.forecast_from_timing(cells, targets[-1], concurrent_cells, measured_rates)
-    s = budget.sizes(config.sweep)
-    matmul_rows, compute_type = (s.shapes.slots, s.microbatch_tokens), budget.cell.precision.compute
-    cache_enabled = jax.config.values["jax_enable_compilation_cache"]
-    jax.config.update("jax_enable_compilation_cache", False)  # a dry run writes nothing
-    try:
-        rates = time_estimate.DeviceRates(*measure_rates(devices, matmul_rows, s.D, s.F, compute_type))
-    finally:
-        jax.config.update("jax_enable_compilation_cache", cache_enabled)
-    return time_estimate.forecast_from_probe(cells, targets[-1], concurrent_cells, s, rates, len(targets))
+    pair_rates = time_estimate.rates_from_timing(runs, budget.pairs, budget.mesh.devices)
+    evaluation_seconds, source = 0.0, "this sweep's own timing, evaluations included"
+    if not pair_rates:
+        s, devices = budget.sizes(config.sweep), cell_devices.used_local_devices
+        matmul_rows, compute_type = (s.shapes.slots, s.microbatch_tokens), budget.cell.precision.compute
+        cache_enabled = jax.config.values["jax_enable_compilation_cache"]
+        jax.config.update("jax_enable_compilation_cache", False)  # a dry run writes nothing
+        try:
+            rates = time_estimate.DeviceRates(*measure_rates(devices, matmul_rows, s.D, s.F, compute_type))
+        finally:
+            jax.config.update("jax_enable_compilation_cache", cache_enabled)
+        pair_rates = time_estimate.rates_from_probe(s, budget.pairs, rates)
+        evaluation_seconds, source = time_estimate.evaluation_seconds(s, len(targets), rates), str(rates)
+    return time_estimate.make_forecast(
+        cells, targets[-1], cell_devices.concurrent_cells, pair_rates, evaluation_seconds, source
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from isojax.core import preemption
 from isojax.core.atomic_files import write_text
-from isojax.core.config import Config, SweepConfig, config_hash
+from isojax.core.config import SweepConfig, config_hash
 from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
@@ -35,11 +35,8 @@ from isojax.train.programs import SweepPrograms
 def train_cells(
     setup: SweepSetup, base_policy: BasePolicy, targets: list[CellTarget], display: Display
 ) -> list[tuple[Cell, Exception]]:
-    """Train cells in one thread for each set of programs; returns those that failed, with their errors.
-
-    Raises:
-        Preempted: the process was asked to end, and cells are left.
-    """
+    """Train cells in one thread for each set of programs; returns those that failed, with their errors. Raises
+    Preempted where the process was asked to end, and cells are left."""
     target_queue: queue.SimpleQueue[CellTarget] = queue.SimpleQueue()
     for target in targets:
         target_queue.put(target)
@@ -111,17 +108,17 @@ def train_cell(
     on_flags: Callable[[Cell, list[str]], None],
 ) -> Exception | None:
     """Train a cell up to its target, and flag its run if it broke; returns the error that ended it early, if any: one
-    cell's failure must not end the others.
-
-    Raises:
-        Preempted: this process was asked to end.
-    """
-    folder = setup.folder / "cells" / target.cell.name
+    cell's failure must not end the others. Raises Preempted where this process was asked to end."""
+    cell, folder, is_primary = target.cell, setup.folder / "cells" / target.cell.name, multiprocess.is_primary()
     config = setup.config.model_copy(update={"sweep": setup.config.sweep.model_copy(update={"budget": target.C})})
     try:
-        _run_recorded(programs, config, base_policy, target.cell, folder, on_progress)
-        if multiprocess.is_primary():
-            write_health(folder, target.cell, on_flags)
+        ledger = Ledger(folder, cell, config_hash(config.cell)) if is_primary else None
+        if not is_finished(config, cell, folder, ledger):
+            outputs = CellOutputs(folder, ledger, CheckpointUploader((folder / CHECKPOINT_FOLDER).absolute()))
+            with cell_loggers(ledger, cell, config) if ledger else nullcontext():
+                run_cell(programs, config, base_policy, cell, outputs, on_progress)
+        if is_primary:
+            write_health(folder, cell, on_flags)
     except Preempted:
         raise
     except Exception as e:
@@ -131,29 +128,9 @@ def train_cell(
     return None
 
 
-def _run_recorded(
-    programs: SweepPrograms,
-    config: Config,
-    base_policy: BasePolicy,
-    cell: Cell,
-    folder: Path,
-    on_progress: Callable[[CellProgress], None],
-) -> None:
-    """Run a cell that is not finished, with its ledger, its loggers and the uploader of its checkpoints open."""
-    ledger = Ledger(folder, cell, config_hash(config.cell)) if multiprocess.is_primary() else None
-    if is_finished(config, cell, folder, ledger):
-        return
-    uploader = CheckpointUploader((folder / CHECKPOINT_FOLDER).absolute())
-    outputs = CellOutputs(folder, ledger, uploader)
-    with cell_loggers(ledger, cell, config) if ledger else nullcontext():
-        run_cell(programs, config, base_policy, cell, outputs, on_progress)
-
-
 def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]], None]) -> None:
-    """Write `folder`/health.json and report its flags; nothing for a run that broke before its first evaluation.
-
-    isojax itself computes the flags whenever it reads a ledger: the file is for other programs.
-    """
+    """Write `folder`/health.json, for other programs, and report its flags; nothing for a run that broke before its
+    first evaluation."""
     try:
         run = read_run(folder)
     except InputError:

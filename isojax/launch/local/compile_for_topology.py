@@ -1,8 +1,5 @@
-"""`launch --dry-run --topology`: compile a sweep's programs for TPUs that are not here, and show XLA's memory and the
-planner's.
-
-No weights, tokenizer or problems are read.
-"""
+"""`launch --dry-run --topology`: compile a sweep's programs for TPUs that are not here, without weights or problems,
+and show XLA's memory and the planner's."""
 
 from __future__ import annotations
 
@@ -28,12 +25,8 @@ from isojax.train.memory_analysis import AbstractTask, OutOfMemory, ProgramMemor
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
-    """Compile and print.
-
-    Raises:
-        InputError: the sweep contradicts itself, there is no libtpu or no such topology, the mesh does not fit it, or
-            nothing says how many tokens the model has.
-    """
+    """Compile and print; InputError where the sweep contradicts itself, there is no libtpu or no such topology, the
+    mesh does not fit it, or the vocabulary is not known."""
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)

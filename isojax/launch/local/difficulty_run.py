@@ -1,8 +1,7 @@
 """`isojax difficulty`: label problems by the base model's avg@k, and write them as a data set split by difficulty.
 
 A folder holds `labels.jsonl` (appended to, so that a killed run goes on), `labels.csv` (with intervals), the histogram
-`difficulty.png`, `.pdf`, `.csv` (the paper's Fig. 2), and `splits/`, a TFDS data set that
-`cell.task=tfds:FOLDER/splits#...` and `cell.data.mixture` read.
+`difficulty.png`, `.pdf`, `.csv` (the paper's Fig. 2), and `splits/`, a TFDS data set to train on.
 """
 
 from __future__ import annotations

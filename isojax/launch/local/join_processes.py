@@ -1,7 +1,5 @@
-"""The processes of one run, brought together by JAX's own service (jax.distributed).
-
-What ends one of them ends all, by launch/watchdog.py; where a process hangs but its machine runs, by JAX's heartbeat.
-"""
+"""The processes of one run, brought together by JAX's own service (jax.distributed). What ends one of them ends all, by
+launch/watchdog.py; where a process hangs but its machine runs, by JAX's heartbeat."""
 
 from __future__ import annotations
 
@@ -27,11 +25,8 @@ HEARTBEAT_TIMEOUT = 40  # seconds without a sign of a process until JAX ends the
 
 @contextmanager
 def join_processes(process_group: ProcessGroup) -> Iterator[None]:
-    """Connect this process with the others; on leaving without an error, disconnect.
-
-    Raises:
-        InputError: the processes do not come together, or differ in their number of devices.
-    """
+    """Connect this process with the others; on leaving without an error, disconnect. InputError where the processes do
+    not come together, or differ in their number of devices."""
     if not process_group.is_multi_process:
         yield
         return
@@ -90,11 +85,8 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
 
 
 def check_even_devices(device_owners: Sequence[int]) -> None:
-    """InputError where processes differ in their number of devices, between which JAX cannot gather values.
-
-    Args:
-        device_owners: for each device, the process that it belongs to.
-    """
+    """InputError where processes differ in their number of devices, between which JAX cannot gather values. Given is
+    the process that each device belongs to."""
     counts = Counter(device_owners)
     if len(set(counts.values())) > 1:
         counts_text = ", ".join(f"process {process} has {count}" for process, count in sorted(counts.items()))

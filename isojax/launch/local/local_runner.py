@@ -1,8 +1,4 @@
-"""The in-process runner: the cells of a sweep on this machine's devices, as many at once as the mesh fits into them.
-
-Each worker thread has a part of the devices and a set of compiled programs, and takes the next cell when it has
-finished one.
-"""
+"""The in-process runner: the cells of a sweep on this machine's devices, as many at once as the mesh fits into them."""
 
 from __future__ import annotations
 
@@ -43,14 +39,10 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
 
 
 def _launch(config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> Path:
-    """`launch`, in each of its processes."""
     with open_sweep(config, cells, resume or dry_run) as setup:
-        concurrent_cells, folder, budget = len(setup.programs), setup.folder, setup.device_budget
-        forecast = None
-        if dry_run:
-            devices = setup.cell_devices.used_local_devices
-            forecast = forecast_sweep(setup.config, cells, budget, concurrent_cells, folder, devices)
-        print_plan(setup.config, cells, folder, setup.cell_devices.description, concurrent_cells, budget, forecast)
+        folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
+        forecast = forecast_sweep(setup.config, cells, budget, devices, folder) if dry_run else None
+        print_plan(setup.config, cells, folder, devices.description, budget, forecast)
         if not dry_run:
             with exclusive_lock(folder) if multiprocess.is_primary() else nullcontext():
                 check_shared_folder(folder)
@@ -71,7 +63,6 @@ def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PRO
 
 
 def _run_cells(setup: SweepSetup) -> None:
-    """The base policy, then all cells."""
     config, cells = setup.config, setup.cells
     with Display(config) as display:
         base_policy, failures = setup.prepare(display), []

@@ -1,7 +1,4 @@
-"""A sweep prepared in this process: everything that can be refused is, sizes are chosen, and programs wait for cells.
-
-The local runner prepares one for all devices of this machine; a process on a Ray cluster one for its own.
-"""
+"""A sweep prepared in a process: everything that can be refused is, sizes are chosen, and programs wait for cells."""
 
 from __future__ import annotations
 
@@ -112,12 +109,8 @@ class SweepSetup:
 
 @contextmanager
 def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[SweepSetup]:
-    """Prepare a sweep; its verifier ends with the context.
-
-    Raises:
-        InputError: the algorithm contradicts itself, the mesh does not fit, the folder holds another sweep, or the
-            problems or the model cannot be used.
-    """
+    """Prepare a sweep; its verifier ends with the context. InputError where the algorithm contradicts itself, the mesh
+    does not fit, the folder holds another sweep, or the problems or the model cannot be used."""
     folder = working_folder(config.run.dir, config.name)
     pairs = sorted({(c.B_p, c.n) for c in cells})
     algorithm.check_algorithm(config.cell.rl, cells)
@@ -130,8 +123,7 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[Swee
     check_data(config.cell.data)
     with open_task(config) as task:
         check_problems(config, task, pairs)
-        active_devices = cell_devices.devices_per_cell * cell_devices.concurrent_cells
-        budget = make_device_budget(config, pairs, cell_devices.mesh_shape, task, active_devices)
+        budget = make_device_budget(config, pairs, cell_devices, task)
         is_new_run = not (folder / CONFIG_FILE).exists()
         sweep = multiprocess.run_on_primary(lambda: autosize_sweep(config.sweep, budget, is_new_run))
         meshes = cell_devices.meshes()

@@ -1,7 +1,7 @@
 """What the processes of a cell's process group ask a Ray cluster for, and how many such groups the cluster holds.
 
-A cell asks for a mesh. On TPUs the process group is the hosts of a slice; on GPUs it has as few processes as hold the
-mesh's devices; on CPUs it is one process that simulates them, unless `run.process_group.processes` says otherwise.
+On TPUs the process group is the hosts of a slice; on GPUs it has as few processes as hold the mesh; on CPUs it is one
+process that simulates the mesh, unless `run.process_group.processes` says otherwise.
 """
 
 from __future__ import annotations

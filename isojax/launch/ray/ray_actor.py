@@ -1,8 +1,7 @@
 """A process of a process group, as the driver sees it: Ray starts it, the driver calls its methods, and both exchange
 plain data.
 
-The driver names the class, so this module loads no jax. The process loads RayWorker, and jax with it, when the driver
-opens the sweep. What the process prints goes to a log file, which outlives it.
+The driver names the class, so this module loads no jax; the process does, with RayWorker, when it opens the sweep.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A sweep on a Ray cluster: each cell runs in a group of processes that Ray places and kills as a whole, and that
 starts again from the newest checkpoint.
 
-The driver plans, schedules, displays and fits; it never imports jax, so it claims no accelerator. Whatever ends the
-driver, Ray ends the process groups, and --resume continues the sweep.
+The driver never imports jax, so it claims no accelerator. Whatever ends it, Ray ends the process groups.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The work of one process of a process group: it joins the others, prepares the sweep, and trains one cell at a time.
-
-RayActor loads this module, and jax with it, in the process that it runs in.
-"""
+"""The work of a process of a process group, loaded with jax by RayActor: it joins the others, prepares the sweep, and
+trains one cell at a time."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Which process group trains which cell, and when: one loop over calls of groups that have ended.
 
-Cells are trained longest first. A group takes a cell only once its processes are ready, so that a cell never waits for
-resources that another group has. A lost cell is started again from its checkpoint, by any group, until it was lost too
-often without progress; a group that cannot begin is tried again in its slot, after a pause. The first group makes the
-base policy, which the others find.
+Cells are trained longest first, by groups whose processes are ready. A lost cell is started again from its checkpoint,
+until it was lost too often without progress; a group that cannot begin is tried again after a pause. The first group
+makes the base policy, which the others find.
 """
 
 from __future__ import annotations
@@ -72,13 +71,8 @@ class RayScheduler:
         self.capacity_seen_at = time.monotonic()
 
     def run(self) -> list[tuple[Cell, Exception]]:
-        """Run until every cell is done or has failed; returns those that failed, with their errors.
-
-        Raises:
-            InputError: a worker refuses the sweep, or a file cannot be written.
-            RunFailed: no group can begin.
-            Preempted: by SIGTERM or Ctrl-C. As with every other end, the cells in training save their state first.
-        """
+        """Run until every cell is done or has failed; returns those that failed, with their errors. Whatever ends the
+        loop early, the cells in training save their state first; Preempted after SIGTERM or Ctrl-C."""
         for folder in (self.folder, self.folder / LOGS_FOLDER):
             write_text(folder / TOKEN_FILE, self.token)
         try:
@@ -270,10 +264,8 @@ class RayScheduler:
         self.cell_queue.put_back(cell)
 
     def _save_cells(self) -> bool:
-        """Let the cells in training save their state, for which they have some time; whether all did.
-
-        A second Ctrl-C does not wait for them.
-        """
+        """Let the cells in training save their state, for which they have some time; whether all did. A second Ctrl-C
+        does not wait for them."""
         if self.cell_queue.running:
             print_line("stopping: the cells in training save their state (Ctrl-C again: do not wait for them)")
         for group in self._groups():
