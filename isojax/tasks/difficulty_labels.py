@@ -30,14 +30,12 @@ class Labeller(Protocol):
     def samples_per_problem(self) -> int: ...
 
     def count_correct(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
-        """How many of `repeats` x `samples_per_problem` rollouts of each problem are correct. The draws belong to the
-        problem: they do not depend on which others are asked for."""
+        """How many of `repeats` x `samples_per_problem` rollouts are correct; the draws belong to their problem."""
         ...
 
 
 def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Problem]) -> str:
-    """16 hex digits that name what labels depend on: the policy (`fingerprint` of its weights), the problems, and how
-    these are written, sampled and verified."""
+    """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are made and judged."""
     sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
     key_data = cell.model_dump(mode="json", include=sections) | {
         "seed": cell.data.seed,
@@ -55,10 +53,8 @@ def label_problems(
     labeller: Labeller,
     on_progress: ProgressCallback,
 ) -> list[Problem]:
-    """The problems with the base policy's correct rollouts out of `attempts` (rounded up to whole calls).
-
-    What `path` holds is not sampled again; the labels do not depend on how often the labelling was broken off.
-    """
+    """The problems with the base policy's correct rollouts out of `attempts` (rounded up to whole calls); what `path`
+    holds is not sampled again."""
     repeats = -(-attempts // labeller.samples_per_problem)
     attempts = repeats * labeller.samples_per_problem
     solved_by_id = multiprocess.run_on_primary(lambda: read_labels(path, label_key, attempts))

@@ -76,10 +76,8 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction) -> Probl
     if overlapping:
         notes.append(f"{overlapping} training problems are also in the validation set: they are not trained on")
     if len(validation) < data.validation:
-        notes.append(
-            f"{held_out} holds {len(validation)} problems, and cell.data.validation = {data.validation}: all of them"
-            " validate"
-        )
+        size = f"{held_out} holds {len(validation)} problems"
+        notes.append(f"{size}, and cell.data.validation = {data.validation}: all of them validate")
     training = _limit_training(cell, training, notes)
     for name, problems in extra_sets.items():
         if overlapping := drop_overlap(problems, training)[1]:
@@ -146,9 +144,7 @@ def preview_selection(cell: CellConfig, task: Task) -> ProblemSelection | None:
 
 
 def best_constant(problems: list[Problem]) -> tuple[str, float] | None:
-    """The answer that most problems have, and the reward of a policy that always gives it; None where the answer of a
-    problem is not known.
-    """
+    """The answer that most problems have, and the reward of always giving it; None where an answer is not known."""
     answers = Counter(reference_answer(p.answer) for p in problems)
     answer, count = answers.most_common(1)[0]
     return None if answers[""] else (answer, count / len(problems))

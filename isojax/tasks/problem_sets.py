@@ -67,12 +67,8 @@ def mix_parts(
 
 
 def mixture_counts(sizes: Mapping[str, int], shares: Mapping[str, float], size: int | None) -> dict[str, int]:
-    """How many problems of each part make the largest mixture with these shares, at most `size` (D) in all.
-
-    Shares are normalised and taken as the decimal numbers they print as; what does not divide goes to the largest
-    remainders.
-    """
-    exact_shares = {part: Fraction(str(share)) for part, share in shares.items()}
+    """How many problems of each part make the largest mixture with these shares, at most `size` (D) in all."""
+    exact_shares = {part: Fraction(str(share)) for part, share in shares.items()}  # the decimals that they print as
     exact_shares = {part: share / sum(exact_shares.values()) for part, share in exact_shares.items()}
     # Rounded up, a part may give one problem more than its exact share, never more: the largest total is at most this.
     total = min(int((sizes[part] + 1) / share) for part, share in exact_shares.items())

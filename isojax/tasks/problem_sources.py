@@ -22,9 +22,7 @@ class ProblemSource(Protocol):
     """Problems in text."""
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """At most `count` distinct problems, a random choice in random order. Ids are int32, unique and the same in
-        every run.
-        """
+        """At most `count` distinct ones, a random choice in random order; ids are int32, the same in every run."""
         ...
 
 

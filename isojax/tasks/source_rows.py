@@ -29,10 +29,7 @@ class ProblemColumns(NamedTuple):
 
 
 def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
-    """The rows as distinct problems; the first row decides which columns are read.
-
-    InputError, with its place: no row, no such column, or a value that cannot be used.
-    """
+    """The rows as distinct problems; the first row decides which columns are read. An InputError names its place."""
     problems: list[Problem] = []
     columns = None
     for row in rows:

@@ -21,9 +21,8 @@ class Interruption:
 class StopConditions:
     """A response ends with a token of `tokens`, or with the token that completes a stop string.
 
-    `transitions`, uint8 or uint16 [states V], is None where there are no stop strings: `transitions[state, token]` is
-    the state after that token; a response starts in state 0, and the value `states` means that a stop string is
-    complete.
+    `transitions[state, token]`, uint8 or uint16 [states V], is the state after that token (None: no stop strings). A
+    response starts in state 0; the value `states` means that a stop string is complete.
     """
 
     tokens: tuple[int, ...]

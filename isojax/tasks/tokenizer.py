@@ -70,8 +70,7 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
     """The bytes that each token id below `vocab` adds to a text; None for special tokens and for missing ids.
 
-    Byte-level BPE writes a byte as one of 256 printable characters; sentencepiece writes a space as U+2581 and a byte
-    as <0xNN>. A tokenizer of another kind is an InputError.
+    Byte-level BPE writes a byte as one of 256 printable characters; sentencepiece a space as U+2581, a byte as <0xNN>.
     """
     id_of_token = tokenizer.get_vocab()
     largest_id = max(id_of_token.values())

@@ -13,9 +13,7 @@ from isojax.tasks.protocol import Grades, HostTask
 
 
 class BackgroundGrader:
-    """Grades of one response to each of `problems` (a problem may occur several times), as a context. Responses that
-    arrive while others are checked are checked together after them.
-    """
+    """Grades of one response to each of `problems`, in which a problem may occur several times; a context."""
 
     def __init__(self, task: HostTask, problems: Sequence[Problem]) -> None:
         self._task, self._problems = task, problems
@@ -36,11 +34,8 @@ class BackgroundGrader:
     def state_dict(self) -> dict[str, Any]:
         """The grades of all responses added so far, once these are checked; for JSON and `load_state_dict`."""
         grades = self.collect_grades()
-        return {
-            "rewards": grades.rewards.tolist(),
-            "parsed_fraction": grades.parsed.tolist(),
-            "failures": dict(grades.failures),
-        }
+        answers = {"rewards": grades.rewards.tolist(), "parsed_fraction": grades.parsed.tolist()}
+        return {**answers, "failures": grades.failures}
 
     def load_state_dict(self, saved_state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned."""
@@ -48,9 +43,7 @@ class BackgroundGrader:
         self._failures.update(saved_state["failures"])
 
     def collect_grades(self) -> Grades:
-        """All grades, in the order of `problems`, once the last response is checked; raises what grading has raised.
-        Each of several processes has checked its own rollouts, and gets the grades of all.
-        """
+        """All grades of all processes, in the order of `problems`; raises what grading has raised."""
         while self._futures:
             self._futures.popleft().result()
         grades_by_process = multiprocess.allgather((self._rewards, self._parsed, self._failures))

@@ -83,8 +83,7 @@ class CheckWorker:
                 os.close(worker_lifeline_fd)
 
     def _restart(self, cancelled: threading.Event) -> None:
-        """Start the process again, in up to MAX_STARTS attempts with pauses between them: the machine may be short of
-        memory or time for a moment."""
+        """Start the process, in several attempts: the machine may be short of memory or time for a moment."""
         for attempt in range(MAX_STARTS):
             try:
                 return self.start()
@@ -93,8 +92,7 @@ class CheckWorker:
                     raise
 
     def run_checks(self, batch: Sequence[CheckRequest], cancelled: threading.Event) -> Iterator[Verdict]:
-        """Verdicts of a batch, in order; those after a check that ended the process are left out. `cancelled` ends the
-        attempts to start a process."""
+        """Verdicts of a batch, in order, up to a check that ends the process; `cancelled` ends attempts to start it."""
         try:
             self._send_batch(batch, cancelled)
             for _ in batch:
@@ -157,9 +155,7 @@ class CheckWorker:
         assert self._process is not None
         with suppress(subprocess.TimeoutExpired):
             code = self._process.wait(0.5)
-            if code < 0:
-                return f"the process died of {signal.Signals(-code).name}"
-            return f"the process exited with {code}"
+            return f"the process {f'exited with {code}' if code >= 0 else f'died of {signal.Signals(-code).name}'}"
         return "the process closed its connection"
 
     def kill(self) -> None:

@@ -55,10 +55,7 @@ class Checker:
             self._workers[0].start()
 
     def grade(self, problems: Sequence[Problem], prompts: Sequence[str], responses: Sequence[str]) -> Grades:
-        """Rewards and failures of responses to problems, one each, in their order; threads take turns.
-
-        InputError ends the run: a problem that this verifier cannot judge, or a worker that cannot be started again.
-        """
+        """Rewards and failures of responses to problems, one each; InputError for a problem that cannot be judged."""
         requests = list(zip(problems, prompts, responses, strict=True))
         keys: list[Hashable] = [(id(p), prompt, r) if self._pure else i for i, (p, prompt, r) in enumerate(requests)]
         request_by_key = dict(zip(keys, requests, strict=True))
@@ -78,8 +75,7 @@ class Checker:
         )
 
     def check_problems(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
-        """Judge an empty response to each problem, so that a problem that cannot be judged is an InputError; to the
-        first problem only where the verifier runs in processes, which may be slow."""
+        """InputError where a problem cannot be judged; a verifier in processes tries the first problem only."""
         requests = [(p, prompt, "") for p, prompt in zip(problems, prompts, strict=True)]
         with self._lock:
             self._run_requests(requests if self._check else requests[:1])

@@ -98,8 +98,7 @@ def _limit_memory(memory_bytes: int) -> None:
 
 
 def _ignore_sigterm() -> None:
-    """Ignore the signal that schedulers send to every process of a job: the run needs verdicts until its update ends.
-    Processes that a check starts still end by it."""
+    """Schedulers send it to every process of a job, and the run needs verdicts until its update ends."""
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 

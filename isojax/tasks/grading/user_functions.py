@@ -18,10 +18,7 @@ SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
 
 
 def load_function(verifier: str, argument: str, default_name: str = "") -> Callable[..., Any]:
-    """The function of `file.py:name` or `package.module:name`; InputError says where and why there is none.
-
-    `verifier` is the verifier's name, for messages; `default_name` is used where no name is given.
-    """
+    """The function of `file.py:name` or `package.module:name`; InputError says where and why there is none."""
     module_or_file, _, name = argument.partition(":")
     name = name or default_name
     expected_form = f"{verifier}:FILE.py:{default_name or 'NAME'} or {verifier}:PACKAGE.MODULE:{default_name or 'NAME'}"
@@ -69,9 +66,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def score_to_verdict(score: Any, response: str) -> Verdict:
-    """1 (or True) is correct, any other number is not; parsed where the response is not empty. Scores other than 0, 1
-    and -1 are counted under `partial`; what is no finite number, under `error`.
-    """
+    """1 (or True) is correct, any other number is not; those but 0, 1 and -1 are counted as `partial` failures."""
     try:
         if isinstance(score, str):
             raise TypeError("a text is no score")

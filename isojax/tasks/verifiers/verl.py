@@ -25,10 +25,11 @@ def build(argument: str) -> Check:
     _check_parameters(compute_score, argument)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        reward_model = problem.columns.get("reward_model") or {}
         score: Any = compute_score(
             data_source=problem.columns.get("data_source", ""),
             solution_str=response,
-            ground_truth=_ground_truth_of(problem),
+            ground_truth=problem.columns.get("ground_truth", reward_model.get("ground_truth", problem.answer)),
             extra_info=problem.columns.get("extra_info"),
         )
         if isinstance(score, Mapping):
@@ -54,12 +55,3 @@ def _check_parameters(function: Callable[..., Any], argument: str) -> None:
             f"cell.verifier.use: {argument}: the function cannot be called as verl calls it ({e}); expected the"
             f" parameters {', '.join(PARAMETERS)}. For TRL's convention write function:FILE.py:NAME."
         ) from e
-
-
-def _ground_truth_of(problem: Problem) -> Any:
-    if "ground_truth" in problem.columns:
-        return problem.columns["ground_truth"]
-    reward_model = problem.columns.get("reward_model")
-    if isinstance(reward_model, Mapping) and "ground_truth" in reward_model:
-        return reward_model["ground_truth"]
-    return problem.answer
