@@ -37,7 +37,7 @@ def split_by_difficulty(problems: Sequence[Problem], data: DataConfig) -> tuple[
 
 
 def drop_overlap(training: Sequence[Problem], validation: Sequence[Problem]) -> tuple[list[Problem], int]:
-    """(the training problems that are not in `validation` too, apart from white space and case; how many are)."""
+    """(the training problems that are not in `validation` too, whatever their white space and case; how many are)."""
     validation_prompts = {_normalized_prompt(p) for p in validation}
     remaining = [p for p in training if _normalized_prompt(p) not in validation_prompts]
     return remaining, len(training) - len(remaining)

@@ -103,8 +103,8 @@ def test_a_fit_from_before_a_run_was_flagged_is_made_again(isojax: Isojax) -> No
         "note: B_p=16 n=8 seed 1 is left out of the fit (--include-flagged puts it back): collapsed from C = "
         in out.replace("\n", " ")
     )
-    told = json.loads(isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16", "--json")[1])["health"]
-    assert told["left_out"] and [row["seed"] for row in told["runs"]] == [1]
+    health = json.loads(isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16", "--json")[1])["health"]
+    assert health["left_out"] and [row["seed"] for row in health["runs"]] == [1]
     assert len(json.loads(Path("runs/one/fit.json").read_text())["runs"]) == 5
 
 

@@ -59,7 +59,9 @@ def test_launch_takes_an_override_that_is_too_long_for_a_file(isojax: Isojax, ca
     assert calls[0][0].run.dir == long.removeprefix("run.dir=")
 
 
-def test_of_several_configs_later_ones_lie_over_earlier_ones(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+def test_of_several_configs_later_ones_replace_settings_of_earlier_ones(
+    isojax: Isojax, calls: list[tuple[Any, ...]]
+) -> None:
     Path("top.yaml").write_text("sweep: {n: [4], seeds: 5}\ncell: {rl: {kl: 0.125}}\n")
     assert isojax("launch", "quickstart", "hard", "top.yaml", "sweep.seeds=7", "--dry-run")[0] == 0
     [(config, *_)] = calls

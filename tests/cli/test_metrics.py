@@ -1,4 +1,4 @@
-"""`--metric` end to end: best and worst under verl's names, pass@k, extra sets of problems, with files beside
+"""`--metric` end to end: best and worst under verl's names, pass@k, extra sets of problems, with files next to
 fit.json.
 """
 
@@ -70,7 +70,7 @@ def write(sweep: Path, ours: RunRecord, other: RunRecord) -> None:
 
 
 def test_a_fit_of_an_extra_set_is_the_fit_of_that_set_alone(isojax: Isojax) -> None:
-    """Curves, intervals with other problems drawn anew, and paired leads: all from the extra set's own right
+    """Curves, intervals with other problems drawn again, and paired leads: all from the extra set's own right
     answers.
     """
     code, out, err = isojax("fit", "runs/both", "--metric", "hard/avg@4", *QUICK)

@@ -135,7 +135,7 @@ def test_numbers_that_nobody_means(recommend: Callable[..., Outcome], words: str
     assert code == 2 and out == "" and err.startswith("error: ") and "at most 1e+15" in err
 
 
-def test_a_run_past_its_peak_is_told_to_stop_and_a_loss_is_called_one(recommend: Callable[..., Outcome]) -> None:
+def test_a_run_past_its_peak_should_stop_early_and_a_loss_is_called_one(recommend: Callable[..., Outcome]) -> None:
     fit = document()
     curves = tuple(dataclasses.replace(curve, C_peak=4e4) for curve in fit.curves)
     Path("fit.json").write_text(fit.model_copy(update={"curves": curves, "base_reward": 0.9}).model_dump_json())
@@ -192,7 +192,7 @@ def test_recommend_writes_a_config_for_train_and_keeps_what_is_there(
     assert [(cell.B_p, cell.n) for cell in plan_cells(best.sweep)] == [(answer["B_p"], answer["n"])]
     assert best.sweep.budget == answer["C"] and best.sweep.decode_slots is None and best.name != sweep.name
     assert best.cell.model_copy(update={"eval": sweep.cell.eval}) == sweep.cell
-    assert best.cell.eval.evaluation_targets(best.sweep.budget)[-1] == answer["C"]  # the run ends where it was told to
+    assert best.cell.eval.evaluation_targets(best.sweep.budget)[-1] == answer["C"]  # the run ends at its budget
     assert 1 <= best.cell.eval.start / sweep.cell.eval.start < sweep.cell.eval.ratio
     before = Path("best.yaml").read_bytes()
     assert "best.yaml exists already" in error_of(isojax(*words))

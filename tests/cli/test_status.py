@@ -1,4 +1,4 @@
-"""`isojax status`: where a sweep stands, told from its files alone."""
+"""`isojax status`: where a sweep stands, read from its files alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CELLS = [Cell(8, 2, 0), Cell(8, 2, 1), Cell(8, 4, 0), Cell(8, 4, 1)]
 
 
 def sweep(folder: Path, *settings: str) -> Path:
-    """One cell done, one half done at 50 rollouts a second, one that broke off, one not begun."""
+    """One cell done, one half done at 50 rollouts per second, one that broke off, one not begun."""
     save_config(load_config("quickstart", ["name=little", *SETTINGS, *settings]), folder / "config.yaml")
     done, half, broken, _ = CELLS
     record(folder, done, (0, 64, 128, 256, 512))

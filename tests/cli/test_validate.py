@@ -1,4 +1,4 @@
-"""`isojax fit --validate`: the table, the file beside the fit, and the one JSON document."""
+"""`isojax fit --validate`: the table, the file in the folder of the fit, and the one JSON document."""
 
 from __future__ import annotations
 

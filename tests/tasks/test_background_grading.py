@@ -52,7 +52,7 @@ def grading(task: Slow, problems: list[Problem] = PROBLEMS) -> BackgroundGrader:
     return BackgroundGrader(cast("HostTask", cast("Any", task)), problems)
 
 
-def test_grades_lie_under_their_numbers_and_what_waits_is_judged_together() -> None:
+def test_grades_are_by_index_and_what_waits_is_judged_together() -> None:
     task = Slow()
     with grading(task) as found:
         found.add_responses([4], tokens(4))
@@ -79,7 +79,7 @@ def test_what_the_verifier_raises_reaches_the_caller() -> None:
         found.collect_grades()
     with pytest.raises(InputError, match="problem 2 cannot be judged"), grading(task) as found:
         found.add_responses([2], tokens(-1))
-        for _ in range(1000):  # at one of the next visits, without asking for the grades
+        for _ in range(1000):  # at one of the next calls, without asking for the grades
             threading.Event().wait(0.01)
             found.add_responses([3], tokens(3))
 

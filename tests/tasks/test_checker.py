@@ -162,7 +162,7 @@ def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
         ),
     ],
 )
-def test_the_first_failure_of_a_kind_is_told(checker: Checker, what: str, kind: str, message: str) -> None:
+def test_the_first_failure_of_a_kind_is_shown(checker: Checker, what: str, kind: str, message: str) -> None:
     checker.failure_examples.clear()
     assert grade(checker, ["good", what, "good"])[::2] == ([1, 0, 1], {kind: 1})
     assert checker.failure_examples[kind].startswith(message)
@@ -177,7 +177,7 @@ def test_a_deadline_is_each_checks_own(rewards: Path) -> None:
         assert grade(checker, ["x"] * 8) == ([1.0] * 8, [True] * 8, {})
 
 
-def test_a_forked_child_that_comes_back_is_not_heard(checker: Checker) -> None:
+def test_a_forked_child_that_comes_back_gives_no_verdict(checker: Checker) -> None:
     assert grade(checker, ["fork", "good", "fork", "bad", "good"])[::2] == ([0, 1, 0, 0, 1], {})
 
 
@@ -205,7 +205,7 @@ def test_large_responses_pass(checker: Checker) -> None:
     assert grade(checker, [large, "no", large] * 4, answer=large)[0] == [1, 0, 1] * 4
 
 
-def test_a_worker_killed_while_idle_is_replaced_silently(rewards: Path) -> None:
+def test_a_worker_killed_while_idle_is_replaced(rewards: Path) -> None:
     with Checker(f"function:{rewards}:pid", num_workers=1) as checker:
         worker = checker._workers[0]._process
         assert worker is not None

@@ -1,4 +1,4 @@
-"""Which problems a run takes: what is held out, left out, mixed or dropped, and that all of it is told."""
+"""Which problems a run takes: what is held out, left out, mixed or dropped, and that notes say all of it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def chosen(settings: CellConfig, label: Any = never) -> Any:
     return select_problems(settings, Words(settings), label)
 
 
-def test_a_set_is_split_and_long_prompts_are_dropped_and_told(tmp_path: Path) -> None:
+def test_a_set_is_split_and_a_note_counts_long_prompts(tmp_path: Path) -> None:
     task = write(
         tmp_path / "a.jsonl",
         [f"problem {i}" for i in range(20)] + ["one that is too long by far", "and another one of these"],
@@ -79,7 +79,7 @@ def test_what_also_stands_in_a_held_out_set_is_not_trained_on(tmp_path: Path) ->
     assert got.notes == ["2 training problems are also in the validation set: they are not trained on"]
 
 
-def test_a_held_out_set_smaller_than_asked_for_is_told(tmp_path: Path) -> None:
+def test_a_note_says_that_a_held_out_set_is_smaller_than_asked_for(tmp_path: Path) -> None:
     got = chosen(cell(write(tmp_path / "a.jsonl", ["a", "b"]), held_out=write(tmp_path / "b.jsonl", ["c", "d"])))
     assert len(got.validation) == 2 and "holds 2 problems, and cell.data.validation = 4" in got.notes[0]
 
@@ -91,7 +91,7 @@ def test_the_same_prompt_in_other_letters_is_on_one_side(tmp_path: Path) -> None
     assert not sides[0] & sides[1] and "are also in the validation set" in got.notes[0]
 
 
-def test_labelled_problems_outside_the_difficulty_are_left_out_and_told(tmp_path: Path) -> None:
+def test_a_note_counts_problems_outside_the_difficulty(tmp_path: Path) -> None:
     task = write(tmp_path / "a.jsonl", [f"problem {i}" for i in range(40)])
 
     def label(problems: list[Problem]) -> list[Problem]:
@@ -113,7 +113,7 @@ def test_size_and_extra_sets(tmp_path: Path) -> None:
     assert got.notes[1:] == ([f"{len(both)} of 10 problems of seen are also in the training set"] if both else [])
 
 
-def test_a_missing_file_is_told_before_anything_is_labelled(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_before_anything_is_labelled(tmp_path: Path) -> None:
     task = write(tmp_path / "a.jsonl", [f"problem {i}" for i in range(20)])
     for wrong in ({"held_out": "jsonl:nowhere.jsonl"}, {"extra": {"ood": "jsonl:nowhere.jsonl"}}):
         settings = cell(task, attempts=4, **wrong)

@@ -40,7 +40,7 @@ def test_a_choice_is_random_whole_and_without_repeats() -> None:
     assert {p.id for p in InMemorySource(problems).problems(1000, np.random.default_rng(2))} == set(range(100))
 
 
-def test_problems_are_told_apart_by_what_the_user_says() -> None:
+def test_problems_are_distinguished_by_what_the_user_says() -> None:
     turns = (
         {"role": "system", "content": "S"},
         {"role": "user", "content": "3?"},
@@ -80,9 +80,7 @@ def test_sums_are_right_distinct_and_have_ids_of_their_own() -> None:
 
 @pytest.mark.parametrize("task", ["addition", "gcd"])
 def test_no_two_sets_hold_a_problem_both_ways_round(task: str) -> None:
-    """A held-out set is drawn apart from the training set: what both hold must be the same text, or it would not be
-    found.
-    """
+    """A held-out set is drawn independently of the training set: what both hold must be the same text to be found."""
     one, two = draw(task, 600, seed=0), draw(task, 600, seed=1)
     numbers = {tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))): p.prompt for p in one}
     both = [p for p in two if tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))) in numbers]

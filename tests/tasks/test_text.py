@@ -176,7 +176,7 @@ def test_grades_of_the_verifier(folder: Path) -> None:
     made.close()
 
 
-def test_a_users_verifier_gets_the_prompt_and_its_failures_are_told(folder: Path, tmp_path: Path) -> None:
+def test_a_users_verifier_gets_the_prompt_and_its_failures_are_shown(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def fn(prompts, completions, **columns):\n"
         "    assert 'x' not in completions[0]\n"

@@ -46,7 +46,7 @@ def lr_search(
 
     The rate found stands for B = B_p n, cell.rl.lr_reference_batch; cell.rl.lr_scaling leads from there to every other
     batch. B is the sweep's batch nearest to lr_reference_batch. Without --rates, learning_rate times 1/10 to 10 in
-    steps of sqrt(10), and up to two more where the best lies at an end. Each rate is a sweep in runs/NAME-lr/RATE; the
+    steps of sqrt(10), and up to two more where the best is at an end. Each rate is a sweep in runs/NAME-lr/RATE; the
     table and picture are there as lr_search.json and lr_search.png. Rates of which a run collapses or is not finite are
     out; of those within a standard error of the best, the lowest is taken.
 

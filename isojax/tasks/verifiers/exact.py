@@ -1,4 +1,4 @@
-"""`exact`: correct where the response is the answer, apart from surrounding white space."""
+"""`exact`: correct where the response is the answer, without surrounding white space."""
 
 from isojax.core.nouns import Problem
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument
