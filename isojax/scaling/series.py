@@ -19,17 +19,13 @@ def running_means(values: FloatArray, width: int) -> FloatArray:
 
 
 def noise_sd(values_by_run: Sequence[FloatArray]) -> float:
-    """Standard deviation of one value, from the median distance to the mean of its neighbours, which neither a trend
-    nor a fall moves; 0 where no run has three values.
-    """
+    """Standard deviation of one value, from its median distance to the mean of its neighbours; 0 of too few values."""
     bends = [r[1:-1] - (r[:-2] + r[2:]) / 2 for r in values_by_run if len(r) > 2]
     return float(np.sqrt(np.median(np.concatenate(bends) ** 2) / _CHI_SQUARE_MEDIAN / _BEND_VARIANCE)) if bends else 0.0
 
 
 def difference_sd(residuals_by_run: Sequence[FloatArray]) -> float:
-    """Standard deviation of one evaluation from how residuals differ from their neighbours: what no smooth curve could
-    explain.
-    """
+    """Standard deviation of one evaluation from how residuals differ from their neighbours."""
     differences = [np.diff(r) for r in residuals_by_run if len(r) > 1]
     return float(np.sqrt(np.mean(np.concatenate(differences) ** 2) / 2)) if differences else 0.0
 

@@ -23,8 +23,7 @@ TIE_POINTS = 40
 
 
 def diagnose(estimate: SweepEstimate, cells: TracksByCell) -> FitDiagnostics:
-    """Reduced chi-square against the evaluations' own scatter, lag-one autocorrelation, degrees of freedom, parameters
-    at bounds, ties, what was left out, unequal lengths."""
+    """Do the curves fit as well as the evaluations' own scatter allows, and what did they leave out?"""
     residuals_by_cell = estimate.residuals or {}
     all_residuals = [r for runs in residuals_by_cell.values() for r in runs]
     evaluation_sd = series.difference_sd(all_residuals)
@@ -70,9 +69,7 @@ def short_cells(cells: TracksByCell) -> dict[tuple[int, int], float]:
 
 
 def reward_sensitivity(curves: Sequence[FittedCurve], draws: PosteriorSamples | None) -> RewardSensitivity | None:
-    """The spread of reward over n (at one B_p) and over B_p (at one n) at the largest C that most cells share; None for
-    one cell.
-    """
+    """The spread of reward over n and over B_p at the largest C that most cells share; None for one cell."""
     if len(curves) < 2:
         return None
     C = float(np.median([c.C_high for c in curves])) * (1 - 1e-9)

@@ -181,9 +181,7 @@ def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator
 
 
 def training_reward_fell(run: RunRecord) -> bool | None:
-    """Whether the training reward ends below the middle of its start and its best (else the policy overfits); None
-    where too little of it was recorded.
-    """
+    """Whether the training reward ends below the middle of its start and its best; None where it was not recorded."""
     R, _ = _training_metric(run, TRAIN_REWARD)
     if len(R) < PERSISTENCE:
         return None

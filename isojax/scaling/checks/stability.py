@@ -58,10 +58,8 @@ class OverfittedRun:
 def assess_stability(
     cells: TracksByCell, metric: str, peaked_cells: Collection[tuple[int, int]] = ()
 ) -> tuple[StabilityVerdict, ...]:
-    """One verdict for each B_p, by rising B_p.
-
-    peaked_cells: cells whose fall past a peak the fit has described: overfitting, which stopping early avoids, is no
-    instability. It is one where the training reward falls too.
+    """One verdict for each B_p, by rising B_p. In peaked_cells the fit has described the fall past a peak: overfitting,
+    which stopping early avoids, is no instability, unless the training reward falls too.
     """
     reasons: dict[int, list[str]] = {}
     for (B_p, n), seeds in sorted(cells.items()):
@@ -113,9 +111,8 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
 
 
 def find_overfitting(tracks: Sequence[RunTrack], validation_sd: float | None) -> tuple[OverfittedRun, ...]:
-    """Runs whose training reward rises while validation falls, from validation's best stretch to the end.
-
-    validation_sd: standard deviation of one evaluation; None: from each run's own scatter.
+    """Runs whose training reward rises while validation falls, from validation's best stretch to the end; where the
+    standard deviation of one evaluation is None, it is that of each run's own scatter.
     """
     overfitted_runs = (_overfitted_run(t, validation_sd) for t in tracks)
     return tuple(run for run in overfitted_runs if run is not None)

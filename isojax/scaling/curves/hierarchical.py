@@ -7,19 +7,17 @@ Run r of cell j = (B_p, n) follows, at log10 C = x,
     (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2)    a surface over (n, B_p); cells depart from it by tau
     gamma ~ N(gamma0, gamma_sd^2)                wide for the surface's level and slopes, narrow for its roughness
 
-with one R0 for all; mid is log10 C_mid and lnB the logarithm of the exponent. Where a cell's data determine its curve,
-the surface hardly changes it; where they do not (a plateau not reached, one seed), the curve leans on its neighbours.
-R0, A, e and gamma enter linearly, mid and lnB do not. Starts come from a grid of (mid, lnB), at each of which the
-linear parameters are solved for (hierarchical_prior.initial_state). Damped Gauss-Newton steps then improve all
-parameters together, with soft-L1 weights against outliers: the normal matrix is an arrow, of which e is eliminated
-first and the cells second.
+with one R0 for all; mid is log10 C_mid and lnB the logarithm of the exponent. A cell whose data do not determine its
+curve (a plateau not reached, one seed) leans on its neighbours. Damped Gauss-Newton steps improve all parameters
+together, with soft-L1 weights against outliers: the normal matrix is an arrow, of which e is eliminated first and the
+cells second.
 
 Dimension letters: J cells, S seeds, P points of a run, K columns of the surface.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -199,9 +197,7 @@ def find_mode(
 def posterior_covariances(
     tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales
 ) -> tuple[FloatArray, FloatArray]:
-    """The posterior covariances at the mode: float[J, 3, 3] of each cell's theta minus its surface, and float[1 + K,
-    1 + K] of u.
-    """
+    """Covariances at the mode: float[J, 3, 3] of each cell's theta minus its surface, float[1 + K, 1 + K] of u."""
     normal = _normal_equations(tail, data, state, scales)
     _, _, F, schur = _solve_arrow(data, state, scales, 0.0, normal)
     u_covariance = as_float64(np.linalg.inv(schur))
@@ -210,8 +206,3 @@ def posterior_covariances(
     cell_covariance = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))
     shared_covariance = np.einsum("jak,kl,jbl->jab", u_sensitivity, u_covariance, u_sensitivity)
     return cell_covariance + shared_covariance, u_covariance
-
-
-def mask_points(data: SweepArrays, mask: NDArray[np.bool_]) -> SweepArrays:
-    """The same data without the points outside `mask`, bool[J, S, P]."""
-    return replace(data, weight=data.weight * mask)

@@ -1,11 +1,5 @@
-"""Mode "hierarchical": every curve from all points, no filter; see hierarchical.py for the model and
-hierarchical_prior.py for its scales.
-
-Departures from the paper's procedure (records, one sigmoid per cell): all points count, so that noise is not mistaken
-for progress; all cells share R0 and one run-to-run effect and lean on a joint surface over (n, B_p); each shape of
-hill.py has draws in proportion to its probability; a reward that falls again ends its curve at the peak; where n makes
-no difference, all n share one curve. The curves are posterior means; intervals come from posterior draws (hmc.py),
-which also resample the validation problems (problem_resampling.py).
+"""Mode "hierarchical": every curve from all points (the model is in hierarchical.py, how it departs from the paper's
+procedure in docs/laws.md). The curves are posterior means; intervals come from posterior draws.
 """
 
 from __future__ import annotations
@@ -15,12 +9,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from isojax.scaling.curves.hierarchical import mask_points, progress_at_points
+from isojax.scaling.curves.hierarchical import progress_at_points
 from isojax.scaling.curves.hierarchical_prior import Cells, PackedSweep, pack_sweep, pool_over_n
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.peaks import find_peak
-from isojax.scaling.curves.posterior_samples import PosteriorSamples
-from isojax.scaling.curves.problem_resampling import apply_problem_shift, problem_contributions, sample_problem_shifts
+from isojax.scaling.curves.posterior_samples import (
+    PosteriorSamples,
+    apply_problem_shift,
+    problem_contributions,
+    sample_problem_shifts,
+)
 from isojax.scaling.curves.residual_correction import ResidualCorrection, fit_corrections
 from isojax.scaling.curves.shape_average import CurvePosterior, fit_all_tails, mean_curve_residuals, sample_posterior
 from isojax.scaling.estimate import FitOptions, SweepEstimate
@@ -45,7 +43,8 @@ def estimate(cells: Cells, metric: str, options: FitOptions) -> SweepEstimate:
     packed = pack_sweep(usable)
     peaks = [find_peak(seeds, packed.base_reward) for seeds in packed.tracks]
     log10_C_peaks = np.array([np.inf if peak is None else peak for peak in peaks])
-    packed = replace(packed, data=mask_points(packed.data, packed.data.x <= log10_C_peaks[:, None, None] + 1e-12))
+    before_peak = packed.data.x <= log10_C_peaks[:, None, None] + 1e-12
+    packed = replace(packed, data=replace(packed.data, weight=packed.data.weight * before_peak))
     shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
     is_n_irrelevant = options.pool_equal_n and has_no_n_effect(packed, shape_fits[0])
     if is_n_irrelevant:
@@ -78,7 +77,13 @@ def estimate(cells: Cells, metric: str, options: FitOptions) -> SweepEstimate:
     if not options.replicates:
         return result
     contributions = problem_contributions(packed, metric, packed.data.y - point_residuals)
-    draws = _posterior_samples(posterior, curves, contributions, options.seed)
+    shift = np.zeros((options.replicates, 2))
+    if contributions is not None:
+        shift = sample_problem_shifts(contributions, options.replicates, np.random.default_rng([options.seed, 1]))
+    A, mid, lnB = np.moveaxis(posterior.theta, 2, 0)
+    draws = PosteriorSamples.of_curves(
+        curves, tail=posterior.tail, A=A, exponent=np.exp(lnB), C_mid=10**mid, R0=posterior.R0, shift=shift
+    )
     return replace(
         result,
         curves=[_with_intervals(curve, draws, j) for j, curve in enumerate(curves)],
@@ -97,9 +102,7 @@ def _unfitted_reason(seeds: Sequence[RunTrack]) -> str:
 
 
 def _measured_range(seeds: Sequence[RunTrack]) -> tuple[float, float]:
-    """From where all seeds of a cell have data, C > 0, to the end of the longest: the others' luck is part of the
-    model.
-    """
+    """From where all seeds of a cell have data, C > 0, to the end of the longest."""
     return max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds), max(float(t.C[-1]) for t in seeds)
 
 
@@ -132,30 +135,6 @@ def _summarise_curve(
         correction=correction,
         determined=not has_peak and bool(progress_reached >= DETERMINED_PROGRESS),
         C_peak=float(10**log10_C_peak) if has_peak else None,
-    )
-
-
-def _posterior_samples(
-    posterior: CurvePosterior, curves: Sequence[FittedCurve], contributions: FloatArray | None, seed: int
-) -> PosteriorSamples:
-    """The posterior draws, each with its own resampled problems."""
-    draw_count = len(posterior.R0)
-    A, mid, lnB = np.moveaxis(posterior.theta, 2, 0)
-    shift = np.zeros((draw_count, 2))
-    if contributions is not None:
-        shift = sample_problem_shifts(contributions, draw_count, np.random.default_rng([seed, 1]))
-    return PosteriorSamples(
-        tail=posterior.tail,
-        keys=tuple(c.key for c in curves),
-        A=A,
-        exponent=np.exp(lnB),
-        C_mid=10**mid,
-        R0=posterior.R0,
-        shift=shift,
-        C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
-        C_low=np.array([c.C_low for c in curves]),
-        C_high=np.array([c.C_high for c in curves]),
-        corrections=tuple(c.correction for c in curves),
     )
 
 

@@ -1,9 +1,7 @@
 """From runs to the model of hierarchical.py: arrays, the surface's columns, starting points, and standard deviations.
 
-On the surface over (n, B_p) A is quadratic in log2 n and linear in log2 B_p, log10 C_mid is linear in both, and the
-logarithm of the exponent is linear in log2 n, as far as the measured (B_p, n) can distinguish these. The departure of
-cells from it (tau), the noise and the run-to-run effect are estimated together with the curves, under priors worth
-PRIOR_WEIGHT observations at the values below, because few cells say little about their own spread.
+The departure of cells from the surface (tau), the noise and the run-to-run effect are estimated together with the
+curves, under priors worth PRIOR_WEIGHT observations, because few cells say little about their own spread.
 """
 
 from __future__ import annotations
@@ -71,17 +69,13 @@ class ShapeFit:
 
 
 def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> tuple[FloatArray, SurfacePrior]:
-    """The surface's columns X float[J, 3, K] for the cells (B_p, n), without those that are combinations of others, and
-    their prior.
+    """The surface's columns X float[J, 3, K] for the cells (B_p, n), without combinations of others, and their prior.
 
-    mid_prior_mean: log10 C in the middle of the data.
+    A is quadratic in log2 n and linear in log2 B_p, mid is linear in both, lnB is linear in log2 n.
     """
     log_B_p, log_n = np.log2(np.array(keys, dtype=np.float64)).T
-    constant, log_n_scaled, log_B_p_scaled = (
-        np.ones(len(keys)),
-        (log_n - log_n.mean()) / 3,
-        (log_B_p - log_B_p.mean()) / 3,
-    )
+    log_n_scaled, log_B_p_scaled = ((v - v.mean()) / 3 for v in (log_n, log_B_p))
+    constant = np.ones(len(keys))
     n_steps = [(log_n >= level).astype(np.float64) for level in np.unique(log_n)[1:]]
     log_n_scaled = log_n_scaled * (_rank(constant, log_n_scaled) == 2)
     log_B_p_scaled = log_B_p_scaled * (_rank(constant, log_n_scaled, log_B_p_scaled) > _rank(constant, log_n_scaled))
@@ -131,9 +125,7 @@ def pack_sweep(cells: Cells) -> PackedSweep:
 
 
 def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
-    """Where the search for the mode starts: for each cell the best corner of a grid of (mid, lnB) with A by least
-    squares there, R0 the base policy's reward (or the lowest seen).
-    """
+    """For each cell the best corner of a grid of (mid, lnB) with A by least squares; R0 at C = 0 or the lowest seen."""
     data = packed.data
     J, S, _ = data.weight.shape
     floor = packed.base_reward if packed.base_reward is not None else float(np.min(data.y[data.weight > 0]))
@@ -173,10 +165,8 @@ def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: i
 def estimate_run_sd(
     tail: float, data: SweepArrays, state: HierarchicalState, noise_sd: float, stated_run_sd: float | None
 ) -> tuple[float, str, float]:
-    """(run-to-run standard deviation, where it comes from in words, its degrees of freedom).
-
-    It is estimated from the spread of the seeds' offsets within cells, minus what the noise explains, under a prior
-    worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD.
+    """(run-to-run standard deviation, where it comes from in words, its degrees of freedom), from the spread of the
+    seeds' offsets within cells, minus what the noise explains, under a prior worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD.
     """
     if stated_run_sd is not None:
         return stated_run_sd, "as stated", 100.0
@@ -238,9 +228,7 @@ def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = No
 
 
 def pool_over_n(packed: PackedSweep) -> PackedSweep:
-    """The same data under the assumption that n makes no difference: one curve for each B_p, or a single curve where
-    every cell has a B_p of its own (a fixed batch B_p n).
-    """
+    """The same data if n makes no difference: one curve for each B_p, or one in all at a fixed batch B_p n."""
     J, all_B_p = len(packed.keys), sorted({B_p for B_p, _ in packed.keys})
     columns = np.array([[float(B_p == b) for b in all_B_p] for B_p, _ in packed.keys])
     X = block_columns(columns if len(all_B_p) < J else np.ones((J, 1)))

@@ -114,9 +114,7 @@ class FittedCurve:
 
 
 def curve_reward(curve: FittedCurve, C: ArrayLike) -> FloatArray:
-    """The curve's reward at compute C > 0, float[...] -> float[...]; a curve with a peak gives the best reward up to
-    C.
-    """
+    """The curve's reward at C > 0, float[...] -> float[...]; a curve with a peak gives the best reward up to C."""
     C_capped = np.minimum(np.asarray(C, dtype=np.float64), np.inf if curve.C_peak is None else curve.C_peak)
     reward = curve_value(C_capped, curve.R0, curve.A, curve.exponent, curve.C_mid, curve.tail)
     return reward if curve.correction is None else reward + curve.correction.evaluate(C_capped)

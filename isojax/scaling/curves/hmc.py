@@ -1,9 +1,7 @@
-"""Draws of all curves given the evaluations: Hamiltonian Monte Carlo on the model of hierarchical.py, one chain per
-replicate. docs/laws.md says why draws and not a bootstrap of the mode.
-
-The run effects e and the surface's gamma are integrated out exactly; the remaining v = (theta of every cell, R0) is
-whitened by the curvature at the mode. A run's points are averaged in at most BINS_PER_RUN bins of log C, and the small
-change that this makes at the mode is subtracted: the result is exact where curves are straight within a bin.
+"""Hamiltonian Monte Carlo on the model of hierarchical.py, one chain per replicate: draws of v = (theta of every cell,
+R0), whitened by the curvature at the mode; the run effects e and the surface's gamma are integrated out exactly. A
+run's points are averaged in at most BINS_PER_RUN bins of log C, and the small change that this makes at the mode is
+subtracted. docs/laws.md says why draws and not a bootstrap of the mode.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from isojax.scaling.curves.hierarchical import (
     HierarchicalState,
@@ -28,6 +25,9 @@ BINS_PER_RUN = 12
 LEAPFROG_STEPS, STEP_SIZE = 7, 1.1
 HMC_ITERATIONS = 30
 MAX_START_HALVINGS = 20
+
+# Of each chain, in whitened coordinates: position float[Q, d], potential float[Q, 1], its gradient float[Q, d].
+ChainStates = tuple[FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True)
@@ -121,25 +121,6 @@ def _whitening_matrix(target: _PotentialEnergy, v: FloatArray) -> FloatArray:
     return eigenvectors / np.sqrt(np.maximum(eigenvalues, 1e-3 * np.median(np.abs(eigenvalues))))
 
 
-@dataclass(frozen=True)
-class _ChainStates:
-    """Where each chain is in whitened coordinates: float[Q, d], the potential there float[Q], its gradient float[Q,
-    d].
-    """
-
-    position: FloatArray
-    potential: FloatArray
-    gradient: FloatArray
-
-    def replaced_where(self, mask: NDArray[np.bool_], other: _ChainStates) -> _ChainStates:
-        """The other states where mask bool[Q] holds."""
-        return _ChainStates(
-            np.where(mask[:, None], other.position, self.position),
-            np.where(mask, other.potential, self.potential),
-            np.where(mask[:, None], other.gradient, self.gradient),
-        )
-
-
 def run_hmc_chains(
     tail: float,
     data: SweepArrays,
@@ -148,44 +129,42 @@ def run_hmc_chains(
     run_sds: FloatArray,
     rng: np.random.Generator,
 ) -> tuple[FloatArray, FloatArray]:
-    """(theta float[Q, J, 3], R0 float[Q]): one draw from each of Q chains that start from the normal approximation at
-    the mode `state`.
-
-    run_sds: float[Q], a run-to-run standard deviation for each chain, so that its uncertainty is included.
+    """(theta float[Q, J, 3], R0 float[Q]): one draw from each of Q chains that start around the mode `state`; run_sds
+    float[Q] is the run-to-run standard deviation of each chain, so that its uncertainty is included.
     """
     target, chain_count = _make_target(tail, data, state, scales, run_sds), len(run_sds)
     mode = np.concatenate([state.theta.reshape(-1), state.u[:1]])
     T = _whitening_matrix(_make_target(tail, data, state, scales, np.array([scales.run_sd])), mode)
 
-    def evaluate(position: FloatArray) -> _ChainStates:
+    def evaluate(position: FloatArray) -> ChainStates:
         potential, gradient = target.value_and_gradient(mode + position @ T.T)
-        return _ChainStates(position, potential, gradient @ T)
+        return position, potential[:, None], gradient @ T
 
     chains = evaluate(rng.normal(size=(chain_count, len(mode))) * 0.7)
     for _ in range(MAX_START_HALVINGS):  # towards the mode: a chain that begins outside the bounds would never come in
-        inside = np.isfinite(chains.potential)
+        inside = np.isfinite(chains[1])
         if inside.all():
             break
-        chains = evaluate(np.where(inside[:, None], chains.position, 0.5 * chains.position))
+        chains = evaluate(np.where(inside, chains[0], 0.5 * chains[0]))
     for _ in range(HMC_ITERATIONS):
-        momentum = rng.normal(size=chains.position.shape)
+        momentum = rng.normal(size=chains[0].shape)
         step_size = STEP_SIZE / len(mode) ** 0.25 * rng.uniform(0.6, 1.1, size=(chain_count, 1))
         trial, end_momentum = _leapfrog(evaluate, chains, momentum, step_size)
         with np.errstate(invalid="ignore"):
-            kinetic_change = 0.5 * ((momentum**2).sum(1) - (end_momentum**2).sum(1))
-            accepted = np.log(rng.random(chain_count)) < chains.potential - trial.potential + kinetic_change
-        chains = chains.replaced_where(accepted, trial)
-    v = mode + chains.position @ T.T
+            kinetic_change = 0.5 * (momentum**2 - end_momentum**2).sum(1, keepdims=True)
+            accepted = np.log(rng.random((chain_count, 1))) < chains[1] - trial[1] + kinetic_change
+        position, potential, gradient = (np.where(accepted, new, old) for new, old in zip(trial, chains, strict=True))
+        chains = position, potential, gradient
+    v = mode + chains[0] @ T.T
     return v[:, :-1].reshape(chain_count, -1, 3), v[:, -1]
 
 
 def _leapfrog(
-    evaluate: Callable[[FloatArray], _ChainStates], chains: _ChainStates, momentum: FloatArray, step_size: FloatArray
-) -> tuple[_ChainStates, FloatArray]:
+    evaluate: Callable[[FloatArray], ChainStates], chains: ChainStates, momentum: FloatArray, step_size: FloatArray
+) -> tuple[ChainStates, FloatArray]:
     """(chains, momentum) after LEAPFROG_STEPS steps of Hamilton's equations."""
-    momentum = momentum - 0.5 * step_size * chains.gradient
+    momentum = momentum - 0.5 * step_size * chains[2]
     for i in range(LEAPFROG_STEPS):
-        chains = evaluate(chains.position + step_size * momentum)
-        share_of_step = 1.0 if i < LEAPFROG_STEPS - 1 else 0.5
-        momentum = momentum - share_of_step * step_size * chains.gradient
+        chains = evaluate(chains[0] + step_size * momentum)
+        momentum = momentum - (1.0 if i < LEAPFROG_STEPS - 1 else 0.5) * step_size * chains[2]
     return chains, momentum

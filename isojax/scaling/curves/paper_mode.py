@@ -2,8 +2,7 @@
 A): record-breaking points of each run, one monotone sigmoid for each (B_p, n), R0 the base policy's reward.
 
 Departures from ScaleRL's fit of the sigmoid (arXiv:2510.13786): no grid over A and no early points skipped, but the
-soft-L1 loss at .01 of reward with R0 <= A <= 1, from the best corners of a fixed grid, so that a fit draws no random
-number. The frontier, its running average and the sigmoid of log2 n* follow in scaling/fit.py.
+soft-L1 loss at .01 of reward with R0 <= A <= 1, from the best corners of a fixed grid.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
 
 
 def fit_records(seeds: Sequence[RunTrack], R0: float | None) -> FittedCurve | str:
-    """The curve of one (B_p, n) through the record-breaking points of its seeds at C > 0, or why there is none.
-
-    R0: the base policy's reward; None fits it too.
-    """
+    """The curve of one (B_p, n) through the records of its seeds, or why there is none; R0 None is fitted too."""
     C_low = max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds)
     C_high = min(float(t.C[-1]) for t in seeds)
     if not 0 < C_low < C_high:
@@ -62,10 +58,7 @@ def fit_records(seeds: Sequence[RunTrack], R0: float | None) -> FittedCurve | st
 def fit_points(
     key: tuple[int, int], C: ArrayLike, R: ArrayLike, R0: float | None, C_range: tuple[float, float]
 ) -> FittedCurve | str:
-    """The sigmoid of the cell key = (B_p, n) through rewards R at C > 0, float[points] each, or why there is none.
-
-    C_range: the measured range (C_low, C_high) to note.
-    """
+    """The sigmoid of a cell, measured over C_range, through R at C > 0, float[points] each, or why there is none."""
     compute, rewards = np.asarray(C, dtype=np.float64), np.asarray(R, dtype=np.float64)
     distinct_count = len(np.unique(compute))
     required = MIN_POINTS + (R0 is None)

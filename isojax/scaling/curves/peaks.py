@@ -24,10 +24,7 @@ GRID_EXPONENTS = (0.4, 0.6, 0.8, 1.0, 1.3, 1.7, 2.2)
 
 
 def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | None:
-    """log10 C where the cell's reward starts to fall; None where it does not.
-
-    base_reward: at C = 0; None: the lowest reward seen.
-    """
+    """log10 C where the cell's reward starts to fall, or None; base_reward is that at C = 0, None: the lowest seen."""
     rewards_by_run = [t.R[t.C > 0] for t in seeds]
     log10_C = np.concatenate([np.log10(t.C[t.C > 0]) for t in seeds])
     rewards = np.concatenate(rewards_by_run)
@@ -59,15 +56,13 @@ def find_peak(seeds: Sequence[RunTrack], base_reward: float | None) -> float | N
 def _best_grid_fit(
     tail: float, log10_C: FloatArray, rewards_above_floor: FloatArray, run_one_hot: FloatArray, peak: float | None
 ) -> tuple[float, float, float]:
-    """(residual sum of squares, fall per decade, its variance for unit noise) of the best curve of a grid, which has a
-    gain for each run and one fall.
-    """
+    """(residual sum of squares, fall per decade, its variance for unit noise) of the best curve of a grid."""
     mids, ln_exponents = np.meshgrid(
         np.linspace(log10_C.min() - 0.5, log10_C.max() + 0.7, 18), np.log(GRID_EXPONENTS), indexing="ij"
     )
     log10_C_capped = log10_C if peak is None else np.minimum(log10_C, peak)
     s = progress_gradient(log10_C_capped, mids.reshape(-1, 1), ln_exponents.reshape(-1, 1), tail)[0]  # [grid, points]
-    design = s[:, :, None] * run_one_hot
+    design = s[:, :, None] * run_one_hot  # a gain for each run, and one fall
     if peak is not None:
         fall = np.broadcast_to(-np.maximum(log10_C - peak, 0)[:, None], (*s.shape, 1))
         design = np.concatenate([design, fall], axis=2)

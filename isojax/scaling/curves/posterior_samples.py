@@ -1,7 +1,8 @@
 """Replicates of all curves of a sweep, and the intervals of the frontier, of crossovers and of n* that follow.
 
-A replicate is one draw of all curves from their posterior. A bound of an interval that is None is an open end: the
-quantity is beyond the data in that many replicates.
+A replicate is one draw of all curves from their posterior, on N validation problems drawn with replacement from those
+that were used. All runs and checkpoints are evaluated on the same problems, so other problems would shift all curves
+alike, by about shift(R) = R (1 - R) (a + b R): 0 at R = 0 and R = 1, where problems cannot differ.
 """
 
 from __future__ import annotations
@@ -13,16 +14,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isojax.scaling.curves.hierarchical_prior import PackedSweep
 from isojax.scaling.curves.hill import FittedCurve, curve_value
-from isojax.scaling.curves.problem_resampling import apply_problem_shift
 from isojax.scaling.curves.residual_correction import ResidualCorrection
 from isojax.scaling.frontier.envelope import MIN_DECADES
 from isojax.scaling.intervals import Interval, central_interval
 from isojax.scaling.result import CurveDraws
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.validation_metrics import FloatArray, as_float64, correct_counts, metric_per_problem
 
 _SEARCH_PER_DECADE = 40
 CURVE_REACH_DECADES = float(np.log10(4.0))
+MAX_METRIC_ROUNDING = 5e-4  # a recorded metric further from that of its counts was not computed from them
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,23 @@ class PosteriorSamples:
     exponent: FloatArray  # [Q, J]
     C_mid: FloatArray  # [Q, J]
     R0: FloatArray  # [Q]
-    shift: FloatArray  # [Q, 2], what other problems would add (problem_resampling.py); 0 where that is unknown
+    shift: FloatArray  # [Q, 2], (a, b) of what other problems would add; 0 where that is unknown
     C_peak: FloatArray  # [J], C where a cell's reward starts to fall; inf where it does not
     C_low: FloatArray  # [J], the measured range of C
     C_high: FloatArray
     corrections: tuple[ResidualCorrection | None, ...] = ()  # of each cell; empty where no cell has one
+
+    @staticmethod
+    def of_curves(curves: Sequence[FittedCurve], **draws: FloatArray) -> PosteriorSamples:
+        """Draws (tail, A, exponent, C_mid, R0, shift) of the fitted curves."""
+        return PosteriorSamples(
+            keys=tuple(c.key for c in curves),
+            C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
+            C_low=np.array([c.C_low for c in curves]),
+            C_high=np.array([c.C_high for c in curves]),
+            corrections=tuple(c.correction for c in curves),
+            **draws,
+        )
 
     def rewards(self, C: ArrayLike) -> FloatArray:
         """float[Q, J, G] at compute C, float[G] > 0, each replicate on validation problems of its own."""
@@ -72,26 +86,51 @@ class PosteriorSamples:
         return replace(self, keys=tuple(keys), corrections=corrections, **of_replicates, **of_cells)
 
     def is_measured(self, C: ArrayLike, slack: float = MIN_DECADES) -> NDArray[np.bool_]:
-        """bool[J, G]: which cells were measured to within `slack` decades of C (they end at different C, since B_p n
-        differs).
-        """
+        """bool[J, G]: which cells were measured to within `slack` decades of C."""
         C = np.asarray(C, dtype=np.float64)[None, :]
         return (self.C_low[:, None] <= C * 10**slack) & (self.C_high[:, None] * 10**slack >= C)
+
+
+def apply_problem_shift(shifts: FloatArray, R: FloatArray) -> FloatArray:
+    """Rewards R, float[..., Q, cells], on each replicate's problems; shifts float[Q, 2] are its (a, b)."""
+    a, b = shifts[:, 0, None], shifts[:, 1, None]
+    R_clipped = np.clip(R, 0.0, 1.0)
+    return R + R_clipped * (1 - R_clipped) * (a + b * R_clipped)
+
+
+def sample_problem_shifts(contributions: FloatArray, replicates: int, rng: np.random.Generator) -> FloatArray:
+    """(a, b) of each replicate, float[Q, 2]; contributions as `problem_contributions` gives them."""
+    N = contributions.shape[1]
+    return (rng.multinomial(N, np.full(N, 1 / N), size=replicates) / N - 1 / N) @ contributions.T
+
+
+def problem_contributions(packed: PackedSweep, metric: str, fitted_rewards: FloatArray) -> FloatArray | None:
+    """float[2, N]: what each problem contributes to (a, b), by least squares over all evaluations, where the curves'
+    rewards are float[J, S, P]; None unless each has the counts from which its metric was computed.
+    """
+    rewards_per_problem = []
+    evaluations = [pair for seeds in packed.tracks for t in seeds for pair in zip(t.run.points, t.R, strict=True)]
+    for point, recorded_reward in evaluations:
+        counts = correct_counts(point, metric)
+        problem_rewards = metric_per_problem(counts, point.samples, metric) if counts else None
+        if problem_rewards is None or abs(float(problem_rewards.mean()) - recorded_reward) > MAX_METRIC_ROUNDING:
+            return None
+        rewards_per_problem.append(problem_rewards)
+    R = np.clip(fitted_rewards[packed.has_point], 0.0, 1.0)
+    basis = (R * (1 - R))[:, None] * np.stack([np.ones_like(R), R], axis=1)
+    return as_float64(np.linalg.pinv(basis) @ np.stack(rewards_per_problem))
 
 
 def best_cells(
     draws: PosteriorSamples, C: ArrayLike, slack: float = MIN_DECADES
 ) -> tuple[FloatArray, NDArray[np.intp]]:
-    """(float[Q, G] the frontier's reward in each replicate, int[Q, G] which cell attains it) among the cells measured
-    to within `slack` decades."""
+    """(float[Q, G] the frontier's reward, int[Q, G] which cell attains it) among the cells measured within `slack`."""
     R = np.where(draws.is_measured(C, slack), draws.rewards(C), -np.inf)
     return R.max(1), R.argmax(1)
 
 
 def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]:
-    """For each C: low and high of the frontier's reward, and n_probability, the share of replicates in which each n
-    attains it, without those that never do.
-    """
+    """For each C: low and high of the frontier's reward, and in which share of the replicates each n leads."""
     best_rewards, winner = best_cells(draws, C)
     best_n = np.array([n for _, n in draws.keys])[winner]
     rows = []
@@ -106,10 +145,8 @@ def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]
 def crossover_interval(
     draws: PosteriorSamples, low_cell: tuple[int, int], high_cell: tuple[int, int], fitted_crossing: float
 ) -> Interval:
-    """Where high_cell overtakes low_cell, searched where both were measured.
-
-    A replicate in which high_cell leads throughout crosses below the range (-inf), one in which it never leads, above
-    it (+inf). Of several crossings the one nearest to `fitted_crossing`, that of the fitted curves, counts.
+    """Where high_cell overtakes low_cell within their data; of several crossings nearest to that of the fitted curves.
+    A replicate in which high_cell leads throughout counts as -inf, one in which it never leads as +inf.
     """
     pair = draws.for_cells([low_cell, high_cell])
     log10_C_from, log10_C_to = float(np.log10(pair.C_low.max())), float(np.log10(pair.C_high.min()))
@@ -129,10 +166,8 @@ def crossover_interval(
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
-    """float[Q, G]: log2 of the best n in each replicate.
-
-    A cell whose data ended earlier still competes, by its curve, up to CURVE_REACH_DECADES further. Otherwise a large
-    n, which is alone at large C where all runs have the same number of updates, would seem to win there.
+    """float[Q, G]: log2 of the best n in each replicate. A cell whose data ended competes by its curve up to
+    CURVE_REACH_DECADES further: else a large n, alone at large C where runs have equal updates, would seem to win.
     """
     return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
 
@@ -158,16 +193,5 @@ def from_curve_draws(draws: CurveDraws | None, curves: Sequence[FittedCurve]) ->
         draws = CurveDraws(cells=keys, A=none, exponent=none, C_mid=none, R0=(), tail=(), shift=((), ()))
     order = [draws.cells.index(key) for key in keys]
     A, exponent, C_mid = (np.array(values)[order].T for values in (draws.A, draws.exponent, draws.C_mid))
-    return PosteriorSamples(
-        tail=np.array(draws.tail),
-        keys=keys,
-        A=A,
-        exponent=exponent,
-        C_mid=C_mid,
-        R0=np.array(draws.R0),
-        shift=np.array(draws.shift).T,
-        C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
-        C_low=np.array([c.C_low for c in curves]),
-        C_high=np.array([c.C_high for c in curves]),
-        corrections=tuple(c.correction for c in curves),
-    )
+    tail, R0, shift = np.array(draws.tail), np.array(draws.R0), np.array(draws.shift).T
+    return PosteriorSamples.of_curves(curves, tail=tail, A=A, exponent=exponent, C_mid=C_mid, R0=R0, shift=shift)

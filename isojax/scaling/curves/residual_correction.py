@@ -39,9 +39,7 @@ class ResidualCorrection:
         return np.interp(np.log10(np.asarray(C, dtype=np.float64)), knots, [0.0, *self.value, 0.0])
 
     def sample(self, C: ArrayLike, replicates: int, key: tuple[int, int]) -> FloatArray:
-        """The same of replicates, float[G] -> float[Q, G]. The draws depend on the cell's key = (B_p, n) alone, so
-        files need not store them.
-        """
+        """The same of replicates, float[G] -> float[Q, G]; the cell's key seeds them, so that no file holds them."""
         knot_weights = np.stack(
             [ResidualCorrection(self.log10_C, tuple(row), self.sd).evaluate(C) for row in np.eye(len(self.log10_C))]
         )
@@ -55,12 +53,8 @@ class ResidualCorrection:
 def fit_corrections(
     log10_C: Sequence[FloatArray], residuals: Sequence[FloatArray], evaluation_sd: float
 ) -> list[ResidualCorrection | None]:
-    """A correction for each cell, or None for all.
-
-    Args:
-        log10_C: of each cell's points at C > 0, its seeds together.
-        residuals: the evaluations minus the fitted curve, at the same points.
-        evaluation_sd: standard deviation of one evaluation, from the differences of neighbours.
+    """A correction for each cell, or None for all, from the residuals of its points at C > 0, its seeds together, and
+    the standard deviation of one evaluation.
     """
     if evaluation_sd <= 0 or not log10_C:
         return [None] * len(log10_C)

@@ -1,9 +1,6 @@
-"""Draws from the posterior of all curves, including the shape's tail, and the mean curves.
-
-A short run does not show how its curve approaches the plateau, but the prediction at four times the compute depends on
-it. So no single shape is chosen: each tail of TAIL_PRIOR gets draws in proportion to its posterior probability. The
-mean over the draws is again described by one curve per cell, the one closest in reward from the start of its data to
-MEAN_CURVE_REACH times the end of all data.
+"""Draws from the posterior of all curves, including the shape's tail: each of TAIL_PRIOR gets draws in proportion to
+its probability. Their mean is again described by one curve per cell, the one closest in reward from the start of its
+data to MEAN_CURVE_REACH times the end of all data.
 """
 
 from __future__ import annotations
@@ -45,9 +42,7 @@ class CurvePosterior:
 
 
 def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[list[ShapeFit], FloatArray]:
-    """(the mode of each tail, the likeliest first, all under the scales of the best-fitting; their posterior
-    probabilities).
-    """
+    """(the mode of each tail, the likeliest first, all under the scales of the best one; their probabilities)."""
     shape_fits = [fit_shape(tail, packed, stated_run_sd) for tail in TAIL_PRIOR]
     best_fit = min(shape_fits, key=lambda f: f.scales.noise_sd)
     scales = best_fit.scales
@@ -64,10 +59,7 @@ def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[lis
 def sample_posterior(
     packed: PackedSweep, shape_fits: list[ShapeFit], tail_probabilities: FloatArray, options: FitOptions
 ) -> CurvePosterior:
-    """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) and the mean curves.
-
-    shape_fits, tail_probabilities: as `fit_all_tails` returns them.
-    """
+    """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found, and mean curves."""
     best_fit, data = shape_fits[0], packed.data
     mode_residuals = data.y - predict_rewards(best_fit.tail, data, best_fit.state)
     residuals_by_run = [r[w > 0] for r, w in zip(_by_run(mode_residuals), _by_run(data.weight), strict=True)]
@@ -127,9 +119,7 @@ def _sample_tails(
 
 
 def _variance_inflation(residuals_by_run: list[FloatArray]) -> float:
-    """By how much the variance of a mean of neighbouring evaluations exceeds that of independent ones, (1 + rho) / (1 -
-    rho). Runs drift, or curves have another shape; a fit that ignores this has too narrow intervals.
-    """
+    """(1 + rho) / (1 - rho), by which correlation widens the variance of a mean: runs drift, or shapes differ."""
     neighbour_count = sum(max(len(r) - 1, 0) for r in residuals_by_run)
     rho = min(series.autocorrelation(residuals_by_run) or 0.0, MAX_AUTOCORRELATION)
     is_significant = rho > max(0.1, 2 / np.sqrt(max(1, neighbour_count)))

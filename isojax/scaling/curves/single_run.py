@@ -39,13 +39,11 @@ _REPLICATE_TOLERANCE = 1e-7
 
 @dataclass(frozen=True)
 class RunPoints:
-    """Points of one run or of several seeds: C and R float[points], sorted by run and C, and the run's number
-    int[points].
-    """
+    """Points of one run or of several seeds, sorted by run and C."""
 
-    C: FloatArray
-    R: FloatArray
-    run_index: NDArray[np.intp]
+    C: FloatArray  # [points]
+    R: FloatArray  # [points]
+    run_index: NDArray[np.intp]  # [points]
 
     def select(self, mask: NDArray[np.bool_]) -> RunPoints:
         """The points in `mask`."""
@@ -160,9 +158,7 @@ def _draw_blocks(residuals: FloatArray, block_length: int, replicates: int, rng:
 
 
 def bootstrap_replicates(fit: SingleRunFit, points: RunPoints) -> varpro.VarproSolution:
-    """The curve refitted to REPLICATES runs drawn around it by a moving-block bootstrap of its residuals; each search
-    starts at the fitted curve, or at a corner of the grid that describes the replicate better.
-    """
+    """The curve refitted to runs drawn around it, from the curve itself or from a better corner of the grid."""
     residuals = points.split_by_run(points.R - fit.solution.fitted_rewards[0])
     drawn_residuals = bootstrap_residuals(residuals, fit.noise, REPLICATES, np.random.default_rng(SEED))
     R = fit.solution.fitted_rewards + drawn_residuals

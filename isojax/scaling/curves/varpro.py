@@ -130,9 +130,7 @@ def start_grid(space: SearchSpace) -> FloatArray:
 
 
 def corner_errors(space: SearchSpace, y: FloatArray, corners: FloatArray) -> FloatArray:
-    """Least sum of squares of each data set at each corner, G >= 0 the only bound; float[R N], float[G 2] -> float[R
-    G].
-    """
+    """float[R G]: least squares of each data set float[R N] at each corner float[G 2], G >= 0 the only bound."""
     s = hill_progress(space.log10_C, corners)
     mean_s, mean_y = space.weighted_mean(s)[:, None], space.weighted_mean(y)[:, None]
     ds, dy = (s - mean_s, y - mean_y) if space.R0 is None else (s, y - space.R0)
@@ -152,14 +150,10 @@ def fit_least_squares(space: SearchSpace, y: FloatArray) -> VarproSolution:
 def fit_robust(
     space: SearchSpace, y: FloatArray, phi: FloatArray, influence: Influence, tolerance: float = PHI_TOLERANCE
 ) -> VarproSolution:
-    """The optimum of the loss nearest to a start, of each data set.
+    """The optimum nearest to a start phi float[R 2], of each data set y float[R N], to a tolerance in phi.
 
     A robust loss is best started where least squares ended: from far away, where all residuals count as outliers, its
     steps are small.
-
-    Args:
-        y: float[R N], rewards. phi: float[R 2], starts within the bounds.
-        tolerance: a data set is done once phi moves by less.
     """
     phi = np.clip(phi, space.phi_lower, space.phi_upper)
     fitted_rewards, damping = fit_at(space, y, phi).fitted_rewards, np.full(len(y), 1e-3)
@@ -244,10 +238,7 @@ def _project_out_linear(space: SearchSpace, J: FloatArray, s: FloatArray, edge: 
 def _damped_step(
     space: SearchSpace, y: FloatArray, phi: FloatArray, damping: FloatArray
 ) -> tuple[FloatArray, FloatArray, NDArray[np.bool_], FloatArray]:
-    """One damped step of each data set towards y: (phi, curve there, whether taken, damping).
-
-    A step that would raise the sum of squares is not taken.
-    """
+    """One step of each data set towards y, unless it would raise the sum of squares: (phi, curve, taken, damping)."""
     s, ds_d_mid, ds_d_ln_exponent = progress_gradient(space.log10_C, phi[:, 1:], phi[:, :1])
     R0, G, edge = _solve_linear(space, s, y)
     rewards = R0[:, None] + G[:, None] * s
