@@ -214,21 +214,16 @@ def _order_steps(
 ) -> list[SweepStep]:
     """What lags too far behind, then what is most worthwhile; if nothing is worth anything, what is furthest behind:
     the curves may be wrong where nothing was measured."""
-    longest_run_steps = _longest_run_steps(possible_steps, C_reached)
+    longest_runs = {(c.B_p, c.n): c for c in sorted(C_reached, key=lambda c: (C_reached[c], -c.seed))}
+    next_steps: dict[Cell, SweepStep] = {}  # of the longest run of each (B_p, n)
+    for step in possible_steps:
+        if longest_runs.get((step.cell.B_p, step.cell.n)) == step.cell:
+            next_steps.setdefault(step.cell, step)
+    longest_run_steps = sorted(next_steps.values(), key=lambda s: (s.target, s.cell))
     lagging_steps = [s for s in longest_run_steps if C_reached[s.cell] * MAX_LAG < max(C_reached.values())]
     if not worthwhile_steps and not lagging_steps:
         return [s for s in longest_run_steps if s.target == longest_run_steps[0].target]
     return [*lagging_steps, *(s for s in worthwhile_steps if s.worth >= MIN_RELATIVE_WORTH * worthwhile_steps[0].worth)]
-
-
-def _longest_run_steps(possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]) -> list[SweepStep]:
-    """The next step of the longest run of each (B_p, n), shortest first."""
-    longest_runs = {(c.B_p, c.n): c for c in sorted(C_reached, key=lambda c: (C_reached[c], -c.seed))}
-    next_steps: dict[Cell, SweepStep] = {}
-    for step in possible_steps:
-        if longest_runs.get((step.cell.B_p, step.cell.n)) == step.cell:
-            next_steps.setdefault(step.cell, step)
-    return sorted(next_steps.values(), key=lambda s: (s.target, s.cell))
 
 
 def _affordable_targets(steps: Sequence[SweepStep], rollouts_left: int, max_cells: int) -> dict[Cell, int]:

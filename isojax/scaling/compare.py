@@ -51,11 +51,11 @@ def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepCom
         labels: a name for each.
 
     Raises:
-        InputError: fewer than two, labels that do not fit or are alike, fits of different metric, compute or mode, no
-            budget in common, or a fit without a curve.
+        InputError: fewer than two, labels that do not fit or are alike, fits of different metric, compute or mode, or
+            no budget in common.
     """
     _check_comparable(fits, labels)
-    ensembles = [_load_ensemble(fit, label) for fit, label in zip(fits, labels, strict=True)]
+    ensembles = [load_ensemble(fit) for fit in fits]
     C = _shared_budgets(ensembles, labels)
     paths = [_frontier_path(ensemble, C) for ensemble in ensembles]
     sweeps = [_summarize(*sweep) for sweep in zip(labels, fits, ensembles, paths, strict=True)]
@@ -90,13 +90,6 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
                 problem = f"{labels[0]} was fitted with {name} {first_value!r}, {label} with {value!r}"
                 fix = f"Fit both alike (isojax fit --{name} ...)"
                 raise InputError(f"{problem}; expected the same, or their numbers do not compare. {fix}.")
-
-
-def _load_ensemble(fit: FitResult, label: str) -> CurveEnsemble:
-    try:
-        return load_ensemble(fit)
-    except InputError as e:
-        raise InputError(f"{label}: {e}") from e
 
 
 def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -> FloatArray:

@@ -6,6 +6,7 @@ there are none, and a bound of None where the other is a number is an open end.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 MIN_PROBABILITY = 0.9  # of a difference that is stated as one
@@ -97,28 +98,28 @@ class SweepComparison:
     notes: tuple[str, ...] = ()  # what limits the comparison
 
 
-def comparison_sentences(comparison: SweepComparison) -> list[str]:
+def comparison_sentences(comparison: SweepComparison) -> Iterator[str]:
     """What each sweep shows, and how it differs from the first."""
     first, *others = comparison.sweeps
-    lines = [f"{sweep.label}: {_describe_saturation(sweep)}" for sweep in comparison.sweeps]
+    for sweep in comparison.sweeps:
+        yield f"{sweep.label}: {_describe_saturation(sweep)}"
     for sweep in others:
         if sweep.difference is not None:
-            lines.append(_describe_difference(first, sweep, sweep.difference, comparison.C_high))
-        if sweep.earlier is None:
-            no_effect_labels = [s.label for s in (first, sweep) if s.no_effect]
-            reason = "they share fewer than two values of n"
-            if no_effect_labels:
-                reason = f"n makes no difference in {' and '.join(no_effect_labels)}"
-            pair = f"between {sweep.label} and {first.label}"
-            lines.append(f"where n* levels off cannot be compared {pair}: {reason}")
-        else:
-            lines.append(_describe_earlier(first, sweep, sweep.earlier))
-    return lines + [
-        f"{sweep.label} overfits: training reward rises while validation falls at n = {cell.n}, B_p = {cell.B_p} "
-        f"from C = {cell.C:.4g} on ({cell.runs} {'run' if cell.runs == 1 else 'runs'})"
-        for sweep in comparison.sweeps
-        for cell in sweep.overfitting
-    ]
+            yield _describe_difference(first, sweep, sweep.difference, comparison.C_high)
+        if sweep.earlier is not None:
+            yield _describe_earlier(first, sweep, sweep.earlier)
+            continue
+        no_effect_labels = [s.label for s in (first, sweep) if s.no_effect]
+        reason = "they share fewer than two values of n"
+        if no_effect_labels:
+            reason = f"n makes no difference in {' and '.join(no_effect_labels)}"
+        yield f"where n* levels off cannot be compared between {sweep.label} and {first.label}: {reason}"
+    for sweep in comparison.sweeps:
+        for cell in sweep.overfitting:
+            yield (
+                f"{sweep.label} overfits: training reward rises while validation falls at n = {cell.n}, "
+                f"B_p = {cell.B_p} from C = {cell.C:.4g} on ({cell.runs} {'run' if cell.runs == 1 else 'runs'})"
+            )
 
 
 def _describe_saturation(sweep: SweepSummary) -> str:
@@ -173,18 +174,17 @@ def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: Earlier
     return f"these runs cannot say whether n* levels off earlier {pair}: {odds} ({n_text})"
 
 
-def comparison_notes(comparison: SweepComparison) -> list[str]:
+def comparison_notes(comparison: SweepComparison) -> Iterator[str]:
     """What limits the comparison."""
-    lines = []
     for name in ("n", "B_p"):
         values_by_label = {s.label: getattr(s, name) for s in comparison.sweeps}
         if len(set(values_by_label.values())) > 1:
             each = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values in values_by_label.items())
-            lines.append(f"the runs did not measure the same {name} ({each}); each frontier is that of its own cells")
+            yield f"the runs did not measure the same {name} ({each}); each frontier is that of its own cells"
     if all(s.difference is None or s.difference.low is None for s in comparison.sweeps):
-        return [*lines, "no intervals: mode paper has none, nor has a fit made with --bootstrap 0"]
-    return [
-        *lines,
-        "intervals of differences take the runs as independent; where they were evaluated on the same problems the "
-        "differences are known better than that",
-    ]
+        yield "no intervals: mode paper has none, nor has a fit made with --bootstrap 0"
+    else:
+        yield (
+            "intervals of differences take the runs as independent; where they were evaluated on the same problems the "
+            "differences are known better than that"
+        )

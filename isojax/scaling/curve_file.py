@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ def fit_curve_file(
     }
     document = request | _describe_fit(fit, bootstrap, file_points, fitted_points)
     document["beyond"] = None if below is None else _holdout_errors(fit.solution, bootstrap, points.select(~in_fit))
-    document["flags"] = _flags(fit, fitted_points, document, file_points.rows_without_reward)
+    document["flags"] = list(_flags(fit, fitted_points, document, file_points.rows_without_reward))
     return document, file_points
 
 
@@ -99,7 +99,7 @@ def _read_points(table: DataTable, x_column: str, y_column: str, group: str | No
     try:
         check_unique_rows(reward_table, (x_column,) if group is None else (group, x_column))
     except InputError as e:
-        hint = " Where the file holds several seeds, say which column tells them apart with --group."
+        hint = " Where the file holds several seeds, name the column that distinguishes them with --group."
         raise InputError(f"{e}{hint if group is None else ''}") from e
     seed_names = tuple(dict.fromkeys(seed_labels))
     run_index = np.array([seed_names.index(label) for label in seed_labels])
@@ -123,7 +123,7 @@ def _require_enough_points(
         )
     if below is not None and len(fitted_points.C) == len(points.C):
         raise InputError(
-            f"{path}: no point lies beyond --fit-below {below:g}, the last {x_column} is {points.C.max():g}; "
+            f"{path}: no point is beyond --fit-below {below:g}, the last {x_column} is {points.C.max():g}; "
             "expected less than that."
         )
 
@@ -180,46 +180,38 @@ def _holdout_errors(solution: VarproSolution, bootstrap: VarproSolution, holdout
 
 def _flags(
     fit: SingleRunFit, fitted_points: RunPoints, document: Mapping[str, Any], rows_without_reward: int
-) -> list[str]:
+) -> Iterator[str]:
     """What limits the curve of `document`."""
-    flags, gain, y_column = [], fit.solution.G[0], document["y"]
+    gain, y_column, C = fit.solution.G[0], document["y"], fitted_points.C
     if rows_without_reward:
-        flags.append(f"{rows_without_reward} rows without {y_column} are left out")
+        yield f"{rows_without_reward} rows without {y_column} are left out"
     if gain == 0:
-        return [
-            *flags,
-            f"the reward does not rise: the best curve is the constant {document['R0']:.4g}, "
-            "and the exponent and C_mid say nothing",
-        ]
+        text = f"the reward does not rise: the best curve is the constant {document['R0']:.4g}"
+        yield f"{text}, and the exponent and C_mid say nothing"
+        return
     if not document["determined"]:
-        C_end = fitted_points.C.max()
-        gain_share = (evaluate_solution(fit.solution, np.array([C_end]))[0, 0] - document["R0"]) / gain
+        gain_share = (evaluate_solution(fit.solution, C.max(keepdims=True))[0, 0] - document["R0"]) / gain
         low, high = ("open" if v is None else f"{v:.3g}" for v in document["intervals"]["A"])
-        flags.append(
+        yield (
             f"the plateau is not determined: A = {document['A']:.3g} with interval {low} to {high}; "
-            f"at C = {C_end:.4g} the curve has made {gain_share:.0%} of its gain, read it only where measured"
+            f"at C = {C.max():.4g} the curve has made {gain_share:.0%} of its gain, read it only where measured"
         )
     low, high = (v if v is not None else np.inf for v in document["intervals"]["R0"])
-    if fitted_points.C.min() > 0 and high - low > MAX_INTERVAL_SHARE * gain:
-        flags.append(f"R0 is not determined ({low:.3g} to {high:.3g}): no point at C = 0 shows where the run began")
+    if C.min() > 0 and high - low > MAX_INTERVAL_SHARE * gain:
+        yield f"R0 is not determined ({low:.3g} to {high:.3g}): no point at C = 0 shows where the run began"
     at_bounds = ", ".join(f"{name} = {document[name]:.4g}" for name in fit.at_bounds)
     if at_bounds:
-        flags.append(f"{at_bounds} at its bound, not determined by the data")
-    if len(fitted_points.C) < FEW_POINTS:
-        flags.append(f"only {len(fitted_points.C)} points for four parameters: the intervals rest on few residuals")
+        yield f"{at_bounds} at its bound, not determined by the data"
+    if len(C) < FEW_POINTS:
+        yield f"only {len(C)} points for four parameters: the intervals rest on few residuals"
     if fit.space.reward_range is None:
-        flags.append(f"{y_column} is not within [0, 1]: R0 and A have no bounds")
+        yield f"{y_column} is not within [0, 1]: R0 and A have no bounds"
     if fit.noise.rho > RHO_FLAGGED:
-        flags.append(
-            f"residuals are autocorrelated (about {fit.noise.rho:.1f}): the noise is slow, "
-            "or the run has another form than this"
-        )
+        text = f"residuals are autocorrelated (about {fit.noise.rho:.1f})"
+        yield f"{text}: the noise is slow, or the run has another form than this"
     robust_sd = max(fit.residual_clip / single_run.HUBER_THRESHOLD_SD, 1e-9)
     is_outlier = np.abs(fitted_points.R - fit.solution.fitted_rewards[0]) > OUTLIER_SDS * robust_sd
     if is_outlier.any():
-        outlier_C = ", ".join(f"{c:.4g}" for c in fitted_points.C[is_outlier][:5])
-        flags.append(
-            f"{int(is_outlier.sum())} point(s) lie more than {OUTLIER_SDS:g} standard deviations off the curve "
-            f"and count as if nearer: at {outlier_C}"
-        )
-    return flags
+        outlier_C = ", ".join(f"{c:.4g}" for c in C[is_outlier][:5])
+        text = f"{int(is_outlier.sum())} point(s) are more than {OUTLIER_SDS:g} standard deviations off the curve"
+        yield f"{text} and count as if nearer: at {outlier_C}"

@@ -170,7 +170,6 @@ def test_paper_mode_has_no_intervals() -> None:
             ["a", "b"],
             "a was fitted with mode 'hierarchical', b with 'paper'",
         ),
-        ([document(), altered(document(), curves=())], ["a", "b"], "b: the fit holds no curve"),
     ],
 )
 def test_refusals(fits: list[FitResult], labels: list[str], said: str) -> None:

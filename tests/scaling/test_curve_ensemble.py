@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
-from tests.scaling.documents import SHAPES, altered, document, hill, with_curve
+from tests.scaling.documents import SHAPES, document, hill, with_curve
 
 
 def test_curves_at_budgets():
@@ -42,8 +41,3 @@ def test_stretched_form_and_what_lies_beyond_a_peak():
     peaked = places[16, 16]
     assert e.expected_rewards(5e4)[peaked] == e.expected_rewards(2e4)[peaked] == pytest.approx(hill(0.7, 1, 8e3, 2e4))
     assert (e.sampled_rewards(5e4)[:, peaked] == e.sampled_rewards(2e4)[:, peaked]).all()
-
-
-def test_fits_that_cannot_be_used():
-    with pytest.raises(InputError, match="no curve"):
-        load_ensemble(altered(document(), curves=()))

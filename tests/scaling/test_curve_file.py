@@ -81,7 +81,7 @@ def test_flags_say_what_the_points_do_not_carry(tmp_path):
     assert "R0 is not determined" in flags(late) and "R0 is not" not in flags([(0, 0.2), *late])
     spoiled = rows_of(sd=0.005)
     spoiled[20] = (spoiled[20][0], 0.95)
-    assert "1 point(s) lie more than 4 standard deviations" in flags(spoiled)
+    assert "1 point(s) are more than 4 standard deviations" in flags(spoiled)
     slow = rows_of(sd=0)
     assert "autocorrelated" in flags([(c, r + 0.02 * np.sin(i / 2)) for i, (c, r) in enumerate(slow)])
 
@@ -99,7 +99,7 @@ def test_flags_say_what_the_points_do_not_carry(tmp_path):
         ([(1, ""), (2, "")], {}, "acc is empty in all 2 rows"),
         (rows_of(3), {}, "4 distinct rollouts, 3 of them above 0; expected at least 5"),
         (rows_of(20), {"below": 1500}, "with rollouts <= 1500.*raise --fit-below"),
-        (rows_of(20), {"below": 1e7}, "no point lies beyond --fit-below 1e"),
+        (rows_of(20), {"below": 1e7}, "no point is beyond --fit-below 1e"),
         (rows_of(20), {"filters": ["acc=7"]}, "matches no row"),
         (rows_of(20), {"group": "sed"}, "no column 'sed'"),
     ],

@@ -67,7 +67,7 @@ def _choose_n(
             reasons.append(f"n = {n}: only {n_smallest} to {n_largest} were measured")
     else:
         reasons.append(
-            f"C lies outside the frontier ({C_low:.6g} to {C_high:.6g}): n is the law's word alone, which saturates at "
+            f"C is outside the frontier ({C_low:.6g} to {C_high:.6g}): n is the law's word alone, which saturates at "
             f"{2 ** (law.b + law.L):.3g}"
         )
         if not n_smallest <= n <= n_largest:

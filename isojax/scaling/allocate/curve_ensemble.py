@@ -14,7 +14,6 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isojax.core.errors import InputError
 from isojax.scaling.allocate.constraints import AllocationRequest
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.posterior_samples import PosteriorSamples, apply_problem_shift, from_curve_draws
@@ -164,10 +163,8 @@ class CurveEnsemble:
 
 
 def load_ensemble(fit: FitResult) -> CurveEnsemble:
-    """The curves of a fit and their replicates; refused where the fit has no curve or no run."""
+    """The curves of a fit and their replicates."""
     curves = tuple(sorted(fit.curves, key=lambda c: (c.n, c.B_p)))
-    if not curves or not fit.runs:
-        raise InputError("the fit holds no curve or no run; expected at least one of each. Run `isojax fit` again.")
     stable_by_B_p = {v.B_p: v.stable for v in fit.stability}
     noise_sd = [c.rmse for c in curves] if fit.intervals is None else [fit.intervals.noise_sd] * len(curves)
     return CurveEnsemble(

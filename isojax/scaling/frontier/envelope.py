@@ -21,7 +21,7 @@ from isojax.scaling.result import FrontierRow
 from isojax.scaling.validation_metrics import FloatArray
 
 GRID_POINTS_PER_DECADE = 60  # at least; the ends of the measured range are grid points
-MIN_DECADES = 0.1  # about one evaluation apart: less was not measured
+MIN_DECADES = 0.1  # about the distance of two evaluations: less was not measured
 
 
 @dataclass(frozen=True)

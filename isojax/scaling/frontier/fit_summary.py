@@ -15,28 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from isojax.scaling import result
 from isojax.scaling.checks.fit_flags import frontier_flags
-from isojax.scaling.curves.posterior_samples import (
-    PosteriorSamples,
-    crossover_interval,
-    frontier_band,
-    log2_best_n,
-)
+from isojax.scaling.curves.posterior_samples import PosteriorSamples, crossover_interval, frontier_band, log2_best_n
 from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.frontier.envelope import Frontier, FrontierStretch, compute_frontier, spread_indices
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.n_star_law import Law, choose_law, fit_law
-from isojax.scaling.result import (
-    CrossoverRow,
-    FitFlag,
-    FrontierFit,
-    FrontierRow,
-    NeighbourCell,
-    NStarBandRow,
-    NStarFit,
-    NStarIntervals,
-    SegmentRow,
-)
+from isojax.scaling.result import FrontierRow
 from isojax.scaling.validation_metrics import (
     FloatArray,
     PairedDifference,
@@ -51,7 +37,7 @@ BAND_POINTS = 40
 
 def fit_frontier(
     estimate: SweepEstimate, all_cells: TracksByCell, metric: str, B_p: int | None = None
-) -> tuple[FrontierFit, list[FitFlag]]:
+) -> tuple[result.FrontierFit, list[result.FitFlag]]:
     """The frontier and law of all curves, or of those of one B_p, and their flags."""
     curves = [c for c in estimate.curves if B_p in (None, c.B_p)]
     cells = {key: seeds for key, seeds in all_cells.items() if B_p in (None, key[0])}
@@ -63,7 +49,7 @@ def fit_frontier(
     targets = {p.target for seeds in cells.values() for t in seeds for p in t.run.points if p.rollouts > 0}
     n_star = _fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), len(targets))
     flags = list(frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect))
-    frontier_fit = FrontierFit(
+    frontier_fit = result.FrontierFit(
         B_p=B_p,
         frontier=frontier_rows(frontier.points, draws),
         crossovers=() if estimate.no_effect else crossovers,  # curves that differ by nothing cross nowhere
@@ -83,7 +69,7 @@ def frontier_rows(points: Sequence[FrontierRow], draws: PosteriorSamples | None)
 
 def crossover_rows(
     frontier: Frontier, draws: PosteriorSamples | None, uncrossed_too: bool = False
-) -> tuple[CrossoverRow, ...]:
+) -> tuple[result.CrossoverRow, ...]:
     """Changes of n where two measured curves cross, and where the data of one end only if `uncrossed_too`."""
     changes = [(a, b) for a, b in pairwise(frontier.stretches) if a.n != b.n]
     rows = []
@@ -92,7 +78,7 @@ def crossover_rows(
             low = high = None
             if draws is not None:
                 low, high = crossover_interval(draws, (before.B_p, before.n), (after.B_p, after.n), c.C)
-            rows.append(CrossoverRow(n_low=c.n_low, n_high=c.n_high, C=c.C, low=low, high=high))
+            rows.append(result.CrossoverRow(n_low=c.n_low, n_high=c.n_high, C=c.C, low=low, high=high))
     return tuple(rows)
 
 
@@ -104,17 +90,17 @@ def most_common_n_law(n: ArrayLike) -> Law:
 
 def _fit_n_star(
     frontier: Frontier, draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int, target_count: int
-) -> NStarFit:
+) -> result.NStarFit:
     """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, worth as many observations as there were
     targets. Its form is chosen by weights of their variance and that of the grid of n (a uniform error of one step); a
     mode that cannot say whether n matters has the paper's sigmoid.
     """
     C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
     if no_effect is None:
-        return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
+        return result.NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
     band = None if draws is None else _n_star_band(draws, C[spread_indices(len(C), BAND_POINTS)])
     if no_effect:
-        return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
+        return result.NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
     law_indices = spread_indices(len(C), MAX_LAW_POINTS)
     observations = min(target_count, len(law_indices))
     log2_n, variance, intervals = np.log2(n[law_indices]), None, None
@@ -124,13 +110,13 @@ def _fit_n_star(
         steps = np.diff(np.log2(np.unique(n)))
         variance = log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
         # The law's own parameters trade off against one another: an interval for each would say less.
-        intervals = NStarIntervals(
+        intervals = result.NStarIntervals(
             n_at_low_C=_n_interval(log2_n_replicates[:, 0]),
             n_at_middle_C=_n_interval(log2_n_replicates[:, len(law_indices) // 2]),
             n_at_high_C=_n_interval(log2_n_replicates[:, -1]),
         )
     choice = choose_law(C[law_indices], log2_n, n_largest, variance, observations)
-    return NStarFit(law=choice.law, no_effect=False, aicc=choice.aicc, band=band, intervals=intervals)
+    return result.NStarFit(law=choice.law, no_effect=False, aicc=choice.aicc, band=band, intervals=intervals)
 
 
 def _n_interval(log2_n: FloatArray) -> tuple[float, float]:
@@ -139,13 +125,15 @@ def _n_interval(log2_n: FloatArray) -> tuple[float, float]:
     return 2 ** (low or 0.0), 2 ** (high or 0.0)
 
 
-def _n_star_band(draws: PosteriorSamples, C: FloatArray) -> tuple[NStarBandRow, ...]:
+def _n_star_band(draws: PosteriorSamples, C: FloatArray) -> tuple[result.NStarBandRow, ...]:
     """90% of the replicates' best n at some budgets."""
     intervals = [_n_interval(column) for column in log2_best_n(draws, C).T]
-    return tuple(NStarBandRow(C=at, low=low, high=high) for at, (low, high) in zip(C.tolist(), intervals, strict=True))
+    return tuple(
+        result.NStarBandRow(C=at, low=low, high=high) for at, (low, high) in zip(C.tolist(), intervals, strict=True)
+    )
 
 
-def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tuple[SegmentRow, ...]:
+def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tuple[result.SegmentRow, ...]:
     """The evidence for each n of a frontier: consecutive stretches of one n are one segment, whatever their B_p.
 
     metric: the fitted one; leads need one that follows from right answers (`parse_metric`), and those to be recorded.
@@ -159,13 +147,13 @@ def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tu
         neighbours = list(dict.fromkeys((s.n, s.B_p) for s in (*before, *after)))
         C_low, C_high = stretches[0].C_low, stretches[-1].C_high
         longest_stretch = max(stretches, key=lambda s: s.C_high / s.C_low)
-        segment = SegmentRow(
+        segment = result.SegmentRow(
             n=longest_stretch.n,
             B_p=longest_stretch.B_p,
             C_low=C_low,
             C_high=C_high,
             decades=math.log10(C_high / C_low),
-            neighbours=tuple(NeighbourCell(n=n, B_p=B_p) for n, B_p in neighbours),
+            neighbours=tuple(result.NeighbourCell(n=n, B_p=B_p) for n, B_p in neighbours),
             censored_low=C_low not in crossings,
             censored_high=C_high not in crossings,
             **_best_lead(stretches, neighbours, cells, metric),

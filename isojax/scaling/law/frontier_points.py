@@ -5,7 +5,7 @@ figure. Every point counts once, without a running average, because published po
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,21 +17,11 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, parse_number
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
-from isojax.scaling.law.n_star_law import (
-    FORMS,
-    MIN_DISTINCT_N,
-    Law,
-    LawChoice,
-    LawPoints,
-    choose_law,
-    fit_law,
-    law_limits,
-    log2_n_star,
-    n_star,
-)
+from isojax.scaling.law import n_star_law
+from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N, Law, LawChoice
 from isojax.scaling.validation_metrics import FloatArray
 
-N_COLUMN, ROLLOUTS_COLUMN = "n", "rollouts"
+POINT_COLUMNS = ("n", "rollouts")
 MODES = ("hierarchical", "paper")
 BAND_POINTS = 60
 # With fewer distinct n per parameter, single values of n determine the parameters.
@@ -63,9 +53,9 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
     table = filter_rows(read_table(path), filters)
-    n, C = float_column(table, N_COLUMN, minimum=1), float_column(table, ROLLOUTS_COLUMN, exclusive_minimum=0)
-    settings = _setting_columns(table, (N_COLUMN, ROLLOUTS_COLUMN))
-    check_unique_rows(table, (N_COLUMN, ROLLOUTS_COLUMN, *settings))
+    n, C = float_column(table, "n", minimum=1), float_column(table, "rollouts", exclusive_minimum=0)
+    settings = _setting_columns(table)
+    check_unique_rows(table, (*POINT_COLUMNS, *settings))
     order = np.lexsort((n, C))
     n, C = n[order], C[order]
     distinct_n = np.unique(n)
@@ -86,25 +76,23 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
         document |= {**absent, "leave_one_out": [], "flags": [text]}
     else:
         document |= _fit_points(C, n, mode)
-    document["flags"] = _mixture_flags(table, settings, filters) + document["flags"]
+    document["flags"] = [*_mixture_flags(table, settings, filters), *document["flags"]]
     return document
 
 
 def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
     """The law, its intervals and flags for points sorted by C."""
     log2_n, n_max = np.log2(n), float(n.max())
-    choice = None if mode == "paper" else choose_law(C, log2_n, n_max)
-    law = fit_law(C, n, n_max) if choice is None else choice.law
+    choice = None if mode == "paper" else n_star_law.choose_law(C, log2_n, n_max)
+    law = n_star_law.fit_law(C, n, n_max) if choice is None else choice.law
     leave_one_out = [] if choice is None else _leave_one_out(law, C, log2_n)
-    values_left_out = {name: [row[name] for row in leave_one_out] for name in _parameter_names(law)}
-    ranges = {name: (min(values), max(values)) for name, values in values_left_out.items() if values}
     document = {
         "n_star": {**_law_parameters(law), "aicc": None, "intervals": None, "no_effect": False, "band": None},
         "weights": None,
-        "rmse": float(np.sqrt(np.mean((log2_n_star(law, C) - log2_n) ** 2))),
+        "rmse": float(np.sqrt(np.mean((n_star_law.log2_n_star(law, C) - log2_n) ** 2))),
         "intervals": None,
         "leave_one_out": leave_one_out,
-        "flags": _law_flags(C, n, law, choice, ranges),
+        "flags": list(_law_flags(C, n, law, choice, leave_one_out)),
     }
     if choice is not None:
         method = f"case bootstrap: points drawn with replacement, form {law.form} held fixed"
@@ -125,10 +113,10 @@ def _parameter_names(law: Law) -> tuple[str, ...]:
 
 def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> Law:
     """The same form through other points; a line keeps its centre, so that b means the same."""
-    fitted = FORMS[law.form].fit(LawPoints(np.log10(C), log2_n, np.ones_like(C), log2_n_cap), False)
+    fitted = FORMS[law.form].fit(n_star_law.LawPoints(np.log10(C), log2_n, np.ones_like(C), log2_n_cap), False)
     if law.form != "linear" or law.log10_C0 is None:
         return fitted
-    return replace(fitted, b=float(log2_n_star(fitted, 10**law.log10_C0)), log10_C0=law.log10_C0)
+    return replace(fitted, b=float(n_star_law.log2_n_star(fitted, 10**law.log10_C0)), log10_C0=law.log10_C0)
 
 
 def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[str, Any]:
@@ -143,7 +131,7 @@ def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[st
     names = _parameter_names(law)
     lows, highs = central_band(np.array([[getattr(refitted, name) for name in names] for refitted in refitted_laws]))
     C_grid = np.geomspace(C[0], C[-1], BAND_POINTS) if C[-1] > C[0] else C[:1]
-    n_lows, n_highs = central_band(np.array([n_star(refitted, C_grid) for refitted in refitted_laws]))
+    n_lows, n_highs = central_band(np.array([n_star_law.n_star(refitted, C_grid) for refitted in refitted_laws]))
     band = zip(C_grid.tolist(), n_lows.tolist(), n_highs.tolist(), strict=True)
     return {
         "intervals": {name: [float(a), float(b)] for name, a, b in zip(names, lows, highs, strict=True)},
@@ -163,103 +151,72 @@ def _leave_one_out(law: Law, C: FloatArray, log2_n: FloatArray) -> list[dict[str
     return rows
 
 
-def _setting_columns(table: DataTable, point_columns: Collection[str]) -> list[str]:
+def _setting_columns(table: DataTable) -> list[str]:
     """The columns that describe a point's setting: text, and the numbers of SETTING_COLUMNS."""
 
     def is_text(name: str) -> bool:
         values = [row.values.get(name) for row in table.rows]
         return all(isinstance(v, str) and parse_number(v) is None for v in values if not is_blank(v))
 
-    return [c for c in table.columns if c not in point_columns and (c in SETTING_COLUMNS or is_text(c))]
+    return [c for c in table.columns if c not in POINT_COLUMNS and (c in SETTING_COLUMNS or is_text(c))]
 
 
-def _mixture_flags(table: DataTable, settings: Sequence[str], filters: Sequence[str]) -> list[str]:
+def _mixture_flags(table: DataTable, settings: Sequence[str], filters: Sequence[str]) -> Iterator[str]:
     """Several values of one setting in one law."""
-    flags = []
     filtered_columns = {text.partition("=")[0].strip() for text in filters}
     for name in (s for s in settings if s not in filtered_columns):
         values = [str(row.values.get(name)) for row in table.rows if not is_blank(row.values.get(name))]
         distinct_values = list(dict.fromkeys(values))
         if 1 < len(distinct_values) <= min(MAX_SETTING_VALUES, len(values) // 2):
-            flags.append(
-                f"the points mix {name} = {', '.join(distinct_values)} in one law; "
-                f"--where {name}={distinct_values[0]} takes one of them"
-            )
-    return flags
+            mixture = f"the points mix {name} = {', '.join(distinct_values)} in one law"
+            yield f"{mixture}; --where {name}={distinct_values[0]} takes one of them"
 
 
 def _law_flags(
-    C: FloatArray,
-    n: FloatArray,
-    law: Law,
-    choice: LawChoice | None,
-    parameter_ranges: Mapping[str, tuple[float, float]],
-) -> list[str]:
-    """The flags of a law fitted to points sorted by C.
-
-    Args:
-        choice: None in mode "paper".
-        parameter_ranges: parameter -> its smallest and largest value when one n is left out.
-    """
-    distinct_n = np.unique(n)
+    C: FloatArray, n: FloatArray, law: Law, choice: LawChoice | None, leave_one_out: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """The flags of a law fitted to points sorted by C; choice: None in mode "paper"."""
+    distinct_n, parameter_count = np.unique(n), FORMS[law.form].parameter_count
     if len(distinct_n) == 1:
-        return [
-            f"all {len(n)} points have n = {distinct_n[0]:g}: n*(C) is taken as constant, because no other n was "
-            "compared with it"
-        ]
-    flags = _support_flags(distinct_n, law, parameter_ranges)
+        text = f"all {len(n)} points have n = {distinct_n[0]:g}: n*(C) is taken as constant"
+        yield f"{text}, because no other n was compared with it"
+        return
+    if parameter_count > 1 and len(distinct_n) < MIN_DISTINCT_N_PER_PARAMETER * parameter_count:
+        listed = ", ".join(f"{v:g}" for v in distinct_n)
+        text = f"only {len(distinct_n)} distinct n ({listed}) determine the {parameter_count} parameters of n*(C)"
+        values_by_name = {name: [row[name] for row in leave_one_out] for name in _parameter_names(law)}
+        ranges = [f"{name} {min(values):.3g} to {max(values):.3g}" for name, values in values_by_name.items() if values]
+        yield f"{text}; with one of them left out: {', '.join(ranges)}" if ranges else text
     if law.form == "constant":
-        flags.append(
-            f"no form is better supported than a constant, n = {2**law.b:.3g}: the points do not show n to change with "
-            "C"
-        )
+        text = f"no form is better supported than a constant, n = {2**law.b:.3g}"
+        yield f"{text}: the points do not show n to change with C"
     if choice is not None:
-        flags += _choice_flags(choice, len(distinct_n), len(np.unique(C)))
-    flags += [*_fall_flags(C, n), *(text for _, text in law_limits(law, C[0], C[-1]))]
+        yield from _choice_flags(choice, len(distinct_n), len(np.unique(C)))
+    falling_pairs = [(a, b) for a, b in pairwise(range(len(n))) if n[b] < n[a]]
+    if falling_pairs:
+        a, b = max(falling_pairs, key=lambda ab: n[ab[0]] / n[ab[1]])
+        times = "once" if len(falling_pairs) == 1 else f"{len(falling_pairs)} times, most"
+        fall = f"from {n[a]:g} at C = {C[a]:.4g} to {n[b]:g} at C = {C[b]:.4g}"
+        yield f"n falls as C rises {times} {fall}: a rising law averages over that"
+    yield from (text for _, text in n_star_law.law_limits(law, C[0], C[-1]))
     if n[-1] == n.max():
-        flags.append(
-            f"the points end at their largest n ({n.max():g}): n*(C) levels off there only if larger n were tried too"
-        )
+        text = f"the points end at their largest n ({n.max():g})"
+        yield f"{text}: n*(C) levels off there only if larger n were tried too"
     if choice is not None and len(n) > len(distinct_n):
-        flags.append(
+        yield (
             "AICc and the intervals treat the points as independent; points of one n come from the same runs, so both "
             "may be too confident"
         )
-    return flags
 
 
-def _support_flags(distinct_n: FloatArray, law: Law, parameter_ranges: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Few distinct n, and how far the parameters depend on each."""
-    parameter_count = FORMS[law.form].parameter_count
-    if parameter_count == 1 or len(distinct_n) >= MIN_DISTINCT_N_PER_PARAMETER * parameter_count:
-        return []
-    listed = ", ".join(f"{v:g}" for v in distinct_n)
-    text = f"only {len(distinct_n)} distinct n ({listed}) determine the {parameter_count} parameters of n*(C)"
-    ranges = ", ".join(f"{name} {low:.3g} to {high:.3g}" for name, (low, high) in parameter_ranges.items())
-    return [f"{text}; with one of them left out: {ranges}" if ranges else text]
-
-
-def _choice_flags(choice: LawChoice, distinct_n: int, distinct_C: int) -> list[str]:
+def _choice_flags(choice: LawChoice, distinct_n: int, distinct_C: int) -> Iterator[str]:
     """Forms that the points hardly distinguish from the chosen one, or are too few for."""
     form = choice.law.form
-    flags = [
-        f"the points hardly distinguish {form} from {name} (Akaike weights {choice.weights[form]:.2f} and {weight:.2f})"
-        for name, weight in choice.weights.items()
-        if name != form and weight >= RIVAL_WEIGHT
-    ]
+    for name, weight in choice.weights.items():
+        if name != form and weight >= RIVAL_WEIGHT:
+            weights = f"Akaike weights {choice.weights[form]:.2f} and {weight:.2f}"
+            yield f"the points hardly distinguish {form} from {name} ({weights})"
     unsupported_forms = [name for name, score in choice.aicc.items() if score is None]
     if unsupported_forms:
         counts = f"{distinct_n} distinct n, {distinct_C} distinct C"
-        flags.append(f"the points are too few for {' and '.join(unsupported_forms)}: {counts}")
-    return flags
-
-
-def _fall_flags(C: FloatArray, n: FloatArray) -> list[str]:
-    """Where n falls, which a rising law cannot describe."""
-    falling_pairs = [(a, b) for a, b in pairwise(range(len(n))) if n[b] < n[a]]
-    if not falling_pairs:
-        return []
-    a, b = max(falling_pairs, key=lambda ab: n[ab[0]] / n[ab[1]])
-    times = "once" if len(falling_pairs) == 1 else f"{len(falling_pairs)} times, most"
-    fall = f"from {n[a]:g} at C = {C[a]:.4g} to {n[b]:g} at C = {C[b]:.4g}"
-    return [f"n falls as C rises {times} {fall}: a rising law averages over that"]
+        yield f"the points are too few for {' and '.join(unsupported_forms)}: {counts}"
