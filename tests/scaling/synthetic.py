@@ -2,7 +2,7 @@
 
 Validation problem i has a difficulty u_i, the same in every run of a world, and at reward R the success rate
 p_i = BetaInv(u_i; R kappa, (1 - R) kappa), so that the mean over all conceivable problems is R; right answers are
-Binomial(samples, p_i). A run lies off its curve by a term of its own, Normal(0, run_sd), and by a slow drift, both
+Binomial(samples, p_i). A run differs from its curve by a term of its own, Normal(0, run_sd), and by a slow drift, both
 times its progress, since all runs start from one base policy. All cells are evaluated on one shared grid of targets,
 each at its own first update reaching the target.
 
@@ -293,13 +293,13 @@ def random_world(
     """A world whose law, range of compute, seeds, evaluations and noise are drawn from `seed`; what is given here is
     not drawn.
 
-    Ranges (and, after RANGES of them, laws) are drawn anew until the truly best n along the range are what the kind
+    Ranges (and, after RANGES of them, laws) are drawn again until the truly best n along the range are what the kind
     promises.
 
     Args:
         kind: a name in KINDS.
         n: rising. B_p: default 32; non_monotone has B_p = 4096 / n. B_max: cells with a larger B_p n are left out.
-        seeds: runs a cell, else 1-3. evaluations: beside the base policy's, else 20-60.
+        seeds: runs per cell, else 1-3. evaluations: besides the base policy's, else 20-60.
         problems, samples, run_sd, drift: as in `world`.
         unequal: whether cells end early, up to 3 times; else drawn, one half.
 

@@ -109,7 +109,7 @@ class Declining:
     """A Hill curve that overfits: around C_turn its rise ends and a fall of `rate` per decade of C begins, both bent
     over BEND decades.
 
-    With x = log10 C and s(x) = BEND ln(1 + exp((x - x_turn) / BEND)), R = rising(10^(x - s)) - rate s. The peak lies
+    With x = log10 C and s(x) = BEND ln(1 + exp((x - x_turn) / BEND)), R = rising(10^(x - s)) - rate s. The peak is
     within some BENDs of C_turn, where the slopes of rise and fall cancel.
     """
 

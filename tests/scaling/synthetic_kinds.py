@@ -65,7 +65,7 @@ def _over_B_p(rng: Draw, curves: Mapping[int, Hill], B_p: Sequence[int] | None) 
 
 
 def _rising(rng: Draw, n: Sequence[int], B: tuple[float, float]) -> dict[int, Hill]:
-    """Hill parameters of each n: plateaus .005-.06 apart, C_mid growing by a common factor (with 5% jitter) a
+    """Hill parameters of each n: plateaus differ by .005 to .06, C_mid grows by a common factor (with 5% jitter) per
     doubling.
     """
     level = np.log2(np.array(n, dtype=np.float64)) - 3
@@ -113,7 +113,7 @@ def _non_monotone(rng: Draw, n: Sequence[int], B_p: Sequence[int] | None) -> Tru
     19).
 
     At small M a small n finds no signal, so a large n leads. Then coverage counts: a large B_p, so a small n. At large
-    M, with coverage won, a large n leads again. After stage k the reward of n lies c (sqrt(1 + d^2) - 1) below that
+    M, with coverage won, a large n leads again. After stage k the reward of n is c (sqrt(1 + d^2) - 1) below that
     stage's best n, d grid steps away (d doublings of n); a stage's gain is the difference of two such profiles plus
     what keeps it above 0, so every curve rises.
     """

@@ -45,7 +45,7 @@ def simulate(w: World, policy: AdaptivePolicy) -> tuple[list[RunRecord], list[li
 
 
 def off(w: World, runs: list[RunRecord], C: list[int]) -> list[int]:
-    """How many steps of the grid of n the fit's choice lies from the truly best n at each C."""
+    """How many steps of the grid of n the fit's choice is from the truly best n at each C."""
     ns = sorted(n for _, n in w.truth)
     R = np.stack([w.reward(*key, C) for key in sorted(w.truth, key=lambda key: key[1])])
     result = fit(runs, replicates=100)
@@ -157,7 +157,7 @@ def test_doubt_is_the_distance_between_the_draws_best_n_in_steps_of_the_grid() -
     R[:200, 0], R[200:, 2] = (
         0.6,
         0.6,
-    )  # half of the draws say n = 2, half say n = 8: two steps apart, so one step from n = 4
+    )  # half of the draws say n = 2, half say n = 8: two steps between them, so one step from n = 4
     doubt = NStarUncertainty(R, n, measurement_sd=0.01)
     assert doubt.expected_reduction(R[:, 0, 0]) == pytest.approx(1.0, abs=0.1)  # whether n = 2 has .6 says all
     assert doubt.expected_reduction(R[:, 1, 0]) == pytest.approx(0.0, abs=1e-12)  # n = 4 is .5 in any case

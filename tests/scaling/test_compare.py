@@ -1,4 +1,4 @@
-"""Sweeps beside each other: hand-written fits whose differences are known, and synthetic worlds like the paper's Fig.
+"""Sweeps compared: hand-written fits whose differences are known, and synthetic worlds like the paper's Fig.
 13.
 """
 

@@ -60,8 +60,8 @@ def test_seeds_are_averaged_first_and_must_share_the_target():
 
 
 def test_nothing_to_pair():
-    apart = {(16, 2): [run(2, {200: (1, 2)})], (16, 8): [run(8, {2000: (1, 2)})]}
-    for s in segment_evidence(FRONTIER, apart, "avg@4"):
+    disjoint = {(16, 2): [run(2, {200: (1, 2)})], (16, 8): [run(8, {2000: (1, 2)})]}
+    for s in segment_evidence(FRONTIER, disjoint, "avg@4"):
         assert (s.measured_for_neighbours, s.lead, s.se, s.z, s.at_C) == (False, None, None, None, None)
     shared = {(16, 2): [run(2, {2000: (1, 2)})], (16, 8): [run(8, {2000: (1, 2)})]}
     second = segment_evidence(FRONTIER, shared, "ood/avg@4")[1]  # right answers of another set say nothing of it

@@ -91,7 +91,7 @@ def test_other_metrics():
 
 
 def test_tokens_are_an_axis_like_another():
-    """8 tokens a rollout: every C is 8 times larger, nothing else moves."""
+    """8 tokens per rollout: every C is 8 times larger, nothing else moves."""
     tokens = fit(WORLD.runs, compute="tokens", replicates=0)
     rollouts = fit(WORLD.runs, replicates=0)
     for c, d in zip(tokens.curves, rollouts.curves, strict=True):
@@ -147,6 +147,8 @@ def test_n_that_look_alike_are_pooled_unless_that_is_not_wanted():
     alike = group_by_cell(
         [make_track(r, "avg@4", "rollouts") for r in world("same", n=(2, 8, 32), seeds=1, problems=200).runs]
     )
-    pooled, apart = (estimate(alike, "avg@4", FitOptions(replicates=20, pool_equal_n=pool)) for pool in (True, False))
+    pooled, separate = (
+        estimate(alike, "avg@4", FitOptions(replicates=20, pool_equal_n=pool)) for pool in (True, False)
+    )
     assert pooled.no_effect and np.ptp([c.A for c in pooled.curves]) < 0.001
-    assert not apart.no_effect and np.ptp([c.A for c in apart.curves]) > 0.001
+    assert not separate.no_effect and np.ptp([c.A for c in separate.curves]) > 0.001

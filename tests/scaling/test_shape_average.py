@@ -47,9 +47,9 @@ def test_mean_curves_are_those_of_the_draws():
 def test_progress_is_told_and_a_seed_repeats():
     sweep, calls = packed(), []
     modes, weights = fit_all_tails(sweep, None)
-    told = FitOptions(replicates=60, seed=7, on_progress=lambda done, of: calls.append((done, of)))
+    options = FitOptions(replicates=60, seed=7, on_progress=lambda done, of: calls.append((done, of)))
     a, b = (
-        sample_posterior(sweep, modes, weights, told),
+        sample_posterior(sweep, modes, weights, options),
         sample_posterior(sweep, modes, weights, FitOptions(replicates=60, seed=7)),
     )
     assert (a.theta == b.theta).all() and calls[-1] == (60, 60) and calls == sorted(calls)
