@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -77,14 +76,6 @@ def format_duration(seconds: float) -> str:
         if seconds >= 2 * unit_seconds:
             return f"{seconds / unit_seconds:,.1f} {unit}"
     return f"{seconds:.1f} s"
-
-
-class ProgressReporter(Protocol):
-    """What shows the preparation of a sweep."""
-
-    def show_preparation(self, text: str, fraction: float) -> None: ...
-
-    def show_verifier_failures(self, examples: Mapping[str, str]) -> None: ...
 
 
 class Display:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from itertools import product
 
-from isojax.core.config import CellConfig, SamplingConfig, SweepConfig
+from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 
@@ -61,14 +61,6 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
     return sorted(cells, key=lambda cell: (-cell_cost(cell, sweep.budget), cell))
 
 
-def choose_slots_per_prefix(decode_slots: int, n: int, sampling: SamplingConfig) -> int:
-    """W, slots that share one prompt's keys and values: 1, or for long prompts as many as divide R and n rollouts
-    fill."""
-    if sampling.prompt_length < LONG_PROMPT_RATIO * sampling.response_length:
-        return 1
-    return max(W for W in (1, 2, 4, 8, 16) if decode_slots % W == 0 and min(n, decode_slots) >= W)
-
-
 def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> SweepConfig:
     """The sweep with slots R, microbatch m, prefill batch g and slots per prefix W, where they are not set.
 
@@ -95,11 +87,14 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> Sw
 
 
 def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConfig) -> int:
-    """W as set, if it is possible, or as chosen."""
+    """W, slots that share one prompt's keys and values, as set; or for long prompts as many as divide R and n rollouts
+    fill, else 1."""
     plain_attention = sweep.decode_attention in (None, "plain") and cell.precision.cache != "int8"
     W = sweep.slots_per_prefix
     if W is None:
-        return choose_slots_per_prefix(R, n, cell.sampling) if plain_attention else 1
+        has_long_prompts = cell.sampling.prompt_length >= LONG_PROMPT_RATIO * cell.sampling.response_length
+        widths = (1, 2, 4, 8, 16) if has_long_prompts and plain_attention else (1,)
+        return max(W for W in widths if R % W == 0 and min(n, R) >= W)
     if R % W:
         raise InputError(
             f"sweep.slots_per_prefix = {W} does not divide sweep.decode_slots = {R}; a prefix group is W of the slots. "

@@ -60,38 +60,33 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
 def check_resume(old: Config, new: Config) -> None:
     """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only
     grows."""
-    _check_equal({"name": old.name} | _cell_settings(old), {"name": new.name} | _cell_settings(new))
-    old_sweep, new_sweep = old.sweep, new.sweep
+    old_settings, new_settings = _fixed_settings(old), _fixed_settings(new)
+    for key in old_settings | new_settings:
+        if old_settings.get(key) != new_settings.get(key):
+            _refuse(key, old_settings.get(key), new_settings.get(key), "the same value")
     for key in ("B_p", "n"):
-        old_values, new_values = list(getattr(old_sweep, key)), list(getattr(new_sweep, key))
+        old_values, new_values = list(getattr(old.sweep, key)), list(getattr(new.sweep, key))
         if not set(old_values) <= set(new_values):
             _refuse(f"sweep.{key}", old_values, new_values, "every value already in it (it may grow)")
-    _check_equal({"sweep.seed": old_sweep.seed}, {"sweep.seed": new_sweep.seed})
     for key in ("seeds", "budget"):
-        old_value, new_value = getattr(old_sweep, key), getattr(new_sweep, key)
+        old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
         if new_value < old_value:
             _refuse(f"sweep.{key}", old_value, new_value, "at least as much (it may grow)")
     for key in AUTOSIZED_SETTINGS:
-        old_value, new_value = getattr(old_sweep, key), getattr(new_sweep, key)
-        if old_value is not None and new_value is not None and old_value != new_value:
+        old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
+        if None not in (old_value, new_value) and old_value != new_value:
             _refuse(f"sweep.{key}", old_value, new_value, "the same value, or none")
-    _check_equal({"sweep.remat": old_sweep.remat}, {"sweep.remat": new_sweep.remat})
-    batches = [B_p * n for B_p in old_sweep.B_p for n in old_sweep.n]
-    largest_batch = max((B for B in batches if B <= old_sweep.B_max), default=0)
-    if new_sweep.B_max < largest_batch:
+    batches = [B_p * n for B_p in old.sweep.B_p for n in old.sweep.n]
+    largest_batch = max((B for B in batches if B <= old.sweep.B_max), default=0)
+    if new.sweep.B_max < largest_batch:
         expected = f"at least {largest_batch}, the largest B_p * n already run"
-        _refuse("sweep.B_max", old_sweep.B_max, new_sweep.B_max, expected)
+        _refuse("sweep.B_max", old.sweep.B_max, new.sweep.B_max, expected)
 
 
-def _cell_settings(config: Config) -> dict[str, Any]:
-    """The settings of `cell` by their dotted names."""
-    return dict(flatten(config.cell.model_dump(mode="json"), "cell."))
-
-
-def _check_equal(old: dict[str, Any], new: dict[str, Any]) -> None:
-    for key in old | new:
-        if old.get(key) != new.get(key):
-            _refuse(key, old.get(key), new.get(key), "the same value")
+def _fixed_settings(config: Config) -> dict[str, Any]:
+    """The settings that no resume changes, by their dotted names."""
+    cell_settings = dict(flatten(config.cell.model_dump(mode="json"), "cell."))
+    return {"name": config.name} | cell_settings | {"sweep.seed": config.sweep.seed, "sweep.remat": config.sweep.remat}
 
 
 def _refuse(key: str, old_value: object, new_value: object, expected: str) -> NoReturn:

@@ -43,13 +43,8 @@ class WatchdogClient:
         listener: socket.socket | None,
         on_peer_lost: Callable[[], None],
     ):
-        """Start the watchdog.
-
-        Args:
-            address, port: at which the watchdog of process 0 listens.
-            listener: the socket on that port, in process 0; else None.
-            on_peer_lost: called in a thread when another process has ended early.
-        """
+        """Start the watchdog. That of process 0 listens at `address` and `port`; `listener` is its socket there.
+        `on_peer_lost` is called in a thread when another process has ended early."""
         name = f"process {process_id} of {num_processes} (on {socket.gethostname()}, pid {os.getpid()})"
         passed_fds = () if listener is None else (listener.fileno(),)
         arguments = {"name": name, "address": address, "port": port, "listener": next(iter(passed_fds), None)}

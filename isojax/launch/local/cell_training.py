@@ -47,7 +47,7 @@ def train_cells(
 
     def report(progress: CellProgress) -> None:
         display.update_cell(progress)
-        setup.report_verifier_failures(display)
+        display.show_verifier_failures(setup.verifier_failures())
 
     def worker(programs: SweepPrograms) -> None:
         while not any(multiprocess.allgather(preemption.requested())):

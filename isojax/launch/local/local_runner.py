@@ -22,14 +22,9 @@ from isojax.runs.folder_lock import exclusive_lock
 
 
 def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
-    """Run every cell of the sweep that is not finished; returns the sweep's folder, runs/<name>, or None in a process
-    that is not the primary one: that one fits and reports.
-
-    Raises:
-        InputError: before any work, where the recipe contradicts itself, the mesh does not fit, the folder holds
-            another sweep, or the grid is over B_max.
-        RunFailed: after all other cells are done, naming the cells that failed.
-    """
+    """Run every cell of the sweep that is not finished; returns the sweep's folder, or None in a process that is not
+    the primary one: that one fits and reports. InputError before any work; RunFailed, after all other cells are done,
+    names the cells that failed."""
     cells = plan_cells(config.sweep)
     start_jax(config)
     with join_processes(process_group):
@@ -65,12 +60,12 @@ def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PRO
 def _run_cells(setup: SweepSetup) -> None:
     config, cells = setup.config, setup.cells
     with Display(config) as display:
-        base_policy, failures = setup.prepare(display), []
+        base_policy, failures = setup.prepare(display.show_preparation), []
         rounds = training_rounds(config, cells, setup.folder, failures)
         with preemption.handle_sigterm():  # between two rounds too
             while targets := multiprocess.run_on_primary(lambda: next(rounds, [])):
                 failures += train_cells(setup, base_policy, targets, display)
-                setup.report_verifier_failures(display)
+                display.show_verifier_failures(setup.verifier_failures())
                 if failures and multiprocess.is_multiprocess():
                     break  # the processes may be at different places
     raise_cell_failures(failures, len(cells), setup.folder)

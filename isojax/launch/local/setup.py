@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,6 @@ from isojax.distributed import multiprocess
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import strategy
 from isojax.launch.autosize import DeviceBudget, autosize_sweep
-from isojax.launch.display import ProgressReporter
 from isojax.launch.local.cell_devices import CellDevices, assign_devices, make_device_budget
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE, config_for_folder
 from isojax.models.attention_autotune import select_attention
@@ -89,22 +88,20 @@ class SweepSetup:
     cell_devices: CellDevices
     programs: list[SweepPrograms]  # a set for each cell that runs at a time; on a CPU's single devices the same one
 
-    def prepare(self, reporter: ProgressReporter) -> BasePolicy:
+    def prepare(self, on_progress: Callable[[str, float], None]) -> BasePolicy:
         """Make or load the base policy and its problems; then save the config, as nothing can be refused any more."""
         first_programs, folder = self.programs[0], self.folder
         if multiprocess.is_primary() and not (folder / CONFIG_FILE).exists():
             (folder / BASE_FOLDER / PROBLEMS_FILE).unlink(missing_ok=True)  # of settings that may have changed since
-        base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, reporter.show_preparation)
+        base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, on_progress)
         check_batch([(c.B_p, c.n) for c in self.cells], len(base_policy.training))
-        self.report_verifier_failures(reporter)
         if multiprocess.is_primary():
             save_config(self.config, folder / CONFIG_FILE)
         return base_policy
 
-    def report_verifier_failures(self, reporter: ProgressReporter) -> None:
-        """Show the first failure of each kind that the verifier has met; the ledger counts them all."""
-        if not is_on_device(self.task):
-            reporter.show_verifier_failures(self.task.failure_examples())
+    def verifier_failures(self) -> dict[str, str]:
+        """The first failure of each kind that the verifier has met; the ledger counts them all."""
+        return {} if is_on_device(self.task) else self.task.failure_examples()
 
 
 @contextmanager

@@ -35,13 +35,8 @@ CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers
 
 def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path:
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
-
-    Raises:
-        InputError: within half a minute and before any work: there is no such cluster, it cannot hold a process group,
-            the folder cannot be written, or the local runner would refuse the sweep.
-        RunFailed: after all other cells are done, naming the cells that failed.
-        Preempted: asked to end by Ctrl-C or SIGTERM; the cells in training have saved their state.
-    """
+    InputError within half a minute and before any work, where the cluster does not answer, cannot hold a process group,
+    or the local runner would refuse the sweep; the other errors are those of RayScheduler.run and strategy.py."""
     if process_group.is_multi_process:
         raise InputError(
             "--ray starts the processes of its process groups itself; "

@@ -50,7 +50,7 @@ class RayProcessGroup:
     token: str  # the content of ray_actor.TOKEN_FILE in the sweep's folder
     log_prefix: Path  # of the file that each process prints to; its number follows
     workers: list[Any] = field(default_factory=list)
-    node_names: str = ""
+    node_names: str = "the cluster"
     _tpu_slice: Any = None
     _placement_group: Any = None
 
@@ -238,7 +238,7 @@ class RayProcessGroup:
         try:
             lines = self.log_file(0).read_text(errors="replace").splitlines()
         except OSError:
-            return f"its log is {self.log_file(0)} on {self.node_names or 'its node'}"
+            return f"its log is {self.log_file(0)} on {self.node_names}"
         return "\n    ".join([f"the end of {self.log_file(0)}:", *lines[-LOG_TAIL_LINES:]])
 
 

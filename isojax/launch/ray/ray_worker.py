@@ -41,12 +41,17 @@ class RayWorker:
         self._exit_stack.enter_context(
             remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=self._name)
         )
-        if not is_url(config.run.dir):
-            _check_shared_folder(working_folder(config.run.dir, config.name), arguments.token)
+        folder = working_folder(config.run.dir, config.name)
+        token_file = folder / ray_actor.TOKEN_FILE
+        if not is_url(config.run.dir) and not (token_file.exists() and token_file.read_text() == arguments.token):
+            raise InputError(
+                f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does; expected a folder "
+                "that all nodes share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
+            )
         start_jax(config)
         self._exit_stack.enter_context(join_processes(group))
         self._setup = self._exit_stack.enter_context(open_sweep(config, arguments.cells, resume=True))
-        self._base_policy = self._setup.prepare(self._status)
+        self._base_policy = self._setup.prepare(self._status.show_preparation)
 
     def train(self, target: CellTarget) -> CallResult:
         """Train a cell up to its target, from its checkpoint."""
@@ -56,7 +61,7 @@ class RayWorker:
 
         def report(progress: CellProgress) -> None:
             self._status.update_cell(progress)
-            setup.report_verifier_failures(self._status)
+            self._status.show_verifier_failures(setup.verifier_failures())
 
         with ExitStack() as stack:
             if multiprocess.is_primary():
@@ -80,15 +85,6 @@ class RayWorker:
     def close(self) -> None:
         """Disconnect from the other processes, and end the verifier."""
         self._exit_stack.close()
-
-
-def _check_shared_folder(folder: Path, token: str) -> None:
-    token_file = folder / ray_actor.TOKEN_FILE
-    if not token_file.exists() or token_file.read_text() != token:
-        raise InputError(
-            f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does; expected a folder "
-            "that all nodes share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
-        )
 
 
 def _lock_cell(stack: ExitStack, cell_folder: Path) -> None:

@@ -244,7 +244,7 @@ class RayScheduler:
         self.open_error = f"{error}; {group.processes.log_tail()}"
         if preemption.requested():
             return
-        print_line(f"warning: a process group on {_nodes(group)} could not begin ({error})")
+        print_line(f"warning: a process group on {group.processes.node_names} could not begin ({error})")
         if slot.failed_in_a_row > self.retries and not self.any_group_ready:
             raise RunFailed(f"no process group could begin: {self.open_error}")
 
@@ -258,7 +258,7 @@ class RayScheduler:
                 self._finish_cell(cell, f"{reason}; {group.processes.log_tail()}")
                 return
             print_line(
-                f"warning: cell {cell.name}: its process group on {_nodes(group)} was lost ({error}); "
+                f"warning: cell {cell.name}: its process group on {group.processes.node_names} was lost ({error}); "
                 f"started again from its checkpoint ({losses} of {self.retries})"
             )
         self.cell_queue.put_back(cell)
@@ -285,10 +285,6 @@ class RayScheduler:
         cells = {cell.name: status for cell, status in self.cell_queue.status.items()}
         host, pid = socket.gethostname(), os.getpid()
         write_status(self.folder, DriverStatus(time=time.time(), host=host, pid=pid, ended=ended, cells=cells))
-
-
-def _nodes(group: ActiveGroup) -> str:
-    return group.processes.node_names or "the cluster"
 
 
 @contextmanager
