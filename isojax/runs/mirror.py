@@ -128,32 +128,21 @@ def _stat_fingerprint(path: Path) -> tuple[int, int]:
     return stat.st_mtime_ns, stat.st_size
 
 
-class CheckpointUploader:
-    """Puts the checkpoints of one cell to a URL, one at a time, in the background; nothing where its folder is no
-    mirror."""
+def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Future[None]] | None:
+    """What starts to put a checkpoint of a cell to its URL, once it is no longer being written; None where `folder`,
+    which holds the cell's checkpoints, is in no mirror."""
+    mirror = next((m for m in MIRRORS if folder.is_relative_to(m.local)), None)
+    if mirror is None:
+        return None
+    mirror.mark_started(folder)
 
-    def __init__(self, folder: Path):
-        """`folder` holds the cell's checkpoints."""
-        self._mirror = next((m for m in MIRRORS if folder.is_relative_to(m.local)), None)
-        self._upload: Future[None] | None = None
-        if self._mirror is not None:
-            self._mirror.mark_started(folder)
-
-    def upload(self, checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None:
-        """Put a checkpoint there when it is no longer being written; nothing where writing it failed."""
-        mirror = self._mirror
-
+    def start_upload(checkpoint_folder: Path, is_writing: Callable[[], bool]) -> Future[None]:
         def push_when_written() -> None:
             while is_writing():
                 time.sleep(0.02)
-            if mirror is not None and checkpoint_folder.exists():
+            if checkpoint_folder.exists():  # otherwise its writer reports why not
                 mirror.push_checkpoint(checkpoint_folder)
 
-        if mirror is not None:
-            self._upload = run_in_thread(push_when_written)
+        return run_in_thread(push_when_written)
 
-    def wait(self) -> None:
-        """Wait until the last one is there; RunFailed where it cannot be written."""
-        upload, self._upload = self._upload, None
-        if upload is not None:
-            upload.result()
+    return start_upload

@@ -27,7 +27,7 @@ from isojax.models.transformer import Params
 from isojax.rl.metric import Metric, Metrics
 from isojax.rl.optimizer import TrainState
 from isojax.train.checksums import array_checksums, json_checksum
-from isojax.train.outputs import Uploader
+from isojax.train.outputs import StartUpload
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ class Checkpoints:
     all is written. Its methods raise RunFailed where a checkpoint cannot be written.
     """
 
-    def __init__(self, folder: Path, uploader: Uploader | None = None, max_to_keep: int = 2):
-        self.folder, self.uploader, self.max_to_keep = folder.absolute(), uploader, max_to_keep
+    def __init__(self, folder: Path, start_upload: StartUpload | None = None, max_to_keep: int = 2):
+        self.folder, self.max_to_keep = folder.absolute(), max_to_keep
+        self._start_upload, self._upload = start_upload, None
         _hide_late_errors()
         self._open()
 
@@ -101,8 +102,9 @@ class Checkpoints:
         with self._writing():
             if cursor.M not in self._manager.all_steps():
                 self._manager.save(cursor.M, args=args)
-                if self.uploader:
-                    self.uploader.upload(self.folder / str(cursor.M), self._manager.is_saving_in_progress)
+                if self._start_upload:
+                    path = self.folder / str(cursor.M)
+                    self._upload = self._start_upload(path, self._manager.is_saving_in_progress)
 
     def restore(self, abstract_state: TrainState) -> tuple[TrainState, RunCursor] | None:
         """The newest undamaged state, sharded as `abstract_state` (arrays or ShapeDtypeStructs with shardings), and its
@@ -157,8 +159,9 @@ class Checkpoints:
                 self._manager.close()
 
     def _wait_for_upload(self) -> None:
-        if self.uploader:
-            self.uploader.wait()
+        upload, self._upload = self._upload, None
+        if upload:
+            upload.result()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

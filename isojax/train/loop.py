@@ -81,7 +81,7 @@ def run_cell(
         return eval_grid[evaluation] in recorded_targets
 
     with (
-        Checkpoints(outputs.checkpoint_folder, outputs.uploader, config.run.keep_checkpoints) as checkpoints,
+        Checkpoints(outputs.checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints) as checkpoints,
         open_cell(programs, base_policy, cell, checkpoints, is_recorded) as restored,
     ):
         trainer = CellTrainer(programs, config, base_policy, restored, checkpoints, outputs, report)

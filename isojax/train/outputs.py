@@ -1,6 +1,7 @@
 """What a cell's run writes to, as its launcher hands it over; the training code opens none of it."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,21 +22,17 @@ class PointLedger(Protocol):
     def record_failure(self, M: int, reason: str) -> None: ...
 
 
-class Uploader(Protocol):
-    """Copies checkpoints elsewhere in the background: CheckpointUploader of isojax/runs/mirror.py."""
-
-    def upload(self, checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None: ...
-
-    def wait(self) -> None: ...
+# Starts to copy a checkpoint elsewhere once the function says that it is no longer being written (runs/mirror.py).
+StartUpload = Callable[[Path, Callable[[], bool]], Future[None]]
 
 
 @dataclass(frozen=True)
 class CellOutputs:
-    """A cell's folder, its ledger (None in a process that does not write it), and where its checkpoints are copied."""
+    """A cell's folder, its ledger (None in a process that does not write it), and what copies its checkpoints."""
 
     folder: Path
     ledger: PointLedger | None
-    uploader: Uploader
+    start_upload: StartUpload | None
 
     @property
     def checkpoint_folder(self) -> Path:

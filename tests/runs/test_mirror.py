@@ -21,7 +21,7 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, EvalPoint
 from isojax.runs import lease, mirror, object_store
 from isojax.runs.ledger import Ledger
-from isojax.runs.mirror import CheckpointUploader, Mirror
+from isojax.runs.mirror import Mirror, checkpoint_uploader
 from isojax.runs.workspace import display_path, is_url, localize, remote_workspace, working_folder
 
 CELL = Cell(8, 2, 0)
@@ -148,7 +148,7 @@ def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed
     mirror = Mirror(url, tmp_path / "a")
     with mirror.auto_upload():
         states = tmp_path / "a" / "cells" / CELL.name / "checkpoint"
-        CheckpointUploader(states).wait()
+        assert checkpoint_uploader(states) is not None and checkpoint_uploader(tmp_path / "elsewhere") is None
         atomic_files.write_text(tmp_path / "a" / "cells" / "8x4-s0" / "records.jsonl", "{}\n")
     again = Mirror(url, tmp_path / "b")
     again.pull()
@@ -156,22 +156,20 @@ def test_a_cell_that_has_no_state_yet_differs_from_one_whose_states_were_removed
     assert list((cells / CELL.name / "checkpoint").iterdir()) == [] and not (cells / "8x4-s0" / "checkpoint").exists()
 
 
-def test_a_state_is_sent_when_it_is_written_and_an_error_is_raised_by_wait(
+def test_a_state_is_sent_when_it_is_written_and_its_future_raises_an_error(
     url: str, tmp_path: Path, monkeypatch: Any
 ) -> None:
     mirror, writing = Mirror(url, tmp_path / "a"), [True, True, False]
     with mirror.auto_upload():
-        uploads = CheckpointUploader(tmp_path / "a" / "cells" / CELL.name / "checkpoint")
-        uploads.upload(state(mirror, 3), lambda: writing.pop(0))
-        uploads.wait()
+        states = tmp_path / "a" / "cells" / CELL.name / "checkpoint"
+        start_upload = checkpoint_uploader(states)
+        assert start_upload is not None
+        start_upload(state(mirror, 3), lambda: writing.pop(0)).result()
         assert writing == [] and f"cells/{CELL.name}/checkpoint/3.whole" in there(url)
-        uploads.upload(tmp_path / "a" / "cells" / CELL.name / "checkpoint" / "4", lambda: False)  # could not be written
-        uploads.wait()
+        start_upload(states / "4", lambda: False).result()  # could not be written
         monkeypatch.setattr(mirror.remote, "write", lambda *_: 1 / 0)
-        uploads.upload(state(mirror, 5), lambda: False)
         with pytest.raises(RunFailed, match=r"ZeroDivisionError.*--resume"):
-            uploads.wait()
-        uploads.wait()  # once
+            start_upload(state(mirror, 5), lambda: False).result()
 
 
 def test_a_worker_has_its_own_part(url: str, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from isojax.launch.strategy import CellTarget
 from isojax.runs.ledger import HEALTH_FILE, Ledger
 from isojax.runs.ledger_reader import read_run
 from isojax.runs.loggers import cell_loggers
-from isojax.runs.mirror import CheckpointUploader
+from isojax.runs.mirror import checkpoint_uploader
 from isojax.scaling.checks.run_health import health_flags
 from isojax.train.base_policy import BasePolicy
 from isojax.train.loop import is_finished, run_cell
@@ -114,7 +114,7 @@ def train_cell(
     try:
         ledger = Ledger(folder, cell, config_hash(config.cell)) if is_primary else None
         if not is_finished(config, cell, folder, ledger):
-            outputs = CellOutputs(folder, ledger, CheckpointUploader((folder / CHECKPOINT_FOLDER).absolute()))
+            outputs = CellOutputs(folder, ledger, checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute()))
             with cell_loggers(ledger, cell, config) if ledger else nullcontext():
                 run_cell(programs, config, base_policy, cell, outputs, on_progress)
         if is_primary:
