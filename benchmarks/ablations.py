@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isojax.core.atomic_files import write_bytes, write_text
-from isojax.core.config import Config, load_configs, read_saved_config, save_config
+from isojax.core.config import Config, load_config, load_configs, save_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import RunRecord
 from isojax.launch.lr_search import score_curve
@@ -79,7 +79,7 @@ def share_base(config: Config, below: Path) -> None:
     start_jax(config)
     config = resolve_config(config)
     for path in sorted(below.glob(f"*/*/{CONFIG_FILE}")):
-        old = read_saved_config(path).cell
+        old = load_config(str(path)).cell
         if all(getattr(old, key) == getattr(config.cell, key) for key in OF_THE_BASE):
             shutil.rmtree(folder / BASE_FOLDER, ignore_errors=True)  # of a copy that was interrupted
             shutil.copytree(path.parent / BASE_FOLDER, folder / BASE_FOLDER)

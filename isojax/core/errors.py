@@ -9,9 +9,7 @@ class InputError(ValueError):
 
 
 class RunFailed(RuntimeError):
-    """Some work was done and some could not be: what was recorded stays. The command line prints it and exits with
-    1.
-    """
+    """Some work could not be done; what was recorded stays. The command line prints the message and exits with 1."""
 
 
 # In the messages of XLA's backends.

@@ -1,6 +1,4 @@
-"""Names to modules: a file in a folder of the package is a plug-in, known by its file name; a fork passes its own
-module path.
-"""
+"""Plug-ins: a file in a folder of the package, known by its file name, or a module path that a fork passes."""
 
 import difflib
 import importlib

@@ -76,9 +76,7 @@ def make_sampler_shapes(
     prefill_batch: int = 4,
     slots_per_prefix: int = 1,
 ) -> SamplerShapes:
-    """The shapes that serve every (B_p, n) of `cells`; the prefix table holds what the slots can need at once, and one
-    prefill batch more.
-    """
+    """The shapes that serve every (B_p, n) of `cells`; the prefix table has room for one prefill batch to spare."""
     assert slots % slots_per_prefix == 0, (slots, slots_per_prefix)
     Q_cap, B_cap = max(B_p for B_p, _ in cells), max(B_p * n for B_p, n in cells)
     problems_per_shard = -(-Q_cap // shards) + (shards > 1)
@@ -109,9 +107,7 @@ def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
 
 
 def bucket_widths(T: int) -> tuple[int, ...]:
-    """The widths of microbatches that are compiled, narrowest first: T, T/2, T/4, T/8, as long as they are whole and
-    not below MIN_BUCKET_WIDTH.
-    """
+    """The compiled widths of microbatches, rising: T, T/2, T/4, T/8, if whole and at least MIN_BUCKET_WIDTH."""
     ascending = [T]
     while len(ascending) < MAX_BUCKETS and ascending[0] % 2 == 0 and ascending[0] // 2 >= MIN_BUCKET_WIDTH:
         ascending.insert(0, ascending[0] // 2)

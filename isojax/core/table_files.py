@@ -20,9 +20,7 @@ NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the
 
 
 def read_table(path: Path) -> DataTable:
-    """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header (comma, tab or
-    semicolon).
-    """
+    """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header."""
     lines = list(read_lines(path))
     first_text = next((text for _, text in lines if text.strip()), None)
     if first_text is None:
@@ -100,9 +98,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
 
 
 def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
-    """CSV with a header: commas, tabs or semicolons, whichever the header has most of. Every cell is text; rows without
-    any text are left out.
-    """
+    """CSV with a header, by commas, tabs or semicolons. Every cell is text; rows without any text are left out."""
     numbered_lines = iter(lines)
     first_number, first_text = next((line for line in numbered_lines if line[1].strip()), (1, ""))
     texts = chain([first_text], (text for _, text in numbered_lines))

@@ -133,9 +133,7 @@ def float_column(
 
 
 def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
-    """The rows for which every COLUMN=VALUE holds; of several filters on one column, any. InputError where a column is
-    not there, or where no row is left.
-    """
+    """The rows for which every COLUMN=VALUE holds; of several filters on one column, any. InputError if none is."""
     wanted_by_column: dict[str, list[str]] = {}
     for text in filters:
         name, equals, value = text.partition("=")

@@ -136,9 +136,7 @@ def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
 
 
 def _type_error(error: ValidationError, layers: Sequence[tuple[str, Any]], file_names: str) -> InputError:
-    """The first of pydantic's errors, with the key, its value, what was expected, and the last of `layers` that gives
-    it.
-    """
+    """The first of pydantic's errors: the key, its value, what was expected, and the last of `layers` that sets it."""
     first_error = error.errors(include_url=False)[0]
     key = ".".join(map(str, first_error["loc"]))
     sources = [name for name, leaves in layers if any(f"{key}.".startswith(f"{leaf}.") for leaf in leaves)]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from isojax.core.config import AUTOSIZED_SETTINGS, Config, read_saved_config, save_config
+from isojax.core.config import AUTOSIZED_SETTINGS, Config, load_config, save_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import RunRecord
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE
@@ -160,7 +160,7 @@ def refuse_existing_search(folder: Path, resume: bool) -> None:
 def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:
     """Begin a rate's folder with the base policy, problems and static sizes of another's; whole or not at all,
     config.yaml last."""
-    source_config = read_saved_config(source_folder / CONFIG_FILE)
+    source_config = load_config(str(source_folder / CONFIG_FILE))
     rl = source_config.cell.rl.model_copy(update={"learning_rate": config.cell.rl.learning_rate})
     sizes = {key: getattr(source_config.sweep, key) for key in AUTOSIZED_SETTINGS}
     temp_folder = folder / f".{BASE_FOLDER}"

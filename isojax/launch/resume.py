@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from isojax.core.atomic_files import write_error
-from isojax.core.config import AUTOSIZED_SETTINGS, Config, read_saved_config
+from isojax.core.config import AUTOSIZED_SETTINGS, Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.runs.status import STATUS_FILE
@@ -42,7 +42,7 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
     and `resume` is not set, or that run's settings differ."""
     if not holds_run(folder, resume):
         return config
-    saved_config = read_saved_config(folder / CONFIG_FILE)
+    saved_config = load_config(str(folder / CONFIG_FILE))
     try:
         check_resume(saved_config, config)
     except InputError as e:

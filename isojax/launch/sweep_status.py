@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from isojax.core.config import Config, read_saved_config
+from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.launch.planner import plan_cells
@@ -70,7 +70,7 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
             f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart. "
             "A sweep that has just begun writes it once its base policy is ready."
         )
-    config, now = read_saved_config(folder / CONFIG_FILE), time.time() if now is None else now
+    config, now = load_config(str(folder / CONFIG_FILE)), time.time() if now is None else now
     driver, locked = read_status(folder), is_locked(folder)
     driver_alive = driver is not None and not driver.ended and now - driver.time < STALE_SECONDS
     driver_cells = driver.cells if driver is not None else {}

@@ -49,9 +49,7 @@ def interval_level(fit: FitResult) -> float | None:
 
 
 def measured_budget(fit: FitResult) -> float:
-    """The C that was measured. Runs stop at the first update that reaches the budget, so this is the smallest of the
-    ends near the largest.
-    """
+    """The smallest end of a run near the largest: runs stop at the first update that reaches the budget."""
     C_ends = [run.C_max for run in fit.runs]
     return min(C for C in C_ends if C >= 0.95 * max(C_ends))
 
@@ -119,9 +117,7 @@ def reward_range(fit: FitResult, runs: Sequence[RunRecord]) -> tuple[float, floa
 
 
 def n_stretches(ns: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(n, first, last): where one n holds the frontier, given the n of each of its points. Each stretch but the first
-    starts at the last point of the one before.
-    """
+    """(n, first, last) of each stretch of one n; it starts at the last point of the stretch before."""
     stretches, start = [], 0
     for n, points in groupby(ns):
         end = start + len(list(points))

@@ -40,9 +40,7 @@ class RewardGain:
 
 
 def reward_gain(run: RunRecord, metric: str) -> RewardGain | None:
-    """A run's gain; None where its evaluations do not say how many responses held an answer, or the base was not
-    evaluated.
-    """
+    """A run's gain; None where the base was not evaluated, or the share of responses with an answer not recorded."""
     first, last = run.points[0], run.points[-1]
     if first.rollouts or not all(metric in p.metrics and "parsed_fraction" in p.metrics for p in (first, last)):
         return None

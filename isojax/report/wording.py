@@ -1,6 +1,4 @@
-"""How the report and the command line write numbers, and the sentences about a law, a segment and a crossover, as plain
-text.
-"""
+"""How the report and the command line write numbers, and sentences about a law, a segment and a crossover."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -93,9 +91,7 @@ def n_path(frontier: Sequence[FrontierRow]) -> list[int]:
 
 
 def segment_verdict(segment: SegmentRow) -> tuple[bool, str]:
-    """(holds, why): a segment holds if it is at least .2 decade long, was measured for its neighbours too, and leads by
-    two standard errors somewhere.
-    """
+    """(holds, why), by its length, whether its neighbours were measured, and a lead of MIN_Z standard errors."""
     if not segment.neighbours:
         return False, "Nothing to compare with: this cell leads everywhere"
     shortfalls = []

@@ -6,7 +6,7 @@ import jax
 from jax.sharding import SingleDeviceSharding
 
 from isojax.core import registry
-from isojax.core.config import read_saved_config
+from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.models.hf import hf_export, hf_load
 from isojax.train.checkpoint import restore_params
@@ -23,7 +23,7 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
         if cells:
             expected = f"one of this sweep's cells: {cells}"
         raise InputError(f"{cell_folder} is no cell's folder; expected {expected}.")
-    model = read_saved_config(config_path).cell.model
+    model = load_config(str(config_path)).cell.model
     hf_export.architecture_of(model)
     if base_folder is not None:
         model = model.model_copy(update={"path": str(base_folder)})

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from isojax.cli import app
-from isojax.core.config import load_config, read_saved_config
+from isojax.core.config import load_config
 from isojax.launch.planner import plan_cells
 from isojax.scaling.law.n_star_law import Law
 from isojax.scaling.result import NStarFit
@@ -188,7 +188,7 @@ def test_recommend_writes_a_config_for_train_and_keeps_what_is_there(
     code, out, _ = isojax(*words)
     answer = json.loads(out)
     assert code == 0
-    best, sweep = load_config("best.yaml"), read_saved_config(known / "config.yaml")
+    best, sweep = load_config("best.yaml"), load_config(str(known / "config.yaml"))
     assert [(cell.B_p, cell.n) for cell in plan_cells(best.sweep)] == [(answer["B_p"], answer["n"])]
     assert best.sweep.budget == answer["C"] and best.sweep.decode_slots is None and best.name != sweep.name
     assert best.cell.model_copy(update={"eval": sweep.cell.eval}) == sweep.cell

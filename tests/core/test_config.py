@@ -12,7 +12,6 @@ from isojax.core.config import (
     config_hash,
     load_config,
     load_configs,
-    read_saved_config,
     save_config,
 )
 from isojax.core.config.load import find_config
@@ -218,10 +217,10 @@ def test_a_saved_config_reads_back_equal(tmp_path: Path) -> None:
         "quickstart", ["name='1e5'", "run.mesh=data=2", "cell.rl.learning_rate=1e-5", "sweep.decode_slots=16"]
     )
     save_config(config, tmp_path / "deep" / "config.yaml")
-    assert read_saved_config(tmp_path / "deep" / "config.yaml") == config
+    assert load_config(str(tmp_path / "deep" / "config.yaml")) == config
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["config.yaml"]
     save_config(Config(), tmp_path / "deep" / "config.yaml")
-    assert read_saved_config(tmp_path / "deep" / "config.yaml") == Config()
+    assert load_config(str(tmp_path / "deep" / "config.yaml")) == Config()
 
 
 OLD = Config.model_validate_json(

@@ -14,7 +14,7 @@ from isojax.cli.options import IncludeFlaggedOption, JsonOption
 from isojax.cli.saved_fits import read_fit
 from isojax.core import registry
 from isojax.core.atomic_files import write_text
-from isojax.core.config import read_saved_config
+from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Candidate, Recommendation
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
@@ -70,7 +70,7 @@ def recommend(
     recommendation = choose(fit, rollouts, B_max, fixed or None, extrapolate, epsilon)
     if write is not None:
         config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
-        config = read_saved_config(config_path) if config_path.exists() else None
+        config = load_config(str(config_path)) if config_path.exists() else None
         write_text(write, exporter.render(recommendation, config))
     if as_json:
         allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}

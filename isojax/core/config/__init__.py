@@ -5,7 +5,7 @@ changes once something has run (launch/resume.py). `run` says where and how to r
 """
 
 from isojax.core.config.data import PANEL, DataConfig, PromptConfig, VerifierConfig
-from isojax.core.config.load import Config, config_hash, load_config, load_configs, read_saved_config, save_config
+from isojax.core.config.load import Config, config_hash, load_config, load_configs, save_config
 from isojax.core.config.model import (
     BasePolicyConfig,
     InterruptConfig,

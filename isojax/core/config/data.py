@@ -40,9 +40,7 @@ class PromptConfig(Section):
 
 
 class VerifierConfig(Section):
-    """How a response in text is judged correct or not. A check that takes too long or too much memory, or ends its
-    process, costs its own rollout only: reward 0, and counted.
-    """
+    """How a response in text is judged. A check that fails costs its own rollout only: reward 0, and counted."""
 
     use: str = "math"  # a file in isojax/tasks/verifiers/, with an argument after a colon (`function:FILE:FUNCTION`)
     timeout: PositiveFloat = 5.0  # seconds for one check

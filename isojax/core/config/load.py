@@ -78,10 +78,5 @@ def config_hash(cell: CellConfig) -> str:
 
 
 def save_config(config: Config, path: Path) -> None:
-    """The resolved config as YAML, which `read_saved_config` and `load_config` read back equal."""
+    """The resolved config as YAML, which `load_config` reads back equal."""
     write_text(path, yaml_text(config.model_dump(mode="json")))
-
-
-def read_saved_config(path: Path) -> Config:
-    """A config written by `save_config`."""
-    return load_yaml(Config, [path], ())

@@ -1,6 +1,4 @@
-"""`cell.model`, `cell.base`, `cell.precision` and `cell.sampling`: the policy, how a base policy is made, the number
-formats, and how rollouts are drawn.
-"""
+"""`cell.model`, `cell.base`, `cell.precision`, `cell.sampling`: the policy, its base, number formats, sampling."""
 
 from typing import Annotated, Literal
 

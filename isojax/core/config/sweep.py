@@ -25,9 +25,7 @@ AUTOSIZED_SETTINGS = (
 
 
 class EvalConfig(Section):
-    """Validation by avg@`samples`, at the first update that reaches each C in start * ratio^k, and of the base policy
-    at C = 0.
-    """
+    """Validation by avg@`samples` at C = 0 and at the first update that reaches each C in start * ratio^k."""
 
     samples: PositiveInt = 4  # rollouts per validation problem
     # Further problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"}; their
@@ -111,9 +109,7 @@ class SweepConfig(Section):
 
 
 def require_lengths(cell: CellConfig) -> None:
-    """InputError where a task in text leaves the sampler's lengths to their defaults, which are the toy task's and
-    would silently ruin a run of a language model.
-    """
+    """InputError where a task in text leaves the sampler's lengths to their defaults, the toy task's."""
     keys = ("prompt_length", "response_length")
     missing = [f"cell.sampling.{key}" for key in keys if key not in cell.sampling.model_fields_set]
     if missing:

@@ -1,6 +1,4 @@
-"""Several sweeps in one figure (paper's Fig. 13): n*(C) and the frontier of each, with their intervals (`isojax compare
---out`).
-"""
+"""n*(C) and the frontier of several sweeps, with their intervals (paper's Fig. 13; `isojax compare --out`)."""
 
 from collections.abc import Sequence
 from math import log2

@@ -1,6 +1,4 @@
-"""How hard the problems are for the base model: a histogram of its avg@k, coloured by split (paper's Fig. 2), with the
-bins as CSV.
-"""
+"""How hard the problems are for the base model: a histogram of its avg@k by split (paper's Fig. 2), and as CSV."""
 
 import csv
 import io
@@ -66,9 +64,7 @@ def split_of(label: DifficultyLabel, splits: Mapping[str, AvgRange], min_unsolve
 
 
 def _bin_count(attempts: int) -> int:
-    """How many steps avg@k is cut into: k where that is few, else a divisor of k, so that each bar holds equally many
-    of its values.
-    """
+    """How many steps avg@k is cut into: k, or a divisor of a large k, so that each bar holds as many of its values."""
     return next((d for d in range(MAX_BINS, MIN_BINS - 1, -1) if attempts % d == 0), min(attempts, MAX_BINS))
 
 

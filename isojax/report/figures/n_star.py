@@ -28,9 +28,7 @@ PARAMETER_LABELS = {"L": "$L$", "k": "$k$", "log10_C0": "$\\log_{10} C_0$", "b":
 
 
 def n_star_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure:
-    """The frontier's n against C, coloured by reward, with the fitted law, and P(n best) below: joint and for each
-    B_p.
-    """
+    """The frontier's n against C, coloured by reward, with the fitted law; P(n best) below. Joint and for each B_p."""
     fit, views = fits[0], frontier_views(fits[0])
     ns, C_label = all_n(fit), f"C ({compute_unit(fit)})"
     has_probabilities = any(point.n_probability for view in views for point in view.frontier)

@@ -106,9 +106,7 @@ def _draw_histogram(ax: Axes, panels: Sequence[ProblemPanel], colours: Mapping[i
 
 
 def _draw_shares_over_C(ax: Axes, panel: ProblemPanel, shades: Sequence[str]) -> None:
-    """Shares stacked from no correct answer (below) to all (above); the base policy is drawn a step left of the first
-    update.
-    """
+    """Shares stacked from no correct answer (below) to all; the base policy is a step left of the first update."""
     C = panel.C.copy()
     if C[0] == 0:
         C[0] = C[1] ** 2 / C[2] if len(C) > 2 else C[1] / 2
@@ -118,9 +116,7 @@ def _draw_shares_over_C(ax: Axes, panel: ProblemPanel, shades: Sequence[str]) ->
 
 
 def describe_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[str]:
-    """The panel in sentences: the shares at 0 and at 1 at the largest shared C, and whether n changes them; empty
-    without a panel.
-    """
+    """The panel in sentences: the shares at 0 and at 1, and whether n changes them; empty without a panel."""
     panels = compared_panels(fit, runs)
     if not panels:
         return []

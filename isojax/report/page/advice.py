@@ -1,6 +1,4 @@
-"""What to run at a budget, for the page: what `isojax recommend` answers, or, where C does not count rollouts, what
-leads the frontier.
-"""
+"""What to run at a budget: what `isojax recommend` answers, or, for other units of C, what leads the frontier."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -80,9 +78,7 @@ def _advise_on_frontier(fit: FitResult, C: float, B_p: int | None) -> Advice:
 
 
 def budget_grid(fit: FitResult, count: int = 150) -> list[float]:
-    """Budgets from the smallest measured C to 4 times the largest, evenly in log C, of three digits each; the ends and
-    the measured budget exactly.
-    """
+    """About `count` budgets of three digits, evenly in log C, from the smallest measured C to 4 times the largest."""
     C_low = min(curve.C_low for curve in fit.curves)
     C_high = 4 * max(run.C_max for run in fit.runs)
     rounded = [float(f"{C:.3g}") for C in np.geomspace(C_low, C_high, count)]

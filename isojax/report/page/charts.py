@@ -159,9 +159,7 @@ def law_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
 
 
 def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """{"reward": ..., "law": ...}: axes and ranges, the same for every view of a fit so that a change of view moves
-    nothing else.
-    """
+    """{"reward": ..., "law": ...}: axes and ranges, the same for every view of a fit."""
     ns = fit_views.all_n(fit)
     n_range = [log10(ns[0] / 1.5), log10(ns[-1] * 2.2)]
     n_axis = {"type": "log", "tickvals": ns, "ticktext": [str(n) for n in ns], "range": n_range, "title": {"text": "n"}}

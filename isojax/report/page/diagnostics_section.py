@@ -8,22 +8,15 @@ from isojax.scaling.result import FitDiagnostics, FitResult, TiedRange
 OVERFITTING_HEADER = ("run", "from C", "training reward", "validation reward", "reason")
 HEALTH_HEADER = ("run", "flag", "from C", "ran to C", "reason")
 MAX_CHI_SQUARE, MIN_CHI_SQUARE = 1.5, 0.5
-MAX_AUTOCORRELATION = 0.3
 
 
 def diagnostics_section(fit: FitResult) -> Html:
-    """Misfit, correlated residuals, parameters at bounds, open ends, ties, and what was left out."""
+    """Misfit, lengths of runs, ties, overfitted runs, and what was left out."""
     diagnostics = fit.diagnostics
     run_lengths = "All runs reach about the same C."
     if diagnostics.unequal_lengths:
         run_lengths = "Runs end at different C: beyond the end of the shorter the longer ones lead without a rival."
-    sentences = [
-        _describe_misfit(diagnostics),
-        *_describe_autocorrelation(diagnostics),
-        run_lengths,
-        *map(_describe_tie, diagnostics.ties),
-        *_describe_open_ends(fit),
-    ]
+    sentences = [_describe_misfit(diagnostics), run_lengths, *map(_describe_tie, diagnostics.ties)]
     left_out = [tag("h3", "Left out of the fit"), bullet_list(diagnostics.left_out)] if diagnostics.left_out else []
     sections = [bullet_list(sentences), *left_out, *_overfitting(fit)]
     return html_section("diagnostics", "Fit diagnostics", *sections)
@@ -43,33 +36,10 @@ def _describe_misfit(diagnostics: FitDiagnostics) -> str:
     return f"Reduced χ² is {chi_square:.2f}{degrees_text}: {verdict} (pure noise gives 1)."
 
 
-def _describe_autocorrelation(diagnostics: FitDiagnostics) -> list[str]:
-    value = diagnostics.autocorrelation
-    if value is None:
-        return []
-    verdict = "negligible"
-    if value > MAX_AUTOCORRELATION:
-        verdict = "neighbouring evaluations err together, so they hold less information than their number suggests"
-    return [f"Autocorrelation of neighbouring residuals is {value:.2f}: {verdict}."]
-
-
 def _describe_tie(tie: TiedRange) -> str:
     low, high = format_compact(tie.C_low), format_compact(tie.C_high)
     place = f"near C = {low}" if tie.C_low == tie.C_high else f"between C = {low} and {high}"
     return f"Tie: n = {join_list(tie.n)} cannot be distinguished {place}."
-
-
-def _describe_open_ends(fit: FitResult) -> list[str]:
-    """Segments that begin or end where the data do, not where another n takes over."""
-    sentences = []
-    for segment in fit.joint.segments:
-        sides = (("start", segment.censored_low), ("end", segment.censored_high))
-        open_sides = [f"its {side}" for side, is_open in sides if is_open]
-        if open_sides:
-            C_range = f"{format_compact(segment.C_low)} to {format_compact(segment.C_high)}"
-            meaning = "is where the data end, not where another n takes over"
-            sentences.append(f"n = {segment.n} ({C_range}): {join_list(open_sides)} {meaning}.")
-    return sentences
 
 
 def _overfitting(fit: FitResult) -> list[Html]:

@@ -1,6 +1,4 @@
-"""The report: one HTML file, readable without a server or a network. The recommendation comes first, then the
-evidence for it.
-"""
+"""The report as one HTML file that needs no server and no network: the recommendation, then its evidence."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

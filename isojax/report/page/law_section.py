@@ -10,7 +10,7 @@ from isojax.report.page.evidence_section import named_views
 from isojax.report.page.markup import Html, html_section, html_table, tag
 from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL, FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
-from isojax.scaling.result import FitResult, FrontierFit, NStarFit
+from isojax.scaling.result import FitResult, FrontierFit
 
 LAW_FORMULAS = {
     "constant": Html("log<sub>2</sub> n*(C) = b"),
@@ -35,7 +35,7 @@ CURVE_HEADER = ("B_p × n", "form", "R0", "A", "β", "C_mid", "measured range of
 def law_section(fit: FitResult) -> Html:
     """The law's formula and parameters, and the curves below it."""
     n_star = fit.joint.n_star
-    paragraphs = [tag("p", wording.describe_law(n_star)), *_form_choice(n_star)]
+    paragraphs = [tag("p", wording.describe_law(n_star))]
     if not wording.law_is_drawn(fit.joint) and not n_star.no_effect:
         caution = "The frontier has two values of n only, too few for a law: the figures do not draw it."
         paragraphs.append(tag("p", caution))
@@ -55,17 +55,6 @@ def law_section(fit: FitResult) -> Html:
         tag("p", _curve_meaning(fit)),
         html_table(f"Fitted reward curves ({fit.metric})", CURVE_HEADER, curve_rows, (1,)),
     )
-
-
-def _form_choice(n_star: NStarFit) -> list[Html]:
-    """Which form was chosen, and by how much."""
-    aicc = {form: value for form, value in (n_star.aicc or {}).items() if value is not None}
-    if len(aicc) < 2:
-        return []
-    best = min(aicc.values())
-    scores = [f"{form} {value - best:+.1f}" for form, value in sorted(aicc.items(), key=lambda pair: pair[1])]
-    explanation = "A difference of less than 2 is no clear choice."
-    return [tag("p", f"Of the forms tried, by AICc above the best: {wording.join_list(scores)}. {explanation}")]
 
 
 def _law_row(name: str, view: FrontierFit) -> list[object]:

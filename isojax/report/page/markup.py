@@ -1,6 +1,4 @@
-"""HTML pieces: escaping, tables, images and the page around them. Everything passed as `str` is escaped, except `Html`,
-which is HTML already.
-"""
+"""HTML pieces: escaping, tables, images and the page around them. All `str` is escaped, except `Html`."""
 
 import base64
 import hashlib
