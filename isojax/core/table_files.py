@@ -97,6 +97,14 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         ) from e
 
 
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    value = parse_json("".join(text for _, text in read_lines(path)), path)
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: given a {type(value).__name__} at the top, expected a JSON object.")
+    return value
+
+
 def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
     """CSV with a header, by commas, tabs or semicolons. Every cell is text; rows without any text are left out."""
     numbered_lines = iter(lines)

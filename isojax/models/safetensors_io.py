@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -20,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from isojax.core.errors import InputError
+from isojax.core.table_files import read_json_object
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 DTYPES: Mapping[str, np.dtype] = {
@@ -53,19 +53,6 @@ class StoredTensor:
             return f.get_slice(self.name)[index]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; InputError with the line where it is none."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as e:
-        raise InputError(f"{path}, line {e.lineno}: not JSON ({e.msg}). Copy the file again.") from e
-    except (OSError, UnicodeDecodeError) as e:
-        raise InputError(f"cannot read {path}: {e}. Expected a JSON file.") from e
-    if not isinstance(data, dict):
-        raise InputError(f"{path}: given a {type(data).__name__} at the top, expected a JSON object.")
-    return data
-
-
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a model's folder: model.safetensors, or those its index names, or all there are.
 
@@ -79,7 +66,7 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if (folder / INDEX_FILE).is_file():
-        names = read_json(folder / INDEX_FILE).get("weight_map")
+        names = read_json_object(folder / INDEX_FILE).get("weight_map")
         if not isinstance(names, dict) or not names:
             raise InputError(f"{folder / INDEX_FILE}: has no weight_map (tensor -> file). Copy it again.")
         paths = [folder / Path(str(name)).name for name in sorted(set(names.values()))]

@@ -15,11 +15,12 @@ import numpy as np
 from isojax.core.config import InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.table_files import read_json_object
 from isojax.tasks.grading.checker import Checker
 from isojax.tasks.problem_sources import ProblemSource
 from isojax.tasks.protocol import EncodedProblems, Grades
 from isojax.tasks.stop_strings import Interruption, StopConditions, build_stop_table
-from isojax.tasks.tokenizer import end_tokens, load_tokenizer, read_json, token_bytes
+from isojax.tasks.tokenizer import end_tokens, load_tokenizer, token_bytes
 
 
 class TextTask:
@@ -45,7 +46,7 @@ class TextTask:
         self.folder = Path(model.path)
         self.tokenizer = load_tokenizer(self.folder)
         self._tokenizer_lock = threading.Lock()  # a tokenizer is not safe to share between threads
-        vocab = model.vocab or read_json(self.folder / "config.json").get("vocab_size")
+        vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
             raise InputError(
                 f"{self.folder / 'config.json'} has no whole number vocab_size ({vocab!r}); set cell.model.vocab."

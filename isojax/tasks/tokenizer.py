@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isojax.core.errors import InputError
+from isojax.core.table_files import read_json_object
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -128,21 +128,9 @@ def _byte_characters() -> list[str]:
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
     """Ids that end a response, ascending: of generation_config.json (else config.json), and the tokenizer's own."""
-    end_ids = read_json(folder / "generation_config.json").get("eos_token_id")
-    if end_ids is None:
-        end_ids = read_json(folder / "config.json").get("eos_token_id")
+    end_ids = None
+    for name in ("generation_config.json", "config.json"):
+        if end_ids is None and (folder / name).is_file():
+            end_ids = read_json_object(folder / name).get("eos_token_id")
     end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
     return tuple(sorted({i for i in [*end_ids, tokenizer.eos_token_id] if isinstance(i, int)}))
-
-
-def read_json(path: Path) -> Mapping[str, Any]:
-    """The object in a JSON file; {} where there is no such file. InputError where it is broken."""
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as e:
-        raise InputError(f"{path} is not JSON: {e}; expected an object. Fetch the file again.") from e
-    if not isinstance(content, dict):
-        raise InputError(f"{path} holds {type(content).__name__}; expected a JSON object. Fetch the file again.")
-    return content

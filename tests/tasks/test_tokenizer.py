@@ -135,7 +135,7 @@ def test_a_broken_generation_config_is_named(tmp_path: Path) -> None:
     folder = byte_level(tmp_path)
     tokenizer = load_tokenizer(folder)
     (folder / "generation_config.json").write_text("{")
-    with pytest.raises(InputError, match=r"generation_config\.json is not JSON"):
+    with pytest.raises(InputError, match=r"generation_config\.json, line 1: not JSON"):
         end_tokens(tokenizer, folder)
 
 

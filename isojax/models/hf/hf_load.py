@@ -20,10 +20,11 @@ from jaxtyping import Array, Float
 from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
+from isojax.core.table_files import read_json_object
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_config import find_family
 from isojax.models.hf.hf_layout import WeightLayout, weight_layouts
-from isojax.models.safetensors_io import DTYPES, StoredTensor, read_headers, read_json
+from isojax.models.safetensors_io import DTYPES, StoredTensor, read_headers
 from isojax.models.transformer import Decoder, Params
 
 CONFIG_FILE = "config.json"
@@ -73,7 +74,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         if gguf := next(folder.glob("*.gguf"), None):
             fix = f"Make such a folder of {gguf.name}: isojax model import {gguf}"
         raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. {fix}")
-    return read_json(folder / CONFIG_FILE)
+    return read_json_object(folder / CONFIG_FILE)
 
 
 def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Mapping[str, StoredTensor]) -> None:
