@@ -37,7 +37,7 @@ from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
 from isojax.sampling.engine import build_engine, build_sampler
-from isojax.sampling.state_sharding import sampler_state_shardings
+from isojax.sampling.stream import sampler_state_shardings
 from isojax.tasks.stop_strings import StopConditions
 
 CELL, SLOTS, MICROBATCH = (4, 16), 16, 4

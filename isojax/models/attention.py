@@ -29,11 +29,11 @@ PALLAS = ("pallas", "interpret")
 PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
 KVArrays = tuple[Array, ...]  # keys [L R K H C], values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
 SlotSegment = tuple[Array, Array, Array]  # keys [Z K H c], values [Z K c H], mask bool[R c]
+RowQueries, RowHeads = Float[Array, "b t N H"], Float[Array, "b K t H"]
+SlotQueries, SlotHeads, SlotInts = Float[Array, "R N H"], Float[Array, "R K H"], Int[Array, " R"]
 
 
-def attend(
-    q: Float[Array, "b t N H"], kv_segments: list[tuple[Array, Array, Bool[Array, "b t c"]]]
-) -> Float[Array, "b t N H"]:
+def attend(q: RowQueries, kv_segments: list[tuple[Array, Array, Bool[Array, "b t c"]]]) -> RowQueries:
     """Softmax attention in float32 over all segments together: each keys [b K c H], values [b K c H], mask [b t c]."""
     b, t, heads, head_dim = q.shape
     K = kv_segments[0][0].shape[1]
@@ -109,12 +109,11 @@ def cache_positions(implementation: str, positions: int) -> int:
 def shard_over_heads(
     function: Callable[..., Any], kv_heads: int, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
 ) -> Callable[..., Any]:
-    """`function` on each device's own heads, inside a shard_map that leaves the heads' axis automatic; elsewhere
-    itself.
+    """`function` on each device's own heads, in a shard_map that leaves the heads' axis automatic; elsewhere itself.
 
-    inputs, outputs: which dimension of each array counts heads, None where none does. Where the axis does not divide
-    the heads of keys and values, every device attends with all of them. Axes of one device are named with the heads, or
-    shard_map would add up gradients over them.
+    inputs, outputs: the dimension of each array that counts heads, or None. Where the axis does not divide the heads of
+    keys and values, every device attends with all of them. Axes of one device are named with the heads, or shard_map
+    would add up gradients over them.
     """
     mesh = jax.sharding.get_abstract_mesh()
     auto_axes = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
@@ -130,12 +129,8 @@ def shard_over_heads(
 
 
 def self_attention(
-    implementation: str,
-    q: Float[Array, "b t N H"],
-    k: Float[Array, "b K t H"],
-    v: Float[Array, "b K t H"],
-    prefix: PrefixKV | None = None,
-) -> Float[Array, "b t N H"]:
+    implementation: str, q: RowQueries, k: RowHeads, v: RowHeads, prefix: PrefixKV | None = None
+) -> RowQueries:
     """Causal attention within each row, and over the live part of its prefix."""
     if prefix is not None and not prefix[0].shape[2]:
         prefix = None
@@ -168,18 +163,9 @@ def _plain_self_attention(q: Array, k: Array, v: Array, prefix: PrefixKV | None)
 
 
 def decode_attention(
-    implementation: str,
-    q: Float[Array, "R N H"],
-    k: Float[Array, "R K H"],
-    v: Float[Array, "R K H"],
-    cache: KVArrays,
-    layer: Int[Array, ""],
-    positions: Int[Array, " R"],
-) -> tuple[Float[Array, "R N H"], KVArrays]:
-    """Writes each slot's new key and value at its position of `layer`, and attends to positions 0 .. positions[r].
-
-    An int8 cache is written and read as `quantize` has it, with the same sums in every implementation.
-    """
+    implementation: str, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: KVArrays, layer: Array, positions: SlotInts
+) -> tuple[SlotQueries, KVArrays]:
+    """Writes each slot's new key and value at its position of `layer`, and attends to positions 0 .. positions[r]."""
     new_kv = to_cache_dtype(k, v, cache[0].dtype)
     if implementation in PALLAS:
         from isojax.models.kernels.tpu_decode import flash_decode  # as above
@@ -194,8 +180,7 @@ def decode_attention(
         out, *updated_cache = attention(q, layer, positions, *new_kv, *cache)
         return out, tuple(updated_cache)
     rows = jnp.arange(q.shape[0])
-    # Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every
-    # layer.
+    # Written before it is read: XLA then works in place, where reading first made it copy the cache in every layer.
     keys = cache[0].at[layer, rows, :, :, positions].set(new_kv[0])
     cache = (keys, *(c.at[layer, rows, :, positions].set(x) for c, x in zip(cache[1:], new_kv[1:], strict=True)))
     keys, values, *scales = (lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache)
@@ -210,7 +195,7 @@ def decode_attention(
 
 def _attend_int8(
     q: Array, keys: Array, values: Array, key_scale: Array, value_scale: Array, mask: Array
-) -> Float[Array, "R N H"]:
+) -> SlotQueries:
     """Attention over one layer's int8 cache: a scale belongs to a position, so it multiplies scores and weights."""
     R, N, H = q.shape
     q = (q * H**-0.5).reshape(R, keys.shape[1], -1, H)
@@ -221,7 +206,7 @@ def _attend_int8(
     return out.astype(q.dtype).reshape(R, N, H)
 
 
-def attend_slots(q: Float[Array, "R N H"], kv_segments: list[SlotSegment]) -> Float[Array, "R N H"]:
+def attend_slots(q: SlotQueries, kv_segments: list[SlotSegment]) -> SlotQueries:
     """Softmax attention, in float32, over all segments together. A segment is of slots, or of Z prefix groups of R / Z.
 
     Keys have positions last, so that a score is a product along rows of the cache.

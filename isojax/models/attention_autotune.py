@@ -23,7 +23,6 @@ from isojax.distributed.sharding import positions_are_split
 from isojax.models.attention import cache_positions, decode_attention, self_attention, to_cache_dtype
 
 PLATFORM_KERNELS = {"tpu": ("pallas",), "gpu": ("cudnn",), "cpu": ()}  # in addition to `plain`
-IMPLEMENTATIONS = ("auto", "plain", "pallas", "cudnn")
 CALLS_PER_PROGRAM = 16  # of attention in one timed program, so that its launch hardly counts
 ROUNDS = 5
 
@@ -41,10 +40,6 @@ class SelfAttentionShape:
     kv_heads: int
     head_dim: int
     dtype: str
-
-    def unsupported_reason(self, implementation: str) -> str:
-        """Why an implementation cannot serve this shape; empty where it can."""
-        return _cudnn_unsupported_reason(self.head_dim, self.dtype) if implementation == "cudnn" else ""
 
     def random_inputs(self, rows: int) -> tuple[Any, ...]:
         """q, k, v, prefix keys and values, and lengths of prefixes that increase to the whole, for so many rows."""
@@ -79,17 +74,11 @@ class DecodeAttentionShape:
     dtype: str
     cache_dtype: str
 
-    def unsupported_reason(self, implementation: str) -> str:
-        """Why an implementation cannot serve this shape; empty where it can."""
-        if implementation == "cudnn" and self.cache_dtype != self.dtype:
-            return f"cuDNN attends in one precision, not with queries in {self.dtype} to a cache in {self.cache_dtype}"
-        return _cudnn_unsupported_reason(self.head_dim, self.dtype) if implementation == "cudnn" else ""
-
     def random_inputs(self, rows: int) -> tuple[Any, ...]:
         """Queries, keys and values, a cache of two layers, and positions spread over the whole of it."""
         K, H = self.kv_heads, self.head_dim
         q, k, v = (_random_normal(i, (rows, heads, H), self.dtype) for i, heads in enumerate((self.heads, K, K)))
-        length = max(cache_positions(name, self.positions) for name in IMPLEMENTATIONS)
+        length = cache_positions("pallas", self.positions)
         keys, values = (_random_normal(i, (2, rows, K, length, H), self.dtype) for i in (3, 4))
         keys, *rest = to_cache_dtype(keys, values, self.cache_dtype)
         return q, k, v, (keys.swapaxes(-1, -2), *rest), jnp.arange(rows) * self.positions // rows
@@ -105,30 +94,18 @@ AttentionShape = SelfAttentionShape | DecodeAttentionShape
 
 
 def autotune(shape: AttentionShape, requested: str = "auto", device: Any = None, setting: str = "attention") -> str:
-    """The implementation for one call of attention, by measurement where `requested` is auto; not while tracing.
-
-    Args:
-        shape: what one device computes (heads after they are split over `tensor`).
-        requested: auto, plain or a kernel's name; `setting` is its key, for errors.
-        device: where it runs; by default the first.
-
-    Raises:
-        InputError: no such implementation, none on this backend, or none for this shape.
+    """The implementation for one call of attention on a device, by measurement where `requested` is auto; not while
+    tracing. InputError, with the key `setting`, where the backend or the shape cannot have it.
     """
     device = device or jax.devices()[0]
     kernels = PLATFORM_KERNELS.get(device.platform, ())
-    if requested not in IMPLEMENTATIONS:
-        raise InputError(
-            f"{setting}={requested!r}: expected one of {', '.join(IMPLEMENTATIONS[1:])}, or null, which measures and "
-            "keeps the fastest."
-        )
     if requested not in ("auto", "plain", *kernels):
         available = ", ".join(("plain", *kernels))
         raise InputError(
-            f"{setting}={requested}: this backend ({device.platform}) has {available}. Set it to null, or to one of "
-            "these."
+            f"{setting}={requested}: this backend ({device.platform}) has {available}. Set it to one of these, or to "
+            "null, which measures and keeps the fastest."
         )
-    if requested in kernels and (reason := shape.unsupported_reason(requested)):
+    if requested in kernels and (reason := _unsupported_reason(shape, requested)):
         raise InputError(f"{setting}={requested}: {reason}. Set it to null or plain.")
     if requested == "auto":
         return _fastest(shape, kernels, device) if kernels else "plain"
@@ -184,7 +161,7 @@ def _fastest(shape: AttentionShape, kernels: tuple[str, ...], device: Any) -> st
     with jax.default_device(device):
         for name in ("plain", *kernels):
             try:
-                reason = shape.unsupported_reason(name) or _mismatch(shape, name)
+                reason = _unsupported_reason(shape, name) or _mismatch(shape, name)
                 if not reason:
                     seconds[name] = _seconds_per_call(shape, name)
             except Exception as error:  # whatever a compiler or a device says of a kernel, the run can go on without it
@@ -249,7 +226,12 @@ def _random_normal(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
     return jax.random.normal(jax.random.key(seed), shape, jnp.dtype(dtype))
 
 
-def _cudnn_unsupported_reason(head_dim: int, dtype: str) -> str:
-    if dtype not in ("bfloat16", "float16"):
-        return f"cuDNN attends in bfloat16 and float16, not in {dtype}"
-    return "" if head_dim % 8 == 0 else f"cuDNN wants a head_dim that is a multiple of 8, not {head_dim}"
+def _unsupported_reason(shape: AttentionShape, implementation: str) -> str:
+    """Why an implementation cannot serve a shape; empty where it can."""
+    if implementation != "cudnn":
+        return ""
+    if isinstance(shape, DecodeAttentionShape) and shape.cache_dtype != shape.dtype:
+        return f"cuDNN attends in one precision, not with queries in {shape.dtype} to a cache in {shape.cache_dtype}"
+    if shape.dtype not in ("bfloat16", "float16"):
+        return f"cuDNN attends in bfloat16 and float16, not in {shape.dtype}"
+    return "" if shape.head_dim % 8 == 0 else f"cuDNN wants a head_dim that is a multiple of 8, not {shape.head_dim}"

@@ -43,7 +43,6 @@ def to_output_major(weights: LayerWeights, axes: LayerAxes) -> LayerWeights:
 
 
 def from_output_major(output_major: LayerWeights, axes: LayerAxes, shapes: dict[str, tuple[int, ...]]) -> LayerWeights:
-    """The inverse of `to_output_major`."""
     return {name: w.T.reshape(shapes[name]) if _num_input_axes(axes[name]) else w for name, w in output_major.items()}
 
 

@@ -22,8 +22,8 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.distributed.sharding import with_logical_constraint
-from isojax.models import cpu
-from isojax.models.attention import attend_slots, cache_positions, decode_attention, to_cache_dtype
+from isojax.models import attention, cpu
+from isojax.models.attention import SlotHeads, SlotInts, SlotQueries
 from isojax.models.fsdp import matmul
 from isojax.models.transformer import Decoder, Params
 
@@ -62,12 +62,10 @@ class Decoding:
 
     @property
     def transpose_weights(self) -> bool:
-        """Whether weights are stored as their transposes."""
         return self.unrolled_layers and self.allow_transposed
 
     @property
     def separate_prefix(self) -> bool:
-        """Whether prompts are separate from responses."""
         return self.slots_per_prefix > 1 or self.shard_positions
 
     @property
@@ -101,8 +99,7 @@ class Decoding:
         return cpu.small_batch_matmul(hidden, matrix.T, dtype=jnp.float32)
 
     def _to_cache_layers(self, keys: Array, values: Array) -> Any:
-        """Keys and values [L b K c H] as layers of a cache."""
-        k, v, *scales = to_cache_dtype(keys, values, self.decoder.options.cache_dtype)
+        k, v, *scales = attention.to_cache_dtype(keys, values, self.decoder.options.cache_dtype)
         stacked = (k.swapaxes(-1, -2), v, *scales)
         return [tuple(x[i] for x in stacked) for i in range(len(k))] if self.unrolled_layers else stacked
 
@@ -115,17 +112,15 @@ class Decoding:
         return self._to_cache_layers(zeros, zeros)
 
     def empty_cache(self) -> KVCache:
-        """The cache of R slots, zeros."""
         if self.separate_prefix:
             return KVCache(
                 self._zero_cache(self.slots, self.response_length), self.empty_prefix_table(self.prefix_groups)
             )
         positions = self.prefix_length + self.response_length
-        padded_positions = cache_positions(self.decoder.options.decode_attention, positions)
+        padded_positions = attention.cache_positions(self.decoder.options.decode_attention, positions)
         return KVCache(self._zero_cache(self.slots, padded_positions), ())
 
     def empty_prefix_table(self, entries: int) -> Any:
-        """A table of prompts' keys and values, zeros."""
         return self._zero_cache(entries, self.prefix_length, for_prefixes=True)
 
     def prefill(
@@ -166,12 +161,7 @@ class Decoding:
         return cache._replace(**{destination: admitted})
 
     def step(
-        self,
-        weights: Params,
-        cache: KVCache,
-        tokens: Int[Array, " R"],
-        positions: Int[Array, " R"],
-        t: Int[Array, " R"],
+        self, weights: Params, cache: KVCache, tokens: SlotInts, positions: SlotInts, t: SlotInts
     ) -> tuple[Float[Array, "R D"], KVCache]:
         """One token per slot, at `positions` of its sequence, the t-th of its response: hidden states, and the cache
         with the token in it."""
@@ -205,18 +195,12 @@ class Decoding:
         return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_layers, cache.prefix_kv)
 
     def _attend(
-        self,
-        q: Float[Array, "R N H"],
-        k: Float[Array, "R K H"],
-        v: Float[Array, "R K H"],
-        cached: CachedLayer,
-        positions: Int[Array, " R"],
-        t: Int[Array, " R"],
-    ) -> tuple[Float[Array, "R N H"], LayerKV]:
+        self, q: SlotQueries, k: SlotHeads, v: SlotHeads, cached: CachedLayer, positions: SlotInts, t: SlotInts
+    ) -> tuple[SlotQueries, LayerKV]:
         """A layer's attention, and the slots' cache with the new key and value of each."""
         slot_kv, prefix_kv, index = cached
         if index is not None and not self.separate_prefix:
-            return decode_attention(self.decoder.options.decode_attention, q, k, v, slot_kv, index, positions)
+            return attention.decode_attention(self.decoder.options.decode_attention, q, k, v, slot_kv, index, positions)
         slot_positions = t if self.separate_prefix else positions
         slot_kv = _write_token(slot_kv, k, v, index, slot_positions)
 
@@ -229,16 +213,12 @@ class Decoding:
             prefix_mask = jnp.arange(self.prefix_length)[None] < (positions - t)[:, None]
             prefix_keys, prefix_values = select_layer(prefix_kv)
             segments.append((prefix_keys, prefix_values, prefix_mask))
-        return attend_slots(q, segments), slot_kv
+        return attention.attend_slots(q, segments), slot_kv
 
 
-def _write_token(
-    slot_kv: LayerKV, k: Float[Array, "R K H"], v: Float[Array, "R K H"], i: Array | None, positions: Int[Array, " R"]
-) -> LayerKV:
-    """The cache with each slot's new key and value at its position, in layer i of a stacked cache.
-
-    Written before it is read: XLA then works in place, where reading first made it copy the whole cache in every layer.
-    """
+def _write_token(slot_kv: LayerKV, k: SlotHeads, v: SlotHeads, i: Array | None, positions: SlotInts) -> LayerKV:
+    """The cache with each slot's new key and value at its position, in layer i of a stacked cache. Written before it is
+    read, so that XLA works in place."""
     layer_index = () if i is None else (i,)
     rows = jnp.arange(len(positions))
     keys = slot_kv[0].at[(*layer_index, rows, slice(None), slice(None), positions)].set(k.astype(slot_kv[0].dtype))

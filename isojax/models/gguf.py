@@ -33,26 +33,7 @@ METADATA_KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "rope_theta": "rope.freq_base",
 }
-LAYER_PREFIX, ROPE_FREQS = "blk.{layer}.", "rope_freqs.weight"
-GGUF_NAMES = {
-    "embed": "token_embd.weight",
-    "norm": "output_norm.weight",
-    "unembed": "output.weight",
-    "blocks.attention_norm": LAYER_PREFIX + "attn_norm.weight",
-    "blocks.query": LAYER_PREFIX + "attn_q.weight",
-    "blocks.key": LAYER_PREFIX + "attn_k.weight",
-    "blocks.value": LAYER_PREFIX + "attn_v.weight",
-    "blocks.out": LAYER_PREFIX + "attn_output.weight",
-    "blocks.mlp_norm": LAYER_PREFIX + "ffn_norm.weight",
-    "blocks.gate": LAYER_PREFIX + "ffn_gate.weight",
-    "blocks.up": LAYER_PREFIX + "ffn_up.weight",
-    "blocks.down": LAYER_PREFIX + "ffn_down.weight",
-    "blocks.query_bias": LAYER_PREFIX + "attn_q.bias",
-    "blocks.key_bias": LAYER_PREFIX + "attn_k.bias",
-    "blocks.value_bias": LAYER_PREFIX + "attn_v.bias",
-    "blocks.query_norm": LAYER_PREFIX + "attn_q_norm.weight",
-    "blocks.key_norm": LAYER_PREFIX + "attn_k_norm.weight",
-}
+EMBEDDING, UNEMBEDDING, ROPE_FREQS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # token types
 
 
@@ -70,11 +51,8 @@ def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
         config = read_model_config(path, metadata, gguf_tensors)
         tensors = plan_tensors(path, config, gguf_tensors)
         tokenizer, tokenizer_config = build_tokenizer(path, metadata)
-        token_ids = {
-            f"{name}_token_id": metadata[key]
-            for name, key in SPECIAL_TOKEN_KEYS.items()
-            if name != "unk" and key in metadata
-        }
+        special_ids = special_token_ids(metadata)
+        token_ids = {f"{name}_token_id": special_ids[name] for name in ("bos", "eos", "pad") if name in special_ids}
         max_positions = metadata.get(f"{config.family}.context_length", hf_export.DEFAULT_MAX_POSITIONS)
         config_json = hf_export.make_config_json(config, max_positions, dtype)
         hf_export.write_json(temp / hf_load.CONFIG_FILE, config_json | token_ids)
@@ -85,7 +63,6 @@ def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
 
 
 def open_gguf(path: Path) -> Any:
-    """The package's reader of a file."""
     try:
         from gguf import GGUFReader
     except ModuleNotFoundError as e:
@@ -103,9 +80,9 @@ def read_model_config(path: Path, metadata: Mapping[str, Any], gguf_tensors: Map
     family = metadata.get("general.architecture")
     if family not in FAMILIES:
         raise InputError(f"{path}: general.architecture is {family!r}; expected one of {', '.join(FAMILIES)}.")
-    embed, unembed = gguf_tensors.get(GGUF_NAMES["embed"]), gguf_tensors.get(GGUF_NAMES["unembed"])
+    embed, unembed = gguf_tensors.get(EMBEDDING), gguf_tensors.get(UNEMBEDDING)
     if embed is None:
-        raise InputError(f"{path}: has no tensor {GGUF_NAMES['embed']}; expected a language model. Copy it again.")
+        raise InputError(f"{path}: has no tensor {EMBEDDING}; expected a language model. Copy it again.")
     tied = unembed is None or (embed.tensor_type == unembed.tensor_type and np.array_equal(embed.data, unembed.data))
     config_json = {
         key: as_decimal(metadata[f"{family}.{name}"])
@@ -156,13 +133,16 @@ def as_decimal(value: Any) -> Any:
 
 def plan_tensors(path: Path, config: ModelConfig, gguf_tensors: Mapping[str, Any]) -> TensorSources:
     """The checkpoint's tensors by name; InputError for those that are missing, misshapen or unknown."""
+    import gguf
+
     tensors: dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]] = {}
-    known_names, problems = {GGUF_NAMES["unembed"], ROPE_FREQS}, []
+    name_map = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.family.upper()], config.layers)
+    known_names, problems = {UNEMBEDDING, ROPE_FREQS}, []
     decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
     rotated = {"blocks.query": config.heads, "blocks.key": config.kv_heads} if config.family == "llama" else {}
     for weight in weight_layouts(config, decoder):
-        for layer, name in enumerate(weight.tensor_names):
-            known_names.add(gguf_name := GGUF_NAMES[weight.key].format(layer=layer))
+        for name in weight.tensor_names:
+            known_names.add(gguf_name := name_map.get_name(name, (".weight", ".bias")))
             tensor = gguf_tensors.get(gguf_name)
             shape = None if tensor is None else tuple(int(n) for n in reversed(tensor.shape))
             if shape != weight.stored_shape:
@@ -205,10 +185,12 @@ SPLITTING_RULES: dict[str, list[Any]] = {
     "llama-bpe": [pre_tokenizers.Split(Regex(WORD_PATTERN + r"\p{N}{1,3}" + REST_PATTERN), "isolated"), _BYTE_LEVEL],
     "qwen2": [pre_tokenizers.Split(Regex(WORD_PATTERN + r"\p{N}" + REST_PATTERN), "isolated"), _BYTE_LEVEL],
 }
-SPECIAL_TOKEN_KEYS = {
-    name: f"tokenizer.ggml.{key}_token_id"
-    for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
-}
+SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # transformers' names and GGUF's
+
+
+def special_token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+    keys = {name: f"tokenizer.ggml.{gguf_name}_token_id" for name, gguf_name in SPECIAL_TOKENS.items()}
+    return {name: metadata[key] for name, key in keys.items() if key in metadata}
 
 
 def build_tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[Tokenizer, dict[str, Any]]:
@@ -232,9 +214,7 @@ def build_tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[Tokenizer,
     user_tokens = [token for token, kind in typed_tokens if kind == USER_DEFINED_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control_tokens])
     tokenizer.add_tokens([AddedToken(token, normalized=False, special=False) for token in user_tokens])
-    special_tokens = {
-        f"{name}_token": tokens[metadata[key]] for name, key in SPECIAL_TOKEN_KEYS.items() if key in metadata
-    }
+    special_tokens = {f"{name}_token": tokens[i] for name, i in special_token_ids(metadata).items()}
     if metadata.get("tokenizer.ggml.add_bos_token", rule == "llama-bpe") and "bos_token" in special_tokens:
         bos = special_tokens["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", [(bos, vocab[bos])])

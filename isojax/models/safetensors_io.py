@@ -44,7 +44,6 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
         return math.prod(self.shape)
 
     def read(self, index: tuple[slice, ...]) -> np.ndarray:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from isojax.distributed.sharding import PROMPT_AXIS, padded_positions
-from isojax.models.attention import attend, shard_over_heads
+from isojax.models.attention import RowHeads, RowQueries, attend, shard_over_heads
 
 
 def prefill_over_devices(
@@ -55,9 +55,7 @@ def prefill_over_devices(
     return sharded_prefill(params, prompts, lengths - 1, positions)
 
 
-def sequence_sharded_attention(
-    positions: Int[Array, "b t"], q: Float[Array, "b t N H"], k: Float[Array, "b K t H"], v: Float[Array, "b K t H"]
-) -> Float[Array, "b t N H"]:
+def sequence_sharded_attention(positions: Int[Array, "b t"], q: RowQueries, k: RowHeads, v: RowHeads) -> RowQueries:
     """Causal attention of a device's queries, at these positions, to the keys of all devices."""
 
     def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:

@@ -68,13 +68,11 @@ class Decoder:
         self._shapes = jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
     def with_options(self, options: ComputeOptions) -> "Decoder":
-        """The same decoder, computed in another way."""
         decoder = copy.copy(self)
         decoder.options = options
         return decoder
 
     def init(self, key: Array) -> Params:
-        """Fresh float32 parameters."""
         config = self.config
         embed_key, blocks_key, unembed_key = jax.random.split(key, 3)
         block_keys = jax.random.split(blocks_key, config.layers)
@@ -95,7 +93,6 @@ class Decoder:
         return axes if self.config.tied else {**axes, "unembed": ("embed", "vocab")}
 
     def shapes(self) -> Params:
-        """ShapeDtypeStruct of each parameter."""
         return self._shapes
 
     def shardings(self, mesh: Mesh) -> Params:
@@ -112,7 +109,6 @@ class Decoder:
         return jax.tree.map(lambda w: w.astype(self.options.compute_dtype), params)
 
     def bind_block(self, weights: Params) -> Block:
-        """One layer with its weights."""
         state = jax.tree.map(lambda x: x, self._abstract_block)
         nnx.replace_by_pure_dict(state, resolve_anchors(weights))
         return nnx.merge(self._graph, state)
@@ -149,7 +145,6 @@ class Decoder:
         return lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
 
     def final_norm(self, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
-        """The norm after the last layer."""
         return rms_norm(x, all_gather_weight(params["norm"], 0, self.config.width), self.config.norm_eps)
 
     def prefill(self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]) -> PrefixCache:
@@ -205,7 +200,6 @@ class Decoder:
         return self.final_norm(params, x)
 
     def logits(self, params: Params, hidden: Float[Array, "*b D"]) -> Float[Array, "*b V"]:
-        """Float32 logits."""
         matrix, vocab_axis = self.unembedding_matrix(params)
         equation = "...d,vd->...v" if vocab_axis == 0 else "...d,dv->...v"
         return jnp.einsum(equation, hidden, matrix, preferred_element_type=jnp.float32)
@@ -218,7 +212,6 @@ class Decoder:
 
 
 def check_model(config: ModelConfig) -> None:
-    """InputError for a `cell.model` that cannot be a decoder."""
     if config.heads % config.kv_heads or config.head_dim % 2:
         raise InputError(
             f"cell.model: heads={config.heads}, kv_heads={config.kv_heads}, head_dim={config.head_dim}; expected heads "

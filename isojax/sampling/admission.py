@@ -24,7 +24,6 @@ class WorkItems(NamedTuple):
 
 
 def work_items(shapes: SamplerShapes, batch: SamplingBatch) -> WorkItems:
-    """The work items of a shard's share of the batch."""
     share, n, W = batch.share, batch.n, shapes.slots_per_prefix
     rollout_count = share.rollout_count if batch.ring_sizes is None else batch.ring_sizes.rows
     size = jnp.int32(1)

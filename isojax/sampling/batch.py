@@ -20,8 +20,6 @@ from isojax.distributed.sharding import ROLLOUT_AXES, replicated
 
 
 class ProblemArrays(NamedTuple):
-    """Problems as arrays."""
-
     prompts: Array | np.ndarray  # i32[Q P], padded on the right
     lengths: Array | np.ndarray  # i32[Q], tokens of each prompt
     answers: Array | np.ndarray  # i32[Q T]
@@ -108,12 +106,10 @@ class SamplingBatch(NamedTuple):
         return row if self.ring_sizes is None else row % self.ring_sizes.rows
 
     def draw_keys(self, problem_row: Int[Array, " R"]) -> PRNGKeyArray:
-        """The key of each problem, or the one of all."""
         return self.key if self.key.ndim == 0 else self.key[problem_row]
 
 
 def gather_problems(table: ProblemArrays, index: Int[Array, " Q"]) -> ProblemArrays:
-    """The problems in these rows of a table."""
     return ProblemArrays(*(x[index] for x in table))
 
 
@@ -148,7 +144,6 @@ def length_mask(lengths: Int[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
 
 
 def make_shard_slice(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> ShardSlice:
-    """The contiguous block of rollouts that a shard owns."""
     B = B_p * n
     rollouts_per_shard = (B + shards - 1) // shards
     first_rollout = shard * rollouts_per_shard

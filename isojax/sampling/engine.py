@@ -55,7 +55,6 @@ class Engine:
     stops: StopConditions
 
     def init_state(self, first_item: Int[Array, ""]) -> SamplerState:
-        """Nothing sampled yet, and the queue at a work item."""
         shapes, decoding = self.shapes, self.decoding
         R, T, Z = shapes.slots, shapes.response_length, decoding.prefix_groups
         slot_zeros, group_zeros, false = jnp.zeros(R, jnp.int32), jnp.zeros(Z, jnp.int32), jnp.zeros(R, bool)
@@ -86,7 +85,6 @@ class Engine:
         )
 
     def has_work(self, batch: SamplingBatch, state: SamplerState) -> Bool[Array, ""]:
-        """Whether this shard has anything left to do."""
         return (
             (state.queue.next_item < work_items(self.shapes, batch).end)
             | (state.slots.row >= 0).any()
@@ -163,7 +161,6 @@ class Engine:
         max_idle_steps = R if self.shapes.shards == 1 else max_steps * R  # shards wait for one another: no early end
 
         def count_refillable(done: Array) -> Array:
-            """How many idle slots could have work."""
             group_is_free = has_queued_items & jnp.repeat(done.reshape(-1, W).all(1), W)
             return (done & active & (group_has_rollouts | group_is_free)).sum(dtype=jnp.int32)
 

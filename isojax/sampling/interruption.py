@@ -1,9 +1,5 @@
-"""Forced length interruption (ScaleRL, arXiv:2510.13786): a response that goes on for too long is made to come to
-its answer.
-
-A response that has `after` tokens without the one that ends its thinking gets the tokens of a phrase, and goes on from
-there. The phrase is context, as the prompt is: no token of it was drawn, so none is in the loss. As it always stands in
-the same place, one flag a response says where it is.
+"""Forced length interruption (ScaleRL, arXiv:2510.13786): a response of `after` tokens, none of which ended its
+thinking, gets the tokens of a phrase and continues after them. The phrase was not drawn, so it is not in the loss.
 """
 
 import jax.numpy as jnp
@@ -15,8 +11,7 @@ from isojax.tasks.stop_strings import Interruption
 def in_forced_phrase(
     interruption: Interruption, t: Int[Array, "*#r"], thinking_ended: Bool[Array, "*#r"]
 ) -> Bool[Array, "*#r"]:
-    """Whether response token t is one of the phrase's; `thinking_ended`: whether the first `after` tokens hold
-    `unless_token`."""
+    """Whether response token t is one of the phrase's; `thinking_ended`: whether `unless_token` is in the response."""
     return ~thinking_ended & (t >= interruption.after) & (t < interruption.after + len(interruption.tokens))
 
 
@@ -27,13 +22,11 @@ def apply_interruption(
     token: Int[Array, " R"],
     logp: Float[Array, " R"],
 ) -> tuple[Int[Array, " R"], Float[Array, " R"], Bool[Array, " R"]]:
-    """(token t of each response, its log-probability, `thinking_ended` with it), from what was drawn; the phrase's
-    log-probability is 0.
-    """
+    """(token t of each response, its log-probability, `thinking_ended` after it), from what was drawn; the phrase's
+    log-probability is 0."""
     in_phrase = in_forced_phrase(interruption, t, thinking_ended)
-    phrase_token = jnp.array(interruption.tokens, jnp.int32)[
-        jnp.clip(t - interruption.after, 0, len(interruption.tokens) - 1)
-    ]
+    phrase = jnp.array(interruption.tokens, jnp.int32)
+    phrase_token = phrase[jnp.clip(t - interruption.after, 0, len(phrase) - 1)]
     if interruption.unless_token is not None:
         thinking_ended = thinking_ended | ((t < interruption.after) & (token == interruption.unless_token))
     return jnp.where(in_phrase, phrase_token, token), jnp.where(in_phrase, 0.0, logp), thinking_ended
@@ -41,6 +34,5 @@ def apply_interruption(
 
 def policy_token_mask(interruption: Interruption, thinking_ended: Bool[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
     """Which of a response's T tokens are not the phrase's."""
-    return ~in_forced_phrase(
-        interruption, jnp.arange(T).reshape(*(1,) * thinking_ended.ndim, T), thinking_ended[..., None]
-    )
+    t = jnp.arange(T).reshape(*(1,) * thinking_ended.ndim, T)
+    return ~in_forced_phrase(interruption, t, thinking_ended[..., None])

@@ -1,10 +1,7 @@
-"""From logits to a token: temperature, top-p, then one uniform number a row put through the inverse of the distribution
-function.
+"""From logits to a token: temperature, top-p, then the inverse of the distribution function at a uniform number.
 
-One cumulative sum gives the token, and its log-probability comes for free; no noise the size of the vocabulary is drawn
-and nothing is sorted. The sampler and the trainer mean the same distribution: the sampler hands on the mass that each
-of its nuclei kept, and the trainer rebuilds the nucleus from that mass, so that no rounding near the edge of a nucleus
-makes the two differ.
+The sampler and the trainer compute the same distribution: the sampler passes on the mass of each nucleus, from which
+the trainer rebuilds it, so that rounding near the edge of a nucleus makes no difference.
 """
 
 import math
@@ -15,20 +12,15 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-NEG_INF = (
-    -1e30
-)  # the log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0 and not NaN
+NEG_INF = -1e30  # log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0, not NaN
 DRAW_BLOCK_TOKENS = 512  # at most so many tokens of a large vocabulary make a block of the draw
 BISECTIONS = 32  # of float32's own numbers, so that the threshold is exact
-# mass by which the trainer's nucleus may fall short of the sampler's: above what rounding moves, below a token worth
-# telling
+# Mass by which the trainer's nucleus may be smaller than the sampler's: more than rounding, less than a likely token.
 NUCLEUS_MASS_TOLERANCE = 2e-5
 
 
 def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, "*b V"]:
-    """Log-probabilities at the sampling temperature; the sampler's and the trainer's, so that both mean the same
-    policy.
-    """
+    """Log-probabilities at the sampling temperature, for the sampler and the trainer alike."""
     return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature, -1)
 
 
@@ -36,13 +28,10 @@ def nucleus(
     logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike
 ) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
     """The smallest set of most probable tokens that holds at least `target_mass` (top-p, arXiv:1904.09751), and its
-    mass.
+    mass. `target_mass`: f32, a number or [*b].
 
-    By bisection of a threshold; tokens that tie with the last one are kept with it. Tokens are ranked by `logits`, as a
-    matrix product left
-    them: a compiler may work `log_p` out anew, and round it anew, in each place where it is used, and the last token
-    would be in here and
-    out there. `target_mass`: f32, a number or [*b].
+    By bisection of a threshold; tokens that tie with the last one are in it. Tokens are ranked by `logits`, because a
+    compiler may compute `log_p` again, and round it differently, in each place where it is used.
     """
     p = jnp.exp(log_p)
     required_mass = jnp.broadcast_to(jnp.asarray(target_mass, jnp.float32), log_p.shape[:-1])
@@ -74,14 +63,13 @@ def sample_token(
     """The first token whose cumulative probability exceeds `uniform`, and its log-probability; never a token of
     probability 0.
 
-    Over a large vocabulary in two stages: first which block of tokens, by the blocks' sums, then which token of it; a
-    cumulative sum of everything takes ten times as long on a CPU. No slice along V: over a split vocabulary it would be
-    a collective, inside loops whose trip counts differ between shards.
+    Over a large vocabulary in two stages: first a block of tokens, by the blocks' sums, then a token of it, which is
+    faster than one cumulative sum. No slice along V: over a split vocabulary it would be a collective, inside loops
+    whose trip counts differ between shards.
     """
     num_rows, V = log_p.shape
     p = jnp.exp(log_p)
-    # Blocks that devices can share, up to 8 of them, then wide ones; a vocabulary that does not divide into blocks is
-    # drawn from as one.
+    # Blocks that up to 8 devices can share, then wide ones; a vocabulary that no block size divides is one block.
     block_size = max(
         (w for w in range(DRAW_BLOCK_TOKENS // 8, DRAW_BLOCK_TOKENS + 1) if V % w == 0),
         key=lambda w: (math.gcd(V // w, 8), w),
@@ -100,10 +88,8 @@ def sample_token(
 
 
 def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[Array, " R"]:
-    """The first place of each row where the cumulative sum of p exceeds `mass`, and p is not 0.
-
-    The cumulative sum and the sum differ by rounding, so for a mass near the whole none may exceed it: then the last
-    possible one.
+    """The first index of each row where p > 0 and the cumulative sum of p exceeds `mass`; where rounding leaves none,
+    the last one with p > 0.
     """
     index = jnp.arange(p.shape[-1], dtype=jnp.int32)[None]
     last = jnp.where(p > 0, index, 0).max(-1, keepdims=True)
@@ -113,12 +99,11 @@ def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[A
 
 def rollout_keys(keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]) -> PRNGKeyArray:
     """One key per rollout, from its update's key (one for all, or one for each), its problem and its number in the
-    group, never from its slot.
-    """
+    group, never from its slot."""
     keys = jnp.broadcast_to(keys, problem_id.shape)
     return jax.vmap(lambda k, p, r: jax.random.fold_in(jax.random.fold_in(k, p), r))(keys, problem_id, rollout_id)
 
 
 def uniforms(keys: PRNGKeyArray, position: Int[Array, " R"]) -> Float[Array, " R"]:
-    """One number in [0, 1) a row, from its key and the response position."""
+    """One number in [0, 1) per row, from its key and the response position."""
     return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(keys, position)

@@ -39,8 +39,6 @@ class WorkQueue(NamedTuple):
 
 
 class SamplerState(NamedTuple):
-    """All of a shard's sampling."""
-
     outputs: tuple[Array, ...]  # [rows ...]: finished rollouts, in the order of `Slots.outputs`
     slots: Slots
     cache: KVCache

@@ -4,8 +4,9 @@ The rollouts are those of `build_sampler`, bit for bit. The sampler's state is d
 its devices. The host starts a chunk before it reads what the last one finished, so the devices never wait for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +20,8 @@ from jaxtyping import Array, PRNGKeyArray
 from isojax.core.config import SamplingConfig
 from isojax.distributed import multiprocess
 from isojax.distributed.program import Program, shape_on
-from isojax.distributed.sharding import ROLLOUT_AXES, replicate_over_rollout_axes, replicated
+from isojax.distributed.sharding import ROLLOUT_AXES, partition_spec, replicate_over_rollout_axes, replicated
+from isojax.models.decode import POSITION_AXES, KVCache
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.admission import work_items
 from isojax.sampling.batch import (
@@ -32,12 +34,6 @@ from isojax.sampling.batch import (
 )
 from isojax.sampling.engine import Engine, build_engine
 from isojax.sampling.sampler_state import SamplerState
-from isojax.sampling.state_sharding import (
-    add_shard_axis,
-    sampler_state_shardings,
-    sampler_state_specs,
-    squeeze_shard_axis,
-)
 from isojax.tasks.stop_strings import StopConditions
 
 OnFinished = Callable[[np.ndarray, list[np.ndarray]], None]
@@ -101,7 +97,6 @@ class Stream:
     def begin(
         self, params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: PRNGKeyArray
     ) -> tuple[StreamInputs, SamplerState]:
-        """What `advance` reads, and its first state."""
         batch_inputs, state = self.init_batch(problems, B_p, n, key)
         return StreamInputs(*self.prepare_weights(params), *batch_inputs), state
 
@@ -147,7 +142,6 @@ def _finished_rollouts(finished: FinishedSlots, B: int) -> tuple[np.ndarray, lis
 def build_stream(
     decoder: Decoder, shapes: SamplerShapes, mesh: Mesh, sampling: SamplingConfig, stops: StopConditions
 ) -> Stream:
-    """The Stream for these shapes on this mesh."""
     engine = build_engine(decoder, shapes, mesh, sampling, stops)
     state_sharding, shard_sharding = sampler_state_shardings(engine, mesh), NamedSharding(mesh, P(ROLLOUT_AXES))
     start_shards, step_shards = _shard_programs(engine, mesh)
@@ -169,7 +163,6 @@ def build_stream(
 
 
 def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
-    """How parameters become what the sampler reads."""
     decoder = engine.decoding.decoder
     param_shardings = decoder.shardings(mesh)
     gathered_shardings = jax.tree.map(replicate_over_rollout_axes, param_shardings)
@@ -222,3 +215,69 @@ def _shard_programs(
     state_specs = sampler_state_specs(engine)
     start = over_shards(start_shard, (P(), P(), P(), P()), state_specs)
     return start, over_shards(step_shard, (P(), state_specs), (state_specs, P(ROLLOUT_AXES)))
+
+
+def squeeze_shard_axis(state: SamplerState) -> SamplerState:
+    """Inside a shard_map: one shard's state, out of the state of all shards."""
+    return _map_state(state, lambda x: x[0], lambda x: x)
+
+
+def add_shard_axis(state: SamplerState) -> SamplerState:
+    return _map_state(state, lambda x: x[None], lambda x: x)
+
+
+def _map_state(state: SamplerState, of_slots: Callable[[Any], Any], of_caches: Callable[[Any], Any]) -> SamplerState:
+    """The state with one function applied to the arrays of caches and prefix table, and another to all others."""
+    caches = jax.tree.map(of_caches, (state.cache, state.prefix_table))
+    others = jax.tree.map(of_slots, state._replace(cache=(), prefix_table=()))
+    return others._replace(cache=caches[0], prefix_table=caches[1])
+
+
+def _cache_row_axis(engine: Engine) -> int:
+    """The axis of slots, prefix groups or table entries in each array of a cache: [R K ...], or [L R K ...]."""
+    return 0 if engine.decoding.unrolled_layers else 1
+
+
+def sampler_state_specs(engine: Engine) -> Any:
+    """How a shard_map over the rollout axes splits the state: see `sampler_state_shapes`."""
+    shards: Any = P(ROLLOUT_AXES)
+    cache_rows: Any = P(*[None] * _cache_row_axis(engine), ROLLOUT_AXES)
+    others = SamplerState(*[shards] * len(SamplerState._fields))
+    return others._replace(cache=cache_rows, prefix_table=cache_rows)
+
+
+def sampler_state_shapes(engine: Engine) -> Any:
+    """The shapes of the state between two chunks: a leading axis of shards; but caches and prefix table have the rows
+    of all shards on one axis.
+
+    With an axis of shards in the caches, XLA copied the caches of models with one head per device in every chunk.
+    """
+    shards, axis = engine.shapes.shards, _cache_row_axis(engine)
+    return _map_state(
+        jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32")),
+        lambda x: jax.ShapeDtypeStruct((shards, *x.shape), x.dtype),
+        lambda x: jax.ShapeDtypeStruct((*x.shape[:axis], shards * x.shape[axis], *x.shape[axis + 1 :]), x.dtype),
+    )
+
+
+def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
+    """The shardings of the state between two chunks: shards (or their rows) over the rollout axes; heads of caches and
+    prefix table over tensor; positions of prompts over sequence, where they are split."""
+    axis = _cache_row_axis(engine)
+    shapes = sampler_state_shapes(engine)
+
+    def array_sharding(x: jax.ShapeDtypeStruct, logical_axes: Mapping[int, str | None]) -> NamedSharding:
+        return NamedSharding(mesh, partition_spec([logical_axes.get(i) for i in range(x.ndim)], x.shape, mesh))
+
+    def cache_shardings(entries: Any, position_axis: str | None) -> Any:
+        def layer_shardings(arrays: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[NamedSharding, ...]:
+            return tuple(
+                array_sharding(x, {axis: "shard", axis + 1: "kv_heads", x.ndim + position_dim: position_axis})
+                for x, position_dim in zip(arrays, POSITION_AXES, strict=False)
+            )
+
+        return jax.tree.map(layer_shardings, entries, is_leaf=lambda x: isinstance(x, tuple))
+
+    cache = KVCache(cache_shardings(shapes.cache.slot_kv, None), cache_shardings(shapes.cache.prefix_kv, "position"))
+    others = _map_state(shapes, partial(array_sharding, logical_axes={0: "shard"}), lambda x: x)
+    return others._replace(cache=cache, prefix_table=cache_shardings(shapes.prefix_table, "position"))

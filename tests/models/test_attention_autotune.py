@@ -100,8 +100,8 @@ def test_a_cpu_has_one_form_and_measures_nothing(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("wanted", "says"),
     [
-        ("flash", r"attention='flash': expected one of plain, pallas, cudnn, or null"),
-        ("cudnn", r"attention=cudnn: this backend \(cpu\) has plain. Set it to null"),
+        ("flash", r"attention=flash: this backend \(cpu\) has plain. Set it to one of these, or to null"),
+        ("cudnn", r"attention=cudnn: this backend \(cpu\) has plain. Set it to one of these, or to null"),
     ],
 )
 def test_what_this_backend_lacks_is_refused(wanted: str, says: str) -> None:

@@ -19,11 +19,31 @@ from tokenizers import Tokenizer
 from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.core.errors import InputError
-from isojax.models.gguf import GGUF_NAMES, import_gguf
+from isojax.models.gguf import import_gguf
 from isojax.models.hf import hf_load
 from tests.device import mesh
 
 L, D, N, K, H, F = 2, 32, 4, 2, 8, 64
+LAYER_PREFIX = "blk.{layer}."
+GGUF_NAMES = {
+    "embed": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "unembed": "output.weight",
+    "blocks.attention_norm": LAYER_PREFIX + "attn_norm.weight",
+    "blocks.query": LAYER_PREFIX + "attn_q.weight",
+    "blocks.key": LAYER_PREFIX + "attn_k.weight",
+    "blocks.value": LAYER_PREFIX + "attn_v.weight",
+    "blocks.out": LAYER_PREFIX + "attn_output.weight",
+    "blocks.mlp_norm": LAYER_PREFIX + "ffn_norm.weight",
+    "blocks.gate": LAYER_PREFIX + "ffn_gate.weight",
+    "blocks.up": LAYER_PREFIX + "ffn_up.weight",
+    "blocks.down": LAYER_PREFIX + "ffn_down.weight",
+    "blocks.query_bias": LAYER_PREFIX + "attn_q.bias",
+    "blocks.key_bias": LAYER_PREFIX + "attn_k.bias",
+    "blocks.value_bias": LAYER_PREFIX + "attn_v.bias",
+    "blocks.query_norm": LAYER_PREFIX + "attn_q_norm.weight",
+    "blocks.key_norm": LAYER_PREFIX + "attn_k_norm.weight",
+}
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
 
 

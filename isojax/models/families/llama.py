@@ -20,5 +20,4 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(config: ModelConfig, vocab: int) -> Decoder:
-    """The decoder for a vocabulary of `vocab` tokens."""
     return Decoder(config, vocab)

@@ -5,5 +5,4 @@ from isojax.models.transformer import Decoder
 
 
 def build(config: ModelConfig, vocab: int) -> Decoder:
-    """The decoder for a vocabulary of `vocab` tokens."""
     return Decoder(config, vocab)

@@ -140,7 +140,6 @@ def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason
 
 
 def read_size(config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = "") -> int:
-    """A whole number, at least 1."""
     value = default if config_json.get(key) is None else config_json[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise _invalid_value(config_json, key, section, "a whole number, at least 1")
@@ -148,7 +147,6 @@ def read_size(config_json: Mapping[str, Any], key: str, default: int | None = No
 
 
 def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> float:
-    """A number above 0."""
     value = config_json.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
         raise _invalid_value(config_json, key, section, "a number above 0")

@@ -7,10 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Float
 
 from isojax.core import registry
 from isojax.core.config import ModelConfig
@@ -22,24 +19,8 @@ from isojax.models.safetensors_io import MAX_FILE_BYTES, TensorSources, atomic_f
 from isojax.models.transformer import Params
 
 # What an export copies from the base model's folder.
-COPIED_FILES = (
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tiktoken.model",
-    "tekken.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "LICENSE*",
-    "NOTICE*",
-)
+TOKENIZER_FILES = ("*token*.json", "*.model", "vocab.json", "merges.txt", "tekken.json", "chat_template*")
+COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES, "LICENSE*", "NOTICE*")
 # max_position_embeddings of a config.json without a source: a limit for serving engines that no weight depends on
 DEFAULT_MAX_POSITIONS = 32768
 
@@ -64,9 +45,7 @@ def save(
 
     def read_tensor(weight: WeightLayout, layer: int) -> np.ndarray:
         value = values[weight.key]
-        if weight.key.startswith("blocks."):
-            value = value[layer] if isinstance(value, np.ndarray) else fetch_layer(value, layer)
-        return weight.to_stored(np.asarray(value, np.float32))
+        return weight.to_stored(np.asarray(value[layer] if weight.key.startswith("blocks.") else value, np.float32))
 
     tensors: TensorSources = {
         name: (weight.stored_shape, partial(read_tensor, weight, layer))
@@ -75,9 +54,8 @@ def save(
     }
     with atomic_folder(folder) as temp:
         if source is None:
-            config_json = make_config_json(
-                config.model_copy(update={"vocab": decoder.vocab}), DEFAULT_MAX_POSITIONS, dtype
-            )
+            config = config.model_copy(update={"vocab": decoder.vocab})
+            config_json = make_config_json(config, DEFAULT_MAX_POSITIONS, dtype)
         else:
             config_json = read_config(source)
             config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {"dtype": dtype}
@@ -85,12 +63,6 @@ def save(
                 shutil.copyfile(path, temp / path.name)
         write_json(temp / CONFIG_FILE, config_json)
         write_safetensors(temp, tensors, dtype, max_file_bytes)
-
-
-@jax.jit
-def fetch_layer(stacked: Float[Array, "L ..."], layer: int) -> Float[Array, "..."]:
-    """One layer of a stacked parameter; one program for all layers."""
-    return lax.dynamic_index_in_dim(stacked, layer, 0, keepdims=False)
 
 
 def architecture_of(config: ModelConfig) -> str:

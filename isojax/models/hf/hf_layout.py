@@ -29,12 +29,10 @@ class WeightLayout:
 
     @property
     def size(self) -> int:
-        """How many numbers it holds."""
         return math.prod(self.shape)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of each stored tensor."""
         sizes = tuple(math.prod(group) for group in self.axis_groups)
         return sizes[::-1] if self.transposed else sizes
 
@@ -50,7 +48,6 @@ class WeightLayout:
         return tuple(slices[::-1] if self.transposed else slices)
 
     def to_stored(self, value: np.ndarray) -> np.ndarray:
-        """One layer's values, as the checkpoint has them."""
         matrix = value.reshape([math.prod(group) for group in self.axis_groups])
         return matrix.T if self.transposed else matrix
 

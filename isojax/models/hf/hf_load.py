@@ -65,7 +65,6 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A model's config.json."""
     expected = "expected a model's folder with config.json, *.safetensors and a tokenizer"
     if not folder.is_dir():
         raise InputError(f"cell.model.path = {folder}: no such folder; {expected}.")

@@ -36,7 +36,6 @@ class _CacheLayout(NamedTuple):
 
     @property
     def position_axis(self) -> int:
-        """Positions in a block [K C H] or [K H C]."""
         return 2 if self.transposed else 1
 
     @property

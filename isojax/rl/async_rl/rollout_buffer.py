@@ -33,13 +33,13 @@ from isojax.sampling.batch import (
 )
 from isojax.sampling.engine import build_engine
 from isojax.sampling.sampler_state import SamplerState
-from isojax.sampling.state_sharding import (
+from isojax.sampling.stream import (
     add_shard_axis,
+    build_prepare_weights,
     sampler_state_shardings,
     sampler_state_specs,
     squeeze_shard_axis,
 )
-from isojax.sampling.stream import build_prepare_weights
 from isojax.tasks.protocol import Task, is_on_device
 
 
