@@ -29,8 +29,11 @@ PALLAS = ("pallas", "interpret")
 PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
 KVArrays = tuple[Array, ...]  # keys [L R K H C], values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
 SlotSegment = tuple[Array, Array, Array]  # keys [Z K H c], values [Z K c H], mask bool[R c]
-RowQueries, RowHeads = Float[Array, "b t N H"], Float[Array, "b K t H"]
-SlotQueries, SlotHeads, SlotInts = Float[Array, "R N H"], Float[Array, "R K H"], Int[Array, " R"]
+RowQueries = Float[Array, "b t N H"]
+RowHeads = Float[Array, "b K t H"]
+SlotQueries = Float[Array, "R N H"]
+SlotHeads = Float[Array, "R K H"]
+SlotInts = Int[Array, " R"]
 
 
 def attend(q: RowQueries, kv_segments: list[tuple[Array, Array, Bool[Array, "b t c"]]]) -> RowQueries:

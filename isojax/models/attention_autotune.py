@@ -93,66 +93,44 @@ class DecodeAttentionShape:
 AttentionShape = SelfAttentionShape | DecodeAttentionShape
 
 
-def autotune(shape: AttentionShape, requested: str = "auto", device: Any = None, setting: str = "attention") -> str:
-    """The implementation for one call of attention on a device, by measurement where `requested` is auto; not while
-    tracing. InputError, with the key `setting`, where the backend or the shape cannot have it.
+def autotune(
+    shape: AttentionShape,
+    requested: str | None = None,
+    device: Any = None,
+    setting: str = "attention",
+    positions_split: bool = False,
+) -> str:
+    """The implementation for one call of attention on a device, by measurement where none is requested; not while
+    tracing. InputError, with the key `setting`, where the backend, the shape, or a mesh that splits positions (a kernel
+    needs all) does not have it.
     """
     device = device or jax.devices()[0]
-    kernels = PLATFORM_KERNELS.get(device.platform, ())
-    if requested not in ("auto", "plain", *kernels):
-        available = ", ".join(("plain", *kernels))
+    kernels = () if positions_split else PLATFORM_KERNELS.get(device.platform, ())
+    if requested not in (None, "plain", *kernels):
+        place = "a mesh with sequence > 1" if positions_split else f"this backend ({device.platform})"
         raise InputError(
-            f"{setting}={requested}: this backend ({device.platform}) has {available}. Set it to one of these, or to "
-            "null, which measures and keeps the fastest."
+            f"{setting}={requested}: {place} has {', '.join(('plain', *kernels))}. Set it to one of these, or to null, "
+            "which measures and keeps the fastest."
         )
-    if requested in kernels and (reason := _unsupported_reason(shape, requested)):
+    if requested is not None and (reason := _unsupported_reason(shape, requested)):
         raise InputError(f"{setting}={requested}: {reason}. Set it to null or plain.")
-    if requested == "auto":
-        return _fastest(shape, kernels, device) if kernels else "plain"
-    return requested
+    return requested or (_fastest(shape, kernels, device) if kernels else "plain")
 
 
 def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
-    """The sweep with its attention chosen, where it is not set: by measurement on a device of the mesh; the plain form
-    where the mesh splits positions, of which a kernel needs all.
-
-    Raises:
-        InputError: the sweep sets an implementation that this backend, mesh or shape does not have.
-    """
-    if positions_are_split(mesh):
-        _require_plain("decode_attention", sweep.decode_attention)
-        _require_plain("forward_attention", sweep.forward_attention)
-        return sweep.model_copy(update={"decode_attention": "plain", "forward_attention": "plain"})
-    model, sampling, device = cell.model, cell.sampling, mesh.devices.flat[0]
+    """The sweep with its attention chosen where it is not set, on a device of the mesh; InputError as in `autotune`."""
+    model, sampling, device, split = cell.model, cell.sampling, mesh.devices.flat[0], positions_are_split(mesh)
     precision, tensor = cell.precision.for_platform(device.platform), mesh.shape["tensor"]
     head_shards = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
     head_sizes = (model.heads // head_shards, model.kv_heads // head_shards, model.head_dim, precision.compute)
-    prompt_length, response_length = sampling.prompt_length, sampling.response_length
-    forward_attention = autotune(
-        SelfAttentionShape(sweep.microbatch or 1, max(response_length - 1, 1), prompt_length, *head_sizes),
-        sweep.forward_attention or "auto",
-        device,
-        "sweep.forward_attention",
-    )
-    decode_attention = "plain"  # slots that share prompts have an attention of their own (`attend_slots`)
-    if sweep.slots_per_prefix in (None, 1):
-        decode_attention = autotune(
-            DecodeAttentionShape(
-                sweep.decode_slots or 1, prompt_length + response_length, *head_sizes, precision.cache
-            ),
-            sweep.decode_attention or "auto",
-            device,
-            "sweep.decode_attention",
-        )
-    return sweep.model_copy(update={"decode_attention": decode_attention, "forward_attention": forward_attention})
-
-
-def _require_plain(name: str, requested: str | None) -> None:
-    if requested not in (None, "plain"):
-        raise InputError(
-            f"sweep.{name}={requested} on a mesh with sequence > 1: kernels want all positions of a prompt. Expected "
-            "plain or null; or a mesh without sequence."
-        )
+    P, T = sampling.prompt_length, sampling.response_length
+    forward_shape = SelfAttentionShape(sweep.microbatch or 1, max(T - 1, 1), P, *head_sizes)
+    forward = autotune(forward_shape, sweep.forward_attention, device, "sweep.forward_attention", split)
+    decode = "plain"  # slots that share prompts have an attention of their own (`attend_slots`)
+    if split or sweep.slots_per_prefix in (None, 1):
+        decode_shape = DecodeAttentionShape(sweep.decode_slots or 1, P + T, *head_sizes, precision.cache)
+        decode = autotune(decode_shape, sweep.decode_attention, device, "sweep.decode_attention", split)
+    return sweep.model_copy(update={"decode_attention": decode, "forward_attention": forward})
 
 
 @functools.cache

@@ -142,7 +142,7 @@ def plan_tensors(path: Path, config: ModelConfig, gguf_tensors: Mapping[str, Any
     rotated = {"blocks.query": config.heads, "blocks.key": config.kv_heads} if config.family == "llama" else {}
     for weight in weight_layouts(config, decoder):
         for name in weight.tensor_names:
-            known_names.add(gguf_name := name_map.get_name(name, (".weight", ".bias")))
+            known_names.add(gguf_name := str(name_map.get_name(name, (".weight", ".bias"))))
             tensor = gguf_tensors.get(gguf_name)
             shape = None if tensor is None else tuple(int(n) for n in reversed(tensor.shape))
             if shape != weight.stored_shape:

@@ -29,23 +29,15 @@ class ProblemArrays(NamedTuple):
 class Rollouts(NamedTuple):
     """Sampled responses, by shard.
 
-    Attributes:
-        tokens: i32[S rows T].
-        logps: f32[S rows T], log-probabilities of the tokens at the sampling temperature and top-p.
-        mask: bool[S rows T], the tokens that the policy drew, which the loss is computed on; not those of an
-            interruption phrase.
-        nucleus_mass: f32[S rows T], the probability mass of each token's nucleus; [S rows 1], all ones, where top_p
-            is 1.
-        stopped: bool[S rows], whether a stop condition ended the response (otherwise it was cut at T).
-        lengths: i32[S rows], tokens in each response.
+    `mask` has the tokens that the policy drew, which the loss is computed on; not those of an interruption phrase.
     """
 
-    tokens: Array
-    logps: Array
-    mask: Array
-    nucleus_mass: Array
-    stopped: Array
-    lengths: Array
+    tokens: Array  # i32[S rows T]
+    logps: Array  # f32[S rows T], log-probabilities of the tokens at the sampling temperature and top-p
+    mask: Array  # bool[S rows T]
+    nucleus_mass: Array  # f32[S rows T], probability mass of each token's nucleus; [S rows 1], all ones, without top-p
+    stopped: Array  # bool[S rows], whether a stop condition ended the response (otherwise it was cut at T)
+    lengths: Array  # i32[S rows], tokens in each response
 
     @property
     def response_mask(self) -> Array:

@@ -23,15 +23,9 @@ from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import ROLLOUT_AXES, partition_spec, replicate_over_rollout_axes, replicated
 from isojax.models.decode import POSITION_AXES, KVCache
 from isojax.models.transformer import Decoder, Params
+from isojax.sampling import batch
 from isojax.sampling.admission import work_items
-from isojax.sampling.batch import (
-    ProblemArrays,
-    Rollouts,
-    SamplerShapes,
-    SamplingBatch,
-    make_shard_slice,
-    rollout_index,
-)
+from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, SamplingBatch
 from isojax.sampling.engine import Engine, build_engine
 from isojax.sampling.sampler_state import SamplerState
 from isojax.tasks.stop_strings import StopConditions
@@ -133,7 +127,7 @@ def _finished_rollouts(finished: FinishedSlots, B: int) -> tuple[np.ndarray, lis
     shard_ids, rows = multiprocess.local_shard_rows(finished.rows)
     _, tokens = multiprocess.local_shard_rows(finished.tokens)
     _, lengths = multiprocess.local_shard_rows(finished.lengths)
-    rollout_ids = rollout_index(rows, B, shard_ids, finished.rows.shape[0])
+    rollout_ids = batch.rollout_index(rows, B, shard_ids, finished.rows.shape[0])
     slots = np.nonzero(rows >= 0)
     responses = [row[:length] for row, length in zip(tokens[slots], lengths[slots], strict=True)]
     return rollout_ids[slots], responses
@@ -146,9 +140,7 @@ def build_stream(
     state_sharding, shard_sharding = sampler_state_shardings(engine, mesh), NamedSharding(mesh, P(ROLLOUT_AXES))
     start_shards, step_shards = _shard_programs(engine, mesh)
 
-    def init_batch(
-        problems: ProblemArrays, B_p: Array, n: Array, key: PRNGKeyArray
-    ) -> tuple[tuple[Any, ...], SamplerState]:
+    def init_batch(problems: ProblemArrays, B_p: Array, n: Array, key: PRNGKeyArray) -> tuple[Any, SamplerState]:
         batch_inputs = (problems, B_p, n, jax.random.key_data(key))
         return batch_inputs, start_shards(*batch_inputs)
 
@@ -180,41 +172,32 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
 def _shard_programs(
     engine: Engine, mesh: Mesh
 ) -> tuple[Callable[..., SamplerState], Callable[[StreamInputs, SamplerState], tuple[SamplerState, FinishedSlots]]]:
-    """`start(problems, B_p, n, key data) -> state` and `step(inputs, state) -> (state, FinishedSlots)` over all shards,
-    to be jitted.
-    """
+    """`start(problems, B_p, n, key data) -> state`, `step(inputs, state) -> (state, FinishedSlots)`, to be jitted."""
     shards = engine.shapes.shards
 
     def make_batch(shard: Array, problems: ProblemArrays, B_p: Array, n: Array, key: Array) -> SamplingBatch:
-        return SamplingBatch(problems, make_shard_slice(shard[0], shards, B_p, n), n, jax.random.wrap_key_data(key))
+        share = batch.make_shard_slice(shard[0], shards, B_p, n)
+        return SamplingBatch(problems, share, n, jax.random.wrap_key_data(key))
 
     def start_shard(shard: Array, *batch_inputs: Any) -> SamplerState:
         first_item = work_items(engine.shapes, make_batch(shard, *batch_inputs)).first
         return add_shard_axis(engine.init_state(first_item))
 
     def step_shard(shard: Array, inputs: StreamInputs, state: SamplerState) -> tuple[SamplerState, FinishedSlots]:
-        batch = make_batch(shard, inputs.problems, inputs.B_p, inputs.n, inputs.key)
-        state, row = engine.decode_chunk(inputs.stacked_params, inputs.weights, batch, squeeze_shard_axis(state))
-        has_work = engine.has_work(batch, state).astype(jnp.int32)
+        shard_batch = make_batch(shard, inputs.problems, inputs.B_p, inputs.n, inputs.key)
+        state, row = engine.decode_chunk(inputs.stacked_params, inputs.weights, shard_batch, squeeze_shard_axis(state))
+        has_work = engine.has_work(shard_batch, state).astype(jnp.int32)
         if shards > 1:  # where the tensor axis alone is split, XLA cannot compile the sum
             has_work = lax.psum(has_work, ROLLOUT_AXES)
         finished = FinishedSlots(row, state.slots.tokens, state.slots.t, has_work > 0)
         return add_shard_axis(state), jax.tree.map(lambda x: x[None], finished)
 
-    def over_shards(of_shard: Callable[..., Any], in_specs: tuple[Any, ...], out_specs: Any) -> Callable[..., Any]:
-        sharded = shard_map(
-            of_shard,
-            mesh=mesh,
-            in_specs=(P(ROLLOUT_AXES), *in_specs),
-            out_specs=out_specs,
-            axis_names=set(ROLLOUT_AXES),
-            check_vma=False,
-        )
-        return lambda *arguments: sharded(jnp.arange(shards, dtype=jnp.int32), *arguments)
-
-    state_specs = sampler_state_specs(engine)
-    start = over_shards(start_shard, (P(), P(), P(), P()), state_specs)
-    return start, over_shards(step_shard, (P(), state_specs), (state_specs, P(ROLLOUT_AXES)))
+    over_shards = partial(shard_map, mesh=mesh, axis_names=set(ROLLOUT_AXES), check_vma=False)
+    shard_spec, state_spec = P(ROLLOUT_AXES), sampler_state_specs(engine)
+    shard_ids: Any = np.arange(shards, dtype=np.int32)
+    start = over_shards(start_shard, in_specs=(shard_spec, P(), P(), P(), P()), out_specs=state_spec)
+    step = over_shards(step_shard, in_specs=(shard_spec, P(), state_spec), out_specs=(state_spec, shard_spec))
+    return partial(start, shard_ids), partial(step, shard_ids)
 
 
 def squeeze_shard_axis(state: SamplerState) -> SamplerState:

@@ -113,7 +113,7 @@ def older_spelling(config: dict[str, Any], type_key: str) -> dict[str, Any]:
 
 
 def write(name: str) -> None:
-    """One reference: a folder that loads in transformers, with config_v4.json and batch.npz beside."""
+    """One reference: a folder that loads in transformers, with config_v4.json and batch.npz in it."""
     family, sizes, rope, tied = REFERENCES[name]
     seed, folder = list(REFERENCES).index(name), HERE / name
     shutil.rmtree(folder, ignore_errors=True)

@@ -226,7 +226,11 @@ TEXTS = {
     },
     "gpt-2": {"12": ["12"], "\n\n1": ["Ċ", "Ċ", "1"], " hi": ["Ġhi"]},
     "llama-bpe": {"12": ["<|im_start|>", "12"], "\n\n1": ["<|im_start|>", "ĊĊ", "1"]},
-    "qwen2": {"12": ["1", "2"], "\n\n1": ["ĊĊ", "1"], "e\u0301": ["Ã", "©"]},  # an accent apart is joined to its letter
+    "qwen2": {
+        "12": ["1", "2"],
+        "\n\n1": ["ĊĊ", "1"],
+        "e\u0301": ["Ã", "©"],
+    },  # an accent is joined to its letter
 }
 
 

@@ -85,7 +85,7 @@ def checkpoint(
 
 
 def expected(stored: dict[str, np.ndarray], family: str, tied: bool) -> dict[str, np.ndarray]:
-    """Our parameters of a checkpoint, by their dotted names: each matrix turned round, then its heads taken apart."""
+    """Our parameters of a checkpoint, by their dotted names: each matrix transposed, then its heads separated."""
 
     def layers(name: str, *shape: int) -> np.ndarray:
         every = [stored[f"model.layers.{i}.{name}"].astype(np.float32) for i in range(L)]

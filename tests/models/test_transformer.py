@@ -142,7 +142,7 @@ def test_padding_changes_nothing(responses: np.ndarray) -> None:
 @pytest.mark.parametrize("unrolled", [True, False])
 @pytest.mark.parametrize("width", [1, 2])
 def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, unrolled: bool) -> None:
-    """Slots at positions of their own, over caches that hold the leavings of an earlier rollout; lanes of two share
+    """Slots at positions of their own, over caches that hold what an earlier rollout left; groups of two share
     their prompt.
     """
     problems = random_problems(8)
@@ -207,7 +207,7 @@ def test_fresh_parameters_have_the_scales_they_should() -> None:
     for name, std in expected.items():
         both = params["blocks"][name]
         assert both.shape[0] == CONFIG.layers and both.std() == pytest.approx(std, rel=0.12), name
-        assert np.abs(both[0] - both[1]).max() > std  # the layers are drawn apart
+        assert np.abs(both[0] - both[1]).max() > std  # the layers are drawn independently
     assert params["embed"].std() == pytest.approx(0.5, rel=0.12)
     assert params["unembed"].std() == pytest.approx(width, rel=0.12)
     assert (params["blocks"]["mlp_norm"] == 1).all() and (params["norm"] == 1).all()

@@ -122,7 +122,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    """One device; two tokens a visit to the queue, so that slots are refilled while others are in mid-response."""
+    """One device; two tokens in a chunk, so that slots are refilled while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "CHUNK_TOKENS", 2)
         yield Engine(prompts=4, prefixes=12)
@@ -224,7 +224,7 @@ def stopping(request: pytest.FixtureRequest) -> Engine:
 
 
 def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) -> None:
-    """At the first token after which a stop string stands in the text, whether it spans tokens or lies inside one;
+    """At the first token after which a stop string stands in the text, whether it spans tokens or is inside one;
     `ended` knows it.
     """
     found = [stopping.rollouts(5, 32, key) for key in range(12)]
@@ -288,7 +288,7 @@ def many(request: pytest.FixtureRequest) -> Engine:
 
 
 def test_shards_sample_what_one_device_samples(engine: Engine, many: Engine) -> None:
-    """With groups of 7 and 32 across shard boundaries (23 and 40 rollouts a shard), and 1 rollout for 4 shards."""
+    """With groups of 7 and 32 across shard boundaries (23 and 40 rollouts per shard), and 1 rollout for 4 shards."""
     both = [(many(B_p, n), engine(B_p, n)) for B_p, n in CELLS]
     assert many.program._cache_size() == 1
     for one, two in both[1:]:
@@ -304,7 +304,7 @@ def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> 
     check_kept_apart(hlo, P, many.geometry.prefix_entries, max(many.geometry.prefix_entries, many.slots))
     # fsdp's weights are gathered once, before the loop
     assert bool([c for c in found if c.depth == 0 and c.kind == "all-gather"]) == ("fsdp" in many.axes)
-    # once a visit, all shards: is any still at work?
+    # once in a chunk, all shards: is any still at work?
     assert [(c.kind, c.result) for c in found if c.depth == 1] == [("all-reduce", "s32[]")]
     # shards leave the inner loops at times of their own: there only tensor's pairs may meet, and gather one step's
     # distribution at most

@@ -1,4 +1,4 @@
-"""What is sampled, token by token, against the exact distribution's inverse: lanes and slots, meshes, large
+"""What is sampled, token by token, against the exact distribution's inverse: prefix groups and slots, meshes, large
 vocabularies, any order.
 """
 
@@ -44,14 +44,14 @@ CELLS = [
     (13, 7),
     (16, 2),
     (5, 32),
-]  # n below, above and no multiple of a lane's width; groups across shards; few problems
+]  # n below, above and no multiple of a prefix group's width; groups across shards; few problems
 PROBLEMS = random_problems(16, seed=4)
 STOPS = StopConditions((EOS,), None)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def short_chunks() -> Iterator[None]:
-    """Two tokens a visit to the queue, so that slots are refilled while others are in mid-response."""
+    """Two tokens in a chunk, so that slots are refilled while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_module, "CHUNK_TOKENS", 2)
         yield
@@ -68,7 +68,7 @@ def weights(vocab: int) -> Params:
 
 @dataclass(frozen=True)
 class Case:
-    """A sampler: R slots a shard in lanes of W, on a mesh, at a temperature and top-p, over a vocabulary."""
+    """A sampler: R slots per shard in prefix groups of W, on a mesh, at a temperature and top-p, over a vocabulary."""
 
     R: int
     W: int = 1
@@ -160,7 +160,7 @@ def test_every_token_is_the_exact_distributions_inverse_at_its_own_uniform_numbe
 
 @pytest.mark.parametrize("case", [*ONE_DEVICE[:3], *SHARDED], ids=str)
 def test_any_order_of_the_queue_gives_the_same_bits(case: Case) -> None:
-    """Problems in another order meet other slots, lanes, neighbours and shards."""
+    """Problems in another order meet other slots, groups, neighbours and shards."""
     rng = np.random.default_rng(case.R)
     for B_p, n in ((13, 7), (16, 2)):
         straight = [x.reshape(B_p, n, T) for x in case.sample(B_p, n)]
@@ -171,7 +171,7 @@ def test_any_order_of_the_queue_gives_the_same_bits(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [Case(7), Case(15, 3), Case(20, 4)], ids=str)
 def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
-    """Slots in mid-response change places, with what their cache holds; lanes do, and slots within lanes."""
+    """Slots in mid-response change places, with what their cache holds; prefix groups do, and slots within them."""
     geometry, _, params = compiled(case)
     engine = build_engine(Decoder(CONFIG, VOCAB), geometry, mesh(), case.sampling, STOPS)
     n, rng = jnp.int32(7), np.random.default_rng(0)
@@ -185,10 +185,10 @@ def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     first = jnp.repeat(state.group_last_hidden, case.W, axis=0)
     plain = decode(own, state.slots, state.cache, first, ended)
     for _ in range(3):
-        lanes = rng.permutation(case.R // case.W)
-        slots = np.concatenate([lane * case.W + rng.permutation(case.W) for lane in lanes])
+        groups = rng.permutation(case.R // case.W)
+        slots = np.concatenate([group * case.W + rng.permutation(case.W) for group in groups])
         cache = type(state.cache)(
-            slot_kv=moved(state.cache.slot_kv, slots), prefix_kv=moved(state.cache.prefix_kv, lanes)
+            slot_kv=moved(state.cache.slot_kv, slots), prefix_kv=moved(state.cache.prefix_kv, groups)
         )
         got = decode(own, moved(state.slots, slots), cache, first[slots], ended[slots])
         wanted = moved((plain[0], plain[1].slot_kv, plain[2]), slots)
@@ -206,7 +206,7 @@ class Counting(Decoding):
 
 
 def test_first_tokens_run_no_layers() -> None:
-    """Of T tokens of slots that begin together T - 1 are steps; slots that begin beside others' responses go along with
+    """Of T tokens of slots that begin together T - 1 are steps; slots that begin during others' responses go along with
     theirs.
     """
     case = Case(8)
@@ -217,10 +217,10 @@ def test_first_tokens_run_no_layers() -> None:
     n = jnp.int32(4)
     batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(2), n), n, jax.random.key(0))
     own = engine.decoding.prepare_weights(params)
-    visit = quick_jit(lambda state: engine.decode_chunk(params, own, batch, state)[0])
+    decode_chunk = quick_jit(lambda state: engine.decode_chunk(params, own, batch, state)[0])
     state, Counting.steps[:] = engine.init_state(jnp.int32(0)), []
     while bool(engine.has_work(batch, state)):
-        state = visit(state)
+        state = decode_chunk(state)
     jax.effects_barrier()
     assert len(Counting.steps) == T - 1
 

@@ -1,5 +1,5 @@
 """Responses that are interrupted: before, in and after the phrase against the exact distribution's inverse; on the
-host's visits too.
+host's chunks too.
 
 The text of token i is the letter `a` + i, and `ge`, `he`, `ie` and `je` are stop strings: where one of `g` to `j` is
 the last token before the phrase, the response ends with the phrase's first token, `e`.
@@ -52,7 +52,7 @@ TEMPERATURE = 0.8
 
 @pytest.fixture(autouse=True, scope="module")
 def short_visits() -> Iterator[None]:
-    """Two tokens a visit, so that slots are refilled while others are in mid-phrase."""
+    """Two tokens in a chunk, so that slots are refilled while others are in mid-phrase."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "CHUNK_TOKENS", 2)
         yield
@@ -100,12 +100,12 @@ def some() -> Case:
 
 @pytest.fixture(scope="module")
 def narrow() -> Case:
-    """In lanes, on a mesh, within a nucleus, and every long response is interrupted."""
+    """In prefix groups, on a mesh, within a nucleus, and every long response is interrupted."""
     return Case(ALWAYS, MESHES[0], top_p=0.9, width=4)
 
 
 def expected(
-    p: np.ndarray, uniform: np.ndarray, told: Interruption, row: np.ndarray
+    p: np.ndarray, uniform: np.ndarray, interruption: Interruption, row: np.ndarray
 ) -> tuple[list[int], bool, bool, float]:
     """(tokens, whether the phrase is among them, whether a stop ended them, how near a draw came to an edge), from p [T
     V] after `row`.
@@ -121,7 +121,7 @@ def expected(
             token = int((edges <= uniform[t]).sum())
             margin = min(margin, np.abs(edges - uniform[t]).min())
         out.append(token)
-        closed |= t < AFTER and token == told.unless_token
+        closed |= t < AFTER and token == interruption.unless_token
         if token == EOS or (token == 4 and out[-2:][0] in (6, 7, 8, 9)):
             return out, not closed and len(out) > AFTER, True, margin
         if token != row[t]:  # what follows was drawn after another token
@@ -134,8 +134,8 @@ def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     case: Case = request.getfixturevalue(name)
-    found, (B_p, n), told = case.thirteen, (13, 7), case.stops.interruption
-    assert told is not None
+    found, (B_p, n), interruption = case.thirteen, (13, 7), case.stops.interruption
+    assert interruption is not None
     group, rollout = np.divmod(np.arange(B_p * n), n)
     logits = response_logits(np, policy(), PROBLEMS, group, found.tokens).astype(np.float64) / TEMPERATURE
     p = np.exp(logits - logits.max(-1, keepdims=True))
@@ -148,7 +148,7 @@ def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(
     uniform = np.stack([np.asarray(uniforms(keys, jnp.full(B_p * n, t, jnp.int32))) for t in range(T)], 1)
     counted = within_phrase = 0
     for r in range(B_p * n):
-        tokens, interrupted, ended, margin = expected(p[r], uniform[r], told, found.tokens[r])
+        tokens, interrupted, ended, margin = expected(p[r], uniform[r], interruption, found.tokens[r])
         if margin < 3e-6:
             continue
         length = len(tokens)
@@ -162,7 +162,7 @@ def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(
         within_phrase += interrupted and length == AFTER + 1
     assert counted > 20 and within_phrase > 0
     closed = (found.tokens[:, :AFTER] == UNLESS).any(-1) & (found.lengths > AFTER)
-    if told.unless_token is not None:
+    if interruption.unless_token is not None:
         assert closed.sum() > 3 and found.mask[closed].sum() == found.lengths[closed].sum()
 
 
@@ -194,15 +194,15 @@ def test_the_hosts_visits_give_the_same(name: str, request: pytest.FixtureReques
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "jit", quick_jit)
         stream = build_stream(*case.given)
-    told: dict[int, list[int]] = {}
+    streamed: dict[int, list[int]] = {}
 
     def tell(rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
-        told.update({int(r): row.tolist() for r, row in zip(rollouts, tokens, strict=True)})
+        streamed.update({int(r): row.tolist() for r, row in zip(rollouts, tokens, strict=True)})
 
     run = stream.run(case.params, case.problems(np.arange(13)), 13, 7, jax.random.key(0), tell)
     for part, x, buffer in zip(Rollouts._fields, case.thirteen, run, strict=True):
         y = gather(case.geometry, 91, buffer)
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
     whole = [x.tolist() for x in response_tokens(run, 91)]
-    assert [told[r] for r in range(91)] == whole
+    assert [streamed[r] for r in range(91)] == whole
     assert sum(row[AFTER:LAST] == list(PHRASE) for row in whole) > 20

@@ -1,5 +1,5 @@
-"""A stream's rollouts are the sampler's, bit for bit; each is told once, when it has finished; nothing large moves
-between its visits.
+"""A stream's rollouts are the sampler's, bit for bit; each is reported once, when it has finished; nothing large moves
+between its chunks.
 
 Bits are compared where both are compiled for it (`same_bits_jit`), which takes longer: on one device, on a mesh, and in
 other precisions. Elsewhere the two agree to rounding, and with one device.
@@ -47,7 +47,7 @@ AXES = {"auto": True, MESHES[0]: True, MESHES[1]: False, "tensor=2": False}  # o
 
 @dataclass
 class Pair:
-    """A sampler and a stream of the same shapes, and what the stream told in its last batch."""
+    """A sampler and a stream of the same shapes, and what the stream reported in its last batch."""
 
     axes: str
     bits: bool = True
@@ -71,17 +71,17 @@ class Pair:
             patch.setattr(jax, "jit", jit)
             self.stream: Stream = build_stream(*given)
         self.params = placed(policy(), on)
-        self.visits: list[int] = []
+        self.chunks: list[int] = []
         self.tokens: dict[int, list[int]] = {}
 
     def tell(self, rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
-        self.visits.append(len(rollouts))
+        self.chunks.append(len(rollouts))
         assert not set(rollouts.tolist()) & set(self.tokens)
         self.tokens |= {int(r): row.tolist() for r, row in zip(rollouts, tokens, strict=True)}
 
     def both(self, B_p: int, n: int, key: int = 0) -> tuple[Rollouts, Rollouts]:
         """The sampler's rollouts and the stream's."""
-        self.visits, self.tokens = [], {}
+        self.chunks, self.tokens = [], {}
         problems = ProblemArrays(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         one = self.sample(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
         return one, self.stream.run(self.params, problems, B_p, n, jax.random.key(key), self.tell)
@@ -101,7 +101,7 @@ def made(axes: str) -> Pair:
 
 @pytest.fixture(autouse=True, scope="module")
 def short_visits() -> Iterator[None]:
-    """Two tokens a visit, so that slots are refilled and told of while others are in mid-response."""
+    """Two tokens in a chunk, so that slots are refilled and reported while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "CHUNK_TOKENS", 2)
         yield
@@ -116,11 +116,11 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 def test_the_rollouts_are_the_samplers_and_each_is_told_once(pair: Pair, B_p: int, n: int) -> None:
     one, two = pair.both(B_p, n, key=B_p)
     pair.check(one, two)
-    assert sum(pair.visits) == B_p * n
+    assert sum(pair.chunks) == B_p * n
     assert [pair.tokens[r] for r in range(B_p * n)] == [row.tolist() for row in response_tokens(one, B_p * n)]
     if B_p * n > 1:
         assert {1, T} <= {len(row) for row in pair.tokens.values()}  # some end at once, some are cut
-        assert np.count_nonzero(pair.visits) > 3 and list(pair.tokens) != sorted(pair.tokens)  # as they finish
+        assert np.count_nonzero(pair.chunks) > 3 and list(pair.tokens) != sorted(pair.tokens)  # as they finish
 
 
 def test_nothing_is_sampled_of_no_problems(pair: Pair) -> None:
@@ -159,7 +159,7 @@ def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: P
 
 
 def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
-    """Both drawn by the host's visits, over two devices that share every weight; the log-probabilities to rounding."""
+    """Both drawn by the host's chunks, over two devices that share every weight; the log-probabilities to rounding."""
     for B_p, n in CELLS:
         (_, one), (_, two) = (made(axes).both(B_p, n, key=3) for axes in ("auto", "tensor=2"))
         for name in ("tokens", "mask", "stopped"):
@@ -171,10 +171,10 @@ def test_a_model_that_is_split_samples_what_one_device_samples() -> None:
 @pytest.mark.parametrize(
     ("width", "bits", "options"),
     [(4, False, {}), (1, True, {"compute_dtype": "bfloat16", "cache_dtype": "int8"})],
-    ids=["lanes", "precisions"],
+    ids=["prefix_groups", "precisions"],
 )
 def test_lanes_and_other_precisions(width: int, bits: bool, options: dict[str, str]) -> None:
-    """Lanes that share prompts; a cast, of which the last bit may decide an int8; stacked layers."""
+    """Groups that share prompts; a cast, of which the last bit may decide an int8; stacked layers."""
     pair = Pair("auto", bits, width, 1.0, DECODER.with_options(DECODER.options._replace(**options)))
     one, two = pair.both(13, 7)
     pair.check(one, two)

@@ -4,12 +4,10 @@ A config.json is read in the spelling of transformers 4 (`rope_theta`, `rope_sca
 that would change a logit, in a way that the decoder cannot follow, is refused by name.
 """
 
-import functools
-import importlib
-import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
+from isojax.core import registry
 from isojax.core.config import RopeScaling
 from isojax.core.errors import InputError
 
@@ -41,18 +39,11 @@ DEFAULT_ROPE = {"rope_theta": 10_000.0}  # transformers' own, where a config.jso
 FIX = "Correct the file, or fetch it again."
 
 
-@functools.cache
-def architecture_families() -> dict[str, str]:
-    """Each architecture's name in config.json, and the family that runs it (a file of isojax/models/families/)."""
-    package = importlib.import_module("isojax.models.families")
-    names = [m.name for m in pkgutil.iter_modules(package.__path__)]
-    modules = {name: importlib.import_module(f"isojax.models.families.{name}") for name in names}
-    return {a: name for name, module in modules.items() for a in vars(module).get("ARCHITECTURES", ())}
-
-
 def find_family(architecture: str) -> str:
     """The family of a name in config.json's `architectures`; InputError where there is none."""
-    family_of = architecture_families()
+    families = registry.plugin_names(("models.families",), ("settings",))
+    modules = {name: registry.load("models.families", name, "settings") for name in families}
+    family_of = {a: name for name, module in modules.items() for a in module.ARCHITECTURES}
     if architecture not in family_of:
         raise InputError(
             f"config.json: architectures names {architecture!r}, which no family here runs; expected one of "
@@ -73,10 +64,7 @@ def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None)
     for key in ("mlp_bias", "use_sliding_window"):
         require_value(config_json, key, False, "the decoder has no such thing")
     if config_json.get("quantization_config"):
-        raise InputError(
-            "config.json: quantization_config is set; expected weights in float32, bfloat16 or float16. Dequantise "
-            "them first."
-        )
+        raise InputError("config.json: quantization_config is set; expected float weights. Dequantise them first.")
     width, heads = read_size(config_json, "hidden_size"), read_size(config_json, "num_attention_heads")
     if config_json.get("head_dim") is None and head_dim is None and width % heads:
         raise InputError(
@@ -105,10 +93,7 @@ def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     key = "rope_scaling" if config_json.get("rope_scaling") else "rope_parameters"
     rope_config = config_json.get(key) or {}
     if not isinstance(rope_config, Mapping):
-        raise InputError(
-            f"config.json: {key} = {rope_config!r}; expected an object such as "
-            f"{{'rope_type': 'default', 'rope_theta': 10000.0}}."
-        )
+        raise InputError(f"config.json: {key} = {rope_config!r}; expected an object with rope_type. {FIX}")
     theta_source = next((c for c in (rope_config, config_json) if "rope_theta" in c), DEFAULT_ROPE)
     rope_base = read_number(theta_source, "rope_theta")
     rope_type = rope_config.get("rope_type", rope_config.get("type", "default"))
