@@ -21,8 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from isojax.core.config import CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
-from isojax.core.config.model import FLOAT32_PRECISION
+from isojax.core.config import CellConfig, ModelConfig, PrecisionConfig, RLConfig, SamplingConfig, SweepConfig
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner
@@ -71,7 +70,9 @@ class Update:
         }
         decoder = llama.build(ModelConfig(family="llama", **shape), sizes.V)
         sampling = SamplingConfig(prompt_length=sizes.P, response_length=sizes.T)
-        cell = CellConfig(sampling=sampling, precision=FLOAT32_PRECISION, rl=RLConfig())
+        cell = CellConfig(
+            sampling=sampling, precision=PrecisionConfig(compute="float32", cache="float32"), rl=RLConfig()
+        )
         chosen = planner.resolve_sweep_sizes(SweepConfig(B_p=(sizes.B_p,), n=(sizes.n,), decode_slots=32), 1, cell)
         assert chosen.microbatch and chosen.prefill_batch
         mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])

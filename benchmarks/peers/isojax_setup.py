@@ -9,8 +9,7 @@ import numpy as np
 from child import threads
 
 from isojax.core import registry
-from isojax.core.config import CellConfig, ModelConfig, RLConfig, SamplingConfig, SweepConfig
-from isojax.core.config.model import FLOAT32_PRECISION
+from isojax.core.config import CellConfig, ModelConfig, PrecisionConfig, RLConfig, SamplingConfig, SweepConfig
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh, shard_count
 from isojax.launch import planner
@@ -32,7 +31,10 @@ class Setup:
         B_p, length = len(ids), len(ids[0])
         sampling = SamplingConfig(prompt_length=length, response_length=new)
         self.cell = CellConfig(
-            model=config, sampling=sampling, precision=FLOAT32_PRECISION, rl=RLConfig(learning_rate=1e-6)
+            model=config,
+            sampling=sampling,
+            precision=PrecisionConfig(compute="float32", cache="float32"),
+            rl=RLConfig(learning_rate=1e-6),
         )
         self.stops = StopConditions((), None)
         self.decoder: Decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)

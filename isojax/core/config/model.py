@@ -60,9 +60,6 @@ class PrecisionConfig(Section):
         return PrecisionConfig(compute=compute, cache=compute if self.cache == "auto" else self.cache)
 
 
-FLOAT32_PRECISION = PrecisionConfig(compute="float32", cache="float32")
-
-
 class InterruptConfig(Section):
     """What is written into a response that goes on for too long; the default text is ScaleRL's (arXiv:2510.13786).
 

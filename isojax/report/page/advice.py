@@ -7,13 +7,12 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.report.fit_views import frontier_views, measured_budget
+from isojax.report.wording import Bounds
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 
 EDGE = 1 + 1e-9  # budgets this close to the end of the frontier belong to it
 NO_INTERVAL = (None, None)
-
-Bounds = tuple[float | None, float | None]
 
 
 @dataclass(frozen=True)
