@@ -46,23 +46,13 @@ class SweepStep:
 @dataclass(frozen=True)
 class AdaptivePolicy:
     """The policy of one sweep: what it asks for follows from the sweep and its records alone, so a killed sweep goes on
-    where it was.
-
-    Attributes:
-        cells: every (B_p, n, seed) that may be run.
-        C_grid: the values of C at which a run is evaluated; the last is the budget of n*(C).
-        total_rollouts: spent in all, at most; None: half of what the whole grid takes.
-        metric: the reward that makes an n the best.
-
-    Raises:
-        InputError: a cell has fewer than INITIAL_EVALUATIONS evaluations within the grid, or the first round alone
-            takes more than `total_rollouts`.
+    where it was. Refused where a cell has too few evaluations, or the first round takes more than `total_rollouts`.
     """
 
-    cells: Sequence[Cell]
-    C_grid: Sequence[int]
-    total_rollouts: int | None = None
-    metric: str = "avg@4"
+    cells: Sequence[Cell]  # every (B_p, n, seed) that may be run
+    C_grid: Sequence[int]  # where a run is evaluated; the last is the budget of n*(C)
+    total_rollouts: int | None = None  # spent in all, at most; None: half of what the whole grid takes
+    metric: str = "avg@4"  # the reward that makes an n the best
 
     def __post_init__(self) -> None:
         largest_cell = max(self.cells, key=lambda c: c.B)
@@ -89,9 +79,6 @@ class AdaptivePolicy:
 
         A run may be part way to a target, and goes on from there. One that failed is not asked for again; what it
         measured counts.
-
-        Raises:
-            InputError: records that cannot be fitted.
         """
         seeds_by_cell = self._seeds_by_cell([r.cell for r in runs if r.failure_reason])
         C_reached = {r.cell: r.points[-1].rollouts for r in runs if r.points}
@@ -242,12 +229,8 @@ def _rollouts_to(cell: Cell, target: int) -> int:
 
 
 class NStarUncertainty:
-    """How little draws of all curves agree on the best n, and how much of that an evaluation would take away.
-
-    Args:
-        reward_draws: float[Q, J, L], rewards of Q draws of J cells at L levels.
-        n: int[J].
-        measurement_sd: of what one run measures around its curve.
+    """How little Q draws of the rewards of J cells at L levels, float[Q, J, L], agree on the best n, and how much of
+    that an evaluation would take away; measurement_sd: of what one run measures around its curve.
     """
 
     def __init__(self, reward_draws: FloatArray, n: NDArray[np.int64], measurement_sd: float) -> None:

@@ -23,26 +23,17 @@ DEFAULT_MODE = "hierarchical"
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What a user may ask of a fit.
+    """What a user may ask of a fit."""
 
-    Attributes:
-        mode: a key of fit.MODES.
-        replicates: draws of all curves behind the intervals; 0: no intervals.
-        seed: of these draws.
-        run_sd: standard deviation of the reward between runs that differ in their seed alone, at the plateau; None:
-            estimated, or .01 assumed where no cell has two seeds.
-        include_flagged: whether to fit the runs that are flagged as broken (checks/run_health.py) too.
-        pool_equal_n: whether to fit one curve for all n where the data cannot distinguish them.
-        on_progress: called with (replicates done, of how many).
-    """
-
-    mode: str = DEFAULT_MODE
-    replicates: int = REPLICATES
-    seed: int = SEED
+    mode: str = DEFAULT_MODE  # a key of fit.MODES
+    replicates: int = REPLICATES  # draws of all curves behind the intervals; 0: no intervals
+    seed: int = SEED  # of these draws
+    # Standard deviation of the reward at the plateau between runs that differ in their seed alone; None: estimated, or
+    # .01 assumed where no cell has two seeds.
     run_sd: float | None = None
-    include_flagged: bool = False
-    pool_equal_n: bool = True
-    on_progress: Callable[[int, int], None] | None = None
+    include_flagged: bool = False  # fit the runs that are flagged as broken (checks/run_health.py) too
+    pool_equal_n: bool = True  # one curve for all n where the data cannot distinguish them
+    on_progress: Callable[[int, int], None] | None = None  # called with (replicates done, of how many)
 
 
 DEFAULT_OPTIONS = FitOptions()

@@ -139,12 +139,12 @@ def _allocate_smallest_cell(ensemble: CurveEnsemble, request: AllocationRequest)
 
 def _nearest_n(ensemble: CurveEnsemble, request: AllocationRequest, is_candidate: BoolArray, n_max: int) -> int:
     """The n <= n_max whose best candidate promises most at C; where none was measured, the power of two below n_max."""
-    fits = is_candidate & (ensemble.n <= n_max)
-    if not fits.any():
+    is_allowed = is_candidate & (ensemble.n <= n_max)
+    if not is_allowed.any():
         n = constraints.floor_power_of_two(max(1, n_max))
         request.reasons.append(f"n = {n}: no n <= {n_max} was measured")
         return n
-    best_cell = int(np.where(fits, ensemble.expected_rewards(request.C), -np.inf).argmax())
+    best_cell = int(np.where(is_allowed, ensemble.expected_rewards(request.C), -np.inf).argmax())
     n = int(ensemble.n[best_cell])
     request.reasons.append(f"n = {n}: of the measured n <= {n_max}, {ensemble.B_p[best_cell]}x{n} promises most at C")
     return n
