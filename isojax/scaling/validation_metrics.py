@@ -126,9 +126,7 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
 
 
 def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
-    """float[points]: compute at each evaluation. Device hours count from the base policy's evaluation on, where there
-    is one, so that start-up is not charged to a run.
-    """
+    """float[points]: compute at each evaluation; device hours count from the base policy's on, without start-up."""
     if compute not in COMPUTE_UNITS:
         raise InputError(f"compute {compute!r} is not an axis; expected one of {', '.join(COMPUTE_UNITS)}.")
     if compute != "device_hours":
@@ -152,7 +150,9 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
     """
     location = run.source or f"run {run.cell.name}"
     if metric.startswith(TRAIN_PREFIX):
-        run = _without_untrained_points(run, metric.removeprefix(TRAIN_PREFIX))
+        name = metric.removeprefix(TRAIN_PREFIX)
+        has_value = [p.M > 0 or name in p.train for p in run.points]
+        run = select_points(run, slice(has_value.index(True) if any(has_value) else len(run.points), None))
     if not run.points:
         raise InputError(f"{location} has no evaluation; expected at least one. Run the cell or leave it out.")
     locations = [f"{location}, line {line}" for line in run.line_numbers] or [location] * len(run.points)
@@ -170,12 +170,6 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
             fix = "Correct the file or leave the run out." if C.any() else "The log has none: use --compute rollouts."
             raise InputError(f"{received}; expected values >= 0 that rise. {fix}")
     return RunTrack(run, C, R)
-
-
-def _without_untrained_points(run: RunRecord, metric_name: str) -> RunRecord:
-    """The run without evaluations before the first update that lack a training metric."""
-    first_index = next((i for i, p in enumerate(run.points) if p.M > 0 or metric_name in p.train), len(run.points))
-    return select_points(run, slice(first_index, None))
 
 
 def select_points(run: RunRecord, points: slice) -> RunRecord:
@@ -197,13 +191,7 @@ def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, tuple[list[Eva
 
 def paired_lead(a: Sequence[EvalPoint], b: Sequence[EvalPoint], metric: str) -> PairedDifference | None:
     """How far a is above b (evaluations, one per seed) on the same validation problems; None without counts of one
-    common number of samples.
-
-    Pairing removes the spread of the problems' difficulty, most of an unpaired error. The error is that over other
-    problems and other samples, not over other training seeds.
-
-    Raises:
-        InputError: different numbers of problems, or fewer than 2.
+    common number of samples. The error is that over other problems and other samples, not over other training seeds.
     """
     sample_counts = {p.samples for p in (*a, *b)}
     counts_a, counts_b = ([correct_counts(p, metric) for p in points] for points in (a, b))

@@ -34,11 +34,9 @@ def validate(
     """The three trials, each a fit of all the runs that it does not hide, healthy or not; progress is that of all fits.
 
     Returns:
-        The content of validation.json, plain JSON types: metric, compute, mode and a dictionary for each trial. One
-        that was possible holds measurements (hidden evaluations), mean_error and mean_absolute_error (predicted less
-        measured), inside (the share of them inside the interval of one new run; None without intervals), C (where n is
-        compared), n_chosen and n_best (by the fit and as measured), regret (measured), says (in words) and points. One
-        that was not: why.
+        The content of validation.json: for each trial, where it was possible, mean_error and mean_absolute_error
+        (predicted less measured), inside (the share of evaluations inside the interval of one new run), C (where n is
+        compared), n_chosen and n_best (by the fit and as measured), regret (measured), says (in words) and points.
 
     Raises:
         InputError: runs that cannot be fitted even whole.

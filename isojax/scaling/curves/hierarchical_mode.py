@@ -9,30 +9,26 @@ from dataclasses import replace
 
 import numpy as np
 
+from isojax.scaling.curves import posterior_samples
 from isojax.scaling.curves.hierarchical import progress_at_points
-from isojax.scaling.curves.hierarchical_prior import Cells, PackedSweep, pack_sweep, pool_over_n
+from isojax.scaling.curves.hierarchical_prior import PackedSweep, pack_sweep, pool_over_n
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.peaks import find_peak
-from isojax.scaling.curves.posterior_samples import (
-    PosteriorSamples,
-    apply_problem_shift,
-    problem_contributions,
-    sample_problem_shifts,
-)
+from isojax.scaling.curves.posterior_samples import PosteriorSamples, apply_problem_shift
 from isojax.scaling.curves.residual_correction import ResidualCorrection, fit_corrections
 from isojax.scaling.curves.shape_average import CurvePosterior, fit_all_tails, mean_curve_residuals, sample_posterior
 from isojax.scaling.estimate import FitOptions, SweepEstimate
-from isojax.scaling.intervals import LEVEL, central_interval
+from isojax.scaling.intervals import LEVEL, central_band, central_interval
 from isojax.scaling.law.n_effect_test import has_no_n_effect
 from isojax.scaling.result import IntervalSettings
-from isojax.scaling.validation_metrics import FloatArray, RunTrack
+from isojax.scaling.validation_metrics import FloatArray, RunTrack, TracksByCell
 
 MIN_POINTS = 3
 # A plateau is determined where a curve has come this far on its way to it and its interval is no wider than that.
 DETERMINED_PROGRESS, DETERMINED_WIDTH = 0.7, 0.12
 
 
-def estimate(cells: Cells, metric: str, options: FitOptions) -> SweepEstimate:
+def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEstimate:
     """Curves, their replicates and whether n matters."""
     reason_by_cell = {key: _unfitted_reason(seeds) for key, seeds in cells.items()}
     usable = {key: seeds for key, seeds in cells.items() if not reason_by_cell[key]}
@@ -58,37 +54,30 @@ def estimate(cells: Cells, metric: str, options: FitOptions) -> SweepEstimate:
         [r[t] for r, t in zip(point_residuals, trained, strict=True)],
         posterior.evaluation_sd,
     )
+    contributions = posterior_samples.problem_contributions(packed, metric, packed.data.y - point_residuals)
+    shift = np.zeros((len(posterior.R0), 2))
+    if contributions is not None:
+        rng = np.random.default_rng([options.seed, 1])
+        shift = posterior_samples.sample_problem_shifts(contributions, len(posterior.R0), rng)
+    has_intervals = options.replicates > 0
+    shift_of_intervals = shift if has_intervals else None
     curves = [
-        _summarise_curve(j, posterior, packed, point_residuals[j], log10_C_peaks[j], corrections[j])
-        for j in range(len(packed.keys))
+        _summarise_curve(j, posterior, packed, residuals, log10_C_peaks[j], correction, shift_of_intervals)
+        for j, (residuals, correction) in enumerate(zip(point_residuals, corrections, strict=True))
     ]
-    residuals = {
-        key: [r[t] for r, t in zip(point_residuals[j], trained[j], strict=True) if t.any()]
-        for j, key in enumerate(packed.keys)
-    }
-    result = SweepEstimate(
+    problem_count = None if contributions is None else contributions.shape[1]
+    return SweepEstimate(
         curves,
         unfitted_cells,
+        draws=_posterior_samples(posterior, curves, shift) if has_intervals else None,
+        intervals=_describe_intervals(posterior, problem_count, options) if has_intervals else None,
         no_effect=is_n_irrelevant,
-        residuals=residuals,
+        residuals={
+            key: [r[t] for r, t in zip(point_residuals[j], trained[j], strict=True) if t.any()]
+            for j, key in enumerate(packed.keys)
+        },
         noise_sd=posterior.scales.noise_sd,
         parameter_count=1 + 2 * len(curves) + sum(map(len, packed.tracks)),
-    )
-    if not options.replicates:
-        return result
-    contributions = problem_contributions(packed, metric, packed.data.y - point_residuals)
-    shift = np.zeros((options.replicates, 2))
-    if contributions is not None:
-        shift = sample_problem_shifts(contributions, options.replicates, np.random.default_rng([options.seed, 1]))
-    A, mid, lnB = np.moveaxis(posterior.theta, 2, 0)
-    draws = PosteriorSamples.of_curves(
-        curves, tail=posterior.tail, A=A, exponent=np.exp(lnB), C_mid=10**mid, R0=posterior.R0, shift=shift
-    )
-    return replace(
-        result,
-        curves=[_with_intervals(curve, draws, j) for j, curve in enumerate(curves)],
-        draws=draws,
-        intervals=_describe_intervals(posterior, None if contributions is None else contributions.shape[1], options),
     )
 
 
@@ -113,13 +102,23 @@ def _summarise_curve(
     residuals: FloatArray,
     log10_C_peak: float,
     correction: ResidualCorrection | None,
+    shift: FloatArray | None,
 ) -> FittedCurve:
-    """The mean curve of cell j; residuals float[S, P] are its evaluations' distances from it."""
+    """The mean curve of cell j, with intervals where there are problem shifts; residuals float[S, P] are its
+    evaluations' distances from it.
+    """
     A, mid, lnB, tail = posterior.mean_curves[j].tolist()
     B_p, n = packed.keys[j]
     C_low, C_high = _measured_range(packed.tracks[j])
     has_point, has_peak = packed.data.weight[j] > 0, bool(np.isfinite(log10_C_peak))
     progress_reached = progress_at_points(tail, packed.data, posterior.mean_curves[:, :3])[0][j][has_point].max()
+    determined, intervals = not has_peak and bool(progress_reached >= DETERMINED_PROGRESS), {}
+    if shift is not None:
+        draws_of_A = apply_problem_shift(shift, posterior.theta[:, :, 0])[:, j]
+        intervals["A_interval"] = central_interval(draws_of_A)
+        intervals["exponent_interval"] = central_interval(np.exp(posterior.theta[:, j, 2]))
+        intervals["C_mid_interval"] = central_interval(10 ** posterior.theta[:, j, 1])
+        determined &= bool(np.ptp(central_band(draws_of_A)) <= DETERMINED_WIDTH)
     return FittedCurve(
         B_p=B_p,
         n=n,
@@ -133,32 +132,24 @@ def _summarise_curve(
         rmse=float(np.sqrt(np.mean(residuals[has_point] ** 2))),
         tail=tail,
         correction=correction,
-        determined=not has_peak and bool(progress_reached >= DETERMINED_PROGRESS),
+        determined=determined,
         C_peak=float(10**log10_C_peak) if has_peak else None,
+        **intervals,
     )
 
 
-def _with_intervals(curve: FittedCurve, draws: PosteriorSamples, j: int) -> FittedCurve:
-    """The curve of cell j with the intervals of its parameters."""
-    A_interval = central_interval(apply_problem_shift(draws.shift, draws.A)[:, j])
-    low, high = (v if v is not None else np.nan for v in A_interval)
-    return replace(
-        curve,
-        determined=curve.determined and not high - low > DETERMINED_WIDTH,
-        A_interval=A_interval,
-        exponent_interval=central_interval(draws.exponent[:, j]),
-        C_mid_interval=central_interval(draws.C_mid[:, j]),
-    )
+def _posterior_samples(posterior: CurvePosterior, curves: Sequence[FittedCurve], shift: FloatArray) -> PosteriorSamples:
+    A, mid, lnB = np.moveaxis(posterior.theta, 2, 0)
+    parameters = {"A": A, "exponent": np.exp(lnB), "C_mid": 10**mid, "R0": posterior.R0, "tail": posterior.tail}
+    return PosteriorSamples.of_curves(curves, shift=shift, **parameters)
 
 
 def _describe_intervals(posterior: CurvePosterior, problem_count: int | None, options: FitOptions) -> IntervalSettings:
     """How the intervals were made."""
-    problems_sentence = (
-        "no right answers of single problems are recorded, "
-        "so the intervals hold for these validation problems, not for others"
-        if problem_count is None
-        else f"the {problem_count} validation problems are resampled, alike for all runs and checkpoints"
-    )
+    problems_sentence = f"the {problem_count} validation problems are resampled, alike for all runs and checkpoints"
+    if problem_count is None:
+        problems_sentence = "no right answers of single problems are recorded, "
+        problems_sentence += "so the intervals hold for these validation problems, not for others"
     return IntervalSettings(
         level=LEVEL,
         replicates=options.replicates,

@@ -6,25 +6,17 @@ curves, under priors worth PRIOR_WEIGHT observations, because few cells say litt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.scaling.curves.hierarchical import (
-    HierarchicalState,
-    Scales,
-    SweepArrays,
-    find_mode,
-    posterior_covariances,
-    predict_rewards,
-    progress_at_points,
-)
+from isojax.scaling.curves import hierarchical
+from isojax.scaling.curves.hierarchical import HierarchicalState, Scales, SweepArrays
 from isojax.scaling.curves.hill import progress_gradient
-from isojax.scaling.validation_metrics import FloatArray, RunTrack, as_float64
+from isojax.scaling.validation_metrics import FloatArray, RunTrack, TracksByCell, as_float64
 
-Cells = Mapping[tuple[int, int], Sequence[RunTrack]]
 PRIOR_WEIGHT = 4.0
 PRIOR_TAU = np.array([0.005, 0.01, 0.04])  # of a cell around the surface: reward, decades, log
 PRIOR_STEP_SD = np.array([0.02, 0.02])  # of the surface from one n to the next, around a line: reward, decades
@@ -104,7 +96,7 @@ def _rank(*columns: FloatArray) -> int:
     return int(np.linalg.matrix_rank(np.stack(columns, axis=1), tol=1e-8))
 
 
-def pack_sweep(cells: Cells) -> PackedSweep:
+def pack_sweep(cells: TracksByCell) -> PackedSweep:
     """The sweep as arrays; cells in rising order of (B_p, n)."""
     keys = sorted(cells)
     tracks = [list(cells[key]) for key in keys]
@@ -140,16 +132,13 @@ def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
         squared_error = ((gain[..., None] * s - rewards_above_floor) ** 2).sum(-1)
         corner = int(squared_error.argmin())
         theta[j] = floor + gain.flat[corner], mids.flat[corner], lnBs.flat[corner]
-    return HierarchicalState(theta, np.zeros((J, S)), np.concatenate([[floor], _nearest_surface(packed, theta)]))
-
-
-def _nearest_surface(packed: PackedSweep, theta: FloatArray) -> FloatArray:
-    """float[K]: the surface nearest to the cells under its prior."""
-    J, _, K = packed.data.X.shape
+    # gamma is that of the surface nearest to the cells under its prior.
     scale = packed.prior.sd[1:] / 0.01
-    design = np.concatenate([packed.data.X.reshape(3 * J, K) * scale, np.eye(K)])
+    X_flat = data.X.reshape(3 * J, -1)
+    design = np.concatenate([X_flat * scale, np.eye(len(scale))])
     targets = np.concatenate([theta.reshape(-1), packed.prior.mean[1:] / scale])
-    return np.linalg.lstsq(design, targets, rcond=None)[0] * scale
+    gamma = np.linalg.lstsq(design, targets, rcond=None)[0] * scale
+    return HierarchicalState(theta, np.zeros((J, S)), np.concatenate([[floor], gamma]))
 
 
 def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: int) -> float:
@@ -170,8 +159,8 @@ def estimate_run_sd(
     """
     if stated_run_sd is not None:
         return stated_run_sd, "as stated", 100.0
-    s = progress_at_points(tail, data, state.theta)[0]
-    residuals = data.y - predict_rewards(tail, data, state, with_run_effect=False)
+    s = hierarchical.progress_at_points(tail, data, state.theta)[0]
+    residuals = data.y - hierarchical.predict_rewards(tail, data, state, with_run_effect=False)
     weight = (data.weight * s * s).sum(-1)
     is_informative = weight > 0.2
     offset = np.where(is_informative, (data.weight * s * residuals).sum(-1) / np.maximum(weight, 1e-9), 0.0)
@@ -193,7 +182,7 @@ def estimate_run_sd(
 
 def _update_scales(tail: float, packed: PackedSweep, state: HierarchicalState, scales: Scales) -> Scales:
     """tau and the standard deviations of the surface's steps: one step of expectation maximisation."""
-    cell_covariance, u_covariance = posterior_covariances(tail, packed.data, state, scales)
+    cell_covariance, u_covariance = hierarchical.posterior_covariances(tail, packed.data, state, scales)
     surface_residual = state.theta - packed.data.X @ state.u[1:]
     sum_of_squares = (surface_residual**2).sum(0) + np.einsum("jcc->c", cell_covariance)
     tau = np.sqrt((PRIOR_WEIGHT * packed.tau**2 + sum_of_squares) / (PRIOR_WEIGHT + len(surface_residual)))
@@ -211,20 +200,22 @@ def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = No
     data, state = packed.data, initial_state(tail, packed)
     run_count = int((data.weight.sum(-1) > 0).sum())
     parameter_count = 1 + 2 * len(data.X) + run_count  # R0, three per cell, and one for each further seed of a cell
-    initial_noise_sd = np.sqrt(np.mean((data.y - predict_rewards(tail, data, state))[data.weight > 0] ** 2)) + 1e-4
+    initial_noise_sd = (
+        np.sqrt(np.mean((data.y - hierarchical.predict_rewards(tail, data, state))[data.weight > 0] ** 2)) + 1e-4
+    )
     scales = Scales(float(initial_noise_sd), PRIOR_RUN_SD, packed.tau, packed.prior.mean, packed.prior.sd)
     run_sd_from = ""
     for i in range(MAX_SCALE_ROUNDS):
-        state = find_mode(tail, data, state, scales, iterations=12 if i < SCALE_ROUNDS else 40)
+        state = hierarchical.find_mode(tail, data, state, scales, iterations=12 if i < SCALE_ROUNDS else 40)
         previous_noise_sd = scales.noise_sd
-        noise_sd = robust_noise_sd(data, data.y - predict_rewards(tail, data, state), parameter_count)
+        noise_sd = robust_noise_sd(data, data.y - hierarchical.predict_rewards(tail, data, state), parameter_count)
         run_sd, run_sd_from, _ = estimate_run_sd(tail, data, state, noise_sd, stated_run_sd)
         scales = replace(scales, noise_sd=max(noise_sd, 1e-9), run_sd=run_sd)
         if i < SCALE_ROUNDS:
             scales = _update_scales(tail, packed, state, scales)
         elif noise_sd <= 1e-9 or abs(np.log(noise_sd / previous_noise_sd)) < 1e-3:
             break
-    return ShapeFit(tail, find_mode(tail, data, state, scales, iterations=200), scales, run_sd_from)
+    return ShapeFit(tail, hierarchical.find_mode(tail, data, state, scales, iterations=200), scales, run_sd_from)
 
 
 def pool_over_n(packed: PackedSweep) -> PackedSweep:

@@ -68,37 +68,24 @@ def curve_value(
 
 @dataclass(frozen=True)
 class FittedCurve:
-    """A fitted R(C) of one (B_p, n).
-
-    Attributes:
-        R0, A, exponent, C_mid, tail: the curve's parameters; C_mid in units of compute. Mode "paper" has tail 1 alone.
-        C_low, C_high: the range of C > 0 over which the cell was measured.
-        points: how many it was fitted to (record-breaking ones in mode "paper").
-        rmse: root mean square residual at those points, in reward.
-        at_bounds: parameters that ended at a bound, which the data therefore do not determine.
-        correction: what is added to the shape inside the measured range; None where the shape suffices.
-        determined: whether the data determine A; where they do not, read the curve only where it was measured.
-        C_peak: where reward starts to fall; the curve is held flat beyond, as stopping early would.
-        A_interval, exponent_interval, C_mid_interval: 90%; a bound of None is an open end; None where the mode gives
-            no interval.
-    """
+    """A fitted R(C) of one (B_p, n); a bound of None in an interval is an open end."""
 
     B_p: int
     n: int
     R0: float
     A: float
     exponent: float
-    C_mid: float
-    C_low: float
+    C_mid: float  # in units of compute
+    C_low: float  # the range of C > 0 over which the cell was measured
     C_high: float
-    points: int
-    rmse: float
-    at_bounds: tuple[str, ...] = ()
-    tail: float = HILL_TAIL
-    correction: ResidualCorrection | None = None
-    determined: bool = True
-    C_peak: float | None = None
-    A_interval: Interval | None = None
+    points: int  # it was fitted to (record-breaking ones in mode "paper")
+    rmse: float  # root mean square residual at those points, in reward
+    at_bounds: tuple[str, ...] = ()  # parameters that ended at a bound: the data do not determine them
+    tail: float = HILL_TAIL  # mode "paper" has no other
+    correction: ResidualCorrection | None = None  # of the shape inside the measured range, where that does not suffice
+    determined: bool = True  # whether the data determine A; else read the curve only where it was measured
+    C_peak: float | None = None  # where reward starts to fall; the curve is held flat beyond, as stopping early would
+    A_interval: Interval | None = None  # 90%, where the mode gives intervals
     exponent_interval: Interval | None = None
     C_mid_interval: Interval | None = None
 

@@ -11,13 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from isojax.scaling.curves.hierarchical import (
-    HierarchicalState,
-    Scales,
-    SweepArrays,
-    predict_rewards,
-    robust_precision,
-)
+from isojax.scaling.curves import hierarchical
+from isojax.scaling.curves.hierarchical import HierarchicalState, Scales, SweepArrays
 from isojax.scaling.curves.hill import LN10, progress_and_slope, scaled_log_compute
 from isojax.scaling.validation_metrics import FloatArray, as_float64
 
@@ -84,8 +79,8 @@ def _make_target(
     tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, run_sds: FloatArray
 ) -> _PotentialEnergy:
     J, S, _ = data.weight.shape
-    precision = robust_precision(tail, data, state, scales)
-    residual = data.y - predict_rewards(tail, data, state, with_run_effect=False)
+    precision = hierarchical.robust_precision(tail, data, state, scales)
+    residual = data.y - hierarchical.predict_rewards(tail, data, state, with_run_effect=False)
     x, mean_residual, W = (np.zeros((J, S, BINS_PER_RUN)) for _ in range(3))
     for j, s in np.ndindex(J, S):
         usable = data.trained[j, s]
@@ -100,7 +95,7 @@ def _make_target(
         weighted_residual = point_precision * residual[j, s, usable]
         mean_residual[j, s] = np.bincount(bin_index, weighted_residual, BINS_PER_RUN) / bin_precision
     bins = replace(data, x=x, y=mean_residual, weight=W)
-    y = predict_rewards(tail, bins, state, with_run_effect=False) + mean_residual
+    y = hierarchical.predict_rewards(tail, bins, state, with_run_effect=False) + mean_residual
     at_zero = ~np.isfinite(data.x) & (data.weight > 0)
     W0 = float(precision[at_zero].sum())
     y0 = float((precision[at_zero] * data.y[at_zero]).sum() / W0) if W0 else 0.0

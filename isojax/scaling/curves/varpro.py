@@ -81,22 +81,10 @@ class VarproSolution:
     phi: FloatArray  # [R, 2]
     R0: FloatArray  # [R]
     G: FloatArray  # [R]
+    A: FloatArray  # [R]
+    exponent: FloatArray  # [R]
+    C_mid: FloatArray  # [R]
     fitted_rewards: FloatArray  # [R, N]
-
-    @property
-    def A(self) -> FloatArray:
-        """float[R], the asymptotes."""
-        return self.R0 + self.G
-
-    @property
-    def exponent(self) -> FloatArray:
-        """float[R]."""
-        return np.exp(self.phi[:, 0])
-
-    @property
-    def C_mid(self) -> FloatArray:
-        """float[R]."""
-        return 10 ** self.phi[:, 1]
 
 
 def search_space(C: FloatArray, reward_range: tuple[float, float] | None, R0: float | None = None) -> SearchSpace:
@@ -194,7 +182,7 @@ def fit_at(space: SearchSpace, y: FloatArray, phi: FloatArray) -> VarproSolution
     """Least squares of the linear parameters at phi; float[R N], float[R 2]."""
     s = hill_progress(space.log10_C, phi)
     R0, G, _ = _solve_linear(space, s, y)
-    return VarproSolution(phi, R0, G, R0[:, None] + G[:, None] * s)
+    return VarproSolution(phi, R0, G, R0 + G, np.exp(phi[:, 0]), 10 ** phi[:, 1], R0[:, None] + G[:, None] * s)
 
 
 def _solve_linear(space: SearchSpace, s: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
