@@ -11,7 +11,6 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from isojax.core.errors import InputError
@@ -76,13 +75,6 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
 def warn(message: str) -> None:
     """One line on standard error."""
     print(f"warning: {display_path(message)}", file=sys.stderr)
-
-
-def progress_bar() -> Progress:
-    """A bar on standard error, where that is a terminal; it vanishes when done."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def format_estimate(value: float, bounds: Sequence[float | None] | None) -> tuple[str, str]:

@@ -2,11 +2,15 @@
 ledgers have grown.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from isojax.cli.formatting import json_line_per_row, progress_bar, warn
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from isojax.cli.formatting import json_line_per_row, warn
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
@@ -49,13 +53,18 @@ def fit_runs(
     runs: Sequence[RunRecord], metric: str, compute: str, options: FitOptions, description: str = "fitting"
 ) -> FitResult:
     """A fit, its progress shown."""
-    with progress_bar() as progress:
+    with progress_bar(options, description) as shown_options:
+        return fit(runs, metric, compute, shown_options)
+
+
+@contextmanager
+def progress_bar(options: FitOptions, description: str) -> Iterator[FitOptions]:
+    """The options of a fit that moves a bar on standard error, where that is a terminal; it vanishes when done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(description, total=None)
-
-        def advance(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        return fit(runs, metric, compute, replace(options, on_progress=advance))
+        yield replace(options, on_progress=lambda done, total: progress.update(task, completed=done, total=total))
 
 
 def is_sweep_folder(path: Path) -> bool:

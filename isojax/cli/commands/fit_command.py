@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.formatting import json_text, print_notes, progress_bar, text_table, to_json_value, warn
+from isojax.cli.formatting import json_text, print_notes, text_table, to_json_value, warn
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption
-from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit
+from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
 from isojax.report.wording import LAW_PARAMETERS, format_number, format_percent, format_range, law_is_drawn
 from isojax.runs.ledger_reader import default_metric, read_runs
@@ -132,16 +132,8 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
     runs = read_runs(paths, warn)
     runs = runs if options.include_flagged else healthy_runs(runs)
     metric_name, replicates = metric or default_metric(runs), min(options.replicates, REPLICATES)
-    with progress_bar() as progress:
-        task = progress.add_task("validation", total=None)
-
-        def advance(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        trials = predict_hidden_runs(
-            runs, metric_name, compute, replace(options, replicates=replicates, on_progress=advance)
-        )
-    validation = to_json_value(trials)
+    with progress_bar(replace(options, replicates=replicates), "validation") as shown_options:
+        validation = to_json_value(predict_hidden_runs(runs, metric_name, compute, shown_options))
     if len(paths) == 1 and is_sweep_folder(paths[0]):
         write_text(paths[0] / fit_file_name("validation", metric, compute, options), json_text(validation) + "\n")
     return validation
