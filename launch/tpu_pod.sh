@@ -21,7 +21,7 @@ QUEUED=${QUEUED:-0}                        # 1: wait in the queue until there is
 POLL=${POLL:-30}                           # seconds between looks at the queue
 NFS=${NFS:-}                               # SERVER:/SHARE that all hosts mount at RUNS (Filestore); one host does without
 RUNS=${RUNS:-/mnt/runs}                    # run.dir
-GANG=${GANG:-v5e:4x4}                      # ray: the slice that a cell takes
+SLICE=${SLICE:-v5e:4x4}                    # ray: the slice that a cell takes
 HEAD=${HEAD:-}                             # join: the head's address
 # shellcheck disable=SC2016  # the host's HOME
 ISOJAX=${ISOJAX:-'isojax[ray,tpu] @ file://$HOME/isojax.tar.gz'} # what to install; as it stands, the last commit of this checkout
@@ -99,7 +99,7 @@ ray)
     [ "$#" -gt 0 ] || usage
     up
     HEAD=$(told tpu-vm 'networkEndpoints[0].ipAddress')
-    line=$(command_line isojax launch "$@" --resume --ray auto --mesh "${MESH:-fsdp=16}" "run.process_group.tpu=$GANG" "run.dir=$RUNS")
+    line=$(command_line isojax launch "$@" --resume --ray auto --mesh "${MESH:-fsdp=16}" "run.process_group.tpu=$SLICE" "run.dir=$RUNS")
     on 0 "ray stop; ray start --head --node-ip-address=$HEAD --port=6379"
     join
     on 0 "$line"

@@ -50,17 +50,17 @@ def leave():
 
 threading.Thread(target=leave, daemon=True).start()
 """
-GANG = "processes: 2, resources: {chips: 1}, labels: {pool: tpu-like}"
+GROUP = "processes: 2, resources: {chips: 1}, labels: {pool: tpu-like}"
 SWEEP = """\
-name: gangs
+name: groups
 cell:
   model: {layers: 1, width: 32, heads: 2, kv_heads: 2, head_dim: 16, mlp: 64}
   base: {steps: 20, batch: 64}
   data: {candidates: 200, validation: 20, difficulty: [0.0, 1.0]}
   eval: {samples: 4, start: 16, ratio: 2}
 sweep: {B_p: [4], n: [2, 4], seeds: 6, budget: 256}
-run: {loggers: [], checkpoint_seconds: 0, process_group: {GANG}}
-""".replace("GANG", GANG)
+run: {loggers: [], checkpoint_seconds: 0, process_group: {GROUP}}
+""".replace("GROUP", GROUP)
 
 
 class Cluster:
@@ -88,7 +88,7 @@ class Cluster:
         )
 
     def joined(self) -> bool:
-        """Whether the newest node has heard of the cluster."""
+        """Whether the newest node has joined the cluster."""
         number = f".{len(self.nodes) - 1}" if len(self.nodes) > 1 else ""
         log = self.folder / "session_latest" / "logs" / f"raylet{number}.out"
         return log.exists() and "IsAlive = 1" in log.read_text()
@@ -163,15 +163,15 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
 
 
 def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluster) -> None:
-    """Twelve cells in gangs of two processes, on nodes with labels and resources: no point is lost, and none is there
+    """Twelve cells in groups of two processes, on nodes with labels and resources: no point is lost, and none is there
     twice.
     """
-    (isojax.folder / "gangs.yaml").write_text(SWEEP)
+    (isojax.folder / "groups.yaml").write_text(SWEEP)
     (isojax.folder / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
-    words = ("isojax.launch", "gangs.yaml", "--ray", cluster.address, "--no-report", "cell.rl.loss=leaving.loss")
+    words = ("isojax.launch", "groups.yaml", "--ray", cluster.address, "--no-report", "cell.rl.loss=leaving.loss")
 
     def recorded() -> int:
-        return sum(map(len, points(isojax, "gangs").values()))
+        return sum(map(len, points(isojax, "groups").values()))
 
     with isojax.start(*words, **QUIET) as driver:
         wait(lambda: recorded() > 8 or driver.poll() is not None)
@@ -187,7 +187,9 @@ def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluste
     assert err.count("was lost") >= 2 and "started again from its checkpoint (1 of 3)" in err, err
     done = isojax(*words, "--resume", **QUIET)
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert points(isojax, "gangs") == {f"4x{n}-s{seed}": [0, 16, 32, 64, 128, 256] for n in (2, 4) for seed in range(6)}
+    assert points(isojax, "groups") == {
+        f"4x{n}-s{seed}": [0, 16, 32, 64, 128, 256] for n in (2, 4) for seed in range(6)
+    }
 
 
 def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
@@ -201,7 +203,7 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
     }
     cluster.join({"TPU": 4, "TPU-v5litepod-4-head": 1}, labels)
     (isojax.folder / "slice.yaml").write_text(
-        SWEEP.replace("process_group: {" + GANG + "}", "process_group: {tpu: 'v5e:2x2'}")
+        SWEEP.replace("process_group: {" + GROUP + "}", "process_group: {tpu: 'v5e:2x2'}")
     )
     asked = (
         "--no-report",

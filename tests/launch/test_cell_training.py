@@ -43,8 +43,8 @@ def test_what_lacks_memory() -> None:
 
 def test_asked_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cells that are left are not begun, nor those of the next round; the message names the one that failed too."""
-    site: Any = SimpleNamespace(folder=Path("runs/x"), programs=[None])
-    goals = [CellTarget(Cell(8, 4, seed), 1024) for seed in range(2)]
+    setup: Any = SimpleNamespace(folder=Path("runs/x"), programs=[None])
+    targets = [CellTarget(Cell(8, 4, seed), 1024) for seed in range(2)]
 
     def one_cell(*_: object) -> Exception:
         preemption.request_preemption()
@@ -54,9 +54,9 @@ def test_asked_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> N
     base: Any = None
     with Display(Config()) as display, preemption.handle_sigterm():
         with pytest.raises(Preempted, match=r"; 8x4-s0 had failed before \(no such luck\)\. Go on by --resume\.$"):
-            train_cells(site, base, goals, display)
+            train_cells(setup, base, targets, display)
         with pytest.raises(Preempted):
-            train_cells(site, base, goals[1:], display)
+            train_cells(setup, base, targets[1:], display)
     assert not preemption.requested()
 
 

@@ -61,7 +61,7 @@ def quickstart(*overrides: str) -> Config:
 
 
 def test_the_batch_nearest_to_the_anchors_in_log() -> None:
-    """32 x 32 and 64 x 16 make 1024; 300 lies between 256 and 512, nearer to 256 in log."""
+    """32 x 32 and 64 x 16 make 1024; 300 is between 256 and 512, nearer to 256 in log."""
     assert choose_batch_shape(quickstart(), None, None) == (64, 16)
     assert choose_batch_shape(quickstart("cell.rl.lr_reference_batch=300"), None, None) == (64, 4)
     assert choose_batch_shape(quickstart(), 32, None) == (32, 32) and choose_batch_shape(quickstart(), None, 4) == (
@@ -142,7 +142,7 @@ def test_given_rates_are_all_that_run() -> None:
 def test_a_rate_that_breaks_is_out_however_well_it_scores() -> None:
     ran, run = on_a_hill(1e-2, out_above=1e-3)
     found = lr_search.search_rates(default_rates(1e-3), run, extend=True)
-    assert ran == default_rates(1e-3)  # the best that is left, 1e-3, lies inside
+    assert ran == default_rates(1e-3)  # the best that is left, 1e-3, is inside
     assert found.best is not None and found.best.rate == 1e-3
     assert describe_search(found)[:2] == ["3.2e-3 is out: 8x2-s0: collapsed", "1e-2 is out: 8x2-s0: collapsed"]
 
@@ -206,11 +206,11 @@ def isojax(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
 def test_a_search_from_end_to_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Two rates of two seeds: ledgers as of any sweep, one base policy, the panel beside the validation set, resumed
+    """Two rates of two seeds: ledgers as of any sweep, one base policy, the panel next to the validation set, resumed
     without new work.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(machine.TUNABLES_VARIABLE, "")  # pytest is not to start itself anew
+    monkeypatch.setenv(machine.TUNABLES_VARIABLE, "")  # pytest must not start itself again
     (tmp_path / "tiny.yaml").write_text(TINY)
     search = ("lr-search", "tiny.yaml", "--rates", "1e-5,1e-2", "--budget", "300", "--json")
     assert isojax(monkeypatch, *search, "--dry-run") == 0

@@ -1,6 +1,4 @@
-"""The planner's bytes: parts by hand, whole programs beside XLA's memory analysis, and the sizes that are chosen by
-them.
-"""
+"""The planner's bytes: parts by hand, whole programs against XLA's memory analysis, and the sizes chosen by them."""
 
 from __future__ import annotations
 
@@ -45,13 +43,13 @@ PAIRS = [(8, 4)]
 SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, slots_per_prefix=1)
 
 
-def taken(
+def estimate(
     cell: CellConfig = CELL, sweep: SweepConfig = SWEEP, mesh: MeshShape | None = None, on_device: bool = False
 ) -> MemoryEstimate:
     return DeviceBudget(cell, PAIRS, mesh or MeshShape(), 1000, on_device, "cpu", 0).estimate(sweep)
 
 
-def room(memory: int, mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceBudget:
+def budget(memory: int, mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceBudget:
     return DeviceBudget(cell, PAIRS, mesh or MeshShape(), 1000, False, "cpu", memory)
 
 
@@ -59,10 +57,10 @@ def test_what_a_run_holds_by_hand() -> None:
     """Float32 parameters and two moments; keys and values of 16 slots of 19 positions and of the table's 12 prompts of
     11.
     """
-    parts = taken().breakdown
+    parts = estimate().breakdown
     assert parts["parameters"] == 4 * NUMBERS and parts["optimizer"] == 8 * NUMBERS
     assert parts["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * 19 + 12 * 11)
-    rows = 8 * 4 + 16  # and so many of padding; tokens, log-probabilities and mask of 8 positions, and 9 bytes beside
+    rows = 8 * 4 + 16  # and so many of padding; tokens, log-probabilities and mask of 8 positions, and 9 bytes more
     assert parts["rollouts"] == rows * (8 * 9 + 9)
     assert parts["reference"] == parts["critic"] == 0
 
@@ -74,25 +72,25 @@ def test_what_layers_keep_by_hand() -> None:
     responses = 56 * (2 * 64 + 3 * 64 + 2 * 32 + 2 * 128) + 4 * 56 * 18
     prompts = 44 * (2 * 64 + 2 * 64 + 2 * 32 + 2 * 128) + 4 * 44 * 11
     logits = 64 * 1000 * 4
-    assert taken().breakdown["activations"] == 4 * (12 * (responses + prompts) + logits)
+    assert estimate().breakdown["activations"] == 4 * (12 * (responses + prompts) + logits)
     remat = SWEEP.model_copy(update={"remat": "layer"})
-    assert taken(sweep=remat).breakdown["activations"] == 4 * (12 * (56 + 44) * 64 + logits)
+    assert estimate(sweep=remat).breakdown["activations"] == 4 * (12 * (56 + 44) * 64 + logits)
 
 
 def test_a_mesh_splits_what_the_table_says() -> None:
     """fsdp splits parameters and moments, tensor heads, MLP and vocabulary; norms alone stay whole over tensor."""
-    assert taken(mesh=MeshShape(fsdp=2)).breakdown["parameters"] == 2 * NUMBERS
+    assert estimate(mesh=MeshShape(fsdp=2)).breakdown["parameters"] == 2 * NUMBERS
     norms = 12 * 128 + 64
-    split = taken(mesh=MeshShape(tensor=2)).breakdown
+    split = estimate(mesh=MeshShape(tensor=2)).breakdown
     assert split["parameters"] == 4 * (norms + (NUMBERS - norms) // 2)
-    assert split["KV"] == taken().breakdown["KV"] // 2
-    # sequence the positions of prompts: 11, 12 where 2 or 4 share them, 6 or 3 each; of slots and table, apart from 8
+    assert split["KV"] == estimate().breakdown["KV"] // 2
+    # sequence the positions of prompts: 11, 12 where 2 or 4 share them, 6 or 3 each; of slots and table, besides the 8
     # of responses
-    assert taken(mesh=MeshShape(sequence=2)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (6 + 8) + 12 * 6)
-    assert taken(mesh=MeshShape(sequence=4)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (3 + 8) + 12 * 3)
+    assert estimate(mesh=MeshShape(sequence=2)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (6 + 8) + 12 * 6)
+    assert estimate(mesh=MeshShape(sequence=4)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (3 + 8) + 12 * 3)
     whole = CELL.model_copy(update={"model": SMALL.model_copy(update={"kv_heads": 1})})
     assert (
-        taken(whole, mesh=MeshShape(tensor=2)).breakdown["KV"] == taken(whole).breakdown["KV"]
+        estimate(whole, mesh=MeshShape(tensor=2)).breakdown["KV"] == estimate(whole).breakdown["KV"]
     )  # one head is not split
 
 
@@ -101,10 +99,10 @@ def test_a_recipe_adds_what_it_holds() -> None:
         CELL.model_copy(update={"rl": load_configs(["quickstart"], [word]).cell.rl})
         for word in ("cell.rl.kl=0.1", CRITIC)
     )
-    assert taken(kl).breakdown["reference"] == 4 * NUMBERS
-    assert taken(critic).breakdown["critic"] == 12 * NUMBERS  # of a tied model there is no unembedding to leave out
+    assert estimate(kl).breakdown["reference"] == 4 * NUMBERS
+    assert estimate(critic).breakdown["critic"] == 12 * NUMBERS  # of a tied model there is no unembedding to leave out
     remat = SWEEP.model_copy(update={"remat": "layer"})
-    assert taken(sweep=remat).update_peak < taken().update_peak
+    assert estimate(sweep=remat).update_peak < estimate().update_peak
 
 
 SMOL = ("cell.model.path=null", "sweep.decode_slots=16", "sweep.microbatch=4", "cell.sampling.response_length=16")
@@ -146,20 +144,20 @@ def compared(mesh: str, names: tuple[str, ...], words: tuple[str, ...]) -> dict[
     return {name: (planned[name], program) for name, program in found.items()}
 
 
-ASKED = SweepConfig(B_p=(8,), n=(4,))
+REQUESTED = SweepConfig(B_p=(8,), n=(4,))
 
 
 def test_sizes_for_speed_stay_where_they_fit() -> None:
     """R = ceil(8 x 4), and m as many: 8 prompts of 4, and 512 positions would hold 64."""
-    sweep = fit_to_memory(ASKED, room(10**12))
+    sweep = fit_to_memory(REQUESTED, budget(10**12))
     assert (sweep.decode_slots, sweep.microbatch) == (32, 32)
 
 
 def test_what_does_not_fit_is_cut_until_it_does() -> None:
     """Half of the room for the first choice: what is at its peak is halved, and one step before it did not fit."""
-    first = room(10**12).estimate(fit_to_memory(ASKED, room(10**12)))
-    tight = room(int(0.8 * first.peak / MEMORY_UTILIZATION))
-    sweep = fit_to_memory(ASKED, tight)
+    first = budget(10**12).estimate(fit_to_memory(REQUESTED, budget(10**12)))
+    tight = budget(int(0.8 * first.peak / MEMORY_UTILIZATION))
+    sweep = fit_to_memory(REQUESTED, tight)
     assert first.update_peak > first.sampling_peak and (sweep.decode_slots, sweep.microbatch) == (32, 16)
     assert (
         tight.estimate(sweep).peak
@@ -184,19 +182,19 @@ def test_slots_are_cut_to_whole_prefix_groups() -> None:
 
 
 def test_sizes_that_are_set_stay_and_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
-    tight = room(taken().peak)  # of which 85% may be filled
+    tight = budget(estimate().peak)  # of which 85% may be filled
     assert autosize_sweep(SWEEP, tight, is_new_run=True) == SWEEP
     assert "sweep.decode_slots = 16 and sweep.microbatch = 8 are estimated to take" in capsys.readouterr().err
-    autosize_sweep(SWEEP, room(10**12), is_new_run=True)
+    autosize_sweep(SWEEP, budget(10**12), is_new_run=True)
     assert not capsys.readouterr().err
     assert autosize_sweep(SWEEP, tight, is_new_run=False) == SWEEP  # a resumed run keeps what was chosen
 
 
 def test_where_nothing_fits_it_says_what_would_help() -> None:
-    least = taken(sweep=SWEEP.model_copy(update={"decode_slots": 1, "microbatch": 1})).peak
+    least = estimate(sweep=SWEEP.model_copy(update={"decode_slots": 1, "microbatch": 1})).peak
     says = r"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated .*fsdp or tensor.*device_memory=GIB"
     with pytest.raises(InputError, match=says):
-        fit_to_memory(ASKED, room(int(0.7 * least / MEMORY_UTILIZATION)))
+        fit_to_memory(REQUESTED, budget(int(0.7 * least / MEMORY_UTILIZATION)))
 
 
 def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(

@@ -1,4 +1,4 @@
-"""What a gang asks a cluster for, by hand; no Ray cluster, but Ray's own knowledge of TPU slices."""
+"""What a process group asks a cluster for, by hand; no Ray cluster, but Ray's own knowledge of TPU slices."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def hosts(slices: int, topology: str = "4x4", chips: int = 4, of_each: int = 4) 
     return [{"Alive": True, "Resources": {"CPU": 8.0, "TPU": float(chips)}, "Labels": own} for own in labels]
 
 
-def config(mesh: str = "auto", **gang: Any) -> Config:
-    return Config.model_validate({"run": {"mesh": mesh, "process_group": gang}})
+def config(mesh: str = "auto", **group: Any) -> Config:
+    return Config.model_validate({"run": {"mesh": mesh, "process_group": group}})
 
 
 @pytest.mark.parametrize(
-    ("asked", "nodes", "shape", "gangs"),
+    ("requested", "nodes", "spec", "groups"),
     [
         (config(), CPUS, ProcessGroupSpec(1, {"CPU": 1.0}, {}, 1), 8),
         (config("data=2,tensor=2"), CPUS, ProcessGroupSpec(1, {"CPU": 4.0}, {}, 4), 2),
@@ -76,14 +76,14 @@ def config(mesh: str = "auto", **gang: Any) -> Config:
         ),
     ],
 )
-def test_by_hand(asked: Config, nodes: list[dict[str, Any]], shape: ProcessGroupSpec, gangs: int) -> None:
-    found = process_group_spec(asked, nodes)
-    assert found == shape and capacity(found, nodes) == gangs
-    assert capacity(found, [node | {"Alive": False} for node in nodes]) == 0
+def test_by_hand(requested: Config, nodes: list[dict[str, Any]], spec: ProcessGroupSpec, groups: int) -> None:
+    result = process_group_spec(requested, nodes)
+    assert result == spec and capacity(result, nodes) == groups
+    assert capacity(result, [node | {"Alive": False} for node in nodes]) == 0
 
 
 @pytest.mark.parametrize(
-    ("asked", "nodes", "saying"),
+    ("requested", "nodes", "message"),
     [
         (config("data=3", processes=2), CPUS, "cannot share alike"),
         (config("fsdp=12", gpus=8), GPUS, "takes 12 GPUs, 2 processes of 8 have 16"),
@@ -98,7 +98,7 @@ def test_by_hand(asked: Config, nodes: list[dict[str, Any]], shape: ProcessGroup
         (config("data=16", processes=2, resources={"x": 2}), CPUS, "2 processes with 8 CPU, 2 x each"),
     ],
 )
-def test_refused(asked: Config, nodes: list[dict[str, Any]], saying: str) -> None:
+def test_refused(requested: Config, nodes: list[dict[str, Any]], message: str) -> None:
     with pytest.raises(InputError) as refused:
-        require_capacity(process_group_spec(asked, nodes), nodes)
-    assert saying in str(refused.value)
+        require_capacity(process_group_spec(requested, nodes), nodes)
+    assert message in str(refused.value)

@@ -27,7 +27,7 @@ def test_no_cluster(address: str, saying: str) -> None:
 
 
 def test_ray_cannot_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file lies where Ray keeps its sessions."""
+    """A file is where Ray keeps its sessions."""
     import ray
 
     (tmp_path / "file").touch()

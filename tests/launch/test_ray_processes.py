@@ -1,4 +1,4 @@
-"""How a gang's calls end, with actors and a Ray that are none."""
+"""How the calls of a process group end, with stand-ins for actors and Ray."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from isojax.launch.ray.ray_actor import CallResult, StatusUpdate
 from isojax.launch.ray.ray_processes import RayProcessGroup, WorkerLost
 from isojax.launch.strategy import CellTarget
 
-GOAL = CellTarget(Cell(4, 4, 0), 64)
+TARGET = CellTarget(Cell(4, 4, 0), 64)
 NEVER = object()  # a call that waits for another process
 
 
@@ -36,7 +36,7 @@ class Remote:
 
 class Actor:
     def __init__(self, outcome: Any):
-        self.train, self.news = Remote(lambda goal: outcome), Remote(StatusUpdate)
+        self.train, self.news = Remote(lambda target: outcome), Remote(StatusUpdate)
 
 
 class Ray:
@@ -60,11 +60,11 @@ class Ray:
 
 def trained(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> CallResult:
     monkeypatch.setattr(ray_processes, "PEER_END_TIMEOUT", 0.05)
-    gang = RayProcessGroup(
-        Ray, Config(), [GOAL.cell], ProcessGroupSpec(len(outcomes), {"CPU": 1.0}), "token", Path("gang0-0")
+    group = RayProcessGroup(
+        Ray, Config(), [TARGET.cell], ProcessGroupSpec(len(outcomes), {"CPU": 1.0}), "token", Path("group0-0")
     )
-    gang.workers = [Actor(outcome) for outcome in outcomes]
-    return gang.train(GOAL, lambda news: None)
+    group.workers = [Actor(outcome) for outcome in outcomes]
+    return group.train(TARGET, lambda news: None)
 
 
 BROKEN, STOPPED = (
@@ -89,7 +89,7 @@ def test_what_follows_a_broken_cell_is_no_loss(monkeypatch: pytest.MonkeyPatch) 
     assert trained(monkeypatch, BROKEN, CallResult(ray_actor.WORKER_LOST, "no memory")) == BROKEN
 
 
-def test_what_ends_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerLost, match="no memory"):
         trained(monkeypatch, NEVER, CallResult(ray_actor.WORKER_LOST, "no memory"))
     with pytest.raises(WorkerLost, match="died"):
@@ -98,8 +98,8 @@ def test_what_ends_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
         trained(monkeypatch, CallResult(ray_actor.INPUT_REFUSED, "no model"), NEVER)
 
 
-def test_processes_stand_in_the_order_of_their_slices() -> None:
-    """Bundles lie on hosts as Ray chose; a process has the place of its host."""
+def test_processes_are_in_the_order_of_their_slices() -> None:
+    """Ray chooses the hosts of bundles; processes are numbered in the order of their hosts."""
 
     class Placed(Ray):
         class util:  # the module's name
@@ -113,18 +113,18 @@ def test_processes_stand_in_the_order_of_their_slices() -> None:
                 for key, (name, i) in places.items()
             ]
 
-    gang = RayProcessGroup(
+    group = RayProcessGroup(
         Placed,
         Config(),
-        [GOAL.cell],
+        [TARGET.cell],
         ProcessGroupSpec(4, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2),
         "token",
-        Path("gang0-0"),
+        Path("group0-0"),
     )
-    assert [(bundle, node["NodeID"]) for bundle, node in gang._bundles()] == [(2, "a"), (1, "b"), (3, "c"), (0, "d")]
-    gang.spec = ProcessGroupSpec(5, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2)
+    assert [(bundle, node["NodeID"]) for bundle, node in group._bundles()] == [(2, "a"), (1, "b"), (3, "c"), (0, "d")]
+    group.spec = ProcessGroupSpec(5, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x4"), num_slices=2)
     with pytest.raises(WorkerLost, match="before it began"):
-        gang._bundles()
+        group._bundles()
 
 
 def test_a_slice_that_lacks_a_host_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,13 +145,13 @@ def test_a_slice_that_lacks_a_host_is_given_back(monkeypatch: pytest.MonkeyPatch
 
         def shutdown(self) -> None: ...
 
-    gang = Slices(
+    group = Slices(
         Ray,
         Config(),
-        [GOAL.cell],
+        [TARGET.cell],
         ProcessGroupSpec(1, {"TPU": 4.0}, tpu_slice=("v5litepod", "2x2")),
         "token",
-        Path("gang0-0"),
+        Path("group0-0"),
     )
-    assert not gang.start_workers(lambda: len(reserved) == 3)
+    assert not group.start_workers(lambda: len(reserved) == 3)
     assert all(later - earlier > 0.1 for earlier, later in pairwise(reserved))

@@ -15,23 +15,23 @@ from isojax.launch.ray.ray_worker import RayWorker
 from isojax.launch.strategy import CellTarget
 from isojax.runs.folder_lock import exclusive_lock
 
-GOAL = CellTarget(Cell(4, 4, 0), 64)
+TARGET = CellTarget(Cell(4, 4, 0), 64)
 
 
 def trained(folder: Path) -> CallResult:
     one: Any = object.__new__(RayWorker)
     one._setup = SimpleNamespace(folder=folder)
-    return one.train(GOAL)
+    return one.train(TARGET)
 
 
 def test_a_cell_that_cannot_be_written_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "cells").touch()
-    found = trained(tmp_path)
-    assert found.kind == CELL_FAILED and "cannot make the folder" in found.message
+    result = trained(tmp_path)
+    assert result.kind == CELL_FAILED and "cannot make the folder" in result.message
 
 
 def test_a_cell_that_another_process_has_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_worker, "LOCK_TIMEOUT", 0.0)
-    with exclusive_lock(tmp_path / "cells" / GOAL.cell.name):
-        found = trained(tmp_path)
-    assert found.kind == WORKER_LOST and "another process still writes" in found.message
+    with exclusive_lock(tmp_path / "cells" / TARGET.cell.name):
+        result = trained(tmp_path)
+    assert result.kind == WORKER_LOST and "another process still writes" in result.message

@@ -1,5 +1,5 @@
-"""How cells are given to gangs, by gangs that are no processes: longest first, begun again when lost, given up, round
-by round.
+"""How cells are given to process groups, by stand-ins without processes: longest first, started again when lost, given
+up, round by round.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -40,8 +39,8 @@ CONFIG = Config.model_validate(
 CELLS = plan_cells(CONFIG.sweep)
 
 
-class Gang:
-    """Ends as `ends` says for a cell, and well where it says nothing."""
+class FakeGroup:
+    """A process group whose calls end as `ends` says for a cell, and well where it says nothing."""
 
     reaches: ClassVar[dict[Cell, list[int]]] = {}
     ends: ClassVar[dict[Cell, list[CallResult | Exception]]] = {}
@@ -49,11 +48,11 @@ class Gang:
     trained: ClassVar[list[CellTarget]] = []
     rooms: ClassVar[threading.Semaphore | None] = None
     never: ClassVar[bool] = False
-    made: ClassVar[list[Gang]] = []
+    made: ClassVar[list[FakeGroup]] = []
     lock = threading.Lock()
 
-    def __init__(self, *given: Any):
-        self.log, self.node_names, self.stopped, self.closed = given[-1], "here", threading.Event(), False
+    def __init__(self, *arguments: Any):
+        self.log, self.node_names, self.stopped, self.closed = arguments[-1], "here", threading.Event(), False
         self.made.append(self)
 
     def kill(self) -> None: ...
@@ -68,7 +67,7 @@ class Gang:
     def open(self, on_status: Callable[[StatusUpdate], None]) -> None:
         if self.opening:
             raise self.opening.pop()
-        if self.never and self.trained:  # it opens for ever, once another gang is at work
+        if self.never and self.trained:  # its preparation never ends, once another group trains
             while True:
                 on_status(StatusUpdate())
                 time.sleep(0.01)
@@ -77,18 +76,18 @@ class Gang:
         with self.lock:
             self.trained.append(target)
             end = self.ends.get(target.cell, [])
-            found = end.pop(0) if end else CallResult()
+            result = end.pop(0) if end else CallResult()
         reached = self.reaches.get(target.cell, [])
         on_status(StatusUpdate(progress=CellProgress(target.cell, reached.pop(0), None)) if reached else StatusUpdate())
-        if found == CallResult(ray_actor.PREEMPTED):
+        if result == CallResult(ray_actor.PREEMPTED):
             preemption.request_preemption()
             assert self.stopped.wait(20)
-        if isinstance(found, Slow):
+        if isinstance(result, Slow):
             time.sleep(0.3)
             return CallResult()
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def stop(self) -> None:
         self.stopped.set()
@@ -104,7 +103,7 @@ class Gang:
 
 
 class Slow(Exception):
-    """Takes until another gang waits, and ends well."""
+    """Takes until another group waits, and ends well."""
 
 
 class Nodes:
@@ -115,36 +114,30 @@ class Nodes:
 
 @pytest.fixture
 def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RayScheduler]:
-    monkeypatch.setattr(scheduling, "RayProcessGroup", Gang)
+    monkeypatch.setattr(scheduling, "RayProcessGroup", FakeGroup)
     monkeypatch.setattr(scheduling, "POLL_INTERVAL", 0.01)
     monkeypatch.setattr(scheduling, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(Gang, "ends", {})
-    monkeypatch.setattr(Gang, "opening", [])
-    monkeypatch.setattr(Gang, "reaches", {})
-    monkeypatch.setattr(Gang, "rooms", None)
-    monkeypatch.setattr(Gang, "trained", [])
-    monkeypatch.setattr(Gang, "made", [])
-    with Display(CONFIG) as display, heeding():
+    monkeypatch.setattr(FakeGroup, "ends", {})
+    monkeypatch.setattr(FakeGroup, "opening", [])
+    monkeypatch.setattr(FakeGroup, "reaches", {})
+    monkeypatch.setattr(FakeGroup, "rooms", None)
+    monkeypatch.setattr(FakeGroup, "trained", [])
+    monkeypatch.setattr(FakeGroup, "made", [])
+    with Display(CONFIG) as display, preemption.handle_sigterm():
         yield RayScheduler(Nodes, CONFIG, CELLS, tmp_path, ProcessGroupSpec(1, {"CPU": 1.0}), display)
 
 
-@contextmanager
-def heeding() -> Iterator[None]:
-    with preemption.handle_sigterm():
-        yield
-
-
 def test_longest_first(schedule: RayScheduler) -> None:
-    assert schedule.run() == [] and Gang.trained == [CellTarget(cell, 512) for cell in CELLS]
-    told = read_status(schedule.folder)
-    assert told and told.ended and {cell.state for cell in told.cells.values()} == {"done"}
+    assert schedule.run() == [] and FakeGroup.trained == [CellTarget(cell, 512) for cell in CELLS]
+    status = read_status(schedule.folder)
+    assert status and status.ended and {cell.state for cell in status.cells.values()} == {"done"}
 
 
-def test_a_lost_cell_is_begun_again_and_given_up(schedule: RayScheduler, capsys: pytest.CaptureFixture[str]) -> None:
-    """One is lost twice, and done; another three times, which is once more than is allowed; a third breaks by itself,
+def test_a_lost_cell_is_started_again_and_given_up(schedule: RayScheduler, capsys: pytest.CaptureFixture[str]) -> None:
+    """One is lost twice, and done; another three times, which is once more than is allowed; a third fails by itself,
     once.
     """
-    Gang.ends.update(
+    FakeGroup.ends.update(
         {
             CELLS[0]: [WorkerLost("x")] * 2,
             CELLS[1]: [WorkerLost("its node is gone")] * 3,
@@ -157,79 +150,79 @@ def test_a_lost_cell_is_begun_again_and_given_up(schedule: RayScheduler, capsys:
         str(failed[0][1])
         == "its process group was lost 3 times at C = 0, the last time because its node is gone; the end of its log"
     )
-    assert [goal.cell for goal in Gang.trained] == [CELLS[0]] * 3 + [CELLS[1]] * 3 + [CELLS[2]]
-    told = read_status(schedule.folder)
-    assert told and [told.cells[cell.name].state for cell in CELLS] == ["done", "failed", "failed"]
-    assert told.cells[CELLS[0].name].attempts == 3
-    assert Gang.made[-1].closed
+    assert [target.cell for target in FakeGroup.trained] == [CELLS[0]] * 3 + [CELLS[1]] * 3 + [CELLS[2]]
+    status = read_status(schedule.folder)
+    assert status and [status.cells[cell.name].state for cell in CELLS] == ["done", "failed", "failed"]
+    assert status.cells[CELLS[0].name].attempts == 3
+    assert FakeGroup.made[-1].closed
 
 
 def test_losses_count_where_a_cell_gets_no_further(schedule: RayScheduler) -> None:
     """Five losses, never three at one C."""
-    Gang.ends[CELLS[0]] = [WorkerLost("preempted") for _ in range(5)]
-    Gang.reaches[CELLS[0]] = [32, 32, 64, 64, 128]
-    assert schedule.run() == [] and len(Gang.trained) == 5 + len(CELLS)
+    FakeGroup.ends[CELLS[0]] = [WorkerLost("preempted") for _ in range(5)]
+    FakeGroup.reaches[CELLS[0]] = [32, 32, 64, 64, 128]
+    assert schedule.run() == [] and len(FakeGroup.trained) == 5 + len(CELLS)
 
 
-def test_a_cell_never_waits_for_room_that_another_gang_has(
+def test_a_cell_never_waits_for_resources_of_another_group(
     schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cluster seems to hold two gangs, and holds one: that one trains every cell."""
-    monkeypatch.setattr(Gang, "rooms", threading.Semaphore(1))
+    """The cluster seems to hold two groups, and holds one: that one trains every cell."""
+    monkeypatch.setattr(FakeGroup, "rooms", threading.Semaphore(1))
     monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
-    monkeypatch.setattr(Gang, "ends", {CELLS[0]: [Slow()]})
-    assert schedule.run() == [] and sorted(goal.cell for goal in Gang.trained) == sorted(CELLS)
+    monkeypatch.setattr(FakeGroup, "ends", {CELLS[0]: [Slow()]})
+    assert schedule.run() == [] and sorted(target.cell for target in FakeGroup.trained) == sorted(CELLS)
     assert len(schedule.slots) == 2
 
 
-def test_a_gang_that_is_not_ready_is_not_waited_for(schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the last cell is done another gang is still being made ready: the sweep ends."""
-    monkeypatch.setattr(Gang, "never", True)
+def test_a_group_that_is_not_ready_is_not_waited_for(schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the last cell is done another group still prepares the sweep: it ends."""
+    monkeypatch.setattr(FakeGroup, "never", True)
     monkeypatch.setattr(scheduling, "capacity", lambda *_: 2)
-    Gang.ends[CELLS[0]] = [Slow()]
-    assert schedule.run() == [] and sorted(goal.cell for goal in Gang.trained) == sorted(CELLS)
+    FakeGroup.ends[CELLS[0]] = [Slow()]
+    assert schedule.run() == [] and sorted(target.cell for target in FakeGroup.trained) == sorted(CELLS)
     assert len(schedule.slots) == 2
 
 
-def test_a_gang_refused_in_mid_sweep_costs_no_cell(schedule: RayScheduler, capsys: pytest.CaptureFixture[str]) -> None:
-    """A node that does not see the folder, say: its thread gives up after a while, and the sweep ends where no other is
-    left.
+def test_a_group_refused_in_mid_sweep_costs_no_cell(schedule: RayScheduler, capsys: pytest.CaptureFixture[str]) -> None:
+    """A node that does not see the folder, for example: its slot is given up after a while, and the sweep ends where
+    no other is left.
     """
-    Gang.ends[CELLS[0]] = [WorkerLost("its node is gone")]
-    refused = [InputError("the node does not see the folder")] * 3
+    FakeGroup.ends[CELLS[0]] = [WorkerLost("its node is gone")]
+    refusals = [InputError("the node does not see the folder")] * 3
     schedule.any_group_ready = True
-    Gang.opening.extend(refused)
+    FakeGroup.opening.extend(refusals)
     with pytest.raises(
         RunFailed, match="no process group can begin any more: the node does not see the folder; the end of its log"
     ):
         schedule.run()
-    assert Gang.trained == [] and capsys.readouterr().err.count("could not begin") == 3
+    assert FakeGroup.trained == [] and capsys.readouterr().err.count("could not begin") == 3
 
 
-def test_a_gang_that_cannot_begin(schedule: RayScheduler) -> None:
-    Gang.opening.extend([WorkerLost("no module isojax")] * 3)
+def test_a_group_that_cannot_begin(schedule: RayScheduler) -> None:
+    FakeGroup.opening.extend([WorkerLost("no module isojax")] * 3)
     with pytest.raises(RunFailed, match="no process group could begin: no module isojax; the end of its log"):
         schedule.run()
 
 
-def test_what_a_gang_refuses_ends_the_sweep(schedule: RayScheduler) -> None:
-    Gang.opening.append(InputError("the model is not there"))
+def test_what_a_group_refuses_ends_the_sweep(schedule: RayScheduler) -> None:
+    FakeGroup.opening.append(InputError("the model is not there"))
     with pytest.raises(InputError, match="the model is not there"):
         schedule.run()
 
 
-def test_told_to_end(schedule: RayScheduler) -> None:
-    """The cell at work is told to save itself; the others are not begun."""
-    Gang.ends[CELLS[0]] = [CallResult(ray_actor.PREEMPTED)]
+def test_asked_to_end(schedule: RayScheduler) -> None:
+    """The cell in training saves its state; the others are not started."""
+    FakeGroup.ends[CELLS[0]] = [CallResult(ray_actor.PREEMPTED)]
     with pytest.raises(Preempted, match="the cells in training have saved their state"):
         schedule.run()
-    assert [goal.cell for goal in Gang.trained] == CELLS[:1]
+    assert [target.cell for target in FakeGroup.trained] == CELLS[:1]
 
 
-def test_told_to_end_before_a_gang_is_ready(schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is being made ready has nothing to save: it is not waited for."""
-    monkeypatch.setattr(Gang, "never", True)
-    Gang.trained.append(CellTarget(CELLS[0], 0))
+def test_asked_to_end_before_a_group_is_ready(schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that still prepares the sweep has nothing to save: it is not waited for."""
+    monkeypatch.setattr(FakeGroup, "never", True)
+    FakeGroup.trained.append(CellTarget(CELLS[0], 0))
     threading.Timer(0.2, preemption.request_preemption).start()
     began = time.monotonic()
     with pytest.raises(Preempted):
@@ -240,16 +233,16 @@ def test_told_to_end_before_a_gang_is_ready(schedule: RayScheduler, monkeypatch:
 def test_what_was_not_waited_for_ends_by_itself(
     schedule: RayScheduler, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C twice, or SAVING is over: the gang at work is lost with Ray, says nothing of it and begins no other."""
+    """Ctrl-C twice, or SAVE_TIMEOUT is over: the training group is lost with Ray, without a message."""
     monkeypatch.setattr(scheduling, "SAVE_TIMEOUT", 0.0)
-    Gang.ends[CELLS[0]] = [Slow()]
-    Gang.ends[CELLS[1]] = [WorkerLost("Ray has not been started yet")]
+    FakeGroup.ends[CELLS[0]] = [Slow()]
+    FakeGroup.ends[CELLS[1]] = [WorkerLost("Ray has not been started yet")]
     threading.Timer(0.1, preemption.request_preemption).start()
     with pytest.raises(Preempted, match="not all"):
         schedule.run()
-    preemption._REQUESTED.clear()  # as on leaving `heeding_sigterm`
+    preemption._REQUESTED.clear()  # as on leaving handle_sigterm
     time.sleep(0.6)
-    assert Gang.trained == [CellTarget(CELLS[0], 512)] and "lost" not in capsys.readouterr().err
+    assert FakeGroup.trained == [CellTarget(CELLS[0], 512)] and "lost" not in capsys.readouterr().err
 
 
 def test_logs_that_cannot_be_written_are_refused(schedule: RayScheduler) -> None:
@@ -259,14 +252,14 @@ def test_logs_that_cannot_be_written_are_refused(schedule: RayScheduler) -> None
 
 
 def test_round_by_round(schedule: RayScheduler) -> None:
-    """One gang serves all rounds; each is asked for when the one before has ended."""
+    """One group serves all rounds; each is taken when the one before has ended."""
     asked = []
 
     def rounds() -> Iterator[list[CellTarget]]:
         for C in (64, 128):
-            asked.append(len(Gang.trained))
+            asked.append(len(FakeGroup.trained))
             yield [CellTarget(cell, C) for cell in CELLS]
 
     schedule.cell_queue.rounds = rounds()
     assert schedule.run() == [] and asked == [0, 3]
-    assert [goal.C for goal in Gang.trained] == [64] * 3 + [128] * 3 and len(Gang.made) == 1
+    assert [target.C for target in FakeGroup.trained] == [64] * 3 + [128] * 3 and len(FakeGroup.made) == 1

@@ -31,7 +31,7 @@ CHECKS = {
     "ray_cluster.yaml": check_ray_cluster,
 }
 MISTAKES = {
-    "an unquoted variable": ("tpu_pod.sh", '"run.process_group.tpu=$GANG"', "run.process_group.tpu=$GANG", "SC2086"),
+    "an unquoted variable": ("tpu_pod.sh", '"run.process_group.tpu=$SLICE"', "run.process_group.tpu=$SLICE", "SC2086"),
     "a variable that is not there": ("slurm.sh", "$SLURM_JOB_NODELIST", "$nodelist", "SC2154"),
     "a quote that is not closed": ("slurm.sh", 'one "$@" ;;', 'one "$@ ;;', "SC1073|SC1009|SC1078"),
     "a key of Ray's": ("ray_cluster.yaml", "file_mounts:", "file_mount:", "file_mount"),
@@ -91,7 +91,7 @@ def test_its_commands_are_isojaxs(path: Path, tmp_path: Path, monkeypatch: pytes
         check_command(words)
 
 
-@pytest.mark.parametrize("wrong", ["--mesch fsdp=4", "run.gangs.tpu=v5e:4x4", "yours.yaml"])
+@pytest.mark.parametrize("wrong", ["--mesch fsdp=4", "run.groups.tpu=v5e:4x4", "yours.yaml"])
 def test_a_wrong_command_is_found(wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copy(ROOT / "configs/quickstart.yaml", tmp_path / "my.yaml")
     monkeypatch.chdir(tmp_path)
@@ -100,7 +100,7 @@ def test_a_wrong_command_is_found(wrong: str, tmp_path: Path, monkeypatch: pytes
         check_command(words)
 
 
-def test_the_gang_of_gkes_sweep_is_a_slice_of_its_cluster(tmp_path: Path) -> None:
+def test_the_group_of_gkes_sweep_is_a_slice_of_its_cluster(tmp_path: Path) -> None:
     sweep, _, job = yaml.safe_load_all((LAUNCH / "gke_kuberay.yaml").read_text())
     (tmp_path / "sweep.yaml").write_text(sweep["data"]["sweep.yaml"])
     config = check_command(["isojax", "launch", "quickstart", str(tmp_path / "sweep.yaml")])

@@ -24,7 +24,7 @@ STAND_INS = {
     # SLURM: a step is run here.
     "scontrol": "printf 'node-%s\\n' a b c\n",
     "srun": 'while [[ $1 == -* ]]; do shift; done; exec "$@"\n',
-    # Ray's nodes stay until they are told to end; its head is there as soon as it was started. A sweep begins when all
+    # Ray's nodes stay until they are asked to end; its head is there as soon as it was started. A sweep begins when all
     # nodes have.
     "ray": f"""note token "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN"
         case $* in *--block*) {HOLD} ;;

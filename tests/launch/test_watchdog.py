@@ -15,7 +15,7 @@ import pytest
 
 from isojax.launch.watchdog import GRACE_SECONDS
 
-# A process of a run that hangs, as in a collective, until it is told how to go on.
+# A process of a run that hangs, as in a collective, until it receives how to go on.
 MEMBER = """
 import os, socket, sys, time
 from isojax.launch.watchdog import WatchdogClient
@@ -92,10 +92,8 @@ def test_a_death_ends_all(tmp_path: Path, dead: int) -> None:
             assert run.said(i).count("error:") == 1 and "--resume" in run.said(i)
 
 
-def test_one_that_aborts_itself_is_told_of_too(tmp_path: Path) -> None:
-    """As JAX does it to all processes when the first is gone. The watchdog stands still, until its parent is no
-    more.
-    """
+def test_one_that_aborts_itself_names_the_lost_process(tmp_path: Path) -> None:
+    """As JAX does it to all processes when the first is gone. The watchdog is stopped until its parent has ended."""
     with Run(tmp_path) as run:
         os.kill(run.watchdogs[1], signal.SIGSTOP)
         run.members[0].send_signal(signal.SIGKILL)
@@ -123,7 +121,7 @@ def test_a_good_end_is_no_death(tmp_path: Path) -> None:
         assert run.codes(5) == [0, 0, 0] and not any(error.read_text() for error in run.errors)
 
 
-def test_an_error_of_all_is_told_once_by_each(tmp_path: Path) -> None:
+def test_an_error_of_all_is_reported_once_by_each(tmp_path: Path) -> None:
     """Processes that fail alike have the time to; one that does not fail is ended."""
     with Run(tmp_path) as run:
         for i in range(3):
