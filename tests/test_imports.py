@@ -59,21 +59,9 @@ MAX_LINES = 40_500  # of the package: to become 30,000
 MAX_FUNCTION_LINES, MAX_PARAMETERS = 60, 8
 # To become empty. PATH:FUNCTION of what is longer, or has more parameters.
 LONG_FUNCTIONS = {
-    "rl/critic.py:build_critic",
-    "rl/gradient.py:build_gradient",
-    "rl/host_verified.py:build_host_verified_train",
-    "rl/train_step.py:build_train",
-    "rl/train_step.py:compute_advantages",
-    "rl/train_step.py:update",
     "train/loop.py:__init__",
 }
-MANY_PARAMETERS = {
-    "rl/async_rl/async_rollouts.py:__init__",
-    "rl/host_verified.py:apply_update",
-    "rl/host_verified.py:train",
-    "rl/logprobs.py:_forward",
-    "rl/train_step.py:train",
-}
+MANY_PARAMETERS = {}
 FOLDERS_OF_OTHER_SIZES: set[str] = set()
 SAME_CLASS_NAMES: set[str] = set()
 SAME_MODULE_NAMES: set[str] = set()

@@ -31,9 +31,9 @@ def main() -> None:
     from isojax_setup import Setup
 
     from isojax.core.machine import release_freed_memory
-    from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
     from isojax.rl.metric import values
     from isojax.rl.optimizer import build_init_state
+    from isojax.rl.synchronous_rollouts import ProblemBatches, build_fused_update
     from isojax.rl.train_step import make_coefficients
 
     ids = child.read_prompts(args.prompts).ids

@@ -16,7 +16,7 @@ MAX_DENSE_LOGITS = 2**22
 MAX_SAVED_LOGITS = 2**25
 # Widths of microbatches (rl/length_buckets.py).
 MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4
-# Updates of a program that verifies on device, per call (rl/fused_rollouts.py).
+# Updates of a program that verifies on device, per call (rl/synchronous_rollouts.py).
 MAX_UPDATES_PER_CALL = 64
 # Rows of the problem table of such a program, before problems are chosen.
 ASSUMED_TRAINING_PROBLEMS = 1000

@@ -63,18 +63,6 @@ class ForwardCarry(NamedTuple):
     saved_logits: Float[Array, "r V"] | None  # all, where they are kept
 
 
-class Residuals(NamedTuple):
-    """What the gradient reads of the forward pass."""
-
-    states: Array
-    unembedding: Array
-    tokens: Array
-    prefix_entry: Array
-    lse: Array
-    state_entropy: Array
-    saved_logits: Array | None
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def blockwise_token_stats(
     states: Float[Array, "r D"],
@@ -95,7 +83,7 @@ def _forward(
     prefix_entry: Array,
     blocks: VocabularyBlocks,
     save_logits: bool = True,
-) -> tuple[tuple[Array, Array], Residuals]:
+) -> tuple[tuple[Array, Array], tuple]:
     zeros, vocab = jnp.zeros(len(states), jnp.float32), unembedding.shape[blocks.vocab_axis]
     first_tokens, state_tokens = tokens[:, 0], _state_tokens(tokens, len(states))
     save_logits = save_logits and len(states) * vocab <= MAX_SAVED_LOGITS
@@ -131,16 +119,14 @@ def _forward(
     state_entropy = lse - sums.weighted_sum / sums.exp_sum
     logps = _states_to_tokens(sums.first_logits - lse[prefix_entry], sums.state_logits - lse, tokens)
     entropies = _states_to_tokens(state_entropy[prefix_entry], state_entropy, tokens)
-    residuals = Residuals(states, unembedding, tokens, prefix_entry, lse, state_entropy, sums.saved_logits)
-    return (logps, entropies), residuals
+    return (logps, entropies), (states, unembedding, tokens, prefix_entry, lse, state_entropy, sums.saved_logits)
 
 
-def _backward(blocks: VocabularyBlocks, residuals: Residuals, cotangents: tuple[Array, Array]) -> tuple:
+def _backward(blocks: VocabularyBlocks, residuals: tuple, cotangents: tuple[Array, Array]) -> tuple:
     states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits = residuals
     first_tokens, state_tokens = tokens[:, 0], _state_tokens(tokens, len(states))
     num_prompts, vocab_axis = _num_prompt_states(tokens, len(states)), blocks.vocab_axis
-    # Sums over the responses of each prompt are products, whose order is always the same; on a GPU that of a scatter of
-    # rows is not.
+    # Sums over the responses of each prompt are products: on a GPU the order of a scatter's sums differs between runs.
     sum_by_prompt = partial(jnp.dot, jax.nn.one_hot(prefix_entry, num_prompts, axis=0), precision=lax.Precision.HIGHEST)
     d_first_logps = cotangents[0][:, :1] / blocks.temperature
     d_logps, d_entropy = (
@@ -152,10 +138,10 @@ def _backward(blocks: VocabularyBlocks, residuals: Residuals, cotangents: tuple[
         d_states, d_unembedding = carry
         unembedding_block = blocks.take(unembedding, start, size)
         if saved_logits is None:
-            x = blocks.logits(states, unembedding_block)
+            logits = blocks.logits(states, unembedding_block)
         else:
-            x = lax.dynamic_slice_in_dim(saved_logits, start, size, 1)
-        log_p = x - lse[:, None]
+            logits = lax.dynamic_slice_in_dim(saved_logits, start, size, 1)
+        log_p = logits - lse[:, None]
         p = jnp.exp(log_p)
         d_logits = jnp.where(_token_in_block(state_tokens, start, size), d_logps, 0.0) - p * d_logps
         d_first = jnp.where(_token_in_block(first_tokens, start, size), d_first_logps, 0.0)

@@ -1,8 +1,6 @@
 """PPO's critic: how much reward each token of a response may still expect, and the advantages that follow.
 
-Its parameters are the base policy's, with a value head in place of the unembedding. It is trained together with the
-policy, by its own AdamW. Its values are computed before the update, for the whole batch; a prompt is read once for its
-group.
+Its parameters are the base policy's, with a value head in place of the unembedding, trained by an AdamW of their own.
 """
 
 from collections.abc import Callable
@@ -25,15 +23,9 @@ from isojax.rl.objective import MetricSums, Microbatch, Prefix, UpdateInputs, hi
 from isojax.sampling.batch import ProblemArrays, SamplerShapes
 
 
-class ValueEstimates(NamedTuple):
-    """For each response token, f32[S rows T]: its value before the update, and the return that it should have been."""
-
-    values: Array
-    returns: Array
-
-
 class CriticInputs(NamedTuple):
-    """What the critic's objective reads of each response: its estimates f32[m T], and its weight f32[m]."""
+    """What the critic's objective reads of each response: of its tokens f32[m T] the values before the update, and the
+    returns that they should have been; and its weight f32[m]."""
 
     values: Array
     returns: Array
@@ -47,18 +39,15 @@ def critic_params(decoder: Decoder, params: Params) -> Params:
 
 
 def critic_logical_axes(decoder: Decoder) -> Params:
-    """The logical axes of a critic's parameters."""
     trunk = {k: v for k, v in decoder.logical_axes().items() if k != "unembed"}
     return {**trunk, "value": ("embed",), "value_bias": (None,)}
 
 
 def critic_param_shapes(decoder: Decoder) -> Params:
-    """ShapeDtypeStruct of each of a critic's parameters."""
     return jax.eval_shape(lambda p: critic_params(decoder, p), decoder.shapes())
 
 
 def critic_param_shardings(decoder: Decoder, mesh: Mesh) -> Params:
-    """NamedSharding of each of a critic's parameters."""
     specs = partition_specs(critic_param_shapes(decoder), critic_logical_axes(decoder), mesh)
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 

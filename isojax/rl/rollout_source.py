@@ -1,7 +1,7 @@
 """Where the rollouts and rewards of the next update come from, as the training loop sees it.
 
-    FusedRollouts    the update program itself samples and verifies, many updates per call (rl/fused_rollouts.py)
-    InlineRollouts   sampled before the update, verified on the host meanwhile (rl/host_verified.py)
+    FusedRollouts    the update program itself samples and verifies (rl/synchronous_rollouts.py)
+    InlineRollouts   sampled before the update, verified on the host meanwhile (rl/synchronous_rollouts.py)
     AsyncRollouts    sampled while earlier batches train, at most k updates off-policy (rl/async_rl/async_rollouts.py)
 
 A fork that gets rollouts elsewhere implements both protocols here.

@@ -37,7 +37,7 @@ class BatchSignals(NamedTuple):
 
     loss_weights: LossWeights
     train_mask: Array  # bool[S rows], the rollouts that the gradient is taken of
-    value_estimates: critic.ValueEstimates | None  # the critic's
+    value_estimates: tuple[Array, Array] | None  # the critic's values before the update, and returns: f32[S rows T]
 
 
 class TrainedPart(NamedTuple):
@@ -45,7 +45,7 @@ class TrainedPart(NamedTuple):
 
     problems: ProblemArrays
     responses: ResponseBatch  # with PolicyInputs
-    value_estimates: critic.ValueEstimates | None
+    value_estimates: tuple[Array, Array] | None
     B_p: Array
     n: Array
     token_fraction: Array | None  # its share of the batch's tokens; None where it is the whole batch
@@ -139,7 +139,7 @@ class TrainStep:
 
     def _estimate_values(
         self, critic_state: CriticState, batch: RolloutBatch, rewarded: RewardedBatch, coefficients: Coefficients
-    ) -> tuple[RewardedBatch, critic.ValueEstimates]:
+    ) -> tuple[RewardedBatch, tuple[Array, Array]]:
         """The critic's values; and the batch with the generalised advantage of each token."""
         mask = batch.rollouts.mask & rewarded.valid[..., None]
         inputs = UpdateInputs(critic_state.params, {}, batch.problems, coefficients)
@@ -147,8 +147,7 @@ class TrainStep:
         token_advantages, returns = critic.generalised_advantages(
             rewarded.rewards, values, mask, coefficients.gamma, coefficients.gae_lambda
         )
-        rewarded = rewarded._replace(token_advantages=token_advantages, token_mask=mask)
-        return rewarded, critic.ValueEstimates(values, returns)
+        return rewarded._replace(token_advantages=token_advantages, token_mask=mask), (values, returns)
 
     def update(
         self,

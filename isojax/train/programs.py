@@ -17,12 +17,10 @@ from isojax.core.nouns import Problem
 from isojax.distributed.program import shape_on, shapes_with_shardings
 from isojax.distributed.sharding import replicated, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
-from isojax.rl.async_rl.async_programs import AsyncPrograms
-from isojax.rl.async_rl.async_rollouts import AsyncRollouts
-from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts
-from isojax.rl.host_verified import InlinePrograms, InlineRollouts
+from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.rl.rollout_source import CellProblems, RolloutPrograms, RolloutSource, UpdateShapes
+from isojax.rl.synchronous_rollouts import FusedPrograms, FusedRollouts, InlinePrograms, InlineRollouts
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import make_sampler_shapes, problem_shapes
 from isojax.tasks.protocol import Task, is_on_device
@@ -46,7 +44,7 @@ class SweepPrograms:
         sampler_mesh: Mesh | None = None,
     ):
         """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve several meshes.
-        Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_programs.py)."""
+        Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_rollouts.py)."""
         assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
         self.mesh, self.task, self.cell = mesh, task, cell
         self.device_count = mesh.size + (sampler_mesh.size if sampler_mesh else 0)

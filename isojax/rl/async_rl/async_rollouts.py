@@ -9,39 +9,115 @@ This is the trainer's side; the other is rl/async_rl/rollout_worker.py.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
 
-from isojax.distributed.sharding import replicated
-from isojax.models.transformer import Params
-from isojax.rl.async_rl.async_programs import AsyncPrograms
+from isojax.core.config import CellConfig
+from isojax.core.errors import InputError
+from isojax.core.shapes import MAX_UPDATES_PER_CALL
+from isojax.distributed.program import Program, shape_on, shapes_like
+from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
+from isojax.models.transformer import Decoder, Params
+from isojax.rl import rollout_source
+from isojax.rl.async_rl.rollout_buffer import SamplerPrograms
 from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, RolloutWorker
 from isojax.rl.metric import Metric, Metrics, mean
 from isojax.rl.optimizer import TrainState
-from isojax.rl.rollout_source import (
-    CellProblems,
-    RolloutSource,
-    SelectedProblems,
-    SourcedBatch,
-    padded_index,
-    verifier_metrics,
+from isojax.rl.train_step import build_update
+from isojax.sampling.batch import (
+    ProblemArrays,
+    RolloutBatch,
+    Rollouts,
+    SamplerShapes,
+    buffer_row_groups,
+    rewards_to_buffer,
+    row_index,
 )
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, rewards_to_buffer, row_index
 from isojax.tasks.grading.background_grading import BackgroundGrader
-from isojax.tasks.protocol import is_on_device
+from isojax.tasks.protocol import Task, is_on_device
 
 
-class AsyncRollouts(RolloutSource):
+class AsyncPrograms(rollout_source.RolloutPrograms):
+    """The programs that train, on `mesh`, and those that sample, there or on `sampler_mesh`."""
+
+    def __init__(
+        self,
+        cell: CellConfig,
+        decoder: Decoder,
+        task: Task,
+        shapes: SamplerShapes,
+        pairs: Sequence[tuple[int, int]],
+        mesh: Mesh,
+        sampler_mesh: Mesh | None = None,
+    ):
+        """sampler_mesh: other devices for a sampler in a thread; None: sampler and trainer take turns on `mesh`."""
+        assert cell.rl.max_staleness is not None
+        self.task, self.shapes, self.mesh, self.max_staleness = task, shapes, mesh, cell.rl.max_staleness
+        self.nucleus = cell.sampling.top_p < 1
+        self.updates_per_call = MAX_UPDATES_PER_CALL if is_on_device(task) else 1
+        self.disaggregated = sampler_mesh is not None
+        self.sampler_shards = shard_count(sampler_mesh or mesh)
+        if uneven_B_p := next((B_p for B_p, _ in pairs if B_p % self.sampler_shards), None):
+            raise InputError(
+                f"cell.rl.max_staleness: sweep.B_p = {uneven_B_p} is no multiple of the {self.sampler_shards} shards "
+                "(data x fsdp) of the mesh that samples; asynchronous rollouts assign whole groups to shards. Change "
+                "B_p or the mesh."
+            )
+        self.sampler = SamplerPrograms(cell, decoder, task, shapes, pairs, sampler_mesh or mesh)
+        by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
+        self.select_problems = rollout_source.build_select_problems(mesh)
+        self.to_trainer_layout = Program(jax.jit(self._to_trainer_layout, out_shardings=by_row))
+        self.verify = Program(jax.jit(self._verify, out_shardings=replicated(mesh))) if is_on_device(task) else None
+        self.update = Program(build_update(cell, decoder, task, shapes, mesh))
+
+    def compile(self, shapes: rollout_source.UpdateShapes) -> None:
+        on_all, batch = replicated(self.mesh), rollout_source.batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
+        scalar, index = shape_on(on_all), shape_on(on_all, (self.shapes.problem_rows,))
+        worker_rollouts = shapes_like(self.sampler.compile(), on_all)
+        self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
+        self.to_trainer_layout.compile(worker_rollouts, scalar, scalar)
+        if self.verify is not None:
+            self.verify.compile(batch.problems, batch.rollouts, scalar, scalar)
+        self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
+
+    def can_restore(self, saved: Mapping[str, Any]) -> bool:
+        return not self.disaggregated and self.sampler_shards == saved["shards"]
+
+    def _to_trainer_layout(self, worker_rollouts: Rollouts, B_p: Array, n: Array) -> Rollouts:
+        """A batch's rollouts in the buffer rows that the trainer's shards expect them in."""
+        groups, valid = buffer_row_groups(self.shapes, B_p, n)
+        shards, worker_rows = shard_count(self.mesh), (B_p * n) // self.sampler_shards
+        trainer_rows = (B_p * n + shards - 1) // shards
+        rollout = jnp.arange(groups.shape[0])[:, None] * trainer_rows + jnp.arange(groups.shape[1])[None]
+        rollout = jnp.where(valid, rollout, 0)
+        rollouts = Rollouts(*(x[rollout // worker_rows, rollout % worker_rows] for x in worker_rollouts))
+        return rollouts._replace(
+            mask=rollouts.mask & valid[..., None],
+            stopped=rollouts.stopped & valid,
+            lengths=jnp.where(valid, rollouts.lengths, 0),
+        )
+
+    def _verify(self, problems: ProblemArrays, rollouts: Rollouts, B_p: Array, n: Array) -> Array:
+        assert is_on_device(self.task)
+        groups, _ = buffer_row_groups(self.shapes, B_p, n)
+        return self.task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
+
+
+class AsyncRollouts(rollout_source.RolloutSource):
     """The RolloutSource of one cell whose sampler works ahead."""
 
-    def __init__(self, programs: AsyncPrograms, problems: CellProblems):
+    def __init__(self, programs: AsyncPrograms, problems: rollout_source.CellProblems):
         self.programs, self.problems, self.cell = programs, problems, problems.cell
         self.updates_done = self.next_batch_to_begin = problems.first_update
         # Of each batch that has begun and is not trained on yet: its rows of the problem table i[B_p], and its problems
-        self.pending_batches: dict[int, tuple[np.ndarray, SelectedProblems]] = {}
+        self.pending_batches: dict[int, tuple[np.ndarray, rollout_source.SelectedProblems]] = {}
         self.grading: dict[int, BackgroundGrader] = {}
         job = RolloutJob(
             B_p=self.cell.B_p,
@@ -56,7 +132,7 @@ class AsyncRollouts(RolloutSource):
         # Of the update in progress: when it began, how long the sampler had worked by then, and when its batch arrived
         self.update_began_at = self.sampler_seconds_before = self.batch_arrived_at = 0.0
 
-    def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
+    def next_batch(self, state: TrainState, max_updates: int) -> rollout_source.SourcedBatch:
         """Batch v, where v updates are done, as soon as it is sampled and verified."""
         programs, update = self.programs, self.updates_done
         if self.next_batch_to_begin == update:
@@ -74,13 +150,14 @@ class AsyncRollouts(RolloutSource):
         else:
             with self.grading.pop(update) as grading:
                 grades = grading.collect_grades()
-            rewards, metrics = rewards_to_buffer(programs.shapes, grades.rewards), metrics | verifier_metrics(grades)
+            rewards = rewards_to_buffer(programs.shapes, grades.rewards)
+            metrics |= rollout_source.verifier_metrics(grades)
         reward_sums = None
         if self.problems.problem_order.drop_above is not None:
             rollout_rewards = np.asarray(rewards)[row_index(self.cell.B, programs.shapes.shards)]
             reward_sums = rollout_rewards.reshape(-1, self.cell.n).sum(1)
         batch = RolloutBatch(problems, rollouts, rewards=rewards, B_p=B_p, n=n, key_data=key_data)
-        return SourcedBatch(batch, index, reward_sums, metrics)
+        return rollout_source.SourcedBatch(batch, index, reward_sums, metrics)
 
     def finish_update(self, state: TrainState) -> Metrics:
         """Publishes the new weights, and begins the batches that may be sampled with them. The metrics are the shares
@@ -140,9 +217,9 @@ class AsyncRollouts(RolloutSource):
             self.worker.begin_batch(batch, batch_problems, np.asarray(selected.key_data))
             self.next_batch_to_begin += 1
 
-    def _add_pending_batch(self, batch: int, index: np.ndarray) -> SelectedProblems:
+    def _add_pending_batch(self, batch: int, index: np.ndarray) -> rollout_source.SelectedProblems:
         programs, problems = self.programs, self.problems
-        rows = padded_index(index, programs.shapes.problem_rows)
+        rows = rollout_source.padded_index(index, programs.shapes.problem_rows)
         selected = programs.select_problems(problems.problem_table, rows, np.int32(self.cell.seed), np.int32(batch))
         self.pending_batches[batch] = index, selected
         if not is_on_device(programs.task):
