@@ -61,7 +61,7 @@ MAX_FUNCTION_LINES, MAX_PARAMETERS = 60, 8
 LONG_FUNCTIONS: set[str] = {
     "train/loop.py:__init__",
 }
-MANY_PARAMETERS = {}
+MANY_PARAMETERS: set[str] = set()
 FOLDERS_OF_OTHER_SIZES: set[str] = set()
 SAME_CLASS_NAMES: set[str] = set()
 SAME_MODULE_NAMES: set[str] = set()
