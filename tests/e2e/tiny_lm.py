@@ -59,5 +59,5 @@ def make_model(folder: Path) -> Path:
                 else rng.normal(0, 0.3, weight.stored_shape).astype(np.float32)
             )
     save_file(tensors, folder / "model.safetensors")
-    hf_export.write_config_json(folder, hf_export.make_config_json(SHAPE, VOCAB, 512, "float32"))
+    hf_export.write_json(folder / "config.json", hf_export.make_config_json(SHAPE, 512, "float32"))
     return folder
