@@ -1,5 +1,4 @@
-"""Streams of random numbers: a run's PRNG key is folded with one of these, so that draws for one use never depend on
-how many draws another use makes."""
+"""A run's PRNG key is folded with one of these: draws for one use never depend on how many another use makes."""
 
 TRAIN_STREAM = 0
 EVAL_STREAM = 1

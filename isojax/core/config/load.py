@@ -53,11 +53,7 @@ def find_config(name_or_path: str) -> Path:
 
 
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
-    """The config that a name or path means, below dotted overrides such as "sweep.n=[2,4]".
-
-    Raises:
-        InputError: no such file, broken YAML, an unknown key or a wrong type.
-    """
+    """The config that a name or path means, below dotted overrides such as "sweep.n=[2,4]"; InputError if unusable."""
     return load_configs([name_or_path], overrides)
 
 
