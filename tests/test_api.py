@@ -43,8 +43,8 @@ def test_a_figure_that_is_not_there_is_refused() -> None:
     fit = isojax.fit(runs, options=isojax.FitOptions(mode="paper"))
     with pytest.raises(InputError, match="no figure is called 'n-star'; expected one of frontier, n_star"):
         isojax.plot(fit, runs, "n-star")
-    with pytest.raises(InputError, match="no data for the figure 'overfitting'"):
-        isojax.plot(fit, runs, "overfitting")
+    with pytest.raises(InputError, match="no data for the figure 'fixed_batch'"):
+        isojax.plot(fit, runs, "fixed_batch")
 
 
 def test_names_are_imported_when_used_and_without_jax() -> None:
