@@ -17,7 +17,6 @@ from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.core.errors import InputError
 from isojax.models.hf import hf_export, hf_load
-from isojax.models.hf.hf_layout import weight_layouts
 from isojax.models.rope import rope_frequencies
 from isojax.models.safetensors_io import TensorSources, atomic_folder, write_safetensors
 
@@ -140,7 +139,7 @@ def plan_tensors(path: Path, config: ModelConfig, gguf_tensors: Mapping[str, Any
     known_names, problems = {UNEMBEDDING, ROPE_FREQS}, []
     decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
     rotated = {"blocks.query": config.heads, "blocks.key": config.kv_heads} if config.family == "llama" else {}
-    for weight in weight_layouts(config, decoder):
+    for weight in hf_load.weight_layouts(config, decoder):
         for name in weight.tensor_names:
             known_names.add(gguf_name := str(name_map.get_name(name, (".weight", ".bias"))))
             tensor = gguf_tensors.get(gguf_name)

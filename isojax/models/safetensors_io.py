@@ -53,11 +53,8 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model's folder: model.safetensors, or those its index names, or all there are.
-
-    Raises:
-        InputError: the folder or a file that the index names is missing, or there are only pickles.
-    """
+    """The safetensors files of a model's folder: model.safetensors, or those its index names, or all there are;
+    InputError where some are missing."""
     if not folder.is_dir():
         raise InputError(
             f"{folder}: no such folder; expected a model's folder with config.json, *.safetensors and a tokenizer."

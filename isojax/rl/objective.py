@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float
 
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.models.fsdp import resolve_anchors
-from isojax.models.joint_forward import forward_prompts_and_responses
 from isojax.models.transformer import Decoder, Params, PrefixCache
 from isojax.rl.algorithm import Algorithm, loss_metrics, resolve_algorithm
 from isojax.rl.logprobs import HiddenStates, TokenStats, nucleus_token_stats, token_stats
@@ -99,7 +98,7 @@ def hidden_states(
     """
     tokens, prefix_entry = microbatch.tokens[:, :-1], microbatch.prefix_entry
     if isinstance(prefix, PromptTokens):
-        prompt_hidden, response_hidden = forward_prompts_and_responses(decoder, params, *prefix, tokens, prefix_entry)
+        prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(params, *prefix, tokens, prefix_entry)
         return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden)
     prompt_hidden = resolve_anchors(prefix.last_hidden)
     if tokens.shape[1] == 0:

@@ -103,18 +103,11 @@ def _fill_slots(batch: SamplingBatch, slots: Slots, admitted: Bool[Array, " R"],
     problem_row = jnp.where(admitted, batch.problem_row(problem), 0)
     rollout_id = jnp.where(admitted, (batch.share.first_rollout + row) % batch.n, 0)
     keys = rollout_keys(batch.draw_keys(problem_row), batch.problems.ids[problem_row], rollout_id)
-    new_slots = Slots(
+    new_slots = jax.tree.map(jnp.zeros_like, slots)._replace(
         row=row,
         position=batch.problems.lengths[problem_row],
-        token=jnp.int32(0),
-        t=jnp.int32(0),
-        stop_state=jnp.int32(0),
-        stopped=jnp.bool_(False),
         key=jax.random.key_data(keys),
-        tokens=jnp.int32(0),
-        logps=jnp.float32(0),
-        nucleus_mass=jnp.float32(1),
-        thinking_ended=None if slots.thinking_ended is None else jnp.bool_(False),
+        nucleus_mass=jnp.ones_like(slots.nucleus_mass),
     )
     return jax.tree.map(
         lambda old, new: jnp.where(admitted.reshape(-1, *(1,) * (old.ndim - 1)), new, old), slots, new_slots

@@ -243,11 +243,7 @@ def build_engine(
     transpose_weights: bool | None = None,
 ) -> Engine:
     """The engine for the mesh's devices: layers are unrolled on a CPU, but stacked with an int8 cache, and elsewhere.
-
     `transpose_weights`: as the shapes of one update have it, where `shapes` are of several.
-
-    Raises:
-        InputError: the mesh splits positions, and attention is a kernel's, or the cache int8.
     """
     positions_split, options = sharding.positions_are_split(mesh), decoder.options
     if positions_split and (options.decode_attention != "plain" or options.cache_dtype == "int8"):

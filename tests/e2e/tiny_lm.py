@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from isojax.core.config import ModelConfig
 from isojax.models.families import llama
 from isojax.models.hf import hf_export
-from isojax.models.hf.hf_layout import weight_layouts
+from isojax.models.hf.hf_load import weight_layouts
 from tests.tasks.tokenizer_folders import byte_level
 
 VOCAB = 384

@@ -13,7 +13,6 @@ from isojax.models import block
 from isojax.models.attention import MASKED_SCORE, attend
 from isojax.models.cpu import sum_in_blocks
 from isojax.models.decode import Decoding
-from isojax.models.joint_forward import forward_prompts_and_responses
 from tests.device import CONFIG, DECODER, PAD, VOCAB, P, logits, mesh, placed, policy, random_problems, response_logits
 
 T = 5
@@ -65,8 +64,8 @@ def test_in_one_pass_prompts_and_responses_are_the_same(responses: np.ndarray) -
     problems = random_problems(8)
 
     def together(params, prompts, lengths, tokens):
-        last, after = forward_prompts_and_responses(
-            DECODER, params, prompts, lengths, tokens[:, :-1], jnp.asarray(GROUP)
+        last, after = DECODER.forward_prompts_and_responses(
+            params, prompts, lengths, tokens[:, :-1], jnp.asarray(GROUP)
         )
         return DECODER.logits(params, jnp.concatenate([last[GROUP][:, None], after], 1))
 
@@ -92,8 +91,8 @@ def test_first_tokens_are_summed_in_blocks_and_no_others(
         return forward(params, problems.prompts, problems.lengths, GROUP, responses)
 
     def together(params):
-        last, after = forward_prompts_and_responses(
-            DECODER, params, problems.prompts, jnp.asarray(problems.lengths), responses[:, :-1], jnp.asarray(GROUP)
+        last, after = DECODER.forward_prompts_and_responses(
+            params, problems.prompts, jnp.asarray(problems.lengths), responses[:, :-1], jnp.asarray(GROUP)
         )
         return DECODER.logits(params, jnp.concatenate([last[GROUP][:, None], after], 1))
 

@@ -11,7 +11,6 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.models import safetensors_io
 from isojax.models.hf import hf_load
-from isojax.models.hf.hf_layout import weight_layouts
 from isojax.tasks.tokenizer import end_tokens, load_tokenizer
 
 
@@ -21,7 +20,7 @@ def describe_model(folder: Path) -> dict[str, Any]:
     model = hf_load.resolve_model(ModelConfig(path=str(folder)))
     stored_tensors = safetensors_io.read_headers(folder)
     family = registry.load("models.families", model.family, "build")
-    weights = weight_layouts(model, family.build(model, model.vocab))
+    weights = hf_load.weight_layouts(model, family.build(model, model.vocab))
     hf_load.check_tensors(folder, weights, stored_tensors)
     tensors = [stored_tensors[name] for weight in weights for name in weight.tensor_names]
     description: dict[str, Any] = {

@@ -14,7 +14,6 @@ NAMES = hf_config.TENSOR_NAMES
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
     hf_config.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Llama")
     return hf_config.common_settings(config_json)
 

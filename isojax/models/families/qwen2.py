@@ -12,7 +12,6 @@ NAMES = hf_config.TENSOR_NAMES | hf_config.BIAS_TENSOR_NAMES
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
     return hf_config.common_settings(config_json) | {"qkv_bias": True}
 
 

@@ -13,7 +13,6 @@ DEFAULT_HEAD_DIM = 128  # where config.json has none: the architecture's own, wh
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """ModelConfig's fields, without family and path, from a config.json; InputError for what the decoder cannot do."""
     hf_config.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Qwen3")
     return hf_config.common_settings(config_json, DEFAULT_HEAD_DIM) | {"qk_norm": True}
 

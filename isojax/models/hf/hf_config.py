@@ -53,12 +53,8 @@ def find_family(architecture: str) -> str:
 
 
 def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
-    """ModelConfig's fields that every published family reads alike from a config.json.
-
-    `head_dim`: the family's own where the file has none; None: width / heads.
-
-    Raises:
-        InputError: a key that is missing or cannot be used, by name.
+    """ModelConfig's fields that every published family reads alike from a config.json; InputError for a key that is
+    missing or cannot be used. `head_dim`: the family's own where the file has none; None: width / heads.
     """
     require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
     for key in ("mlp_bias", "use_sliding_window"):

@@ -13,8 +13,7 @@ from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
-from isojax.models.hf.hf_layout import WeightLayout, weight_layouts
-from isojax.models.hf.hf_load import CONFIG_FILE, read_config
+from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
 from isojax.models.safetensors_io import MAX_FILE_BYTES, TensorSources, atomic_folder, write_safetensors
 from isojax.models.transformer import Params
 

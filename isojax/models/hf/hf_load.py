@@ -1,13 +1,16 @@
 """Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh. No torch.
 
-The part of each device is read by itself, and the largest parameters go first: while the host holds one, the devices
-hold the least.
+A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder's parameters stack their layers and
+keep heads separate, [L, in..., out...]. The embedding alone is stored as it is used, [V, D]. The part of each device is
+read by itself, and the largest parameters go first: while the host holds one, the devices hold the least.
 """
 
 import functools
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,6 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_config import find_family
-from isojax.models.hf.hf_layout import WeightLayout, weight_layouts
 from isojax.models.safetensors_io import DTYPES, StoredTensor, read_headers
 from isojax.models.transformer import Decoder, Params
 
@@ -32,12 +34,66 @@ MAX_LISTED = 4
 Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on each axis
 
 
-def resolve_model(model: ModelConfig) -> ModelConfig:
-    """The model with its shape and family read from config.json where `path` is set, or as it is.
+@dataclass(frozen=True)
+class WeightLayout:
+    """One of our parameters, and the tensors it is stored in."""
 
-    Raises:
-        InputError: there is no folder or config.json, it is damaged, its architecture is unknown here, or a field set
-            in `model` says otherwise.
+    key: str
+    shape: tuple[int, ...]
+    tensor_names: tuple[str, ...]  # one for each layer, or one
+    axis_groups: tuple[
+        tuple[int, ...], ...
+    ]  # sizes of its axes in a layer, as the stored axes join them: ((D,), (N, H))
+    transposed: bool  # whether it is stored as [out, in]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        sizes = tuple(math.prod(group) for group in self.axis_groups)
+        return sizes[::-1] if self.transposed else sizes
+
+    def stored_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
+        """The part of each stored tensor that holds a part of the parameter in one layer."""
+        slices = []
+        for group in self.axis_groups:
+            outer, inner, index = index[0], index[1 : len(group)], index[len(group) :]
+            whole = [slice(0, n) for n in group[1:]]
+            assert list(inner) == whole, f"{self.key}: sharding.py splits the inner axis of a stored one"
+            inner_size = math.prod(group[1:])
+            slices.append(slice(outer.start * inner_size, outer.stop * inner_size))
+        return tuple(slices[::-1] if self.transposed else slices)
+
+    def to_stored(self, value: np.ndarray) -> np.ndarray:
+        matrix = value.reshape([math.prod(group) for group in self.axis_groups])
+        return matrix.T if self.transposed else matrix
+
+
+def weight_layouts(config: ModelConfig, decoder: Decoder) -> list[WeightLayout]:
+    """Every parameter of the decoder with its place in a checkpoint of the config's family, in the decoder's order."""
+    name_templates = registry.load("models.families", config.family, "settings").NAMES
+    axes = dict(flatten(decoder.logical_axes()))
+    layouts = []
+    for key, parameter in flatten(decoder.shapes()):
+        layered = key.startswith("blocks.")
+        layers = parameter.shape[0] if layered else 1
+        axis_groups: list[tuple[int, ...]] = []
+        for axis, size in zip(axes[key][layered:], parameter.shape[layered:], strict=True):
+            if axis == "head_dim" and axis_groups:
+                axis_groups[-1] += (size,)
+            else:
+                axis_groups.append((size,))
+        tensor_names = tuple(name_templates[key].format(layer=i) for i in range(layers))
+        transposed = len(axis_groups) == 2 and key != "embed"
+        layouts.append(WeightLayout(key, parameter.shape, tensor_names, tuple(axis_groups), transposed))
+    return layouts
+
+
+def resolve_model(model: ModelConfig) -> ModelConfig:
+    """The model with its shape and family read from config.json where `path` is set, or as it is; InputError where the
+    file cannot be read, its architecture is unknown here, or a field set in `model` differs.
     """
     if model.path is None:
         return model
@@ -118,10 +174,7 @@ def check_weights(config: ModelConfig) -> None:
 
 def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Params:
     """The checkpoint's parameters in float32, laid out by `decoder.shardings(mesh)`; each process reads what its
-    devices hold.
-
-    Raises:
-        InputError: before any is read, where tensors are missing, misshapen or of another dtype.
+    devices hold. InputError, before any is read, where tensors are missing, misshapen or of another dtype.
     """
     stored_tensors = read_headers(folder)
     layouts = weight_layouts(config, decoder)
