@@ -1,9 +1,10 @@
-"""Files written whole or not at all, and files appended to; a full disk is a RunFailed that says so."""
+"""Files and folders written whole or not at all, and files appended to; a full disk is a RunFailed that says so."""
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from isojax.core.errors import InputError, RunFailed
@@ -49,6 +50,23 @@ def _write_to_disk(path: Path, mode: str, data: bytes) -> None:
         f.write(data)
         f.flush()
         os.fsync(f.fileno())
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which takes its name when all is in it; InputError where it cannot be written."""
+    folder = folder.absolute()
+    temp = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        temp.mkdir(parents=True)
+        yield temp
+        os.rename(temp, folder)
+    except OSError as e:
+        raise InputError(
+            f"cannot write {folder}: {e.strerror or e}. Choose a place that you may write, with room for it."
+        ) from e
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
 
 
 def write_error(path: Path, error: OSError) -> InputError | RunFailed:

@@ -18,7 +18,7 @@ from isojax.core.config import ModelConfig, RopeScaling
 from isojax.core.errors import InputError
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.rope import rope_frequencies
-from isojax.models.safetensors_io import TensorSources, atomic_folder, write_safetensors
+from isojax.models.safetensors_io import TensorSources, new_model_folder, write_safetensors
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # GGUF's architectures; the families here have the same names
 # A key of config.json -> the key of GGUF's metadata, after the name of the architecture.
@@ -43,7 +43,7 @@ def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
         InputError: the `gguf` package is missing, the file is none or holds what the decoder cannot run, or the folder
             exists.
     """
-    with atomic_folder(folder) as temp:
+    with new_model_folder(folder) as temp:
         reader = open_gguf(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
         gguf_tensors = {tensor.name: tensor for tensor in reader.tensors}

@@ -5,11 +5,9 @@ files. Pickles (*.bin, *.pt) are never opened.
 import hashlib
 import json
 import math
-import os
-import shutil
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from isojax.core.atomic_files import atomic_folder
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
 
@@ -111,23 +110,11 @@ def fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-@contextmanager
-def atomic_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which takes its name when all is in it; InputError where it exists or cannot be written."""
+def new_model_folder(folder: Path) -> AbstractContextManager[Path]:
+    """`atomic_folder` of a folder that must not exist."""
     if folder.exists() or folder.is_symlink():
         raise InputError(f"{folder} exists, and nothing is overwritten; choose another name, or remove it first.")
-    folder = folder.absolute()
-    temp = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        temp.mkdir(parents=True)
-        yield temp
-        temp.rename(folder)
-    except OSError as e:
-        raise InputError(
-            f"cannot write {folder}: {e.strerror or e}. Choose a place that you may write, with room for it."
-        ) from e
-    finally:
-        shutil.rmtree(temp, ignore_errors=True)
+    return atomic_folder(folder)
 
 
 def write_safetensors(folder: Path, tensors: TensorSources, dtype: str, max_file_bytes: float = MAX_FILE_BYTES) -> None:

@@ -14,7 +14,7 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
-from isojax.models.safetensors_io import MAX_FILE_BYTES, TensorSources, atomic_folder, write_safetensors
+from isojax.models.safetensors_io import MAX_FILE_BYTES, TensorSources, new_model_folder, write_safetensors
 from isojax.models.transformer import Params
 
 # What an export copies from the base model's folder.
@@ -51,7 +51,7 @@ def save(
         for weight in weight_layouts(config, decoder)
         for layer, name in enumerate(weight.tensor_names)
     }
-    with atomic_folder(folder) as temp:
+    with new_model_folder(folder) as temp:
         if source is None:
             config = config.model_copy(update={"vocab": decoder.vocab})
             config_json = make_config_json(config, DEFAULT_MAX_POSITIONS, dtype)

@@ -1,13 +1,11 @@
 """`isojax records import`: logs in, a sweep's folder of ledgers out, whole or not at all."""
 
 import json
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from isojax.core.atomic_files import write_text
+from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.core.registry import load
@@ -66,18 +64,10 @@ def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, obje
     """Write the runs as cells/<B_p>x<n>-s<seed>/records.jsonl below `out`, and import.json: `manifest` (files, format,
     map), the log of each cell, and the notes. InputError where `out` holds something, or cannot be written; it is
     then as it was."""
-    out = out.absolute()
     check_output_folder(out)
-    temp = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        temp.mkdir(parents=True)
+    with atomic_folder(out) as temp:
         for run in imported.runs:
             write_run(temp / "cells" / run.cell.name, run)
         cells = {run.cell.name: run.source for run in imported.runs}
         document = {**manifest, "cells": cells, "notes": imported.notes}
         write_text(temp / MANIFEST_FILE, json.dumps(document, indent=1) + "\n")
-        os.replace(temp, out)
-    except OSError as e:
-        raise InputError(f"cannot write {out}: {e.strerror or e}. Choose a folder you may write.") from e
-    finally:
-        shutil.rmtree(temp, ignore_errors=True)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from isojax.core.atomic_files import atomic_folder
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
@@ -104,15 +103,8 @@ def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadat
             f"{folder} exists already, and a data set is written once; choose another folder, or move that one away."
         )
     tfds = import_tfds()
-    temp = folder.with_name(f".{folder.name}.{os.getpid()}")
-    try:
-        temp.mkdir(parents=True)
+    with atomic_folder(folder) as temp:
         _write_splits(tfds, temp, splits, metadata)
-        os.rename(temp, folder)
-    except OSError as e:
-        raise InputError(f"cannot write {folder}: {e.strerror or e}. Choose a place that you may write.") from e
-    finally:
-        shutil.rmtree(temp, ignore_errors=True)
 
 
 def _write_splits(
