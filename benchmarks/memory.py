@@ -191,7 +191,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     planned = budget.estimate(sweep).program_bytes
     for name, program in build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task).items():
         began = time.perf_counter()
-        taken = compile_for_memory(program, FAST_COMPILE_OPTIONS)
+        taken = compile_for_memory(*program, FAST_COMPILE_OPTIONS)
         total = sum(taken[:3])
         ratio = planned[name] / total
         line = {

@@ -29,7 +29,7 @@ def working_folder(run_dir: str, name: str) -> Path:
     if not is_url(run_dir):
         return Path(run_dir) / name
     for mirror in MIRRORS:
-        if mirror.url == _join_url(run_dir, name):
+        if mirror.url == f"{run_dir.rstrip('/')}/{name}":
             return mirror.local
     raise InputError(
         f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; expected a folder. Give"
@@ -62,7 +62,7 @@ def remote_workspace(
             f"run.dir = {run_dir} with several processes; expected a folder that all of them share, for each writes its"
             " part of a checkpoint. Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md)."
         )
-    url = _join_url(run_dir, name)
+    url = f"{run_dir.rstrip('/')}/{name}"
     remote, lease = RemoteFolder(url), None
     with ExitStack() as stack:
         if dry_run:
@@ -118,7 +118,3 @@ def _mirror_url(url: str, stack: ExitStack) -> Path:
         raise InputError(f"there is nothing at {url}; expected a sweep's folder, such as gs://BUCKET/runs/quickstart.")
     stack.enter_context(mirror.auto_upload())
     return mirror.local
-
-
-def _join_url(run_dir: str, name: str) -> str:
-    return f"{run_dir.rstrip('/')}/{name}"

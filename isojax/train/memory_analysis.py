@@ -30,13 +30,6 @@ OOM_PATTERNS = (
 GIB_PER_UNIT = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
 
-class AbstractProgram(NamedTuple):
-    """A jitted function, and the ShapeDtypeStructs of its arguments."""
-
-    function: Any
-    arguments: tuple[Any, ...]
-
-
 class ProgramMemory(NamedTuple):
     """XLA's memory analysis of a program, in bytes of one device."""
 
@@ -96,11 +89,13 @@ def chip_memory(device: Any) -> int:
     return HBM_GIB[device.device_kind] * GIB
 
 
-def compile_for_memory(program: AbstractProgram, options: dict[str, Any] | None = None) -> ProgramMemory | OutOfMemory:
-    """Compiles a program with these options of XLA. On a TPU the compiler refuses a program that exceeds the chip's
-    memory, with the figures in its message."""
+def compile_for_memory(
+    function: Any, arguments: tuple[Any, ...], options: dict[str, Any] | None = None
+) -> ProgramMemory | OutOfMemory:
+    """Compiles a jitted function for ShapeDtypeStructs, with these options of XLA. On a TPU the compiler refuses a
+    program that exceeds the chip's memory, with the figures in its message."""
     try:
-        analysis = program.function.lower(*program.arguments).compile(options).memory_analysis()
+        analysis = function.lower(*arguments).compile(options).memory_analysis()
     except jax.errors.JaxRuntimeError as e:
         for pattern, scope in OOM_PATTERNS:
             if match := re.search(pattern, str(e)):
@@ -115,12 +110,13 @@ def compile_for_memory(program: AbstractProgram, options: dict[str, Any] | None 
 
 def build_abstract_programs(
     cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Task | AbstractTask
-) -> dict[str, AbstractProgram]:
-    """The programs of a sweep that take the most memory, by name: `train` where the device verifies; `decode`, a chunk
-    of the sampler, and `learn`, the update, where the host does. `pairs`: every (B_p, n)."""
+) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by name: `train` where
+    the device verifies; `decode`, a chunk of the sampler, and `learn`, the update, where the host does. `pairs`:
+    every (B_p, n)."""
     synchronous: Any = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
     any_task: Any = task
     programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)
     rollouts: Any = programs.rollouts
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
-    return {name: AbstractProgram(program.jitted, arguments) for name, (program, arguments) in main_programs.items()}
+    return {name: (program.jitted, arguments) for name, (program, arguments) in main_programs.items()}

@@ -59,7 +59,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     planned_bytes, mesh = budget.estimate(sweep).program_bytes, make_mesh(mesh_shape, devices)
     for name, program in memory_analysis.build_abstract_programs(cell, sweep, pairs, mesh, task).items():
         started_at = time.monotonic()
-        columns = _usage_columns(memory_analysis.compile_for_memory(program), device_memory, planned_bytes[name])
+        columns = _usage_columns(memory_analysis.compile_for_memory(*program), device_memory, planned_bytes[name])
         table.add_row(name, *columns, f"{time.monotonic() - started_at:.0f} s")
     console.print(table)
 

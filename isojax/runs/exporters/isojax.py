@@ -11,19 +11,14 @@ HOW_TO_RUN = "isojax train {file}"
 
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The config as YAML; InputError where there is no sweep's config, as for imported logs."""
+    """The sweep's config as YAML with the chosen cell alone, under a name of its own: same task and recipe."""
     if sweep_config is None:
         raise InputError(
             "there is no config.yaml in the folder of the fit, so nothing says how to train; expected a sweep of"
             " isojax's. For imported logs write the recommendation for their trainer: --for verl or --for trl."
         )
-    return yaml_text(_single_cell_config(sweep_config, recommendation).model_dump(mode="json"))
-
-
-def _single_cell_config(sweep_config: Config, recommendation: Recommendation) -> Config:
-    """The sweep's config with the chosen cell alone, under a name of its own: same task and recipe. The planner chooses
-    sizes again: the sweep's were for its smallest cell. The grid of evaluations is moved (by less than one ratio) so
-    that its last value is the recommended C, where the run ends."""
+    # The planner chooses sizes again: the sweep's were for its smallest cell. The grid of evaluations is moved (by less
+    # than one ratio) so that its last value is the recommended C, where the run ends.
     allocation, eval_grid, sweep = recommendation.allocation, sweep_config.cell.eval, sweep_config.sweep
     whole_ratios = max(0, math.floor(math.log(allocation.C / eval_grid.start, eval_grid.ratio)))
     eval_config = eval_grid.model_copy(update={"start": allocation.C / eval_grid.ratio**whole_ratios})
@@ -42,4 +37,4 @@ def _single_cell_config(sweep_config: Config, recommendation: Recommendation) ->
         "cell": sweep_config.cell.model_copy(update={"eval": eval_config}),
         "sweep": sweep.model_copy(update=sweep_update),
     }
-    return sweep_config.model_copy(update=config_update)
+    return yaml_text(sweep_config.model_copy(update=config_update).model_dump(mode="json"))
