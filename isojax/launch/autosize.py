@@ -41,17 +41,10 @@ class DeviceBudget:
 
     def sizes(self, sweep: SweepConfig) -> DeviceSizes:
         """A device's part of a sweep whose sizes are chosen."""
-        assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
-        shapes = make_sampler_shapes(
-            self.pairs,
-            self.mesh.shards,
-            sweep.decode_slots,
-            sweep.microbatch,
-            self.cell.sampling.prompt_length,
-            self.cell.sampling.response_length,
-            sweep.prefill_batch,
-            sweep.slots_per_prefix or 1,
-        )
+        P, T = self.cell.sampling.prompt_length, self.cell.sampling.response_length
+        R, m, g, W = sweep.decode_slots, sweep.microbatch, sweep.prefill_batch, sweep.slots_per_prefix
+        assert R and m and g and W, "the planner chooses them"
+        shapes = make_sampler_shapes(self.pairs, self.mesh.shards, R, m, P, T, g, W)
         return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend)
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:

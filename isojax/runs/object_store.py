@@ -94,7 +94,7 @@ def run_in_thread(operation: Callable[[], T]) -> Future[T]:
     def run() -> None:
         try:
             future.set_result(operation())
-        except Exception as e:  # for `result` to raise
+        except BaseException as e:  # for `result` to raise
             future.set_exception(e)
 
     threading.Thread(target=run, daemon=True).start()

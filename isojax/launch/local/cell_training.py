@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 import queue
-import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from isojax.core import preemption
@@ -25,6 +26,7 @@ from isojax.runs.ledger import HEALTH_FILE, Ledger
 from isojax.runs.ledger_reader import read_run
 from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import checkpoint_uploader
+from isojax.runs.object_store import run_in_thread
 from isojax.scaling.checks.run_health import health_flags
 from isojax.train.base_policy import BasePolicy
 from isojax.train.loop import is_finished, run_cell
@@ -68,7 +70,10 @@ def train_cells(
                 return
         stopped_early.append(True)
 
-    _run_in_threads([lambda p=p: worker(p) for p in setup.programs])
+    calls = [run_in_thread(partial(worker, programs)) for programs in setup.programs]
+    wait(calls)
+    for call in calls:
+        call.result()
     if preemptions or (stopped_early and not target_queue.empty()):
         before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failures)
         raise Preempted(
@@ -76,27 +81,6 @@ def train_cells(
             f"{before}. Go on by --resume."
         )
     return failures
-
-
-def _run_in_threads(jobs: list[Callable[[], None]]) -> None:
-    """Run each job in a thread, and raise the first error of any. The threads are daemons: Ctrl-C ends the process at
-    once."""
-    raised: list[BaseException] = []
-
-    def guarded(job: Callable[[], None]) -> None:
-        try:
-            job()
-        except BaseException as e:  # for the main thread to raise
-            raised.append(e)
-
-    threads = [threading.Thread(target=guarded, args=(job,), daemon=True) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(0.2)
-    if raised:
-        raise raised[0]
 
 
 def train_cell(

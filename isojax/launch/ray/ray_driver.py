@@ -7,9 +7,7 @@ The driver never imports jax, so it claims no accelerator. Whatever ends it, Ray
 from __future__ import annotations
 
 import os
-import queue
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +25,7 @@ from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import holds_run
 from isojax.runs.folder_lock import exclusive_lock
+from isojax.runs.object_store import run_in_thread
 from isojax.runs.workspace import working_folder
 
 LOCAL, AUTO = "local", "auto"
@@ -95,21 +94,15 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
             "of. From a machine that is none, hand it in: ray job submit --address http://HEAD:8265 --working-dir . "
             "-- isojax launch ... --ray auto."
         )
-    outcome: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     def connect() -> None:
-        try:
-            if address != AUTO:  # fails at once where nothing listens
-                socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-            ray.init(address=address, **init_options)
-            outcome.put(None)
-        except BaseException as e:  # for the caller
-            outcome.put(e)
+        if address != AUTO:  # fails at once where nothing listens
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+        ray.init(address=address, **init_options)
 
-    threading.Thread(target=connect, daemon=True).start()
     try:
-        error = outcome.get(timeout=CONNECT_TIMEOUT)
-    except queue.Empty:
+        error = run_in_thread(connect).exception(CONNECT_TIMEOUT)
+    except TimeoutError:
         error = TimeoutError(f"no answer in {CONNECT_TIMEOUT:.0f} seconds")
     if error is not None:
         location = "that this machine is a node of" if address == AUTO else f"at {address}"

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent import futures
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from isojax.launch.ray import ray_actor
 from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Node, ProcessGroupSpec
 from isojax.launch.ray.ray_actor import CallResult, StatusUpdate
 from isojax.launch.strategy import CellTarget
+from isojax.runs.object_store import run_in_thread
 
 POLL_SECONDS = 0.5  # seconds between two looks at pending calls
 SLICE_TIMEOUT = 10.0  # seconds that Ray looks for a free slice at a time
@@ -256,22 +257,15 @@ class ActiveGroup:
 
     processes: RayProcessGroup
     state: Literal["placing", "opening", "ready", "training", "closing"] = "placing"
-    call: futures.Future[Any] = field(default_factory=futures.Future)
+    call: Future[Any] = field(default_factory=Future)
     cell: Cell | None = None  # in training
     news: queue.SimpleQueue[StatusUpdate] = field(default_factory=queue.SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def start(self, state: Literal["placing", "opening", "training", "closing"], function: Callable[[], Any]) -> None:
         """Call a function in a thread."""
-        self.state, self.call = state, (call := futures.Future())
-
-        def run() -> None:
-            try:
-                call.set_result(function())
-            except BaseException as e:  # for the scheduler
-                call.set_exception(e)
-
-        threading.Thread(target=run, daemon=True).start()
+        self.state = state
+        self.call = run_in_thread(function)
 
     def report(self, update: StatusUpdate) -> None:
         """Called in the thread, with news."""

@@ -10,14 +10,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
-from collections.abc import Iterator
 from concurrent import futures
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from isojax.core import preemption
@@ -75,20 +72,23 @@ class RayScheduler:
         loop early, the cells in training save their state first; Preempted after SIGTERM or Ctrl-C."""
         for folder in (self.folder, self.folder / LOGS_FOLDER):
             write_text(folder / TOKEN_FILE, self.token)
+        signum = signal.SIGTERM
         try:
-            with _request_end_on_interrupt() as interrupted:
-                try:
-                    self._loop()
-                except Exception:
-                    preemption.request_preemption()
-                    self._save_cells()
-                    with suppress(InputError):  # what is recorded at a URL, for the fit
-                        refresh(self.folder)
-                    raise
-                if preemption.requested():
-                    saved = "saved their state" if self._save_cells() else "not all saved their state"
-                    message = f"{self.folder} was asked to end; the cells in training have {saved}. Go on by --resume."
-                    raise Preempted(message, signal.SIGINT if interrupted.is_set() else signal.SIGTERM)
+            try:
+                self._loop()
+            except KeyboardInterrupt:
+                signum = signal.SIGINT
+                preemption.request_preemption()
+            except Exception:
+                preemption.request_preemption()
+                self._save_cells()
+                with suppress(InputError):  # what is recorded at a URL, for the fit
+                    refresh(self.folder)
+                raise
+            if preemption.requested():
+                saved = "saved their state" if self._save_cells() else "not all saved their state"
+                message = f"{self.folder} was asked to end; the cells in training have {saved}. Go on by --resume."
+                raise Preempted(message, signum)
         finally:
             with suppress(InputError, RunFailed):  # the loop raises such an error, which ends the sweep
                 self._write_status(ended=True)
@@ -285,20 +285,3 @@ class RayScheduler:
         cells = {cell.name: status for cell, status in self.cell_queue.status.items()}
         host, pid = socket.gethostname(), os.getpid()
         write_status(self.folder, DriverStatus(time=time.time(), host=host, pid=pid, ended=ended, cells=cells))
-
-
-@contextmanager
-def _request_end_on_interrupt() -> Iterator[threading.Event]:
-    """Within it, the first Ctrl-C asks the sweep to end and sets the event; a second one is a KeyboardInterrupt."""
-    interrupted = threading.Event()
-
-    def note(signal_number: int, frame: FrameType | None) -> None:
-        interrupted.set()
-        preemption.request_preemption()
-        signal.signal(signal.SIGINT, previous)
-
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, previous)
