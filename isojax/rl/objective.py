@@ -1,8 +1,7 @@
 """The policy's objective, which rl/gradient.py differentiates: a recipe's loss and regularisers over a microbatch.
 
 An objective is called with m responses, and with what they continue: prompts that have gone through the layers
-(`PrefixCache`), or that go through them together with the responses (`PromptTokens`). The critic's objective is in
-rl/critic.py.
+(`PrefixCache`), or that go through them together with the responses (`PromptTokens`).
 """
 
 from dataclasses import dataclass
@@ -94,8 +93,7 @@ def hidden_states(
     decoder: Decoder, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
 ) -> HiddenStates:
     """Hidden states before each response token: that of the prompt's last token, which a group shares, then those of
-    the response's own.
-    """
+    the response's own."""
     tokens, prefix_entry = microbatch.tokens[:, :-1], microbatch.prefix_entry
     if isinstance(prefix, PromptTokens):
         prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(params, *prefix, tokens, prefix_entry)
@@ -125,11 +123,10 @@ def sum_over_tokens(
 
 
 class PolicyInputs(NamedTuple):
-    """What the policy's objective reads of each response: the sampler's log-probabilities f32[m T], the mass of each
-    token's nucleus f32[m T] (or [m 1]), and the response's weights in the loss."""
+    """What the policy's objective reads of each response."""
 
-    sampler_logps: Array
-    nucleus_mass: Array
+    sampler_logps: Array  # f32[m T]
+    nucleus_mass: Array  # of each token, f32[m T], or [m 1]
     loss_weights: LossWeights
 
 
@@ -144,12 +141,10 @@ class PolicyObjective:
 
     @property
     def algorithm(self) -> Algorithm:
-        """The recipe, with nothing left null."""
         return resolve_algorithm(self.rl)
 
     @property
     def needs_base(self) -> bool:
-        """Whether the base policy is read."""
         return self.rl.kl > 0 or self.rl.measure_kl
 
     @property

@@ -191,7 +191,7 @@ class InlinePrograms(RolloutPrograms):
 
 
 class InlineRollouts(RolloutSource):
-    """A RolloutSource that samples a batch with the policy that will be trained on it."""
+    """The RolloutSource that samples with the policy that will be trained on it."""
 
     def __init__(self, programs: InlinePrograms, problems: CellProblems):
         self.programs, self.problems = programs, problems

@@ -110,7 +110,7 @@ class Programs:
         return state, float(result.metrics["loss"].sum)
 
     def kv_bytes(self, params: Any) -> np.ndarray:
-        """Of the sampler's caches and table between two visits."""
+        """Of the sampler's caches and table between two chunks."""
         stream = build_stream(DECODER, self.geometry, self.on, self.cell(1.0).sampling, Parity.stops)
         _, state = stream.begin(params, self.problems, np.int32(13), np.int32(7), jax.random.key(0))
         return device_bytes((state.cache, state.prefix_table))

@@ -50,7 +50,7 @@ def one(saved: Path) -> agreement.Arrays:
     return agreement.compare(mesh(), saved)
 
 
-def apart(found: agreement.Arrays, expected: agreement.Arrays, prefix: str) -> float:
+def relative_distance(found: agreement.Arrays, expected: agreement.Arrays, prefix: str) -> float:
     """The largest relative L2 distance of a parameter's arrays."""
     names = [name for name in expected if name.startswith(prefix)]
     assert len(names) == len(jax.tree.leaves(DECODER.shapes()))
@@ -60,8 +60,8 @@ def apart(found: agreement.Arrays, expected: agreement.Arrays, prefix: str) -> f
 def bytes_by_hand(axes: str) -> dict[str, int]:
     """On each device: float32 parameters, all split over fsdp, which divides D, and all but norms over tensor, which
     divides every count here; two moments of each and a count; and of each shard the caches of R slots and a table of G
-    prompts, their heads over tensor. Over sequence, prompts lie apart from responses, and their P positions are filled
-    up until it divides them."""
+    prompts, their heads over tensor. Over sequence, prompts are separate from responses, and their P positions are
+    padded until it divides them."""
     shape = mesh(axes).shape
     matrices, norms = 2 * VOCAB * D + L * (D * H * (2 * N + 2 * K) + 3 * D * F), (2 * L + 1) * D
     params = matrices // (shape["fsdp"] * shape["tensor"]) + norms // shape["fsdp"]
@@ -84,8 +84,8 @@ def agree(found: agreement.Arrays, one: agreement.Arrays, axes: str, devices: in
     for cell in agreement.CELLS:
         np.testing.assert_array_equal(found["tokens" + cell], one["tokens" + cell])
         assert abs(float(found["loss" + cell] - one["loss" + cell])) < 1e-6
-        assert apart(found, one, f"gradient{cell}[") < 1e-5
-    assert apart(found, one, "params[") < 1e-4
+        assert relative_distance(found, one, f"gradient{cell}[") < 1e-5
+    assert relative_distance(found, one, "params[") < 1e-4
     for kind, expected in bytes_by_hand(axes).items():
         assert found["bytes_" + kind].tolist() == [expected] * devices, kind
 
@@ -130,7 +130,7 @@ DEEP = Decoder(CONFIG.model_copy(update={"layers": 9}), VOCAB)
 
 @cache
 def gradient_of(axes: str, decoder: Decoder) -> Any:
-    """The policy's gradient with a base policy read beside it, of 3 prompts and 5 responses at a time, compiled for
+    """The policy's gradient with a base policy read with it, of 3 prompts and 5 responses at a time, compiled for
     shapes alone.
     """
     on = mesh(axes)
@@ -157,7 +157,7 @@ def gradient_of(axes: str, decoder: Decoder) -> Any:
 def test_the_gradient_gathers_one_weight_at_a_time(axes: str, tokens: list[tuple[int, int]]) -> None:
     """A weight of one layer or an embedding, as tensor splits it, among the shards of fsdp alone; besides these only
     tokens, to look them
-    up: of prompts and responses together where 5 are all that a shard has, else apart. Of no weight are all layers
+    up: of prompts and responses together where 5 are all that a shard has, else separately. Of no weight are all layers
     whole on a device, neither gathered, nor kept for the backward pass, nor added up."""
     shape = mesh(axes).shape
     split, tensor = shape["fsdp"], shape["tensor"]

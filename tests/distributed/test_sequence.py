@@ -63,14 +63,14 @@ class Sampling:
     def responses(self) -> list[list[int]]:
         found: dict[int, list[int]] = {}
 
-        def told(rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
+        def on_finished(rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
             found.update((int(r), row.tolist()) for r, row in zip(rollouts, tokens, strict=True))
 
-        self.stream.run(*self.given, 5, 4, jax.random.key(0), told)
+        self.stream.run(*self.given, 5, 4, jax.random.key(0), on_finished)
         return [found[r] for r in range(20)]
 
     def program(self) -> tuple[str, Any]:
-        """A visit's HLO, and the state that it is given."""
+        """The HLO of a chunk, and the state that it is given."""
         given, state = self.stream.begin(*self.given, np.int32(5), np.int32(4), jax.random.key(0))
         return self.stream.advance.jitted.lower(given, state).compile().as_text(), state
 
@@ -81,25 +81,25 @@ def one() -> list[list[int]]:
 
 
 def test_sequence_alone_samples_what_one_device_samples(one: list[list[int]]) -> None:
-    """Slots of their own, which hold their prompts apart as lanes do; 1, 25 and 37 tokens."""
+    """Slots of their own, which hold their prompts separately, as prefix groups do; 1, 25 and 37 tokens."""
     assert Sampling("sequence=2", 1).responses() == one and len({tuple(row) for row in one}) > 3
 
 
 def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> None:
-    """Lanes of two slots. Each device holds 19 positions of one of the two heads; between those that share a prompt go,
-    at a token, the maxima, sums and mixtures of its queries, and in a layer of a prompt its keys and values."""
+    """Prefix groups of two slots. Each device holds 19 positions of one of the two heads; between those that share a prompt
+    go, at a token, the maxima, sums and mixtures of its queries, and in a layer of a prompt its keys and values."""
     sampling = Sampling(EVERYWHERE, WIDTH)
     assert sampling.responses() == one
     hlo, state = sampling.program()
-    lanes, G = SLOTS // WIDTH, sampling.geometry.prefix_entries
-    for layers, rows in ((state.cache.prefix_kv, lanes), (state.prefix_table, G)):
+    prefix_groups, G = SLOTS // WIDTH, sampling.geometry.prefix_entries
+    for layers, rows in ((state.cache.prefix_kv, prefix_groups), (state.prefix_table, G)):
         assert [x.addressable_shards[0].data.shape for x in layers[0]] == [(rows, K // 2, H, 19), (rows, K // 2, 19, H)]
     assert state.cache.slot_kv[0][0].addressable_shards[0].data.shape == (SLOTS, K // 2, H, T)
-    assert not re.search(rf"f32\[(\d+,)?({lanes}|{G}),[12],({H},3[78]|3[78],{H})\]", hlo)  # no prompts whole
-    queries = WIDTH * N // 2  # of a lane, at a key's head
+    assert not re.search(rf"f32\[(\d+,)?({prefix_groups}|{G}),[12],({H},3[78]|3[78],{H})\]", hlo)  # no prompts whole
+    queries = WIDTH * N // 2  # of a prefix group, at a key's head
     found = {(c.kind, c.result) for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)}
     sizes = {(kind, size) for kind, result in found for size in re.findall(r"f32\[([\d,]+)\]", result)}
-    top, mixed = f"{lanes},{K // 2},{queries}", f"{lanes},{K // 2},{queries},{H}"
+    top, mixed = f"{prefix_groups},{K // 2},{queries}", f"{prefix_groups},{K // 2},{queries},{H}"
     of_last = "all-reduce", f"{PROMPTS},1,{D}"  # the hidden state of each prompt's last token
     assert sizes == {("all-reduce", top), ("all-reduce", mixed), ("all-gather", f"{PROMPTS},{K // 2},38,{H}"), of_last}
     inside = [c for c in collectives(hlo) if c.depth > 0]  # shards leave the loops at times of their own

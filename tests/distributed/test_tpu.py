@@ -62,7 +62,7 @@ def compile_ahead(function: Callable[..., Any], *arguments: Any) -> dict[str, An
     """A jitted function compiled for arguments that are ShapeDtypeStructs with shardings: bytes a device, and its
     collectives.
 
-    A collective is [kind, elements of its largest result, how many while loops it lies in].
+    A collective is [kind, elements of its largest result, how many while loops it is in].
     """
     compiled = function.lower(*arguments).compile()
     memory = compiled.memory_analysis()

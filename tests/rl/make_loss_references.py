@@ -149,7 +149,7 @@ class Peer:
         self.batch, self.rows = batch, rows
         self.trainer = trainer(model, lambda **_: [], args, train_dataset=data, processing_class=tokenizer)
         self.trainer.current_gradient_accumulation_steps = 1
-        self.trainer.ref_model = object()  # told from the policy by the stub below
+        self.trainer.ref_model = object()  # distinguished from the policy by the stub below
         self.trainer._calculate_rewards = lambda *_: torch.tensor(batch["rewards"], dtype=torch.float64)[:, None]
 
     def run(self, grpo: bool, **attributes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -301,7 +301,7 @@ def run_verl(batch: dict[str, Any], wheel: Path) -> dict[str, Any]:
     whitened, _ = core.compute_reinforce_plus_plus_outcome_advantage(earned, mask, config=config)
     first = torch.ones(
         len(mask), 1, dtype=torch.float64
-    )  # one token a response: whitening then weighs responses the same
+    )  # one token per response: whitening then counts responses the same
     rewards = torch.tensor(batch["rewards"], dtype=torch.float64)[:, None]
     over_batch, _ = core.compute_reinforce_plus_plus_baseline_outcome_advantage(rewards, first, index=groups)
     outcome = {

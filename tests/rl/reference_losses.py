@@ -51,7 +51,7 @@ def gspo(logps: Response, held: Response, sampler: Response, advantages: Respons
 
 
 def cispo(logps: Response, held: Response, sampler: Response, advantages: Response, clip: Clip) -> Response:
-    """MiniMax-M1, arXiv:2506.13585 eq. 4-5: REINFORCE weighed by the held ratio, cut above alone."""
+    """MiniMax-M1, arXiv:2506.13585 eq. 4-5: REINFORCE weighted by the held ratio, cut above alone."""
     weights = [min(math.exp(held[t] - sampler[t]), 1 + clip.high) for t in range(len(logps))]
     return np.array([-weights[t] * advantages[t] * logps[t] for t in range(len(logps))])
 
@@ -97,7 +97,7 @@ def corrected(
     loss: Loss, logps: Response, held: Response, sampler: Response, advantages: Response, clip: Clip, *tis: object
 ) -> Response:
     """A loss under TIS (level, mode, cap): its ratio is to the trainer's own held log-probabilities, its tokens are
-    weighed.
+    weighted.
     """
     weights = importance(held, sampler, *tis)  # type: ignore[arg-type]
     values = loss(logps, held, held, advantages, clip)

@@ -25,43 +25,43 @@ def run(rewards, n):
     padded = np.full(ROWS, 77.0, np.float32)
     padded[:B] = rewards
     groups = np.where(np.arange(ROWS) < B, np.arange(ROWS) // n, 0)
-    out, silent = group(jnp.array(padded), jnp.array(groups), jnp.arange(ROWS) < B, jnp.int32(n))
+    out, zero_variance = group(jnp.array(padded), jnp.array(groups), jnp.arange(ROWS) < B, jnp.int32(n))
     assert (np.asarray(out)[B:] == 0).all()
-    return np.asarray(out)[:B], float(np.asarray(silent)[:B].mean())
+    return np.asarray(out)[:B], float(np.asarray(zero_variance)[:B].mean())
 
 
 @pytest.mark.parametrize(("B_p", "n"), [(13, 7), (3, 5), (16, 2), (1, 4)])
 def test_against_a_loop(B_p: int, n: int) -> None:
     rewards = np.random.default_rng(B_p).normal(size=B_p * n)
-    got, silent = run(rewards, n)
+    got, zero_variance = run(rewards, n)
     for p in range(B_p):
         mine = rewards[p * n : (p + 1) * n]
         np.testing.assert_allclose(
             got[p * n : (p + 1) * n], (mine - mine.mean()) / (mine.std(ddof=1) + 1e-6), rtol=2e-5, atol=1e-6
         )
-    assert silent == 0
+    assert zero_variance == 0
 
 
 def test_by_hand() -> None:
     # rewards 1 0 0 0: mean 1/4, sum of squares 9/16 + 3/16 = 3/4, over n - 1 = 3 gives std 1/2: advantages 3/2 and -1/2
-    got, silent = run([1, 0, 0, 0, 1, 1, 1, 1], 4)
+    got, zero_variance = run([1, 0, 0, 0, 1, 1, 1, 1], 4)
     np.testing.assert_allclose(got, [1.5, -0.5, -0.5, -0.5, 0, 0, 0, 0], atol=1e-5)
-    assert silent == 0.5  # one group of the two that were used
+    assert zero_variance == 0.5  # one group of the two that were used
 
 
 @pytest.mark.parametrize("n", [3, 7, 11])
 def test_equal_rewards_teach_nothing(n: int) -> None:
     # .1 and 1/3 are no binary fractions: their mean need not equal them
     for reward in (0.1, 1 / 3, 1.0):
-        got, silent = run([reward] * (2 * n), n)
+        got, zero_variance = run([reward] * (2 * n), n)
         assert (got == 0).all()
-        assert silent == 1
+        assert zero_variance == 1
 
 
 def test_a_group_of_one_has_no_advantage() -> None:
-    got, silent = run([1.0, 0.0, 1.0], 1)
+    got, zero_variance = run([1.0, 0.0, 1.0], 1)
     assert got.tolist() == [0, 0, 0]
-    assert silent == 1
+    assert zero_variance == 1
 
 
 def test_groups_across_shards() -> None:

@@ -70,7 +70,7 @@ def test_by_hand() -> None:
     assert returns.tolist() == [0.3125, 1.0]
 
 
-class Told(CriticObjective):
+class FixedValues(CriticObjective):
     """Its values are its parameters."""
 
     def values(self, params: Any, prefix: Any, problems: Any, rows: Microbatch) -> Any:
@@ -89,7 +89,9 @@ def test_the_clipped_loss_equals_verl() -> None:
 
     @quick_jit
     def value_and_slope(values: Any) -> Any:
-        return jax.value_and_grad(lambda x: Told(DECODER)({"values": x}, {}, None, fixed, rows), has_aux=True)(values)
+        return jax.value_and_grad(lambda x: FixedValues(DECODER)({"values": x}, {}, None, fixed, rows), has_aux=True)(
+            values
+        )
 
     (value, metrics), slope = value_and_slope(now)
     wanted = VERL["losses"]["value token"]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.rl.drop_groups import drop_groups
+from isojax.rl.loss_weights import drop_groups
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, buffer_row_groups, make_sampler_shapes
 from tests.device import P, T, gather, quick_jit, random_problems, scatter
 
@@ -15,12 +15,12 @@ CELLS = [(13, 7), (5, 4)]
 
 
 def batch(
-    geometry: SamplerShapes, B_p: int, n: int, silent: list[int]
+    geometry: SamplerShapes, B_p: int, n: int, dropped: list[int]
 ) -> tuple[ProblemArrays, Rollouts, np.ndarray, dict[str, np.ndarray]]:
     rng = np.random.default_rng([B_p, n])
     B = B_p * n
     gains = rng.normal(size=B).astype(np.float32)
-    gains[np.isin(np.arange(B) // n, silent)] = 0
+    gains[np.isin(np.arange(B) // n, dropped)] = 0
     flat = {
         "tokens": rng.integers(0, 24, (B, T)).astype(np.int32),
         "logps": rng.normal(size=(B, T)).astype(np.float32),
@@ -37,18 +37,18 @@ def batch(
 
 @pytest.mark.parametrize("shards", [1, 4])
 @pytest.mark.parametrize(
-    ("B_p", "n", "silent"), [(13, 7, [0, 3, 4, 12]), (13, 7, []), (5, 4, [0, 1, 2, 4]), (5, 4, [0, 1, 2, 3, 4])]
+    ("B_p", "n", "dropped"), [(13, 7, [0, 3, 4, 12]), (13, 7, []), (5, 4, [0, 1, 2, 4]), (5, 4, [0, 1, 2, 3, 4])]
 )
-def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, silent: list[int]) -> None:
+def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, dropped: list[int]) -> None:
     geometry = make_sampler_shapes(CELLS, shards, 8, 8, P, T)
-    problems, rollouts, gains, flat = batch(geometry, B_p, n, silent)
+    problems, rollouts, gains, flat = batch(geometry, B_p, n, dropped)
     groups, live = buffer_row_groups(geometry, jnp.int32(B_p), jnp.int32(n))
-    taken = live & ~jnp.isin(groups, jnp.array([*silent, -1]))
+    taken = live & ~jnp.isin(groups, jnp.array([*dropped, -1]))
     left_over = quick_jit(lambda *x: drop_groups(geometry, *x))(
         problems, (rollouts, gains), taken, jnp.int32(B_p), jnp.int32(n), jnp.int32(n)
     )
     moved_problems, (moved, moved_gains), kept, count = left_over
-    left = [q for q in range(B_p) if q not in silent]
+    left = [q for q in range(B_p) if q not in dropped]
     assert int(count) == len(left)
     np.testing.assert_array_equal(moved_problems.ids[: len(left)], problems.ids[left])
     rows = np.isin(np.arange(B_p * n) // n, left)

@@ -262,7 +262,7 @@ def relative(one: Params, two: Params) -> dict[str, float]:
 @pytest.mark.parametrize(("B_p", "n"), CELLS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_equal_a_plain_program(name: str, B_p: int, n: int) -> None:
-    """For microbatches of 8 to 28, larger than some batches, beside 2 to 16 prompts, in two passes or one: nothing
+    """For microbatches of 8 to 28, larger than some batches, with 2 to 16 prompts, in two passes or one: nothing
     changes but rounding.
     """
     program = PROGRAMS[name]
@@ -291,7 +291,7 @@ def test_in_one_pass_a_weight_is_gathered_once_for_prompts_and_responses() -> No
             name: text.count(f"stablehlo.{name}") for name in ("all_gather", "reduce_scatter")
         }
     assert min(found[True].values()) > 0
-    assert all(2 * found[True][name] <= apart + 2 for name, apart in found[False].items()), found
+    assert all(2 * found[True][name] <= separate + 2 for name, separate in found[False].items()), found
 
 
 def test_no_live_token_gives_no_nan() -> None:

@@ -59,7 +59,7 @@ class Ragged:
         return out.astype(np.float32)
 
     def ragged(self, buffer: Any) -> list[np.ndarray]:
-        """The inverse; what lies elsewhere must be 0."""
+        """The inverse; what is elsewhere must be 0."""
         buffer = np.asarray(buffer)
         assert not np.any(buffer[~self.mask]), "something comes of padding"
         return [row[kept] for row, kept in zip(buffer[self.live], self.mask[self.live], strict=True)]
@@ -109,7 +109,7 @@ def aggregation(name: str) -> Any:
 
 
 @partial(jax.jit, static_argnames="name")
-def weigh(name: str, given: RewardedBatch, counted: Any) -> Any:
+def weights_of(name: str, given: RewardedBatch, counted: Any) -> Any:
     """Each response's weight by an aggregation."""
     return response_weights(aggregation(name), given._replace(num_groups=GROUPS), counted, T)
 
@@ -171,7 +171,7 @@ def ours(
         x.reshape(-1, T)
         for x in (given.rows(given.logps), given.rows(given.sampler), given.rows(given.advantages), given.mask)
     ]
-    weight = weigh(mean, given.rewarded, given.live).reshape(-1)
+    weight = weights_of(mean, given.rewarded, given.live).reshape(-1)
     value, slope = program(name, level, over)(*parts, weight, numbers(low, high, cap))
     return float(value), given.ragged(np.asarray(slope).reshape(given.mask.shape))
 
@@ -273,7 +273,7 @@ def test_filters(mean: str) -> None:
     was not chosen.
     """
     given = batch(1)
-    every, silent = [True] * len(given.rewards), loops.zero_variance(given.rewards, given.groups)
+    every, same_rewards = [True] * len(given.rewards), loops.zero_variance(given.rewards, given.groups)
     chosen = [i % N != 1 for i in range(len(every))]
     counts = given.rows(chosen, 0) > 0
     for terms in ((), ("policy",), ("kl", "entropy"), ("policy", "kl", "entropy")):
@@ -281,7 +281,7 @@ def test_filters(mean: str) -> None:
         for taken, kept in ((given.live, every), (counts, chosen)):
             found = make_loss_weights(rl, aggregation(mean), np.zeros(SHAPE), given.rewarded, taken, T)
             for term in ("policy", "kl", "entropy"):
-                keep = [k and not (term in terms and s) for k, s in zip(kept, silent, strict=True)]
+                keep = [k and not (term in terms and s) for k, s in zip(kept, same_rewards, strict=True)]
                 wanted = loops.aggregate(mean, given.base, given.groups, keep, T)
                 got = (np.asarray(getattr(found, term))[..., None] * given.rows(given.base, 0)).sum()
                 assert got == pytest.approx(wanted, rel=1e-5), (term, terms)
@@ -290,7 +290,7 @@ def test_filters(mean: str) -> None:
 def test_nothing_kept_is_nothing() -> None:
     given = batch(0)
     for mean in MEANS:
-        weight = weigh(mean, given.rewarded, np.zeros(SHAPE, bool))
+        weight = weights_of(mean, given.rewarded, np.zeros(SHAPE, bool))
         assert not np.asarray(weight).any()
 
 

@@ -157,11 +157,11 @@ alone = cache(Alone)
 def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response], list[Response], list[Response]]:
     """By the loops: the loss, its slopes in log-probabilities and entropies, and the critic's in values."""
     batch, recipe, of_critic = alone(), resolve_algorithm(rl), []
-    silent = loops.zero_variance(REWARDS.tolist(), GROUPS)
+    same_rewards = loops.zero_variance(REWARDS.tolist(), GROUPS)
     advantage, aggregation = (m.__name__.rpartition(".")[2] for m in (recipe.advantage, recipe.aggregation))
 
     def total(term: str, per_token: list[Response]) -> float:
-        keep = [c and not (term in rl.zero_variance_filter and s) for c, s in zip(chosen, silent, strict=True)]
+        keep = [c and not (term in rl.zero_variance_filter and s) for c, s in zip(chosen, same_rewards, strict=True)]
         return loops.aggregate(aggregation, per_token, GROUPS, keep, T)
 
     if rl.critic:

@@ -241,7 +241,7 @@ def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, mon
 
 
 def test_failed_checks_are_counted_and_cost_their_reward() -> None:
-    """The first two problems of the table: their checks never end. Each update's rollouts of them are wrong, and told
+    """The first two problems of the table: their checks never end. Each update's rollouts of them are wrong, and counted
     of by kind.
     """
     lost = [int(i) for i in TABLE.ids[:2]]

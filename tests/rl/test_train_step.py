@@ -195,7 +195,7 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
     assert {(c.result, c.depth) for c in found if c.kind != "all-reduce"} == {
         (f"f32[{geometry.slots},{DECODER.vocab}]", 3)
     }
-    # in the sampler's and the gradient's loops only tensor's pairs meet, and once a visit all shards: is any still at
+    # in the sampler's and the gradient's loops only tensor's pairs meet, and once per chunk all shards: is any still at
     # work?
     wide = [c.result for c in found if c.depth >= 2 and not all(max(group) - min(group) == 1 for group in c.groups)]
     assert wide == ["s32[]"]

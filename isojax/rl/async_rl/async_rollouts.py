@@ -168,14 +168,11 @@ class AsyncRollouts(rollout_source.RolloutSource):
         self.busy_seconds += now - self.batch_arrived_at
         if not self.programs.disaggregated:
             return {}
-        update_seconds = now - self.update_began_at
+        update_seconds, trainer_seconds = now - self.update_began_at, now - self.batch_arrived_at
         # A chunk counts when it is done; it may have begun before the update.
         sampler_seconds = min(self.worker.busy_seconds - self.sampler_seconds_before, update_seconds)
-        trainer_seconds = now - self.batch_arrived_at
-        return {
-            "sampler_busy": mean(sampler_seconds / update_seconds),
-            "trainer_busy": mean(trainer_seconds / update_seconds),
-        }
+        shares = {"sampler_busy": sampler_seconds / update_seconds, "trainer_busy": trainer_seconds / update_seconds}
+        return {name: mean(share) for name, share in shares.items()}
 
     def save(self) -> tuple[dict[str, Any] | None, Any]:
         """Nothing before any batch has begun, nor where the sampler works in the background: its rollouts are sampled

@@ -48,7 +48,7 @@ class SampledBatch(NamedTuple):
 
 
 class RolloutWorker:
-    """The worker of one cell. All calls must come from one thread."""
+    """The worker of one cell; all calls come from one thread."""
 
     def __init__(self, programs: SamplerPrograms, job: RolloutJob):
         self.programs, self.job = programs, job
