@@ -241,9 +241,7 @@ def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, mon
 
 
 def test_failed_checks_are_counted_and_cost_their_reward() -> None:
-    """The first two problems of the table: their checks never end. Each update's rollouts of them are wrong, and counted
-    of by kind.
-    """
+    """The checks of the first two problems never end. Their rollouts count as wrong, and are counted by kind."""
     lost = [int(i) for i in TABLE.ids[:2]]
     task = Spoken(failing=lost)
     _, metrics = Twin("auto").hosted(task, count=1)
