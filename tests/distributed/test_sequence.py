@@ -87,7 +87,8 @@ def test_sequence_alone_samples_what_one_device_samples(one: list[list[int]]) ->
 
 def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> None:
     """Prefix groups of two slots. Each device holds 19 positions of one of the two heads; between those that share a
-    prompt go, at a token, the maxima, sums and mixtures of its queries, and in a layer of a prompt its keys and values."""
+    prompt go, at a token, the maxima, sums and mixtures of its queries, and in a layer of a prompt its keys and
+    values."""
     sampling = Sampling(EVERYWHERE, WIDTH)
     assert sampling.responses() == one
     hlo, state = sampling.program()
