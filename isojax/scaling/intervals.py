@@ -20,7 +20,7 @@ Interval = tuple[float | None, float | None]
 def central_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     """The central `level` of replicates, float[Q]. An infinite bound is None: an open end.
 
-    Infinite replicates mean that the quantity lies beyond the data; percentiles are then not interpolated.
+    Infinite replicates mean that the quantity is beyond the data; percentiles are then not interpolated.
     """
     samples = np.asarray(values, dtype=np.float64)
     method = "linear" if np.isfinite(samples).all() else "nearest"

@@ -1,4 +1,4 @@
-"""Small sweeps for tests of the fitter's parts: cells of known curves, packed as the mixed model takes them."""
+"""Small sweeps for tests of the fitter's parts: cells of known curves, packed as the hierarchical model takes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mixed model's mode against SciPy's least squares on the same cost, written out in loops; its covariances against
+"""The hierarchical model's mode against SciPy's least squares on the same cost, written out in loops; its covariances against
 a Hessian by differences."""
 
 from dataclasses import replace

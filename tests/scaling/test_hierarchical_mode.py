@@ -119,7 +119,7 @@ def test_options_out_of_range_are_refused(options):
 
 
 def test_what_recommend_reads_is_what_was_drawn():
-    """fit.json keeps five digits of each replicate; bends and other problems are added again when it is read."""
+    """fit.json keeps five digits of each replicate; corrections and other problems are added again when it is read."""
     runs = random_world("non_monotone", 3, evaluations=30, seeds=2, problems=100).runs
     document = FitResult.model_validate_json(fit(runs, replicates=40).model_dump_json())
     assert all(c.correction is not None for c in document.curves)  # three stages are no single rise

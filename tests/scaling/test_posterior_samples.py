@@ -19,7 +19,7 @@ from isojax.scaling.intervals import central_interval
 SMALL, LARGE = (16, 2), (16, 8)
 
 
-def draws(mids, *, low=(1e2, 1e2), high=(1e6, 1e6), peak=(math.inf, math.inf), bends=(), shift=None):
+def draws(mids, *, low=(1e2, 1e2), high=(1e6, 1e6), peak=(math.inf, math.inf), corrections=(), shift=None):
     """R0 = 0, B = 1: n = 2 gains .4 with C_mid = 1000, n = 8 gains .8 with C_mid = mids[q]. They cross at C = mids[q] -
     2000.
     """
@@ -28,7 +28,7 @@ def draws(mids, *, low=(1e2, 1e2), high=(1e6, 1e6), peak=(math.inf, math.inf), b
     mid = np.column_stack([np.full(Q, 1000.0), mids])
     ends = [np.array(v, dtype=float) for v in (peak, low, high)]
     other = np.zeros((Q, 2)) if shift is None else np.array(shift)
-    return PosteriorSamples(np.ones(Q), (SMALL, LARGE), A, np.ones((Q, 2)), mid, np.zeros(Q), other, *ends, bends)
+    return PosteriorSamples(np.ones(Q), (SMALL, LARGE), A, np.ones((Q, 2)), mid, np.zeros(Q), other, *ends, corrections)
 
 
 def test_interval_by_hand():
@@ -44,8 +44,8 @@ def test_rewards_by_hand():
     other = draws([5000.0, 7000.0], shift=[[0.1, 0.0], [0.0, 0.5]])  # R (1 - R) (a + b R) more
     assert other.rewards([1000.0])[:, 0, 0] == pytest.approx([0.2 + 0.16 * 0.1, 0.2 + 0.16 * 0.1])
     assert other.rewards([1000.0])[1, 1, 0] == pytest.approx(0.1 + 0.09 * 0.05)
-    bent = draws([5000.0] * 500, bends=(ResidualCorrection((3.0, 4.0), (0.05, 0.05), (0.01, 0.01)), None))
-    R = bent.rewards([1000.0, 1e6])
+    corrected = draws([5000.0] * 500, corrections=(ResidualCorrection((3.0, 4.0), (0.05, 0.05), (0.01, 0.01)), None))
+    R = corrected.rewards([1000.0, 1e6])
     assert R[:, 0, 0].mean() == pytest.approx(0.25, abs=0.002) and R[:, 0, 0].std() == pytest.approx(0.01, rel=0.1)
     assert R[:, 0, 1] == pytest.approx(0.4 / 1.001) and R[:, 1, 0] == pytest.approx(0.8 / 6)
 
@@ -56,7 +56,7 @@ def test_of_takes_cells_in_the_order_asked():
         low=(1e2, 1e3),
         high=(1e5, 1e6),
         shift=[[0.1, 0.0], [0.0, 0.5]],
-        bends=(None, ResidualCorrection((3.0,), (0.1,), (0.0,))),
+        corrections=(None, ResidualCorrection((3.0,), (0.1,), (0.0,))),
     )
     one = d.for_cells([LARGE])
     assert one.keys == (LARGE,) and one.C_low == [1e3] and one.C_high == [1e6] and one.corrections == d.corrections[1:]
@@ -94,8 +94,8 @@ def test_open_ends():
     early = np.concatenate([np.full(20, -500.0), np.linspace(3000, 6000, 80)])
     low, high = crossover_interval(draws(early + 2000), SMALL, LARGE, fitted_crossing=4500)
     assert low is None and high == pytest.approx(6000, rel=0.06)
-    apart = draws([5000.0] * 3, low=(1e2, 1e5), high=(1e4, 1e6))
-    assert crossover_interval(apart, SMALL, LARGE, fitted_crossing=3000) == (None, None)  # never measured together
+    distant = draws([5000.0] * 3, low=(1e2, 1e5), high=(1e4, 1e6))
+    assert crossover_interval(distant, SMALL, LARGE, fitted_crossing=3000) == (None, None)  # never measured together
 
 
 def test_band_and_probabilities_by_hand():

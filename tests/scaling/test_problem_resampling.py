@@ -31,7 +31,7 @@ def test_shift_by_hand():
 
 
 def test_its_spread_is_that_of_a_direct_bootstrap():
-    """At a reward of .45: the mean over problems of the evaluations near there, problems drawn anew, over 4000 draws.
+    """At a reward of .45: the mean over problems of the evaluations near there, problems drawn again, over 4000 draws.
     Many evaluations are averaged, so that the noise of single ones does not count."""
     sweep = packed()
     found = problem_contributions(sweep, "avg@4", sweep.data.y)

@@ -21,14 +21,14 @@ def test_a_sine_is_recovered():
     rng = np.random.default_rng(0)
     found = fit_corrections(X, [bump(x) + SD * rng.standard_normal(60) for x in X], SD)
     inner, hits = np.linspace(3.2, 4.8, 30), []
-    for bend in found:
-        assert bend is not None
+    for correction in found:
+        assert correction is not None
         assert (
-            bend.evaluate(10**inner) == pytest.approx(bump(inner), abs=0.014)
-            and np.abs(bend.evaluate(10**inner) - bump(inner)).mean() < 0.005
+            correction.evaluate(10**inner) == pytest.approx(bump(inner), abs=0.014)
+            and np.abs(correction.evaluate(10**inner) - bump(inner)).mean() < 0.005
         )
-        knots = np.array(bend.log10_C)
-        hits += list(np.abs(bend.value - bump(knots)) < 1.645 * np.array(bend.sd))
+        knots = np.array(correction.log10_C)
+        hits += list(np.abs(correction.value - bump(knots)) < 1.645 * np.array(correction.sd))
     assert np.mean(hits) > 0.75  # nominally .9 of 44 correlated knots
 
 
@@ -45,9 +45,11 @@ def test_without_noise_or_points_there_is_none():
 
 
 def test_it_fades_to_nothing_by_hand():
-    bend = ResidualCorrection((3.0, 4.0), (0.02, -0.01), (0.001, 0.002))
+    correction = ResidualCorrection((3.0, 4.0), (0.02, -0.01), (0.001, 0.002))
     half = FADE_DECADES / 2
-    at = bend.evaluate(10 ** np.array([3 - FADE_DECADES, 3 - half, 3.0, 3.5, 4.0, 4 + half, 4 + FADE_DECADES, 9.0]))
+    at = correction.evaluate(
+        10 ** np.array([3 - FADE_DECADES, 3 - half, 3.0, 3.5, 4.0, 4 + half, 4 + FADE_DECADES, 9.0])
+    )
     assert at == pytest.approx([0, 0.01, 0.02, 0.005, -0.01, -0.005, 0, 0])
 
 

@@ -146,9 +146,9 @@ def test_noise_is_read_from_residuals():
 
 def test_seeds_of_different_level_widen_the_intervals():
     one = run_of(0.2, 0.7, 1.1, 3e4, points=30, sd=0.005, seed=8, seeds=3)
-    apart = RunPoints(one.C, one.R + np.array([-0.03, 0.0, 0.03])[one.run_index], one.run_index)
+    distant = RunPoints(one.C, one.R + np.array([-0.03, 0.0, 0.03])[one.run_index], one.run_index)
     spread = []
-    for runs in (one, apart):
+    for runs in (one, distant):
         fit = fit_single_run(runs)
         low, high = np.quantile(evaluate_solution(bootstrap_replicates(fit, runs), np.array([1e6])), [0.05, 0.95])
         spread.append(high - low)

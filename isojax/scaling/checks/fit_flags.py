@@ -58,7 +58,7 @@ def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     single_seed_cells = [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]
     if single_seed_cells:
         which = "every cell" if len(single_seed_cells) == len(cells) else ", ".join(single_seed_cells)
-        text = f"only one seed for {which}: differences between runs cannot be told from chance"
+        text = f"only one seed for {which}: differences between runs cannot be separated from chance"
         yield _warning("one_seed", text)
     ends_of_short_cells = ", ".join(f"{B_p}x{n} ({C:.4g})" for (B_p, n), C in short_cells(cells).items())
     if ends_of_short_cells:

@@ -213,16 +213,6 @@ def _solve_linear(space: SearchSpace, s: FloatArray, y: FloatArray) -> tuple[Flo
     )
 
 
-def _project_out_linear(space: SearchSpace, J: FloatArray, s: FloatArray, edge: NDArray[np.intp]) -> FloatArray:
-    """J, float[R 2 N], without what the linear parameters that are free can follow."""
-    edge = edge[:, None]
-    direction = np.select(
-        [edge == _FREE, edge == _AT_LOWER, edge == _AT_UPPER], [s - space.weighted_mean(s)[:, None], s, 1 - s]
-    )[:, None, :]
-    J = J - np.where(edge == _FREE, space.weighted_mean(J), 0.0)[..., None]
-    return J - direction * space.slope(direction, J)[..., None]
-
-
 def _damped_step(
     space: SearchSpace, y: FloatArray, phi: FloatArray, damping: FloatArray
 ) -> tuple[FloatArray, FloatArray, NDArray[np.bool_], FloatArray]:
@@ -235,7 +225,12 @@ def _damped_step(
     gradient = space.weighted_sum(J * residual[:, None, :])
     at_bound = ((phi <= space.phi_lower) & (gradient < 0)) | ((phi >= space.phi_upper) & (gradient > 0))
     gradient = np.where(at_bound, 0.0, gradient)
-    J_projected = _project_out_linear(space, J, s, edge)
+    # The Jacobian without what the linear parameters that are free can follow.
+    edge = edge[:, None]
+    edge_directions = [s - space.weighted_mean(s)[:, None], s, 1 - s]
+    direction = np.select([edge == _FREE, edge == _AT_LOWER, edge == _AT_UPPER], edge_directions)[:, None, :]
+    J_projected = J - np.where(edge == _FREE, space.weighted_mean(J), 0.0)[..., None]
+    J_projected = J_projected - direction * space.slope(direction, J_projected)[..., None]
     H = (J_projected * space.weight) @ J_projected.transpose(0, 2, 1)
     H = H * ~(at_bound[:, :, None] | at_bound[:, None, :])
     scale = np.trace(H, axis1=1, axis2=2)[:, None, None] + _TINY
