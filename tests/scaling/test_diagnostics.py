@@ -45,8 +45,8 @@ def test_numbers_by_hand():
 
 
 def test_a_chi_square_above_one():
-    """Residuals 3 1 -1 -3, neighbours differ by 2: scatter sqrt(4 / 2), mean square 5: 2.5. Products 3, -1, 3: mean 5/3,
-    over 5: 1/3.
+    """Residuals 3 1 -1 -3 differ by 2: scatter sqrt(4 / 2), mean square 5: 2.5. Products 3, -1, 3: mean 5/3, over 5:
+    1/3.
     """
     made = SweepEstimate([curve(4)], [], residuals={(16, 4): [np.array([3.0, 1, -1, -3]) / 100]}, parameter_count=3)
     found = diagnose(made, runs((4, 4e3)))

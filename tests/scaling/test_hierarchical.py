@@ -1,5 +1,5 @@
-"""The hierarchical model's mode against SciPy's least squares on the same cost, written out in loops; its covariances against
-a Hessian by differences."""
+"""The hierarchical model's mode against SciPy's least squares on the same cost, written out in loops; its covariances
+against a Hessian by differences."""
 
 from dataclasses import replace
 
