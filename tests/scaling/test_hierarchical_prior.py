@@ -75,10 +75,9 @@ def random_start(sweep, seed):
 def test_twenty_starts_end_in_one_optimum(noise, run_sd):
     sweep = packed(noise=noise, run_sd=run_sd, seed=3)
     scales = fit_shape(1.0, packed(noise=0.01, run_sd=0.01, seed=3)).scales
-    ends = [
-        find_mode(1.0, sweep.data, random_start(sweep, seed), scales, iterations=400, tolerance=0.0).theta
-        for seed in range(20)
-    ]
+    modes = [find_mode(1.0, sweep.data, random_start(sweep, seed), scales, iterations=400) for seed in range(20)]
+    # A second search takes the last steps, whose gain is below the tolerance of the first.
+    ends = [find_mode(1.0, sweep.data, mode, scales).theta for mode in modes]
     assert np.ptp(ends, axis=0).max() < 1e-8  # reward, decades, log
 
 

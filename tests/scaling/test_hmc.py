@@ -2,6 +2,8 @@
 differences.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from tests.scaling.sweeps import packed
 def test_the_gradient_is_that_of_the_value():
     sweep = packed(noise=0.01, run_sd=0.01)
     fitted = fit_shape(0.5, sweep)
-    target = _make_target(0.5, sweep.data, fitted.state, fitted.scales, np.array([0.012]))
+    target = _make_target(sweep.data, fitted, np.array([0.012]))
     mode = np.concatenate([fitted.state.theta.ravel(), [fitted.state.R0]])
     rng = np.random.default_rng(0)
     for v in mode + 0.02 * rng.standard_normal((5, len(mode))):
@@ -27,7 +29,7 @@ def test_the_gradient_is_that_of_the_value():
 def test_outside_the_bounds_nothing_is_allowed():
     sweep = packed()
     fitted = fit_shape(1.0, sweep)
-    target = _make_target(1.0, sweep.data, fitted.state, fitted.scales, np.array([0.01]))
+    target = _make_target(sweep.data, fitted, np.array([0.01]))
     v = np.concatenate([fitted.state.theta.ravel(), [fitted.state.R0]])[None]
     v[0, 0] = 1.01  # A above 1
     assert np.isinf(target.value_and_gradient(v)[0][0])
@@ -80,7 +82,9 @@ def random_walk(scales: Scales, state: HierarchicalState, chains: int = 300, ste
 def test_draws_have_the_moments_of_a_random_walk():
     fitted = fit_shape(1.0, SWEEP, stated_run_sd=RUN_SD)
     scales = Scales(fitted.scales.noise_sd, RUN_SD, PRIOR_TAU, SWEEP.prior.mean, SWEEP.prior.sd)
-    theta, R0 = run_hmc_chains(1.0, SWEEP.data, fitted.state, scales, np.full(2000, RUN_SD), np.random.default_rng(1))
+    theta, R0 = run_hmc_chains(
+        SWEEP.data, replace(fitted, scales=scales), np.full(2000, RUN_SD), np.random.default_rng(1)
+    )
     ours = np.column_stack([theta[:, 0], R0])
     theirs = random_walk(scales, fitted.state)
     sd = theirs.std(0)
@@ -95,8 +99,5 @@ def test_draws_have_the_moments_of_a_random_walk():
 
 def test_the_same_generator_gives_the_same_draws():
     fitted = fit_shape(1.0, SWEEP)
-    a, b, c = (
-        run_hmc_chains(1.0, SWEEP.data, fitted.state, fitted.scales, np.full(5, 0.01), np.random.default_rng(s))[0]
-        for s in (1, 1, 2)
-    )
+    a, b, c = (run_hmc_chains(SWEEP.data, fitted, np.full(5, 0.01), np.random.default_rng(s))[0] for s in (1, 1, 2))
     assert (a == b).all() and (a != c).all()

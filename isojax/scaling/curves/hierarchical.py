@@ -28,6 +28,7 @@ from isojax.scaling.validation_metrics import FloatArray, as_float64
 ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
 MID_DECADES = 2.5  # mid may be this many decades outside the points
+COST_TOLERANCE = 1e-13
 _TINY = 1e-9  # stands for a standard deviation of 0
 
 
@@ -170,14 +171,9 @@ def _gauss_newton_step(
 
 
 def find_mode(
-    tail: float,
-    data: SweepArrays,
-    initial_state: HierarchicalState,
-    scales: Scales,
-    iterations: int = 60,
-    tolerance: float = 1e-13,
+    tail: float, data: SweepArrays, initial_state: HierarchicalState, scales: Scales, iterations: int = 60
 ) -> HierarchicalState:
-    """The posterior mode near `initial_state`; stops when the cost falls by less than `tolerance` of itself."""
+    """The posterior mode near `initial_state`; stops when the cost falls by less than COST_TOLERANCE of itself."""
     state, current_cost, damping = initial_state, minus_two_log_posterior(tail, data, initial_state, scales), 1e-4
     for _ in range(iterations):
         trial = _gauss_newton_step(tail, data, state, scales, damping)
@@ -187,7 +183,7 @@ def find_mode(
             if damping > 1e8:
                 break
             continue
-        converged = current_cost - trial_cost <= tolerance * (1 + abs(current_cost))
+        converged = current_cost - trial_cost <= COST_TOLERANCE * (1 + abs(current_cost))
         state, current_cost, damping = trial, trial_cost, damping * 0.1
         if converged:
             break

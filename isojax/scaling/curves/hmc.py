@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from isojax.scaling.curves import hierarchical
-from isojax.scaling.curves.hierarchical import HierarchicalState, Scales, SweepArrays
+from isojax.scaling.curves.hierarchical import SweepArrays
+from isojax.scaling.curves.hierarchical_prior import ShapeFit
 from isojax.scaling.curves.hill import LN10, progress_and_slope, scaled_log_compute
 from isojax.scaling.validation_metrics import FloatArray, as_float64
 
@@ -75,10 +76,8 @@ class _PotentialEnergy:
         return np.where(outside, np.inf, potential), gradient
 
 
-def _make_target(
-    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, run_sds: FloatArray
-) -> _PotentialEnergy:
-    J, S, _ = data.weight.shape
+def _make_target(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray) -> _PotentialEnergy:
+    (J, S, _), tail, state, scales = data.weight.shape, fit.tail, fit.state, fit.scales
     precision = hierarchical.robust_precision(tail, data, state, scales)
     residual = data.y - hierarchical.predict_rewards(tail, data, state, with_run_effect=False)
     x, mean_residual, W = (np.zeros((J, S, BINS_PER_RUN)) for _ in range(3))
@@ -117,19 +116,14 @@ def _whitening_matrix(target: _PotentialEnergy, v: FloatArray) -> FloatArray:
 
 
 def run_hmc_chains(
-    tail: float,
-    data: SweepArrays,
-    state: HierarchicalState,
-    scales: Scales,
-    run_sds: FloatArray,
-    rng: np.random.Generator,
+    data: SweepArrays, fit: ShapeFit, run_sds: FloatArray, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
-    """(theta float[Q, J, 3], R0 float[Q]): one draw from each of Q chains that start around the mode `state`; run_sds
+    """(theta float[Q, J, 3], R0 float[Q]): one draw from each of Q chains that start around the fit's mode; run_sds
     float[Q] is the run-to-run standard deviation of each chain, so that its uncertainty is included.
     """
-    target, chain_count = _make_target(tail, data, state, scales, run_sds), len(run_sds)
-    mode = np.concatenate([state.theta.reshape(-1), state.u[:1]])
-    T = _whitening_matrix(_make_target(tail, data, state, scales, np.array([scales.run_sd])), mode)
+    target, chain_count = _make_target(data, fit, run_sds), len(run_sds)
+    mode = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
+    T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), mode)
 
     def evaluate(position: FloatArray) -> ChainStates:
         potential, gradient = target.value_and_gradient(mode + position @ T.T)

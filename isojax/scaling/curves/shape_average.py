@@ -109,7 +109,7 @@ def _sample_tails(
             chunk_size = min(CHAINS_PER_CHUNK, int(tail_draw_count) - chunk_start)
             relative_variance = degrees_of_freedom / rng.chisquare(degrees_of_freedom, chunk_size)
             run_sds = f.scales.run_sd * np.sqrt(relative_variance)
-            theta, R0 = run_hmc_chains(f.tail, packed.data, f.state, f.scales, run_sds, rng)
+            theta, R0 = run_hmc_chains(packed.data, f, run_sds, rng)
             chunks.append((theta, R0, np.full(chunk_size, f.tail)))
             drawn_count += chunk_size
             if options.on_progress is not None:

@@ -51,6 +51,5 @@ def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> 
     weak_sd = np.full(1 + 3 * K, _WEAK_SD)
     scales = replace(shape_fit.scales, tau=np.full(3, POOLED_TAU), u_mean=np.zeros_like(weak_sd), u_sd=weak_sd)
     state = HierarchicalState(X @ gamma, shape_fit.state.e, np.concatenate([shape_fit.state.u[:1], gamma]))
-    return minus_two_log_posterior(
-        shape_fit.tail, data, find_mode(shape_fit.tail, data, state, scales, iterations=100, tolerance=1e-9), scales
-    )
+    mode = find_mode(shape_fit.tail, data, state, scales, iterations=100)
+    return minus_two_log_posterior(shape_fit.tail, data, mode, scales)
