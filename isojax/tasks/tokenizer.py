@@ -80,7 +80,9 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
             f" these files belong to different models, or cell.model.vocab must be {largest_id + 1} or more."
         )
     if _is_byte_level(tokenizer):
-        byte_of_character = {character: bytes([byte]) for byte, character in enumerate(_byte_characters())}
+        from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+        byte_of_character = {character: bytes([byte]) for byte, character in bytes_to_unicode().items()}
 
         def convert(token: str) -> bytes:
             is_written_in_bytes = byte_of_character.keys() >= set(token)
@@ -117,13 +119,6 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
         f"the tokenizer in {tokenizer.name_or_path} ({type(tokenizer).__name__}) is neither byte-level BPE nor a"
         " sentencepiece one with a tokenizer.json or tokenizer.model. Use a model with one of those."
     )
-
-
-def _byte_characters() -> list[str]:
-    """The character for each byte in byte-level BPE: itself where it is printable in Latin-1, else one from U+0100."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    unprintable = [byte for byte in range(256) if byte not in printable]
-    return [chr(byte if byte in printable else 256 + unprintable.index(byte)) for byte in range(256)]
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:
