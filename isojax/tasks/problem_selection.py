@@ -120,8 +120,8 @@ def drop_long_prompts(
     fitting_problems = task.filter_by_length(problems, prompt_length)
     if not fitting_problems:
         raise InputError(
-            f"{description}: none of {len(problems)} prompts has at most {prompt_length} tokens; raise"
-            " cell.sampling.prompt_length."
+            f"{description}: none of {len(problems)} prompts has at most cell.sampling.prompt_length = {prompt_length}"
+            " tokens; raise it."
         )
     if dropped := len(problems) - len(fitting_problems):
         notes.append(
