@@ -22,6 +22,7 @@ from isojax.core.nouns import EvalPoint, RunRecord
 TRAIN_PREFIX = "train/"  # opens the name of a training metric
 TRAIN_REWARD = "reward"  # among EvalPoint.train
 COMPUTE_UNITS = ("rollouts", "tokens", "device_hours")
+KINDS_TEXT = ", ".join(f"{kind}@k" for kind in ESTIMATOR_KINDS[:-1]) + f" or {ESTIMATOR_KINDS[-1]}@k"
 _METRIC_NAME = re.compile(rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.join(ESTIMATOR_KINDS)})@(?P<k>[1-9]\d*)")
 
 
@@ -94,12 +95,8 @@ def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArr
     parsed = parse_metric(metric)
     if parsed is None:
         received = f"metric {metric!r} is not determined by right answers"
-        raise InputError(f"{received}; expected {_kinds_text()}, or SET/ before one of them, for example best@4.")
+        raise InputError(f"{received}; expected {KINDS_TEXT}, or SET/ before one of them, for example best@4.")
     return estimate_at_k(counts, samples, parsed.kind, parsed.k)
-
-
-def _kinds_text() -> str:
-    return ", ".join(f"{kind}@k" for kind in ESTIMATOR_KINDS[:-1]) + f" or {ESTIMATOR_KINDS[-1]}@k"
 
 
 def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
@@ -117,7 +114,7 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
     expected = ", ".join([*sorted(point.metrics), *(TRAIN_PREFIX + name for name in sorted(point.train))]) or "none"
     set_prefixes = ", ".join(f"{name}/" for name, counts in sorted(point.extra.items()) if counts)
     if point.counts or set_prefixes:
-        expected += f" and {_kinds_text()} for k <= {point.samples} from its counts"
+        expected += f" and {KINDS_TEXT} for k <= {point.samples} from its counts"
         expected += f", after {set_prefixes} for an extra set" if set_prefixes else ""
     raise InputError(
         f"{source or 'an evaluation'} (C = {point.rollouts}) has no metric {metric!r}; expected one of those it has: "

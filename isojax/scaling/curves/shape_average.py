@@ -62,7 +62,7 @@ def sample_posterior(
     """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found, and mean curves."""
     best_fit, data = shape_fits[0], packed.data
     mode_residuals = data.y - predict_rewards(best_fit.tail, data, best_fit.state)
-    residuals_by_run = [r[w > 0] for r, w in zip(_by_run(mode_residuals), _by_run(data.weight), strict=True)]
+    residuals_by_run = [mode_residuals[run][data.weight[run] > 0] for run in np.ndindex(data.weight.shape[:2])]
     draw_count = options.replicates or DEFAULT_DRAW_COUNT
     if best_fit.scales.noise_sd < NOISELESS_SD:
         theta = np.repeat(best_fit.state.theta[None], draw_count, axis=0)
@@ -85,11 +85,6 @@ def sample_posterior(
         run_sd_from=best_fit.run_sd_from,
         evaluation_sd=series.difference_sd(residuals_by_run),
     )
-
-
-def _by_run(values: FloatArray) -> FloatArray:
-    """float[J, S, P] -> float[J S, P]."""
-    return values.reshape(-1, values.shape[-1])
 
 
 def _sample_tails(
