@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -21,23 +21,14 @@ PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instructio
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "final_answer", "target", "output")
 
 
-class ProblemColumns(NamedTuple):
-    """The columns that hold the prompt and the answer; a dot leads into an object."""
-
-    prompt: str
-    answer: str
-
-
 def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
     """The rows as distinct problems; the first row decides which columns are read. An InputError names its place."""
     problems: list[Problem] = []
-    columns = None
+    prompt_column = answer_column = ""
     for row in rows:
-        columns = columns or ProblemColumns(
-            _find_column(row, "prompt", data.prompt_key, PROMPT_COLUMNS),
-            _find_column(row, "answer", data.answer_key, ANSWER_COLUMNS),
-        )
-        problems.append(_row_to_problem(row, columns))
+        prompt_column = prompt_column or _find_column(row, "prompt", data.prompt_key, PROMPT_COLUMNS)
+        answer_column = answer_column or _find_column(row, "answer", data.answer_key, ANSWER_COLUMNS)
+        problems.append(_row_to_problem(row, prompt_column, answer_column))
     if not problems:
         raise InputError(f"{source} holds no problem; expected at least one row with a prompt and an answer.")
     return drop_duplicates(problems, source)
@@ -68,20 +59,20 @@ def _column_value(columns: Mapping[str, Any], name: str) -> Any:
     return value
 
 
-def _row_to_problem(row: DataRow, names: ProblemColumns) -> Problem:
+def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Problem:
     """One row as a problem. A prompt that is a list of {role, content} becomes `messages`; other columns are kept.
 
     Where the answer is within an object, as verl's is, the column `ground_truth` holds it unchanged (it may be a list).
     """
-    prompt, answer = _column_value(row.values, names.prompt), _column_value(row.values, names.answer)
-    messages = _read_conversation(prompt, row, names.prompt) if isinstance(prompt, list) else ()
-    prompt_text = messages[-1]["content"] if messages else _value_as_text(prompt, row, names.prompt)
-    columns = {k: v for k, v in row.values.items() if k not in names}
-    if "." in names.answer:
+    prompt, answer = _column_value(row.values, prompt_column), _column_value(row.values, answer_column)
+    messages = _read_conversation(prompt, row, prompt_column) if isinstance(prompt, list) else ()
+    prompt_text = messages[-1]["content"] if messages else _value_as_text(prompt, row, prompt_column)
+    columns = {k: v for k, v in row.values.items() if k not in (prompt_column, answer_column)}
+    if "." in answer_column:
         columns.setdefault("ground_truth", answer)
     if isinstance(answer, list):
         answer = answer[0] if len(answer) == 1 else json.dumps(answer, ensure_ascii=False)
-    answer_text = _value_as_text(answer, row, names.answer)
+    answer_text = _value_as_text(answer, row, answer_column)
     return Problem(row.index, prompt_text, answer_text, messages=messages, columns=columns)
 
 

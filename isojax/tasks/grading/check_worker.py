@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import IO, Any
 
 from isojax.core.errors import InputError
-from isojax.tasks.grading.grading_worker import CheckRequest, CheckWorkerSpec
+from isojax.tasks.grading.grading_worker import CheckRequest
 from isojax.tasks.verifiers import Verdict
 
 START_TIMEOUT = 60.0  # seconds for a worker to import what the verifier needs
@@ -36,8 +36,8 @@ class CheckWorkerLost(Exception):
 class CheckWorker:
     """One process of checks. One thread at a time may use it, except for `kill`."""
 
-    def __init__(self, spec: CheckWorkerSpec, timeout: float) -> None:
-        self._spec, self._timeout = spec, timeout
+    def __init__(self, verifier: str, memory_bytes: int, timeout: float) -> None:
+        self._verifier, self._memory_bytes, self._timeout = verifier, memory_bytes, timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._lifeline_fd = -1  # the worker's group dies when this end of a pipe closes
@@ -48,13 +48,13 @@ class CheckWorker:
         with tempfile.TemporaryFile() as log:
             try:
                 self._launch(log)
-                self._send(self._spec)
+                self._send((self._verifier, self._memory_bytes))
                 error: str = self._receive(START_TIMEOUT)
             except (CheckWorkerLost, OSError) as e:
                 log.seek(0)
                 last_line = log.read().decode(errors="replace").strip().splitlines()[-1:]
                 reason = ": ".join([e.args[1] if isinstance(e, CheckWorkerLost) else str(e), *last_line])
-                error = f"cell.verifier.use = {self._spec.verifier}: its process did not start: {reason}"
+                error = f"cell.verifier.use = {self._verifier}: its process did not start: {reason}"
         if error:
             self.stop()
             raise InputError(error)

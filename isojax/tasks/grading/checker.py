@@ -20,7 +20,7 @@ from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.nouns import Problem
 from isojax.tasks.grading.check_worker import CheckWorker
-from isojax.tasks.grading.grading_worker import CheckRequest, CheckWorkerSpec
+from isojax.tasks.grading.grading_worker import CheckRequest
 from isojax.tasks.protocol import Grades
 from isojax.tasks.verifiers import Check, Verdict
 
@@ -49,7 +49,7 @@ class Checker:
         self._pure: bool = module.PURE
         self._check: Check | None = None if module.ISOLATED else module.build(argument)
         count = (num_workers or cores()) if module.ISOLATED else 0
-        self._workers = [CheckWorker(CheckWorkerSpec(verifier, int(memory_gb * 2**30)), timeout) for _ in range(count)]
+        self._workers = [CheckWorker(verifier, int(memory_gb * 2**30), timeout) for _ in range(count)]
         self._stop_workers = weakref.finalize(self, _stop_all, self._workers)  # also at the interpreter's exit
         if self._workers:
             self._workers[0].start()

@@ -1,7 +1,7 @@
 """What runs in a worker process: checks, one after another, as they come over a socket. It imports little.
 
-The parent (tasks/grading/check_worker.py) sends pickles: a CheckWorkerSpec, then batches of CheckRequest. The worker
-answers by lines of JSON: an error, empty where the start succeeded, then a Verdict as soon as a check ends.
+The parent (tasks/grading/check_worker.py) sends pickles: (`cell.verifier.use`, bytes of memory), then batches of
+CheckRequest. The worker answers by lines of JSON: an error, empty where the start succeeded, then Verdicts.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from isojax.core import registry
 from isojax.core.errors import InputError
@@ -26,13 +26,6 @@ from isojax.tasks.verifiers import Check, Verdict
 CheckRequest = tuple[Problem, str, str]  # problem, prompt, response
 
 
-class CheckWorkerSpec(NamedTuple):
-    """What a worker receives first: `cell.verifier.use`, and the bytes of memory it may write to."""
-
-    verifier: str
-    memory_bytes: int
-
-
 def main(socket_fd: int, lifeline_fd: int) -> None:
     """Serve requests from the socket until it closes; die when the pipe `lifeline_fd` closes."""
     for descriptor in (socket_fd, lifeline_fd):
@@ -40,10 +33,10 @@ def main(socket_fd: int, lifeline_fd: int) -> None:
     _kill_group_on_close(lifeline_fd)
     _ignore_sigterm()
     with socket.socket(fileno=socket_fd) as connection, connection.makefile("rb") as reader:
-        spec: CheckWorkerSpec = pickle.load(reader)
-        name, _, argument = spec.verifier.partition(":")
+        verifier, memory_bytes = pickle.load(reader)
+        name, _, argument = verifier.partition(":")
         try:
-            _limit_memory(spec.memory_bytes)
+            _limit_memory(memory_bytes)
             check: Check = registry.load("tasks.verifiers", name, "build").build(argument)
         except BaseException as e:  # a user's code may raise anything; the parent makes an InputError of it
             is_described = isinstance(e, InputError)

@@ -8,7 +8,7 @@ import pytest
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.problem_sets import drop_overlap, mix_parts, mixture_counts, split_by_difficulty
+from isojax.tasks.problem_selection import drop_overlap, mix_parts, mixture_counts, split_by_difficulty
 
 
 def labelled(count: int = 100) -> list[Problem]:
