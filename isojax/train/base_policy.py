@@ -137,7 +137,8 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
     if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists):
         folder.mkdir(parents=True, exist_ok=True)
         if is_on_device(task) and not cell.model.path and multiprocess.is_primary():
-            _save_params(folder, train_base_policy(cell, programs.decoder, task, on_progress))
+            params = flatten_dict(train_base_policy(cell, programs.decoder, task, on_progress), sep=".")
+            write_bytes(folder / PARAMS_FILE, save({name: np.ascontiguousarray(x) for name, x in params.items()}))
         multiprocess.barrier("the base policy is there")
 
         def label(problems: list[Problem]) -> list[Problem]:
@@ -159,11 +160,6 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
             _save_problems(folder, selection, fingerprint, with_constant=not is_on_device(task))
         multiprocess.barrier("the problems are chosen")
     return load_base_policy(folder, cell, fingerprint)
-
-
-def _save_params(folder: Path, params: Params) -> None:
-    flat_params = {name: np.ascontiguousarray(array) for name, array in flatten_dict(params, sep=".").items()}
-    write_bytes(folder / PARAMS_FILE, save(flat_params))
 
 
 def _save_problems(folder: Path, selection: ProblemSelection, fingerprint: str, with_constant: bool) -> None:

@@ -17,7 +17,6 @@ Where a fork makes its changes:
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -59,12 +58,7 @@ def is_finished(config: Config, cell: Cell, folder: Path, ledger: PointLedger | 
 
 
 def run_cell(
-    programs: SweepPrograms,
-    config: Config,
-    base_policy: BasePolicy,
-    cell: Cell,
-    outputs: CellOutputs,
-    report: Callable[[CellProgress], None],
+    programs: SweepPrograms, config: Config, base_policy: BasePolicy, cell: Cell, outputs: CellOutputs
 ) -> None:
     """Trains one cell up to the sweep's budget, from its newest checkpoint if there is one.
 
@@ -80,11 +74,12 @@ def run_cell(
     def is_recorded(evaluation: int) -> bool:
         return eval_grid[evaluation] in recorded_targets
 
+    checkpoint_folder = outputs.folder / CHECKPOINT_FOLDER
     with (
-        Checkpoints(outputs.checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints) as checkpoints,
+        Checkpoints(checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints) as checkpoints,
         open_cell(programs, base_policy, cell, checkpoints, is_recorded) as restored,
     ):
-        trainer = CellTrainer(programs, config, base_policy, restored, checkpoints, outputs, report)
+        trainer = CellTrainer(programs, config, base_policy, restored, checkpoints, outputs)
         for evaluation, (target, updates) in enumerate(zip(eval_grid, eval_updates, strict=True)):
             is_done = evaluation <= trainer.cursor.evaluation
             same_update_reaches_next = updates in eval_updates[evaluation + 1 :]
@@ -104,7 +99,6 @@ class CellTrainer:
     restored: CellState
     checkpoints: Checkpoints
     outputs: CellOutputs
-    report: Callable[[CellProgress], None]
 
     def __post_init__(self) -> None:
         restored, problem_sets = self.restored, eval_problem_sets(self.base_policy, self.config.cell)
@@ -112,7 +106,7 @@ class CellTrainer:
         self.problem_order, self.source = restored.problem_order, restored.source
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
-        self.report(CellProgress(self.cell, self.cursor.M * self.cell.B, None))
+        self.outputs.report(CellProgress(self.cell, self.cursor.M * self.cell.B, None))
 
     def train_to(self, target_updates: int) -> None:
         """Updates until there are `target_updates`; saves the state when it is due, or when the process must end."""
@@ -122,7 +116,7 @@ class CellTrainer:
             self.cursor = replace(self.cursor, M=M, sums=sums, order=self.problem_order.state_dict())
             if self.is_failing:
                 self.fail()
-            self.report(CellProgress(self.cell, M * self.cell.B, None))
+            self.outputs.report(CellProgress(self.cell, M * self.cell.B, None))
             # Clocks and signals differ between processes, and all must save at the same update.
             requests = multiprocess.allgather((preemption.requested(), self.checkpoint_due))
             stop, due = any(stop for stop, _ in requests), requests[0][1]
@@ -162,7 +156,7 @@ class CellTrainer:
                 write_samples(samples_path, self.programs.task, validation, counts_by_set[""], point)
             ledger.append(point, seconds=now - self.last_point_at, devices=self.programs.device_count)
         self.last_point_at = now
-        self.report(CellProgress(cell, point.rollouts, next(iter(point.metrics.values()))))
+        self.outputs.report(CellProgress(cell, point.rollouts, next(iter(point.metrics.values()))))
         if multiprocess.broadcast(self.checkpoint_due):
             self.save()
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from isojax.core.nouns import EvalPoint
+from isojax.core.nouns import CellProgress, EvalPoint
 
 CHECKPOINT_FOLDER = "checkpoint"  # in a cell's folder
 
@@ -28,13 +28,10 @@ StartUpload = Callable[[Path, Callable[[], bool]], Future[None]]
 
 @dataclass(frozen=True)
 class CellOutputs:
-    """A cell's folder, its ledger (None in a process that does not write it), and what copies its checkpoints."""
+    """A cell's folder, its ledger (None in a process that does not write it), what copies its checkpoints, and what
+    shows its progress."""
 
     folder: Path
     ledger: PointLedger | None
     start_upload: StartUpload | None
-
-    @property
-    def checkpoint_folder(self) -> Path:
-        """The folder of the cell's checkpoints."""
-        return self.folder / CHECKPOINT_FOLDER
+    report: Callable[[CellProgress], None]

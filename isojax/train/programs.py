@@ -2,7 +2,8 @@
 and coefficients are traced. Programs are compiled ahead, from shapes."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -62,14 +63,15 @@ class SweepPrograms:
         self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
         # The one place that decides where rollouts come from: the programs, and the RolloutSource that runs them.
         self.rollouts: RolloutPrograms
-        self._source: Any
+        source: Any
         if cell.rl.max_staleness is not None:
             self.rollouts = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh)
-            self._source = AsyncRollouts
+            source = AsyncRollouts
         elif is_on_device(task):
-            self.rollouts, self._source = FusedPrograms(cell, self.decoder, task, self.shapes, mesh), FusedRollouts
+            self.rollouts, source = FusedPrograms(cell, self.decoder, task, self.shapes, mesh), FusedRollouts
         else:
-            self.rollouts, self._source = InlinePrograms(cell, self.decoder, task, self.shapes, mesh), InlineRollouts
+            self.rollouts, source = InlinePrograms(cell, self.decoder, task, self.shapes, mesh), InlineRollouts
+        self.open_rollouts: Callable[[CellProblems], RolloutSource] = partial(source, self.rollouts)
         self.coefficients = make_coefficients(cell.rl)
         self.evaluator = self._build_evaluator(cell.data.validation, cell.eval.samples)
         # A task that verifies on device is labelled by the evaluator; a language model prefills each prompt just once.
@@ -102,10 +104,6 @@ class SweepPrograms:
             problem_table=problem_shapes(self.shapes, self.mesh, num_problems, answer_length),
             coefficients=jax.tree.map(lambda x: shape_on(scalar, (), np.asarray(x).dtype), self.coefficients),
         )
-
-    def open_rollouts(self, problems: CellProblems) -> RolloutSource:
-        """The rollouts of a cell."""
-        return self._source(self.rollouts, problems)
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
         """Problems with their host arrays."""

@@ -98,9 +98,10 @@ def train_cell(
     try:
         ledger = Ledger(folder, cell, config_hash(config.cell)) if is_primary else None
         if not is_finished(config, cell, folder, ledger):
-            outputs = CellOutputs(folder, ledger, checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute()))
+            start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
+            outputs = CellOutputs(folder, ledger, start_upload, on_progress)
             with cell_loggers(ledger, cell, config) if ledger else nullcontext():
-                run_cell(programs, config, base_policy, cell, outputs, on_progress)
+                run_cell(programs, config, base_policy, cell, outputs)
         if is_primary:
             write_health(folder, cell, on_flags)
     except Preempted:
