@@ -35,6 +35,13 @@ class Algorithm:
 
 def resolve_algorithm(rl: RLConfig) -> Algorithm:
     """The recipe of `cell.rl`; InputError where there is no such plug-in, with the names there are."""
+
+    def load_plugin(folder: str, setting: str, name: str, function: str) -> ModuleType:
+        try:
+            return registry.load(f"rl.{folder}", name, function)
+        except InputError as e:
+            raise InputError(f"cell.rl.{setting}: {e}") from e
+
     loss = load_plugin("losses", "loss", rl.loss, "loss")
     defaults = GRPO_DEFAULTS | vars(loss).get("DEFAULTS", {})
     clip = float(defaults["clip"] if rl.clip is None else rl.clip)
@@ -52,14 +59,6 @@ def resolve_algorithm(rl: RLConfig) -> Algorithm:
 def plugin_name(module: ModuleType) -> str:
     """A plug-in's name as `cell.rl` gives it: the file's of the package's own, the whole path of a fork's."""
     return module.__name__.rpartition(".")[2] if module.__name__.startswith("isojax.") else module.__name__
-
-
-def load_plugin(folder: str, setting: str, name: str, function: str) -> ModuleType:
-    """The plug-in that a setting of `cell.rl` names."""
-    try:
-        return registry.load(f"rl.{folder}", name, function)
-    except InputError as e:
-        raise InputError(f"cell.rl.{setting}: {e}") from e
 
 
 def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> Any:

@@ -211,9 +211,27 @@ def build_gradient(
     logical_axes, param_shapes: of each parameter, its logical axes and its ShapeDtypeStruct. `inputs.base_params` is
     read only where the objective needs it.
     """
-    param_specs = manual_specs(param_shapes, logical_axes, mesh)
+    param_specs, accumulator = manual_specs(param_shapes, logical_axes, mesh), GradientAccumulator(objective, shapes)
+    cast_params, reductions, shards = objective.decoder.cast_params, objective.metric_reductions, shapes.shards
+
+    def shard_gradient(
+        inputs: UpdateInputs, responses: ResponseBatch, shard: Array, B_p: Array, n: Array
+    ) -> tuple[Params, Metrics]:
+        shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
+        num_tokens = jnp.maximum(_sum_over_shards(responses.mask.sum(), shards), 1).astype(jnp.float32)
+        # Cast once, not in every microbatch.
+        inputs = inputs._replace(params=cast_params(inputs.params), base_params=cast_params(inputs.base_params))
+        d_params, sums = accumulator(inputs, shard_batch)
+        metrics = {}
+        for name, reduction in reductions.items():
+            if reduction == "max":
+                x = lax.pmax(sums[name], ROLLOUT_AXES) if shards > 1 else sums[name]
+            else:
+                x = _sum_over_shards(sums[name], shards)
+            metrics[name] = Metric(x, num_tokens if reduction == "mean" else None, reduction)
+        return jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs), metrics
+
     base_specs = param_specs if objective.needs_base else P()
-    shard_gradient = partial(_shard_gradient, GradientAccumulator(objective, shapes), mesh, param_specs)
     return map_over_shards(shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P()))
 
 
@@ -237,35 +255,6 @@ def map_over_shards(
         return sharded(inputs, responses, jnp.arange(shards, dtype=jnp.int32), B_p, n)
 
     return mapped
-
-
-def _shard_gradient(
-    accumulator: GradientAccumulator,
-    mesh: Mesh,
-    param_specs: Any,
-    inputs: UpdateInputs,
-    responses: ResponseBatch,
-    shard: Array,
-    B_p: Array,
-    n: Array,
-) -> tuple[Params, Metrics]:
-    """A shard's part of the gradient, and the metrics of all shards."""
-    decoder, shards = accumulator.objective.decoder, accumulator.shapes.shards
-    shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
-    num_tokens = jnp.maximum(_sum_over_shards(responses.mask.sum(), shards), 1).astype(jnp.float32)
-    # Cast once, not in every microbatch.
-    cast_inputs = inputs._replace(
-        params=decoder.cast_params(inputs.params), base_params=decoder.cast_params(inputs.base_params)
-    )
-    d_params, sums = accumulator(cast_inputs, shard_batch)
-    metrics = {}
-    for name, reduction in accumulator.objective.metric_reductions.items():
-        if reduction == "max":
-            x = lax.pmax(sums[name], ROLLOUT_AXES) if shards > 1 else sums[name]
-        else:
-            x = _sum_over_shards(sums[name], shards)
-        metrics[name] = Metric(x, num_tokens if reduction == "mean" else None, reduction)
-    return jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs), metrics
 
 
 def _make_anchor(x: Array) -> Array:

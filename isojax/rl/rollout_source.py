@@ -157,9 +157,7 @@ def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: Epoch
 
 def padded_index(index: np.ndarray, problem_rows: int) -> np.ndarray:
     """Rows of the problem table i32[B_p], followed by zeros up to `problem_rows`."""
-    padded = np.zeros(problem_rows, np.int32)
-    padded[: len(index)] = index
-    return padded
+    return np.pad(index, (0, problem_rows - len(index))).astype(np.int32)
 
 
 def verifier_metrics(grades: Grades) -> Metrics:

@@ -136,25 +136,18 @@ class SamplerPrograms:
         state, _ = self.decode_chunk.compile(weights, ring, progress, state)
         return self.extract_batch.compile(state.outputs, scalar)
 
-    def _ring_batch(self, ring: ProblemRing, progress: SamplerProgress) -> SamplingBatch:
-        """The ring as one shard's sampler reads it."""
-        problems, keys = jax.tree.map(lambda x: x[0], ring)
-        ring_groups = progress.groups_per_batch * self.ring_batches
-        return SamplingBatch(
-            problems,
-            make_shard_slice(jnp.int32(0), 1, progress.group_limit, progress.n),
-            progress.n,
-            jax.random.wrap_key_data(keys),
-            RingSizes(ring_groups, ring_groups * progress.n),
-        )
-
     def _init_state(self, shard: Array) -> SamplerState:
         return add_shard_axis(self.engine.init_state(shard[0] * 0))
 
     def _decode_chunk(
         self, policy: tuple[Params, Params], ring: ProblemRing, progress: SamplerProgress, state: SamplerState
     ) -> tuple[SamplerState, ChunkOutputs]:
-        batch, state = self._ring_batch(ring, progress), squeeze_shard_axis(state)
+        problems, keys = jax.tree.map(lambda x: x[0], ring)
+        ring_groups, n = progress.groups_per_batch * self.ring_batches, progress.n
+        shard_slice = make_shard_slice(jnp.int32(0), 1, progress.group_limit, n)
+        ring_sizes = RingSizes(ring_groups, ring_groups * n)
+        batch = SamplingBatch(problems, shard_slice, n, jax.random.wrap_key_data(keys), ring_sizes)
+        state = squeeze_shard_axis(state)
         prefill_batch, queue = self.ring_shapes.prefill_batch, state.queue
         # Prompts that were prefilled with old weights, and whose responses have not begun, are prefilled again.
         next_block = queue.next_item // work_items(self.ring_shapes, batch).per_problem // prefill_batch * prefill_batch
