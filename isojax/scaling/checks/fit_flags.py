@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from isojax.scaling.checks.diagnostics import cell_ends, short_cells
-from isojax.scaling.checks.run_health import FlaggedRun, RunHealth, flag_sentences
+from isojax.scaling.checks.run_health import RunHealth, flag_sentences
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
@@ -198,25 +197,17 @@ def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
 
 def add_health(fit: FitResult, health: RunHealth) -> FitResult:
     """A fit that names the flagged runs. A B_p is not stable where half the runs of a cell or more were left out, which
-    those that remain cannot show."""
+    those that remain cannot show; the first such run is the reason."""
     severity = "warning" if health.left_out else "error"
     flags = [FitFlag(code="flagged_run", severity=severity, text=text) for text in flag_sentences(health)]
-    stability = _without_mostly_flagged(fit, health.runs) if health.left_out else fit.stability
-    return fit.model_copy(update={"stability": stability, "health": health, "flags": (*flags, *fit.flags)})
-
-
-def _without_mostly_flagged(fit: FitResult, runs_left_out: Sequence[FlaggedRun]) -> tuple[StabilityVerdict, ...]:
-    """The verdicts, unstable where half the runs of a cell or more were left out; the first such run is the reason."""
+    runs_left_out = health.runs if health.left_out else ()
     left_out_per_cell = Counter((run.B_p, run.n) for run in runs_left_out)
     fitted_per_cell = Counter((run.B_p, run.n) for run in fit.runs)
-    reason_by_B_p: dict[int, str] = {}
-    for run in runs_left_out:
+    verdicts, reason_before = {v.B_p: v for v in fit.stability}, {v.B_p: v.reason for v in fit.stability}
+    for run in reversed(runs_left_out):  # so that the first one's reason stays
         cell = run.B_p, run.n
-        if left_out_per_cell[cell] >= max(1, fitted_per_cell[cell]):
-            reason_by_B_p.setdefault(run.B_p, f"n={run.n} seed {run.seed}: {run.flags[0]}")
-    return tuple(
-        replace(v, stable=False, reason="; ".join(filter(None, (v.reason, reason_by_B_p[v.B_p]))))
-        if v.B_p in reason_by_B_p
-        else v
-        for v in fit.stability
-    )
+        if run.B_p in verdicts and left_out_per_cell[cell] >= max(1, fitted_per_cell[cell]):
+            reasons = (reason_before[run.B_p], f"n={run.n} seed {run.seed}: {run.flags[0]}")
+            verdicts[run.B_p] = StabilityVerdict(run.B_p, False, "; ".join(filter(None, reasons)))
+    update = {"stability": tuple(verdicts.values()), "health": health, "flags": (*flags, *fit.flags)}
+    return fit.model_copy(update=update)
