@@ -27,10 +27,7 @@ def rms_norm(x: Float[Array, "*b D"], scale: Float[Array, " D"], eps: float) -> 
 
 
 def as_matrix(x: Array, leading_axes: int = -1) -> Array:
-    """x as a matrix: its first `leading_axes` axes (by default all but the last) against the others.
-
-    XLA:CPU transposes weights or activations in products of more axes.
-    """
+    """x as a matrix: XLA:CPU transposes weights or activations in products of more axes."""
     return x.reshape(math.prod(x.shape[:leading_axes]), -1)
 
 
@@ -93,8 +90,7 @@ class Block(nnx.Module):
         matmul: Matmul = fsdp.matmul,
         first_tokens: slice | None = None,
     ) -> Float[Array, "b t D"]:
-        """Output projection and MLP, both residual. `first_tokens`: which of the t are sequences' first tokens, for
-        `sum_in_blocks`."""
+        """Output projection and MLP, both residual. `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
         D = self.config.width
         attended = attention_out.reshape(-1, self.out.shape[0] * self.out.shape[1])
         x = x + matmul(attended, as_matrix(self.out[...]), D).reshape(x.shape)

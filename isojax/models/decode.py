@@ -39,14 +39,6 @@ class KVCache(NamedTuple):
     prefix_kv: Any
 
 
-class CachedLayer(NamedTuple):
-    """The cache as one layer reads it: its own arrays where layers are unrolled, else all layers' and its index."""
-
-    slot_kv: LayerKV
-    prefix_kv: LayerKV
-    layer_index: Array | None
-
-
 @dataclass(frozen=True)
 class Decoding:
     """How R slots decode. Precision, and the attention of stacked layers and one cache, are the decoder's options."""
@@ -167,7 +159,7 @@ class Decoding:
         with the token in it."""
         cos_sin = jax.tree.map(lambda table: table[positions][:, None], weights["cos_sin"])
 
-        def run_layer(x: Array, layer: Params, cached: CachedLayer) -> tuple[Array, LayerKV]:
+        def run_layer(x: Array, layer: Params, cache: KVCache, index: Array | None) -> tuple[Array, LayerKV]:
             product = matmul
             if self.transpose_weights:
                 product = cpu.small_batch_matmul
@@ -175,12 +167,12 @@ class Decoding:
                 layer = cpu.from_output_major(layer, self._layer_axes, shapes)
             block = self.decoder.bind_block(layer)
             q, k, v = block.project_qkv(x, cos_sin, product)
-            attention_out, slot_kv = self._attend(q[:, 0], k[:, :, 0], v[:, :, 0], cached, positions, t)
+            attention_out, slot_kv = self._attend(q[:, 0], k[:, :, 0], v[:, :, 0], cache, index, positions, t)
             return block.attention_output_and_mlp(x, attention_out[:, None], product), slot_kv
 
         def scan_layer(carry: tuple[Array, LayerKV, Array], layer: Params) -> tuple[tuple[Array, LayerKV, Array], None]:
             x, slot_kv, i = carry
-            x, slot_kv = run_layer(x, layer, CachedLayer(slot_kv, cache.prefix_kv, i))
+            x, slot_kv = run_layer(x, layer, KVCache(slot_kv, cache.prefix_kv), i)
             return (x, slot_kv, i + 1), None
 
         x = weights["embed"][tokens][:, None]
@@ -188,17 +180,18 @@ class Decoding:
             slot_layers = []
             for i, (layer, slot_kv) in enumerate(zip(weights["blocks"], cache.slot_kv, strict=True)):
                 prefix_kv = cache.prefix_kv[i] if self.separate_prefix else ()
-                x, slot_kv = run_layer(x, layer, CachedLayer(slot_kv, prefix_kv, None))
+                x, slot_kv = run_layer(x, layer, KVCache(slot_kv, prefix_kv), None)
                 slot_layers.append(slot_kv)
         else:
             (x, slot_layers, _), _ = lax.scan(scan_layer, (x, cache.slot_kv, jnp.int32(0)), weights["blocks"])
         return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_layers, cache.prefix_kv)
 
     def _attend(
-        self, q: SlotQueries, k: SlotHeads, v: SlotHeads, cached: CachedLayer, positions: SlotInts, t: SlotInts
+        self, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: KVCache, index: Any, positions: SlotInts, t: SlotInts
     ) -> tuple[SlotQueries, LayerKV]:
-        """A layer's attention, and the slots' cache with the new key and value of each."""
-        slot_kv, prefix_kv, index = cached
+        """A layer's attention, and the slots' cache with the new keys and values. `cache`: the layer's own, or that of
+        all layers, of which it is the index-th."""
+        slot_kv, prefix_kv = cache
         if index is not None and not self.separate_prefix:
             return attention.decode_attention(self.decoder.options.decode_attention, q, k, v, slot_kv, index, positions)
         slot_positions = t if self.separate_prefix else positions

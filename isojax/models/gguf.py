@@ -37,11 +37,8 @@ CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # token types
 
 
 def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
-    """Make a model's folder of a GGUF file; it appears whole.
-
-    Raises:
-        InputError: the `gguf` package is missing, the file is none or holds what the decoder cannot run, or the folder
-            exists.
+    """Make a model's folder of a GGUF file; it appears whole. InputError where the file is damaged or holds what the
+    decoder cannot run, or the folder exists.
     """
     with new_model_folder(folder) as temp:
         reader = open_gguf(path)

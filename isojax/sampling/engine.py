@@ -45,9 +45,7 @@ Sampler = Callable[[Params, ProblemArrays, Array, Array, PRNGKeyArray], Rollouts
 
 @dataclass(frozen=True)
 class Engine:
-    """One shard's sampler. `weights` are what `Decoding.prepare_weights` returns; `stacked_params` have all layers of a
-    weight in one array.
-    """
+    """One shard's sampler. `weights`: of `Decoding.prepare_weights`; `stacked_params` have all layers in one array."""
 
     decoding: Decoding
     shapes: SamplerShapes
@@ -104,12 +102,10 @@ class Engine:
     def decode_step(
         self, weights: Params, slots: Slots, cache: KVCache, first_hidden: Float[Array, "R D"], done: Bool[Array, " R"]
     ) -> tuple[Slots, KVCache, Bool[Array, " R"]]:
-        """One token per slot; slots that are done compute with the others, and keep their state. First tokens are drawn
-        from `first_hidden`.
+        """One token per slot; slots that are done keep their state. First tokens are drawn from `first_hidden`.
 
         Where only first tokens are to be drawn, no layer is run: by a loop of no steps, which carries the cache as the
-        loop around it does. The draw is written once: in two places XLA rounds it in two ways, and log-probabilities
-        would depend on the slots.
+        loop around it does. The draw is written once: in two places XLA would round it in two ways.
         """
         at_first_token = slots.t == 0
 

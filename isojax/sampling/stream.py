@@ -55,8 +55,8 @@ class FinishedSlots(NamedTuple):
 
 @dataclass(frozen=True)
 class PrepareWeights:
-    """`prepare(params) -> (stacked_params, weights)` as `Engine.decode_chunk` reads them: cast to the compute dtype and
-    gathered along the axes that split rollouts. `compile` takes and returns shapes."""
+    """`prepare(params) -> (stacked_params, weights)` for `Engine.decode_chunk`: cast, and gathered along the axes that
+    split rollouts. `compile` takes and returns shapes."""
 
     gather_params: Program | None  # None where there is nothing to gather or cast, so that no copy is made
     to_decode_weights: Program
@@ -76,8 +76,7 @@ class PrepareWeights:
 
 @dataclass(frozen=True)
 class Stream:
-    """A batch's sampling in steps that the host takes. B_p, n and the key are traced, so one set of programs serves a
-    sweep.
+    """A batch's sampling in steps that the host takes; one set of programs serves a sweep.
 
     advance(inputs, state) -> (state, FinishedSlots), with the state donated.
     """
@@ -231,10 +230,7 @@ def sampler_state_specs(engine: Engine) -> Any:
 
 def sampler_state_shapes(engine: Engine) -> Any:
     """The shapes of the state between two chunks: a leading axis of shards; but caches and prefix table have the rows
-    of all shards on one axis.
-
-    With an axis of shards in the caches, XLA copied the caches of models with one head per device in every chunk.
-    """
+    of all shards on one axis, because XLA would copy caches with an axis of shards in every chunk."""
     shards, axis = engine.shapes.shards, _cache_row_axis(engine)
     return _map_state(
         jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32")),

@@ -142,11 +142,11 @@ def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Map
             stored, shape = stored_tensors.get(name), list(weight.stored_shape)
             if stored is None:
                 mismatches.append(f"{name} is missing, expected shape {shape}")
-            elif stored.shape != weight.stored_shape:
+            elif list(stored.shape) != shape:
                 mismatches.append(f"{name} has shape {list(stored.shape)} in {stored.file.name}, expected {shape}")
             elif stored.dtype not in DTYPES:
-                expected = ", ".join(DTYPES)
-                mismatches.append(f"{name} is stored as {stored.dtype} in {stored.file.name}, expected {expected}")
+                dtypes = ", ".join(DTYPES)
+                mismatches.append(f"{name} is stored as {stored.dtype} in {stored.file.name}, expected {dtypes}")
     if mismatches:
         remainder = f"; and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
         raise InputError(

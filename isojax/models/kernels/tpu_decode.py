@@ -34,14 +34,6 @@ class _CacheLayout(NamedTuple):
     block_positions: int
     tile_positions: int
 
-    @property
-    def position_axis(self) -> int:
-        return 2 if self.transposed else 1
-
-    @property
-    def einsum_axes(self) -> str:
-        return "khc" if self.transposed else "kch"
-
 
 def _cache_layout(kv_heads: int, positions: int, head_dim: int, item_bytes: int) -> _CacheLayout:
     transposed = head_dim % TILE_WIDTH != 0
@@ -63,9 +55,10 @@ def _write_tile(layout: _CacheLayout, offset: Any, block: Any, new_kv: Any, out:
     start = pl.multiple_of(offset // layout.tile_positions * layout.tile_positions, layout.tile_positions)
     tile = pl.ds(start, layout.tile_positions)
     old = block[:, :, tile] if layout.transposed else block[:, tile, :]
-    is_new = lax.broadcasted_iota(jnp.int32, old.shape, layout.position_axis) == offset - start
+    position_axis = 2 if layout.transposed else 1
+    is_new = lax.broadcasted_iota(jnp.int32, old.shape, position_axis) == offset - start
     # In float32, because tiles of bfloat16 and int8 cannot be transposed.
-    new_column = jnp.expand_dims(new_kv.astype(jnp.float32), layout.position_axis)
+    new_column = jnp.expand_dims(new_kv.astype(jnp.float32), position_axis)
     out[...] = jnp.where(is_new, new_column, old.astype(jnp.float32)).astype(out.dtype)
 
 
@@ -76,7 +69,7 @@ def _decode_kernel(layout: _CacheLayout, scaled: bool, layer: Any, position: Any
     out, (max_score, normalizer, weighted_sum) = refs[2 * array_count], refs[-3:]
     del layer
     j, position = pl.program_id(1), position[pl.program_id(0)]
-    query = q[...]
+    query, kv_axes = q[...], "khc" if layout.transposed else "kch"
 
     @pl.when(j == 0)
     def _initialize() -> None:
@@ -90,7 +83,7 @@ def _decode_kernel(layout: _CacheLayout, scaled: bool, layer: Any, position: Any
     @pl.when(j * layout.block_positions < position)
     def _accumulate() -> None:
         k, v = (x[...].astype(query.dtype) for x in cached[:2])
-        s = jnp.einsum(f"kgh,{layout.einsum_axes}->kgc", query, k, preferred_element_type=jnp.float32)
+        s = jnp.einsum(f"kgh,{kv_axes}->kgc", query, k, preferred_element_type=jnp.float32)
         if scaled:
             s = s * cached[2][...][:, None]
         live = j * layout.block_positions + lax.broadcasted_iota(jnp.int32, s.shape, 2) < position
@@ -101,7 +94,7 @@ def _decode_kernel(layout: _CacheLayout, scaled: bool, layer: Any, position: Any
         if scaled:
             weights = weights * cached[3][...][:, None]
         weighted_sum[...] = weighted_sum[...] * rescale + jnp.einsum(
-            f"kgc,{layout.einsum_axes}->kgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
+            f"kgc,{kv_axes}->kgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
         )
         max_score[...] = new_max
 
