@@ -36,7 +36,6 @@ class DeviceBudget:
 
     @property
     def usable_memory(self) -> int:
-        """Bytes of a device that a plan may take."""
         return int(MEMORY_UTILIZATION * self.device_memory)
 
     def sizes(self, sweep: SweepConfig) -> DeviceSizes:
@@ -48,7 +47,6 @@ class DeviceBudget:
         return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend)
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
-        """The estimate for a sweep whose sizes are chosen."""
         return estimate_memory(self.sizes(sweep), self.on_device)
 
     def resolve_sizes(self, sweep: SweepConfig) -> SweepConfig:
@@ -105,7 +103,6 @@ def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: boo
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes for a person: 12.3 GiB."""
     for unit, unit_bytes in (("GiB", GIB), ("MiB", 2**20)):
         if num_bytes >= unit_bytes:
             size = num_bytes / unit_bytes

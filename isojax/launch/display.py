@@ -55,7 +55,6 @@ def print_plan(
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forecast | None = None) -> None:
-    """One row for each (B_p, n)."""
     final_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
     table = Table(title=f"{config.name}: {len(cells)} cells in {display_path(folder)}", title_justify="left")
     for heading in ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ())):
@@ -113,7 +112,6 @@ class Display:
                 self._ended_cells.discard(cell)
 
     def show_preparation(self, text: str, fraction: float) -> None:
-        """What is being prepared before the first cell."""
         self._progress.update(self._base_task, note=text, completed=fraction)
         if not console.is_terminal and (fraction * 10) % 1 < 1e-9:
             console.print(text)

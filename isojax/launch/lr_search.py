@@ -38,8 +38,6 @@ LaunchSweep = Callable[[Config, bool, bool], Path | None]  # of a config, whethe
 
 @dataclass(frozen=True)
 class RateResult:
-    """What the runs of one rate have given."""
-
     rate: float
     scores: tuple[float, ...] = ()  # of each seed
     curves: tuple[tuple[tuple[int, float], ...], ...] = ()  # (C, reward) of each evaluation, of each seed
@@ -49,7 +47,6 @@ class RateResult:
 
     @property
     def reward(self) -> float:
-        """The mean over seeds."""
         return float(np.mean(self.scores)) if self.scores else math.nan
 
 
@@ -80,9 +77,7 @@ def round_rate(rate: float) -> float:
 
 
 def rate_name(rate: float) -> str:
-    """1e-3, 3.2e-4."""
-    mantissa, exponent = f"{rate:.2e}".split("e")
-    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    return np.format_float_scientific(rate, precision=2, trim="-", exp_digits=1).replace("e+", "e")  # 1e-3, 3.2e-4
 
 
 def choose_batch_shape(config: Config, B_p: int | None, n: int | None) -> tuple[int, int]:

@@ -30,7 +30,6 @@ def cell_cost(cell: Cell, budget: int) -> float:
 
 
 def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
-    """The pairs (B_p, n) with B_p n <= B_max."""
     for name, values in (("B_p", sweep.B_p), ("n", sweep.n)):
         if not values or len(set(values)) < len(values):
             raise InputError(f"sweep.{name}: given {list(values)}, expected at least one value, and each of them once.")

@@ -14,8 +14,6 @@ SHUTDOWN_TIMEOUT = 20  # seconds that a process which fails waits for the others
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """Which of how many processes this one is."""
-
     coordinator: str = ""  # HOST:PORT at which the others reach process 0
     num_processes: int = 1
     process_id: int = 0
@@ -60,7 +58,6 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
 
 
 def check_multi_process(config: Config, mesh_devices: int, devices: int, num_processes: int) -> None:
-    """InputError where several processes cannot be one run."""
     if mesh_devices != devices:
         raise InputError(
             f"--mesh {config.run.mesh} takes {mesh_devices} of the {devices} devices of {num_processes} processes; "

@@ -62,13 +62,11 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
 
 
 def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:
-    """The policy of a sweep; raises as `check`."""
     targets = config.cell.eval.evaluation_targets(config.sweep.budget)
     return AdaptivePolicy(cells, targets, config.sweep.total_rollouts, f"avg@{config.cell.eval.samples}")
 
 
 def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]) -> list[RunRecord]:
-    """What is recorded so far."""
     failure_reasons, runs = {cell: str(error) for cell, error in failures}, []
     for cell in cells:
         cell_folder = folder / "cells" / cell.name

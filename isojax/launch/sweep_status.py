@@ -58,7 +58,6 @@ class SweepStatus:
     lost: str  # a sentence about a driver that has ended without a word; else empty
 
     def count(self, state: str) -> int:
-        """Cells in a state."""
         return sum(cell.state == state for cell in self.cells)
 
 
@@ -82,7 +81,9 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
     if config.sweep.strategy != "grid":
         budget = config.sweep.total_rollouts or budget // 2
     rollouts = sum(cell.rollouts for cell in cells)
-    rate = _sweep_rate(cells)
+    known_rates = [cell.rate for cell in cells if cell.rate]
+    mean_rate = sum(known_rates) / len(known_rates) if known_rates else 0.0  # of a running cell without a rate so far
+    rate = sum(cell.rate or mean_rate for cell in cells if cell.state == "running") or None
     failed_rollouts = sum(cell.goal - cell.rollouts for cell in cells if cell.state == "failed" and cell.goal)
     seconds_left = max(0, budget - rollouts - failed_rollouts) / rate if rate else None
     lost = ""
@@ -157,15 +158,6 @@ def _cell_rate(folder: Path, cell: Cell) -> float | None:
         return None
     rollouts_before, rollouts_after = (-(-target // cell.B) * cell.B for target in targets)
     return (rollouts_after - rollouts_before) / timing[targets[-1]][0]
-
-
-def _sweep_rate(cells: Iterable[CellSummary]) -> float | None:
-    """Rollouts/s of all running cells; one without a rate counts as the mean of those that have one."""
-    known_rates = [cell.rate for cell in cells if cell.rate]
-    running_cells = [cell for cell in cells if cell.state == "running"]
-    if not known_rates or not running_cells:
-        return None
-    return sum(cell.rate or sum(known_rates) / len(known_rates) for cell in running_cells)
 
 
 def _health_flags(path: Path) -> tuple[str, ...]:

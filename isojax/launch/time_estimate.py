@@ -43,8 +43,6 @@ class DeviceRates:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Expected times."""
-
     rollouts_per_second: Mapping[Pair, float]  # of training
     cell_seconds: Mapping[Pair, float]  # evaluations included
     sweep_seconds: float
@@ -115,7 +113,6 @@ def rates_from_probe(s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates) 
 
 
 def evaluation_seconds(s: DeviceSizes, num_evaluations: int, rates: DeviceRates) -> float:
-    """Seconds of all evaluations of a cell."""
     problems = num_evaluations * (s.cell.data.validation + s.cell.eval.panel)
     return sampling_seconds(s, problems, problems * s.cell.eval.samples, rates) / EFFICIENCY
 

@@ -32,8 +32,6 @@ LOST, BYE, FAILED, NAME = "lost", "bye", "failed", "name"
 
 
 class WatchdogClient:
-    """A process's connection to its own watchdog."""
-
     def __init__(
         self,
         process_id: int,
@@ -101,8 +99,6 @@ class WatchdogPeer:
 
 
 class Watchdog:
-    """The watchdog of one process."""
-
     def __init__(self, name: str, address: str, port: int, listener: int | None):
         self.name, self.parent_pid = name, os.getppid()
         self.selector = selectors.DefaultSelector()

@@ -28,8 +28,6 @@ from isojax.tasks.protocol import Task, is_on_device
 
 @dataclass(frozen=True)
 class CellDevices:
-    """The devices of a sweep's cells."""
-
     mesh_shape: MeshShape  # of training
     sampler_shape: MeshShape | None  # of the sampler, where it has a mesh of its own
     devices: list[Any]  # of the run

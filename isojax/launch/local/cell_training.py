@@ -130,7 +130,6 @@ def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]],
 
 
 def out_of_memory_message(sweep: SweepConfig) -> str:
-    """What to do where memory was not enough."""
     remat_hint = "" if sweep.remat == "layer" else ", or set sweep.remat=layer, which takes less"
     return (
         f"out of memory with sweep.microbatch = {sweep.microbatch} and sweep.decode_slots = {sweep.decode_slots}. "

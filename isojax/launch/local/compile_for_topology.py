@@ -65,7 +65,6 @@ def compile_for_topology(config: Config, topology: str) -> None:
 
 
 def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, planned_bytes: int) -> tuple[str, ...]:
-    """What a program takes, as a row of the table."""
     if isinstance(usage, OutOfMemory):
         needed = f"{usage.needed_gib:.2f} of {usage.available_gib:.2f} GiB"
         columns = ("", "", needed, "") if usage.scope == "temporaries" else ("", "", "", needed)

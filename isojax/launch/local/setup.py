@@ -78,8 +78,6 @@ def open_task(config: Config) -> Iterator[Task]:
 
 @dataclass(frozen=True)
 class SweepSetup:
-    """A prepared sweep."""
-
     config: Config  # with all sizes chosen
     cells: list[Cell]
     folder: Path

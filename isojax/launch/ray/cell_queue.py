@@ -14,8 +14,6 @@ from isojax.runs.status import CellStatus
 
 @dataclass
 class CellQueue:
-    """Cells, round by round."""
-
     rounds: Iterator[Sequence[CellTarget]]  # the targets of each, longest cell first
     status: dict[Cell, CellStatus]
     failures: list[tuple[Cell, Exception]]  # the cells that failed, with their errors

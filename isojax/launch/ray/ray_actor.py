@@ -42,8 +42,6 @@ class CallResult:
 
 @dataclass(frozen=True)
 class WorkerArguments:
-    """What a worker opens a sweep with."""
-
     config: Config
     cells: list[Cell]
     token: str  # the content of TOKEN_FILE in the driver's folder
@@ -105,7 +103,6 @@ class RayActor:
             return f"{ray.util.get_node_ip_address()}:{free_socket.getsockname()[1]}"
 
     def open(self, arguments: WorkerArguments) -> CallResult:
-        """Join the other processes and prepare the sweep."""
         if arguments.cpu_devices is not None:  # jax reads both variables
             os.environ["JAX_PLATFORMS"] = "cpu"  # its cores only, whatever else the node has
             flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_COUNT_FLAG)]
@@ -119,7 +116,6 @@ class RayActor:
         return CallResult()
 
     def train(self, target: CellTarget) -> CallResult:
-        """Train a cell up to its target, from its checkpoint."""
         return self._worker.train(target)
 
     def news(self) -> StatusUpdate:

@@ -200,7 +200,6 @@ class RayProcessGroup:
         return self.ray.get(calls)
 
     def train(self, target: CellTarget, on_status: StatusCallback) -> CallResult:
-        """Train a cell in all processes."""
         return self._wait_for_all([worker.train.remote(target) for worker in self.workers], on_status)
 
     def stop(self) -> None:
@@ -263,7 +262,6 @@ class ActiveGroup:
     cancelled: threading.Event = field(default_factory=threading.Event)
 
     def start(self, state: Literal["placing", "opening", "training", "closing"], function: Callable[[], Any]) -> None:
-        """Call a function in a thread."""
         self.state = state
         self.call = run_in_thread(function)
 

@@ -28,8 +28,6 @@ LOCK_RETRY_INTERVAL = 0.5
 
 
 class RayWorker:
-    """A process of a process group, and its sweep."""
-
     def __init__(self, name: str, status: ray_actor.StatusCollector):
         """`name`: of this process, in the mirror of a sweep at a URL."""
         self._name, self._status = name, status
@@ -54,7 +52,6 @@ class RayWorker:
         self._base_policy = self._setup.prepare(self._status.show_preparation)
 
     def train(self, target: CellTarget) -> CallResult:
-        """Train a cell up to its target, from its checkpoint."""
         setup, cell = self._setup, target.cell
         cell_folder = setup.folder / "cells" / cell.name
         refresh(setup.folder, cell.name)
@@ -83,7 +80,6 @@ class RayWorker:
         return CallResult(kind, str(error) or type(error).__name__)
 
     def close(self) -> None:
-        """Disconnect from the other processes, and end the verifier."""
         self._exit_stack.close()
 
 

@@ -41,8 +41,6 @@ SAVE_TIMEOUT = 120.0  # seconds that cells have to save their state when the swe
 
 @dataclass
 class GroupSlot:
-    """Room for one group at a time."""
-
     current: ActiveGroup | None = None
     groups_started: int = 0
     failed_in_a_row: int = 0  # groups that could not begin
@@ -50,8 +48,6 @@ class GroupSlot:
 
 
 class RayScheduler:
-    """The loop, and its state."""
-
     def __init__(
         self, ray: Any, config: Config, cells: list[Cell], folder: Path, spec: ProcessGroupSpec, display: Display
     ):
@@ -193,7 +189,6 @@ class RayScheduler:
             self.display.update_cell(update.progress)
 
     def _go_on(self, slot: GroupSlot, group: ActiveGroup) -> None:
-        """What follows the end of a group's call."""
         error = group.call.exception()
         if error is not None:
             self._end_group(slot, group)
@@ -280,7 +275,6 @@ class RayScheduler:
         return not self._groups()
 
     def _write_status(self, ended: bool = False) -> None:
-        """Write how far each cell is, for `isojax status`."""
         self.status_written_at = time.monotonic()
         cells = {cell.name: status for cell, status in self.cell_queue.status.items()}
         host, pid = socket.gethostname(), os.getpid()
