@@ -1,8 +1,7 @@
 """This process's share of its machine: its cores, and its memory in large pages.
 
-A step of a model touches gigabytes of memory that it got a moment ago. In pages of 4 KiB that is a million page faults
-per step, and many misses of the address cache. glibc asks the kernel for large pages where an environment variable says
-so when a process starts.
+A step of a model touches gigabytes of memory that it got a moment ago: in pages of 4 KiB, a million page faults. glibc
+asks the kernel for large pages where an environment variable says so when a process starts.
 """
 
 import ctypes

@@ -14,12 +14,9 @@ TPU_LANES = 128
 MAX_DENSE_LOGITS = 2**22
 # Up to so many logits, those computed in blocks are saved for the gradient (rl/blockwise_logprobs.py); 128 MiB.
 MAX_SAVED_LOGITS = 2**25
-# Widths of microbatches (rl/length_buckets.py).
-MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4
-# Updates of a program that verifies on device, per call (rl/synchronous_rollouts.py).
-MAX_UPDATES_PER_CALL = 64
-# Rows of the problem table of such a program, before problems are chosen.
-ASSUMED_TRAINING_PROBLEMS = 1000
+MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4  # widths of microbatches (rl/length_buckets.py)
+MAX_UPDATES_PER_CALL = 64  # of a program that verifies on device (rl/synchronous_rollouts.py)
+ASSUMED_TRAINING_PROBLEMS = 1000  # rows of that program's problem table, before problems are chosen
 
 
 @dataclass(frozen=True)

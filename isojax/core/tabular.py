@@ -1,7 +1,5 @@
-"""Rows that know their place in a file, and what may stand in their cells.
-
-Every reader of rows uses this: `isojax fit-law` and `isojax fit-curve`, the importers of other trainers' logs, and the
-sources of problems. A cell that cannot be used is refused with its file, its row and its column.
+"""Rows that know their place in a file, and what may stand in their cells. A cell that cannot be used is refused with
+its file, its row and its column.
 """
 
 import difflib
@@ -79,11 +77,8 @@ def check_number(
     exclusive_minimum: float | None = None,
     whole: bool = False,
 ) -> float:
-    """A cell's finite number; InputError where it is empty, holds no number, or one out of range.
-
-    Args:
-        cell: the file, the row and the column, for messages: "runs.csv, line 7: reward".
-        expected: what the number stands for, for messages.
+    """A cell's finite number; InputError where it is empty, holds no number, or one out of range. Messages name the
+    `cell` ("runs.csv, line 7: reward") and what the number stands for (`expected`).
     """
     if is_blank(cell_value):
         raise InputError(f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row.")

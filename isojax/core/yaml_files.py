@@ -41,23 +41,17 @@ SYNONYMS = {
 
 
 def nearest_key(key: str, known_keys: Iterable[str]) -> str:
-    """The known dotted name that is closest to `key`: one with the same last part (SYNONYMS count as the same), else by
-    spelling. Among those that are as close, the section decides, then the shorter name: `lr` is cell.rl.learning_rate.
+    """The known dotted name that is closest to `key` by spelling, first among those with the same last part (SYNONYMS
+    count as the same): `lr` is cell.rl.learning_rate.
     """
-    section, _, name = key.rpartition(".")
+    section, dot, name = key.rpartition(".")
     name = SYNONYMS.get(name, name)
 
-    def closeness(known_key: str) -> tuple[bool, float, float, int]:
-        known_section, _, known_name = known_key.rpartition(".")
-        is_same = name == known_name
-        return is_same, is_same or _similarity(key, known_key), _similarity(section, known_section), -len(known_key)
+    def closeness(known_key: str) -> tuple[bool, float]:
+        similarity = difflib.SequenceMatcher(None, f"{section}{dot}{name}", known_key).ratio()
+        return known_key.rpartition(".")[2] == name, similarity
 
     return max(known_keys, key=closeness)
-
-
-def _similarity(a: str, b: str) -> float:
-    """In [0, 1]; 1 where both are equal."""
-    return difflib.SequenceMatcher(None, a, b).ratio()
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
