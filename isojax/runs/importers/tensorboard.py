@@ -4,7 +4,7 @@ A file is a row of TFRecords: a length, its masked CRC-32C, an Event and its mas
 
 import json
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,17 +57,13 @@ def _read_run(source: str, files: list[Path]) -> LogTable:
 
 def _rows_by_step(source: str, series: ScalarSeries) -> tuple[DataRow, ...]:
     """One row per step, and a further one for a tag that was logged twice at a step."""
-    values_by_step: dict[int, list[dict[str, float]]] = defaultdict(list)
+    rows: dict[tuple[int, int], dict[str, float]] = {}  # (step, values that the tag had there before) -> values by tag
     for tag, points in series.items():
+        repeats: Counter[int] = Counter()
         for step, value in points:
-            row_values = next((values for values in values_by_step[step] if tag not in values), None)
-            if row_values is None:
-                values_by_step[step].append({"step": step, tag: value})
-            else:
-                row_values[tag] = value
-    return tuple(
-        DataRow(source, f"step {step}", values) for step in sorted(values_by_step) for values in values_by_step[step]
-    )
+            rows.setdefault((step, repeats[step]), {"step": step})[tag] = value
+            repeats[step] += 1
+    return tuple(DataRow(source, f"step {step}", values) for (step, _), values in sorted(rows.items()))
 
 
 def _read_series(file: Path, config: dict[str, Any], notes: list[str]) -> ScalarSeries:
