@@ -34,7 +34,7 @@ class LossWeights(NamedTuple):
 def response_weights(
     aggregation: ModuleType, batch: RewardedBatch, counted: Bool[Array, "*r"], T: int
 ) -> Float[Array, "*r"]:
-    """The weight of each response's sum over its tokens by an aggregation (rl/aggregations); 0 where not `counted`."""
+    """The weight of each response's sum over its tokens (rl/aggregations); 0 where not `counted`."""
     responses = CountedResponses(
         lengths=batch.lengths,
         tokens=jnp.where(counted, batch.lengths, 0).astype(jnp.float32),
@@ -80,12 +80,11 @@ def make_loss_weights(
 
 
 class CompactedBatch(NamedTuple):
-    """The remaining batch of B_p problems. `columns` are the given arrays [S rows ...]; their rows mean something only
-    where `valid` bool[S rows] is true."""
+    """The remaining batch of B_p problems."""
 
     problems: ProblemArrays
-    columns: Any
-    valid: Array
+    columns: Any  # arrays [S rows ...]
+    valid: Array  # bool[S rows], which rows hold a rollout
     B_p: Array
 
 

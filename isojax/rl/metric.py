@@ -40,7 +40,7 @@ def total(value: Any) -> Metric:
 
 
 def combine(reduction: Reduction, a: Any, b: Any) -> Any:
-    """Two sums, or two maxima, together."""
+    """Two sums, or two maxima."""
     if reduction != "max":
         return a + b
     return jnp.maximum(a, b) if isinstance(a, jax.Array) else max(a, b)

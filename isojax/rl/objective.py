@@ -112,14 +112,10 @@ def merge_sums(reductions: dict[str, Reduction], sums: MetricSums, other: Metric
     return {name: combine(reduction, sums[name], other[name]) for name, reduction in reductions.items()}
 
 
-def sum_over_tokens(
-    reductions: dict[str, Reduction], metrics: dict[str, Array], mask: Bool[Array, "m T"]
-) -> MetricSums:
+def sum_over_tokens(reductions: dict[str, Reduction], metrics: MetricSums, mask: Bool[Array, "m T"]) -> MetricSums:
     """The sums (or maxima) of per-token metrics f32[m T] over the tokens in the mask."""
-    return {
-        name: (jnp.max if reductions[name] == "max" else jnp.sum)(jnp.where(mask, x, 0.0))
-        for name, x in metrics.items()
-    }
+    reduce = {"mean": jnp.sum, "total": jnp.sum, "max": jnp.max}
+    return {name: reduce[reductions[name]](jnp.where(mask, x, 0.0)) for name, x in metrics.items()}
 
 
 class PolicyInputs(NamedTuple):

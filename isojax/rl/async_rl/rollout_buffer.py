@@ -1,8 +1,7 @@
 """The compiled programs of a rollout worker (rl/async_rl/rollout_worker.py): continuous sampling into ring buffers.
 
-The buffers of a shard hold k + 1 batches; batch b is in part b mod (k + 1). Within that part its rollouts are laid out
-as in any batch, with the contiguous block s on shard s. Whole groups are assigned to shards, so B_p must be a multiple
-of the number of shards.
+The buffers of a shard hold k + 1 batches; batch b is in part b mod (k + 1), laid out as any batch. Whole groups are
+assigned to shards, so B_p must be a multiple of the number of shards.
 """
 
 import math
@@ -109,7 +108,9 @@ class SamplerPrograms:
         state_sharding, state_spec = sampler_state_shardings(self.engine, mesh), sampler_state_specs(self.engine)
         rows: Any = P(ROLLOUT_AXES)
         sharded = partial(shard_map, mesh=mesh, axis_names=set(ROLLOUT_AXES), check_vma=False)
-        sharded_init = sharded(self._init_state, in_specs=rows, out_specs=state_spec)
+        sharded_init = sharded(
+            lambda shard: add_shard_axis(self.engine.init_state(shard[0] * 0)), in_specs=rows, out_specs=state_spec
+        )
         sharded_chunk = sharded(self._decode_chunk, in_specs=(P(), rows, P(), state_spec), out_specs=(state_spec, rows))
 
         def init_state() -> SamplerState:
@@ -135,9 +136,6 @@ class SamplerPrograms:
         progress = SamplerProgress(scalar, scalar, scalar, weights_changed=changed)
         state, _ = self.decode_chunk.compile(weights, ring, progress, state)
         return self.extract_batch.compile(state.outputs, scalar)
-
-    def _init_state(self, shard: Array) -> SamplerState:
-        return add_shard_axis(self.engine.init_state(shard[0] * 0))
 
     def _decode_chunk(
         self, policy: tuple[Params, Params], ring: ProblemRing, progress: SamplerProgress, state: SamplerState
