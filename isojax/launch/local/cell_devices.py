@@ -67,44 +67,29 @@ class CellDevices:
 
 def assign_devices(config: Config, num_cells: int) -> CellDevices:
     """InputError where the meshes do not fit the devices, or several processes cannot be one run."""
+    run, max_staleness = config.run, config.cell.rl.max_staleness
     devices, is_multiprocess = jax.devices(), multiprocess.is_multiprocess()
-    mesh_text = "data=-1" if config.run.mesh == "auto" and is_multiprocess else config.run.mesh
-    mesh_shape = parse_mesh(mesh_text, len(devices))
+    mesh_shape = parse_mesh("data=-1" if run.mesh == "auto" and is_multiprocess else run.mesh, len(devices))
     if is_multiprocess:
         check_multi_process(config, mesh_shape.devices, len(devices), jax.process_count())
-    sampler_shape = _sampler_mesh_shape(config, len(devices), mesh_shape.devices)
+    sampler_shape = None
+    if run.sampler_mesh is not None:
+        if not max_staleness:
+            raise InputError(
+                f"run.sampler_mesh = {run.sampler_mesh} with cell.rl.max_staleness = {max_staleness}: one of sampler "
+                "and trainer would always wait for the other. Expected cell.rl.max_staleness of 1 or more, or a "
+                "sampler that shares the trainer's mesh."
+            )
+        sampler_shape = parse_mesh(run.sampler_mesh, len(devices), mesh_shape.devices)
     one_cell = CellDevices(mesh_shape, sampler_shape, devices)
-    concurrent_cells = min(
-        config.run.cells_at_once or _default_concurrent_cells(one_cell.devices_per_cell),
-        len(devices) // one_cell.devices_per_cell,
-        num_cells,
-    )
+    device_groups = len(devices) // one_cell.devices_per_cell
+    default_cells = device_groups
+    if is_multiprocess:  # all processes work on one cell
+        default_cells = 1
+    elif jax.default_backend() == "cpu":  # simulated devices beyond the cores add nothing
+        default_cells = min(device_groups, max(1, cores() // one_cell.devices_per_cell))
+    concurrent_cells = min(run.cells_at_once or default_cells, device_groups, num_cells)
     return replace(one_cell, concurrent_cells=concurrent_cells)
-
-
-def _sampler_mesh_shape(config: Config, devices: int, trainer_devices: int) -> MeshShape | None:
-    """The mesh of a sampler with devices of its own, out of those that the trainer leaves; None where it has none."""
-    run, max_staleness = config.run, config.cell.rl.max_staleness
-    if run.sampler_mesh is None:
-        return None
-    if not max_staleness:
-        raise InputError(
-            f"run.sampler_mesh = {run.sampler_mesh} with cell.rl.max_staleness = {max_staleness}: one of sampler and "
-            "trainer would always wait for the other. Expected cell.rl.max_staleness of 1 or more, or a sampler that "
-            "shares the trainer's mesh."
-        )
-    return parse_mesh(run.sampler_mesh, devices, trainer_devices)
-
-
-def _default_concurrent_cells(devices_per_cell: int) -> int:
-    """One on each group of devices. Simulated CPU devices beyond the cores add nothing; several processes all work on
-    one cell."""
-    if multiprocess.is_multiprocess():
-        return 1
-    device_groups = len(jax.local_devices()) // devices_per_cell
-    if jax.default_backend() != "cpu":
-        return device_groups
-    return min(device_groups, max(1, cores() // devices_per_cell))
 
 
 def make_device_budget(

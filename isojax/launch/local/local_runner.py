@@ -8,7 +8,6 @@ from pathlib import Path
 from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.launch.display import Display, console, print_plan
 from isojax.launch.local.cell_devices import forecast_sweep
@@ -28,21 +27,17 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
     cells = plan_cells(config.sweep)
     start_jax(config)
     with join_processes(process_group):
-        console.quiet = not multiprocess.is_primary()
-        folder = _launch(config, cells, resume, dry_run)
-        return folder if multiprocess.is_primary() else None
-
-
-def _launch(config: Config, cells: list[Cell], resume: bool, dry_run: bool) -> Path:
-    with open_sweep(config, cells, resume or dry_run) as setup:
-        folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
-        forecast = forecast_sweep(setup.config, cells, budget, devices, folder) if dry_run else None
-        print_plan(setup.config, cells, folder, devices.description, budget, forecast)
-        if not dry_run:
-            with exclusive_lock(folder) if multiprocess.is_primary() else nullcontext():
-                check_shared_folder(folder)
-                _run_cells(setup)
-    return folder
+        is_primary = multiprocess.is_primary()
+        console.quiet = not is_primary
+        with open_sweep(config, cells, resume or dry_run) as setup:
+            folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
+            forecast = forecast_sweep(setup.config, cells, budget, devices, folder) if dry_run else None
+            print_plan(setup.config, cells, folder, devices.description, budget, forecast)
+            if not dry_run:
+                with exclusive_lock(folder) if is_primary else nullcontext():
+                    check_shared_folder(folder)
+                    _run_cells(setup)
+        return folder if is_primary else None
 
 
 def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:

@@ -83,21 +83,19 @@ class RayProcessGroup:
     def start_workers(self, is_cancelled: Callable[[], bool]) -> bool:
         """Wait until there is room for all of the processes, and start them; False where `is_cancelled()` came
         before."""
-        with self._ray_errors_as_loss():
-            return self._wait_for_room(is_cancelled) and self._start_actors()
-
-    def _wait_for_room(self, is_cancelled: Callable[[], bool]) -> bool:
         reserved_at = math.inf
-        while (group := self._reserve()) is None or not group.wait(POLL_SECONDS):
-            if is_cancelled():
-                return False
-            reserved_at = math.inf if self._tpu_slice is None else min(reserved_at, time.monotonic())
-            if time.monotonic() - reserved_at > SLICE_COMPLETE_TIMEOUT:  # the slice lacks a host
-                self._release()
-                reserved_at = math.inf
+        with self._ray_errors_as_loss():
+            while (group := self._reserve()) is None or not group.wait(POLL_SECONDS):
+                if is_cancelled():
+                    return False
+                reserved_at = math.inf if self._tpu_slice is None else min(reserved_at, time.monotonic())
+                if time.monotonic() - reserved_at > SLICE_COMPLETE_TIMEOUT:  # the slice lacks a host
+                    self._release()
+                    reserved_at = math.inf
+            self._start_actors()
         return True
 
-    def _start_actors(self) -> bool:
+    def _start_actors(self) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         resources = dict(self.spec.resources)
@@ -116,7 +114,6 @@ class RayProcessGroup:
                 runtime_env={"env_vars": environment},
             )
             self.workers.append(actor_class.remote(os.getcwd(), str(self.log_file(i))))
-        return True
 
     def _reserve(self) -> Any:
         """The placement group, with a bundle for each process; None where no slice is free."""
