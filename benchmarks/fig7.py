@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from isojax.cli.formatting import to_json_value
-from isojax.scaling.law.frontier_points import fit_points_file
+from isojax.scaling.law.points_file import fit_points_file
 
 # parameter -> (as printed in Fig. 7 Easy, how far a fit to digitised points may be from it)
 PUBLISHED = {"L": (6.09, 0.4), "k": (4.75, 0.6), "log10_C0": (5.84, 0.08), "b": (2.73, 0.2)}

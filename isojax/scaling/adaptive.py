@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
-from isojax.scaling.curves import hierarchical_mode
+from isojax.scaling.curves import fit_hierarchical
 from isojax.scaling.estimate import FitOptions, build_tracks
 from isojax.scaling.validation_metrics import FloatArray, group_by_cell
 
@@ -173,7 +173,7 @@ class AdaptivePolicy:
         usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
         cells = group_by_cell(build_tracks(usable_runs, self.metric, "rollouts"))
         options = FitOptions(replicates=REPLICATES, pool_equal_n=False)
-        estimate = hierarchical_mode.estimate(cells, self.metric, options)
+        estimate = fit_hierarchical.estimate(cells, self.metric, options)
         if estimate.draws is None or estimate.intervals is None or estimate.noise_sd is None:
             raise InputError(
                 f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of "

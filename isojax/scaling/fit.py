@@ -14,17 +14,17 @@ from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity
 from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
-from isojax.scaling.curves import hierarchical_mode, paper_mode
+from isojax.scaling.curves import fit_hierarchical, paper_mode
 from isojax.scaling.curves.posterior_samples import to_curve_draws
 from isojax.scaling.estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate, base_reward, build_tracks
 from isojax.scaling.frontier.batch_law import fit_fixed_batches
-from isojax.scaling.frontier.fit_summary import fit_frontier
+from isojax.scaling.frontier.fit_frontier import fit_frontier
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
 from isojax.scaling.validation_metrics import RunTrack, TracksByCell, group_by_cell
 
 # The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.
 MODES: Mapping[str, Callable[[TracksByCell, str, FitOptions], SweepEstimate]] = {
-    "hierarchical": hierarchical_mode.estimate,
+    "hierarchical": fit_hierarchical.estimate,
     "paper": paper_mode.estimate,
 }
 

@@ -91,7 +91,7 @@ class NeighbourCell(ResultRow):
 
 
 class SegmentRow(ResultRow):
-    """Where one n holds the frontier, and its paired lead over the neighbouring cells (frontier/fit_summary.py)."""
+    """Where one n holds the frontier, and its paired lead over the neighbouring cells (frontier/fit_frontier.py)."""
 
     n: int
     B_p: int  # the one that holds most of the segment

@@ -6,7 +6,7 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.frontier.envelope import Frontier, FrontierStretch
-from isojax.scaling.frontier.fit_summary import segment_evidence
+from isojax.scaling.frontier.fit_frontier import segment_evidence
 from isojax.scaling.result import NeighbourCell
 from isojax.scaling.validation_metrics import make_track
 

@@ -11,7 +11,7 @@ from isojax.cli.formatting import format_estimate, json_text, print_bootstrap, p
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
 from isojax.report.wording import LAW_PARAMETERS, format_number, join_commas
 from isojax.scaling.estimate import DEFAULT_MODE
-from isojax.scaling.law.frontier_points import fit_points_file
+from isojax.scaling.law.points_file import fit_points_file
 
 FILE_HELP = "A CSV, TSV or JSON-lines file with columns n and rollouts."
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.scaling.law.frontier_points import fit_points_file
 from isojax.scaling.law.n_star_law import Law, log2_n_star
+from isojax.scaling.law.points_file import fit_points_file
 
 TRUE = Law("sigmoid", 6.0, 4.5, 5.8, 2.8)
 

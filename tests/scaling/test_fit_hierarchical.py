@@ -7,7 +7,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
-from isojax.scaling.curves.hierarchical_mode import estimate
+from isojax.scaling.curves.fit_hierarchical import estimate
 from isojax.scaling.estimate import FitOptions
 from isojax.scaling.result import FitResult
 from isojax.scaling.validation_metrics import group_by_cell, make_track
