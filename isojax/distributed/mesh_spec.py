@@ -1,7 +1,5 @@
 """What a user writes for a mesh, and the sizes it means; distributed/sharding.py makes the mesh."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

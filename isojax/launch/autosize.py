@@ -1,8 +1,6 @@
 """Slots R and microbatch m that a device has the memory for: those that planner.py chooses for speed, halved until the
 estimate of memory_model.py fits. What the config sets is never changed."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

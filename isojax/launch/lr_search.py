@@ -7,8 +7,6 @@ pooled over the rates. Of rates within one standard error (of the difference) of
 too high breaks long runs, one a little low costs little.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

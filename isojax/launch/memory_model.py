@@ -8,8 +8,6 @@
 benchmarks/memory.py compares the two. Letters are those of distributed/sharding.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from isojax.core import shapes

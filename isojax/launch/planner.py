@@ -3,8 +3,6 @@
 C = B_p n M and B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 2).
 """
 
-from __future__ import annotations
-
 import math
 from itertools import product
 

@@ -1,8 +1,6 @@
 """Several processes that are one run, started together by hand, by a cluster or by Ray: which of them this one is, and
 what such a run cannot have."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from isojax.core.config import Config

@@ -1,7 +1,5 @@
 """What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of it may change."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any, NoReturn

@@ -1,8 +1,6 @@
 """In which order a sweep's rollouts are spent: all cells to the budget, or round by round where n*(C) is least
 certain."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

@@ -1,8 +1,6 @@
 """Where a sweep stands, from its files alone: config.yaml, ledgers and timing, and the status.json of a driver on a Ray
 cluster. Without one, cells that have begun are running if a process holds the folder's lock."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

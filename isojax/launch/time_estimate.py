@@ -9,8 +9,6 @@ probe measured on this machine, one after the other:
                keep for the gradient moves three times; sums of gradients once per microbatch, Adam's moments once
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ lost machine. A process that ends well sends BYE first; one that ends by an erro
 may meet the same error, have GRACE_SECONDS to end by themselves.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import selectors

@@ -4,8 +4,6 @@ it likelier. What removes most uncertainty of n* per rollout comes first (the kn
 Dayanik, 2009).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

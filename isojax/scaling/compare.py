@@ -7,8 +7,6 @@ off" where it changes for the last time, unless it ends at the largest n measure
 later than everything. Replicates are independent between sweeps: every one of one against every one of another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

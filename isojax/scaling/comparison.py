@@ -4,8 +4,6 @@ C is in the sweeps' unit, a reward in [0, 1]; an interval (low, high) is the cen
 there are none, and a bound of None where the other is a number is an open end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """One run's curve from two columns of a file, with intervals, flags, and its error beyond the fitted points."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

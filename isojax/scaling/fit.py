@@ -3,8 +3,6 @@ B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A). The
 same records and seed give the same result, in whatever order they come.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from isojax.core.errors import InputError

@@ -4,8 +4,6 @@ A replicate is one draw of all curves from their posterior, one refit to resampl
 points. An interval runs from the 5th to the 95th percentile of the replicates.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -5,8 +5,6 @@ A number that does not exist is None, never NaN or infinite. C is in the fit's u
 only one bound is None.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Values along a run: running means, and the noise of one value."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ SET/KIND@k of an extra set of problems, with KIND one of avg, best, worst, pass,
 a training metric; any other name stands for what is recorded under it.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """The devices of a sweep: which a cell takes, how many cells run at once, what they have to fit, and how long it will
 take."""
 
-from __future__ import annotations
-
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The cells of a sweep in threads, each with compiled programs and devices of its own; and the training of one cell,
 with its ledger, loggers and checkpoints."""
 
-from __future__ import annotations
-
 import json
 import queue
 from collections.abc import Callable

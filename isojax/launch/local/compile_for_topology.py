@@ -1,8 +1,6 @@
 """`launch --dry-run --topology`: compile a sweep's programs for TPUs that are not here, without weights or problems,
 and show XLA's memory and the planner's."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

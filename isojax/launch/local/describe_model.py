@@ -1,7 +1,5 @@
 """What is in the folder of a language model: `isojax model show`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ A folder holds `labels.jsonl` (appended to, so that a killed run goes on), `labe
 `difficulty.png`, `.pdf`, `.csv` (the paper's Fig. 2), and `splits/`, a TFDS data set to train on.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import sys

@@ -1,8 +1,6 @@
 """The processes of one run, brought together by JAX's own service (jax.distributed). What ends one of them ends all, by
 launch/watchdog.py; where a process hangs but its machine runs, by JAX's heartbeat."""
 
-from __future__ import annotations
-
 import os
 import socket
 from collections import Counter

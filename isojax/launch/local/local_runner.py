@@ -1,7 +1,5 @@
 """The in-process runner: the cells of a sweep on this machine's devices, as many at once as the mesh fits into them."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A sweep prepared in a process: everything that can be refused is, sizes are chosen, and programs wait for cells."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The cells of a sweep as the scheduler sees them: which wait, how often each was lost, and how each has ended."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

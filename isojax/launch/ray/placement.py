@@ -4,8 +4,6 @@ On TPUs the process group is the hosts of a slice; on GPUs it has as few process
 process that simulates the mesh, unless `run.process_group.processes` says otherwise.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ plain data.
 The driver names the class, so this module loads no jax; the process does, with RayWorker, when it opens the sweep.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import socket

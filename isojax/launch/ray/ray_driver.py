@@ -4,8 +4,6 @@ starts again from the newest checkpoint.
 The driver never imports jax, so it claims no accelerator. Whatever ends it, Ray ends the process groups.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 from collections.abc import Iterator

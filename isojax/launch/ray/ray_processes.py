@@ -1,7 +1,5 @@
 """Processes that run cells together on a Ray cluster: placed together, killed as a whole."""
 
-from __future__ import annotations
-
 import math
 import os
 import queue

@@ -1,8 +1,6 @@
 """The work of a process of a process group, loaded with jax by RayActor: it joins the others, prepares the sweep, and
 trains one cell at a time."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import time

@@ -5,8 +5,6 @@ until it was lost too often without progress; a group that cannot begin is tried
 makes the base policy, which the others find.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

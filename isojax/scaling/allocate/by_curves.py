@@ -6,8 +6,6 @@ With one of them fixed only the cells that agree are compared: a fixed M at what
 fixed B those of B_p n = B. Where no cell agrees, n comes from the nearest cells and the rest follows from the budget.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from isojax.core.errors import InputError

@@ -6,8 +6,6 @@ takes the measured (B_p, n) with B_p n M <= C whose curve promises most at B_p n
 and B_p = floor(C / (n M)).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from isojax.core.nouns import Allocation

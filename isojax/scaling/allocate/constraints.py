@@ -1,7 +1,5 @@
 """What is asked of a recommendation, and the checks that both ways to answer it (by_law, by_curves) share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

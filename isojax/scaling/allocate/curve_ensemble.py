@@ -6,8 +6,6 @@ last went. So beyond the data each replicate is somewhere between its curve and 
 the frontier was over its last TREND_DECADES decades (or as the curve itself, if that was less steep).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import NormalDist
 

@@ -2,8 +2,6 @@
 sure that is. Mode "paper" follows its law n*(C) (by_law); mode "hierarchical" compares the cells' curves (by_curves).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

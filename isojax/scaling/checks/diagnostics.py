@@ -2,8 +2,6 @@
 (IsoCompute Playbook, arXiv:2603.12151, Fig. 10), and where evaluations cannot tell values of n from one another (ties).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import groupby
 

@@ -2,8 +2,6 @@
 well. docs/laws.md says what to do about each.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 

@@ -5,8 +5,6 @@ A criterion sets in where it begins to hold at every evaluation to the end, at l
 numbers were not recorded raises no flag.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ below its own best running mean of 3 by more than max(.05, 4 SE), SE paired over
 recorded; or if a training metric was not finite. A run overfits if its training reward rises while validation falls.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

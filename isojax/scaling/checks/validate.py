@@ -2,8 +2,6 @@
 predicts (docs/laws.md, "Validation on your own runs"). A trial that the runs do not allow says why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -2,8 +2,6 @@
 procedure in docs/laws.md). The curves are posterior means; intervals come from posterior draws.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -15,8 +15,6 @@ cells second.
 Dimension letters: J cells, S seeds, P points of a run, K columns of the surface.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -4,8 +4,6 @@ The departure of cells from the surface (tau), the noise and the run-to-run effe
 curves, under priors worth PRIOR_WEIGHT observations, because few cells say little about their own spread.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -8,8 +8,6 @@ the gain comes. s rises from 0 to 1, s(0) = 1/2, and `tail` says how it approach
 tail = 0 is the stretched exponential, R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^exponent)), which approaches 1 sooner.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

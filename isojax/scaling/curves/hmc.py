@@ -4,8 +4,6 @@ run's points are averaged in at most BINS_PER_RUN bins of log C, and the small c
 subtracted. docs/laws.md says why draws and not a bootstrap of the mode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

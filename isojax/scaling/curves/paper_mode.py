@@ -5,8 +5,6 @@ Departures from ScaleRL's fit of the sigmoid (arXiv:2510.13786): no grid over A 
 soft-L1 loss at .01 of reward with R0 <= A <= 1, from the best corners of a fixed grid.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

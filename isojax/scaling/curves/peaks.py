@@ -6,8 +6,6 @@ candidates. Points beyond it are left out of the rising curve, which is held fla
 a budget C buys the best reward up to C.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -6,8 +6,6 @@ sweep. It is used only if it raises twice the log likelihood of the residuals by
 within FADE_DECADES outside the knots, so beyond the data the joint surface alone determines the curve.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@ its probability. Their mean is again described by one curve per cell, the one cl
 data to MEAN_CURVE_REACH times the end of all data.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

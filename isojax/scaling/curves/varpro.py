@@ -11,8 +11,6 @@ residuals).
 Dimensions: R data sets, N points of each, G corners of the grid of starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ rejected where, in 90% of the replicates, the best one loses more than MONOTONE_
 against the best n at each M. Only budgets count that all cells reached: a cell that ended early proves nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

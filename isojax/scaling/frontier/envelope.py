@@ -6,8 +6,6 @@ given to the neighbouring stretch whose own curve loses the least reward there, 
 `min_decades` of all of it (cells end at slightly different C, since B_p n differs).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -5,8 +5,6 @@ the same validation problems, so the winner's lead over the cells before and aft
 target within the segment at which the smallest z over them is largest, which favours the winner.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import groupby, pairwise

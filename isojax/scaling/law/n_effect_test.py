@@ -5,8 +5,6 @@ curves that change linearly with log2 n; a free curve for each cell. n matters i
 MIN_AIC_GAIN, "considerably less support" for it (Burnham and Anderson, Model Selection, section 2.6).
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -13,8 +13,6 @@ at most at twice the largest n measured. At a fixed batch B the same forms descr
 form by adding an entry to FORMS.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@ figure. Every point counts once, without a running average, because published po
 90% intervals come from a bootstrap over points with the form held fixed. Mode "paper" is the published procedure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
