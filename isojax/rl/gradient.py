@@ -28,15 +28,7 @@ from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.transformer import Params, PrefixCache
 from isojax.rl.length_buckets import microbatch_buckets, response_lengths, sort_by_length
 from isojax.rl.metric import Metric, Metrics
-from isojax.rl.objective import (
-    MetricSums,
-    Microbatch,
-    Objective,
-    Prefix,
-    PromptTokens,
-    UpdateInputs,
-    merge_sums,
-)
+from isojax.rl.objective import MetricSums, Microbatch, Objective, Prefix, PromptTokens, UpdateInputs, merge_sums
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, ShardSlice, make_shard_slice
 
 

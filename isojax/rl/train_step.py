@@ -22,13 +22,7 @@ from isojax.rl import critic
 from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.loss_weights import (
-    LossWeights,
-    choose_train_rollouts,
-    drop_groups,
-    groups_with_any,
-    make_loss_weights,
-)
+from isojax.rl.loss_weights import LossWeights, choose_train_rollouts, drop_groups, groups_with_any, make_loss_weights
 from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
 from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.optimizer import CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
