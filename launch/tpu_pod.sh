@@ -34,7 +34,7 @@ usage() {
 # Runs a command in the shell of a host (0, 1, ...) or of all.
 on() { gcloud compute tpus tpu-vm ssh "$NAME" --zone="$ZONE" --worker="$1" --command="export PATH=\$HOME/.isojax/bin:\$PATH; $2"; }
 copy() { gcloud compute tpus tpu-vm scp "$1" "$NAME:$2" --zone="$ZONE" --worker=all; }
-told() { gcloud compute tpus "$1" describe "$NAME" --zone="$ZONE" --format="value($2)"; }
+describe() { gcloud compute tpus "$1" describe "$NAME" --zone="$ZONE" --format="value($2)"; }
 
 create() {
     local options=("--zone=$ZONE" "--accelerator-type=$ACCELERATOR" "--runtime-version=$VERSION")
@@ -43,9 +43,9 @@ create() {
         gcloud compute tpus tpu-vm create "$NAME" "${options[@]}"
         return
     fi
-    told queued-resources name >/dev/null 2>&1 || gcloud compute tpus queued-resources create "$NAME" --node-id="$NAME" "${options[@]}"
+    describe queued-resources name >/dev/null 2>&1 || gcloud compute tpus queued-resources create "$NAME" --node-id="$NAME" "${options[@]}"
     local state
-    until state=$(told queued-resources state.state) && [ "$state" = ACTIVE ]; do
+    until state=$(describe queued-resources state.state) && [ "$state" = ACTIVE ]; do
         case $state in FAILED | SUSPEND*) echo "error: $NAME is $state; delete it by: $0 down" >&2 && exit 1 ;; esac
         sleep "$POLL"
     done
@@ -67,7 +67,7 @@ install() {
 
 up() {
     local state
-    state=$(told tpu-vm state 2>/dev/null) || create
+    state=$(describe tpu-vm state 2>/dev/null) || create
     case ${state:-READY} in READY) ;; *) echo "error: $NAME is $state; delete it by: $0 down" >&2 && exit 1 ;; esac
     install
 }
@@ -98,7 +98,7 @@ run)
 ray)
     [ "$#" -gt 0 ] || usage
     up
-    HEAD=$(told tpu-vm 'networkEndpoints[0].ipAddress')
+    HEAD=$(describe tpu-vm 'networkEndpoints[0].ipAddress')
     line=$(command_line isojax launch "$@" --resume --ray auto --mesh "${MESH:-fsdp=16}" "run.process_group.tpu=$SLICE" "run.dir=$RUNS")
     on 0 "ray stop; ray start --head --node-ip-address=$HEAD --port=6379"
     join
