@@ -47,6 +47,11 @@ def test_a_figure_that_is_not_there_is_refused() -> None:
         isojax.plot(fit, runs, "fixed_batch")
 
 
+def test_a_fit_of_no_runs_is_refused() -> None:
+    with pytest.raises(InputError, match="no run to fit"):
+        isojax.fit([])
+
+
 def test_names_are_imported_when_used_and_without_jax() -> None:
     program = (
         "import sys, isojax\n"

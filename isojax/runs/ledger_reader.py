@@ -151,6 +151,8 @@ def read_runs(paths: Iterable[str | Path], warn: Callable[[str], object] | None 
 
 def default_metric(runs: Sequence[RunRecord]) -> str:
     """The metric a fit takes where none is asked for: avg@k of the evaluations' k samples, else the first recorded."""
+    if not runs:
+        raise InputError("there is no run to fit; expected at least one RunRecord, as isojax.read_runs returns them.")
     first_point = runs[0].points[0]
     avg_metric = f"avg@{first_point.samples}"
     return avg_metric if avg_metric in first_point.metrics else next(iter(first_point.metrics), avg_metric)
