@@ -106,8 +106,8 @@ class Way:
             sums: Metrics = {}
             last = int(state.step) + count
             while (left := last - int(state.step)) > 0:
-                batch = source.next_batch(state, min(left, programs.rollouts.updates_per_call))
-                state, result = programs.rollouts.update(state, self.base, batch.inputs, programs.coefficients)
+                batch = source.next_batch(state, min(left, programs.rollout_programs.updates_per_call))
+                state, result = programs.rollout_programs.update(state, self.base, batch.inputs, programs.coefficients)
                 metrics = finish_batch(batch, result, order, self.cell.n) | source.finish_update(state)
                 sums = merge(sums, metrics)
             return state, sums

@@ -82,7 +82,7 @@ def main() -> None:
                 index[i, :B_p] = next(order)
             scalars = {"num_updates": count, "B_p": B_p, "n": n, "seed": 0}
             batches = ProblemBatches(table, index, **{name: np.int32(x) for name, x in scalars.items()})
-            state, result = programs.rollouts.update(state, params, batches, numbers)
+            state, result = programs.rollout_programs.update(state, params, batches, numbers)
             _ = values(result.metrics)
             done += count
         return (time.perf_counter() - start) / (updates * B_p * n)
@@ -105,7 +105,7 @@ def main() -> None:
         "ratio": round(medians[timed[0]] / medians[timed[-1]], 3),
         "backend": jax.default_backend(),
         "jax": jax.__version__,
-        "programs": programs.rollouts.update.jitted._cache_size(),
+        "programs": programs.rollout_programs.update.jitted._cache_size(),
     }
     print(json.dumps(line))
 

@@ -110,7 +110,7 @@ class CellProgress:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class MeasuredCell:
     """What a measured cell promises for a budget."""
 
     B_p: int
@@ -133,7 +133,7 @@ class Recommendation:
     extrapolated: bool  # that C is beyond the cell's data
     reasons: tuple[str, ...]  # why, in words
     # What the measured cells promise at the same budget, best first; empty where that was not asked for.
-    candidates: tuple[Candidate, ...]
+    measured_cells: tuple[MeasuredCell, ...]
     interval: Interval | None  # of the expected reward
     prediction_interval: Interval | None  # of the reward that one new run, evaluated like these, will show
     # n -> the share of replicates in which it holds the best cell; None also where no measured cell may be chosen.

@@ -15,9 +15,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.aggregations import CountedResponses
-from isojax.rl.losses import Clip
-
-GRPO_DEFAULTS = {"advantage": "group", "aggregation": "token", "clip": 0.2}
+from isojax.rl.losses import Clip, grpo
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ def resolve_algorithm(rl: RLConfig) -> Algorithm:
             raise InputError(f"cell.rl.{setting}: {e}") from e
 
     loss = load_plugin("losses", "loss", rl.loss, "loss")
-    defaults = GRPO_DEFAULTS | vars(loss).get("DEFAULTS", {})
+    defaults = grpo.DEFAULTS | vars(loss).get("DEFAULTS", {})
     clip = float(defaults["clip"] if rl.clip is None else rl.clip)
     clip_high = defaults.get("clip_high", clip) if rl.clip_high is None else rl.clip_high
     return Algorithm(
@@ -73,7 +71,7 @@ def loss_metrics(module: ModuleType, name: str) -> list[str]:
     """The names of a loss's own metrics; InputError where it cannot be traced, or returns something else than a loss
     and metrics for each token."""
     setting = f"cell.rl.loss = {name}"
-    expected = "loss(logps, sampler_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: f32[m T]})"
+    expected = "loss(logps, old_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: f32[m T]})"
 
     def loss_and_metrics() -> tuple[Any, dict[str, Any]]:
         tokens, bound = jnp.ones((2, 3)), jnp.ones(())

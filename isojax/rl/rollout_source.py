@@ -1,8 +1,9 @@
 """Where the rollouts and rewards of the next update come from, as the training loop sees it.
 
-    FusedRollouts    the update program itself samples and verifies (rl/synchronous_rollouts.py)
-    InlineRollouts   sampled before the update, verified on the host meanwhile (rl/synchronous_rollouts.py)
-    AsyncRollouts    sampled while earlier batches train, at most k updates off-policy (rl/async_rl/async_rollouts.py)
+    FusedRollouts         the update program itself samples and verifies (rl/synchronous_rollouts.py)
+    HostVerifiedRollouts  sampled before the update, verified on the host meanwhile (rl/synchronous_rollouts.py)
+    AsyncRollouts         sampled while earlier batches train, at most `cell.rl.max_staleness` updates off-policy
+                          (rl/async_rl/async_rollouts.py)
 
 A fork that gets rollouts elsewhere implements both protocols here.
 """

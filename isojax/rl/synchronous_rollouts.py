@@ -3,8 +3,8 @@
 FusedRollouts, of tasks that verify on device: one program samples, verifies and updates, many updates per call. The
 device never waits for the host between two updates. Every other way to get rollouts is tested against this one.
 
-InlineRollouts, of tasks that verify on the host: sampled before the update, and finished responses go to the verifier
-as text while the rest is sampled (sampling/stream.py).
+HostVerifiedRollouts, of tasks that verify on the host: sampled before the update, and finished responses go to the
+verifier as text while the rest is sampled (sampling/stream.py).
 """
 
 from collections.abc import Callable
@@ -162,7 +162,7 @@ class FusedRollouts(RolloutSource):
         return SourcedBatch(inputs, index[:count, : cell.B_p].reshape(-1), reward_sums=None, metrics={})
 
 
-class InlinePrograms(RolloutPrograms):
+class HostVerifiedPrograms(RolloutPrograms):
     """The programs that choose problems, sample and train, in this order."""
 
     updates_per_call = 1
@@ -190,10 +190,10 @@ class InlinePrograms(RolloutPrograms):
         }
 
 
-class InlineRollouts(RolloutSource):
+class HostVerifiedRollouts(RolloutSource):
     """The RolloutSource that samples with the policy that will be trained on it."""
 
-    def __init__(self, programs: InlinePrograms, problems: CellProblems):
+    def __init__(self, programs: HostVerifiedPrograms, problems: CellProblems):
         self.programs, self.problems = programs, problems
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:

@@ -180,7 +180,7 @@ def comparison_notes(comparison: SweepComparison) -> Iterator[str]:
             each = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values in values_by_label.items())
             yield f"the runs did not measure the same {name} ({each}); each frontier is that of its own cells"
     if all(s.difference is None or s.difference.low is None for s in comparison.sweeps):
-        yield "no intervals: mode paper has none, nor has a fit made with --bootstrap 0"
+        yield "no intervals: mode paper has none, nor has a fit made with --replicates 0"
     else:
         yield (
             "intervals of differences take the runs as independent; where they were evaluated on the same problems the "

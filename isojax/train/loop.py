@@ -111,7 +111,9 @@ class CellTrainer:
     def train_to(self, target_updates: int) -> None:
         """Updates until there are `target_updates`; saves the state when it is due, or when the process must end."""
         while self.cursor.M < target_updates:
-            metrics = self.run_updates(min(self.programs.rollouts.updates_per_call, target_updates - self.cursor.M))
+            metrics = self.run_updates(
+                min(self.programs.rollout_programs.updates_per_call, target_updates - self.cursor.M)
+            )
             M, sums = int(self.state.step), merge(self.cursor.sums, metrics)
             self.cursor = replace(self.cursor, M=M, sums=sums, order=self.problem_order.state_dict())
             if self.is_failing:
@@ -133,7 +135,7 @@ class CellTrainer:
             # problems, rollouts and rewards (the fused program makes the latter two within the update)
             batch = self.source.next_batch(self.state, updates_left)
             # advantages, loss, gradient, AdamW: rl/train_step.py
-            self.state, result = programs.rollouts.update(
+            self.state, result = programs.rollout_programs.update(
                 self.state, self.restored.base_params, batch.inputs, programs.coefficients
             )
             # rewards to the order of problems; then the new policy to the sampler

@@ -117,6 +117,6 @@ def build_abstract_programs(
     synchronous: Any = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
     any_task: Any = task
     programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)
-    rollouts: Any = programs.rollouts
+    rollouts: Any = programs.rollout_programs
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
     return {name: (program.jitted, arguments) for name, (program, arguments) in main_programs.items()}

@@ -21,7 +21,7 @@ from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.rl.rollout_source import CellProblems, RolloutPrograms, RolloutSource, UpdateShapes
-from isojax.rl.synchronous_rollouts import FusedPrograms, FusedRollouts, InlinePrograms, InlineRollouts
+from isojax.rl.synchronous_rollouts import FusedPrograms, FusedRollouts, HostVerifiedPrograms, HostVerifiedRollouts
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import make_sampler_shapes, problem_shapes
 from isojax.tasks.protocol import Task, is_on_device
@@ -62,16 +62,17 @@ class SweepPrograms:
         )
         self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
         # The one place that decides where rollouts come from: the programs, and the RolloutSource that runs them.
-        self.rollouts: RolloutPrograms
+        self.rollout_programs: RolloutPrograms
         source: Any
         if cell.rl.max_staleness is not None:
-            self.rollouts = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh)
+            self.rollout_programs = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh)
             source = AsyncRollouts
         elif is_on_device(task):
-            self.rollouts, source = FusedPrograms(cell, self.decoder, task, self.shapes, mesh), FusedRollouts
+            self.rollout_programs, source = FusedPrograms(cell, self.decoder, task, self.shapes, mesh), FusedRollouts
         else:
-            self.rollouts, source = InlinePrograms(cell, self.decoder, task, self.shapes, mesh), InlineRollouts
-        self.open_rollouts: Callable[[CellProblems], RolloutSource] = partial(source, self.rollouts)
+            self.rollout_programs = HostVerifiedPrograms(cell, self.decoder, task, self.shapes, mesh)
+            source = HostVerifiedRollouts
+        self.open_rollouts: Callable[[CellProblems], RolloutSource] = partial(source, self.rollout_programs)
         self.coefficients = make_coefficients(cell.rl)
         self.evaluator = self._build_evaluator(cell.data.validation, cell.eval.samples)
         # A task that verifies on device is labelled by the evaluator; a language model prefills each prompt just once.
@@ -84,7 +85,7 @@ class SweepPrograms:
     def compile(self, num_problems: int) -> None:
         """Compiles all that training and evaluation run, with so many training problems; a second call does nothing."""
         with COMPILE_LOCK:
-            self.rollouts.compile(self.update_shapes(num_problems))
+            self.rollout_programs.compile(self.update_shapes(num_problems))
             self.evaluator.compile()
             release_freed_memory()
 

@@ -46,7 +46,7 @@ def open_cell(
     restored = None
     while restored is None:
         state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
-        if cursor.pending is not None and not programs.rollouts.can_restore(cursor.pending):
+        if cursor.pending is not None and not programs.rollout_programs.can_restore(cursor.pending):
             print(f"warning: {cell.name}: rollouts in progress, of another mesh, are sampled again", file=sys.stderr)
             cursor = replace(cursor, pending=None)
         problem_order, source = _open_rollouts(programs, base_policy, cell, cursor)

@@ -52,7 +52,7 @@ def test_fit_refuses_an_unknown_metric_and_warns_of_a_torn_line(isojax: Isojax, 
 
 def test_a_fit_made_again_answers_the_same_question(isojax: Isojax, tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "runs" / "known")
-    assert isojax("fit", str(folder), "--run-sd", "0.03", "--bootstrap", "7", "--seed", "5")[0] == 0
+    assert isojax("fit", str(folder), "--run-sd", "0.03", "--replicates", "7", "--seed", "5")[0] == 0
     path = folder / "cells" / "16x4-s0" / RECORDS_FILE
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     code, _, err = isojax("recommend", str(folder), "--budget", "1e5")

@@ -59,9 +59,9 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 
 def test_a_fit_without_it_is_the_fit_of_the_others_but_for_its_words(isojax: Isojax) -> None:
-    code, out, err = isojax("fit", "runs/one", "--bootstrap", "40", "--json")
+    code, out, err = isojax("fit", "runs/one", "--replicates", "40", "--json")
     assert code == 0, err
-    fit, alone = json.loads(out), json.loads(isojax("fit", "runs/well", "--bootstrap", "40", "--json")[1])
+    fit, alone = json.loads(out), json.loads(isojax("fit", "runs/well", "--replicates", "40", "--json")[1])
     assert fit["health"]["left_out"] and [row | BROKEN for row in fit["health"]["runs"]] == fit["health"]["runs"]
     assert [flag["name"] for flag in fit["health"]["runs"][0]["flags"]] == ["collapsed"]
     assert fit["flags"][0]["text"].startswith(
@@ -79,7 +79,7 @@ def test_a_fit_without_it_is_the_fit_of_the_others_but_for_its_words(isojax: Iso
 
 
 def test_it_can_be_put_back_into_every_answer(isojax: Isojax) -> None:
-    code, out, err = isojax("fit", "runs/one", "--bootstrap", "20", "--include-flagged", "--json")
+    code, out, err = isojax("fit", "runs/one", "--replicates", "20", "--include-flagged", "--json")
     fit = json.loads(out)
     assert code == 0 and len(fit["runs"]) == 6 and not fit["health"]["left_out"], err
     assert "fitted all the same, as asked: collapsed from C = " in fit["flags"][0]["text"]
@@ -93,7 +93,7 @@ def test_it_can_be_put_back_into_every_answer(isojax: Isojax) -> None:
 
 
 def test_a_fit_from_before_a_run_was_flagged_is_made_again(isojax: Isojax) -> None:
-    assert isojax("fit", "runs/one", "--bootstrap", "20", "--include-flagged")[0] == 0
+    assert isojax("fit", "runs/one", "--replicates", "20", "--include-flagged")[0] == 0
     old = json.loads(Path("runs/one/fit-with-flagged.json").read_text())
     del old["health"]  # as a fit.json of an isojax that had no flags: of all six runs
     Path("runs/one/fit.json").write_text(json.dumps(old))
@@ -109,7 +109,7 @@ def test_a_fit_from_before_a_run_was_flagged_is_made_again(isojax: Isojax) -> No
 
 
 def test_a_fit_from_before_runs_were_judged_is_read_as_one_of_healthy_runs(isojax: Isojax) -> None:
-    assert isojax("fit", "runs/well", "--bootstrap", "20")[0] == 0
+    assert isojax("fit", "runs/well", "--replicates", "20")[0] == 0
     path = Path("runs/well/fit.json")
     old = json.loads(path.read_text())
     del old["health"]

@@ -26,7 +26,7 @@ from tests.scaling.documents import document
 from tests.scaling.synthetic import world
 
 Isojax = Callable[..., tuple[int, str, str]]
-QUICK = ("--bootstrap", "40", "--json")
+QUICK = ("--replicates", "40", "--json")
 
 
 @pytest.fixture

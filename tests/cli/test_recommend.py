@@ -170,7 +170,7 @@ def test_recommend_spends_the_budget_and_fits_where_there_is_no_fit(isojax: Isoj
     answer = json.loads(out)
     assert answer["budget"] == 190_000 and answer["B_p"] == 16
     assert answer["M"] == 190_000 // (16 * answer["n"]) and answer["C"] == answer["B"] * answer["M"] <= 190_000
-    assert answer["reasons"] and answer["candidates"] and answer["extrapolated"] is False
+    assert answer["reasons"] and answer["measured_cells"] and answer["extrapolated"] is False
     assert json.loads(isojax("recommend", str(folder / "fit.json"), "--budget", "190_000", "--json")[1]) == answer
     small = json.loads(isojax("recommend", str(folder), "--budget", "1.9e5", "--B-max", "64", "--json")[1])
     assert small["B"] <= 64

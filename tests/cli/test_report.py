@@ -26,7 +26,7 @@ def test_report_says_what_it_cannot_write_and_names_odd_folders(
     monkeypatch.setattr(write, "FIGURES", dict([*FIGURES.items()][:1]))  # one is enough here, and one fit
     monkeypatch.setattr(report_command, "other_fits", lambda *_: [])
     folder = write_sweep(tmp_path / "runs" / "a [/red] b", (2, 8))
-    isojax("fit", str(folder), "--bootstrap", "0", "--mode", "paper")
+    isojax("fit", str(folder), "--replicates", "0", "--mode", "paper")
     (folder / "figures").touch()
     assert "figures is no folder" in error_of(isojax("report", str(folder)))
     (folder / "figures").unlink()

@@ -59,12 +59,12 @@ def test_json_stays_one_document(fit: Callable[..., Outcome]) -> None:
 
 def test_the_trials_take_the_options_of_the_fit(fit: Callable[..., Outcome]) -> None:
     """Without replicates there is no interval to be inside of; a larger run-to-run spread makes it wider."""
-    assert fit("known", "--validate", "--bootstrap", "0")[0] == 0
+    assert fit("known", "--validate", "--replicates", "0")[0] == 0
     bare = json.loads(Path("known/validation.json").read_text())
     assert bare["replicates"] == 0 and bare["compute"]["inside"] is None
 
     def width(*words: str) -> float:
-        assert fit("known", "--validate", "--bootstrap", "20", *words)[0] == 0
+        assert fit("known", "--validate", "--replicates", "20", *words)[0] == 0
         last = json.loads(Path("known/validation.json").read_text())["compute"]["points"][-1]
         return last["high"] - last["low"]
 

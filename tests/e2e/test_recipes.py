@@ -14,7 +14,7 @@ import jax.numpy as jnp
 DEFAULTS = {"aggregation": "sequence"}
 
 
-def my_loss(logps, sampler_logps, advantages, mask, clip):
+def my_loss(logps, old_logps, advantages, mask, clip):
     """REINFORCE, half as strong."""
     return jnp.where(mask, -0.5 * advantages * logps, 0.0), {"strength": jnp.full(mask.shape, 0.5)}
 '''

@@ -19,7 +19,12 @@ from isojax.distributed.sharding import replicated, shard_count
 from isojax.rl.metric import Metrics, merge_in_float32
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.rl.rollout_source import CellProblems, RolloutSource, UpdateShapes, finish_batch
-from isojax.rl.synchronous_rollouts import InlinePrograms, InlineRollouts, ProblemBatches, build_fused_update
+from isojax.rl.synchronous_rollouts import (
+    HostVerifiedPrograms,
+    HostVerifiedRollouts,
+    ProblemBatches,
+    build_fused_update,
+)
 from isojax.rl.train_step import TrainStep, make_coefficients
 from isojax.sampling.batch import ProblemArrays, gather_problems, make_sampler_shapes, problem_shapes
 from isojax.sampling.engine import build_sampler
@@ -129,7 +134,7 @@ class Twin:
         self.base = placed(policy(1), self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
         self.numbers = make_coefficients(RL)
-        self.inline: dict[Spoken, InlinePrograms] = {}
+        self.host_verified: dict[Spoken, HostVerifiedPrograms] = {}
 
     def start(self) -> TrainState:
         return self.init(placed(policy(), self.mesh))
@@ -159,16 +164,16 @@ class Twin:
         tokens, mask = (gather(self.geometry, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
         return [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)]
 
-    def programs(self, task: Spoken) -> InlinePrograms:
-        if task not in self.inline:
-            self.inline[task] = InlinePrograms(self.cell, DECODER, task, self.geometry, self.mesh)
-        return self.inline[task]
+    def programs(self, task: Spoken) -> HostVerifiedPrograms:
+        if task not in self.host_verified:
+            self.host_verified[task] = HostVerifiedPrograms(self.cell, DECODER, task, self.geometry, self.mesh)
+        return self.host_verified[task]
 
     def hosted(
         self, task: Spoken, count: int = UPDATES, order: FixedOrder | None = None
     ) -> tuple[TrainState, dict[str, float]]:
         programs, order = self.programs(task), order or FixedOrder(index()[:, :B_p])
-        source = InlineRollouts(programs, self.problems(Cell(B_p, n, SEED), order))
+        source = HostVerifiedRollouts(programs, self.problems(Cell(B_p, n, SEED), order))
         state, sums = train_on(source, programs.update, self.start(), self.base, self.numbers, order, count)
         return state, {name: metric.sum for name, metric in sums.items()}
 
@@ -231,7 +236,7 @@ def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, mon
     with jax.log_compiles(), caplog.at_level("WARNING"):
         for cell in (Cell(3, 4, 1), Cell(B_p, 2, SEED)):
             order = FixedOrder(index()[::-1, : cell.B_p])
-            source = InlineRollouts(programs, CellProblems(cell, PROBLEMS, TABLE, table, order, first_update=0))
+            source = HostVerifiedRollouts(programs, CellProblems(cell, PROBLEMS, TABLE, table, order, first_update=0))
             start, metrics = train_on(source, programs.update, start, twin.base, twin.numbers, order, 2)
             assert metrics["tokens"].sum > 16
         assert not [r for r in caplog.messages if "XLA compilation" in r]

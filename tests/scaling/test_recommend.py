@@ -47,14 +47,14 @@ def test_default_rule():
     assert r.allocation == Allocation(16, 8, 781)
     assert r.expected_reward == pytest.approx(0.6 * 99968 / 109968)
     assert not r.extrapolated
-    assert [(c.B_p, c.n) for c in r.candidates[:2]] == [(16, 8), (64, 8)]
-    assert r.candidates[0].reward == pytest.approx(0.6 / 1.1)
-    assert [c.M for c in r.candidates if (c.B_p, c.n) == (64, 32)] == [48]
+    assert [(c.B_p, c.n) for c in r.measured_cells[:2]] == [(16, 8), (64, 8)]
+    assert r.measured_cells[0].reward == pytest.approx(0.6 / 1.1)
+    assert [c.M for c in r.measured_cells if (c.B_p, c.n) == (64, 32)] == [48]
 
 
 def test_without_a_comparison_the_answer_is_the_same():
-    got = recommend(FIT, 1e5, with_candidates=False)
-    assert got == dataclasses.replace(recommend(FIT, 1e5), candidates=())
+    got = recommend(FIT, 1e5, with_measured_cells=False)
+    assert got == dataclasses.replace(recommend(FIT, 1e5), measured_cells=())
 
 
 def test_unstable_B_p_is_passed_over():
@@ -87,7 +87,7 @@ def test_B_max():
     r = recommend(FIT, 1e6, B_max=300)
     assert r.allocation == Allocation(16, 16, 3906)  # 300 // 16 = 18, so 16
     assert said(r, "B_max = 300")
-    assert all(c.B_p * c.n <= 300 for c in r.candidates)
+    assert all(c.B_p * c.n <= 300 for c in r.measured_cells)
     with pytest.raises(InputError, match="B_p = 16 alone exceeds B_max = 8"):
         recommend(FIT, 1e6, B_max=8)
 
@@ -95,7 +95,7 @@ def test_B_max():
 def test_fixed_B_p_has_its_own_law():
     r = recommend(FIT, 1e6, fix={"B_p": 64})
     assert r.allocation == Allocation(64, 8, 1953)
-    assert {c.B_p for c in r.candidates} == {64}
+    assert {c.B_p for c in r.measured_cells} == {64}
     other = recommend(FIT, 1e5, fix={"B_p": 100})
     assert other.allocation == Allocation(100, 8, 125)
     assert said(other, "no law of its own")

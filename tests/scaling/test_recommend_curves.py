@@ -32,7 +32,7 @@ def test_choice_intervals_and_reasons():
     assert (r.no_effect, r.extrapolated, r.times_measured, r.epsilon) == (False, False, 1.0, 0.005)
     assert said(r, "n = 16: of 6 stable measured cells, 16x16 promises most (0.663)")
     assert said(r, "B_p = 16: the smallest stable one measured at n = 16")
-    first = r.candidates[0]
+    first = r.measured_cells[0]
     assert (first.B_p, first.n, first.M) == (16, 16, 390) and first.low < first.reward < first.high
 
 
@@ -96,7 +96,7 @@ def test_the_page_asks_for_150_budgets_of_40_cells_in_seconds():
     fit = document(shapes, replicates=500)
     start = time.process_time()
     for C in np.geomspace(1e4, 4e5, 150):
-        recommend(fit, float(C), with_candidates=False)
+        recommend(fit, float(C), with_measured_cells=False)
     assert time.process_time() - start < 2  # room for a slow core
 
 

@@ -33,7 +33,7 @@ def fit(tmp_path, monkeypatch, capsys):
             rows = [json.loads(line) for line in path.read_text().splitlines()]
             change(rows)
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        monkeypatch.setattr(sys, "argv", ["isojax", "fit", "runs/x", "--bootstrap", "20", *words])
+        monkeypatch.setattr(sys, "argv", ["isojax", "fit", "runs/x", "--replicates", "20", *words])
         with pytest.raises(SystemExit) as e:
             app.main()
         return (e.value.code, *capsys.readouterr())

@@ -42,8 +42,8 @@ def fit(
     metric: MetricOption = None,
     compute: Annotated[ComputeUnit, Option(help="What compute is counted in.")] = "rollouts",
     mode: ModeOption = DEFAULT_MODE,
-    bootstrap: Annotated[int, Option(metavar="N", min=0, help="Replicates behind the intervals; 0 for none.")] = 500,
-    seed: Annotated[int, Option(min=0, help="Seed of the replicates.")] = 0,
+    replicates: Annotated[int, Option(metavar="N", min=0, help="Draws behind the intervals; 0 for none.")] = 500,
+    seed: Annotated[int, Option(min=0, help="Seed of these draws.")] = 0,
     run_sd: RunSdOption = None,
     validate: Annotated[bool, Option("--validate", help=VALIDATE_HELP)] = False,
     include_flagged: IncludeFlaggedOption = False,
@@ -61,7 +61,7 @@ def fit(
       isojax fit runs/quickstart --compute tokens --json | jq .joint.n_star
       isojax fit runs/quickstart --validate    hides the top 4x of compute, the largest n, one seed; validation.json
     """
-    options = FitOptions(mode, bootstrap, seed, run_sd, include_flagged)
+    options = FitOptions(mode, replicates, seed, run_sd, include_flagged)
     result = make_fit(runs, metric, compute, options)
     validation = make_validation(runs, metric, compute, options) if validate else None
     if as_json:

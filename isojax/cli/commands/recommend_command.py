@@ -16,7 +16,7 @@ from isojax.core import registry
 from isojax.core.atomic_files import write_text
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Candidate, Recommendation
+from isojax.core.nouns import MeasuredCell, Recommendation
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
 from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.recommend import recommend as choose
@@ -26,7 +26,7 @@ FIXABLE = ("M", "B", "B_p")
 BAR_WIDTH = 20
 RECOMMENDATION_KEYS = (
     "expected_reward", "interval", "prediction_interval", "level", "regret", "regret_interval", "n_probability",
-    "equal_n", "epsilon", "no_effect", "times_measured", "extrapolated", "reasons", "candidates",
+    "equal_n", "epsilon", "no_effect", "times_measured", "extrapolated", "reasons", "measured_cells",
 )  # fmt: skip
 B_MAX_HELP = "Largest batch B_p n that fits your hardware."
 EXTRAPOLATE_HELP = "Answer beyond 4 times the largest measured C too."
@@ -122,19 +122,20 @@ def print_recommendation(console: Console, recommendation: Recommendation, budge
         interval = f" ({format_range(recommendation.regret_interval)})" if recommendation.regret_interval else ""
         regret = f"regret {recommendation.regret:.4f}{interval}: the loss to expect against the best measured cell"
     console.print(f"  {regret}", highlight=False)
-    if recommendation.candidates:
-        console.print(_candidates_table(recommendation))
+    if recommendation.measured_cells:
+        console.print(_measured_cells_table(recommendation))
     for reason in recommendation.reasons:
         console.print(f"  {escape(str(reason))}", highlight=False)
 
 
-def _candidates_table(recommendation: Recommendation) -> Table:
+def _measured_cells_table(recommendation: Recommendation) -> Table:
     """Each n's best measured cell at this budget; a mark where it loses at most epsilon."""
     columns = ["n", "B_p", "reward", f"{format_percent(recommendation.level)} interval"]
     if recommendation.n_probability:
         columns.append("P(n is best)")
-    best_by_n: dict[int, Candidate] = {}
-    for cell in sorted(recommendation.candidates, key=lambda cell: not cell.stable):  # best first; the stable before
+    best_by_n: dict[int, MeasuredCell] = {}
+    best_first = recommendation.measured_cells
+    for cell in sorted(best_first, key=lambda cell: not cell.stable):  # the stable before
         best_by_n.setdefault(cell.n, cell)
     rows = []
     for n, cell in sorted(best_by_n.items()):

@@ -39,7 +39,7 @@ def advise(fit: FitResult, C: float, B_p: int | None = None) -> Advice:
     if fit.compute != "rollouts":
         return _advise_on_frontier(fit, C, B_p)
     try:
-        recommendation = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, with_candidates=False)
+        recommendation = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, with_measured_cells=False)
     except InputError as e:
         return Advice(C, no_answer_reason=str(e))
     return Advice(

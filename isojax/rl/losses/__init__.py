@@ -1,9 +1,9 @@
-"""Policy losses, one file each: `loss(logps, sampler_logps, advantages, mask, clip) -> (per-token loss, per-token
+"""Policy losses, one file each: `loss(logps, old_logps, advantages, mask, clip) -> (per-token loss, per-token
 metrics)`.
 
-All are [m T]; where the mask is false nothing counts, and the loss is 0. `sampler_logps` are the log-probabilities that
-the ratio is taken against, `clip` has `low` and `high`. A loss reduces nothing: the update gives each response
-its weight in the whole batch (rl/loss_weights.py).
+All are [m T]; where the mask is false nothing counts, and the loss is 0. `old_logps` are the log-probabilities that the
+ratio is taken against: the sampler's, with TIS the trainer's own. `clip` has `low` and `high`. A loss reduces nothing:
+the update gives each response its weight in the whole batch (rl/loss_weights.py).
 
 `DEFAULTS` of a module are what its recipe has where the config leaves a setting null; what is missing in it is GRPO's.
 `ADVANTAGE_ONLY`: nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed
@@ -27,9 +27,9 @@ class Clip(NamedTuple):
     high: Any
 
 
-def ratios(logps: Tokens, sampler_logps: Tokens, mask: Mask) -> Tokens:
-    """The trainer's probability of each token over the sampler's; 1 where the mask is false."""
-    return jnp.exp(jnp.where(mask, logps - sampler_logps, 0.0))
+def ratios(logps: Tokens, old_logps: Tokens, mask: Mask) -> Tokens:
+    """The probability of each token over its old one; 1 where the mask is false."""
+    return jnp.exp(jnp.where(mask, logps - old_logps, 0.0))
 
 
 def clipped_surrogate(ratio: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:

@@ -10,9 +10,9 @@ ADVANTAGE_ONLY = True
 DEFAULTS = {"advantage": "group", "aggregation": "token", "clip": 1.0, "clip_high": 4.0}
 
 
-def loss(logps: Tokens, sampler_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
+def loss(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
     """-sg(clip(r, 1 - low, 1 + high)) A log p; with low = 1 there is no lower bound (equations 4 and 5)."""
-    ratio = lax.stop_gradient(ratios(logps, sampler_logps, mask))
+    ratio = lax.stop_gradient(ratios(logps, old_logps, mask))
     clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
     value = -clipped_ratio * advantages * logps
     return jnp.where(mask, value, 0.0), {"clip_fraction": (mask & (ratio != clipped_ratio)).astype(jnp.float32)}

@@ -10,6 +10,6 @@ ADVANTAGE_ONLY = True
 DEFAULTS = {"advantage": "group", "aggregation": "token", "clip": 0.2}
 
 
-def loss(logps: Tokens, sampler_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
+def loss(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
     """-min(r A, clip(r, 1 - low, 1 + high) A), r the ratio of trainer to sampler."""
-    return clipped_surrogate(ratios(logps, sampler_logps, mask), advantages, mask, clip)
+    return clipped_surrogate(ratios(logps, old_logps, mask), advantages, mask, clip)

@@ -10,6 +10,6 @@ CLIPS = False
 DEFAULTS = {"advantage": "leave_one_out", "aggregation": "constant"}
 
 
-def loss(logps: Tokens, sampler_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
+def loss(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
     """-r A, never clipped: where the policy is the sampler's, r = 1 and the gradient is that of -A log p."""
-    return jnp.where(mask, -ratios(logps, sampler_logps, mask) * advantages, 0.0), {}
+    return jnp.where(mask, -ratios(logps, old_logps, mask) * advantages, 0.0), {}

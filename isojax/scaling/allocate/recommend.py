@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation, Candidate, Recommendation
+from isojax.core.nouns import Allocation, MeasuredCell, Recommendation
 from isojax.scaling.allocate import by_curves, by_law
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
@@ -31,7 +31,7 @@ def recommend(
     fix: Mapping[str, int] | None = None,
     extrapolate: bool = False,
     epsilon: float = EPSILON,
-    with_candidates: bool = True,
+    with_measured_cells: bool = True,
 ) -> Recommendation:
     """How to spend C rollouts: an allocation with B_p n M <= C, the reward that its nearest measured cell's curve gives
     there, and the reasons in words.
@@ -42,7 +42,7 @@ def recommend(
         fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
         extrapolate: answer beyond 4 times the largest measured C too.
         epsilon: a loss of reward that makes no difference.
-        with_candidates: whether to say what every measured cell promises, which takes as long as all the rest.
+        with_measured_cells: whether to say what every measured cell promises, which takes as long as all the rest.
 
     Raises:
         InputError: a fit that cannot be used, C too small for one update or beyond the reach of the data, or B_max and
@@ -63,7 +63,7 @@ def recommend(
         expected_reward=reward,
         extrapolated=ensemble.is_beyond_data(cell, allocation.C),
         reasons=tuple(request.reasons),
-        candidates=_candidates(ensemble, request) if with_candidates else (),
+        measured_cells=_measured_cells(ensemble, request) if with_measured_cells else (),
         interval=interval,
         prediction_interval=ensemble.predict_new_run(cell, allocation.C)[1],
         **_compare_cells(ensemble, request, allocation, cell),
@@ -179,18 +179,18 @@ def _explain_outcome(
         )
 
 
-def _candidates(ensemble: CurveEnsemble, request: AllocationRequest) -> tuple[Candidate, ...]:
+def _measured_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> tuple[MeasuredCell, ...]:
     """Measured cells, unstable ones too, within B_max and the fixed value, at the compute each would spend; best
     first.
     """
     C_spent, affordable = ensemble.affordable_cells(request)
-    candidates = []
+    measured_cells = []
     for i in np.flatnonzero(affordable).tolist():
         C = float(C_spent[i])
         reward, interval = ensemble.predict_reward(i, C)
         low, high = interval or (None, None)
         B_p, n = int(ensemble.B_p[i]), int(ensemble.n[i])
-        candidate = Candidate(
+        measured_cell = MeasuredCell(
             B_p=B_p,
             n=n,
             M=int(C // (B_p * n)),
@@ -200,5 +200,5 @@ def _candidates(ensemble: CurveEnsemble, request: AllocationRequest) -> tuple[Ca
             high=high,
             stable=bool(ensemble.stable[i]),
         )
-        candidates.append(candidate)
-    return tuple(sorted(candidates, key=lambda c: (-c.reward, c.n, c.B_p)))
+        measured_cells.append(measured_cell)
+    return tuple(sorted(measured_cells, key=lambda c: (-c.reward, c.n, c.B_p)))
