@@ -111,9 +111,8 @@ class CellTrainer:
     def train_to(self, target_updates: int) -> None:
         """Updates until there are `target_updates`; saves the state when it is due, or when the process must end."""
         while self.cursor.M < target_updates:
-            metrics = self.run_updates(
-                min(self.programs.rollout_programs.updates_per_call, target_updates - self.cursor.M)
-            )
+            updates_left = target_updates - self.cursor.M
+            metrics = self.run_updates(min(self.programs.rollout_programs.updates_per_call, updates_left))
             M, sums = int(self.state.step), merge(self.cursor.sums, metrics)
             self.cursor = replace(self.cursor, M=M, sums=sums, order=self.problem_order.state_dict())
             if self.is_failing:
