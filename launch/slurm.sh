@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # A SLURM job of GPU nodes, and a sweep on it.
 #
-#   sbatch launch/slurm.sh my.yaml               Ray inside the allocation: a cell a node, as many side by side as there are nodes
-#   MODE=one sbatch launch/slurm.sh my.yaml      all GPUs are one run: a process for each, cells one after the other
-#   scancel JOB                                  ends it; what is recorded stays
+#   sbatch launch/slurm.sh my.yaml               Ray inside the allocation: one cell per node, on all nodes at the same time
+#   MODE=one sbatch launch/slurm.sh my.yaml      all GPUs are one run: one process per GPU, cells one after the other
+#   scancel JOB                                  ends the job; the records stay
 #
-# After CONFIG may stand further configs and key=value. Where the time is over before the sweep is, runs save their state; submit the same
+# Further configs and key=value may follow CONFIG. If the job's time ends before the sweep does, runs save their state; submit the same
 # line again. `isojax status RUN` shows the sweep from any node. Edit the next lines for your cluster, or give them to sbatch as options.
 #SBATCH --job-name=isojax
 #SBATCH --nodes=4
@@ -21,11 +21,11 @@ set -euo pipefail
 
 MODE=${MODE:-ray}                       # ray, or one
 RUNS=${RUNS:-$PWD/runs}                 # run.dir; a folder that all nodes see
-VENV=${VENV:-$HOME/.isojax}             # Python's environment, which all nodes see too; made from ISOJAX where there is none
-GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-8}}  # of a node
-MESH=${MESH:-}                          # by default fsdp over a node (ray), or over all (one)
-HEAD=${HEAD:-}                          # ray: the first node's address, as the others reach it; by default that of its first interface
-PORT=${PORT:-6379}                      # ray: its head's
+VENV=${VENV:-$HOME/.isojax}             # Python's environment, which all nodes see too; created from ISOJAX if it does not exist
+GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-8}}  # per node
+MESH=${MESH:-}                          # by default fsdp over one node (ray), or over all nodes (one)
+HEAD=${HEAD:-}                          # ray: the first node's address for the other nodes; by default that of its first interface
+PORT=${PORT:-6379}                      # ray: the head's port
 
 if [ "$#" -eq 0 ]; then
     echo "error: given no config, expected one: sbatch launch/slurm.sh my.yaml" >&2

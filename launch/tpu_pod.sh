@@ -1,30 +1,30 @@
 #!/usr/bin/env bash
-# A Cloud TPU slice by gcloud, and a sweep on it. What is not there yet is made; what has begun goes on.
+# Creates a Cloud TPU slice by gcloud if it does not exist, and starts or continues a sweep on it.
 #
 #   NFS=10.0.0.2:/runs launch/tpu_pod.sh run my.yaml      all hosts are one run: a mesh over every chip, cells one after the other
-#   NFS=10.0.0.2:/runs launch/tpu_pod.sh ray my.yaml      Ray over the hosts: cells side by side, each on chips of its own
+#   NFS=10.0.0.2:/runs launch/tpu_pod.sh ray my.yaml      Ray over the hosts: several cells at the same time, each on its own chips
 #   HEAD=10.0.0.7 NAME=more launch/tpu_pod.sh join        another slice, for the Ray cluster whose head is at 10.0.0.7
-#   launch/tpu_pod.sh status my                           how far the sweep is
-#   launch/tpu_pod.sh stop                                runs save their state and end, Ray too; the slice stays
-#   launch/tpu_pod.sh down                                the slice is deleted; runs in NFS stay
+#   launch/tpu_pod.sh status my                           shows the sweep's progress
+#   launch/tpu_pod.sh stop                                runs save their state and end, then Ray ends; the slice stays
+#   launch/tpu_pod.sh down                                deletes the slice; runs in NFS stay
 #
-# After CONFIG may stand further configs and key=value. Needs gcloud, with a project set. Start it in tmux: it lasts as long as the sweep
-# does. When the connection or the slice is lost, stop (or down) and the same command again go on from the newest checkpoints.
+# Further configs and key=value may follow CONFIG. Needs gcloud, with a project set. Start it in tmux: it runs as long as the sweep.
+# If the connection or the slice is lost, run stop (or down) and the same command again; it continues from the newest checkpoints.
 set -euo pipefail
 
-NAME=${NAME:-isojax}                       # of the slice
-ZONE=${ZONE:-us-west4-a}                   # one that has these chips
+NAME=${NAME:-isojax}                       # the slice's name
+ZONE=${ZONE:-us-west4-a}                   # a zone that has these chips
 ACCELERATOR=${ACCELERATOR:-v5litepod-16}   # the slice's type
 VERSION=${VERSION:-v2-alpha-tpuv5-lite}    # the TPU software of that type
 SPOT=${SPOT:-0}                            # 1: may be preempted, and costs less
-QUEUED=${QUEUED:-0}                        # 1: wait in the queue until there is one
+QUEUED=${QUEUED:-0}                        # 1: wait in the queue for a slice
 POLL=${POLL:-30}                           # seconds between looks at the queue
-NFS=${NFS:-}                               # SERVER:/SHARE that all hosts mount at RUNS (Filestore); one host does without
+NFS=${NFS:-}                               # SERVER:/SHARE that all hosts mount at RUNS (Filestore); not needed for one host
 RUNS=${RUNS:-/mnt/runs}                    # run.dir
 SLICE=${SLICE:-v5e:4x4}                    # ray: the slice that a cell takes
 HEAD=${HEAD:-}                             # join: the head's address
 # shellcheck disable=SC2016  # the host's HOME
-ISOJAX=${ISOJAX:-'isojax[ray,tpu] @ file://$HOME/isojax.tar.gz'} # what to install; as it stands, the last commit of this checkout
+ISOJAX=${ISOJAX:-'isojax[ray,tpu] @ file://$HOME/isojax.tar.gz'} # what to install; by default the last commit of this checkout
 
 usage() {
     sed -n '2,12p' "${BASH_SOURCE[0]}" | sed 's/^# \{0,1\}//' >&2
