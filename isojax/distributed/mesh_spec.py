@@ -29,9 +29,8 @@ class MeshShape:
 
 
 def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
-    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left.
-    devices_in_use: how many of those available another mesh has.
-    """
+    """`auto` (one device) or "data=2,tensor=1"; at most one size may be -1, which takes the devices that are left,
+    of those `available` without the `devices_in_use` of another mesh."""
     sizes: dict[str, int] = {}
     for axis_size in () if text == "auto" else text.split(","):
         axis, _, size = (part.strip() for part in axis_size.partition("="))

@@ -1,8 +1,5 @@
-"""Several processes that are one run: each of them calls the same functions in the same order, with the same numbers.
-
-JAX's arrays span all processes' devices. What the host alone knows is exchanged here. With one process all of this does
-nothing.
-"""
+"""Several processes that are one run: each calls the same functions in the same order, with the same numbers. JAX's
+arrays span their devices; what the host alone knows is exchanged here. With one process this does nothing."""
 
 import pickle
 from collections.abc import Callable, Iterable

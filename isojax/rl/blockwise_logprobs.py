@@ -5,12 +5,8 @@ An online log-sum-exp walks over the blocks, as flash attention does over keys (
     log p(y) = x_y - lse          d log p(y) / d x_v = [v = y] - p_v
     H = lse - sum_v p_v x_v       d H / d x_v = -p_v (log p_v + H)
 
-with x the logits over the temperature. At most MAX_SAVED_LOGITS logits are kept for the gradient; of more, each block
-is computed again (benchmarks/vocabulary_blocks.py).
-
-Dimension letters: m responses of T tokens; r hidden states, prompts' first, then those of each response's own tokens
-but the last; v tokens of a block.
-"""
+with x the logits over the temperature. Of more than MAX_SAVED_LOGITS, the gradient computes each block again.
+Letters: m responses of T tokens; r hidden states, prompts' first, then those before the other tokens; v of a block."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

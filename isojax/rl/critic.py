@@ -1,7 +1,5 @@
-"""PPO's critic: how much reward each token of a response may still expect, and the advantages that follow.
-
-Its parameters are the base policy's, with a value head in place of the unembedding, trained by an AdamW of their own.
-"""
+"""PPO's critic, and the advantages that follow from its values. Its parameters are the base policy's, with a value head
+in place of the unembedding, trained by an AdamW of their own."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,12 +53,9 @@ def critic_param_shardings(decoder: Decoder, mesh: Mesh) -> Params:
 def generalised_advantages(
     rewards: Float[Array, "*r"], values: Float[Array, "*r T"], mask: Bool[Array, "*r T"], gamma: Any, gae_lambda: Any
 ) -> tuple[Float[Array, "*r T"], Float[Array, "*r T"]]:
-    """(advantages, returns) of each token that the policy drew; a step leads from one of them to the next, over tokens
-    of an interruption phrase in between. The reward comes with the last, after which the value is 0.
-
-    A_t = delta_t + gamma lambda A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t; return = A + V (arXiv:1506.02438,
-    equations 11 to 16).
-    """
+    """(advantages, returns) of each token that the policy drew; steps lead over tokens of an interruption phrase. The
+    reward comes with the last token, after which the value is 0. A_t = delta_t + gamma lambda A_(t+1), delta_t = r_t +
+    gamma V_(t+1) - V_t; return = A + V (arXiv:1506.02438, equations 11 to 16)."""
     drawn_first = jnp.argsort(~mask, axis=-1, stable=True)
     values, mask = (jnp.take_along_axis(x, drawn_first, -1) for x in (values, mask))
     has_next = jnp.concatenate([mask[..., 1:], jnp.zeros_like(mask[..., :1])], -1)

@@ -1,14 +1,9 @@
 """The gradient of a batch of rollouts: each prompt goes forward and backward once, its n responses in microbatches.
 
-For each block of g prompts, `decoder.prefill` runs under `jax.vjp`. An inner loop over microbatches of m responses adds
-up d(params) and d(prefix); the pull-back of the latter follows. That is P + n (T - 1) tokens per problem instead of
-n (P + T - 1). Where no block has more than one microbatch, its prompts and responses go through the layers together
-(`PromptTokens`), so that a weight is gathered and read, and its gradient added up, once for both.
-
-All of it adds to one float32 gradient through references (`VJP.with_refs`), so that a second gradient of all parameters
-is never held. Loops have traced trip counts, so one program serves every B_p and n. Each response comes with its weight
-in the whole batch's loss (rl/loss_weights.py), so microbatches, padding and shards change nothing but rounding.
-"""
+For each block of g prompts, `decoder.prefill` runs under `jax.vjp`; a loop over microbatches of m responses adds up
+d(params) and d(prefix), and the pull-back of the latter follows. Where no block has more than one microbatch, prompts
+and responses go through the layers together (`PromptTokens`). All of it adds to one float32 gradient through references
+(`VJP.with_refs`). Loops have traced trip counts, so one program serves every B_p and n."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -198,11 +193,8 @@ class GradientAccumulator:
 def build_gradient(
     objective: Objective, shapes: SamplerShapes, mesh: Mesh, logical_axes: Params, param_shapes: Params
 ) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], tuple[Params, Metrics]]:
-    """`gradient(inputs, responses, B_p, n) -> (gradient, metrics)`, to be called inside a jit.
-
-    logical_axes, param_shapes: of each parameter, its logical axes and its ShapeDtypeStruct. `inputs.base_params` is
-    read only where the objective needs it.
-    """
+    """`gradient(inputs, responses, B_p, n) -> (gradient, metrics)`, to be called inside a jit. `logical_axes` and
+    `param_shapes` hold each parameter's logical axes and ShapeDtypeStruct."""
     param_specs, accumulator = manual_specs(param_shapes, logical_axes, mesh), GradientAccumulator(objective, shapes)
     cast_params, reductions, shards = objective.decoder.cast_params, objective.metric_reductions, shapes.shards
 

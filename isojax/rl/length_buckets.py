@@ -1,9 +1,6 @@
-"""Responses of like length share a microbatch, and a microbatch is as wide as its longest response needs.
-
-Within each block of g prompts the responses are put in order, longest first. A microbatch is then computed at the
-smallest of a few static widths that holds all of it (each width is compiled). It is the same on every shard: with the
-model split over `tensor` there are collectives inside.
-"""
+"""Within each block of g prompts the responses are put in order, longest first. A microbatch is then computed at the
+smallest of a few static widths that holds all of it, the same on every shard: with the model split over `tensor` there
+are collectives inside."""
 
 import jax.numpy as jnp
 from jax import lax

@@ -1,9 +1,5 @@
-"""What the trainer reads off the policy's next-token distributions: each chosen token's log-probability, and the exact
-entropy.
-
-Two forms of the same numbers: the plain one materialises the logits [m T V]; where these are many, the other walks over
-the vocabulary in blocks (rl/blockwise_logprobs.py).
-"""
+"""The log-probability of each response token and the exact entropy: from the logits [m T V], or, where these are many,
+over blocks of the vocabulary (rl/blockwise_logprobs.py)."""
 
 from typing import Any, NamedTuple
 
@@ -68,11 +64,9 @@ def token_stats(
     use_entropy: bool,
     vocab_split: bool = False,
 ) -> TokenStats:
-    """Log-probabilities and entropies of the whole distributions (top-p 1).
-
-    use_entropy: whether the entropy is differentiated. vocab_split: whether devices share the vocabulary; they keep the
-    plain form, whose logits are split as well.
-    """
+    """Log-probabilities and entropies of the whole distributions (top-p 1). use_entropy: whether the entropy is
+    differentiated. vocab_split: whether devices share the vocabulary; they keep the plain form, whose logits are split
+    as well."""
     if vocab_split or tokens.size * decoder.vocab <= MAX_DENSE_LOGITS:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states), temperature)
         return TokenStats(token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))

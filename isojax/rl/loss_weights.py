@@ -1,10 +1,9 @@
-"""Which rollouts the gradient is taken of, and how much each response counts in each term of the loss.
+"""Which rollouts the gradient is taken of, and how much each response counts in each term of the loss:
 
     loss = sum over responses [ policy * sum_t loss_t + kl_coefficient * kl * sum_t kl_t
                                 - entropy_coefficient * entropy * sum_t H_t ]
 
-The weights `policy`, `kl` and `entropy` hold the whole aggregation, denominators and filters included.
-"""
+`policy`, `kl` and `entropy` hold the whole aggregation, denominators and filters included."""
 
 from types import ModuleType
 from typing import Any, NamedTuple

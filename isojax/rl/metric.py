@@ -1,9 +1,5 @@
-"""A metric of training, and how it adds up over microbatches, shards and updates, by its reduction:
-
-mean     sum / weight; there is none where the weight is 0
-total    sum
-max      the largest value, which `sum` holds
-"""
+"""A metric of training, and how it adds up over microbatches, shards and updates: a `mean` is sum / weight, and there
+is none where the weight is 0; a `total` is the sum; a `max` the largest value, which `sum` holds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -65,11 +61,8 @@ def merge_in_float32(a: Metrics, b: Metrics) -> Metrics:
 
 
 def over_updates(metrics: Metrics, token_fraction: Any = None) -> Metrics:
-    """The metrics of one update as metrics of several: means over updates, and maxima.
-
-    A mean over tokens counts `token_fraction`, the share of the batch's tokens that the update was taken on; a total
-    counts once.
-    """
+    """The metrics of one update as metrics of several: means over updates, and maxima. A mean over tokens counts
+    `token_fraction`, the share of the batch's tokens that the update was taken on; a total counts once."""
     weights = {"mean": token_fraction, "total": None}
     return {
         name: metric if metric.reduction == "max" else mean(value(metric), weights[metric.reduction])

@@ -1,8 +1,5 @@
-"""The policy's objective, which rl/gradient.py differentiates: a recipe's loss and regularisers over a microbatch.
-
-An objective is called with m responses, and with what they continue: prompts that have gone through the layers
-(`PrefixCache`), or that go through them together with the responses (`PromptTokens`).
-"""
+"""The policy's objective, which rl/gradient.py differentiates: a recipe's loss and regularisers over a microbatch of m
+responses, after prompts that have gone through the layers (`PrefixCache`) or go with them (`PromptTokens`)."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -72,11 +69,9 @@ Prefix = PrefixCache | PromptTokens
 
 
 class Objective(Protocol):
-    """A sum over the responses of a microbatch, to be differentiated in params, and in the prefix where there is one.
-
-    metric_reductions: its metrics by name. Of each it returns the sum over the microbatch's tokens, or the maximum; a
-    `mean` is divided by the batch's tokens later, a `total` is not. needs_base: whether `inputs.base_params` is read.
-    """
+    """A sum over the responses of a microbatch, to be differentiated in params, and in the prefix where there is one;
+    and the sum over its tokens of each metric, or the maximum. Only a `mean` is divided by the batch's tokens later.
+    needs_base: whether `inputs.base_params` is read."""
 
     @property
     def decoder(self) -> Decoder: ...

@@ -36,9 +36,7 @@ def learning_rate(
     scaling: LRScaling = "sqrt",
 ) -> Float[Array, ""]:
     """reference_lr * s(B / lr_reference_batch) * min(1, (step + 1) / warmup); s(x) is 1, x or sqrt(x) by `scaling`.
-
-    step: updates done before this one. B: rollouts per update.
-    """
+    step: updates done before this one. B: rollouts per update."""
     warmup_factor = jnp.minimum(1.0, (step + 1) / warmup)
     return jnp.asarray(reference_lr) * LR_SCALINGS[scaling](B / lr_reference_batch) * warmup_factor
 

@@ -1,12 +1,6 @@
-"""Where the rollouts and rewards of the next update come from, as the training loop sees it.
-
-    FusedRollouts         the update program itself samples and verifies (rl/synchronous_rollouts.py)
-    HostVerifiedRollouts  sampled before the update, verified on the host meanwhile (rl/synchronous_rollouts.py)
-    AsyncRollouts         sampled while earlier batches train, at most `cell.rl.max_staleness` updates off-policy
-                          (rl/async_rl/async_rollouts.py)
-
-A fork that gets rollouts elsewhere implements both protocols here.
-"""
+"""Where the rollouts and rewards of the next update come from, as the training loop sees it: FusedRollouts and
+HostVerifiedRollouts (rl/synchronous_rollouts.py), AsyncRollouts (rl/async_rl/async_rollouts.py). A fork that gets
+rollouts elsewhere implements both protocols here."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,12 +89,9 @@ class UpdateShapes(NamedTuple):
 
 class RolloutPrograms(Protocol):
     """The compiled programs of a sweep that make rollouts and train on them; they serve one cell after another.
+    update(state, base_params, batch.inputs, coefficients) -> (state, UpdateResult); the state is donated."""
 
-    updates_per_call: after at most so many updates the loop looks at its clock and for signals.
-    update(state, base_params, batch.inputs, coefficients) -> (state, UpdateResult); the state is donated.
-    """
-
-    updates_per_call: int
+    updates_per_call: int  # after at most so many the loop looks at its clock and for signals
     update: Program
 
     def compile(self, shapes: UpdateShapes) -> None:

@@ -1,11 +1,8 @@
 """Rollouts sampled with the policy that is trained on them.
 
-FusedRollouts, of tasks that verify on device: one program samples, verifies and updates, many updates per call. The
-device never waits for the host between two updates. Every other way to get rollouts is tested against this one.
-
+FusedRollouts, of tasks that verify on device: one program samples, verifies and updates, many updates per call.
 HostVerifiedRollouts, of tasks that verify on the host: sampled before the update, and finished responses go to the
-verifier as text while the rest is sampled (sampling/stream.py).
-"""
+verifier as text while the rest is sampled (sampling/stream.py)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -67,10 +64,8 @@ class ProblemBatches(NamedTuple):
 def build_fused_update(
     cell: CellConfig, decoder: Decoder, task: DeviceTask, shapes: SamplerShapes, mesh: Mesh
 ) -> Callable[[TrainState, Params, ProblemBatches, Coefficients], tuple[TrainState, UpdateResult]]:
-    """The jitted `update(state, base_params, batches, coefficients) -> (state, result)`; the state is donated.
-
-    After `cell.rl.max_consecutive_nonfinite` skipped updates in a row it ends early.
-    """
+    """The jitted `update(state, base_params, batches, coefficients) -> (state, result)`; the state is donated. After
+    `cell.rl.max_consecutive_nonfinite` skipped updates in a row it ends early."""
     train_step = TrainStep(cell, decoder, task.stops, shapes, mesh)
     sample = build_sampler(decoder, shapes, mesh, cell.sampling, task.stops)
 

@@ -1,7 +1,5 @@
-"""One update on a batch of rollouts and rewards: advantages, loss weights, gradient, AdamW.
-
-B_p, n, the PRNG key and every coefficient are traced, so one compiled program serves all cells of a sweep.
-"""
+"""One update on a batch of rollouts and rewards: advantages, loss weights, gradient, AdamW. B_p, n, the PRNG key and
+every coefficient are traced, so one compiled program serves all cells of a sweep."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,11 +1,8 @@
-"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, how much better a rollout is than others.
+"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, or f32[*r T] of each response token, how much
+better a rollout is than others. Groups may have any size: n is traced, and group = rollout // n.
 
-`batch` is a `RewardedBatch`. An estimator may also return one number for each response token, f32[*r T]. Groups may
-have any size: sums over a group are segment sums over group = rollout // n, with n a traced number.
-
-Two attributes of a module, both False where they are missing: `NEEDS_GROUP`, the estimator compares rollouts of one
-problem, so that n must be 2 or more; `NEEDS_CRITIC`, it reads `batch.token_advantages`, which a critic makes.
-"""
+Two attributes of a module, both False where they are missing: `NEEDS_GROUP`, it compares rollouts of one problem, so
+that n must be 2 or more; `NEEDS_CRITIC`, it reads `batch.token_advantages`, which a critic makes."""
 
 from typing import NamedTuple
 

@@ -1,9 +1,6 @@
-"""ScaleRL's advantage (arXiv:2510.13786): (reward - mean of the group) / (standard deviation of these over the batch +
-1e-6).
-
-The standard deviation is over ScaleRL's "effective batch", the rollouts that the policy's loss counts: where
-`cell.rl.zero_variance_filter` holds `policy`, those of groups whose rewards differ; otherwise all, zeros included.
-"""
+"""ScaleRL's advantage (arXiv:2510.13786): (reward - mean of the group) / (standard deviation of these + 1e-6), this
+over the "effective batch" that the policy's loss counts: where `cell.rl.zero_variance_filter` holds `policy`, the
+rollouts of groups whose rewards differ; otherwise all, zeros included."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

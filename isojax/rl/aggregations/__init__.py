@@ -1,8 +1,5 @@
 """Aggregations, one file each: `weight(responses) -> f32[*r]`, what a response's sum of token losses is multiplied by.
-
-The loss of a batch is the sum over its responses of weight * (sum over the response's tokens). A weight is read only
-where the response is counted.
-"""
+It is read only where the response is counted."""
 
 from typing import NamedTuple
 

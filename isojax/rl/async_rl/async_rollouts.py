@@ -1,12 +1,9 @@
-"""Asynchronous rollouts (PipelineRL, arXiv:2509.19128; ScaleRL, arXiv:2510.13786): sampling goes on while earlier
-batches are trained on, and each chunk of tokens is drawn with the newest weights there are.
+"""Asynchronous rollouts (PipelineRL, arXiv:2509.19128; ScaleRL, arXiv:2510.13786), the trainer's side: sampling goes on
+while earlier batches are trained on, and each chunk of tokens is drawn with the newest weights there are.
 
-Update v trains on batch v. After v updates, batches up to v + k may have begun, so no token is more than k updates
-older than the policy that trains on it. k = 0 leaves the same numbers as the synchronous run, bit for bit. A prompt is
-prefilled with the weights under which its first response begins; keys and values of older weights stay in the cache.
-
-This is the trainer's side; the other is rl/async_rl/rollout_worker.py.
-"""
+After v updates, batches up to v + k may have begun, so no token is more than k updates older than the policy that
+trains on it. k = 0 leaves the same numbers as the synchronous run, bit for bit. A prompt is prefilled with the weights
+under which its first response begins; keys and values of older weights stay in the cache."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,6 @@
-"""The compiled programs of a rollout worker (rl/async_rl/rollout_worker.py): continuous sampling into ring buffers.
-
-The buffers of a shard hold k + 1 batches; batch b is in part b mod (k + 1), laid out as any batch. Whole groups are
-assigned to shards, so B_p must be a multiple of the number of shards.
-"""
+"""The compiled programs of a rollout worker (rl/async_rl/rollout_worker.py): continuous sampling into ring buffers of
+k + 1 batches per shard; batch b is in part b mod (k + 1). Whole groups are assigned to shards, so B_p must be a
+multiple of the number of shards."""
 
 import math
 from collections.abc import Sequence

@@ -1,13 +1,8 @@
 """The rollout worker: it samples batches continuously, while the trainer (rl/async_rl/async_rollouts.py) trains.
 
-    begin_batch      a batch's problems and key enter the ring of problems
-    publish_weights  the newest weights, for the chunks that follow
-    take_batch       a batch that is completely sampled, and with which weights its tokens were drawn
-
 A RolloutWorker samples in the trainer's thread while that waits for a batch; a BackgroundWorker in a thread of its own,
-on other devices, while the trainer trains. Both receive the same requests in the same order; only the moment of their
-arrival differs, which decides with which weights a token is drawn.
-"""
+on other devices. Both receive the same requests in the same order; only the moment of their arrival differs, which
+decides with which weights a token is drawn."""
 
 import threading
 import time

@@ -1,5 +1,2 @@
-"""Schulman's estimators of KL(policy || base) from tokens that the policy drew, one file each.
-
-`estimate(logps, base_logps) -> f32[m T]`: for each token, from its log-probabilities f32[m T] by the policy and by the
-base policy.
-"""
+"""Schulman's estimators of KL(policy || base) from tokens that the policy drew, one file each: `estimate(logps,
+base_logps) -> f32[m T]` of each token, from its log-probabilities f32[m T] by the policy and by the base policy."""
