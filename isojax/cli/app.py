@@ -1,8 +1,5 @@
-"""The command line: `isojax COMMAND`, `python -m isojax.launch` and `python -m isojax.train`.
-
-A module of commands/ is imported when its command is called: `isojax status` waits for neither SciPy nor jax. Whatever
-a user can put right is an InputError anywhere below: one line `error: ...` on standard error and exit code 2. With
---json, standard output holds one JSON document and nothing else.
+"""The command line. A module of commands/ is imported when its command is called, so that `isojax status` waits for
+neither SciPy nor jax; an InputError is one line `error: ...` on standard error and exit code 2.
 """
 
 import importlib

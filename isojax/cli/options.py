@@ -1,7 +1,4 @@
-"""Options that several commands share, which config they mean, and how every command looks.
-
-A config is given as `CONFIG [CONFIG ...] [KEY=VALUE ...]`: later configs over earlier ones, overrides over all.
-"""
+"""Options that several commands share, which config they mean, and how every command looks."""
 
 import os
 from collections.abc import Sequence

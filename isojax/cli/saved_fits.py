@@ -1,6 +1,4 @@
-"""Fits as the commands use them: made from ledgers, saved in the sweep's folder, read again, and fitted again where the
-ledgers have grown.
-"""
+"""Fits as the commands use them: saved in the sweep's folder, and fitted again where the ledgers have grown."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -80,9 +78,7 @@ def sweep_folder(run: Path) -> Path:
 
 
 def read_fit(run: Path, include_flagged: bool = False) -> FitResult:
-    """A sweep's fit.json, or that file itself; a sweep that has none is fitted, and fitted again where its ledgers have
-    grown. `include_flagged`: the fit of all runs of a folder.
-    """
+    """The fit of a sweep's folder or a fit.json; fitted where there is none, and again where the ledgers have grown."""
     if not run.is_dir():
         if include_flagged:
             raise InputError(

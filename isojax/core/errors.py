@@ -2,10 +2,7 @@
 
 
 class InputError(ValueError):
-    """Something a user gave cannot be used. The message says what was given, what was expected and how to correct it.
-
-    The command line prints it, without a traceback, and exits with 2.
-    """
+    """Something a user gave cannot be used; the command line prints the message, no traceback, and exits with 2."""
 
 
 class RunFailed(RuntimeError):
@@ -17,8 +14,6 @@ OUT_OF_MEMORY_MESSAGES = ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory was not enough. A RunFailed says itself what was missing: tensorstore reports a
-    full disk by the same words.
-    """
+    """Whether an error says that memory was not enough; a RunFailed never does (a full disk has similar words)."""
     exhausted = not isinstance(error, RunFailed) and any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)
     return exhausted or isinstance(error, MemoryError)

@@ -1,14 +1,9 @@
 """Estimates from c correct rollouts of N: the validation metrics of a problem.
 
-Unbiased over draws without replacement, k <= N (Chen et al., arXiv:2107.03374, eq. 1):
-
+Unbiased, for k <= N (Chen et al., arXiv:2107.03374, eq. 1):
     avg@k = c / N,    best@k = pass@k = 1 - C(N-c, k) / C(N, k),    worst@k = C(c, k) / C(N, k)
-
-verl draws k of the N with replacement, 1000 times (bootstrap_metric in verl/trainer/ppo/metric_utils.py). Its limit is
-
+Drawn with replacement, as verl does, which is biased downwards for best and upwards for worst:
     verl/best@k = 1 - (1 - c/N)^k,    verl/worst@k = (c/N)^k
-
-which is biased downwards for best and upwards for worst: one correct of four gives a best@4 of .684, not 1.
 """
 
 import math

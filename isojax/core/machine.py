@@ -1,8 +1,4 @@
-"""This process's share of its machine: its cores, and its memory in large pages.
-
-A step of a model touches gigabytes of memory that it got a moment ago: in pages of 4 KiB, a million page faults. glibc
-asks the kernel for large pages where an environment variable says so when a process starts.
-"""
+"""This process's share of its machine: its cores, and large pages, which spare a step a million page faults."""
 
 import ctypes
 import os

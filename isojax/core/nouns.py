@@ -1,7 +1,5 @@
-"""The nouns of isojax, as plain data.
-
-The budget identity everywhere (IsoCompute Playbook, arXiv:2603.12151, section 2): C = B_p * n * M rollouts, with B_p
-problems per batch, n rollouts per problem and M updates; B = B_p * n is the batch of one update.
+"""The nouns of isojax, as plain data. Everywhere C = B_p * n * M rollouts, for M updates of a batch B = B_p * n
+(IsoCompute Playbook, arXiv:2603.12151, section 2).
 """
 
 from collections.abc import Mapping

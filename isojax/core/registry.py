@@ -10,13 +10,8 @@ from isojax.core.errors import InputError
 
 
 def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType:
-    """The plug-in `name`: the module of that name in one of the package's `folders`, such as "rl.losses"; or, where
-    `name` has a dot in it, the module of that path. It must have one of `functions`. Where there is one function only,
-    the path may also name a function.
-
-    Raises:
-        InputError: there is no such module, or it has no such function; the message says which of the two, and lists
-        the known names.
+    """The plug-in `name`: the module of that name in one of `folders`, such as "rl.losses", or that of a dotted path,
+    which may also name a function where `functions` has only one; InputError lists the known names.
     """
     folders = [folders] if isinstance(folders, str) else list(folders)
     kind = folders[-1].rpartition(".")[2]

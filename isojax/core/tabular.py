@@ -1,6 +1,4 @@
-"""Rows that know their place in a file, and what may stand in their cells. A cell that cannot be used is refused with
-its file, its row and its column.
-"""
+"""Rows that know their place in a file, and checks that name the file, row and column of an unusable cell."""
 
 import difflib
 import json
@@ -52,9 +50,7 @@ def is_blank(value: Any) -> bool:
 
 
 def parse_number(cell_value: Any) -> float | None:
-    """The number in a cell: NaN where it is written as not finite, infinite where it is too large for a float, None
-    where the cell holds no number (text with a unit or a thousands separator, true, a list).
-    """
+    """The number in a cell: NaN if not finite, infinite if too large for a float, None where it holds no number."""
     if isinstance(cell_value, str):
         text = cell_value.strip()
         if text.lower().lstrip("+-") in _NOT_FINITE:
@@ -77,9 +73,7 @@ def check_number(
     exclusive_minimum: float | None = None,
     whole: bool = False,
 ) -> float:
-    """A cell's finite number; InputError where it is empty, holds no number, or one out of range. Messages name the
-    `cell` ("runs.csv, line 7: reward") and what the number stands for (`expected`).
-    """
+    """A cell's finite number; InputError, with the `cell` and what was `expected`, where it is missing or too large."""
     if is_blank(cell_value):
         raise InputError(f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row.")
     number = parse_number(cell_value)

@@ -1,7 +1,4 @@
-"""YAML files that a user or isojax writes, read against a pydantic model, below dotted `key=value` overrides.
-
-Whatever is wrong with a file or an override is an InputError that names its place, its value and what was expected.
-"""
+"""YAML files read against a pydantic model, below dotted `key=value` overrides; each InputError names its place."""
 
 import difflib
 import json
@@ -41,9 +38,7 @@ SYNONYMS = {
 
 
 def nearest_key(key: str, known_keys: Iterable[str]) -> str:
-    """The known dotted name that is closest to `key` by spelling, first among those with the same last part (SYNONYMS
-    count as the same): `lr` is cell.rl.learning_rate.
-    """
+    """The known name closest to `key`, first among those with the same last part: `lr` is cell.rl.learning_rate."""
     section, dot, name = key.rpartition(".")
     name = SYNONYMS.get(name, name)
 
@@ -78,9 +73,7 @@ def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _read_leaves(
     data: Mapping[Any, Any], known_keys: Mapping[str, bool], source: str, prefix: str = ""
 ) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of everything that is not a section; InputError at the first key that is unknown, a section
-    that is not one, a number that is not finite.
-    """
+    """(dotted key, value) of everything that is not a section; InputError at the first that is unknown or misplaced."""
     for key, value in data.items():
         dotted_key = f"{prefix}{key}"
         if dotted_key not in known_keys:
@@ -148,11 +141,8 @@ def _type_error(error: ValidationError, layers: Sequence[tuple[str, Any]], file_
 
 
 def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -> M:
-    """The files as a `model`, each over those before it, below dotted overrides such as "sweep.n=[2,4]"; raises
-    InputError.
-
-    Sections are merged key by key. Anything else takes the place of what stood there, a map of names of the user's own
-    (`cell.data.mixture`) too, unless an override reaches into it (`cell.eval.extra.aime=...`).
+    """The files as a `model`, each over those before it, below overrides such as "sweep.n=[2,4]"; raises InputError.
+    Sections are merged key by key; anything else is replaced whole, a map of the user's names too.
     """
     known_keys = _known_keys(model)
     layers = [(str(path), _read_yaml(path, known_keys)) for path in paths]

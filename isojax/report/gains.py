@@ -1,11 +1,7 @@
-"""How much reward training gained, in two parts: format alone, and better answers; with what the best constant answer
-would get.
+"""How much reward training gained: by format alone and by better answers, and what the best constant answer would get.
 
-With a the share of responses that hold an answer and q the share of correct ones among these, the reward is a q, and
-from the base policy (0) to the last evaluation (1) it rises by
-
-    a1 q1 - a0 q0  =  (a1 - a0) q0  +  a1 (q1 - q0)
-                      format alone     better answers
+With a the share of responses that hold an answer and q the share of correct ones among these, from 0 to 1
+    a1 q1 - a0 q0  =  (a1 - a0) q0 [format alone]  +  a1 (q1 - q0) [better answers]
 """
 
 import json

@@ -1,7 +1,5 @@
-"""Write a sweep's report: figures/*.png, figures/*.pdf and report.html, each file replaced in one step.
-
-The same inputs give the same bits: no clock and no random draw. The page's charts need plotly (extra `report`); without
-it the page shows the figures, and its budget slider still answers.
+"""Write a sweep's report: figures/*.png, figures/*.pdf and report.html, each replaced in one step. The same inputs give
+the same bits; without plotly (extra `report`) the page shows the figures instead of the charts.
 """
 
 from collections.abc import Sequence
@@ -17,12 +15,8 @@ from isojax.scaling.result import FitResult
 
 
 def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Path:
-    """Draw the figures and write the page; returns the page's path.
-
-    Args:
-        folder: the sweep's folder, runs/NAME. Its config.yaml and cells/*/samples.txt are shown where they exist.
-        fits: the main fit first, then the same runs by other metrics, modes or measures of compute.
-        runs: the runs they were fitted to.
+    """Draw the figures and write the page into the sweep's folder, runs/NAME; returns the page's path. `fits`: the main
+    one first, then others of the same `runs`.
     """
     figures = folder / "figures"
     if figures.exists() and not figures.is_dir():

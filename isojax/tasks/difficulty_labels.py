@@ -1,6 +1,5 @@
-"""avg@k of the base policy on each problem, found block by block and appended to a file, so that a labelling that was
-killed goes on where it was. The file opens with {"key": ...}, what the labels depend on, and has one line {"id",
-"solved", "attempts"} per problem.
+"""avg@k of the base policy on each problem, appended to a file block by block, so that a killed labelling goes on:
+{"key": ...}, what the labels depend on, then a line {"id", "solved", "attempts"} per problem.
 """
 
 import hashlib

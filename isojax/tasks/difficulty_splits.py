@@ -1,6 +1,5 @@
-"""Problems by how hard the base model finds them (IsoCompute Playbook, section 3 and Fig. 14), in avg@k with k = 16:
-
-very_easy (.6, .9]    easy [.3, .6]    hard [0, .0625]    extremely_hard: none right of 128
+"""Problems by the base model's avg@16 (IsoCompute Playbook, section 3 and Fig. 14): very_easy (.6, .9], easy [.3, .6],
+hard [0, .0625]; extremely_hard: none right of 128.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +26,8 @@ def difficulty_part(problem: Problem) -> str | None:
 def split_into_parts(
     labelled_problems: Sequence[Problem], unsolved_problems: Sequence[Problem], held_out: int, seed: int
 ) -> dict[str, list[Problem]]:
-    """The splits of a difficulty data set: `all`, and PART_train and PART_validation of each part that has problems.
-
-    `unsolved_problems` have none right of 128 attempts, and are labelled by these. At most `held_out` problems of a
-    part, and at most half of them, are held out. Extremely Hard problems are Hard too: what is held out of the one
-    part is not among those to train on of the other.
+    """The splits of a difficulty data set: `all`, and PART_train and PART_validation of each part that has problems. At
+    most `held_out` problems, and at most half, are held out; no part trains on what another holds out.
     """
     order = np.random.default_rng([seed, 5]).permutation(len(labelled_problems))
     rank_by_id = {labelled_problems[j].id: rank for rank, j in enumerate(order)}

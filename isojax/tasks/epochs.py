@@ -19,13 +19,10 @@ class EpochPosition(NamedTuple):
 
 
 class EpochOrder:
-    """Indices of the B_p distinct problems of update `first`, `first` + 1, ..., i[B_p] each: shuffled epochs, the
-    remainder of each left out.
-
-    With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out the problems that have
-    had that share or more of their rollouts correct, by what `record_rewards` has received when the epoch's first
-    batch is drawn. Where fewer than B_p would be left, the B_p solved least often stay, so that the run still reaches
-    its budget, as the others of its sweep do; `dropped_fraction` shows it.
+    """Indices i[B_p] of the distinct problems of each update from `first` on: shuffled epochs, their remainders left
+    out. With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out problems with that
+    share or more of their rollouts correct; at least the B_p solved least often stay, so that the run reaches its
+    budget.
     """
 
     def __init__(

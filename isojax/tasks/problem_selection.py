@@ -1,6 +1,4 @@
-"""Which problems a run trains, validates and is further evaluated on: read, labelled, cut to a difficulty, mixed, held
-out. `ProblemSelection.notes` says how many were left out, and why.
-"""
+"""Which problems a run trains, validates and is evaluated on; `ProblemSelection.notes` says what was left out."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

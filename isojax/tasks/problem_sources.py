@@ -1,8 +1,4 @@
-"""Sources of problems in text: one file per kind in tasks/sources/, with `source(argument, data) -> ProblemSource`.
-
-`cell.task` names one, with its argument after a colon: `jsonl:problems.jsonl`, `gym:leg_counting,max_animals=5`,
-`addition`.
-"""
+"""Sources of problems in text: a file per kind in tasks/sources/, with `source(argument, data) -> ProblemSource`."""
 
 import re
 from collections.abc import Sequence

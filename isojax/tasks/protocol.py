@@ -1,8 +1,5 @@
-"""What a task is: problems, how they are written as tokens, what ends a response, and how it is verified.
-
-A DeviceTask verifies inside the compiled program; its file in tasks/device/ has `build(argument="") -> DeviceTask`. A
-HostTask verifies text in processes of the host: tasks/text.py makes it of a source (tasks/sources/), a tokenizer, a
-prompt format and a verifier. tasks/build.py makes the task that `cell.task` names.
+"""What a task is: problems, how they are written as tokens, what ends a response, and how it is verified. A file in
+tasks/device/ has `build(argument="") -> DeviceTask`.
 """
 
 from collections.abc import Mapping, Sequence

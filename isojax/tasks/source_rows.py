@@ -60,10 +60,7 @@ def _column_value(columns: Mapping[str, Any], name: str) -> Any:
 
 
 def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Problem:
-    """One row as a problem. A prompt that is a list of {role, content} becomes `messages`; other columns are kept.
-
-    Where the answer is within an object, as verl's is, the column `ground_truth` holds it unchanged (it may be a list).
-    """
+    """One row as a problem; a list of {role, content} becomes `messages`, and verl's `ground_truth` stays as it is."""
     prompt, answer = _column_value(row.values, prompt_column), _column_value(row.values, answer_column)
     messages = _read_conversation(prompt, row, prompt_column) if isinstance(prompt, list) else ()
     prompt_text = messages[-1]["content"] if messages else _value_as_text(prompt, row, prompt_column)

@@ -19,10 +19,8 @@ class Interruption:
 
 @dataclass(frozen=True)
 class StopConditions:
-    """A response ends with a token of `tokens`, or with the token that completes a stop string.
-
-    `transitions[state, token]`, uint8 or uint16 [states V], is the state after that token (None: no stop strings). A
-    response starts in state 0; the value `states` means that a stop string is complete.
+    """A response ends with a token of `tokens`, or with the one that completes a stop string: `transitions[state,
+    token]`, uint8 or uint16 [states, V], is the next state, from 0 on; the value `states` is a complete stop string.
     """
 
     tokens: tuple[int, ...]
@@ -40,10 +38,8 @@ class StopConditions:
 
 
 def build_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:
-    """`StopConditions.transitions`: at which token a stop string has become part of the text.
-
-    The automaton of Aho and Corasick (1975) over bytes, carried through each token's bytes at once.
-    `token_bytes`: the bytes of every token id; after None, a token that is no text, reading starts in state 0 again.
+    """`StopConditions.transitions`: the automaton of Aho and Corasick (1975), carried through each token's bytes at
+    once; after a token that is no text (None), reading starts in state 0 again.
     """
     moves = byte_automaton([string.encode() for string in strings])
     states = len(moves) - 1

@@ -1,8 +1,4 @@
-"""A task in text: problems of a source, written as prompts of a language model; responses verified on the host.
-
-Nothing is tokenised twice: a prompt's ids go to the sampler as they are, the policy is trained on the ids that were
-sampled, and these are decoded only for the verifier and for readers.
-"""
+"""A task in text. Nothing is tokenised twice: the policy is trained on the ids that were sampled."""
 
 import threading
 from collections.abc import Sequence

@@ -68,10 +68,7 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
-    """The bytes that each token id below `vocab` adds to a text; None for special tokens and for missing ids.
-
-    Byte-level BPE writes a byte as one of 256 printable characters; sentencepiece a space as U+2581, a byte as <0xNN>.
-    """
+    """The bytes that each id below `vocab` adds to a text (byte-level BPE, sentencepiece); None for special tokens."""
     id_of_token = tokenizer.get_vocab()
     largest_id = max(id_of_token.values())
     if largest_id >= vocab:

@@ -53,9 +53,7 @@ def print_gains(console: Console, folder: Path) -> None:
 
 
 def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult]:
-    """The paper's procedure, best@k and worst@k where the counts give them, training reward, then other recorded
-    metrics, the means of extra sets first. A view that these runs cannot give is left out with a warning.
-    """
+    """The paper's procedure, then other metrics; a view that these runs cannot give is left out with a warning."""
     fits = []
     for metric, mode in _views(runs, main_fit):
         options = FitOptions(mode, OTHER_REPLICATES, include_flagged=not main_fit.health.left_out)

@@ -1,7 +1,5 @@
-"""What a user may set, as frozen pydantic models: YAML below dotted `key=value` overrides.
-
-Three sections. `cell` decides a run's result and is hashed. `sweep` is the grid: it may grow, but a value in it never
-changes once something has run (launch/resume.py). `run` says where and how to run; it changes no result.
+"""What a user may set, as frozen pydantic models: `cell` decides a run's result and is hashed, `sweep` is the grid, and
+`run` says where and how to run.
 """
 
 from isojax.core.config.data import PANEL, DataConfig, PromptConfig, VerifierConfig

@@ -63,9 +63,7 @@ def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -
 
 
 def config_hash(cell: CellConfig) -> str:
-    """12 hex digits that name the settings deciding a cell's result: a hash of those that differ from the defaults, and
-    of HASH_VERSION, which rises whenever a default or the meaning of a setting changes.
-    """
+    """12 hex digits that name the settings deciding a cell's result: those off their defaults, and HASH_VERSION."""
     defaults = dict(flatten(CellConfig().model_dump(mode="json")))
     settings = dict(flatten(cell.model_dump(mode="json")))
     changed = {key: value for key, value in settings.items() if key not in defaults or value != defaults[key]}

@@ -61,10 +61,8 @@ class PrecisionConfig(Section):
 
 
 class InterruptConfig(Section):
-    """What is written into a response that goes on for too long; the default text is ScaleRL's (arXiv:2510.13786).
-
-    A response that has `after` tokens, and `unless` not among them, gets the tokens of `text` next and goes on from
-    there. These count for the verifier and for the response's length, never in the loss.
+    """Writes `text` into a response of `after` tokens that lacks `unless`: counted for verifier and length, never in
+    the loss. The default text is ScaleRL's (arXiv:2510.13786).
     """
 
     after: PositiveInt  # tokens

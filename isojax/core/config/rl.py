@@ -18,10 +18,8 @@ class CriticConfig(Section):
 
 
 class RLConfig(Section):
-    """One update of the policy.
-
-    `loss`, `advantage`, `aggregation` and `kl_estimator` each name a file in isojax/rl/losses/, advantages/,
-    aggregations/ or kl_estimators/, or a module path of a fork; null takes the loss's own.
+    """One update of the policy. `loss`, `advantage`, `aggregation` and `kl_estimator` each name a file in the folder of
+    isojax/rl/ for it, or a module path of a fork; null takes the loss's own.
     """
 
     loss: str = "grpo"

@@ -48,9 +48,7 @@ class EvalConfig(Section):
         return extra
 
     def evaluation_targets(self, budget: int) -> list[int]:
-        """The values of C at which a run is evaluated: 0 (the base policy), then every distinct ceil(start * ratio^k)
-        within the budget. A larger budget only appends values. A run ends at the last of them.
-        """
+        """The C at which a run is evaluated: 0, then every distinct ceil(start * ratio^k) within the budget."""
         if budget < self.start:
             raise InputError(
                 f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise"
@@ -80,11 +78,7 @@ class CellConfig(Section):
 
 
 class SweepConfig(Section):
-    """The grid of (B_p, n), its seeds, the budget of each cell, and the static sizes of the programs.
-
-    Null lets the planner choose a size, and the attention kernels by measurement, once; the choice is stored with the
-    run.
-    """
+    """The grid of (B_p, n), seeds, each cell's budget, and the programs' static sizes (null: the planner chooses)."""
 
     B_p: tuple[PositiveInt, ...] = (16,)  # problems per batch
     n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)  # rollouts per problem

@@ -1,7 +1,5 @@
-"""All figures by name: what draws each, its description and its caption. A fork adds a figure by adding an entry.
-
-A drawing function takes the fits (the main one first) and the runs, and returns a matplotlib Figure, or None where its
-data are absent.
+"""All figures by name: what draws each from the fits (the main one first) and the runs, its description and caption. A
+drawing function returns None where its data are absent; a fork adds an entry.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,14 +64,10 @@ FIGURES: dict[str, FigureSpec] = {
 
 
 def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> Figure:
-    """Draw a figure of the report, in a notebook.
-
-    Args:
-        runs: those that were fitted.
-        name: a key of FIGURES, such as "frontier", "n_star" or "evidence".
+    """Draw a figure of the report, such as "frontier", "n_star" or "evidence", of the runs that were fitted.
 
     Raises:
-        InputError: another name, or a fit without the data of that figure.
+        InputError: not a key of FIGURES, or a fit without the data of that figure.
     """
     if name not in FIGURES:
         raise InputError(f"no figure is called {name!r}; expected one of {', '.join(FIGURES)}.")

@@ -22,15 +22,8 @@ AvgRange = tuple[float, float]  # the lowest and the highest avg@k of a split
 def draw_difficulty(
     labels: Sequence[DifficultyLabel], splits: Mapping[str, AvgRange], folder: Path, min_unsolved_attempts: int = 128
 ) -> list[Path]:
-    """Write difficulty.png, difficulty.pdf and difficulty.csv into `folder`; each is replaced in one step.
-
-    Every problem is counted once, as in `split_of`. The CSV has a row for each bar: the avg@k it stands for, the
-    problems of each split there, those in no split, and all of them.
-
-    Args:
-        labels: of each problem, at least one.
-        splits: such as {"hard": (0, 0.0625), "easy": (0.3, 0.6), "extremely_hard": (0, 0)}.
-        min_unsolved_attempts: attempts that a problem of a split (0, 0) must have had, all of them wrong.
+    """Write difficulty.png, .pdf and .csv into `folder`, each replaced in one step; the CSV has a row for each bar.
+    `splits`: such as {"hard": (0, 0.0625), "extremely_hard": (0, 0)}, each problem counted once as in `split_of`.
     """
     ordered_splits = {name: splits[name] for name in sorted(splits, key=lambda name: splits[name])}
     bin_count = _bin_count(min(attempts for _, attempts in labels))
@@ -50,11 +43,8 @@ def draw_difficulty(
 
 
 def split_of(label: DifficultyLabel, splits: Mapping[str, AvgRange], min_unsolved_attempts: int = 128) -> str:
-    """The split that a label falls into, or "unused"; both ends of a range belong to it, a shared one to the harder
-    split.
-
-    A split (0, 0), Extremely Hard, takes the problems that none of at least `min_unsolved_attempts` attempts solved,
-    before any other split does.
+    """The split of a label, the harder one at a shared end, or "unused"; a split (0, 0), Extremely Hard, goes first and
+    takes problems without a right one of at least `min_unsolved_attempts` attempts.
     """
     solved, attempts = label
     for name, (low, high) in sorted(splits.items(), key=lambda split: split[1]):

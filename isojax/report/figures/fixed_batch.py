@@ -1,8 +1,5 @@
-"""B_p against n at a fixed batch B = B_p n (paper's Figs. 9, 18, 19).
-
-At a fixed B a budget is a number of updates, M = C / B, so the law is one in M: n*(M), and with it B_p*(M) = B / n*(M).
-Departs from the paper: all values of B side by side, a law only where it is not rejected (n*(M) may fall and rise),
-intervals where the fit has them.
+"""B_p against n at a fixed batch B = B_p n (paper's Figs. 9, 18, 19), where a budget is M = C / B updates, with n*(M)
+and B_p*(M) = B / n*(M). Departs from the paper: all B side by side, a law only where not rejected, intervals.
 """
 
 from collections import Counter

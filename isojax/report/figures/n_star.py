@@ -1,8 +1,5 @@
-"""n*(C) (paper's Figs. 7 and 21).
-
-Departs from the paper: the interval of the best measured n is shown, the law is dashed beyond the measured budgets and
-left out where the frontier has two values of n only; P(n best), the share of replicates in which each n is the best
-one, is drawn below.
+"""n*(C) (paper's Figs. 7 and 21). Departs from the paper: intervals, a law dashed beyond the measured budgets and left
+out where the frontier has two values of n only, and P(n best), the share of replicates in which n is best.
 """
 
 from collections.abc import Mapping, Sequence

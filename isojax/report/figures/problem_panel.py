@@ -1,6 +1,5 @@
-"""pass@1 of a fixed panel of training problems, along training (IsoCompute Playbook, arXiv:2603.12151, Figs. 11 and 27;
-section 5.1). Where updates for one problem undo another's, a share of problems stays at 0 while the mean rises:
-interference.
+"""pass@1 of a fixed panel of training problems (IsoCompute Playbook, arXiv:2603.12151, Figs. 11, 27 and section 5.1):
+under interference a share of problems stays at 0 while the mean rises.
 """
 
 from collections import defaultdict

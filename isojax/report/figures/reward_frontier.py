@@ -1,8 +1,5 @@
-"""The frontier (paper's Figs. 6 and 22): validation reward against C, a panel for each B_p and one for all of them
-together.
-
-Departs from the paper: n has one palette in every figure (viridis by log2 n, readable without colour vision and in
-grey), the frontier carries its interval, and so does each crossover; an end that the data do not determine is an arrow.
+"""The frontier (paper's Figs. 6 and 22): validation reward against C, a panel for each B_p and one for all together.
+Departs from the paper: one palette of n, intervals of the frontier and of crossovers, arrows for open ends.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,12 +17,8 @@ HELD_OUT_COLOUR = "#2f6fb2"
 def single_curve_figure(
     document: Mapping[str, Any], C: FloatArray, R: FloatArray, seed_index: NDArray[np.intp], seed_names: tuple[str, ...]
 ) -> canvas.RenderedFigure:
-    """The fitted curve over its interval, and the points; the dashed line is R0.
-
-    Args:
-        document: what `curve_file.fit_curve_file` returns.
-        C, R: float[points] >= 0, compute and rewards.
-        seed_index: int[points], which seed each point belongs to, an index into `seed_names`.
+    """The fitted curve (`document` of `curve_file.fit_curve_file`), its interval and the points; the dashed line is R0.
+    C, R: float[points] >= 0; seed_index: int[points] into `seed_names`.
     """
     fig, (ax,) = canvas.panel_grid(1, height=4.6)
     C_limit = np.inf if document["fit_below"] is None else document["fit_below"]

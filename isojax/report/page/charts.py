@@ -1,8 +1,5 @@
-"""The page's two charts as plotly traces and layouts: reward against C, and n*(C). plotly.js draws them; every number
-is made here.
-
-The page chooses the colours, because it knows whether it is light or dark: a trace's `meta` names what it shows,
-{"n": 8} or {"role": "law"}. Text from logs is escaped, because plotly reads some HTML in labels.
+"""The page's two charts as plotly traces and layouts. The page chooses the colours, as it knows whether it is light or
+dark: a trace's `meta` names what it shows. Text is escaped, because plotly reads some HTML in labels.
 """
 
 import html

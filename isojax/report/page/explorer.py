@@ -1,8 +1,5 @@
-"""The interactive part of the page: choose metric, fit, B_p and budget; see the answer and its place in the charts.
-
-Python makes every number: an answer for each of about 150 budgets and every view (`advice`), the charts' traces
-(`charts`). page.js looks them up. The one thing it calculates is M = floor(C / (B_p n)) for the exact budget typed.
-Without scripts the section stays hidden.
+"""The interactive part of the page. Python makes every number, an answer for each of about 150 budgets and every view;
+page.js looks them up, and calculates only M = floor(C / (B_p n)) for the budget typed.
 """
 
 import json

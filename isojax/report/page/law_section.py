@@ -1,7 +1,4 @@
-"""The law n*(C) and the reward curves that it rests on: formulas, parameters and intervals.
-
-A number that has an interval is followed by it, as in 0.655 [0.641, 0.670].
-"""
+"""The law n*(C) and the reward curves that it rests on: formulas, and parameters as in 0.655 [0.641, 0.670]."""
 
 import numpy as np
 

@@ -77,12 +77,7 @@ def read_page_file(name: str) -> str:
 
 
 def html_document(title: str, body: Html, scripts: Sequence[str], data: str) -> str:
-    """The whole page. The policy in its head forbids every load, and every script but these.
-
-    Args:
-        scripts: JavaScript to run at the page's end, in order.
-        data: JSON for them, safe to stand in a script element.
-    """
+    """The whole page, with `scripts` to run at its end and JSON `data` for them; it forbids every other script."""
     hashes = [base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in scripts]
     return Template(read_page_file("page.html")).substitute(
         title=escape(title),

@@ -1,10 +1,7 @@
-"""Arithmetic with eight operators, and a base policy that knows each of them only in part.
-
-A problem is `aaOPbb=`: two two-digit numbers around an operator A..H meaning a+b, |a-b|, max, min, a, b, (a+b) mod 10
-and (ab) mod 10; the answer is the number, then the end token `$`. `solvers:ABCG` is the task with those operators
-alone. Demonstrations come from a MIXTURE of solvers: for each class (operator, a mod 5, b mod 3) the right solver
-answers with a probability drawn from U(.2, .65) or from U(.005, .08), else another operator's solver does. A policy
-trained on them solves its problems at rates that spread from Hard to Easy.
+"""Arithmetic with eight operators: a problem is `aaOPbb=`, the operators A..H mean a+b, |a-b|, max, min, a, b, (a+b)
+mod 10 and (ab) mod 10, and `solvers:ABCG` has those alone. For each class (operator, a mod 5, b mod 3) the right solver
+demonstrates with a probability from U(.2, .65) or U(.005, .08), else another does: a policy trained on them solves
+problems at rates that spread from Hard to Easy.
 """
 
 from typing import ClassVar, Literal

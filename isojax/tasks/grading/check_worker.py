@@ -1,6 +1,4 @@
-"""One process of checks: started when first needed, and again after it was lost. tasks/grading/grading_worker.py runs
-in it: a new process, not a fork of this one, whose threads a fork would break.
-"""
+"""One process of checks, replaced after a loss: a new process, not a fork, which this one's threads would break."""
 
 import json
 import os

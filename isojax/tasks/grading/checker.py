@@ -1,9 +1,5 @@
-"""Grading responses in text, in worker processes that can be killed.
-
-A check that hangs, crashes, raises or takes too much memory costs its own rollout only: reward 0, and counted by kind.
-Each worker (tasks/grading/check_worker.py) works through small batches and sends every verdict as it is found, so that
-a failure is charged to the check that caused it. A worker that is lost is replaced, and the rest of its batch is
-checked again.
+"""Grading responses in text, in worker processes that can be killed. A check that hangs, crashes, raises or takes too
+much memory costs its own rollout only (reward 0, counted by kind); the rest of its batch is checked again.
 """
 
 import threading
@@ -33,10 +29,7 @@ class Checker:
     def __init__(
         self, verifier: str, timeout: float = 5.0, memory_gb: float = 4.0, num_workers: int | None = None
     ) -> None:
-        """Find the verifier (`cell.verifier.use`) and start its first worker; InputError where either fails.
-
-        `timeout`: seconds per check; `memory_gb`: GiB that a worker may write to; `num_workers`: None for one per core.
-        """
+        """Start one worker. `timeout`: seconds per check; `memory_gb`: per worker; `num_workers`: None, one per core."""
         name, _, argument = verifier.partition(":")
         module = registry.load("tasks.verifiers", name, "build")
         if missing_flags := [flag for flag in ("ISOLATED", "PURE") if flag not in vars(module)]:

@@ -1,7 +1,5 @@
-"""What runs in a worker process: checks, one after another, as they come over a socket. It imports little.
-
-The parent (tasks/grading/check_worker.py) sends pickles: (`cell.verifier.use`, bytes of memory), then batches of
-CheckRequest. The worker answers by lines of JSON: an error, empty where the start succeeded, then Verdicts.
+"""What runs in a worker process. The parent sends pickles: (`cell.verifier.use`, bytes of memory), then batches of
+CheckRequest; the worker answers by lines of JSON: an error, empty where the start succeeded, then Verdicts.
 """
 
 import contextlib

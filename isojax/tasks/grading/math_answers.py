@@ -1,7 +1,4 @@
-"""Answers to maths problems as text: where a solution states its own, and whether two are equal without algebra.
-
-GSM8K's solutions end in `#### 18`, MATH's hold `\\boxed{18}`; models write either, or "The answer is 18."
-"""
+"""Answers to maths problems as text: where a solution states its own, and whether two are equal without algebra."""
 
 import re
 from fractions import Fraction

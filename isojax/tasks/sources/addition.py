@@ -1,8 +1,6 @@
-"""Sums of small numbers: `12 + 7 =` -> `19`. A source in one file, and what a small model can learn by RL on a laptop.
-
-Each operand's number of digits is drawn evenly from low..high (`addition:low=1,high=2` unless set), then the operand
-evenly among the numbers of so many digits; 0 has one digit. Of a + b and b + a only one is ever a problem, so that a
-held-out sum has not been trained on in the other order.
+"""Sums of small numbers, `12 + 7 =` -> `19`: each operand's digits are drawn evenly from low..high (1..2 unless set),
+then the operand among the numbers of so many digits. Of a + b and b + a only one is ever a problem, so that a held-out
+sum is never trained on.
 """
 
 from dataclasses import dataclass

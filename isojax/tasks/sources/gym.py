@@ -1,9 +1,6 @@
-"""Problems of reasoning-gym's generators: `gym:NAME` or `gym:NAME,key=value,...` with a generator's own settings.
-
-Problem i is the generator's item i under seed `cell.data.seed`, of `size` (10,000 unless set) items there are; a
-repeated question is left out. A generator may never end, crash or print, so it runs in a process of its own, with a
-deadline for each item, a fixed hash seed and a fixed random state (the items of five generators depend on them).
-verifiers/gym.py judges the answers. Needs `pip install "isojax[gym]"`.
+"""Problems of reasoning-gym's generators, `gym:NAME,key=value,...`: the items under seed `cell.data.seed`, repeats left
+out. A generator may never end, crash or print, so it runs in a process of its own, with a deadline for each item, a
+fixed hash seed and a fixed random state (the items of five generators depend on them).
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Problems from Parquet: `parquet:PATH`, a file, a folder of .parquet files or a pattern such as data/train-*.parquet.
-
-verl's schema (data_source, prompt as a list of {role, content}, ability, reward_model {style, ground_truth},
-extra_info) or flat columns under the usual names (tasks/source_rows.py). Files are read in the order of their names; a
-problem's id is its row's number over all of them, from 0. Needs `pip install "isojax[parquet]"`.
+"""Problems from Parquet, `parquet:PATH`: a file, a folder or a pattern such as data/train-*.parquet, in verl's schema
+or flat columns (tasks/source_rows.py). A problem's id is its row's number over all files by name, from 0.
 """
 
 import glob

@@ -1,9 +1,6 @@
-"""Problems in a TFDS data set of ArrayRecord files, read through grain and written without TensorFlow:
-`tfds:FOLDER#SPLIT[,SPLIT...]`.
-
-`write_dataset` makes one, as `isojax difficulty` does; its splits are named PART_train and PART_validation, and without
-# the split `all` is read. Of any other data set prepared as ArrayRecord, flat features are read as rows of a file are
-(tasks/source_rows.py). Needs `pip install "isojax[tfds]"`.
+"""Problems in a TFDS data set of ArrayRecord files, `tfds:FOLDER#SPLIT[,SPLIT...]`, read and written without
+TensorFlow. Without # the split `all` is read; flat features of another's data set are read as rows
+(tasks/source_rows.py).
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""`gym`: the scorer of the reasoning-gym generator that made the problem (tasks/sources/gym.py); correct where it
-scores 1.
-
-The answer is the text of the response's last <answer>...</answer>, else the whole response. Some of reasoning-gym's
-scorers run it through Python's `eval`, in the worker process, with the user's rights.
+"""`gym`: the scorer of the reasoning-gym generator that made the problem, given the last <answer>...</answer>, else the
+whole response. Some scorers run it through Python's `eval`, in the worker process, with the user's rights.
 """
 
 import functools
