@@ -73,7 +73,7 @@ def check_number(
     exclusive_minimum: float | None = None,
     whole: bool = False,
 ) -> float:
-    """A cell's finite number; InputError, with the `cell` and what was `expected`, where it has none or one out of range."""
+    """A cell's finite number; InputError names the `cell` and what was `expected`, if it is none or out of range."""
     if is_blank(cell_value):
         raise InputError(f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row.")
     number = parse_number(cell_value)
