@@ -132,7 +132,7 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
 def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: ProgressCallback) -> BasePolicy:
     """The base policy of a sweep and its problems: read from `folder`, or made and written there. InputError where
     problems of the wanted difficulty are too few, the checkpoint is not the sweep's, or the folder is damaged."""
-    cell, task = programs.cell, programs.task
+    cell, task = programs.cell_config, programs.task
     fingerprint = safetensors_io.fingerprint(Path(cell.model.path)) if cell.model.path else ""
     if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists):
         folder.mkdir(parents=True, exist_ok=True)

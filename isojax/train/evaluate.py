@@ -238,10 +238,10 @@ class Evaluator:
             interrupted=sum(call.interrupted for call in graded.samples) if self._has_interruption else None,
         )
 
-    def count_sets(
+    def count_correct_in_sets(
         self, params: Params, problem_sets: dict[str, TokenizedProblems], seed: int, evaluation: int
     ) -> dict[str, EvalCounts]:
-        """Correct rollouts of the validation set, "", and of further sets, each with a stream of draws of its own."""
+        """Correct rollouts of the validation set, and of further sets, each with a stream of draws of its own."""
         streams = chain([EVAL_STREAM], count(EXTRA_STREAM))
         return {
             name: self.count_correct(params, problem_set, seed, evaluation, stream=stream)

@@ -7,7 +7,8 @@ How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
 - The loss is a mean over all response tokens of the batch; GRPO averages over the tokens of each response first.
 - The learning rate grows with the square root of the batch B = B_p n (IsoCompute Playbook, section 3).
 - KL (the k3 estimator, in the loss) and entropy enter only where the recipe sets them.
-- Evaluations fall at the first update that reaches each value of one grid of C, the same for every (B_p, n).
+- Evaluations fall at the first update that reaches each value of one grid of C, the same for every (B_p, n). Values
+  that one update reaches together give one evaluation, of the largest.
 
 Where a fork makes its changes:
 - which problems a batch has: `EpochOrder` (tasks/epochs.py), made in train/restore.py
@@ -28,18 +29,18 @@ from isojax.rl.metric import Metrics, merge, merge_in_float32
 from isojax.rl.rollout_source import finish_batch
 from isojax.train.base_policy import BasePolicy
 from isojax.train.checkpoint import Checkpoints, RunCursor, has_checkpoint
-from isojax.train.metrics import eval_problem_sets, make_eval_point, write_samples
+from isojax.train.metrics import VALIDATION_SET, eval_problem_sets, make_eval_point, write_samples
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import CellState, open_cell
 
 
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
-    """The values of C at which a cell is evaluated: the shared grid, up to what the last update reaches beyond the
-    budget, so that a target does not depend on the budget."""
-    evaluation = config.cell.eval
-    last_target = evaluation.evaluation_targets(config.sweep.budget)[-1]
-    return evaluation.evaluation_targets(updates_to_reach(last_target, cell.B) * cell.B)
+    """The values of C at which a cell is evaluated: the shared grid up to the budget. Values beyond it that the last
+    update passes count too, so that its point has the target it would have in a longer run."""
+    eval_config = config.cell.eval
+    last_target = eval_config.evaluation_targets(config.sweep.budget)[-1]
+    return eval_config.evaluation_targets(updates_to_reach(last_target, cell.B) * cell.B)
 
 
 def updates_to_reach(target: int, B: int) -> int:
@@ -48,44 +49,45 @@ def updates_to_reach(target: int, B: int) -> int:
 
 
 def is_finished(config: Config, cell: Cell, folder: Path, ledger: PointLedger | None) -> bool:
-    """Whether a cell is recorded and saved up to the sweep's budget; all processes agree on it."""
+    """Whether a cell is recorded up to its budget, and saved or its checkpoints removed; all processes agree on it."""
     last_target = make_eval_grid(config, cell)[-1]
-    recorded_targets = multiprocess.broadcast(ledger.targets if ledger else [])
+    recorded_targets = multiprocess.broadcast(ledger.targets if ledger else [])  # only process 0 has a ledger
     if not recorded_targets or recorded_targets[-1] < last_target:
         return False
-    last_update = updates_to_reach(last_target, cell.B)  # a kill may have come between its evaluation and its state
+    # A kill may have come between the last evaluation and the checkpoint after it.
+    last_update = updates_to_reach(last_target, cell.B)
     return multiprocess.run_on_primary(lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update))
 
 
 def run_cell(
     programs: SweepPrograms, config: Config, base_policy: BasePolicy, cell: Cell, outputs: CellOutputs
 ) -> None:
-    """Trains one cell up to the sweep's budget, from its newest checkpoint if there is one.
+    """Trains one cell up to `config.sweep.budget`, which the launcher sets to this cell's target.
 
     Raises:
         FloatingPointError: loss or gradient were not finite in `cell.rl.max_consecutive_nonfinite` updates in a row.
-            The ledger records it, and the state before them is saved.
+            The ledger records it. Saved is the policy before them; --resume goes on with the update after them.
         Preempted: the process was asked to end; the state is saved.
     """
     eval_grid = make_eval_grid(config, cell)
     eval_updates = [updates_to_reach(target, cell.B) for target in eval_grid]
     recorded_targets = multiprocess.broadcast(outputs.ledger.targets if outputs.ledger else [])
 
-    def is_recorded(evaluation: int) -> bool:
-        return eval_grid[evaluation] in recorded_targets
+    def is_recorded(eval_index: int) -> bool:
+        return eval_grid[eval_index] in recorded_targets
 
     checkpoint_folder = outputs.folder / CHECKPOINT_FOLDER
     with (
         Checkpoints(checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints) as checkpoints,
-        open_cell(programs, base_policy, cell, checkpoints, is_recorded) as restored,
+        open_cell(programs, base_policy, cell, checkpoints, is_recorded) as start,
     ):
-        trainer = CellTrainer(programs, config, base_policy, restored, checkpoints, outputs)
-        for evaluation, (target, updates) in enumerate(zip(eval_grid, eval_updates, strict=True)):
-            is_done = evaluation <= trainer.cursor.evaluation
-            same_update_reaches_next = updates in eval_updates[evaluation + 1 :]
+        trainer = CellTrainer(programs, config, base_policy, start, checkpoints, outputs)
+        for eval_index, (target, updates) in enumerate(zip(eval_grid, eval_updates, strict=True)):
+            is_done = eval_index <= trainer.cursor.evaluation  # -1 before the first
+            same_update_reaches_next = updates in eval_updates[eval_index + 1 :]
             if not is_done and not same_update_reaches_next:
                 trainer.train_to(updates)
-                trainer.evaluate(evaluation, target)
+                trainer.evaluate(eval_index, target)
         trainer.save()
 
 
@@ -96,17 +98,17 @@ class CellTrainer:
     programs: SweepPrograms
     config: Config
     base_policy: BasePolicy
-    restored: CellState
+    start: CellState  # of the newest checkpoint, or of the base policy
     checkpoints: Checkpoints
     outputs: CellOutputs
 
     def __post_init__(self) -> None:
-        restored, problem_sets = self.restored, eval_problem_sets(self.base_policy, self.config.cell)
-        self.cell, self.state, self.cursor = restored.cell, restored.state, restored.cursor
-        self.problem_order, self.source = restored.problem_order, restored.source
+        start, problem_sets = self.start, eval_problem_sets(self.base_policy, self.config.cell)
+        self.cell, self.state, self.cursor = start.cell, start.state, start.cursor
+        self.problem_order, self.rollout_source = start.problem_order, start.rollout_source
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
-        self.outputs.report(CellProgress(self.cell, self.cursor.M * self.cell.B, None))
+        self.outputs.on_progress(CellProgress(self.cell, self.cursor.M * self.cell.B, None))
 
     def train_to(self, target_updates: int) -> None:
         """Updates until there are `target_updates`; saves the state when it is due, or when the process must end."""
@@ -117,47 +119,51 @@ class CellTrainer:
             self.cursor = replace(self.cursor, M=M, sums=sums, order=self.problem_order.state_dict())
             if self.is_failing:
                 self.fail()
-            self.outputs.report(CellProgress(self.cell, M * self.cell.B, None))
-            # Clocks and signals differ between processes, and all must save at the same update.
-            requests = multiprocess.allgather((preemption.requested(), self.checkpoint_due))
-            stop, due = any(stop for stop, _ in requests), requests[0][1]
-            if stop or (due and M < target_updates):
+            self.outputs.on_progress(CellProgress(self.cell, M * self.cell.B, None))
+            # Clocks and signals differ between processes, and all must save at the same update: process 0's clock
+            # decides. At the target the one save of this M is that after the evaluation.
+            stop_and_save = multiprocess.allgather((preemption.requested(), self.checkpoint_due))
+            stop, save_due = any(stop for stop, _ in stop_and_save), stop_and_save[0][1]
+            if stop or (save_due and M < target_updates):
                 self.save()
             if stop:
                 raise preemption.Preempted(f"asked to end after update {M}")
 
     def run_updates(self, count: int) -> Metrics:
-        """`count` updates, or fewer if too many in a row are not finite; the sums of their metrics."""
+        """`count` updates, or fewer if too many in a row are not finite; the sums of their metrics. The rollout source
+        may give them in several batches, each of one update or more."""
         programs, last_update = self.programs, self.cursor.M + count
         sums: Metrics = {}
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
             # problems, rollouts and rewards (the fused program makes the latter two within the update)
-            batch = self.source.next_batch(self.state, updates_left)
-            # advantages, loss, gradient, AdamW: rl/train_step.py
+            batch = self.rollout_source.next_batch(self.state, updates_left)
+            # advantages, loss, gradient, AdamW (rl/train_step.py); the state before is donated
             self.state, result = programs.rollout_programs.update(
-                self.state, self.restored.base_params, batch.inputs, programs.coefficients
+                self.state, self.start.base_params, batch.inputs, programs.coefficients
             )
-            # rewards to the order of problems; then the new policy to the sampler
+            # metrics; and rewards, where solved problems are left out
             metrics = finish_batch(batch, result, self.problem_order, self.cell.n)
-            metrics |= self.source.finish_update(self.state)
-            sums = merge_in_float32(sums, metrics)
+            metrics |= self.rollout_source.finish_update(self.state)  # asynchronous: the new policy to the sampler
+            sums = merge_in_float32(sums, metrics)  # the same bits as the fused program's sums
         return sums
 
-    def evaluate(self, evaluation: int, target: int) -> None:
+    def evaluate(self, eval_index: int, target: int) -> None:
         """Evaluates the policy on all problem sets and records the point."""
         cell, evaluator = self.cell, self.programs.evaluator
-        counts_by_set = evaluator.count_sets(self.state.params, self.eval_sets, cell.seed, evaluation)
+        counts_by_set = evaluator.count_correct_in_sets(self.state.params, self.eval_sets, cell.seed, eval_index)
         point = make_eval_point(target, self.cursor, cell, counts_by_set, self.config.cell.eval.samples)
         order = self.problem_order.state_dict()
-        self.cursor = RunCursor(M=self.cursor.M, evaluation=evaluation, tokens=point.tokens, order=order)
+        # Without `sums`: the metrics of the updates that follow start from none.
+        self.cursor = RunCursor(M=self.cursor.M, evaluation=eval_index, tokens=point.tokens, order=order)
         now, ledger = time.monotonic(), self.outputs.ledger
         if ledger:
-            if target not in ledger.targets:
+            if target not in ledger.targets:  # a resumed run meets points it has recorded; `append` ignores them
                 samples_path, validation = self.outputs.folder / "samples.txt", self.base_policy.validation
-                write_samples(samples_path, self.programs.task, validation, counts_by_set[""], point)
+                write_samples(samples_path, self.programs.task, validation, counts_by_set[VALIDATION_SET], point)
             ledger.append(point, seconds=now - self.last_point_at, devices=self.programs.device_count)
         self.last_point_at = now
-        self.outputs.report(CellProgress(cell, point.rollouts, next(iter(point.metrics.values()))))
+        avg_at_k = next(iter(point.metrics.values()))  # of validation, the first
+        self.outputs.on_progress(CellProgress(cell, point.rollouts, avg_at_k))
         if multiprocess.broadcast(self.checkpoint_due):
             self.save()
 
@@ -186,6 +192,6 @@ class CellTrainer:
 
     def save(self) -> None:
         """Saves the state, the cursor, and the rollouts in progress."""
-        meta, pending_rollouts = self.source.save()
+        meta, pending_rollouts = self.rollout_source.save()
         self.checkpoints.save(self.state, replace(self.cursor, pending=meta), pending_rollouts)
         self.last_saved_at = time.monotonic()

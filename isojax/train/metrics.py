@@ -16,15 +16,16 @@ from isojax.train.base_policy import BasePolicy
 from isojax.train.checkpoint import RunCursor
 from isojax.train.evaluate import EvalCounts
 
+VALIDATION_SET = ""  # its name among the sets that are evaluated
 SHOWN_SAMPLES = 4
 
 
 def eval_problem_sets(base_policy: BasePolicy, config: CellConfig) -> dict[str, list[Problem]]:
-    """The problem sets that are evaluated, by name: the validation set, "", then the extra sets, then the panel, a
+    """The problem sets that are evaluated, by name: the validation set, then the extra sets, then the panel, a
     random choice of the training problems."""
     order = np.random.default_rng([config.data.seed, 5]).permutation(len(base_policy.training))
     panel = [base_policy.training[i] for i in sorted(order[: config.eval.panel])]
-    return {"": base_policy.validation, **base_policy.extra_sets, **({PANEL: panel} if panel else {})}
+    return {VALIDATION_SET: base_policy.validation, **base_policy.extra_sets, **({PANEL: panel} if panel else {})}
 
 
 def make_eval_point(
@@ -44,7 +45,7 @@ def make_eval_point(
         rollouts=cursor.M * cell.B,
         tokens=cursor.tokens + round(tokens),
         metrics=eval_metrics(counts_by_set, samples),
-        counts=correct_by_set.pop(""),
+        counts=correct_by_set.pop(VALIDATION_SET),
         samples=samples,
         train=train_metrics,
         extra=correct_by_set,

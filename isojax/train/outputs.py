@@ -34,4 +34,4 @@ class CellOutputs:
     folder: Path
     ledger: PointLedger | None
     start_upload: StartUpload | None
-    report: Callable[[CellProgress], None]
+    on_progress: Callable[[CellProgress], None]

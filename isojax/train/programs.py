@@ -47,7 +47,7 @@ class SweepPrograms:
         """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve several meshes.
         Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_rollouts.py)."""
         assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
-        self.mesh, self.task, self.cell = mesh, task, cell
+        self.mesh, self.task, self.cell_config = mesh, task, cell
         self.device_count = mesh.size + (sampler_mesh.size if sampler_mesh else 0)
         self.decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
         self.shapes = make_sampler_shapes(
@@ -80,7 +80,7 @@ class SweepPrograms:
         self.labeller = self.evaluator if is_on_device(task) else self._build_evaluator(LABEL_BATCH, attempts)
 
     def _build_evaluator(self, problems: int, samples: int) -> Evaluator:
-        return Evaluator(self.decoder, self.task, self.mesh, problems, samples, self.shapes, self.cell.sampling)
+        return Evaluator(self.decoder, self.task, self.mesh, problems, samples, self.shapes, self.cell_config.sampling)
 
     def compile(self, num_problems: int) -> None:
         """Compiles all that training and evaluation run, with so many training problems; a second call does nothing."""
@@ -92,7 +92,7 @@ class SweepPrograms:
     @property
     def state_shapes(self) -> TrainState:
         """The ShapeDtypeStructs of the training state."""
-        return train_state_shapes(self.decoder, self.mesh, self.cell.rl.critic is not None)
+        return train_state_shapes(self.decoder, self.mesh, self.cell_config.rl.critic is not None)
 
     def update_shapes(self, num_problems: int) -> UpdateShapes:
         """The shapes of what the update reads in addition to a batch."""
@@ -101,14 +101,14 @@ class SweepPrograms:
         scalar = replicated(self.mesh)
         return UpdateShapes(
             state=self.state_shapes,
-            base_params=params if self.cell.rl.kl > 0 or self.cell.rl.measure_kl else {},
+            base_params=params if self.cell_config.rl.kl > 0 or self.cell_config.rl.measure_kl else {},
             problem_table=problem_shapes(self.shapes, self.mesh, num_problems, answer_length),
             coefficients=jax.tree.map(lambda x: shape_on(scalar, (), np.asarray(x).dtype), self.coefficients),
         )
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
         """Problems with their host arrays."""
-        return tokenize(self.task, self.cell.sampling, problems)
+        return tokenize(self.task, self.cell_config.sampling, problems)
 
 
 def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platform: str) -> Decoder:

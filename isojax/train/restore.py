@@ -29,7 +29,7 @@ class CellState:
     cursor: RunCursor
     base_params: Params  # which the KL is measured against; {} where nothing reads them
     problem_order: EpochOrder
-    source: RolloutSource
+    rollout_source: RolloutSource
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def open_cell(
             except CorruptCheckpoint:  # the one before it is taken
                 source.close()
                 restored = None
-    with closing(restored.source):
+    with closing(restored.rollout_source):
         yield restored
 
 
@@ -70,7 +70,7 @@ def _restore_state(
 ) -> tuple[TrainState, RunCursor, Params]:
     """State and cursor of the newest checkpoint whose evaluations the ledger has, or of the base policy; and the base
     policy's parameters where the update reads them."""
-    rl = programs.cell.rl
+    rl = programs.cell_config.rl
     while saved := checkpoints.restore(programs.state_shapes):
         state, cursor = saved
         if cursor.evaluation < 0 or is_recorded(cursor.evaluation):
@@ -94,7 +94,7 @@ def _open_rollouts(
         cell.B_p,
         cell.seed,
         first_update=cursor.M,
-        drop_above=programs.cell.rl.no_positive_resampling,
+        drop_above=programs.cell_config.rl.no_positive_resampling,
         saved_state=cursor.order,
         batches_drawn=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
     )
