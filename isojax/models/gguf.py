@@ -1,8 +1,6 @@
 """Makes a model's folder (config.json, safetensors, tokenizer) of a GGUF file, which the `gguf` package reads.
 
-Weights are dequantised, so that float32 holds exactly what llama.cpp computes with. A GGUF file has other names than a
-checkpoint. Where its architecture is llama, it orders the rows of queries and keys otherwise: pairs to be rotated are
-adjacent in it, and half a head from each other here. Of a tokenizer's rule for splitting text it has the name alone.
+Weights become float32. For llama, GGUF has rotated pairs in adjacent rows, a checkpoint has them half a head apart.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,9 +35,7 @@ CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # token types
 
 
 def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
-    """Make a model's folder of a GGUF file; it appears whole. InputError where the file is damaged or holds what the
-    decoder cannot run, or the folder exists.
-    """
+    """Make a model's folder of a GGUF file; InputError where the file cannot be used, or the folder exists."""
     with new_model_folder(folder) as temp:
         reader = open_gguf(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
@@ -106,9 +102,7 @@ def read_model_config(path: Path, metadata: Mapping[str, Any], gguf_tensors: Map
 
 
 def llama3_scaling(path: Path, head_dim: int, base: float, tensor: Any | None) -> RopeScaling | None:
-    """Llama 3's stretching, of which the file has only the divisor of each frequency; InputError for other divisors
-    than Llama 3.1's and 3.2's.
-    """
+    """Llama 3's stretching, of which the file has only each frequency's divisor; InputError for other divisors."""
     if tensor is None:
         return None
     divisors = np.asarray(tensor.data, np.float32).ravel()
@@ -197,6 +191,12 @@ def build_tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[Tokenizer,
             f"{path}: its tokenizer is {model_type!r}, split by {rule!r}; expected byte-level BPE ('gpt2') split by "
             f"{', '.join(SPLITTING_RULES)}. Take the model's safetensors folder instead."
         )
+    for name in ("tokens", "merges"):
+        if f"tokenizer.ggml.{name}" not in metadata:
+            raise InputError(
+                f"{path}: has no tokenizer.ggml.{name}; expected a tokenizer's tokens and merges. Take a GGUF file "
+                "with both, or the model's safetensors folder instead."
+            )
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(pair.split(" ")) for pair in metadata["tokenizer.ggml.merges"]]
     vocab = {token: i for i, token in enumerate(tokens)}

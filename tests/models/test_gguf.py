@@ -310,6 +310,8 @@ BROKEN: dict[str, tuple[Callable[[Any, dict[str, Any]], Any], str]] = {
         lambda w, _: metadata(w, "llama.attention.layer_norm_rms_epsilon", 0.0),
         r"rms_norm_eps = 0\.0; expected a number above",
     ),
+    "no tokens": (lambda w, _: w.kv_data[0].pop("tokenizer.ggml.tokens"), r"has no tokenizer\.ggml\.tokens; .* Take"),
+    "no merges": (lambda w, _: w.kv_data[0].pop("tokenizer.ggml.merges"), r"has no tokenizer\.ggml\.merges; .* Take"),
     "half a head": (lambda w, _: w.add_rope_dimension_count(4), r"rope\.dimension_count = 4, head size 8"),
 }
 
