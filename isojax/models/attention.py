@@ -1,12 +1,7 @@
-"""Attention: `self_attention` of prompts and responses (the trainer's, differentiable), and of one query per slot
-against a cache (the sampler's): `decode_attention`, and `attend_slots` where slots share a prompt's keys and values.
+"""Attention: `self_attention` (the trainer's); `decode_attention` and `attend_slots`, one query per slot on a cache.
 
-The first two take the name of an implementation: `plain` is array code for any backend, which the others are tested
-against; `pallas` are kernels for TPU, `cudnn` NVIDIA's library (kernels/), and `interpret` runs the Pallas kernels on
-any backend, slowly, for tests. attention_autotune.py measures which is the fastest.
-
-XLA cannot split a kernel over devices as it does array code. So in a shard_map, where these functions are called, each
-kernel is in a further one, over the axes that are still automatic: every device attends with its own heads.
+Implementations: `plain` is array code, which tests compare the others with; `pallas` runs kernels for TPU, `cudnn`
+NVIDIA's library, and `interpret` the Pallas kernels on any backend, slowly, for tests.
 """
 
 import functools
@@ -112,12 +107,10 @@ def cache_positions(implementation: str, positions: int) -> int:
 def shard_over_heads(
     function: Callable[..., Any], kv_heads: int, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
 ) -> Callable[..., Any]:
-    """`function` on each device's own heads, in a shard_map that leaves the heads' axis automatic; elsewhere itself.
+    """`function` in a shard_map over the axes still automatic, because XLA cannot split a kernel; elsewhere itself.
 
-    inputs, outputs: the dimension of each array that counts heads, or None. Where the axis does not divide the heads of
-    keys and values, every device attends with all of them. Axes of one device are named with the heads, or shard_map
-    would add up gradients over them.
-    """
+    inputs, outputs: the dimension of each array that counts heads, or None. Each device attends with its own heads, or
+    with all where the axis does not divide them. Axes of one device count as heads', or gradients would be summed."""
     mesh = jax.sharding.get_abstract_mesh()
     auto_axes = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
     if not auto_axes:
@@ -210,10 +203,7 @@ def _attend_int8(
 
 
 def attend_slots(q: SlotQueries, kv_segments: list[SlotSegment]) -> SlotQueries:
-    """Softmax attention, in float32, over all segments together. A segment is of slots, or of Z prefix groups of R / Z.
-
-    Keys have positions last, so that a score is a product along rows of the cache.
-    """
+    """Softmax attention in float32 over all segments together, each of slots or of Z prefix groups of R / Z slots."""
     R, N, H = q.shape
     K = kv_segments[0][0].shape[1]
     q = q.reshape(R, K, N // K, H) * H**-0.5

@@ -1,7 +1,6 @@
 """Chooses the fastest implementation of attention: each that this backend has is timed at the run's own shapes.
 
-One that fails to compile, or is further from float32's answer than rounding explains, is left out. Times, the choice
-and what is left out are logged. A choice is remembered within the process, and a run keeps it in its config.yaml.
+One that fails to compile, or is further from float32's answer than rounding explains, is left out with a warning.
 """
 
 import functools
@@ -100,10 +99,8 @@ def autotune(
     setting: str = "attention",
     positions_split: bool = False,
 ) -> str:
-    """The implementation for one call of attention on a device, by measurement where none is requested; not while
-    tracing. InputError, with the key `setting`, where the backend, the shape, or a mesh that splits positions (a kernel
-    needs all) does not have it.
-    """
+    """The implementation for one call on a device: the requested one or the fastest (not while tracing). InputError,
+    with the key `setting`, where the backend, the shape, or a mesh that splits positions does not have it."""
     device = device or jax.devices()[0]
     kernels = () if positions_split else PLATFORM_KERNELS.get(device.platform, ())
     if requested not in (None, "plain", *kernels):
@@ -153,11 +150,8 @@ def _fastest(shape: AttentionShape, kernels: tuple[str, ...], device: Any) -> st
 
 
 def _mismatch(shape: AttentionShape, implementation: str) -> str:
-    """How a kernel differs from the plain form on two rows of random inputs; empty where it agrees.
-
-    The measure is the plain form in float32 at the highest precision: a kernel may be twice as far from it (relative,
-    L2) as the plain form in the run's own precision, and 1e-4 more.
-    """
+    """How a kernel differs from the plain form; empty where its distance (relative, L2) from the float32 result is at
+    most twice the plain form's own, and 1e-4 more."""
     if implementation == "plain":
         return ""
 

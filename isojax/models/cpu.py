@@ -1,6 +1,4 @@
-"""What the models do for XLA:CPU alone, where small matrix products and their layout decide the time
-(docs/performance.md): transposed weights, scores of small heads, gradients of keys and values, sums in blocks.
-"""
+"""What the models do for XLA:CPU alone, where small matrix products and their layout decide the time."""
 
 import functools
 import math
@@ -24,12 +22,9 @@ MAX_SMALL_HEAD_DIM, MIN_PRODUCT_POSITIONS = 32, 32  # `small_head_products` is f
 def small_batch_matmul(
     x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int | None = None, dtype: Any = None
 ) -> Float[Array, "r o"]:
-    """x @ w for few rows x, computed as w.T @ x.T, where w is the transpose of what is stored [o i].
+    """x @ w for few rows x, as w.T @ x.T: w is then packed in the order [o i] it is stored in. `outputs` is ignored.
 
-    With few rows most of a product's time goes to packing w, and this way w is packed in the order it is stored in. The
-    barriers keep XLA from reversing the product again, and from moving the transpose in front of a loop. `outputs` is
-    ignored (`fsdp.matmul` has it); `dtype`: of the product, x's own by default.
-    """
+    The barriers keep XLA from reversing the product again, and from moving the transpose in front of a loop."""
     stored = lax.optimization_barrier(w.T)
     return lax.optimization_barrier(jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)).T
 
@@ -52,8 +47,7 @@ def _num_input_axes(axes: tuple[str, ...]) -> int:
 
 
 def small_head_products(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]) -> Float[Array, "Z K g c"]:
-    """Each query's products with keys, in float32: for small heads and few positions as a sum of arrays, of which
-    XLA:CPU makes one loop; so small a matrix product takes longer."""
+    """Each query's products with keys, in float32; few and small ones as a sum, which XLA:CPU runs as one loop."""
     H, c = keys.shape[2:]
     if H > MAX_SMALL_HEAD_DIM or c >= MIN_PRODUCT_POSITIONS:
         return jnp.einsum("zkgh,zkhc->zkgc", q, keys, preferred_element_type=jnp.float32)
@@ -62,11 +56,10 @@ def small_head_products(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"
 
 
 def sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> Float[Array, "b K c H"]:
-    """The gradient of keys or values: a sum over queries, which are the last axis of neither array.
+    """The gradient of keys or values: a sum over queries.
 
-    XLA:CPU does many such small products one at a time, but together where queries are last, which a barrier enforces.
-    With many positions, transposing x takes as long as it saves.
-    """
+    XLA:CPU does many small products together where queries are last, which a barrier enforces; with many positions the
+    transpose takes as long as it saves."""
 
     def plain(x: Array, y: Array) -> Array:
         return jnp.einsum("bkqc,bkqh->bkch", x, y)
@@ -82,13 +75,10 @@ def sum_over_queries(x: Float[Array, "b K q c"], y: Float[Array, "b K q H"]) -> 
 def sum_in_blocks(
     mlp_out: Float[Array, "b t D"], gated: Float[Array, "b t F"], down: Float[Array, "F D"], first_tokens: slice
 ) -> Float[Array, "b t D"]:
-    """`mlp_out` = gated @ down, with the values of sequences' first tokens summed in blocks of at most
-    MAX_SUMMED_INPUTS inputs, which rounds less. The gradient is that of `mlp_out`.
+    """`mlp_out` = gated @ down, with sequences' first tokens summed in blocks of at most MAX_SUMMED_INPUTS inputs.
 
-    Some models (SmolLM2) have much larger activations at a sequence's first token than elsewhere, which cancel again;
-    the rounding of one sum over all inputs is most of the error of float32 in a log-probability. Where devices share
-    weights or positions nothing changes, in the sampler as in the trainer.
-    """
+    In some models (SmolLM2) large activations cancel at a first token, and one sum would be most of float32's error.
+    The gradient is that of `mlp_out`, which stays as it is where devices share weights or positions."""
     inputs, outputs = down.shape
     split = weights_are_split(jax.sharding.get_abstract_mesh())
     if inputs <= MAX_SUMMED_INPUTS or mlp_out.dtype != jnp.float32 or split:

@@ -1,13 +1,7 @@
 """One decoding step: the decoder as the sampler runs it, one token per slot, over a cache of keys and values.
 
-Layers are unrolled on a CPU, each with its own weights and cache, because a scan copies them out of their stacks at
-every token; elsewhere they are stacked and scanned, which keeps the program small.
-
-The R slots are Z prefix groups of W. With W = 1 a slot's cache holds its prompt (copied there at admission) and its
-response, by position. With W > 1 the W slots of a group continue one prompt, whose keys and values the group holds
-once; attention runs over both parts. That pays for long prompts, but a group takes a new prompt only when all of its
-slots are free. Prompts are also separate where a mesh splits their positions: most devices would hold no position of a
-token in a cache of both.
+Layers are unrolled on a CPU, where a scan would copy each out of its stack at every token; elsewhere they are scanned.
+The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a group's prompt is held once, separately:
 
     together    keys [R K H C], values [R K C H], C = P + T
     separate    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
@@ -32,8 +26,7 @@ POSITION_AXES = (-1, -2, -1, -1)  # their axes of positions
 
 
 class KVCache(NamedTuple):
-    """Keys and values of slots, and of prefix groups where prompts are separate (else empty): a list of `LayerKV`, one
-    for each layer, or one `LayerKV` of all layers, stacked."""
+    """Of slots, and of separate prefixes (else empty): one `LayerKV` for each layer, or one of all, stacked."""
 
     slot_kv: Any
     prefix_kv: Any
@@ -70,8 +63,7 @@ class Decoding:
         return {name: axes[1:] for name, axes in self.decoder.logical_axes()["blocks"].items()}
 
     def prepare_weights(self, params: Params) -> Params:
-        """The parameters as `step` and `logits` read them: cast once; with a table of rotary positions; and where
-        layers are unrolled, a list of them, each matrix transposed where slots are few."""
+        """The cast parameters and rotary table as `step` reads them; unrolled layers are a list."""
         decoder = self.decoder
         cos_sin = decoder.cos_sin(jnp.arange(self.prefix_length + self.response_length))
         weights = {**decoder.cast_params(params), "cos_sin": cos_sin}
@@ -118,8 +110,7 @@ class Decoding:
     def prefill(
         self, params: Params, prompts: Int[Array, "g P"], lengths: Int[Array, " g"]
     ) -> tuple[Any, Float[Array, "g D"]]:
-        """Keys and values of g prompts as a table's entries, and the hidden states of their last tokens. The layers of
-        `params` are stacked."""
+        """Keys and values of g prompts as a table's entries, and last hidden states; `params` has stacked layers."""
         params = self.decoder.cast_params({k: w for k, w in params.items() if k != "cos_sin"})
         prefix = self.decoder.prefill(params, prompts, lengths)
         return self._to_cache_layers(prefix.keys, prefix.values), prefix.last_hidden
@@ -155,8 +146,7 @@ class Decoding:
     def step(
         self, weights: Params, cache: KVCache, tokens: SlotInts, positions: SlotInts, t: SlotInts
     ) -> tuple[Float[Array, "R D"], KVCache]:
-        """One token per slot, at `positions` of its sequence, the t-th of its response: hidden states, and the cache
-        with the token in it."""
+        """Hidden states of one token per slot, the t-th of its response, and the cache with the token in it."""
         cos_sin = jax.tree.map(lambda table: table[positions][:, None], weights["cos_sin"])
 
         def run_layer(x: Array, layer: Params, cache: KVCache, index: Array | None) -> tuple[Array, LayerKV]:
@@ -189,8 +179,7 @@ class Decoding:
     def _attend(
         self, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: KVCache, index: Any, positions: SlotInts, t: SlotInts
     ) -> tuple[SlotQueries, LayerKV]:
-        """A layer's attention, and the slots' cache with the new keys and values. `cache`: the layer's own, or that of
-        all layers, of which it is the index-th."""
+        """A layer's attention, and its updated slot cache. `cache`: the layer's own, or of all layers, at `index`."""
         slot_kv, prefix_kv = cache
         if index is not None and not self.separate_prefix:
             return attention.decode_attention(self.decoder.options.decode_attention, q, k, v, slot_kv, index, positions)
@@ -210,8 +199,7 @@ class Decoding:
 
 
 def _write_token(slot_kv: LayerKV, k: SlotHeads, v: SlotHeads, i: Array | None, positions: SlotInts) -> LayerKV:
-    """The cache with each slot's new key and value at its position, in layer i of a stacked cache. Written before it is
-    read, so that XLA works in place."""
+    """The cache with each slot's new key and value at its position, in layer i of a stacked cache."""
     layer_index = () if i is None else (i,)
     rows = jnp.arange(len(positions))
     keys = slot_kv[0].at[(*layer_index, rows, slice(None), slice(None), positions)].set(k.astype(slot_kv[0].dtype))

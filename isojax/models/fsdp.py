@@ -1,8 +1,6 @@
 """Weights that the mesh axis `fsdp` splits, as a decoder uses them inside a shard_map.
 
-A weight is sharded where it is narrower than the model along its axis `embed`. It is gathered where it is used, one
-weight at a time, and again for its gradient: from the forward to the backward pass only the shard is kept. Gradients
-are reduce-scattered in float32. On a mesh without fsdp nothing here leaves a trace in a program.
+A shard is gathered where the weight is used, and again for its gradient, which is reduce-scattered in float32.
 """
 
 from collections.abc import Callable
@@ -72,8 +70,7 @@ def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
 
 
 def _with_other_axes_manual(collective: Callable[[Array], Array], spec: PartitionSpec) -> Callable[[Array], Array]:
-    """A collective over fsdp that leaves each device its own shard by `spec` over other axes of the mesh: XLA by itself
-    would first gather the operand over those."""
+    """A collective over fsdp of each device's own shard by `spec`: XLA would first gather it over other axes."""
     manual_axes = {name for name in spec if name is not None}
     if not manual_axes:
         return collective

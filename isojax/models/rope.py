@@ -1,7 +1,6 @@
-"""Rotary positions (arXiv:2104.09864), and their stretching for long contexts as Llama 3.1 has it.
+"""Rotary positions (arXiv:2104.09864), stretched for long contexts as in Llama 3.1.
 
-Frequencies are constants, rounded to float32 at each step as transformers does: a published model was trained with its
-roundings, and at position 700 a unit in the last place changes the logits.
+Frequencies are rounded to float32 at each step as transformers does, with which published models were trained.
 """
 
 import jax.numpy as jnp
@@ -14,12 +13,10 @@ CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and 
 
 
 def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) -> Float[np.ndarray, " half"]:
-    """Radians per position, one for each pair of head dimensions: f32[head_dim / 2].
+    """Radians per position of each pair of head dimensions: base^(-2i / head_dim).
 
-    Without `scaling`, base^(-2i / head_dim). With it, a wavelength beyond original / low_freq_factor grows by `factor`,
-    one below original / high_freq_factor stays, and between them the frequency goes linearly in original / wavelength
-    from the one to the other.
-    """
+    With `scaling`, a wavelength beyond original / low_freq_factor grows by `factor`, one below original /
+    high_freq_factor stays, and between them the frequency is linear in original / wavelength."""
     f32 = np.float32
     exponents = np.arange(0, head_dim, 2, dtype=f32) / f32(head_dim)
     powers = (np.float64(f32(base)) ** exponents).astype(f32)  # a power in float32 is off by a unit here and there

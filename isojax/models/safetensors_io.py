@@ -1,6 +1,4 @@
-"""Files of safetensors (github.com/huggingface/safetensors): what a model's folder holds, parts of its tensors, and new
-files. Pickles (*.bin, *.pt) are never opened.
-"""
+"""Reads and writes the safetensors files of a model's folder; pickles (*.bin, *.pt) are never opened."""
 
 import hashlib
 import json
@@ -41,10 +39,6 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
 
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
     def read(self, index: tuple[slice, ...]) -> np.ndarray:
         """A part of it, as stored. The file is mapped into memory for this call alone."""
         with safe_open(self.file, "np") as f:
@@ -52,8 +46,7 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model's folder: model.safetensors, or those its index names, or all there are;
-    InputError where some are missing."""
+    """The folder's model.safetensors, the index's files, or all there are; InputError where some are missing."""
     if not folder.is_dir():
         raise InputError(
             f"{folder}: no such folder; expected a model's folder with config.json, *.safetensors and a tokenizer."
@@ -95,16 +88,14 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 
 
 def fingerprint(folder: Path) -> str:
-    """12 hex digits that change with a checkpoint: of config.json, and of each weight file's name, size, header and 64
-    blocks of 4 KiB, because another training run's file has the same header, but not the same weights.
-    """
+    """12 hex digits of config.json and each weight file's name, size, header and 64 blocks of 4 KiB."""
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for file in weight_files(folder):
         size = file.stat().st_size
         with file.open("rb") as f:
             (length,) = struct.unpack("<Q", f.read(8).ljust(8, b"\0"))
             digest.update(f"{file.name} {size} ".encode() + f.read(min(length, size)))
-            for i in range(FINGERPRINT_BLOCKS):
+            for i in range(FINGERPRINT_BLOCKS):  # another training run's file has the same header
                 f.seek(size * i // FINGERPRINT_BLOCKS)
                 digest.update(f.read(4096))
     return digest.hexdigest()[:12]
@@ -118,10 +109,9 @@ def new_model_folder(folder: Path) -> AbstractContextManager[Path]:
 
 
 def write_safetensors(folder: Path, tensors: TensorSources, dtype: str, max_file_bytes: float = MAX_FILE_BYTES) -> None:
-    """Write model*.safetensors (with an index where there are several), holding one file's tensors at a time.
+    """Write model*.safetensors of at most `max_file_bytes` (or one larger tensor), and an index of several.
 
-    dtype: float32, bfloat16 or float16. A file has at most `max_file_bytes`, or one tensor that is larger.
-    """
+    dtype: float32, bfloat16 or float16."""
     item_bytes = np.dtype(dtype).itemsize
     sizes = {name: item_bytes * math.prod(shape) for name, (shape, _) in tensors.items()}
     files: list[list[str]] = [[]]

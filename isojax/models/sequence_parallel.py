@@ -1,6 +1,4 @@
-"""Prefill where a mesh splits the positions of prompts over the axis `sequence`: devices gather keys and values alone,
-one layer at a time, and add up each prompt's last hidden state.
-"""
+"""Prefill where a mesh splits positions of prompts over `sequence`: devices gather keys and values layer by layer."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,11 +20,9 @@ def prefill_over_devices(
     prompts: Int[Array, "b P"],
     lengths: Int[Array, " b"],
 ) -> tuple[Float[Array, "L b K C H"], Float[Array, "L b K C H"], Float[Array, "b D"]]:
-    """(keys, values, last hidden states) of prompts, in a shard_map that leaves `sequence` automatic.
+    """(keys, values, last hidden states) of prompts, padded from P to C positions so that devices share them evenly.
 
-    Positions are padded from P to C, so that the devices share them evenly; right padding needs no mask.
-    `prefill_tokens(params, tokens, positions, causal_attention, take_last)` runs the layers on a device's positions.
-    """
+    `prefill_tokens(params, tokens, positions, causal_attention, take_last)` runs the layers on a device's positions."""
     mesh = jax.sharding.get_abstract_mesh()
     positions = jnp.arange(padded_positions(prompts.shape[1], mesh))
 

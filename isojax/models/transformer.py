@@ -1,13 +1,9 @@
 """The transformer: a decoder of RMSNorm, rotary positions, grouped-query attention and SwiGLU. A family configures it.
 
-`Block` (block.py) is a layer as a Flax NNX module; `Decoder` stacks L of them. It holds no arrays: its functions take
-the parameters, {"embed": [V D], "blocks": {name: [L ...]}, "norm": [D], "unembed": [D V], unless the model is tied}.
-
-Dimension letters (all of them: distributed/sharding.py):
-
-    b  rows: sequences       P  prompt positions      D  width
-    t  tokens of a row       L  layers                K  key/value heads
-    g  prompts               V  vocabulary            H  head dimension
+`Decoder` stacks L of `Block` (block.py) and holds no arrays: its functions take the parameters,
+{"embed": [V D], "blocks": {name: [L ...]}, "norm": [D], "unembed": [D V], unless the model is tied}.
+Dimension letters, as in distributed/sharding.py: b rows (sequences), t tokens of a row, g prompts, P prompt positions,
+L layers, V vocabulary, D width, K key/value heads, H head dimension.
 """
 
 import copy
@@ -127,10 +123,8 @@ class Decoder:
         layer_inputs: Any = None,
         first_tokens: slice | None = None,
     ) -> tuple[Float[Array, "b t D"], KV]:
-        """Embedding and all layers: hidden states before the final norm, and the new keys and values.
-
-        `attention(q, k, v, layer_input)`: with one of `layer_inputs` for each layer. `first_tokens`: as in `Block`.
-        """
+        """Hidden states before the final norm, and the new keys and values. `attention(q, k, v, layer_input)` gets one
+        of `layer_inputs` for each layer; `first_tokens`: as in `Block`."""
         cos_sin = self.cos_sin(positions)
 
         def run_layer(x: Array, scanned: tuple[Params, Any]) -> tuple[Array, KV]:
@@ -182,10 +176,8 @@ class Decoder:
         prefix: KV | None = None,
         prompt_index: Int[Array, " b"] | None = None,
     ) -> Float[Array, "b t D"]:
-        """Hidden states of tokens whose first position is `start_position`; without a prefix, of whole sequences.
-
-        `prefix`: keys and values of g prompts [L g K P H], of which row i continues the `prompt_index[i]`-th.
-        """
+        """Hidden states of tokens from `start_position` on. `prefix`: keys and values of g prompts [L g K P H], of
+        which row i continues the `prompt_index[i]`-th; without one, tokens are whole sequences."""
 
         def attention(q: Array, k: Array, v: Array, prefix_kv: KV | None) -> Array:
             if prefix_kv is None:
@@ -207,12 +199,8 @@ class Decoder:
         tokens: Int[Array, "m t"],
         prompt_index: Int[Array, " m"],
     ) -> tuple[Float[Array, "g D"], Float[Array, "m t D"]]:
-        """Hidden states of prompts' last tokens, and of the tokens of responses, of which the i-th continues prompt
-        `prompt_index[i]`: as `prefill` and `forward`, up to rounding, in one pass for the trainer's gradient.
-
-        A weight is gathered and read, and its gradient added up, once for both. Products with weights are of all tokens
-        in one row; attention is within prompts, and of responses to themselves and their prompt.
-        """
+        """`prefill`'s last hidden states of prompts and `forward`'s of responses to prompts `prompt_index`, up to
+        rounding, in one pass: each weight is gathered and read, and its gradient added up, once for both."""
         (g, P), (m, t), num_prompt_tokens = prompts.shape, tokens.shape, prompts.size
         start_position = lengths[prompt_index]
 

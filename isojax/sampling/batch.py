@@ -1,8 +1,7 @@
 """A batch of problems and their rollouts: the arrays that hold it, and the buffer row of each rollout.
 
-Rollouts are numbered r = 0 .. B_p n - 1, and rollout r belongs to group r // n. Shard s owns the contiguous block
-[s b, (s+1) b) with b = ceil(B / S), so a group may span two shards. Buffers have padding rows, because XLA moves a
-dynamic slice that would pass the end of an array back without an error.
+Rollout r = 0 .. B-1 belongs to group r // n; shard s owns rollouts [s b, (s+1) b) with b = ceil(B / S), so a group may
+span two shards. Buffers have padding rows, because XLA would shift a dynamic slice that passes the end of an array.
 """
 
 from typing import Any, NamedTuple
@@ -27,14 +26,11 @@ class ProblemArrays(NamedTuple):
 
 
 class Rollouts(NamedTuple):
-    """Sampled responses, by shard.
-
-    `mask` has the tokens that the policy drew, which the loss is computed on; not those of an interruption phrase.
-    """
+    """Sampled responses, by shard."""
 
     tokens: Array  # i32[S rows T]
     logps: Array  # f32[S rows T], log-probabilities of the tokens at the sampling temperature and top-p
-    mask: Array  # bool[S rows T]
+    mask: Array  # bool[S rows T], the tokens in the loss: those that the policy drew, not an interruption phrase's
     nucleus_mass: Array  # f32[S rows T], probability mass of each token's nucleus; [S rows 1], all ones, without top-p
     stopped: Array  # bool[S rows], whether a stop condition ended the response (otherwise it was cut at T)
     lengths: Array  # i32[S rows], tokens in each response
@@ -73,9 +69,7 @@ class RingSizes(NamedTuple):
 
 
 class SamplingBatch(NamedTuple):
-    """What a shard samples: its share of the rollouts of `problems`, n each, with draws from `key`, which is one or one
-    for each problem.
-    """
+    """What a shard samples: its share of n rollouts of each problem, drawn with one `key` or one per problem."""
 
     problems: ProblemArrays
     share: ShardSlice

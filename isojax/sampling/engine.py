@@ -1,16 +1,14 @@
 """The rollout engine: one compiled program for a whole sweep, whatever B_p and n.
 
-The program is one shard_map, manual over data and fsdp (each shard has its own slots, queue and prefix table) and
-automatic over sequence and tensor. Each shard repeats `decode_chunk` while any of them has work:
+It is a shard_map, manual over data and fsdp; each shard repeats `decode_chunk` while any of them has work:
 
     prefill   the next g prompts go into the prefix table, when the queue is about to need them: each problem once
     admit     free prefix groups take the next work item of the queue, and free slots its next rollouts
     decode    all slots decode, until CHUNK_TOKENS tokens are done or slots have been idle for long enough
     finish    slots whose response has ended write their rollout, and are free
 
-A prefix group is one slot or, where prompts are long, W slots that share their prompt's keys and values
-(models/decode.py). A work item is one rollout for a group of one slot, and at least W rollouts of one problem for a
-group of W.
+A prefix group is one slot or W slots that share a long prompt (models/decode.py); its work item is one rollout, or at
+least W rollouts of one problem.
 """
 
 from collections.abc import Callable
@@ -102,17 +100,14 @@ class Engine:
     def decode_step(
         self, weights: Params, slots: Slots, cache: KVCache, first_hidden: Float[Array, "R D"], done: Bool[Array, " R"]
     ) -> tuple[Slots, KVCache, Bool[Array, " R"]]:
-        """One token per slot; slots that are done keep their state. First tokens are drawn from `first_hidden`.
-
-        Where only first tokens are to be drawn, no layer is run: by a loop of no steps, which carries the cache as the
-        loop around it does. The draw is written once: in two places XLA would round it in two ways.
-        """
+        """One token per slot; slots that are done keep their state. First tokens are drawn from `first_hidden`."""
         at_first_token = slots.t == 0
 
         def run_layers(carry: tuple[Array, Array, KVCache]) -> tuple[Array, Array, KVCache]:
             t = jnp.maximum(slots.t - 1, 0)
             return jnp.bool_(True), *self.decoding.step(weights, carry[2], slots.token, slots.position, t)
 
+        # A loop of no steps where all slots draw first tokens, for which no layer is run.
         init_carry = ((at_first_token | done).all(), first_hidden, cache)
         _, hidden, cache = lax.while_loop(lambda carry: ~carry[0], run_layers, init_carry)
         hidden = jnp.where(at_first_token[:, None], first_hidden, hidden)
@@ -236,11 +231,9 @@ def build_engine(
     mesh: Mesh,
     sampling: SamplingConfig,
     stops: StopConditions,
-    transpose_weights: bool | None = None,
+    transpose_weights: bool | None = None,  # None: as `shapes` has it
 ) -> Engine:
-    """The engine for the mesh's devices: layers are unrolled on a CPU, but stacked with an int8 cache, and elsewhere.
-    `transpose_weights`: as the shapes of one update have it, where `shapes` are of several.
-    """
+    """The engine for the mesh's devices: layers are unrolled on a CPU without an int8 cache, and else stacked."""
     positions_split, options = sharding.positions_are_split(mesh), decoder.options
     if positions_split and (options.decode_attention != "plain" or options.cache_dtype == "int8"):
         raise InputError(

@@ -1,5 +1,5 @@
-"""Forced length interruption (ScaleRL, arXiv:2510.13786): a response of `after` tokens, none of which ended its
-thinking, gets the tokens of a phrase and continues after them. The phrase was not drawn, so it is not in the loss.
+"""Forced length interruption (ScaleRL, arXiv:2510.13786): a response of `after` tokens that has not ended its thinking
+gets a phrase's tokens, which are not in the loss, and continues after them.
 """
 
 import jax.numpy as jnp
@@ -22,8 +22,7 @@ def apply_interruption(
     token: Int[Array, " R"],
     logp: Float[Array, " R"],
 ) -> tuple[Int[Array, " R"], Float[Array, " R"], Bool[Array, " R"]]:
-    """(token t of each response, its log-probability, `thinking_ended` after it), from what was drawn; the phrase's
-    log-probability is 0."""
+    """Token t of each response, its log-probability (0 in the phrase) and `thinking_ended` after it."""
     in_phrase = in_forced_phrase(interruption, t, thinking_ended)
     phrase = jnp.array(interruption.tokens, jnp.int32)
     phrase_token = phrase[jnp.clip(t - interruption.after, 0, len(phrase) - 1)]

@@ -1,7 +1,6 @@
 """From logits to a token: temperature, top-p, then the inverse of the distribution function at a uniform number.
 
-The sampler and the trainer compute the same distribution: the sampler passes on the mass of each nucleus, from which
-the trainer rebuilds it, so that rounding near the edge of a nucleus makes no difference.
+The sampler passes on each nucleus's mass, from which the trainer rebuilds it, whatever the rounding at its edge.
 """
 
 import math
@@ -27,12 +26,10 @@ def log_probs(logits: Float[Array, "*b V"], temperature: float) -> Float[Array, 
 def nucleus(
     logits: Float[Array, "*b V"], log_p: Float[Array, "*b V"], target_mass: ArrayLike
 ) -> tuple[Bool[Array, "*b V"], Float[Array, "*b"]]:
-    """The smallest set of most probable tokens that holds at least `target_mass` (top-p, arXiv:1904.09751), and its
-    mass. `target_mass`: f32, a number or [*b].
+    """The smallest set of most probable tokens that holds `target_mass` (f32[*b]; arXiv:1904.09751), and its mass.
 
     By bisection of a threshold; tokens that tie with the last one are in it. Tokens are ranked by `logits`, because a
-    compiler may compute `log_p` again, and round it differently, in each place where it is used.
-    """
+    compiler may compute `log_p` again, and round it differently, in each place where it is used."""
     p = jnp.exp(log_p)
     required_mass = jnp.broadcast_to(jnp.asarray(target_mass, jnp.float32), log_p.shape[:-1])
     bits = lax.bitcast_convert_type(logits.astype(jnp.float32), jnp.int32)
@@ -60,13 +57,10 @@ def renormalize(log_p: Float[Array, "*b V"], in_nucleus: Bool[Array, "*b V"]) ->
 def sample_token(
     log_p: Float[Array, "R V"], uniform: Float[Array, " R"]
 ) -> tuple[Int[Array, " R"], Float[Array, " R"]]:
-    """The first token whose cumulative probability exceeds `uniform`, and its log-probability; never a token of
-    probability 0.
+    """The first token of p > 0 whose cumulative probability exceeds `uniform`, and its log-probability.
 
-    Over a large vocabulary in two stages: first a block of tokens, by the blocks' sums, then a token of it, which is
-    faster than one cumulative sum. No slice along V: over a split vocabulary it would be a collective, inside loops
-    whose trip counts differ between shards.
-    """
+    Over a large vocabulary first a block of tokens, then a token of it. No slice along V: over a split vocabulary it
+    would be a collective, inside loops whose trip counts differ between shards."""
     num_rows, V = log_p.shape
     p = jnp.exp(log_p)
     # Blocks that up to 8 devices can share, then wide ones; a vocabulary that no block size divides is one block.
@@ -88,9 +82,7 @@ def sample_token(
 
 
 def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[Array, " R"]:
-    """The first index of each row where p > 0 and the cumulative sum of p exceeds `mass`; where rounding leaves none,
-    the last one with p > 0.
-    """
+    """The first index with p > 0 whose cumulative sum exceeds `mass`; the last one where rounding leaves none."""
     index = jnp.arange(p.shape[-1], dtype=jnp.int32)[None]
     last = jnp.where(p > 0, index, 0).max(-1, keepdims=True)
     above = (jnp.cumsum(p, -1) > mass[:, None]) & (p > 0)
@@ -98,8 +90,7 @@ def first_index_above(p: Float[Array, "R c"], mass: Float[Array, " R"]) -> Int[A
 
 
 def rollout_keys(keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: Int[Array, " R"]) -> PRNGKeyArray:
-    """One key per rollout, from its update's key (one for all, or one for each), its problem and its number in the
-    group, never from its slot."""
+    """One key per rollout, from its update's key, its problem and its number in the group, never from its slot."""
     keys = jnp.broadcast_to(keys, problem_id.shape)
     return jax.vmap(lambda k, p, r: jax.random.fold_in(jax.random.fold_in(k, p), r))(keys, problem_id, rollout_id)
 

@@ -1,7 +1,6 @@
-"""Sampling driven by the host, chunk by chunk: finished responses reach the host while the rest still decodes.
+"""Sampling driven by the host, chunk by chunk, with the rollouts of `build_sampler`, bit for bit.
 
-The rollouts are those of `build_sampler`, bit for bit. The sampler's state is donated from chunk to chunk and stays on
-its devices. The host starts a chunk before it reads what the last one finished, so the devices never wait for it.
+The state is donated from chunk to chunk. The host starts a chunk before it reads the last one's finished responses.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,8 +54,7 @@ class FinishedSlots(NamedTuple):
 
 @dataclass(frozen=True)
 class PrepareWeights:
-    """`prepare(params) -> (stacked_params, weights)` for `Engine.decode_chunk`: cast, and gathered along the axes that
-    split rollouts. `compile` takes and returns shapes."""
+    """`prepare(params) -> (stacked_params, weights)` for `Engine.decode_chunk`; `compile` takes and returns shapes."""
 
     gather_params: Program | None  # None where there is nothing to gather or cast, so that no copy is made
     to_decode_weights: Program
@@ -76,10 +74,7 @@ class PrepareWeights:
 
 @dataclass(frozen=True)
 class Stream:
-    """A batch's sampling in steps that the host takes; one set of programs serves a sweep.
-
-    advance(inputs, state) -> (state, FinishedSlots), with the state donated.
-    """
+    """A batch's sampling in chunks: advance(inputs, state) -> (state, FinishedSlots), with the state donated."""
 
     mesh: Mesh
     prepare_weights: PrepareWeights
@@ -108,8 +103,7 @@ class Stream:
     def run(
         self, params: Params, problems: ProblemArrays, B_p: int, n: int, key: PRNGKeyArray, on_finished: OnFinished
     ) -> Rollouts:
-        """All rollouts. After each chunk, while the next one runs, it calls `on_finished(rollouts i32[k], tokens)` with
-        the numbers and the response tokens of the rollouts that have finished."""
+        """All rollouts; `on_finished(rollouts i32[k], tokens)` gets a chunk's finished ones while the next runs."""
         inputs, state = self.begin(params, problems, np.int32(B_p), np.int32(n), key)
         state, finished = self.advance(inputs, state)
         has_work = True
@@ -229,8 +223,7 @@ def sampler_state_specs(engine: Engine) -> Any:
 
 
 def sampler_state_shapes(engine: Engine) -> Any:
-    """The shapes of the state between two chunks: a leading axis of shards; but caches and prefix table have the rows
-    of all shards on one axis, because XLA would copy caches with an axis of shards in every chunk."""
+    """The state's shapes between chunks: an axis of shards first, but caches with all shards' rows on one axis."""
     shards, axis = engine.shapes.shards, _cache_row_axis(engine)
     return _map_state(
         jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32")),
@@ -240,8 +233,7 @@ def sampler_state_shapes(engine: Engine) -> Any:
 
 
 def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
-    """The shardings of the state between two chunks: shards (or their rows) over the rollout axes; heads of caches and
-    prefix table over tensor; positions of prompts over sequence, where they are split."""
+    """The state's shardings between chunks: shards over rollout axes, heads over tensor, positions over sequence."""
     axis = _cache_row_axis(engine)
     shapes = sampler_state_shapes(engine)
 

@@ -1,5 +1,6 @@
 """What is in the folder of a language model: `isojax model show`."""
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,10 @@ def describe_model(folder: Path) -> dict[str, Any]:
     tensors = [stored_tensors[name] for weight in weights for name in weight.tensor_names]
     description: dict[str, Any] = {
         **model.model_dump(exclude={"path"}),
-        "parameters": sum(weight.size for weight in weights),
+        "parameters": sum(math.prod(weight.shape) for weight in weights),
         "stored": dict(sorted(Counter(tensor.dtype for tensor in tensors).items())),
         "files": len(safetensors_io.weight_files(folder)),
-        "bytes": sum(safetensors_io.DTYPES[tensor.dtype].itemsize * tensor.size for tensor in tensors),
+        "bytes": sum(safetensors_io.DTYPES[tensor.dtype].itemsize * math.prod(tensor.shape) for tensor in tensors),
         "fingerprint": safetensors_io.fingerprint(folder),
     }
     try:

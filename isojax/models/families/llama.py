@@ -1,6 +1,4 @@
-"""Llama 2, 3, 3.1, 3.2 and what keeps to their architecture (SmolLM2): stretched rotary positions where config.json
-says so.
-"""
+"""Llama 2, 3, 3.1, 3.2 and models of their architecture (SmolLM2), with Llama 3.1's stretched rotary positions."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Qwen3 (dense): each head's queries and keys are normalised before they are turned."""
+"""Qwen3 (dense): each head's queries and keys are normalised before they are rotated."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,5 +18,4 @@ def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build(config: ModelConfig, vocab: int) -> Decoder:
-    """The decoder for a vocabulary of `vocab` tokens."""
     return Decoder(config, vocab)

@@ -1,8 +1,4 @@
-"""What the published architectures have in common: reading a config.json, and the names of a checkpoint's weights.
-
-A config.json is read in the spelling of transformers 4 (`rope_theta`, `rope_scaling`) and 5 (`rope_parameters`). A key
-that would change a logit, in a way that the decoder cannot follow, is refused by name.
-"""
+"""Reads config.json as transformers 4 and 5 write it, and names the weights that published architectures share."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,9 +49,8 @@ def find_family(architecture: str) -> str:
 
 
 def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
-    """ModelConfig's fields that every published family reads alike from a config.json; InputError for a key that is
-    missing or cannot be used. `head_dim`: the family's own where the file has none; None: width / heads.
-    """
+    """ModelConfig's fields that every published family reads alike; InputError for a key that cannot be used.
+    `head_dim`: the family's own where the file has none; None: width / heads."""
     require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
     for key in ("mlp_bias", "use_sliding_window"):
         require_value(config_json, key, False, "the decoder has no such thing")

@@ -32,10 +32,8 @@ def save(
     dtype: str = "float32",
     max_file_bytes: float = MAX_FILE_BYTES,
 ) -> None:
-    """Write a folder that transformers and vLLM load: weights in `dtype`, and config.json and tokenizer of `source`
-    where there is one. It appears whole; every device of the parameters must belong to this process. InputError where
-    the folder exists or cannot be written, or the family has no published architecture.
-    """
+    """Write a folder, whole or not at all, with weights in `dtype`, and config.json and tokenizer of `source` if there
+    is one. InputError where the folder exists, cannot be written, or the family has no published architecture."""
     architecture_of(config)
     decoder = registry.load("models.families", config.family, "build").build(config, params["embed"].shape[0])
     values = dict(flatten(params))

@@ -1,8 +1,7 @@
-"""Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh. No torch.
+"""Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh.
 
-A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder's parameters stack their layers and
-keep heads separate, [L, in..., out...]. The embedding alone is stored as it is used, [V, D]. The part of each device is
-read by itself, and the largest parameters go first: while the host holds one, the devices hold the least.
+A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder stacks layers and splits heads:
+[L, in..., out...]. The embedding alone is stored as it is used, [V, D].
 """
 
 import functools
@@ -41,14 +40,9 @@ class WeightLayout:
     key: str
     shape: tuple[int, ...]
     tensor_names: tuple[str, ...]  # one for each layer, or one
-    axis_groups: tuple[
-        tuple[int, ...], ...
-    ]  # sizes of its axes in a layer, as the stored axes join them: ((D,), (N, H))
+    # Sizes of its axes in a layer, as the stored axes join them: ((D,), (N, H)).
+    axis_groups: tuple[tuple[int, ...], ...]
     transposed: bool  # whether it is stored as [out, in]
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -92,9 +86,7 @@ def weight_layouts(config: ModelConfig, decoder: Decoder) -> list[WeightLayout]:
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
-    """The model with its shape and family read from config.json where `path` is set, or as it is; InputError where the
-    file cannot be read, its architecture is unknown here, or a field set in `model` differs.
-    """
+    """The model with config.json's shape and family where `path` is set; InputError where a field of it differs."""
     if model.path is None:
         return model
     folder = Path(model.path)
@@ -133,9 +125,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Mapping[str, StoredTensor]) -> None:
-    """InputError unless every needed tensor is there in its shape and a dtype that is read; tensors that nothing needs
-    are named on stderr, but for rotary tables of old checkpoints and a tied model's second copy of its embedding.
-    """
+    """InputError unless each needed tensor has its shape and a known dtype; unused ones are named on stderr."""
     mismatches = []
     for weight in layouts:
         for name in weight.tensor_names:
@@ -173,14 +163,13 @@ def check_weights(config: ModelConfig) -> None:
 
 
 def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Params:
-    """The checkpoint's parameters in float32, laid out by `decoder.shardings(mesh)`; each process reads what its
-    devices hold. InputError, before any is read, where tensors are missing, misshapen or of another dtype.
-    """
+    """The checkpoint's parameters in float32 by `decoder.shardings(mesh)`; each process reads what its devices hold.
+    InputError, before any is read, where a tensor is missing or has another shape or dtype."""
     stored_tensors = read_headers(folder)
     layouts = weight_layouts(config, decoder)
     check_tensors(folder, layouts, stored_tensors)
     shardings = dict(flatten(decoder.shardings(mesh)))
-    order = sorted(layouts, key=lambda w: -w.size)
+    order = sorted(layouts, key=lambda w: -math.prod(w.shape))  # largest first
     params = {weight.key: load_weight(weight, stored_tensors, shardings[weight.key]) for weight in order}
     return unflatten_dict({weight.key: params[weight.key] for weight in layouts}, sep=".")
 

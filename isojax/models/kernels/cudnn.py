@@ -1,7 +1,6 @@
 """Attention on NVIDIA GPUs by cuDNN, through jax.nn.dot_product_attention; bfloat16 and float16 alone.
 
-Its log-sum-exp (return_residual) is of no use for merging a prefix with a response: jax gives it no gradient and rounds
-it to the inputs' precision. So prefix and responses are joined to one row of keys, under a mask by row.
+Prefix and responses are one row of keys under a mask, because jax gives cuDNN's log-sum-exp no gradient.
 """
 
 from typing import Literal
@@ -45,9 +44,7 @@ def cudnn_decode(
 ) -> Float[Array, "R N H"]:
     """Attention of each slot's query over positions 0 .. positions[r].
 
-    To cuDNN each head of keys of a slot is a sequence, of which the queries that share the head are the positions, so
-    that the cache is read once for all of them.
-    """
+    To cuDNN a head of keys is a sequence, and the queries that share it its positions: the cache is read once."""
     R, N, H = q.shape
     K, C = values.shape[1:3]
     G = N // K

@@ -1,14 +1,8 @@
-"""One token per slot on a TPU: its key and value are written into the cache of all layers in place, and its query
-attends to what is there.
+"""One token per slot on a TPU: its key and value go into the cache in place, and its query attends to what is there.
 
-The grid is (slot, block of positions). Layer and positions are prefetched scalars: a block's address selects the layer,
-so that none is sliced out of the cache, and the address of a block past the last position is that of the last live one,
-which the pipeline holds already and does not fetch again. Softmax runs online over the blocks in float32 (Dao et al.,
-arXiv:2205.14135, algorithm 1, for one row of queries), and begins with the token itself.
-
-The kernel writes because XLA's scatter wants the cache as [L, R, C, K, H] in memory, and so transposed the whole cache
-in every layer for a kernel that reads [L, R, K, C, H] (seen in the HLO for v5e). It takes a narrow head (H below 128)
-as [L, R, K, H, C], which is how XLA itself stores such a cache; else half of it would be padding.
+The grid is (slot, block of positions). Blocks past the last live one have its address, and are not fetched again.
+Softmax runs online over the blocks in float32 (arXiv:2205.14135, algorithm 1), and begins with the token itself. With
+XLA's scatter instead, the whole cache would be transposed in every layer. A head below 128 is [H, C], without padding.
 """
 
 import functools
@@ -122,11 +116,10 @@ def flash_decode(
     positions: Int[Array, " R"],
     interpret: bool = False,
 ) -> tuple[Float[Array, "R N H"], tuple[Array, ...]]:
-    """Attention over positions 0 .. positions[r] of `layer`, and the cache with the token at positions[r] in it.
+    """Attention over positions 0 .. positions[r] of `layer`, and the cache with the token in it, updated in place.
 
-    `new_kv`: keys and values [R K H], of int8 ones also their scales [R K]. `cache`: keys [L R K H C], values
-    [L R K C H], scales [L R K C], C as `pad_to_blocks` returns it; updated in place.
-    """
+    `new_kv`: keys and values [R K H], of int8 ones also scales [R K]. `cache`: keys [L R K H C], values [L R K C H],
+    scales [L R K C], with C from `pad_to_blocks`."""
     R, N, H = q.shape
     K, C = cache[1].shape[2:4]
     layout = _cache_layout(K, C, H, cache[0].dtype.itemsize)
