@@ -1,7 +1,5 @@
-"""Where a sweep's next rollouts tell most about n*(C): the policy behind `sweep.strategy: adaptive` (docs/laws.md,
-Adaptive sweeps). Posterior draws of all curves say what each possible run may measure; an outcome makes the draws near
-it likelier. What removes most uncertainty of n* per rollout comes first (the knowledge gradient: Frazier, Powell and
-Dayanik, 2009).
+"""The policy behind `sweep.strategy: adaptive` (docs/laws.md, Adaptive sweeps): next comes what removes most
+uncertainty of n*(C) per rollout by posterior draws of all curves (knowledge gradient: Frazier et al. 2009).
 """
 
 import math
@@ -72,11 +70,8 @@ class AdaptivePolicy:
             )
 
     def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
-        """What to run next, at the same time: cells, longest first, and the C of `C_grid` that each is to be trained
-        to; [] at the end.
-
-        A run may be part way to a target, and goes on from there. One that failed is not asked for again; what it
-        measured counts.
+        """Cells to run at the same time, longest first, and the C of `C_grid` to train each to; [] at the end. A begun
+        run continues; a failed one is not asked for again, but its measurements count.
         """
         seeds_by_cell = self._seeds_by_cell([r.cell for r in runs if r.failure_reason])
         C_reached = {r.cell: r.points[-1].rollouts for r in runs if r.points}
@@ -249,10 +244,8 @@ class NStarUncertainty:
         return (np.tensordot(draw_weights, self._best_n_one_hot, 1) @ self._n_distance).min(-1).mean(-1)
 
     def expected_reduction(self, promised_rewards: FloatArray) -> float:
-        """The uncertainty that one run's evaluation would remove on average, where the draws promise float[Q].
-
-        With finitely many draws even what tells nothing seems to tell something: the gain is that over the same
-        promises dealt to other draws.
+        """The uncertainty that one run's evaluation would remove on average, where the draws promise float[Q], less
+        what the same promises, permuted between the draws, seem to remove by chance.
         """
         z = (promised_rewards[:, None] + self._measurement_noise[:, None] - promised_rewards) / self._measurement_sd
         draw_weights = np.exp(-0.5 * (z**2 - (z**2).min(1, keepdims=True)))

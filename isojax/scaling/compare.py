@@ -1,10 +1,6 @@
-"""Several sweeps compared, from their fits alone: what the paper asks across settings, such as data size D (IsoCompute
-Playbook, arXiv:2603.12151, Fig. 13), models, difficulty and recipes.
-
-All are compared over the budgets they share. n* at C is the n of the best cell, where a cell competes by its curve up
-to CURVE_REACH_DECADES beyond its own data; the frontier's reward is the best of the cells measured there. n* "levels
-off" where it changes for the last time, unless it ends at the largest n measured: then nobody knows, and it counts as
-later than everything. Replicates are independent between sweeps: every one of one against every one of another.
+"""Several sweeps compared over the budgets they share, from their fits alone (IsoCompute Playbook, arXiv:2603.12151,
+Fig. 13). n* at C is the n of the best cell by its curve, up to CURVE_REACH_DECADES beyond its data; n* "levels off"
+where it changes last, or later than everything if it ends at the largest n. Replicates of sweeps are independent.
 """
 
 from collections.abc import Sequence
@@ -30,9 +26,7 @@ N_BAND_ROWS = 80  # rows of the bands that a figure is drawn from
 
 @dataclass(frozen=True)
 class FrontierPath:
-    """n* and the frontier along budgets C, float[G]: by the curves, [G], and of each replicate, [Q, G] (Q = 0 without
-    draws).
-    """
+    """n* and the frontier along budgets C float[G]: by the curves, [G], and by each replicate, [Q, G] (Q >= 0)."""
 
     C: FloatArray
     n: IntArray
@@ -42,15 +36,10 @@ class FrontierPath:
 
 
 def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepComparison:
-    """Compare sweeps; the first is the one that the others are compared with.
-
-    Args:
-        fits: at least two, of one metric, compute and mode.
-        labels: a name for each.
+    """Compare at least two sweeps of one metric, compute and mode, each with its own label, against the first.
 
     Raises:
-        InputError: fewer than two, labels that do not fit or are alike, fits of different metric, compute or mode, or
-            no budget in common.
+        InputError: the fits or labels do not meet this, or the sweeps share no budget.
     """
     _check_comparable(fits, labels)
     ensembles = [load_ensemble(fit) for fit in fits]
@@ -159,9 +148,7 @@ def _interval(values: NDArray[Any]) -> Interval:
 
 
 def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
-    """Where n*, int[..., G], changes for the last time, float[...]: -inf where it never does, +inf where it ends at the
-    largest n.
-    """
+    """float[...]: where n*, int[..., G], changes last; -inf: it never does, +inf: it ends at the largest n."""
     changes = n[..., 1:] != n[..., :-1]
     last_change = changes.shape[-1] - 1 - changes[..., ::-1].argmax(-1)
     C_change = np.sqrt(C[last_change] * C[last_change + 1])
@@ -191,9 +178,7 @@ def _reward_difference(first_path: FrontierPath, other_path: FrontierPath) -> co
 
 
 def _saturates_earlier(first_fit: FitResult, other_fit: FitResult, C: FloatArray) -> EarlierSaturation | None:
-    """Whether n* levels off earlier in the other than in the first sweep, over the n that both measured; None where
-    nothing can be said.
-    """
+    """Whether n* levels off earlier in the other sweep, over the n that both measured; None: cannot be said."""
     shared_n = sorted({c.n for c in first_fit.curves} & {c.n for c in other_fit.curves})
     if len(shared_n) < 2 or first_fit.joint.n_star.no_effect or other_fit.joint.n_star.no_effect:
         return None

@@ -1,7 +1,5 @@
-"""What comparing sweeps (compare.py) finds, as plain data and in words.
-
-C is in the sweeps' unit, a reward in [0, 1]; an interval (low, high) is the central 90% of the replicates, None where
-there are none, and a bound of None where the other is a number is an open end.
+"""What comparing sweeps (compare.py) finds, as plain data and in words. C is in the sweeps' unit; an interval (low,
+high) is the central 90% of the replicates: both None where there are none, one None for an open end.
 """
 
 from collections.abc import Iterator

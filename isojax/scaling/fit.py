@@ -1,6 +1,5 @@
-"""Runs in, FitResult out: curves -> frontier -> n*(C), for all cells together, for each B_p, and for each batch
-B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A). The result holds no clock and no path: the
-same records and seed give the same result, in whatever order they come.
+"""Runs in, FitResult out: curves -> frontier -> n*(C), for all cells, each B_p, and each batch B = B_p n (IsoCompute
+Playbook, arXiv:2603.12151, section 4 and appendix A). The same records and seed give the same result, in any order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -37,12 +36,11 @@ def fit(
 
     Args:
         runs: one record for each cell (B_p, n, seed), any order.
-        metric: a recorded metric in [0, 1], avg@k, best@k or worst@k where right answers are recorded, or train/NAME;
-            None: avg@k of the evaluations' k samples.
+        metric: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples.
         compute: the unit of C: "rollouts", "tokens" or "device_hours".
 
     Raises:
-        InputError: every run is flagged, or as `fit_all_runs`.
+        InputError: every run is flagged, or the records, metric, compute or options cannot be fitted.
     """
     usable_runs = runs if options.include_flagged else healthy_runs(runs)
     result = fit_all_runs(usable_runs, metric or default_metric(runs), compute, options)
@@ -52,13 +50,7 @@ def fit(
 def fit_all_runs(
     runs: Sequence[RunRecord], metric: str, compute: str = "rollouts", options: FitOptions = DEFAULT_OPTIONS
 ) -> FitResult:
-    """`fit` of all these runs, whether they are healthy or not.
-
-    Raises:
-        InputError: no run, two records of one cell, records of different `cell` settings, a metric that is absent, not
-            finite or outside [0, 1], compute that is absent or does not rise, an unknown mode, or no cell with enough
-            points for a curve.
-    """
+    """`fit` of all these runs, whether they are healthy or not."""
     mode, replicates, run_sd = options.mode, options.replicates, options.run_sd
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
@@ -109,9 +101,7 @@ def _fitted_run(track: RunTrack) -> FittedRun:
 def _fit_frontiers(
     estimate: SweepEstimate, cells: TracksByCell, metric: str
 ) -> tuple[FrontierFit, tuple[FrontierFit, ...], list[FitFlag]]:
-    """The joint frontier and law, those of each B_p, and the flags of all; those of each B_p only where there is more
-    than one (else they repeat the joint ones).
-    """
+    """The joint frontier and law, those of each B_p, and the flags of all; of each B_p only where there are several."""
     joint, flags = fit_frontier(estimate, cells, metric)
     all_B_p = sorted({c.B_p for c in estimate.curves})
     by_B_p = []

@@ -1,7 +1,5 @@
-"""Intervals of replicates: one level, one number of replicates and one seed for the whole package.
-
-A replicate is one draw of all curves from their posterior, one refit to resampled residuals, or one refit to resampled
-points. An interval runs from the 5th to the 95th percentile of the replicates.
+"""Intervals of replicates (posterior draws, or refits to resampled residuals or points): one level, one number of
+replicates and one seed for the whole package.
 """
 
 import numpy as np
@@ -16,10 +14,7 @@ Interval = tuple[float | None, float | None]
 
 
 def central_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
-    """The central `level` of replicates, float[Q]. An infinite bound is None: an open end.
-
-    Infinite replicates mean that the quantity is beyond the data; percentiles are then not interpolated.
-    """
+    """The central `level` of replicates, float[Q]; an infinite bound is None, an open end, without interpolation."""
     samples = np.asarray(values, dtype=np.float64)
     method = "linear" if np.isfinite(samples).all() else "nearest"
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], method=method)

@@ -1,8 +1,6 @@
-"""What a fit found, as typed data: `FitResult` is what `fit` returns and what fit.json holds.
-
-A number that does not exist is None, never NaN or infinite. C is in the fit's unit (`FitResult.compute`), a reward in
-[0, 1]. An interval (low, high) is the central 90% of the replicates: None where there are none, and an open end where
-only one bound is None.
+"""What a fit found, as typed data: `FitResult` is what `fit` returns and what fit.json holds. A number that does not
+exist is None. C is in the fit's unit, a reward in [0, 1]. An interval (low, high) is the central 90% of the replicates:
+None where there are none, and an open end where only one bound is None.
 """
 
 from pathlib import Path
@@ -269,11 +267,7 @@ class FitResult(ResultRow):
 
 
 def read_fit_file(path: Path) -> FitResult:
-    """The fit that a file holds.
-
-    Raises:
-        InputError: the file cannot be read, is no fit, or is one of another schema version.
-    """
+    """The fit that a file holds; refused where it cannot be read, is no fit, or has another schema version."""
     fix = "Make it with `isojax fit RUN`."
     try:
         content = path.read_bytes()

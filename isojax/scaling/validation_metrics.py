@@ -1,8 +1,5 @@
-"""The two axes of every plot: compute of a run (rollouts, tokens or device hours) and a validation metric.
-
-A metric's name says how it follows from right answers (isojax/core/estimators.py): KIND@k of the validation problems,
-SET/KIND@k of an extra set of problems, with KIND one of avg, best, worst, pass, verl/best and verl/worst. train/NAME is
-a training metric; any other name stands for what is recorded under it.
+"""The two axes of every plot: compute of a run and a validation metric. KIND@k and SET/KIND@k (an extra set)
+follow from right answers (isojax/core/estimators.py); train/NAME is a training metric; other names are recorded values.
 """
 
 import math
@@ -85,11 +82,7 @@ def correct_counts(point: EvalPoint, metric: str) -> tuple[int, ...]:
 
 
 def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArray:
-    """The metric of each problem, from int[..., N] right answers of `samples` per problem: float[..., N] in [0, 1].
-
-    Raises:
-        InputError: the metric is no estimator, or as `estimate_at_k`.
-    """
+    """The metric of each problem, from int[..., N] right answers of `samples` per problem: float[..., N] in [0, 1]."""
     parsed = parse_metric(metric)
     if parsed is None:
         received = f"metric {metric!r} is not determined by right answers"
@@ -98,11 +91,7 @@ def metric_per_problem(counts: ArrayLike, samples: int, metric: str) -> FloatArr
 
 
 def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
-    """The metric of one evaluation: as recorded, train/NAME from its training metrics, else from its counts.
-
-    Raises:
-        InputError: it is neither recorded nor determined by the counts; the message names the metrics there are.
-    """
+    """The metric of one evaluation: as recorded, train/NAME from its training metrics, else from its counts."""
     recorded = {**{TRAIN_PREFIX + name: value for name, value in point.train.items()}, **point.metrics}
     if metric in recorded:
         return float(recorded[metric])
@@ -136,12 +125,8 @@ def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
 
 
 def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
-    """A run's two axes, checked. A training metric, train/NAME, has no value before the first update: that point is
-    left out.
-
-    Raises:
-        InputError: an unknown unit of compute, no evaluation, a metric that is absent, not finite or outside [0, 1], or
-            compute that is absent or does not rise from >= 0.
+    """A run's two axes, or a refusal where either is unusable. A training metric, train/NAME, has no value before the
+    first update: that point is left out.
     """
     location = run.source or f"run {run.cell.name}"
     if metric.startswith(TRAIN_PREFIX):

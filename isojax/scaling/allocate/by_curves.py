@@ -1,9 +1,6 @@
-"""The allocation of a hierarchical fit: n is that of the measured stable cell (B_p, n) that promises most, B_p the
-smallest that promises within epsilon of it at that n (a knob for stability: IsoCompute Playbook, arXiv:2603.12151,
-section 4.3), M = floor(C / (n B_p)).
-
-With one of them fixed only the cells that agree are compared: a fixed M at what each would then spend, B_p n M <= C; a
-fixed B those of B_p n = B. Where no cell agrees, n comes from the nearest cells and the rest follows from the budget.
+"""The allocation of a hierarchical fit: n of the stable cell whose curve is highest, the smallest B_p within epsilon of
+it at that n, M = floor(C / (n B_p)) (IsoCompute Playbook, arXiv:2603.12151, section 4.3). A fixed M or B restricts the
+cells; where none agrees, n comes from the nearest cells.
 """
 
 import numpy as np

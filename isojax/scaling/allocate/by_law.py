@@ -1,9 +1,6 @@
 """The paper's allocation (IsoCompute Playbook, arXiv:2603.12151, section 4.3): n from n*(C), the smallest stable B_p,
-the rest to M = floor(C / (n B_p)).
-
-With one of them fixed: a fixed B_p has its own n*(C); a fixed B = B_p n follows n*(C) with B_p = B // n; a fixed M
-takes the measured (B_p, n) with B_p n M <= C whose curve promises most at B_p n M, or, where none fits, n from n*(C)
-and B_p = floor(C / (n M)).
+M = floor(C / (n B_p)). A fixed B_p has its own n*(C); a fixed B sets B_p = B // n; a fixed M takes the best cell with
+B_p n M <= C, or, where none fits, n*(C) and B_p = floor(C / (n M)).
 """
 
 import numpy as np

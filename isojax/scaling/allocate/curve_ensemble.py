@@ -1,9 +1,6 @@
-"""The curves of a fit and their replicates over the measured cells (B_p, n), also beyond their data.
-
-A cell's expected reward at C is its curve's at min(C, C_peak), because early stopping keeps what overfitting would
-lose. That a curve levels off beyond its data is an assumption: learning may go on at the rate per decade at which it
-last went. So beyond the data each replicate is somewhere between its curve and a straight line in log C, as steep as
-the frontier was over its last TREND_DECADES decades (or as the curve itself, if that was less steep).
+"""The curves of a fit and their replicates over the measured cells (B_p, n); the reward at C is the curve's
+at min(C, C_peak). Beyond its data each replicate is between its curve and a straight line in log C, as steep as the
+last TREND_DECADES of the frontier, or of the curve where that is less steep (docs/laws.md, "Beyond the data").
 """
 
 from dataclasses import dataclass
@@ -97,9 +94,8 @@ class CurveEnsemble:
         return float(curve_reward(self.curves[i], C)), self.interval(draws)
 
     def predict_new_run(self, i: int, C: float) -> tuple[float, ClosedInterval | None]:
-        """The expected reward of cell i after C rollouts, and the interval of what one new run will measure on the same
-        problems: the spread of the expectation on each side, and in quadrature that between runs and the noise of one
-        evaluation, sqrt(mean p (1 - p) / (N k)) where problems are answered k times.
+        """The expected reward of cell i after C rollouts, and the interval of one new run's measurement on the same
+        problems: the expectation's spread on each side, in quadrature with run-to-run and evaluation noise.
         """
         reward, interval = self.predict_reward(i, C, same_problems=True)
         if interval is None:
@@ -147,11 +143,8 @@ class CurveEnsemble:
         return C_spent, affordable if "B_p" in request.fix else affordable & self.stable
 
     def choose_cell(self, C_spent: FloatArray, allowed: BoolArray, epsilon: float) -> int:
-        """The cell to choose of those that are allowed, at least one; each would spend float[cells].
-
-        n is that of the best one (the smaller of equals). B_p is a knob for stability (IsoCompute Playbook,
-        arXiv:2603.12151, section 4.3): the smallest at that n within `epsilon` of the best, measured ones before those
-        whose curve would be read beyond its data.
+        """The best n of the allowed cells (at least one; the smaller of equals), and the smallest B_p at it within
+        `epsilon` of the best, measured ones first; each cell would spend float[cells].
         """
         expected_rewards = np.where(allowed, self.expected_at_cell_budgets(C_spent), -np.inf)
         same_n = self.n == self.n[expected_rewards.argmax()]

@@ -33,8 +33,7 @@ def recommend(
     epsilon: float = EPSILON,
     with_measured_cells: bool = True,
 ) -> Recommendation:
-    """How to spend C rollouts: an allocation with B_p n M <= C, the reward that its nearest measured cell's curve gives
-    there, and the reasons in words.
+    """How to spend C rollouts: an allocation with B_p n M <= C, its expected reward, and the reasons in words.
 
     Args:
         fit: in rollouts.
@@ -45,8 +44,7 @@ def recommend(
         with_measured_cells: whether to say what every measured cell promises, which takes as long as all the rest.
 
     Raises:
-        InputError: a fit that cannot be used, C too small for one update or beyond the reach of the data, or B_max and
-            `fix` that leave no allocation.
+        InputError: the fit cannot be used, C is out of reach, or the limits leave no allocation.
     """
     request = AllocationRequest(C, B_max, dict(fix or {}), epsilon, reasons=[])
     request.check()

@@ -33,11 +33,7 @@ class LedgerCheck:
 
 
 def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
-    """Read every ledger below `paths`.
-
-    Raises:
-        InputError: no ledger there at all.
-    """
+    """Read every ledger below `paths`; refused where there is none."""
     runs: list[RunRecord] = []
     errors: list[str] = []
     notes: list[str] = []

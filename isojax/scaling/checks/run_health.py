@@ -1,8 +1,5 @@
-"""Which runs broke, from their records alone; docs/recipes.md ("Runs that broke") lists the criteria. Flagged runs are
-left out of fits unless asked for.
-
-A criterion sets in where it begins to hold at every evaluation to the end, at least the last PERSISTENCE. One whose
-numbers were not recorded raises no flag.
+"""Which runs broke, from their records alone, by the criteria of docs/recipes.md ("Runs that broke"). A criterion sets
+in where it holds at every evaluation to the end, at least the last PERSISTENCE; without its numbers it raises no flag.
 """
 
 import math
@@ -64,8 +61,8 @@ class RunHealth:
 
 @dataclass(frozen=True)
 class RewardSummary:
-    """A run's validation reward: of the base policy (of the first evaluation, where C = 0 has none), the best mean of
-    three evaluations in a row (at least base), and the last such mean; whether the last differs by more than noise.
+    """A run's validation reward: of the base policy (else the first evaluation), the best mean of three in a row (at
+    least base), and the last such mean; whether the last differs by more than noise.
     """
 
     base: float
@@ -76,10 +73,7 @@ class RewardSummary:
 
 
 def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
-    """A run's flags, none where it is healthy; the reward is `default_metric`.
-
-    A run of fewer than PERSISTENCE + 1 evaluations can only be `nonfinite_update`.
-    """
+    """A run's flags, by `default_metric`; a run of at most PERSISTENCE evaluations can only be `nonfinite_update`."""
     broken_update = tuple(_nonfinite(run))
     metric = default_metric([run])
     try:
@@ -95,11 +89,7 @@ def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
 
 
 def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs without a flag, in their order.
-
-    Raises:
-        InputError: there are runs, and every one is flagged.
-    """
+    """The runs without a flag, in their order; refused where every one is flagged."""
     unflagged_runs = [run for run in runs if not health_flags(run)]
     if runs and not unflagged_runs:
         first_flag = f"{runs[0].source or runs[0].cell.name}: {health_flags(runs[0])[0]}"

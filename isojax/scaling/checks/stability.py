@@ -1,9 +1,5 @@
 """Which B_p train stably, and which runs overfit (IsoCompute Playbook, arXiv:2603.12151, section 4.3, appendix C and
-section 5.2).
-
-The paper gives no test of stability. Here a cell is unstable if it ends (mean of its last 3 evaluations, over seeds)
-below its own best running mean of 3 by more than max(.05, 4 SE), SE paired over validation problems where counts are
-recorded; or if a training metric was not finite. A run overfits if its training reward rises while validation falls.
+section 5.2). The paper gives no test of stability; ours is in docs/laws.md.
 """
 
 import math

@@ -29,15 +29,11 @@ TrialResult = dict[str, Any]
 def validate(
     runs: Sequence[RunRecord], metric: str, compute: str = "rollouts", options: FitOptions = DEFAULT_OPTIONS
 ) -> TrialResult:
-    """The three trials, each a fit of all the runs that it does not hide, healthy or not; progress is that of all fits.
+    """The three trials, each a fit of all the runs that it does not hide: the content of validation.json.
 
-    Returns:
-        The content of validation.json: for each trial, where it was possible, mean_error and mean_absolute_error
-        (predicted less measured), inside (the share of evaluations inside the interval of one new run), C (where n is
-        compared), n_chosen and n_best (by the fit and as measured), regret (measured), says (in words) and points.
-
-    Raises:
-        InputError: runs that cannot be fitted even whole.
+    Each trial, where possible, has mean_error and mean_absolute_error (predicted less measured), inside (the share of
+    evaluations inside the interval of one new run), C (where n is compared), n_chosen and n_best (by the fit and as
+    measured), regret (measured), says (in words) and points. Refuses runs that cannot be fitted even whole.
     """
     tracks = [make_track(r, metric, compute) for r in runs]
     trials = {"compute": _hide_compute, "largest_n": _hide_largest_n, "seed": _hide_seed}
@@ -87,8 +83,8 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
 
 
 def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
-    """Every run of the largest n: whether that n mattered, and whether the rest would have warned of it. Nothing
-    predicts an n that was not run: `predicted` is the frontier of the rest, and its error what that n adds.
+    """Every run of the largest n: whether that n mattered and the rest would have warned of it. `predicted` is the
+    frontier of the rest, its error what that n adds.
     """
     measured_n = sorted({t.run.cell.n for t in tracks})
     n = measured_n[-1]
@@ -155,9 +151,8 @@ def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
 
 
 def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0) -> TrialResult:
-    """The n of the fit's best cell at the largest C > C_above that two n reach, the n measured best there (by the mean
-    of each cell's evaluations near C), and what the first lost. The best of several such means is too high by chance,
-    and so is the regret.
+    """The fit's best n at the largest C > C_above that two n reach, the n measured best there, and the first's regret,
+    which is too high by chance, as the best of several noisy means is.
     """
     C_end_by_n: dict[int, float] = {}
     for t in tracks:

@@ -1,4 +1,4 @@
-"""All curves of a sweep together: a hierarchical model and its posterior mode.
+"""All curves of a sweep together: a hierarchical model and its posterior mode (docs/laws.md, "The model").
 
 Run r of cell j = (B_p, n) follows, at log10 C = x,
 
@@ -7,12 +7,9 @@ Run r of cell j = (B_p, n) follows, at log10 C = x,
     (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2)    a surface over (n, B_p); cells depart from it by tau
     gamma ~ N(gamma0, gamma_sd^2)                wide for the surface's level and slopes, narrow for its roughness
 
-with one R0 for all; mid is log10 C_mid and lnB the logarithm of the exponent. A cell whose data do not determine its
-curve (a plateau not reached, one seed) leans on its neighbours. Damped Gauss-Newton steps improve all parameters
-together, with soft-L1 weights against outliers: the normal matrix is an arrow, of which e is eliminated first and the
-cells second.
-
-Dimension letters: J cells, S seeds, P points of a run, K columns of the surface.
+with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. Damped Gauss-Newton steps with soft-L1 weights
+improve all parameters together: the normal matrix is an arrow, of which e is eliminated first and the cells second.
+Dimensions: J cells, S seeds, P points of a run, K columns of the surface.
 """
 
 from dataclasses import dataclass

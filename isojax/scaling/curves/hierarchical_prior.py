@@ -1,7 +1,5 @@
-"""From runs to the model of hierarchical.py: arrays, the surface's columns, starting points, and standard deviations.
-
-The departure of cells from the surface (tau), the noise and the run-to-run effect are estimated together with the
-curves, under priors worth PRIOR_WEIGHT observations, because few cells say little about their own spread.
+"""From runs to the model of hierarchical.py. tau, noise and run-to-run effect are estimated together with the curves,
+under priors worth PRIOR_WEIGHT observations, because few cells say little about their own spread.
 """
 
 from collections.abc import Sequence
@@ -59,9 +57,8 @@ class ShapeFit:
 
 
 def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> tuple[FloatArray, SurfacePrior]:
-    """The surface's columns X float[J, 3, K] for the cells (B_p, n), without combinations of others, and their prior.
-
-    A is quadratic in log2 n and linear in log2 B_p, mid is linear in both, lnB is linear in log2 n.
+    """The surface's columns X float[J, 3, K] for the cells (B_p, n), linearly independent, and their prior: A is
+    quadratic in log2 n and linear in log2 B_p, mid is linear in both, lnB is linear in log2 n.
     """
     log_B_p, log_n = np.log2(np.array(keys, dtype=np.float64)).T
     log_n_scaled, log_B_p_scaled = ((v - v.mean()) / 3 for v in (log_n, log_B_p))

@@ -2,10 +2,9 @@
 
     R(C) = R0 + (A - R0) s(z),    z = exponent (ln C - ln C_mid),    s(z; tail) = 1 - (1 + (2^tail - 1) e^z)^(-1 / tail)
 
-R0 is the reward before training, A the asymptote, C_mid the compute of half the gain, and the exponent says how sharply
-the gain comes. s rises from 0 to 1, s(0) = 1/2, and `tail` says how it approaches 1. tail = 1 is ScaleRL's sigmoid
-(arXiv:2510.13786, eq. 1), a Hill curve whose last stretch is a power law: R0 + (A - R0) / (1 + (C_mid / C)^exponent).
-tail = 0 is the stretched exponential, R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^exponent)), which approaches 1 sooner.
+R0 is the reward before training, A the asymptote, C_mid the compute of half the gain. tail = 1 is ScaleRL's sigmoid
+(arXiv:2510.13786, eq. 1), R0 + (A - R0) / (1 + (C_mid / C)^exponent); tail = 0 is the stretched exponential,
+R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^exponent)).
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,6 @@
-"""Hamiltonian Monte Carlo on the model of hierarchical.py, one chain per replicate: draws of v = (theta of every cell,
-R0), whitened by the curvature at the mode; the run effects e and the surface's gamma are integrated out exactly. A
-run's points are averaged in at most BINS_PER_RUN bins of log C, and the small change that this makes at the mode is
-subtracted. docs/laws.md says why draws and not a bootstrap of the mode.
+"""Hamiltonian Monte Carlo on the model of hierarchical.py, one chain per replicate, over v = (theta of every cell, R0),
+whitened by the curvature at the mode; e and gamma are integrated out exactly. A run's points are averaged in at most
+BINS_PER_RUN bins of log C, and the change that this makes at the mode is subtracted.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,6 @@
-"""Mode "paper": the published workflow, biases included (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix
-A): record-breaking points of each run, one monotone sigmoid for each (B_p, n), R0 the base policy's reward.
-
-Departures from ScaleRL's fit of the sigmoid (arXiv:2510.13786): no grid over A and no early points skipped, but the
-soft-L1 loss at .01 of reward with R0 <= A <= 1, from the best corners of a fixed grid.
+"""Mode "paper" (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A): record-breaking points of each run,
+one monotone sigmoid for each (B_p, n), R0 the base policy's reward; unlike ScaleRL (arXiv:2510.13786) no grid over A
+and no points skipped, but the soft-L1 loss at .01 of reward with R0 <= A <= 1, from the best corners of a fixed grid.
 """
 
 from collections.abc import Sequence

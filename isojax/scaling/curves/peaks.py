@@ -1,9 +1,6 @@
-"""Where a cell's validation reward starts to fall (overfitting, IsoCompute Playbook, arXiv:2603.12151, section 5.2).
-
-A cell's points are compared with a rising curve that breaks at C_peak and falls from there on a line in log C. The
-peak is accepted if it explains the points better than every rising shape does, by more than chance would over all
-candidates. Points beyond it are left out of the rising curve, which is held flat there: a run may be stopped early, so
-a budget C buys the best reward up to C.
+"""Where a cell's validation reward starts to fall (overfitting, IsoCompute Playbook, arXiv:2603.12151, section 5.2): a
+curve that falls from C_peak on a line in log C must explain the points better than every rising shape, by more than
+chance. Points beyond are left out, and the curve is held flat there: a run may be stopped early.
 """
 
 from collections.abc import Sequence

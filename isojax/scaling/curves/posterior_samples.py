@@ -1,8 +1,6 @@
-"""Replicates of all curves of a sweep, and the intervals of the frontier, of crossovers and of n* that follow.
-
-A replicate is one draw of all curves from their posterior, on N validation problems drawn with replacement from those
-that were used. All runs and checkpoints are evaluated on the same problems, so other problems would shift all curves
-alike, by about shift(R) = R (1 - R) (a + b R): 0 at R = 0 and R = 1, where problems cannot differ.
+"""Replicates of all curves of a sweep, and the intervals that follow. A replicate is one posterior draw of all curves,
+on N validation problems drawn with replacement, which shift all curves alike, by about R (1 - R) (a + b R): 0 at R = 0
+and R = 1, where problems cannot differ.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""A smooth correction of each cell's curve inside its measured range, where its evaluations depart from every shape of
-hill.py.
-
-The correction is a Gaussian process over log10 C with correlation length CORRELATION_DECADES and one amplitude for the
-sweep. It is used only if it raises twice the log likelihood of the residuals by MIN_LOG_LIKELIHOOD_GAIN. It fades to 0
-within FADE_DECADES outside the knots, so beyond the data the joint surface alone determines the curve.
+"""A smooth correction of each cell's curve inside its measured range: a Gaussian process over log10 C with correlation
+length CORRELATION_DECADES and one amplitude, used only if it raises twice the log likelihood by
+MIN_LOG_LIKELIHOOD_GAIN. It fades to 0 within FADE_DECADES outside the knots.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,5 @@
-"""Draws from the posterior of all curves, including the shape's tail: each of TAIL_PRIOR gets draws in proportion to
-its probability. Their mean is again described by one curve per cell, the one closest in reward from the start of its
-data to MEAN_CURVE_REACH times the end of all data.
+"""Posterior draws of all curves with the shape's tail, each of TAIL_PRIOR by its probability; each cell's mean curve is
+the one closest in reward from the start of its data to MEAN_CURVE_REACH times the end of all data.
 """
 
 from dataclasses import dataclass, replace

@@ -1,15 +1,13 @@
 """One run's Hill curve (hill.py) through all its points, or through those of several seeds, with intervals.
 
-Departures from ScaleRL (arXiv:2510.13786): all points count, no early one is skipped; R0 is fitted, a point at C = 0
-(where R = R0) counting like any other; the loss is Huber's at 1.345 standard deviations instead of squares; A <= 1 and
-R0 >= 0 hold only where all rewards are in [0, 1].
+Departures from ScaleRL (arXiv:2510.13786): no early point is skipped, R0 is fitted, the loss is Huber's at 1.345
+standard deviations, and A <= 1 and R0 >= 0 hold only where all rewards are in [0, 1].
 
-Intervals come from a moving-block bootstrap of the residuals (Künsch 1989), which are smaller and less autocorrelated
-than the noise, because the curve has followed some of it. The noise is modelled as AR(1) with correlation rho, which is
-q = (1 + rho) / (1 - rho) times as strong at low frequencies as white noise of the same variance. k smooth parameters
-absorb k q / N of the variance, so the residuals have the autocorrelation (rho - k q / N) / (1 - k q / N), from which
-rho is estimated. Blocks of length l preserve only the covariances within them, less the k l / N that the fit has
-absorbed, so the residuals are scaled up. Several seeds are each drawn as a level plus blocks of residuals around it.
+Intervals: a moving-block bootstrap of the residuals (Künsch 1989). The noise is AR(1) with correlation rho, at low
+frequencies q = (1 + rho) / (1 - rho) times as strong as white noise. k smooth parameters absorb k q / N of the
+variance, which leaves the residuals the autocorrelation (rho - k q / N) / (1 - k q / N): rho is estimated from it.
+Blocks keep the covariances within them less the k l / N absorbed, so residuals are scaled up. Seeds get a level plus
+blocks around it.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
     R(C) = R0 + G s,    s = 1 / (1 + (C_mid / C)^exponent),    G = A - R0 >= 0        (hill.py with tail 1)
 
-Given phi = (ln exponent, log10 C_mid) the best R0 and G are linear least squares in closed form, so that only two
-numbers are searched (Golub and Pereyra 1973, with Kaufman's Jacobian and Levenberg's damping). Each step is one of
-least squares towards targets whose residuals are replaced by the loss's influence, the derivative of the loss. Such a
-step never raises a loss whose second derivative is at most 1, and rests where the loss is least (Huber's modified
-residuals).
+Only phi = (ln exponent, log10 C_mid) is searched, because R0 and G follow by linear least squares (Golub and Pereyra
+1973, with Kaufman's Jacobian and Levenberg's damping). Each step fits targets whose residuals are replaced by the
+loss's influence, its derivative (Huber's modified residuals): that never raises a loss whose second derivative is at
+most 1.
 
 Dimensions: R data sets, N points of each, G corners of the grid of starts.
 """
@@ -136,10 +135,8 @@ def fit_least_squares(space: SearchSpace, y: FloatArray) -> VarproSolution:
 def fit_robust(
     space: SearchSpace, y: FloatArray, phi: FloatArray, influence: Influence, tolerance: float = PHI_TOLERANCE
 ) -> VarproSolution:
-    """The optimum nearest to a start phi float[R 2], of each data set y float[R N], to a tolerance in phi.
-
-    A robust loss is best started where least squares ended: from far away, where all residuals count as outliers, its
-    steps are small.
+    """The optimum nearest to a start phi float[R 2], of each data set y float[R N], to a tolerance in phi; best started
+    where least squares ended, because steps are small where all residuals count as outliers.
     """
     phi = np.clip(phi, space.phi_lower, space.phi_upper)
     fitted_rewards, damping = fit_at(space, y, phi).fitted_rewards, np.full(len(y), 1e-3)

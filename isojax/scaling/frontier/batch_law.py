@@ -1,9 +1,6 @@
-"""B_p against n at a fixed batch B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 4.2, Figs. 9, 18, 19):
-n*(M), B_p* = B / n*.
-
-The paper fits a sigmoid in M on Easy and finds no monotone law on Hard. Here the law may fall, and a monotone n*(M) is
-rejected where, in 90% of the replicates, the best one loses more than MONOTONE_COST of reward on average over log M
-against the best n at each M. Only budgets count that all cells reached: a cell that ended early proves nothing.
+"""B_p against n at a fixed batch B = B_p n: n*(M), B_p* = B / n* (IsoCompute Playbook, arXiv:2603.12151, section 4.2,
+Figs. 9, 18, 19). A monotone n*(M) is rejected where, in 90% of the replicates, it loses more than MONOTONE_COST of
+reward on average over log M against the best n at each M. Only budgets that all cells reached count.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,6 @@
 """The compute-optimal frontier: the upper envelope of the fitted curves, each inside its measured range (IsoCompute
-Playbook, arXiv:2603.12151, section 4.1, Fig. 6).
-
-Two curves that nearly touch swap places over a hair's breadth. A stretch shorter than `min_decades`, shortest first, is
-given to the neighbouring stretch whose own curve loses the least reward there, if that curve was measured to within
-`min_decades` of all of it (cells end at slightly different C, since B_p n differs).
+Playbook, arXiv:2603.12151, section 4.1, Fig. 6). A stretch shorter than `min_decades` goes to the neighbour that loses
+the least reward there, if that was measured to within `min_decades` of all of it (cells end at slightly different C).
 """
 
 from collections.abc import Sequence
@@ -57,9 +54,8 @@ def spread_indices(length: int, count: int) -> NDArray[np.intp]:
 
 
 def compute_frontier(curves: Sequence[FittedCurve], min_decades: float = MIN_DECADES) -> Frontier:
-    """The upper envelope of at least one curve; stretches shorter than `min_decades` are merged.
-
-    Equal rewards go to the smaller n, then the smaller B_p. Grid points where no curve was measured are left out.
+    """The upper envelope of at least one curve where one was measured; stretches shorter than `min_decades` are merged,
+    and equal rewards go to the smaller n, then the smaller B_p.
     """
     ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))
     C_low, C_high = min(c.C_low for c in ordered_curves), max(c.C_high for c in ordered_curves)

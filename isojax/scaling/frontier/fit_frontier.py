@@ -1,8 +1,6 @@
-"""The frontier of all cells, or of the cells of one B_p, with its crossovers, segments and law n*(C).
-
-A segment is where one n holds the frontier, with whichever B_p. All cells are evaluated at the same targets of C, on
-the same validation problems, so the winner's lead over the cells before and after it is a paired difference: at that
-target within the segment at which the smallest z over them is largest, which favours the winner.
+"""The frontier of all cells, or of the cells of one B_p, with its crossovers, segments and law n*(C). A segment is
+where one n holds the frontier; its lead over the cells before and after is a paired difference on the same problems, at
+the target where the smallest z over them is largest, which favours the winner.
 """
 
 import math

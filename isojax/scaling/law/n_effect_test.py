@@ -1,8 +1,6 @@
-"""Whether n makes a difference at all (ScaleRL: at a fixed batch 8 to 32 generations per prompt changed little).
-
-Three models of the curves are compared by AIC, with noise and run-to-run effect held fixed: one curve for each B_p;
-curves that change linearly with log2 n; a free curve for each cell. n matters if one of the last two beats the first by
-MIN_AIC_GAIN, "considerably less support" for it (Burnham and Anderson, Model Selection, section 2.6).
+"""Whether n makes a difference at all: AIC compares one curve for each B_p, curves that change linearly with log2 n,
+and a free curve for each cell, with noise and run-to-run effect fixed. n matters if one of the last two beats the first
+by MIN_AIC_GAIN, "considerably less support" for it (Burnham and Anderson, Model Selection, section 2.6).
 """
 
 from dataclasses import replace
@@ -18,10 +16,8 @@ _WEAK_SD = 10.0  # prior standard deviation of every column: none is favoured
 
 
 def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
-    """Whether one curve for each B_p does as well as curves that differ with n; False where only one n was measured,
-    because nothing was compared.
-
-    shape_fit: the likeliest curves, for their shape and standard deviations.
+    """Whether one curve for each B_p does as well as curves that differ with n, at the likeliest shape and standard
+    deviations; False where only one n was measured, because nothing was compared.
     """
     if len({n for _, n in packed.keys}) < 2:
         return False

@@ -1,16 +1,14 @@
 """n*(C), the compute-optimal rollouts per problem (IsoCompute Playbook, arXiv:2603.12151, section 4.1, Fig. 7), of one
-of these forms, with x = log10 C:
+of these forms, with x = log10 C (or log10 M at a fixed batch B):
 
     constant   log2 n*(C) = b
     linear     log2 n*(C) = b + k (x - x0),   x0 the centre of the points
     sigmoid    log2 n*(C) = b + L / (1 + exp(-k (x - x0)))     (the paper's)
 
-`fit_law` is the paper's: a sigmoid through a running average of the frontier's log2 n over log10 C. The paper does not
-publish the average's window; here it is AVERAGING_WINDOW decades, centred, and cut off at the ends. `choose_law` is
-that of mode "hierarchical": no average, weighted points, and the form chosen by AICc (Hurvich and Tsai 1989; where
-variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both depart from the paper in that the law saturates
-at most at twice the largest n measured. At a fixed batch B the same forms describe n*(M) over log10 M. A fork adds a
-form by adding an entry to FORMS.
+`fit_law` is the paper's, through a centred running average over AVERAGING_WINDOW decades (the paper does not publish
+its window). `choose_law`, of mode "hierarchical", weights points and chooses the form by AICc (Hurvich and Tsai 1989;
+where variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both saturate at most at twice the largest n
+measured. A fork adds a form by adding an entry to FORMS.
 """
 
 import math
@@ -101,9 +99,8 @@ def weighted_mean_square(law: Law, points: LawPoints) -> float:
 
 
 def fit_rising_sigmoid(points: LawPoints) -> Law:
-    """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds.
-
-    The law is a Hill curve in 10^x: b is its R0, L its gain, k / ln 10 its exponent and x0 its log10 C_mid.
+    """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds: a Hill curve in 10^x with R0 = b,
+    gain L, exponent k / ln 10 and log10 C_mid = x0.
     """
     k_lower, k_upper = K_BOUNDS
     space = varpro.SearchSpace(
@@ -156,13 +153,8 @@ def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
 
 
 def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = AVERAGING_WINDOW) -> Law:
-    """The paper's law: a sigmoid through a frontier's running average, with 0 <= b, 0 <= L, 0 < k <= 50; constant where
-    n never changes.
-
-    Args:
-        C: float[points] > 0. n: float[points] >= 1, the frontier's n there.
-        n_max: the largest n measured; the law saturates at 2 n_max at most.
-        window: of the running average, in decades of C; 0 for none.
+    """The paper's law through C > 0 and the frontier's n >= 1, float[points], averaged over `window` decades (0: not at
+    all); saturates at 2 n_max at most, n_max the largest n measured; constant where n never changes.
     """
     x, log2_n = np.log10(as_float64(C)), np.log2(as_float64(n))
     if np.ptp(log2_n) == 0:
@@ -178,18 +170,14 @@ def choose_law(
     observations: float | None = None,
     falling: bool = False,
 ) -> LawChoice:
-    """The form of n*(C) that points support, by weighted least squares and AICc.
-
-    Only forms are compared that have no more parameters than there are distinct n and fewer than there are distinct C
-    and observations.
+    """The form of n*(C) that points support, by weighted least squares and AICc, among the forms with at most as many
+    parameters as distinct n and fewer than distinct C and observations.
 
     Args:
         C: float[points] > 0, any order. log2_n: float[points] >= 0, n there, whole or estimated.
         n_max: the largest n measured; a sigmoid saturates at 2 n_max at most.
-        variance: float[points] > 0 of log2_n; None: equal and unknown. If even the richest form misses the points by
-            more than these explain, all are scaled up by one factor.
-        observations: how many independent observations the points are worth where they are correlated; None: as many
-            as there are points.
+        variance: float[points] > 0 of log2_n, scaled up where the richest form misses by more; None: unknown, equal.
+        observations: how many independent observations the points are worth; None: as many as there are points.
         falling: whether the law may also fall.
     """
     x, y = np.log10(as_float64(C)), as_float64(log2_n)

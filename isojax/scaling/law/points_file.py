@@ -1,6 +1,5 @@
-"""The law n*(C) from frontier points alone: a table with columns n and rollouts, such as the points of a published
-figure. Every point counts once, without a running average, because published points have often been averaged already;
-90% intervals come from a bootstrap over points with the form held fixed. Mode "paper" is the published procedure.
+"""The law n*(C) from frontier points alone, such as those of a published figure: a table with columns n and rollouts.
+Every point counts once, without a running average; 90% intervals come from a bootstrap over points, of one form.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
