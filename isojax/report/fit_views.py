@@ -8,14 +8,14 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from isojax.core.estimators import FloatArray
 from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.result import FitResult, FrontierFit
 from isojax.scaling.validation_metrics import make_track
 
-FloatArray = NDArray[np.float64]
 CurveBand = tuple[FloatArray, FloatArray]
 CellKey = tuple[int, int]  # (B_p, n)
 

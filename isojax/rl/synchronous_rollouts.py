@@ -47,7 +47,8 @@ from isojax.sampling.batch import (
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
 from isojax.tasks.grading.background_grading import BackgroundGrader
-from isojax.tasks.protocol import DeviceTask, HostTask
+from isojax.tasks.protocol import DeviceTask
+from isojax.tasks.text import TextTask
 
 
 class ProblemBatches(NamedTuple):
@@ -162,7 +163,7 @@ class HostVerifiedPrograms(RolloutPrograms):
 
     updates_per_call = 1
 
-    def __init__(self, cell: CellConfig, decoder: Decoder, task: HostTask, shapes: SamplerShapes, mesh: Mesh):
+    def __init__(self, cell: CellConfig, decoder: Decoder, task: TextTask, shapes: SamplerShapes, mesh: Mesh):
         self.task, self.shapes, self.mesh, self.nucleus = task, shapes, mesh, cell.sampling.top_p < 1
         self.select_problems = build_select_problems(mesh)
         self.stream = build_stream(decoder, shapes, mesh, cell.sampling, task.stops)

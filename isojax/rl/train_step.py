@@ -25,7 +25,7 @@ from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
 from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective, UpdateInputs
 from isojax.rl.optimizer import CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, SamplerShapes, buffer_row_groups
-from isojax.tasks.protocol import Task
+from isojax.tasks.build import Task
 from isojax.tasks.stop_strings import StopConditions
 
 

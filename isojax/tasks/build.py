@@ -1,6 +1,7 @@
 """From `cell.task` to a task: NAME or NAME:ARGUMENT, as in `solvers:ABCG`, `addition`, `jsonl:train.jsonl`."""
 
 import numpy as np
+from typing_extensions import TypeIs
 
 from isojax.core import registry
 from isojax.core.config import CellConfig, DataConfig
@@ -8,8 +9,15 @@ from isojax.core.config.sweep import require_lengths
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import open_source
-from isojax.tasks.protocol import DeviceTask, Task
+from isojax.tasks.protocol import DeviceTask
 from isojax.tasks.text import TextTask
+
+Task = DeviceTask | TextTask
+
+
+def is_on_device(task: Task) -> TypeIs[DeviceTask]:
+    """Whether a task is verified inside the compiled program."""
+    return task.on_device
 
 
 def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:

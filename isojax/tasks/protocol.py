@@ -2,12 +2,11 @@
 tasks/device/ has `build(argument="") -> DeviceTask`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
-from typing_extensions import TypeIs
 
 from isojax.core.nouns import Problem
 from isojax.tasks.stop_strings import StopConditions
@@ -68,38 +67,3 @@ class DeviceTask(Protocol):
     ) -> Float[Array, "*b"]:
         """Rewards 0 or 1, computed on device."""
         ...
-
-
-class HostTask(Protocol):
-    """A problem source in text, whose responses are verified on the host; tasks/text.py says what each method does."""
-
-    on_device: ClassVar[Literal[False]]
-    vocab: int  # rows of the model's embedding
-    stops: StopConditions  # what ends a response
-    pad: int  # the token that pads prompts and responses
-
-    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]: ...
-
-    def filter_by_length(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]: ...
-
-    def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems: ...
-
-    def decode(self, tokens: np.ndarray) -> str: ...
-
-    def start_verifier(self) -> None: ...
-
-    def check_problems(self, problems: Sequence[Problem]) -> None: ...
-
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades: ...
-
-    def failure_examples(self) -> dict[str, str]: ...
-
-    def close(self) -> None: ...
-
-
-Task = DeviceTask | HostTask
-
-
-def is_on_device(task: Task) -> TypeIs[DeviceTask]:
-    """Whether a task is verified inside the compiled program."""
-    return task.on_device

@@ -25,8 +25,10 @@ from isojax.sampling import batch
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
+from isojax.tasks.build import Task, is_on_device
 from isojax.tasks.grading.background_grading import BackgroundGrader
-from isojax.tasks.protocol import DeviceTask, EncodedProblems, HostTask, Task, is_on_device
+from isojax.tasks.protocol import DeviceTask, EncodedProblems
+from isojax.tasks.text import TextTask
 
 
 class TokenizedProblems(NamedTuple):
@@ -120,7 +122,7 @@ class HostGrader:
     """Sampling of n rollouts per problem chunk by chunk, while the host's verifier grades what has finished."""
 
     def __init__(
-        self, decoder: Decoder, task: HostTask, mesh: Mesh, shapes: SamplerShapes, n: int, sampling: SamplingConfig
+        self, decoder: Decoder, task: TextTask, mesh: Mesh, shapes: SamplerShapes, n: int, sampling: SamplingConfig
     ):
         self.task, self.mesh, self.shapes, self.n = task, mesh, shapes, n
         self.stream = build_stream(decoder, shapes, mesh, sampling, task.stops)

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
-from isojax.tasks.protocol import Task
+from isojax.tasks.build import Task
 from isojax.tasks.stop_strings import StopConditions
 from isojax.train.programs import SweepPrograms
 

@@ -24,7 +24,7 @@ from isojax.rl.rollout_source import CellProblems, RolloutPrograms, RolloutSourc
 from isojax.rl.synchronous_rollouts import FusedPrograms, FusedRollouts, HostVerifiedPrograms, HostVerifiedRollouts
 from isojax.rl.train_step import make_coefficients
 from isojax.sampling.batch import make_sampler_shapes, problem_shapes
-from isojax.tasks.protocol import Task, is_on_device
+from isojax.tasks.build import Task, is_on_device
 from isojax.train.evaluate import Evaluator, TokenizedProblems, tokenize
 
 LABEL_BATCH = 64  # problems of a language model that are labelled at once: as many as a kill may cost

@@ -14,7 +14,8 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.grading.background_grading import BackgroundGrader
-from isojax.tasks.protocol import Grades, HostTask
+from isojax.tasks.protocol import Grades
+from isojax.tasks.text import TextTask
 
 PROBLEMS = [Problem(i, str(i), str(i)) for i in range(7)]
 
@@ -49,7 +50,7 @@ def tokens(*said: int) -> list[np.ndarray]:
 
 
 def grading(task: Slow, problems: list[Problem] = PROBLEMS) -> BackgroundGrader:
-    return BackgroundGrader(cast("HostTask", cast("Any", task)), problems)
+    return BackgroundGrader(cast("TextTask", cast("Any", task)), problems)
 
 
 def test_grades_are_by_index_and_what_waits_is_judged_together() -> None:

@@ -15,9 +15,8 @@ import pytest
 from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.build import build_task
+from isojax.tasks.build import build_task, is_on_device
 from isojax.tasks.problem_sources import InMemorySource
-from isojax.tasks.protocol import HostTask, is_on_device
 from isojax.tasks.text import TextTask
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
 
@@ -210,7 +209,7 @@ def test_build_task_makes_a_text_task_of_a_source(folder: Path) -> None:
         verifier=VerifierConfig(use="exact"),
         sampling=SamplingConfig(prompt_length=48, response_length=4),
     )
-    made: HostTask = build_task(cell, num_workers=1)  # type: ignore[assignment]
+    made: TextTask = build_task(cell, num_workers=1)  # type: ignore[assignment]
     assert isinstance(made, TextTask)
     problem = made.problems(1, np.random.default_rng(0))[0]
     a, b = problem.prompt.rstrip("=").split("+")

@@ -27,9 +27,9 @@ from isojax.models.safetensors_io import fingerprint
 from isojax.report.figures.difficulty_histogram import draw_difficulty
 from isojax.runs.folder_lock import exclusive_lock
 from isojax.tasks import difficulty_splits
+from isojax.tasks.build import Task, is_on_device
 from isojax.tasks.difficulty_labels import compute_label_key, label_problems
 from isojax.tasks.problem_selection import drop_long_prompts
-from isojax.tasks.protocol import Task, is_on_device
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
 from isojax.train.base_policy import BasePolicy
 from isojax.train.evaluate import PolicyLabeller

@@ -9,13 +9,14 @@ import numpy as np
 
 from isojax.core.nouns import Problem
 from isojax.distributed import multiprocess
-from isojax.tasks.protocol import Grades, HostTask
+from isojax.tasks.protocol import Grades
+from isojax.tasks.text import TextTask
 
 
 class BackgroundGrader:
     """Grades of one response to each of `problems`, in which a problem may occur several times; a context."""
 
-    def __init__(self, task: HostTask, problems: Sequence[Problem]) -> None:
+    def __init__(self, task: TextTask, problems: Sequence[Problem]) -> None:
         self._task, self._problems = task, problems
         self._rewards = np.zeros(len(problems), np.float32)
         self._parsed = np.zeros(len(problems), bool)
