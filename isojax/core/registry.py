@@ -24,7 +24,10 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
         missing = f"the module {module.__name__} has no function {' or '.join(functions)}"
     elif parent and len(functions) == 1 and (parent_module := _import_first([parent], name, kind)) is not None:
         if callable(vars(parent_module).get(last_part)):
-            return _with_function_renamed(parent_module, name, last_part, functions[0])
+            # A copy of the module in which the function has the name that the plug-in needs, too.
+            plugin = ModuleType(name)
+            vars(plugin).update(vars(parent_module) | {"__name__": name, functions[0]: vars(parent_module)[last_part]})
+            return plugin
         missing = f"the module {parent} has no function and no submodule {last_part!r}"
     known_names = plugin_names(folders, functions)
     suggestions = difflib.get_close_matches(last_part, known_names, n=1)
@@ -46,13 +49,6 @@ def _import_first(paths: Sequence[str], name: str, kind: str) -> ModuleType | No
                     f"{kind} plug-in {name!r} needs the module {e.name}, which is not there; install it."
                 ) from e
     return None
-
-
-def _with_function_renamed(parent: ModuleType, path: str, function_name: str, plugin_function: str) -> ModuleType:
-    """A copy of a module in which one of its functions has the name that the plug-in needs, too."""
-    module = ModuleType(path)
-    vars(module).update(vars(parent) | {"__name__": path, plugin_function: vars(parent)[function_name]})
-    return module
 
 
 def plugin_names(folders: Sequence[str], functions: tuple[str, ...]) -> list[str]:

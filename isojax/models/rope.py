@@ -1,6 +1,7 @@
-"""Rotary positions (arXiv:2104.09864), stretched for long contexts as in Llama 3.1.
+"""Rotary positions (arXiv:2104.09864), and their stretching for long contexts as Llama 3.1 has it.
 
-Frequencies are rounded to float32 at each step as transformers does, with which published models were trained.
+Frequencies are rounded to float32 at each step as transformers does: published models were trained with these
+roundings.
 """
 
 import jax.numpy as jnp

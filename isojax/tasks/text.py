@@ -20,7 +20,7 @@ from isojax.tasks.tokenizer import end_tokens, load_tokenizer, token_bytes
 
 
 class TextTask:
-    """A task whose problems are text: a source, a model's tokenizer, a prompt format and a verifier; may be shared by threads."""
+    """A task in text: a source, a model's tokenizer, a prompt format and a verifier. Threads may share it."""
 
     on_device: ClassVar[Literal[False]] = False
 

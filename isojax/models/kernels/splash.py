@@ -1,6 +1,7 @@
-"""Causal attention on a TPU by jax's splash attention, with prefix and responses as one row of keys.
+"""Causal attention on a TPU by jax's splash attention, which skips the blocks above the diagonal.
 
-Positions of the prefix that are not live have another segment than the queries.
+Prefix and responses are one row of keys; positions of the prefix that are not live have another segment than
+queries.
 """
 
 import functools

@@ -26,7 +26,9 @@ def draw_difficulty(
     `splits`: such as {"hard": (0, 0.0625), "extremely_hard": (0, 0)}, each problem counted once as in `split_of`.
     """
     ordered_splits = {name: splits[name] for name in sorted(splits, key=lambda name: splits[name])}
-    bin_count = _bin_count(min(attempts for _, attempts in labels))
+    k_min = min(attempts for _, attempts in labels)
+    # k, or a divisor of a large k, so that each bar holds as many values of avg@k
+    bin_count = next((d for d in range(MAX_BINS, MIN_BINS - 1, -1) if k_min % d == 0), min(k_min, MAX_BINS))
     counts_by_split = {name: Counter[int]() for name in (*ordered_splits, UNUSED)}
     for solved, attempts in labels:
         nearest_bar = (2 * solved * bin_count + attempts) // (2 * attempts)
@@ -51,11 +53,6 @@ def split_of(label: DifficultyLabel, splits: Mapping[str, AvgRange], min_unsolve
         if low <= solved / attempts <= high and (high > 0 or attempts >= min_unsolved_attempts):
             return name
     return UNUSED
-
-
-def _bin_count(attempts: int) -> int:
-    """How many steps avg@k is cut into: k, or a divisor of a large k, so that each bar holds as many of its values."""
-    return next((d for d in range(MAX_BINS, MIN_BINS - 1, -1) if attempts % d == 0), min(attempts, MAX_BINS))
 
 
 def _histogram_figure(

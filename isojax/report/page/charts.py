@@ -10,16 +10,8 @@ from typing import Any
 import numpy as np
 
 from isojax.core.nouns import RunRecord
-from isojax.report import fit_views
-from isojax.report.wording import (
-    compute_unit,
-    format_compact,
-    format_crossover,
-    format_interval,
-    format_percent,
-    format_reward,
-    law_is_drawn,
-)
+from isojax.report import fit_views, wording
+from isojax.report.wording import format_compact, format_interval, format_percent, format_reward
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit, FrontierRow
 
@@ -121,7 +113,9 @@ def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
     """A diamond for each crossover, with its interval."""
     C = [row.C for row in view.crossovers]
     y = [fit_views.frontier_reward_at(view, c) for c in C]
-    hover = [f"<b>{row.n_low} → {row.n_high}</b><br>at C = {format_crossover(row, fit)}" for row in view.crossovers]
+    hover = [
+        f"<b>{row.n_low} → {row.n_high}</b><br>at C = {wording.format_crossover(row, fit)}" for row in view.crossovers
+    ]
     above = [0.0 if row.high is None else row.high - row.C for row in view.crossovers]
     below = [0.0 if row.low is None else row.C - row.low for row in view.crossovers]
     sizes = {"array": _round_digits(above), "arrayminus": _round_digits(below), "thickness": 1.3, "width": 4}
@@ -139,7 +133,7 @@ def law_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
         name = f"{format_percent(fit_views.interval_level(fit) or 0.0)} interval of the best measured n"
         traces.append(_band_trace(band, role="law band") | {"name": name, "showlegend": True})
     first, last = points[0].C, points[-1].C
-    ranges = ((first, last, "solid"), (last, LAW_REACH * last, "dash")) if law_is_drawn(view) else ()
+    ranges = ((first, last, "solid"), (last, LAW_REACH * last, "dash")) if wording.law_is_drawn(view) else ()
     for low, high, dash in ranges:
         C = np.geomspace(low, high, LAW_POINTS)
         n = 2 ** log2_n_star(n_star.law, C)
@@ -162,7 +156,7 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     n_axis = {"type": "log", "tickvals": ns, "ticktext": [str(n) for n in ns], "range": n_range, "title": {"text": "n"}}
     low_C, high_C = min(curve.C_low for curve in fit.curves), LAW_REACH * max(run.C_max for run in fit.runs)
     C_range = [log10(low_C) - 0.04, log10(high_C) + 0.04]
-    C_axis = {"type": "log", "range": C_range, "title": {"text": f"C ({compute_unit(fit)})"}}
+    C_axis = {"type": "log", "range": C_range, "title": {"text": f"C ({wording.compute_unit(fit)})"}}
     low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1
     level = fit_views.interval_level(fit)

@@ -20,14 +20,7 @@ from isojax.report.page.law_section import law_section
 from isojax.report.page.markup import Html, html_section, tag
 from isojax.report.page.provenance import provenance_section
 from isojax.report.page.rewards_section import rewards_section
-from isojax.report.wording import (
-    format_compact,
-    format_count,
-    format_interval,
-    format_percent,
-    format_reward,
-    join_list,
-)
+from isojax.report.wording import format_compact, format_count, format_interval, format_reward
 from isojax.scaling.result import FitResult
 
 BUDGET_SHARES = (1 / 8, 1 / 2, 1, 2, 4)
@@ -67,7 +60,7 @@ def _header(folder: Path, fit: FitResult, main: Html) -> Html:
     B_ps, seeds = sorted({run.B_p for run in fit.runs}), len({run.seed for run in fit.runs})
     unit = wording.compute_unit(fit)
     facts = (
-        f"{format_count(len(fit.runs), 'run')}: B_p = {join_list(B_ps)}; n = {join_list(all_n(fit))}; "
+        f"{format_count(len(fit.runs), 'run')}: B_p = {wording.join_list(B_ps)}; n = {wording.join_list(all_n(fit))}; "
         f"{format_count(seeds, 'seed')}. Validation metric {fit.metric}; compute C in {unit}, up to "
         f"{format_compact(measured_budget(fit))}."
     )
@@ -105,10 +98,10 @@ def _answer_sentences(fit: FitResult, advice: Advice) -> list[str]:
         expectation += f" One new run will measure {wording.format_range(advice.new_run)}."
     sentences = [expectation]
     if advice.n is not None and advice.n in advice.n_probability:
-        probability = format_percent(round(advice.n_probability[advice.n], 2))
+        probability = wording.format_percent(round(advice.n_probability[advice.n], 2))
         sentences.append(f"P(n = {advice.n} is the best) = {probability}.")
     if advice.equal_n:
-        sentences.append(f"As good within the tolerance: n = {join_list(advice.equal_n)}.")
+        sentences.append(f"As good within the tolerance: n = {wording.join_list(advice.equal_n)}.")
     return sentences
 
 
@@ -174,6 +167,6 @@ def _recommendation_row(advice: Advice) -> list[object]:
         "–" if advice.M is None else f"{advice.M:,}",
         "–" if advice.M is None else f"{advice.B_p * advice.n * advice.M:,}",
         format_reward(advice.reward) + format_interval(advice.interval),
-        "–" if probability is None else format_percent(round(probability, 2)),
+        "–" if probability is None else wording.format_percent(round(probability, 2)),
         markup.join_html([beyond if advice.extrapolated else "Measured range. ", "; ".join(advice.reasons)], ""),
     ]
