@@ -63,7 +63,7 @@ def made(evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 def run(folder: Path, evaluator: Evaluator, said: list[str]) -> BasePolicy:
     programs: Any = SimpleNamespace(
-        cell=CELL,
+        cell_config=CELL,
         decoder=DECODER,
         task=TASK,
         labeller=evaluator,
