@@ -46,6 +46,10 @@ class Cell:
         """The cell's folder under `cells/`."""
         return f"{self.B_p}x{self.n}-s{self.seed}"
 
+    def rollouts_to_reach(self, target: int) -> int:
+        """C after the update that reaches `target`."""
+        return -(-target // self.B) * self.B
+
 
 @dataclass(frozen=True)
 class Problem:

@@ -21,8 +21,7 @@ GIB = 2**30  # bytes
 
 @dataclass(frozen=True)
 class DeviceBudget:
-    """What a sweep has to fit: all (B_p, n), the mesh of a cell, and the bytes of a device. `on_device`: where
-    responses are verified."""
+    """What a sweep has to fit. `on_device`: where responses are verified."""
 
     cell: CellConfig
     pairs: Sequence[tuple[int, int]]
@@ -53,8 +52,8 @@ class DeviceBudget:
 
 
 def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig:
-    """The sweep with its static sizes chosen for speed, then cut until a device's memory holds them. Sizes that are set
-    stay as they are. InputError where not even one slot and a microbatch of one response fit."""
+    """The sweep with its static sizes chosen for speed, then cut until a device's memory holds them; sizes that are set
+    stay. InputError where not even one slot and a microbatch of one response fit."""
     sweep = budget.resolve_sizes(requested)
     while smaller_sizes := _reduce_sizes(requested, sweep, budget):
         sweep = budget.resolve_sizes(requested.model_copy(update=smaller_sizes))
@@ -92,8 +91,7 @@ def _shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
 
 
 def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: bool) -> SweepConfig:
-    """The sweep with slots and microbatch that fit, where the run is new; a resumed one keeps its own. A warning on
-    standard error names sizes that are set and do not seem to fit."""
+    """The sweep with sizes that fit, where the run is new; a warning names sizes that are set and do not seem to."""
     sweep = fit_to_memory(requested, budget) if is_new_run else requested
     if shortage := _shortage(sweep, budget):
         print(f"warning: {shortage} A new run that leaves them out gets sizes that fit.", file=sys.stderr)

@@ -60,8 +60,8 @@ def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forec
     for heading in ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ())):
         table.add_column(heading, justify="right")
     for B_p, n in sorted({(c.B_p, c.n) for c in cells}):
-        M = -(-final_target // (B_p * n))
-        row = [str(number) for number in (B_p, n, B_p * n, M, M * B_p * n, config.sweep.seeds)]
+        C = Cell(B_p, n, 0).rollouts_to_reach(final_target)
+        row = [str(number) for number in (B_p, n, B_p * n, C // (B_p * n), C, config.sweep.seeds)]
         if forecast:
             rate = forecast.rollouts_per_second[B_p, n]
             row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(forecast.cell_seconds[B_p, n])]
@@ -108,7 +108,7 @@ class Display:
         with self._lock:
             for cell, C in targets:
                 final_target = self._config.cell.eval.evaluation_targets(C)[-1]
-                self._target_rollouts[cell] = -(-final_target // cell.B) * cell.B
+                self._target_rollouts[cell] = cell.rollouts_to_reach(final_target)
                 self._ended_cells.discard(cell)
 
     def show_preparation(self, text: str, fraction: float) -> None:

@@ -1,11 +1,6 @@
 """The search for the best learning rate at one batch B, from which `cell.rl.lr_scaling` leads to every other batch
-(IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3: 1e-6 at B_p x n = 128 x 8).
-
-Every rate is a sweep of one (B_p, n) in runs/NAME-lr/RATE; all share one base policy. A rate of which a run broke
-(scaling/checks/run_health.py) is out. The standard error of the others' scores comes from the spread between seeds,
-pooled over the rates. Of rates within one standard error (of the difference) of the best, the lowest is taken: a rate
-too high breaks long runs, one a little low costs little.
-"""
+(IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3). Every rate is a sweep in runs/NAME-lr/RATE. Of rates
+within a standard error (pooled over rates) of the best, the lowest is taken: a rate too high breaks long runs."""
 
 import math
 import os
@@ -13,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +18,6 @@ from isojax.core.nouns import RunRecord
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE
 from isojax.runs.ledger_reader import default_metric, read_runs
-from isojax.runs.workspace import working_folder
 from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.validation_metrics import metric_value
 
@@ -103,36 +97,38 @@ def default_budget(config: Config, B: int) -> int:
     return budget
 
 
-def rate_config(config: Config, rate: float, pair: tuple[int, int], budget: int, seeds: int) -> Config:
-    """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
-    B_p, n = pair
-    rl = config.cell.rl.model_copy(update={"learning_rate": rate, "lr_reference_batch": B_p * n})
-    sweep_settings = {"B_p": (B_p,), "n": (n,), "seeds": seeds, "budget": budget}
-    return config.model_copy(
-        update={
+class SearchPlan(NamedTuple):
+    """What a search runs: `seeds` runs of `budget` rollouts at each rate, at one (B_p, n)."""
+
+    rates: list[float]
+    B_p: int
+    n: int
+    B: int
+    budget: int
+    seeds: int
+    folder: str
+
+    def rate_config(self, config: Config, rate: float) -> Config:
+        """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
+        rl = config.cell.rl.model_copy(update={"learning_rate": rate, "lr_reference_batch": self.B})
+        sweep_settings = {"B_p": (self.B_p,), "n": (self.n,), "seeds": self.seeds, "budget": self.budget}
+        settings = {
             "name": rate_name(rate),
             "cell": config.cell.model_copy(update={"rl": rl}),
             "sweep": config.sweep.model_copy(update=sweep_settings),
-            "run": config.run.model_copy(update={"dir": str(search_folder(config))}),
+            "run": config.run.model_copy(update={"dir": self.folder}),
         }
-    )
-
-
-def search_folder(config: Config) -> Path:
-    return working_folder(config.run.dir, f"{config.name}-lr")
+        return config.model_copy(update=settings)
 
 
 def run_rate(config: Config, source_folder: Path | None, resume: bool, launch: LaunchSweep) -> RateResult:
-    """Run one rate, of `rate_config`, and score it. `source_folder`: a rate that has run, whose base policy and static
-    sizes this one takes."""
+    """Run one rate and score it. `source_folder`: a rate that has run, whose base policy and sizes this one takes."""
     folder = Path(config.run.dir) / config.name
-    has_config = (folder / CONFIG_FILE).exists()
-    if source_folder is not None and source_folder != folder and not has_config:
+    if source_folder is not None and not (folder / CONFIG_FILE).exists():
         copy_base_policy(source_folder, folder, config)
-        has_config = True
     failures: list[str] = []
     try:
-        launch(config, resume or has_config, False)
+        launch(config, resume or (folder / CONFIG_FILE).exists(), False)
     except RunFailed as e:  # a rate too high: the others go on
         failures = [line.strip() for line in str(e).splitlines()[1:]]
     ledgers = sorted(folder.glob(f"cells/*/{RECORDS_FILE}"))
@@ -151,8 +147,7 @@ def refuse_existing_search(folder: Path, resume: bool) -> None:
 
 
 def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:
-    """Begin a rate's folder with the base policy, problems and static sizes of another's; whole or not at all,
-    config.yaml last."""
+    """Begin a rate's folder with the base policy and static sizes of another's; config.yaml comes last."""
     source_config = load_config(str(source_folder / CONFIG_FILE))
     rl = source_config.cell.rl.model_copy(update={"learning_rate": config.cell.rl.learning_rate})
     sizes = {key: getattr(source_config.sweep, key) for key in AUTOSIZED_SETTINGS}
@@ -191,8 +186,7 @@ def score_curve(curve: Sequence[tuple[int, float]]) -> float:
 
 
 def search_rates(rates: Sequence[float], evaluate: Callable[[float], RateResult], extend: bool) -> LrSearchResult:
-    """Run all rates; where the best is an end of the grid and `extend` is set, one more beyond it, at most
-    MAX_EXTENSIONS times."""
+    """Run all rates; with `extend`, up to MAX_EXTENSIONS more beyond the grid while the best is an end of it."""
     results = {rate: evaluate(rate) for rate in sorted(rates)}
     num_extensions = 0
     while extend and num_extensions < MAX_EXTENSIONS and (next_rate := _next_rate(results)) is not None:
@@ -228,23 +222,22 @@ def select_rate(results: tuple[RateResult, ...], num_extensions: int) -> LrSearc
     return LrSearchResult(results, num_extensions, standard_error, best, tied, tied[0])
 
 
-def to_json(search: LrSearchResult, config: Config, pair: tuple[int, int], budget: int, seeds: int) -> dict[str, Any]:
+def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[str, Any]:
     """The content of lr_search.json: what was run, every rate, and what to put into the config."""
-    B = pair[0] * pair[1]
     metric = f"avg@{config.cell.eval.samples}"
     rate_rows = []
     for result in search.results:
         reward = result.reward if result.scores else None
         se = search.standard_error if result.scores and not result.flags else None
-        rate_rows.append(asdict(result) | {"B": B, "reward": reward, "se": se})
+        rate_rows.append(asdict(result) | {"B": plan.B, "reward": reward, "se": se})
     return {
         "schema": 1,
         "name": config.name,
-        "B_p": pair[0],
-        "n": pair[1],
-        "B": B,
-        "budget": budget,
-        "seeds": seeds,
+        "B_p": plan.B_p,
+        "n": plan.n,
+        "B": plan.B,
+        "budget": plan.budget,
+        "seeds": plan.seeds,
         "metric": metric,
         "score": SCORE_DESCRIPTION.format(metric=metric),
         "extended": search.num_extensions,
@@ -252,15 +245,14 @@ def to_json(search: LrSearchResult, config: Config, pair: tuple[int, int], budge
         "best": search.best.rate if search.best else None,
         "tied": [result.rate for result in search.tied],
         "learning_rate": search.recommended.rate if search.recommended else None,
-        "lr_reference_batch": B,
+        "lr_reference_batch": plan.B,
         "lr_scaling": config.cell.rl.lr_scaling,
         "says": describe_search(search),
     }
 
 
 def describe_search(search: LrSearchResult) -> list[str]:
-    """What a reader must know of the choice: ties, an optimum at the end of the grid, rates that are out, a single
-    seed."""
+    """What a reader must know of the choice: ties, an end of the grid, rates that are out, a single seed."""
     sentences = [f"{rate_name(r.rate)} is out: {'; '.join(r.flags)}" for r in search.results if r.flags]
     best, recommended = search.best, search.recommended
     if best is None or recommended is None:

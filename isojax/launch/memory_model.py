@@ -103,11 +103,9 @@ def kv_cache_bytes(s: DeviceSizes) -> int:
 
 
 def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
-    """Bytes that a layer keeps for its gradient (models/transformer.py), of tokens that attend to `key_positions` each.
-
-    Its input and the output projection (2 D); queries, and the mixed values of each part of its keys (N H each); keys
-    and values (2 K H); both halves of the MLP (2 F); scores in float32.
-    """
+    """Bytes that a layer keeps for its gradient (models/transformer.py): its input and the output projection (2 D);
+    queries, and the mixed values of each part of its keys (N H each); keys and values (2 K H); both halves of the MLP
+    (2 F); scores in float32, of tokens that attend to `key_positions` each."""
     values_per_token = 2 * s.D + (s.N + key_parts * s.attention_heads) * s.H + 2 * s.K * s.H + 2 * s.F
     return s.compute_bytes * tokens * values_per_token + FLOAT_BYTES * s.attention_heads * tokens * key_positions
 
@@ -128,12 +126,8 @@ def response_activations(s: DeviceSizes) -> int:
 
 
 def layer_backward_bytes(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
-    """Bytes in use while a layer is differentiated, in addition to what it has kept.
-
-    Of the MLP the product of its halves and the gradients (4 F), or of attention the weights and their gradient, which
-    come after it; arrays between products (XLA reuses the memory of few of these); and where the layer is computed
-    again, what it would have kept.
-    """
+    """Bytes in use while a layer is differentiated, in addition to what it has kept: gradients of the MLP (4 F), or
+    attention's weights and their gradient; arrays between products; and what a layer computed again would have kept."""
     mlp_bytes = 4 * s.compute_bytes * tokens * s.F
     score_bytes = FLOAT_BYTES * s.attention_heads * tokens * key_positions
     width_factor, heads_factor = (7, 4) if s.remat else (8, 6)
@@ -144,21 +138,16 @@ def layer_backward_bytes(s: DeviceSizes, tokens: int, key_positions: int, key_pa
 
 
 def logits_bytes(s: DeviceSizes) -> int:
-    """Bytes of the logits of a microbatch, at the width that takes most: narrow microbatches hold them whole where wide
-    ones do not (rl/length_buckets.py)."""
+    """Bytes of the logits of a microbatch, at the width (rl/length_buckets.py) that takes most."""
     widths = shapes.bucket_widths(s.shapes.response_length)
     return max(_logits_bytes_at_width(s, width, len(widths) > 1) for width in widths)
 
 
 def _logits_bytes_at_width(s: DeviceSizes, width: int, has_width_branches: bool) -> int:
     """Of responses of `width` tokens: logits, log-probabilities, probabilities, their gradient; the reference's; a
-    nucleus's ranks, and its log-probabilities where the entropy has no gradient.
-
-    Or blocks of the vocabulary (rl/logprobs.py) and the gradient of the whole unembedding: two blocks, and the
-    remainder of the vocabulary, which XLA computes early, for the policy and the reference (logits, and those of the
-    chosen tokens). One block is no loop, and its logits are held once more where branches choose a width. Of first
-    tokens one block more. The policy's logits, where they are so few that they are kept.
-    """
+    nucleus's ranks. Or blocks of the vocabulary (rl/logprobs.py) and the gradient of the whole unembedding: two blocks,
+    and the remainder, which XLA computes early, for policy and reference. One block is no loop, and its logits are held
+    once more where branches choose a width. Of first tokens one block more. The policy's logits where they are kept."""
     m = s.shapes.microbatch
     tokens, logit_rows = m * width, min(m, s.shapes.prefill_batch) + m * (width - 1)
     num_policies = 1 + s.has_reference
@@ -208,8 +197,8 @@ def update_bytes(s: DeviceSizes) -> int:
 
 
 def sampling_weight_bytes(s: DeviceSizes) -> int:
-    """Bytes of the weights that the sampler reads, in addition to the run's own: gathered and cast as a whole; where
-    layers are unrolled, each layer's own, and the transposed unembedding where slots are few."""
+    """Bytes of the weights that the sampler reads, in addition to the run's own: gathered and cast; where layers are
+    unrolled, each layer's own, and the transposed unembedding where slots are few."""
     reads_stored_weights = s.compute_bytes == FLOAT_BYTES and s.param_bytes == FLOAT_BYTES * s.num_params
     values = 0 if reads_stored_weights else s.num_params
     if s.unrolled_layers:
@@ -218,8 +207,7 @@ def sampling_weight_bytes(s: DeviceSizes) -> int:
 
 
 def sampling_work_bytes(s: DeviceSizes) -> int:
-    """Bytes in use while sampling, without weights, cache and slots: a block of prompts, or a step and the draw from
-    its logits."""
+    """Bytes in use while sampling, without weights, cache and slots: of a block of prompts, or of a step's draw."""
     slots = s.shapes.slots
     prefill_kv = kv_bytes(s, s.shapes.prefill_batch, s.prompt_positions, s.compute_bytes)
     score_bytes = FLOAT_BYTES * s.attention_heads * s.prefill_tokens * s.shapes.prompt_length
@@ -231,8 +219,7 @@ def sampling_work_bytes(s: DeviceSizes) -> int:
 
 
 def slot_bytes(s: DeviceSizes) -> int:
-    """Bytes of the rows that slots write, and of the hidden states that they begin from: the table's, and those of
-    prefix groups."""
+    """Bytes of the rows that slots write, and of the hidden states that they begin from."""
     T, slots = s.shapes.response_length, s.shapes.slots
     last_hidden_states = s.compute_bytes * s.D * (s.shapes.prefix_entries + slots // s.shapes.slots_per_prefix)
     return last_hidden_states + slots * (8 * T + FLOAT_BYTES * (T if s.has_nucleus else 1) + 40)

@@ -45,8 +45,8 @@ def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
 
 
 def plan_cells(sweep: SweepConfig) -> list[Cell]:
-    """The cells of a sweep, longest first; the seeds are 1000 * sweep.seed + 0, 1, ... InputError where a pair is over
-    B_max (unless dropped), no pair is left, a value is there twice, or the budget is below the largest B."""
+    """The cells of a sweep, longest first; the seeds are 1000 * sweep.seed + 0, 1, ... InputError where the grid
+    contradicts itself, B_max or the budget."""
     pairs = _valid_pairs(sweep)
     B_p, n = max(pairs, key=lambda pair: pair[0] * pair[1])
     if sweep.budget < B_p * n:
@@ -59,12 +59,10 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
 
 
 def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> SweepConfig:
-    """The sweep with slots R, microbatch m, prefill batch g and slots per prefix W, where they are not set.
+    """The sweep with slots R, microbatch m, prefill batch g and slots per prefix W of a shard, where they are not set.
 
-    All count rows of a shard. R is the smallest ceil(B / shards) of the cells, at most MAX_SHARD_ROWS, so that no cell
-    decodes empty slots from its first step on; g is the smallest ceil(B_p / shards), at most MAX_PREFILL_BATCH; m is
-    R, but at most the g n rollouts that the smallest n gives a block of prompts, since a microbatch does not reach
-    into the next block, and at most what MICROBATCH_TOKENS hold.
+    R is the smallest ceil(B / shards), so that no cell begins with empty slots; g the smallest ceil(B_p / shards); m is
+    R, but at most the g n rollouts of a block of prompts, since a microbatch does not reach into the next block.
     """
     pairs = _valid_pairs(sweep)
     n = min(n for _, n in pairs)
@@ -84,8 +82,7 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> Sw
 
 
 def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConfig) -> int:
-    """W, slots that share one prompt's keys and values, as set; or for long prompts as many as divide R and n rollouts
-    fill, else 1."""
+    """W, slots that share one prompt's keys and values: as set, else what divides R and fits n for long prompts."""
     plain_attention = sweep.decode_attention in (None, "plain") and cell.precision.cache != "int8"
     W = sweep.slots_per_prefix
     if W is None:

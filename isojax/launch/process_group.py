@@ -1,5 +1,4 @@
-"""Several processes that are one run, started together by hand, by a cluster or by Ray: which of them this one is, and
-what such a run cannot have."""
+"""Several processes that are one run: which of them this one is, and what such a run cannot have."""
 
 from dataclasses import dataclass
 
@@ -29,8 +28,7 @@ SINGLE_PROCESS = ProcessGroup()
 
 
 def parse_process_group(coordinator: str | None, num_processes: str | None, process_id: int | None) -> ProcessGroup:
-    """The process group that the options --coordinator, --processes and --process describe; InputError where they
-    contradict one another."""
+    """The process group that --coordinator, --processes and --process describe; InputError where they contradict."""
     if num_processes is None and coordinator is None and process_id is None:
         return SINGLE_PROCESS
     if num_processes == AUTO:

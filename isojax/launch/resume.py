@@ -14,8 +14,7 @@ CONFIG_FILE, BASE_FOLDER, LOGS_FOLDER = "config.yaml", "base", "logs"
 
 
 def holds_run(folder: Path, resume: bool) -> bool:
-    """Whether the folder holds a run; InputError where it does and `resume` is not set, or it is none of isojax's, or
-    cannot be read."""
+    """Whether the folder holds a run; InputError where it does and `resume` is not set, or it cannot be used."""
     try:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
@@ -36,8 +35,7 @@ def holds_run(folder: Path, resume: bool) -> bool:
 
 
 def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
-    """The config this folder is run with: a resumed run keeps its static sizes. InputError where the folder holds a run
-    and `resume` is not set, or that run's settings differ."""
+    """The config this folder is run with: a resumed run keeps its static sizes. InputError where it cannot go on."""
     if not holds_run(folder, resume):
         return config
     saved_config = load_config(str(folder / CONFIG_FILE))
@@ -56,8 +54,7 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
 
 
 def check_resume(old: Config, new: Config) -> None:
-    """InputError unless `new` may go on in the folder of `old`: the same name and cell settings, a sweep that only
-    grows."""
+    """InputError unless `new` has the same name and cell settings as `old`, and a sweep that only grows."""
     old_settings, new_settings = _fixed_settings(old), _fixed_settings(new)
     for key in old_settings | new_settings:
         if old_settings.get(key) != new_settings.get(key):

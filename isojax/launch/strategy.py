@@ -1,5 +1,4 @@
-"""In which order a sweep's rollouts are spent: all cells to the budget, or round by round where n*(C) is least
-certain."""
+"""In which order a sweep's rollouts are spent: all cells to the budget, or where n*(C) is least certain."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,7 @@ def training_rounds(
     config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> Iterator[list[CellTarget]]:
     """What is to be trained at the same time, one list after another, without the cells that the caller adds to
-    `failures`; each is taken when the one before has ended."""
+    `failures`."""
     sweep = config.sweep
     if sweep.strategy == "grid":
         yield [CellTarget(cell, sweep.budget) for cell in cells]
@@ -48,8 +47,7 @@ def training_rounds(
 
 
 def check(config: Config, cells: Sequence[Cell]) -> None:
-    """InputError where the adaptive strategy has too few evaluations or rollouts to begin with, or a grid is given
-    rollouts."""
+    """InputError where the adaptive strategy has too few evaluations or rollouts, or a grid is given rollouts."""
     if config.sweep.strategy == "adaptive":
         adaptive_policy(config, cells)
     elif config.sweep.total_rollouts is not None:
@@ -77,8 +75,7 @@ def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple
 
 
 def raise_cell_failures(failures: Sequence[tuple[Cell, Exception]], num_cells: int, folder: Path) -> None:
-    """Raise one error for all cells of a sweep that failed: an InputError where every cell failed by one, else
-    RunFailed."""
+    """Raise one error for all cells that failed: an InputError where every cell failed by one, else RunFailed."""
     if not failures:
         return
     if len(failures) == num_cells and all(isinstance(error, InputError) for _, error in failures):

@@ -60,8 +60,7 @@ class SweepStatus:
 
 
 def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
-    """Where the sweep in a folder stands at a time (Unix; None: now); InputError where it is no sweep's folder, or a
-    file in it cannot be read."""
+    """Where the sweep in a folder stands at a time (Unix; None: now); InputError where it cannot be read."""
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(
             f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart. "
@@ -71,12 +70,13 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
     driver, locked = read_status(folder), is_locked(folder)
     driver_alive = driver is not None and not driver.ended and now - driver.time < STALE_SECONDS
     driver_cells = driver.cells if driver is not None else {}
-    cells = tuple(
-        _cell_summary(folder, config, cell, driver_cells.get(cell.name), driver_alive, locked, now)
-        for cell in _known_cells(folder, config, driver_cells)
-    )
-    budget = sum(_final_rollouts(config, cell) for cell in plan_cells(config.sweep))
-    if config.sweep.strategy != "grid":
+    last_target, is_grid = config.cell.eval.evaluation_targets(config.sweep.budget)[-1], config.sweep.strategy == "grid"
+    cells = []
+    for cell in _known_cells(folder, config, driver_cells):
+        goal = cell.rollouts_to_reach(last_target) if is_grid else None
+        cells.append(_cell_summary(folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now))
+    budget = sum(cell.rollouts_to_reach(last_target) for cell in plan_cells(config.sweep))
+    if not is_grid:
         budget = config.sweep.total_rollouts or budget // 2
     rollouts = sum(cell.rollouts for cell in cells)
     known_rates = [cell.rate for cell in cells if cell.rate]
@@ -86,28 +86,23 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
     seconds_left = max(0, budget - rollouts - failed_rollouts) / rate if rate else None
     lost = ""
     if driver is not None and not (driver.ended or driver_alive or locked):
-        silence = f"has not written its status for {now - driver.time:.0f} s"
-        lost = f"its driver (process {driver.pid} on {driver.host}) {silence}"
-    return SweepStatus(config.name, folder, driver_alive or locked, cells, rollouts, budget, rate, seconds_left, lost)
+        driver_name = f"its driver (process {driver.pid} on {driver.host})"
+        lost = f"{driver_name} has not written its status for {now - driver.time:.0f} s"
+    running = driver_alive or locked
+    return SweepStatus(config.name, folder, running, tuple(cells), rollouts, budget, rate, seconds_left, lost)
 
 
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:
-    """The cells of the plan (none where the sweep chooses them as it runs), those that a driver names, and those that
-    have a ledger."""
+    """The cells of a grid's plan, those that a driver names, and those that have a ledger."""
     names = {path.parent.name for path in folder.glob(f"cells/*/{RECORDS_FILE}")} | set(driver_cell_names)
     cells = {Cell(*map(int, match.groups())) for match in map(CELL_NAME_PATTERN.fullmatch, names) if match}
     return sorted(cells | set(plan_cells(config.sweep) if config.sweep.strategy == "grid" else ()))
 
 
-def _final_rollouts(config: Config, cell: Cell) -> int:
-    """C at a cell's end, where its budget is fixed: its last evaluation, in whole updates."""
-    return -(-config.cell.eval.evaluation_targets(config.sweep.budget)[-1] // cell.B) * cell.B
-
-
 def _cell_summary(
     folder: Path,
-    config: Config,
     cell: Cell,
+    goal: int | None,
     cell_status: CellStatus | None,
     driver_alive: bool,
     locked: bool,
@@ -116,7 +111,6 @@ def _cell_summary(
     cell_folder = folder / "cells" / cell.name
     point, reason = latest_point(cell_folder)
     has_ledger = (cell_folder / RECORDS_FILE).exists()
-    goal = _final_rollouts(config, cell) if config.sweep.strategy == "grid" else None
     rollouts = point.rollouts if point else 0
     reward = cell_status.reward if cell_status else None
     if point:  # avg@k, else its first metric
@@ -154,7 +148,7 @@ def _cell_rate(folder: Path, cell: Cell) -> float | None:
     targets = sorted(timing)[-2:]
     if len(targets) < 2 or timing[targets[-1]][0] <= 0:
         return None
-    rollouts_before, rollouts_after = (-(-target // cell.B) * cell.B for target in targets)
+    rollouts_before, rollouts_after = map(cell.rollouts_to_reach, targets)
     return (rollouts_after - rollouts_before) / timing[targets[-1]][0]
 
 

@@ -24,8 +24,8 @@ Pair = tuple[int, int]  # B_p, n
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """One device's rates while the others work too: operations/s of products with as many rows as a decode step and as
-    a microbatch have, and bytes/s of memory."""
+    """One device's rates while the others work too: operations/s of products as wide as a decode step and as a
+    microbatch, and bytes/s of memory."""
 
     decode_flops: float
     update_flops: float
@@ -123,9 +123,8 @@ def make_forecast(
     evaluation_seconds: float,
     source: str,
 ) -> Forecast:
-    """The times of cells that run up to C = `final_target` in whole updates, each with so many seconds of
-    evaluations."""
-    rollouts = {(cell.B_p, cell.n): -(-final_target // cell.B) * cell.B for cell in cells}
+    """The times of cells that run up to C = `final_target` in whole updates."""
+    rollouts = {(cell.B_p, cell.n): cell.rollouts_to_reach(final_target) for cell in cells}
     cell_seconds = {pair: rollouts[pair] / rates[pair] + evaluation_seconds for pair in rollouts}
     seconds = [cell_seconds[cell.B_p, cell.n] for cell in cells]
     return Forecast(rates, cell_seconds, max(sum(seconds) / concurrent_cells, *seconds), source)

@@ -1,10 +1,8 @@
-"""Ends all processes of one run when one of them ends early, and says which: the others would wait for it in a
-collective forever.
+"""Ends all processes of one run when one of them ends early, and says which: the others would wait forever.
 
-Each process has a watchdog, a process of its own, so that it works whatever its parent waits for. The watchdog of
-process 0 listens; the others connect to it. A broken connection means a dead process; TCP's keepalive breaks that of a
-lost machine. A process that ends well sends BYE first; one that ends by an error sends FAILED, and the others, which
-may meet the same error, have GRACE_SECONDS to end by themselves.
+Each process has a watchdog, a process of its own; those of the others connect to that of process 0. A broken connection
+means a dead process. A process that ends well sends BYE first; one that ends by an error sends FAILED, and the others,
+which may meet the same error, have GRACE_SECONDS to end by themselves.
 """
 
 import json
@@ -39,8 +37,7 @@ class WatchdogClient:
         listener: socket.socket | None,
         on_peer_lost: Callable[[], None],
     ):
-        """Start the watchdog. That of process 0 listens at `address` and `port`; `listener` is its socket there.
-        `on_peer_lost` is called in a thread when another process has ended early."""
+        """`listener`: the socket of process 0 at `address` and `port`. `on_peer_lost` is called in a thread."""
         name = f"process {process_id} of {num_processes} (on {socket.gethostname()}, pid {os.getpid()})"
         passed_fds = () if listener is None else (listener.fileno(),)
         arguments = {"name": name, "address": address, "port": port, "listener": next(iter(passed_fds), None)}

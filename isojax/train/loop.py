@@ -40,12 +40,7 @@ def make_eval_grid(config: Config, cell: Cell) -> list[int]:
     update passes count too, so that its point has the target it would have in a longer run."""
     eval_config = config.cell.eval
     last_target = eval_config.evaluation_targets(config.sweep.budget)[-1]
-    return eval_config.evaluation_targets(updates_to_reach(last_target, cell.B) * cell.B)
-
-
-def updates_to_reach(target: int, B: int) -> int:
-    """The updates of B rollouts after which C >= target."""
-    return -(-target // B)
+    return eval_config.evaluation_targets(cell.rollouts_to_reach(last_target))
 
 
 def is_finished(config: Config, cell: Cell, folder: Path, ledger: PointLedger | None) -> bool:
@@ -55,7 +50,7 @@ def is_finished(config: Config, cell: Cell, folder: Path, ledger: PointLedger | 
     if not recorded_targets or recorded_targets[-1] < last_target:
         return False
     # A kill may have come between the last evaluation and the checkpoint after it.
-    last_update = updates_to_reach(last_target, cell.B)
+    last_update = cell.rollouts_to_reach(last_target) // cell.B
     return multiprocess.run_on_primary(lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update))
 
 
@@ -70,7 +65,7 @@ def run_cell(
         Preempted: the process was asked to end; the state is saved.
     """
     eval_grid = make_eval_grid(config, cell)
-    eval_updates = [updates_to_reach(target, cell.B) for target in eval_grid]
+    eval_updates = [cell.rollouts_to_reach(target) // cell.B for target in eval_grid]
     recorded_targets = multiprocess.broadcast(outputs.ledger.targets if outputs.ledger else [])
 
     def is_recorded(eval_index: int) -> bool:

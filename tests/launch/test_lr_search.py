@@ -19,11 +19,11 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.launch import lr_search
 from isojax.launch.lr_search import (
     RateResult,
+    SearchPlan,
     choose_batch_shape,
     default_budget,
     default_rates,
     describe_search,
-    rate_config,
     rate_name,
     score_curve,
     select_rate,
@@ -89,7 +89,8 @@ def test_the_budget_gets_past_the_warm_up_and_has_four_evaluations() -> None:
 
 
 def test_a_rate_is_a_sweep_of_one_batch_at_the_anchor() -> None:
-    config = rate_config(quickstart(), 3.2e-4, (64, 16), 5000, 2)
+    plan = SearchPlan([3.2e-4], B_p=64, n=16, B=1024, budget=5000, seeds=2, folder="runs/quickstart-lr")
+    config = plan.rate_config(quickstart(), 3.2e-4)
     assert (config.name, config.run.dir) == ("3.2e-4", "runs/quickstart-lr")
     assert (config.cell.rl.learning_rate, config.cell.rl.lr_reference_batch) == (3.2e-4, 1024)
     assert (config.sweep.B_p, config.sweep.n, config.sweep.seeds, config.sweep.budget) == ((64,), (16,), 2, 5000)

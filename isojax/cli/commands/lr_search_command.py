@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,8 +15,9 @@ from isojax.core.atomic_files import write_bytes, write_text
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch import lr_search as search
-from isojax.launch.lr_search import rate_name, round_rate
+from isojax.launch.lr_search import SearchPlan, rate_name, round_rate
 from isojax.report.figures.learning_rates import learning_rate_figure
+from isojax.runs.workspace import working_folder
 
 BatchSizeOption = Annotated[
     int | None, Option("--B_p", metavar="N", min=1, help="Problems per batch.", show_default="the sweep's")
@@ -66,7 +67,7 @@ def lr_search(
         B=B_p * n,
         budget=parse_count(budget) if budget is not None else search.default_budget(config, B_p * n),
         seeds=seeds,
-        folder=str(search.search_folder(config)),
+        folder=str(working_folder(config.run.dir, f"{config.name}-lr")),
     )
     search.refuse_existing_search(Path(plan.folder), resume or dry_run)
     runner = importlib.import_module("isojax.launch.local.local_runner")
@@ -78,22 +79,6 @@ def lr_search(
     print_search(document, Path(plan.folder), as_json)
     if document["learning_rate"] is None:
         raise RunFailed(f"every rate is out; what ran is recorded in {plan.folder}")
-
-
-class SearchPlan(NamedTuple):
-    """What a search runs: `seeds` runs of `budget` rollouts at each rate, at one (B_p, n)."""
-
-    rates: list[float]
-    B_p: int
-    n: int
-    B: int
-    budget: int
-    seeds: int
-    folder: str
-
-    def rate_config(self, config: Config, rate: float) -> Config:
-        """The sweep of one rate."""
-        return search.rate_config(config, rate, (self.B_p, self.n), self.budget, self.seeds)
 
 
 def read_rates(text: str) -> list[float]:
@@ -113,8 +98,7 @@ def read_rates(text: str) -> list[float]:
 def run_plan(
     plan: SearchPlan, config: Config, resume: bool, extend: bool, launch: search.LaunchSweep
 ) -> dict[str, Any]:
-    """Run every rate, each from the base policy of the first; write lr_search.json, which is returned, and
-    lr_search.png."""
+    """Run every rate, each from the base policy of the first; write lr_search.json (returned) and lr_search.png."""
     folder = Path(plan.folder)
     first: Path | None = None
 
@@ -126,7 +110,7 @@ def run_plan(
         return outcome
 
     result = search.search_rates(plan.rates, run_learning_rate, extend)
-    document = to_json_value(search.to_json(result, config, (plan.B_p, plan.n), plan.budget, plan.seeds))
+    document = to_json_value(search.to_json(result, config, plan))
     write_text(folder / "lr_search.json", json_text(document) + "\n")
     write_bytes(folder / "lr_search.png", learning_rate_figure(document).png)
     return document

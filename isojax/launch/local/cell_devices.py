@@ -1,5 +1,4 @@
-"""The devices of a sweep: which a cell takes, how many cells run at once, what they have to fit, and how long it will
-take."""
+"""The devices of a sweep: which a cell takes, how many cells run at once, and how long that will take."""
 
 import socket
 from dataclasses import dataclass, replace
@@ -108,8 +107,7 @@ def make_device_budget(
 def forecast_sweep(
     config: Config, cells: list[Cell], budget: DeviceBudget, cell_devices: CellDevices, folder: Path
 ) -> time_estimate.Forecast:
-    """How long the sweep will take: by its own timing where cells have run, else by what the devices can do, which
-    takes a second to measure."""
+    """How long the sweep will take: by its own timing where cells have run, else by a short probe of the devices."""
     targets = config.cell.eval.evaluation_targets(config.sweep.budget)
     runs = read_runs([folder], lambda _: None) if any(folder.glob("cells/*/records.jsonl")) else []
     pair_rates = time_estimate.rates_from_timing(runs, budget.pairs, budget.mesh.devices)

@@ -1,5 +1,4 @@
-"""The cells of a sweep in threads, each with compiled programs and devices of its own; and the training of one cell,
-with its ledger, loggers and checkpoints."""
+"""The cells of a sweep in threads, each with its programs and devices; and the training of one cell."""
 
 import json
 import queue
@@ -112,8 +111,7 @@ def train_cell(
 
 
 def write_health(folder: Path, cell: Cell, on_flags: Callable[[Cell, list[str]], None]) -> None:
-    """Write `folder`/health.json, for other programs, and report its flags; nothing for a run that broke before its
-    first evaluation."""
+    """Write health.json and report its flags; nothing for a run that broke before its first evaluation."""
     try:
         run = read_run(folder)
     except InputError:

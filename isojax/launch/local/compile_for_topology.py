@@ -23,8 +23,7 @@ from isojax.train.memory_analysis import AbstractTask, OutOfMemory, ProgramMemor
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
-    """Compile and print; InputError where the sweep contradicts itself, there is no libtpu or no such topology, the
-    mesh does not fit it, or the vocabulary is not known."""
+    """Compile and print; InputError where the sweep, the mesh or the topology cannot be used."""
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)

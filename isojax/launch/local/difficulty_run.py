@@ -1,8 +1,5 @@
-"""`isojax difficulty`: label problems by the base model's avg@k, and write them as a data set split by difficulty.
-
-A folder holds `labels.jsonl` (appended to, so that a killed run goes on), `labels.csv` (with intervals), the histogram
-`difficulty.png`, `.pdf`, `.csv` (the paper's Fig. 2), and `splits/`, a TFDS data set to train on.
-"""
+"""`isojax difficulty`: label problems by the base model's avg@k (`labels.jsonl`, appended to; `labels.csv`), draw the
+histogram (the paper's Fig. 2), and write `splits/`, a TFDS data set to train on."""
 
 import csv
 import io
@@ -46,14 +43,9 @@ ProgressCallback = Callable[[str, float], None]
 def label_difficulty(
     config: Config, folder: Path, held_out: int, extremely_hard: bool, on_progress: ProgressCallback
 ) -> dict[str, list[Problem]]:
-    """Label at most `cell.data.candidates` problems by avg@`cell.data.attempts` (16 where the config says 0), and write
-    all that the module says; returns the splits. InputError, before any work, where the problems, the model or the
-    folder cannot be used.
-
-    Args:
-        held_out: problems of each part that are for validation.
-        extremely_hard: whether unsolved problems are sampled 128 times.
-    """
+    """Label at most `cell.data.candidates` problems, and write all that the module says; returns the splits.
+    `held_out` problems of each part are for validation; `extremely_hard` samples unsolved ones 128 times. InputError,
+    before any work, where the problems, the model or the folder cannot be used."""
     start_jax(config)
     config = resolve_config(config)
     data = config.cell.data

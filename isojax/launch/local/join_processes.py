@@ -83,8 +83,7 @@ def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
 
 
 def check_even_devices(device_owners: Sequence[int]) -> None:
-    """InputError where processes differ in their number of devices, between which JAX cannot gather values. Given is
-    the process that each device belongs to."""
+    """InputError where processes differ in their number of devices: JAX cannot gather values between them."""
     counts = Counter(device_owners)
     if len(set(counts.values())) > 1:
         counts_text = ", ".join(f"process {process} has {count}" for process, count in sorted(counts.items()))

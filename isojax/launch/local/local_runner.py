@@ -20,8 +20,7 @@ from isojax.runs.folder_lock import exclusive_lock
 
 def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
     """Run every cell of the sweep that is not finished; returns the sweep's folder, or None in a process that is not
-    the primary one: that one fits and reports. InputError before any work; RunFailed, after all other cells are done,
-    names the cells that failed."""
+    the primary one. InputError before any work; RunFailed at the end names the cells that failed."""
     cells = plan_cells(config.sweep)
     start_jax(config)
     with join_processes(process_group):

@@ -33,8 +33,7 @@ from isojax.train.programs import SweepPrograms
 
 
 def start_jax(config: Config) -> None:
-    """Configure jax before its first use: a device for every core of a CPU (unless XLA_FLAGS says otherwise), and the
-    persistent compilation cache."""
+    """Configure jax before its first use: a device for every core of a CPU, and the persistent compilation cache."""
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", cores())
     if config.run.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -43,8 +42,7 @@ def start_jax(config: Config) -> None:
 
 
 def resolve_config(config: Config) -> Config:
-    """The config with its model's shape, read from the checkpoint if it names one, and its precision on this
-    backend."""
+    """The config with its model's shape, read from its checkpoint if any, and its precision on this backend."""
     model = hf_load.resolve_model(config.cell.model)
     hf_load.check_weights(model)
     precision = config.cell.precision.for_platform(jax.default_backend())
@@ -101,8 +99,7 @@ class SweepSetup:
 
 @contextmanager
 def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[SweepSetup]:
-    """Prepare a sweep; its verifier ends with the context. InputError where the algorithm contradicts itself, the mesh
-    does not fit, the folder holds another sweep, or the problems or the model cannot be used."""
+    """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context."""
     folder = working_folder(config.run.dir, config.name)
     pairs = sorted({(c.B_p, c.n) for c in cells})
     algorithm.check_algorithm(config.cell.rl, cells)
@@ -168,8 +165,7 @@ def check_data(data: DataConfig) -> None:
 
 
 def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
-    """InputError where a batch takes more problems than there are (or, before they are labelled, can be) to train
-    on."""
+    """InputError where a batch takes more problems than there are, or can be, to train on."""
     B_p = max(B_p for B_p, _ in pairs)
     if B_p > problems:
         raise InputError(

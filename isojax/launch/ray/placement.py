@@ -1,8 +1,5 @@
-"""What the processes of a cell's process group ask a Ray cluster for, and how many such groups the cluster holds.
-
-On TPUs the process group is the hosts of a slice; on GPUs it has as few processes as hold the mesh; on CPUs it is one
-process that simulates the mesh, unless `run.process_group.processes` says otherwise.
-"""
+"""What the processes of a cell's process group ask a Ray cluster for, and how many such groups the cluster holds: on
+TPUs the hosts of a slice, on GPUs as few processes as hold the mesh, on CPUs one process that simulates it."""
 
 import math
 from collections import defaultdict
@@ -40,8 +37,8 @@ class ProcessGroupSpec:
 
 
 def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpec:
-    """The process group that a cell of this config asks for: on GPUs if the cluster has any and the config does not ask
-    for cores; TPUs are asked for by their slice. InputError where run.process_group contradicts itself or the mesh."""
+    """The process group that a cell asks for: on GPUs if the cluster has any and the config does not ask for cores.
+    InputError where run.process_group contradicts itself or the mesh."""
     group = config.run.process_group
     if group.tpu is not None:
         return _tpu_group(config, group, group.tpu)

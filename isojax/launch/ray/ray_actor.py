@@ -1,8 +1,5 @@
-"""A process of a process group, as the driver sees it: Ray starts it, the driver calls its methods, and both exchange
-plain data.
-
-The driver names the class, so this module loads no jax; the process does, with RayWorker, when it opens the sweep.
-"""
+"""A process of a process group, as the driver sees it: Ray starts it, and the driver calls its methods. This module
+loads no jax, as the driver names the class; the process does, with RayWorker, when it opens the sweep."""
 
 import importlib
 import os
@@ -66,11 +63,9 @@ class StatusCollector:
     def show_preparation(self, text: str, fraction: float) -> None:
         self.pending.preparation = text, fraction
 
-    def show_verifier_failures(self, examples: Mapping[str, str]) -> None:
-        self.pending.verifier_failures |= examples
-
-    def update_cell(self, progress: CellProgress) -> None:
+    def update_cell(self, progress: CellProgress, verifier_failures: Mapping[str, str]) -> None:
         self.pending.progress = progress
+        self.pending.verifier_failures |= verifier_failures
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         self.pending.flags += flags

@@ -1,8 +1,5 @@
 """A sweep on a Ray cluster: each cell runs in a group of processes that Ray places and kills as a whole, and that
-starts again from the newest checkpoint.
-
-The driver never imports jax, so it claims no accelerator. Whatever ends it, Ray ends the process groups.
-"""
+starts again from the newest checkpoint. The driver never imports jax, so it claims no accelerator."""
 
 import os
 import socket
@@ -32,8 +29,7 @@ CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers
 
 def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path:
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
-    InputError within half a minute and before any work, where the cluster does not answer, cannot hold a process group,
-    or the local runner would refuse the sweep; the other errors are those of RayScheduler.run and strategy.py."""
+    InputError before any work, where the cluster does not answer or cannot hold a process group."""
     if process_group.is_multi_process:
         raise InputError(
             "--ray starts the processes of its process groups itself; "
@@ -57,8 +53,8 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
 
 @contextmanager
 def connect_ray(address: str) -> Iterator[Any]:
-    """The module ray, connected to a cluster: one of this machine alone, which ends with the context; the one that this
-    machine is a node of (auto); or that of HOST:PORT. InputError where ray is not installed, or no cluster answers."""
+    """The module ray, connected to a cluster: one of this machine alone, the one that this machine is a node of (auto),
+    or that of HOST:PORT. InputError where ray is not installed, or no cluster answers."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # a process without a GPU keeps its environment
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
     os.environ.setdefault("RAY_worker_niceness", "0")  # of processes that Ray starts here: they are what runs here

@@ -79,8 +79,7 @@ class RayProcessGroup:
             self.ray.get([worker.close.remote() for worker in self.workers], timeout=SHUTDOWN_TIMEOUT)
 
     def start_workers(self, is_cancelled: Callable[[], bool]) -> bool:
-        """Wait until there is room for all of the processes, and start them; False where `is_cancelled()` came
-        before."""
+        """Wait until there is room for all processes, and start them; False where `is_cancelled()` came before."""
         reserved_at = math.inf
         with self._ray_errors_as_loss():
             while (group := self._reserve()) is None or not group.wait(POLL_SECONDS):
@@ -120,29 +119,25 @@ class RayProcessGroup:
         spec, node_labels = self.spec, dict(self.spec.labels)
         if spec.tpu_slice and spec.num_processes == spec.num_slices:
             node_labels[TOPOLOGY_LABEL] = spec.tpu_slice[1]  # Ray takes single hosts from slices of any size
-        label_options: dict[str, Any] = {}
-        if node_labels:
-            label_options = {"bundle_label_selector": [node_labels] * spec.num_processes}
+        options: dict[str, Any] = {"bundle_label_selector": [node_labels] * spec.num_processes} if node_labels else {}
         if spec.tpu_slice is None:
-            bundles, placement = [dict(spec.resources)] * spec.num_processes, "SPREAD"
-            if spec.num_processes == 1:
-                placement = "PACK"
-            self._placement_group = self.ray.util.placement_group(bundles, strategy=placement, **label_options)
+            bundles = [dict(spec.resources)] * spec.num_processes
+            placement = "SPREAD" if spec.num_processes > 1 else "PACK"
+            self._placement_group = self.ray.util.placement_group(bundles, strategy=placement, **options)
             return self._placement_group
         from ray.util.tpu import SlicePlacementGroup
 
         version, topology = spec.tpu_slice
-        slice_options = {"num_slices": spec.num_slices, "head_reservation_timeout_s": SLICE_TIMEOUT, **label_options}
+        options |= {"num_slices": spec.num_slices, "head_reservation_timeout_s": SLICE_TIMEOUT}
         try:
-            self._tpu_slice = SlicePlacementGroup(topology, version, dict(spec.resources), **slice_options)
+            self._tpu_slice = SlicePlacementGroup(topology, version, dict(spec.resources), **options)
         except (RuntimeError, TimeoutError):  # all are taken, or one has just been lost
             return None
         self._placement_group = self._tpu_slice.slice_placement_group
         return self._placement_group
 
     def _bundles(self) -> list[tuple[int, Node]]:
-        """The bundle of each process and the node that it is on; of TPUs in the order that they have in their
-        slices."""
+        """The bundle of each process and the node that it is on; of TPUs in their order within slices."""
         nodes = {node["NodeID"]: node for node in self.ray.nodes()}
         node_of_bundle = self.ray.util.placement_group_table(self._placement_group)["bundles_to_node_id"]
         try:
@@ -157,8 +152,7 @@ class RayProcessGroup:
         return sorted(bundle_nodes, key=place_in_slice) if self.spec.tpu_slice else bundle_nodes
 
     def _environment(self, process_id: int, first_address: str) -> dict[str, str]:
-        """What a process needs in addition to its node's environment: the driver's memory settings, threads for its
-        cores, its share of a GPU, and the coordinator of several slices, on the first process's node."""
+        """What a process needs in addition to its node's environment."""
         env_vars = {TUNABLES_VARIABLE: os.environ[TUNABLES_VARIABLE]} if TUNABLES_VARIABLE in os.environ else {}
         share, num_slices = self.config.run.process_group.share, self.spec.num_slices
         if self.spec.cpu_devices is not None:  # else processes slow one another down with a thread for each core
@@ -175,8 +169,14 @@ class RayProcessGroup:
     def open(self, on_status: StatusCallback) -> None:
         """Prepare the sweep in every process; InputError where one refuses it."""
         num_processes = self.spec.num_processes
+        deadline = time.monotonic() + START_TIMEOUT
         with self._ray_errors_as_loss():
-            addresses = self._wait_for_start([worker.address.remote() for worker in self.workers], on_status)
+            calls = [worker.address.remote() for worker in self.workers]
+            while self.ray.wait(calls, num_returns=len(calls), timeout=POLL_SECONDS)[1]:
+                on_status(StatusUpdate())  # may raise
+                if time.monotonic() > deadline:
+                    raise WorkerLost(f"its processes did not start within {START_TIMEOUT:.0f} seconds")
+            addresses = self.ray.get(calls)
         self.node_names = ", ".join(dict.fromkeys(address.rpartition(":")[0] for address in addresses))
         calls = []
         for i, worker in enumerate(self.workers):
@@ -184,15 +184,6 @@ class RayProcessGroup:
             arguments = ray_actor.WorkerArguments(self.config, self.cells, self.token, self.spec.cpu_devices, group)
             calls.append(worker.open.remote(arguments))
         self._wait_for_all(calls, on_status)
-
-    def _wait_for_start(self, calls: list[Any], on_status: StatusCallback) -> list[Any]:
-        """The results of the first calls, for which processes have to start; `on_status` may raise meanwhile."""
-        deadline = time.monotonic() + START_TIMEOUT
-        while self.ray.wait(calls, num_returns=len(calls), timeout=POLL_SECONDS)[1]:
-            on_status(StatusUpdate())
-            if time.monotonic() > deadline:
-                raise WorkerLost(f"its processes did not start within {START_TIMEOUT:.0f} seconds")
-        return self.ray.get(calls)
 
     def train(self, target: CellTarget, on_status: StatusCallback) -> CallResult:
         return self._wait_for_all([worker.train.remote(target) for worker in self.workers], on_status)
@@ -203,8 +194,8 @@ class RayProcessGroup:
             worker.stop.remote()
 
     def _wait_for_all(self, calls: list[Any], on_status: StatusCallback) -> CallResult:
-        """The result of the first call that did not end well, if any; the others, which may wait for that process, have
-        a few seconds. Meanwhile `on_status` receives the news of process 0."""
+        """The result of the first call that did not end well, if any; the others, which may wait for it, have a few
+        seconds. Meanwhile `on_status` receives the news of process 0."""
         ray, pending, result, deadline = self.ray, calls, CallResult(), math.inf
         try:
             while pending and time.monotonic() < deadline:

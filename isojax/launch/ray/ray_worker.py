@@ -1,5 +1,4 @@
-"""The work of a process of a process group, loaded with jax by RayActor: it joins the others, prepares the sweep, and
-trains one cell at a time."""
+"""The work of a process of a process group, loaded with jax by RayActor: it prepares the sweep and trains cells."""
 
 import socket
 import sys
@@ -55,8 +54,7 @@ class RayWorker:
         refresh(setup.folder, cell.name)
 
         def report(progress: CellProgress) -> None:
-            self._status.update_cell(progress)
-            self._status.show_verifier_failures(setup.verifier_failures())
+            self._status.update_cell(progress, setup.verifier_failures())
 
         with ExitStack() as stack:
             if multiprocess.is_primary():

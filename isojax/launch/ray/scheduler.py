@@ -1,9 +1,6 @@
-"""Which process group trains which cell, and when: one loop over calls of groups that have ended.
-
-Cells are trained longest first, by groups whose processes are ready. A lost cell is started again from its checkpoint,
-until it was lost too often without progress; a group that cannot begin is tried again after a pause. The first group
-makes the base policy, which the others find.
-"""
+"""Which process group trains which cell, and when: one loop over calls of groups that have ended. A lost cell is
+started again from its checkpoint, until it was lost too often without progress; a group that cannot begin is tried
+again after a pause. The first group makes the base policy, which the others find."""
 
 import os
 import signal
@@ -62,8 +59,8 @@ class RayScheduler:
         self.capacity_seen_at = time.monotonic()
 
     def run(self) -> list[tuple[Cell, Exception]]:
-        """Run until every cell is done or has failed; returns those that failed, with their errors. Whatever ends the
-        loop early, the cells in training save their state first; Preempted after SIGTERM or Ctrl-C."""
+        """Run until every cell has ended; returns those that failed. Whatever ends the loop early, the cells in
+        training save their state first; Preempted after SIGTERM or Ctrl-C."""
         for folder in (self.folder, self.folder / LOGS_FOLDER):
             write_text(folder / TOKEN_FILE, self.token)
         signum = signal.SIGTERM
@@ -159,8 +156,7 @@ class RayScheduler:
             )
 
     def _handle_calls(self, seconds: float) -> None:
-        """Wait for a call to end, for so many seconds at most; then show what is new, and go on with each group whose
-        call has ended."""
+        """Wait at most so long for a call to end; show what is new, and go on with groups whose call has ended."""
         calls = [group.call for group in self._groups() if group.state != "ready"]
         if calls:
             futures.wait(calls, seconds, futures.FIRST_COMPLETED)
@@ -257,8 +253,7 @@ class RayScheduler:
         self.cell_queue.put_back(cell)
 
     def _save_cells(self) -> bool:
-        """Let the cells in training save their state, for which they have some time; whether all did. A second Ctrl-C
-        does not wait for them."""
+        """Let the cells in training save their state; whether all did in time. A second Ctrl-C does not wait."""
         if self.cell_queue.running:
             print_line("stopping: the cells in training save their state (Ctrl-C again: do not wait for them)")
         for group in self._groups():
