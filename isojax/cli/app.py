@@ -1,6 +1,5 @@
 """The command line. A module of commands/ is imported when its command is called, so that `isojax status` waits for
-neither SciPy nor jax; an InputError is one line `error: ...` on standard error and exit code 2.
-"""
+neither SciPy nor jax; an InputError is one line `error: ...` on standard error and exit code 2."""
 
 import importlib
 import sys

@@ -18,8 +18,7 @@ def cores() -> int:
 
 def use_huge_pages() -> None:
     """Restart this process with the variable set, where that makes a difference (Linux with glibc, and a kernel that
-    gives large pages on request) and GLIBC_TUNABLES is not set, not even to nothing. Call it before anything else.
-    """
+    gives large pages on request) and GLIBC_TUNABLES is not set, not even to nothing. Call it before anything else."""
     if TUNABLES_VARIABLE in os.environ or sys.gettrace() is not None or not huge_pages_available():
         return
     os.environ[TUNABLES_VARIABLE] = TUNABLES_VALUE

@@ -11,8 +11,7 @@ from isojax.core.errors import InputError
 
 def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType:
     """The plug-in `name`: the module of that name in one of `folders`, such as "rl.losses", or that of a dotted path,
-    which may also name a function where `functions` has only one; InputError lists the known names.
-    """
+    which may also name a function where `functions` has only one; InputError lists the known names."""
     folders = [folders] if isinstance(folders, str) else list(folders)
     kind = folders[-1].rpartition(".")[2]
     parent, _, last_part = name.strip(".").rpartition(".")

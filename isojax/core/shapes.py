@@ -97,8 +97,7 @@ def make_sampler_shapes(
 
 def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
     """Tokens per block, at most `max_block`, such that whole blocks leave little of the vocabulary over: XLA computes
-    the remainder outside the loop over blocks, and holds both in memory.
-    """
+    the remainder outside the loop over blocks, and holds both in memory."""
     size = vocab // -(-vocab // max_block)
     return size if size in (vocab, size % TPU_LANES) else size - size % TPU_LANES
 

@@ -142,8 +142,7 @@ def _type_error(error: ValidationError, layers: Sequence[tuple[str, Any]], file_
 
 def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -> M:
     """The files as a `model`, each over those before it, below overrides such as "sweep.n=[2,4]"; raises InputError.
-    Sections are merged key by key; anything else is replaced whole, a map of the user's names too.
-    """
+    Sections are merged key by key; anything else is replaced whole, a map of the user's names too."""
     known_keys = _known_keys(model)
     layers = [(str(path), _read_yaml(path, known_keys)) for path in paths]
     layers += [(f"override {override!r}", _read_override(override, known_keys)) for override in overrides]

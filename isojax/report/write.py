@@ -1,6 +1,5 @@
 """Write a sweep's report: figures/*.png, figures/*.pdf and report.html, each replaced in one step. The same inputs give
-the same bits; without plotly (extra `report`) the page shows the figures instead of the charts.
-"""
+the same bits; without plotly (extra `report`) the page shows the figures instead of the charts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +15,7 @@ from isojax.scaling.result import FitResult
 
 def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Path:
     """Draw the figures and write the page into the sweep's folder, runs/NAME; returns the page's path. `fits`: the main
-    one first, then others of the same `runs`.
-    """
+    one first, then others of the same `runs`."""
     figures = folder / "figures"
     if figures.exists() and not figures.is_dir():
         raise InputError(f"{figures} is no folder; expected one for the figures. Give the file another name.")

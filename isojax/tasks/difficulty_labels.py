@@ -1,6 +1,5 @@
 """avg@k of the base policy on each problem, appended to a file block by block, so that a killed labelling goes on:
-{"key": ...}, what the labels depend on, then a line {"id", "solved", "attempts"} per problem.
-"""
+{"key": ...}, what the labels depend on, then a line {"id", "solved", "attempts"} per problem."""
 
 import hashlib
 import json

@@ -1,6 +1,5 @@
 """Problems by the base model's avg@16 (IsoCompute Playbook, section 3 and Fig. 14): very_easy (.6, .9], easy [.3, .6],
-hard [0, .0625]; extremely_hard: none right of 128.
-"""
+hard [0, .0625]; extremely_hard: none right of 128."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,8 +26,7 @@ def split_into_parts(
     labelled_problems: Sequence[Problem], unsolved_problems: Sequence[Problem], held_out: int, seed: int
 ) -> dict[str, list[Problem]]:
     """The splits of a difficulty data set: `all`, and PART_train and PART_validation of each part that has problems. At
-    most `held_out` problems, and at most half, are held out; no part trains on what another holds out.
-    """
+    most `held_out` problems, and at most half, are held out; no part trains on what another holds out."""
     order = np.random.default_rng([seed, 5]).permutation(len(labelled_problems))
     rank_by_id = {labelled_problems[j].id: rank for rank, j in enumerate(order)}
     problems_by_part = {

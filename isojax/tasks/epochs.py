@@ -22,8 +22,7 @@ class EpochOrder:
     """Indices i[B_p] of the distinct problems of each update from `first` on: shuffled epochs, their remainders left
     out. With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out problems with that
     share or more of their rollouts correct; at least the B_p solved least often stay, so that the run reaches its
-    budget.
-    """
+    budget."""
 
     def __init__(
         self,

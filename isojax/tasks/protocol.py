@@ -1,6 +1,5 @@
 """What a task is: problems, how they are written as tokens, what ends a response, and how it is verified. A file in
-tasks/device/ has `build(argument="") -> DeviceTask`.
-"""
+tasks/device/ has `build(argument="") -> DeviceTask`."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple, Protocol

@@ -20,8 +20,7 @@ class Interruption:
 @dataclass(frozen=True)
 class StopConditions:
     """A response ends with a token of `tokens`, or with the one that completes a stop string: `transitions[state,
-    token]`, uint8 or uint16 [states, V], is the next state, from 0 on; the value `states` is a complete stop string.
-    """
+    token]`, uint8 or uint16 [states, V], is the next state, from 0 on; the value `states` is a complete stop string."""
 
     tokens: tuple[int, ...]
     transitions: np.ndarray | None
@@ -39,8 +38,7 @@ class StopConditions:
 
 def build_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:
     """`StopConditions.transitions`: the automaton of Aho and Corasick (1975), carried through each token's bytes at
-    once; after a token that is no text (None), reading starts in state 0 again.
-    """
+    once; after a token that is no text (None), reading starts in state 0 again."""
     moves = byte_automaton([string.encode() for string in strings])
     states = len(moves) - 1
     token_texts = [piece or b"" for piece in token_bytes]

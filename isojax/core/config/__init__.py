@@ -1,6 +1,5 @@
 """What a user may set, as frozen pydantic models: `cell` decides a run's result and is hashed, `sweep` is the grid, and
-`run` says where and how to run.
-"""
+`run` says where and how to run."""
 
 from isojax.core.config.data import PANEL, DataConfig, PromptConfig, VerifierConfig
 from isojax.core.config.load import Config, config_hash, load_config, load_configs, save_config

@@ -62,8 +62,7 @@ class PrecisionConfig(Section):
 
 class InterruptConfig(Section):
     """Writes `text` into a response of `after` tokens that lacks `unless`: counted for verifier and length, never in
-    the loss. The default text is ScaleRL's (arXiv:2510.13786).
-    """
+    the loss. The default text is ScaleRL's (arXiv:2510.13786)."""
 
     after: PositiveInt  # tokens
     text: Annotated[str, Field(min_length=1)] = (

@@ -23,8 +23,7 @@ class ProcessGroupConfig(Section):
 
 class RunConfig(Section):
     """Where and how to run. It changes no result, except that a cell that goes on with another mesh agrees to rounding
-    only, and that timing decides how far a sampler with devices of its own runs ahead.
-    """
+    only, and that timing decides how far a sampler with devices of its own runs ahead."""
 
     dir: str = "runs"  # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
     mesh: str = "auto"  # how devices are divided, such as data=2,tensor=4; auto: all devices to data

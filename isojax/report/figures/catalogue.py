@@ -1,6 +1,5 @@
 """All figures by name: what draws each from the fits (the main one first) and the runs, its description and caption. A
-drawing function returns None where its data are absent; a fork adds an entry.
-"""
+drawing function returns None where its data are absent; a fork adds an entry."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

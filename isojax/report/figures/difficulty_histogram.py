@@ -23,8 +23,7 @@ def draw_difficulty(
     labels: Sequence[DifficultyLabel], splits: Mapping[str, AvgRange], folder: Path, min_unsolved_attempts: int = 128
 ) -> list[Path]:
     """Write difficulty.png, .pdf and .csv into `folder`, each replaced in one step; the CSV has a row for each bar.
-    `splits`: such as {"hard": (0, 0.0625), "extremely_hard": (0, 0)}, each problem counted once as in `split_of`.
-    """
+    `splits`: such as {"hard": (0, 0.0625), "extremely_hard": (0, 0)}, each problem counted once as in `split_of`."""
     ordered_splits = {name: splits[name] for name in sorted(splits, key=lambda name: splits[name])}
     k_min = min(attempts for _, attempts in labels)
     # k, or a divisor of a large k, so that each bar holds as many values of avg@k
@@ -46,8 +45,7 @@ def draw_difficulty(
 
 def split_of(label: DifficultyLabel, splits: Mapping[str, AvgRange], min_unsolved_attempts: int = 128) -> str:
     """The split of a label, the harder one at a shared end, or "unused"; a split (0, 0), Extremely Hard, goes first and
-    takes problems without a right one of at least `min_unsolved_attempts` attempts.
-    """
+    takes problems without a right one of at least `min_unsolved_attempts` attempts."""
     solved, attempts = label
     for name, (low, high) in sorted(splits.items(), key=lambda split: split[1]):
         if low <= solved / attempts <= high and (high > 0 or attempts >= min_unsolved_attempts):

@@ -1,6 +1,5 @@
 """B_p against n at a fixed batch B = B_p n (paper's Figs. 9, 18, 19), where a budget is M = C / B updates, with n*(M)
-and B_p*(M) = B / n*(M). Departs from the paper: all B side by side, a law only where not rejected, intervals.
-"""
+and B_p*(M) = B / n*(M). Departs from the paper: all B side by side, a law only where not rejected, intervals."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,5 @@
 """n*(C) (paper's Figs. 7 and 21). Departs from the paper: intervals, a law dashed beyond the measured budgets and left
-out where the frontier has two values of n only, and P(n best), the share of replicates in which n is best.
-"""
+out where the frontier has two values of n only, and P(n best), the share of replicates in which n is best."""
 
 from collections.abc import Mapping, Sequence
 from math import log2

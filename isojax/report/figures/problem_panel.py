@@ -1,6 +1,5 @@
 """pass@1 of a fixed panel of training problems (IsoCompute Playbook, arXiv:2603.12151, Figs. 11, 27 and section 5.1):
-under interference a share of problems stays at 0 while the mean rises.
-"""
+under interference a share of problems stays at 0 while the mean rises."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

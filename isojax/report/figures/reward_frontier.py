@@ -1,6 +1,5 @@
 """The frontier (paper's Figs. 6 and 22): validation reward against C, a panel for each B_p and one for all together.
-Departs from the paper: one palette of n, intervals of the frontier and of crossovers, arrows for open ends.
-"""
+Departs from the paper: one palette of n, intervals of the frontier and of crossovers, arrows for open ends."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby, zip_longest

@@ -18,8 +18,7 @@ def single_curve_figure(
     document: Mapping[str, Any], C: FloatArray, R: FloatArray, seed_index: NDArray[np.intp], seed_names: tuple[str, ...]
 ) -> canvas.RenderedFigure:
     """The fitted curve (`document` of `curve_file.fit_curve_file`), its interval and the points; the dashed line is R0.
-    C, R: float[points] >= 0; seed_index: int[points] into `seed_names`.
-    """
+    C, R: float[points] >= 0; seed_index: int[points] into `seed_names`."""
     fig, (ax,) = canvas.panel_grid(1, height=4.6)
     C_limit = np.inf if document["fit_below"] is None else document["fit_below"]
     _draw_curve(ax, document, C_limit)

@@ -1,6 +1,5 @@
 """The page's two charts as plotly traces and layouts. The page chooses the colours, as it knows whether it is light or
-dark: a trace's `meta` names what it shows. Text is escaped, because plotly reads some HTML in labels.
-"""
+dark: a trace's `meta` names what it shows. Text is escaped, because plotly reads some HTML in labels."""
 
 import html
 from collections.abc import Iterable, Sequence

@@ -1,6 +1,5 @@
 """The interactive part of the page. Python makes every number, an answer for each of about 150 budgets and every view;
-page.js looks them up, and calculates only M = floor(C / (B_p n)) for the budget typed.
-"""
+page.js looks them up, and calculates only M = floor(C / (B_p n)) for the budget typed."""
 
 import json
 from collections.abc import Sequence

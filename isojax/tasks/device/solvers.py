@@ -1,8 +1,7 @@
 """Arithmetic with eight operators: a problem is `aaOPbb=`, the operators A..H mean a+b, |a-b|, max, min, a, b, (a+b)
 mod 10 and (ab) mod 10, and `solvers:ABCG` has those alone. For each class (operator, a mod 5, b mod 3) the right solver
 demonstrates with a probability from U(.2, .65) or U(.005, .08), else another does: a policy trained on them solves
-problems at rates that spread from Hard to Easy.
-"""
+problems at rates that spread from Hard to Easy."""
 
 from typing import ClassVar, Literal
 

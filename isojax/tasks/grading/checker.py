@@ -1,6 +1,5 @@
 """Grading responses in text, in worker processes that can be killed. A check that hangs, crashes, raises or takes too
-much memory costs its own rollout only (reward 0, counted by kind); the rest of its batch is checked again.
-"""
+much memory costs its own rollout only (reward 0, counted by kind); the rest of its batch is checked again."""
 
 import threading
 import weakref

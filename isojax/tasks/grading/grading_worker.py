@@ -1,6 +1,5 @@
 """What runs in a worker process. The parent sends pickles: (`cell.verifier.use`, bytes of memory), then batches of
-CheckRequest; the worker answers by lines of JSON: an error, empty where the start succeeded, then Verdicts.
-"""
+CheckRequest; the worker answers by lines of JSON: an error, empty where the start succeeded, then Verdicts."""
 
 import contextlib
 import fcntl

@@ -1,7 +1,6 @@
 """Sums of small numbers, `12 + 7 =` -> `19`: each operand's digits are drawn evenly from low..high (1..2 unless set),
 then the operand among the numbers of so many digits. Of a + b and b + a only one is ever a problem, so that a held-out
-sum is never trained on.
-"""
+sum is never trained on."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,5 @@
 """Greatest common divisors: `gcd(12,18)=` -> `6`, of two numbers in low..high (2..40 unless set). Of gcd(a,b) and
-gcd(b,a) only one is ever a problem, so that a held-out pair is never trained on.
-"""
+gcd(b,a) only one is ever a problem, so that a held-out pair is never trained on."""
 
 import math
 from dataclasses import dataclass

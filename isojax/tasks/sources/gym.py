@@ -1,7 +1,6 @@
 """Problems of reasoning-gym's generators, `gym:NAME,key=value,...`: the items under seed `cell.data.seed`, repeats left
 out. A generator may never end, crash or print, so it runs in a process of its own, with a deadline for each item, a
-fixed hash seed and a fixed random state (the items of five generators depend on them).
-"""
+fixed hash seed and a fixed random state (the items of five generators depend on them)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Problems from Parquet, `parquet:PATH`: a file, a folder or a pattern such as data/train-*.parquet, in verl's schema
-or flat columns (tasks/source_rows.py). A problem's id is its row's number over all files by name, from 0.
-"""
+or flat columns (tasks/source_rows.py). A problem's id is its row's number over all files by name, from 0."""
 
 import glob
 import importlib

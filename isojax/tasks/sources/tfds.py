@@ -1,7 +1,6 @@
 """Problems in a TFDS data set of ArrayRecord files, `tfds:FOLDER#SPLIT[,SPLIT...]`, read and written without
 TensorFlow. Without # the split `all` is read; flat features of another's data set are read as rows
-(tasks/source_rows.py).
-"""
+(tasks/source_rows.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """`gym`: the scorer of the reasoning-gym generator that made the problem, given the last <answer>...</answer>, else the
-whole response. Some scorers run it through Python's `eval`, in the worker process, with the user's rights.
-"""
+whole response. Some scorers run it through Python's `eval`, in the worker process, with the user's rights."""
 
 import functools
 import importlib

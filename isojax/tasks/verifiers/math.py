@@ -1,6 +1,5 @@
 """`math`: GSM8K's and MATH's answers, compared as text and numbers first (tasks/grading/math_answers.py), then by
-math-verify (extra [verify]), which also searches a response that states no answer for its last expression.
-"""
+math-verify (extra [verify]), which also searches a response that states no answer for its last expression."""
 
 from functools import lru_cache
 from typing import Any
