@@ -137,12 +137,7 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     algorithm = resolve_algorithm(rl)
     loss_metrics(algorithm.loss, rl.loss)
     check_plugins(algorithm)
-    _check_critic(rl, algorithm)
-    _check_group_size(rl, algorithm, smallest_n=min(cell.n for cell in cells))
-    _check_terms(rl, algorithm)
-
-
-def _check_critic(rl: RLConfig, algorithm: Algorithm) -> None:
+    smallest_n = min(cell.n for cell in cells)
     if vars(algorithm.loss).get("NEEDS_CRITIC") and rl.critic is None:
         raise InputError(
             f"cell.rl.loss = {rl.loss} takes its advantages from a critic and cell.rl.critic is null; add the config "
@@ -154,9 +149,6 @@ def _check_critic(rl: RLConfig, algorithm: Algorithm) -> None:
             f"cell.rl.advantage = {plugin_name(algorithm.advantage)} and cell.rl.critic is {critic_setting}; expected "
             "gae with a critic, another without."
         )
-
-
-def _check_group_size(rl: RLConfig, algorithm: Algorithm, smallest_n: int) -> None:
     if vars(algorithm.advantage).get("NEEDS_GROUP") and smallest_n < 2:
         raise InputError(
             f"cell.rl.advantage = {plugin_name(algorithm.advantage)} compares a rollout with others of its problem and "
@@ -173,9 +165,6 @@ def _check_group_size(rl: RLConfig, algorithm: Algorithm, smallest_n: int) -> No
             f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}; "
             "expected n_train <= n (n counts the rollouts that estimate the baseline)."
         )
-
-
-def _check_terms(rl: RLConfig, algorithm: Algorithm) -> None:
     for term, coefficient in (("kl", rl.kl), ("entropy", rl.entropy)):
         if term in rl.zero_variance_filter and coefficient == 0:
             raise InputError(

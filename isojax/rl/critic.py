@@ -125,9 +125,8 @@ def build_critic(
     `build_gradient`'s gradient, whose responses come with CriticInputs."""
     objective, axes, param_shapes = CriticObjective(decoder), critic_logical_axes(decoder), critic_param_shapes(decoder)
     accumulator = GradientAccumulator(objective, shapes)
-    no_row = shapes.buffer_rows  # where values are dropped
 
-    def shard_values(inputs: UpdateInputs, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> Array:
+    def shard_values(shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array) -> Array:
         responses = responses._replace(objective_inputs=jnp.arange(shapes.buffer_rows)[None])  # each one's row
         shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
         params = decoder.cast_params(inputs.params)
@@ -138,7 +137,8 @@ def build_critic(
 
             def add_microbatch_values(i: Array, values: Array) -> Array:
                 microbatch = accumulator.take_microbatch(shard_batch, block, i)
-                row = jnp.where(microbatch.mask.any(-1), microbatch.objective_inputs, no_row)
+                # Rows that do not count go beyond the last, where they are dropped.
+                row = jnp.where(microbatch.mask.any(-1), microbatch.objective_inputs, shapes.buffer_rows)
                 microbatch_values = objective.values(params, prefix, inputs.problems, microbatch)
                 return values.at[row].set(microbatch_values, mode="drop")
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax, shard_map
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
@@ -182,10 +183,7 @@ class GradientAccumulator:
         """Sums over the shard's rollouts: the gradient in float32, and the metrics."""
         sums = {name: jnp.float32(0) for name in self.objective.metric_reductions}
         d_params = jax.tree.map(lambda p: jax.new_ref(_make_anchor(p)), inputs.params)
-
-        def add_block(index: Array, sums: MetricSums) -> MetricSums:
-            return self.add_block(index, sums, d_params, inputs, shard_batch)
-
+        add_block = partial(self.add_block, d_params=d_params, inputs=inputs, shard_batch=shard_batch)
         sums = lax.fori_loop(0, self.num_blocks(shard_batch), add_block, sums)
         return jax.tree.map(jax.freeze, d_params), sums
 
@@ -199,7 +197,7 @@ def build_gradient(
     cast_params, reductions, shards = objective.decoder.cast_params, objective.metric_reductions, shapes.shards
 
     def shard_gradient(
-        inputs: UpdateInputs, responses: ResponseBatch, shard: Array, B_p: Array, n: Array
+        shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
     ) -> tuple[Params, Metrics]:
         shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
         num_tokens = jnp.maximum(_sum_over_shards(responses.mask.sum(), shards), 1).astype(jnp.float32)
@@ -222,23 +220,18 @@ def build_gradient(
 def map_over_shards(
     function: Callable[..., Any], mesh: Mesh, input_specs: tuple[Any, Any], out_specs: Any
 ) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], Any]:
-    """`mapped(inputs, responses, B_p, n)`, which calls `function(inputs, responses, shard i32[1], B_p, n)` for each
+    """`mapped(inputs, responses, B_p, n)`, which calls `function(shard i32[1], inputs, responses, B_p, n)` for each
     shard with its responses [1 rows ...]. input_specs: those of `inputs.params` and `inputs.base_params`."""
-    replicated_spec, shard_spec, shards = P(), P(ROLLOUT_AXES), shard_count(mesh)
-    inputs_spec: Any = (*input_specs, replicated_spec, replicated_spec)
+    inputs_spec: Any = (*input_specs, P(), P())
     sharded = shard_map(
         function,
         mesh=mesh,
-        in_specs=(UpdateInputs(*inputs_spec), shard_spec, shard_spec, replicated_spec, replicated_spec),
+        in_specs=(P(ROLLOUT_AXES), UpdateInputs(*inputs_spec), P(ROLLOUT_AXES), P(), P()),
         out_specs=out_specs,
         axis_names=set(ROLLOUT_AXES),
         check_vma=False,
     )
-
-    def mapped(inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array) -> Any:
-        return sharded(inputs, responses, jnp.arange(shards, dtype=jnp.int32), B_p, n)
-
-    return mapped
+    return partial(sharded, np.arange(shard_count(mesh), dtype=np.int32))
 
 
 def _make_anchor(x: Array) -> Array:

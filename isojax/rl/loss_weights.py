@@ -78,15 +78,6 @@ def make_loss_weights(
     return LossWeights(advantages, term_weights("policy"), term_weights("kl"), term_weights("entropy"))
 
 
-class CompactedBatch(NamedTuple):
-    """The remaining batch of B_p problems."""
-
-    problems: ProblemArrays
-    columns: Any  # arrays [S rows ...]
-    valid: Array  # bool[S rows], which rows hold a rollout
-    B_p: Array
-
-
 def groups_with_any(
     mask: Bool[Array, "S rows"], groups: Int[Array, "S rows"], num_groups: int
 ) -> Bool[Array, " num_groups"]:
@@ -102,9 +93,10 @@ def drop_groups(
     B_p: Int[Array, ""],
     n: Int[Array, ""],
     group_size: Any,
-) -> CompactedBatch:
-    """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order, as a batch of its
-    own: at the front of the buffers, so that the gradient's loops run over them alone."""
+) -> tuple[ProblemArrays, Any, Bool[Array, "S rows"], Int[Array, ""]]:
+    """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order, at the front of the
+    buffers, so that the gradient's loops run over them alone: the remaining problems, the columns [S rows ...], which
+    rows hold a rollout, and B_p."""
     groups, _ = buffer_row_groups(shapes, B_p, n)
     shards, rows_per_shard = groups.shape
     group_is_trained = groups_with_any(train_mask, groups, shapes.problem_rows)
@@ -117,4 +109,4 @@ def drop_groups(
     source_row = trained_rows[jnp.where(valid, rollout, 0)]
     remaining_columns = jax.tree.map(lambda x: x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row], columns)
     remaining_problems = ProblemArrays(*(x[group_order] for x in problems))
-    return CompactedBatch(remaining_problems, remaining_columns, valid, num_groups)
+    return remaining_problems, remaining_columns, valid, num_groups

@@ -135,13 +135,13 @@ class AsyncRollouts(rollout_source.RolloutSource):
         if self.next_batch_to_begin == update:
             self._publish_and_begin(state.params)
         self.update_began_at, self.sampler_seconds_before = time.monotonic(), self.worker.busy_seconds
-        sampled = self.worker.take_batch(update)
+        sampled_rollouts, tokens_by_version = self.worker.take_batch(update)
         self.batch_arrived_at = time.monotonic()
         index, (problems, _, key_data) = self.pending_batches.pop(update)
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
-        worker_rollouts = jax.device_put(sampled.rollouts, replicated(programs.mesh))
+        worker_rollouts = jax.device_put(sampled_rollouts, replicated(programs.mesh))
         rollouts = programs.to_trainer_layout(worker_rollouts, B_p, n)
-        metrics = staleness_metrics(sampled.tokens_by_version, update, programs.max_staleness)
+        metrics = staleness_metrics(tokens_by_version, update, programs.max_staleness)
         if programs.verify is not None:
             rewards = programs.verify(problems, rollouts, B_p, n)
         else:

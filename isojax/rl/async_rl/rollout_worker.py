@@ -23,6 +23,8 @@ from isojax.sampling.sampler_state import SamplerState
 
 # Called with a batch's number, the numbers i[r] in it of rollouts that have finished, and the tokens of each.
 FinishedCallback = Callable[[int, np.ndarray, list[np.ndarray]], None]
+# A batch's rollouts, by shard of the sampler, and how many tokens were drawn with the weights of each update.
+SampledBatch = tuple[Rollouts, Mapping[int, int]]
 
 
 class RolloutJob(NamedTuple):
@@ -33,13 +35,6 @@ class RolloutJob(NamedTuple):
     first_batch: int  # the number of the first batch
     filler_problem: ProblemArrays  # any problem, as arrays of one row; it fills the ring where no batch has begun
     on_finished: FinishedCallback | None  # of a verifier on the host
-
-
-class SampledBatch(NamedTuple):
-    """A batch that is completely sampled."""
-
-    rollouts: Rollouts  # by shard of the sampler
-    tokens_by_version: Mapping[int, int]  # how many tokens were drawn with the weights of each update
 
 
 class RolloutWorker:
@@ -114,7 +109,7 @@ class RolloutWorker:
             self.decode_chunk()
         rollouts = self.programs.extract_batch(self.state.outputs, np.int32(self._ring_offset(batch) * self.job.n))
         del self.finished_counts[batch]
-        return SampledBatch(rollouts, dict(self.tokens_by_version.pop(batch)))
+        return rollouts, dict(self.tokens_by_version.pop(batch))
 
     def close(self) -> None:
         """Nothing runs."""

@@ -5,5 +5,4 @@ from jaxtyping import Array, Float
 
 
 def estimate(logps: Float[Array, "m T"], base_logps: Float[Array, "m T"]) -> Float[Array, "m T"]:
-    """The log-ratio."""
     return logps - base_logps

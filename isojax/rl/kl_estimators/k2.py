@@ -4,5 +4,4 @@ from jaxtyping import Array, Float
 
 
 def estimate(logps: Float[Array, "m T"], base_logps: Float[Array, "m T"]) -> Float[Array, "m T"]:
-    """Half the squared log-ratio."""
     return 0.5 * (logps - base_logps) ** 2

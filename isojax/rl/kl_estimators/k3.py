@@ -6,6 +6,5 @@ from jaxtyping import Array, Float
 
 
 def estimate(logps: Float[Array, "m T"], base_logps: Float[Array, "m T"]) -> Float[Array, "m T"]:
-    """exp(d) - 1 - d."""
     d = base_logps - logps
     return jnp.exp(d) - 1 - d
