@@ -70,9 +70,7 @@ class AdaptivePolicy:
             )
 
     def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
-        """Cells to run at the same time, longest first, and the C of `C_grid` to train each to; [] at the end. A begun
-        run continues; a failed one is not asked for again, but its measurements count.
-        """
+        """Cells to run at the same time, longest first, and the C to train each to; [] at the end. None that failed."""
         seeds_by_cell = self._seeds_by_cell([r.cell for r in runs if r.failure_reason])
         C_reached = {r.cell: r.points[-1].rollouts for r in runs if r.points}
         rollouts_left = self.allowed_rollouts - sum(C_reached.values())
@@ -87,8 +85,7 @@ class AdaptivePolicy:
         return sorted(targets.items(), key=lambda item: (C_reached.get(item[0], 0) - item[1], item[0]))
 
     def summary(self, runs: Sequence[RunRecord]) -> dict[str, Any]:
-        """Rollouts allowed and spent, what the whole grid takes, the part of that which was saved, and how far each
-        (B_p, n) went: the runs begun, their largest C and rollouts in all."""
+        """Rollouts allowed, spent and of the whole grid, the part saved, and how far each (B_p, n) went."""
         spent, rows = sum(r.points[-1].rollouts for r in runs if r.points), []
         for B_p, n in sorted({(c.B_p, c.n) for c in self.cells}):
             C = [r.points[-1].rollouts for r in runs if r.points and (r.cell.B_p, r.cell.n) == (B_p, n)]
@@ -160,9 +157,7 @@ class AdaptivePolicy:
     def _worthwhile_steps(
         self, runs: Sequence[RunRecord], possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]
     ) -> list[SweepStep]:
-        """The steps that would remove some of the uncertainty. Equal n are not pooled: early on no data distinguish
-        them, which is uncertainty, not an answer.
-        """
+        """The steps that remove uncertainty. Equal n are not pooled: early on, too few data distinguish them."""
         usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
         cells = group_by_cell(build_tracks(usable_runs, self.metric, "rollouts"))
         options = FitOptions(replicates=REPLICATES, pool_equal_n=False)
@@ -192,8 +187,7 @@ class AdaptivePolicy:
 def _order_steps(
     worthwhile_steps: Sequence[SweepStep], possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]
 ) -> list[SweepStep]:
-    """What lags too far behind, then what is most worthwhile; if nothing is worth anything, what is furthest behind:
-    the curves may be wrong where nothing was measured."""
+    """What lags too far behind, then what is most worthwhile; if nothing is, the shortest: curves may be wrong."""
     longest_runs = {(c.B_p, c.n): c for c in sorted(C_reached, key=lambda c: (C_reached[c], -c.seed))}
     next_steps: dict[Cell, SweepStep] = {}  # of the longest run of each (B_p, n)
     for step in possible_steps:
@@ -244,9 +238,7 @@ class NStarUncertainty:
         return (np.tensordot(draw_weights, self._best_n_one_hot, 1) @ self._n_distance).min(-1).mean(-1)
 
     def expected_reduction(self, promised_rewards: FloatArray) -> float:
-        """The uncertainty that one run's evaluation would remove on average, where the draws promise float[Q], less
-        what the same promises, permuted between the draws, seem to remove by chance.
-        """
+        """The uncertainty that one run's evaluation, float[Q] by the draws, removes on average, less that by chance."""
         z = (promised_rewards[:, None] + self._measurement_noise[:, None] - promised_rewards) / self._measurement_sd
         draw_weights = np.exp(-0.5 * (z**2 - (z**2).min(1, keepdims=True)))
         draw_weights = draw_weights / draw_weights.sum(1, keepdims=True)

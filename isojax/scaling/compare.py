@@ -26,7 +26,7 @@ N_BAND_ROWS = 80  # rows of the bands that a figure is drawn from
 
 @dataclass(frozen=True)
 class FrontierPath:
-    """n* and the frontier along budgets C float[G]: by the curves, [G], and by each replicate, [Q, G] (Q >= 0)."""
+    """n* and the frontier at C float[G]: by the curves, [G], and by each replicate, [Q, G] (Q >= 0)."""
 
     C: FloatArray
     n: IntArray
@@ -36,18 +36,17 @@ class FrontierPath:
 
 
 def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepComparison:
-    """Compare at least two sweeps of one metric, compute and mode, each with its own label, against the first.
-
-    Raises:
-        InputError: the fits or labels do not meet this, or the sweeps share no budget.
-    """
+    """Compare at least two sweeps of one metric, compute and mode, each with its own label, against the first."""
     _check_comparable(fits, labels)
     ensembles = [load_ensemble(fit) for fit in fits]
     C = _shared_budgets(ensembles, labels)
     paths = [_frontier_path(ensemble, C) for ensemble in ensembles]
     sweeps = [_summarize(*sweep) for sweep in zip(labels, fits, ensembles, paths, strict=True)]
     for i in range(1, len(sweeps)):
-        difference = _reward_difference(paths[0], paths[i])
+        value = float(paths[i].reward[-1] - paths[0].reward[-1])
+        differences = np.subtract.outer(paths[i].reward_draws[:, -1], paths[0].reward_draws[:, -1]).ravel()
+        p_higher = float(np.mean(differences > 0)) if len(differences) else None
+        difference = comparison.RewardDifference(value, *_interval(differences), p_higher)
         sweeps[i] = replace(sweeps[i], difference=difference, earlier=_saturates_earlier(fits[0], fits[i], C))
     compared = SweepComparison(
         metric=fits[0].metric,
@@ -156,7 +155,6 @@ def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
 
 
 def _saturation(path: FrontierPath, n_max: int) -> comparison.Saturation:
-    """Where n* levels off."""
     C, C_draws = float(saturation_C(path.n, path.C, n_max)), saturation_C(path.n_draws, path.C, n_max)
     low, high = _interval(C_draws)
     return comparison.Saturation(
@@ -167,14 +165,6 @@ def _saturation(path: FrontierPath, n_max: int) -> comparison.Saturation:
         high=high,
         below_largest=float(np.mean(C_draws < np.inf)) if len(C_draws) else None,
     )
-
-
-def _reward_difference(first_path: FrontierPath, other_path: FrontierPath) -> comparison.RewardDifference:
-    """The frontier's reward at the end less that of the first sweep."""
-    value = float(other_path.reward[-1] - first_path.reward[-1])
-    differences = np.subtract.outer(other_path.reward_draws[:, -1], first_path.reward_draws[:, -1]).ravel()
-    p_higher = float(np.mean(differences > 0)) if len(differences) else None
-    return comparison.RewardDifference(value, *_interval(differences), p_higher)
 
 
 def _saturates_earlier(first_fit: FitResult, other_fit: FitResult, C: FloatArray) -> EarlierSaturation | None:

@@ -119,7 +119,6 @@ def comparison_sentences(comparison: SweepComparison) -> Iterator[str]:
 
 
 def _describe_saturation(sweep: SweepSummary) -> str:
-    """Where the sweep's own n* levels off."""
     saturation = sweep.saturation
     if saturation is None:
         return "n makes no difference that its evaluations can show"
@@ -144,7 +143,6 @@ def _format_probability(p: float) -> str:
 
 
 def _describe_difference(first: SweepSummary, sweep: SweepSummary, difference: RewardDifference, C: float) -> str:
-    """The difference of the frontiers at the largest common C."""
     text = (
         f"at C = {C:.4g} {sweep.label} reaches {sweep.at[-1].reward:.3f}, {difference.value:+.3f} against {first.label}"
     )
@@ -155,7 +153,6 @@ def _describe_difference(first: SweepSummary, sweep: SweepSummary, difference: R
 
 
 def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: EarlierSaturation) -> str:
-    """Whether n* levels off earlier in a sweep than in the first."""
     pair = f"in {sweep.label} than in {first.label}"
     if earlier.p_earlier is None or earlier.p_later is None:
         verdict = "levels off earlier" if earlier.by_curves else "does not level off earlier"

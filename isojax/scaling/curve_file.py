@@ -158,7 +158,6 @@ def _is_A_determined(A_interval: Interval, fit: SingleRunFit, fitted_points: Run
 
 
 def _holdout_errors(solution: VarproSolution, bootstrap: VarproSolution, holdout: RunPoints) -> dict[str, Any]:
-    """The curve against the points it was not fitted to."""
     errors = evaluate_solution(solution, holdout.C)[0] - holdout.R
     is_at_end = holdout.C >= np.unique(holdout.C)[-END_POINTS:][0]
 

@@ -75,9 +75,7 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
 
 
 def _require_same_problems(runs: Sequence[RunRecord], metric: str) -> None:
-    """Refuse right answers of different numbers of problems, be it of the main set or of the metric's own: they cannot
-    be paired.
-    """
+    """Refuse right answers of different numbers of problems, in the main or the metric's set: they cannot be paired."""
     parsed = parse_metric(metric)
     for name in dict.fromkeys(("", parsed.problem_set if parsed else "")):
         counts_by_run = [(r, p.extra.get(name, ()) if name else p.counts) for r in runs for p in r.points]

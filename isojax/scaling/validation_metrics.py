@@ -125,9 +125,7 @@ def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
 
 
 def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
-    """A run's two axes, or a refusal where either is unusable. A training metric, train/NAME, has no value before the
-    first update: that point is left out.
-    """
+    """A run's two axes, or a refusal; the point before the first update, which has no train/NAME, is left out."""
     location = run.source or f"run {run.cell.name}"
     if metric.startswith(TRAIN_PREFIX):
         name = metric.removeprefix(TRAIN_PREFIX)
@@ -170,8 +168,8 @@ def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, tuple[list[Eva
 
 
 def paired_lead(a: Sequence[EvalPoint], b: Sequence[EvalPoint], metric: str) -> PairedDifference | None:
-    """How far a is above b (evaluations, one per seed) on the same validation problems; None without counts of one
-    common number of samples. The error is that over other problems and other samples, not over other training seeds.
+    """How far a is above b (an evaluation per seed) on the same problems, with the error over other problems and
+    samples; None without counts of one common number of samples.
     """
     sample_counts = {p.samples for p in (*a, *b)}
     counts_a, counts_b = ([correct_counts(p, metric) for p in points] for points in (a, b))

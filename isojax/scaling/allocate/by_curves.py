@@ -72,9 +72,7 @@ def _explain_cell(
 def _name_extrapolated_n(
     ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int, C_spent: FloatArray, allowed: BoolArray
 ) -> None:
-    """Name the other n that were compared beyond their data: runs of equally many updates leave the largest n alone at
-    large C.
-    """
+    """Name the other n that were compared beyond their data, as those of runs of equally many updates are."""
     ends = []
     for n in sorted(set(ensemble.n[allowed].tolist()) - {chosen_n}):
         cells_of_n = allowed & (ensemble.n == n)

@@ -87,9 +87,7 @@ def suggest_B_p(unstable_B_ps: Iterable[int]) -> str:
 
 
 def smallest_stable_B_p(fit: FitResult) -> tuple[int, str]:
-    """The smallest stable B_p, and the unstable ones below it in words ("" where there is none); refused where none is
-    stable.
-    """
+    """The smallest stable B_p, and the unstable ones below it in words ("": none); refused where none is stable."""
     stable_B_ps = [v.B_p for v in fit.stability if v.stable]
     if not stable_B_ps:
         all_B_ps = [v.B_p for v in fit.stability]

@@ -63,16 +63,12 @@ class CurveEnsemble:
         return np.stack([curve_reward(c, by_cell[..., i]) for i, c in enumerate(self.curves)], axis=-1)
 
     def sampled_at_cell_budgets(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
-        """The same of each replicate, on resampled problems or on the same: float[..., cells] -> float[..., replicates,
-        cells].
-        """
+        """The same of each replicate, on resampled or equal problems: float[..., cells] -> [..., replicates, cells]."""
         rewards = self._extrapolate(self.samples.curves_at(spent), spent)
         return rewards if same_problems else apply_problem_shift(self.samples.shift, rewards)
 
     def _extrapolate(self, curve_rewards: FloatArray, spent: FloatArray) -> FloatArray:
-        """The replicates' curves, float[..., replicates, cells], plus what continued learning would add beyond the
-        data.
-        """
+        """The replicates' curves, float[..., replicates, cells], with what continued learning adds beyond the data."""
         C_capped = np.minimum(spent, self.samples.C_peak)
         decades_beyond = np.maximum(np.log10(C_capped / self.samples.C_high), 0.0)[..., None, :]
         if not self.replicates or not decades_beyond.any():
@@ -110,11 +106,6 @@ class CurveEnsemble:
         """Whether cell i was not measured as far as C."""
         return bool(C > self.samples.C_high[i] * (1 + 1e-9))
 
-    def nearest_cell(self, B_p: int, n: int) -> int:
-        """The cell nearest in log n, then in log B_p."""
-        distances = [(abs(np.log2(c.n / n)), abs(np.log2(c.B_p / B_p)), i) for i, c in enumerate(self.curves)]
-        return min(distances)[-1]
-
     def interval(self, values: FloatArray) -> ClosedInterval | None:
         """The central `level` of draws, float[replicates]; None where there are none."""
         if not np.size(values):
@@ -123,9 +114,7 @@ class CurveEnsemble:
         return float(low), float(high)
 
     def affordable_cells(self, request: AllocationRequest) -> tuple[FloatArray, BoolArray]:
-        """What each cell would spend of the budget (B_p n M where M is fixed, else all), and whether it could, within
-        B_max and the fixed value.
-        """
+        """What each cell would spend (B_p n M where M is fixed, else all), and whether the request allows it."""
         fix = request.fix
         C_spent = self.B.astype(np.float64) * fix["M"] if "M" in fix else np.full(len(self.n), float(request.C))
         affordable = (C_spent <= request.C) & (self.B <= request.C)

@@ -52,7 +52,10 @@ def recommend(
     _check_fit(fit)
     _check_extrapolation(ensemble, request, extrapolate)
     allocation = ALLOCATORS[fit.mode](fit, ensemble, request)
-    cell = ensemble.nearest_cell(allocation.B_p, allocation.n)
+    cell = min(  # the nearest in log n, then in log B_p
+        (abs(np.log2(c.n / allocation.n)), abs(np.log2(c.B_p / allocation.B_p)), i)
+        for i, c in enumerate(ensemble.curves)
+    )[-1]
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     _explain_outcome(fit, ensemble, request.reasons, allocation, cell, reward)
     return Recommendation(
@@ -178,9 +181,7 @@ def _explain_outcome(
 
 
 def _measured_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> tuple[MeasuredCell, ...]:
-    """Measured cells, unstable ones too, within B_max and the fixed value, at the compute each would spend; best
-    first.
-    """
+    """Measured cells, unstable ones too, within the limits, at the compute each would spend; best first."""
     C_spent, affordable = ensemble.affordable_cells(request)
     measured_cells = []
     for i in np.flatnonzero(affordable).tolist():

@@ -144,8 +144,7 @@ def diagnostics_flags(
 def frontier_flags(
     frontier: Frontier, segments: Sequence[SegmentRow], law: Law, measured_n: Collection[int], no_effect: bool = False
 ) -> Iterator[FitFlag]:
-    """A frontier with few n or falling n, segments without evidence, and a law that says more than its data; nothing
-    where n makes no difference or a single n was measured, which `effect_flags` says."""
+    """A frontier with few or falling n, segments without evidence, a law beyond its data; none if n has no effect."""
     frontier_n = sorted({p.n for p in frontier.points})
     if no_effect or len(measured_n) == 1:
         return

@@ -46,8 +46,8 @@ class OverfittedRun:
 def assess_stability(
     cells: TracksByCell, metric: str, peaked_cells: Collection[tuple[int, int]] = ()
 ) -> tuple[StabilityVerdict, ...]:
-    """One verdict for each B_p, by rising B_p. In peaked_cells the fit has described the fall past a peak: overfitting,
-    which stopping early avoids, is no instability, unless the training reward falls too.
+    """One verdict for each B_p, rising. A fall past a fitted peak (peaked_cells) is overfitting, which stopping early
+    avoids, unless the training reward falls too.
     """
     reasons: dict[int, list[str]] = {}
     for (B_p, n), seeds in sorted(cells.items()):
@@ -99,9 +99,7 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
 
 
 def find_overfitting(tracks: Sequence[RunTrack], validation_sd: float | None) -> tuple[OverfittedRun, ...]:
-    """Runs whose training reward rises while validation falls, from validation's best stretch to the end; where the
-    standard deviation of one evaluation is None, it is that of each run's own scatter.
-    """
+    """Runs whose training reward rises while validation falls; validation_sd None: from each run's own scatter."""
     overfitted_runs = (_overfitted_run(t, validation_sd) for t in tracks)
     return tuple(run for run in overfitted_runs if run is not None)
 

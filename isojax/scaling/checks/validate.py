@@ -83,9 +83,7 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
 
 
 def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
-    """Every run of the largest n: whether that n mattered and the rest would have warned of it. `predicted` is the
-    frontier of the rest, its error what that n adds.
-    """
+    """Every run of the largest n: whether it mattered and the rest warned of it. `predicted` is the rest's frontier."""
     measured_n = sorted({t.run.cell.n for t in tracks})
     n = measured_n[-1]
     if len(measured_n) < 2:
@@ -151,9 +149,7 @@ def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
 
 
 def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0) -> TrialResult:
-    """The fit's best n at the largest C > C_above that two n reach, the n measured best there, and the first's regret,
-    which is too high by chance, as the best of several noisy means is.
-    """
+    """The fit's best n at the largest C > C_above of two n, the n measured best, and the regret (biased upward)."""
     C_end_by_n: dict[int, float] = {}
     for t in tracks:
         C_end_by_n[t.run.cell.n] = max(C_end_by_n.get(t.run.cell.n, 0.0), float(t.C[-1]))

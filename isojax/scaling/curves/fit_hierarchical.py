@@ -102,9 +102,7 @@ def _summarise_curve(
     correction: ResidualCorrection | None,
     shift: FloatArray | None,
 ) -> FittedCurve:
-    """The mean curve of cell j, with intervals where there are problem shifts; residuals float[S, P] are its
-    evaluations' distances from it.
-    """
+    """The mean curve of cell j, with intervals where there are shifts; residuals are float[S, P]."""
     A, mid, lnB, tail = posterior.mean_curves[j].tolist()
     B_p, n = packed.keys[j]
     C_low, C_high = _measured_range(packed.tracks[j])
@@ -143,7 +141,6 @@ def _posterior_samples(posterior: CurvePosterior, curves: Sequence[FittedCurve],
 
 
 def _describe_intervals(posterior: CurvePosterior, problem_count: int | None, options: FitOptions) -> IntervalSettings:
-    """How the intervals were made."""
     problems_sentence = f"the {problem_count} validation problems are resampled, alike for all runs and checkpoints"
     if problem_count is None:
         problems_sentence = "no right answers of single problems are recorded, "

@@ -149,8 +149,8 @@ def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: i
 def estimate_run_sd(
     tail: float, data: SweepArrays, state: HierarchicalState, noise_sd: float, stated_run_sd: float | None
 ) -> tuple[float, str, float]:
-    """(run-to-run standard deviation, where it comes from in words, its degrees of freedom), from the spread of the
-    seeds' offsets within cells, minus what the noise explains, under a prior worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD.
+    """(run-to-run sd, its source in words, its degrees of freedom), from the spread of the seeds' offsets within cells
+    less that of noise, under a prior worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD.
     """
     if stated_run_sd is not None:
         return stated_run_sd, "as stated", 100.0

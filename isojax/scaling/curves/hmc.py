@@ -115,9 +115,7 @@ def _whitening_matrix(target: _PotentialEnergy, v: FloatArray) -> FloatArray:
 def run_hmc_chains(
     data: SweepArrays, fit: ShapeFit, run_sds: FloatArray, rng: np.random.Generator
 ) -> tuple[FloatArray, FloatArray]:
-    """(theta float[Q, J, 3], R0 float[Q]): one draw from each of Q chains that start around the fit's mode; run_sds
-    float[Q] is the run-to-run standard deviation of each chain, so that its uncertainty is included.
-    """
+    """(theta float[Q, J, 3], R0 float[Q]): a draw of each of Q chains from around the mode, each of its own run_sd."""
     target, chain_count = _make_target(data, fit, run_sds), len(run_sds)
     mode = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
     T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), mode)

@@ -22,9 +22,7 @@ MAX_NEIGHBOURS = 2  # the mean around a record takes at most this many points on
 
 
 def record_breaking_indices(rewards: ArrayLike) -> NDArray[np.intp]:
-    """Indices of the points of one run, by rising compute, whose floor(R / BIN_WIDTH) exceeds that of all points
-    before; the first point is one (section 4, Fig. 5).
-    """
+    """Where floor(R / BIN_WIDTH) exceeds that of all points before, in one run by rising C (section 4, Fig. 5)."""
     bins = np.floor(np.asarray(rewards, dtype=np.float64) / BIN_WIDTH + _EDGE_TOLERANCE)
     best_bin_before = np.concatenate([[-np.inf], np.maximum.accumulate(bins)[:-1]])[: len(bins)]
     return np.flatnonzero(bins > best_bin_before)

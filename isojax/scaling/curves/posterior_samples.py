@@ -164,9 +164,7 @@ def crossover_interval(
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
-    """float[Q, G]: log2 of the best n in each replicate. A cell whose data ended competes by its curve up to
-    CURVE_REACH_DECADES further: else a large n, alone at large C where runs have equal updates, would seem to win.
-    """
+    """float[Q, G]: log2 of the best n; a cell competes by its curve up to CURVE_REACH_DECADES beyond its data."""
     return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
 
 

@@ -48,9 +48,7 @@ class ResidualCorrection:
 def fit_corrections(
     log10_C: Sequence[FloatArray], residuals: Sequence[FloatArray], evaluation_sd: float
 ) -> list[ResidualCorrection | None]:
-    """A correction for each cell, or None for all, from the residuals of its points at C > 0, its seeds together, and
-    the standard deviation of one evaluation.
-    """
+    """A correction for each cell, or None for all, from the residuals at C > 0 of each cell, its seeds together."""
     if evaluation_sd <= 0 or not log10_C:
         return [None] * len(log10_C)
     evaluation_sd = max(evaluation_sd, MIN_EVALUATION_SD)

@@ -79,7 +79,10 @@ def fit_single_run(points: RunPoints) -> SingleRunFit:
     rewards_bounded = bool(np.all((points.R >= 0) & (points.R <= 1)))
     space = varpro.search_space(points.C, (0.0, 1.0) if rewards_bounded else None)
     least_squares = varpro.fit_least_squares(space, points.R)
-    residual_clip = _residual_clip(points.R, points.R - least_squares.fitted_rewards[0])
+    degrees_of_freedom = max(len(points.R) - len(PARAMETER_NAMES), 1)
+    median_residual = float(np.median(np.abs(points.R - least_squares.fitted_rewards[0])))
+    robust_sd = 1.4826 * median_residual * np.sqrt(len(points.R) / degrees_of_freedom)
+    residual_clip = HUBER_THRESHOLD_SD * max(robust_sd, 1e-6 * float(np.ptp(points.R)), 1e-12)
     influence = varpro.huber_influence(residual_clip)
     solution = varpro.fit_robust(space, points.R[None], least_squares.phi, influence)
     residuals = points.split_by_run(points.R - solution.fitted_rewards[0])
@@ -91,13 +94,6 @@ def fit_single_run(points: RunPoints) -> SingleRunFit:
         noise=estimate_noise(residuals, len(PARAMETER_NAMES)),
         at_bounds=varpro.parameters_at_bounds(solution, space),
     )
-
-
-def _residual_clip(R: FloatArray, residuals: FloatArray) -> float:
-    """Where Huber's loss turns linear, from a robust standard deviation of the residuals of least squares."""
-    degrees_of_freedom = max(len(R) - len(PARAMETER_NAMES), 1)
-    sd = 1.4826 * float(np.median(np.abs(residuals))) * np.sqrt(len(R) / degrees_of_freedom)
-    return HUBER_THRESHOLD_SD * max(sd, 1e-6 * float(np.ptp(R)), 1e-12)
 
 
 def estimate_noise(residuals_by_run: Sequence[FloatArray], parameter_count: int) -> NoiseModel:

@@ -69,8 +69,7 @@ def _fit_n_star_of_M(
 
 
 def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
-    """float[Q]: the mean reward, over those C that all cells reached, that the best monotone n(C), rising or falling,
-    loses against the best n at each C."""
+    """float[Q]: the mean reward, over the C that all cells reached, that the best monotone n(C) loses to the best n."""
     reached_by_all = draws.is_measured(C).all(0)
     if not reached_by_all.any():
         return np.zeros(len(draws.R0))

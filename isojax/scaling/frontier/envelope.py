@@ -54,9 +54,7 @@ def spread_indices(length: int, count: int) -> NDArray[np.intp]:
 
 
 def compute_frontier(curves: Sequence[FittedCurve], min_decades: float = MIN_DECADES) -> Frontier:
-    """The upper envelope of at least one curve where one was measured; stretches shorter than `min_decades` are merged,
-    and equal rewards go to the smaller n, then the smaller B_p.
-    """
+    """The upper envelope of at least one curve; of equal rewards the smaller n, then the smaller B_p."""
     ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))
     C_low, C_high = min(c.C_low for c in ordered_curves), max(c.C_high for c in ordered_curves)
     grid_size = int(np.ceil(GRID_POINTS_PER_DECADE * np.log10(C_high / C_low))) + 1
@@ -101,9 +99,7 @@ def _runs_of_winner(winner: NDArray[np.intp]) -> list[tuple[int, int]]:
 def _merge_brief_stretches(
     log10_C: FloatArray, rewards: FloatArray, winner: NDArray[np.intp], min_decades: float
 ) -> NDArray[np.intp]:
-    """The winner at each grid point once brief stretches are gone; rewards: float[curves, grid], -inf where not
-    (nearly) measured.
-    """
+    """The winner at each grid point without brief stretches; rewards float[curves, grid], -inf: not measured."""
     winner = winner.copy()
     edges = np.concatenate([log10_C[:1], (log10_C[1:] + log10_C[:-1]) / 2, log10_C[-1:]])
     while True:
@@ -129,9 +125,7 @@ def _merge_brief_stretches(
 def _takeover(
     earlier_curve: FittedCurve, later_curve: FittedCurve, log10_C_low: float, log10_C_high: float
 ) -> tuple[float, bool]:
-    """C at which the later curve takes over between two grid points, and whether by crossing the earlier one: their
-    root, else the midpoint.
-    """
+    """C at which the later curve takes over between two grid points (root, else midpoint), and whether they cross."""
 
     def earlier_lead(x: float) -> float:
         return float(curve_reward(earlier_curve, 10**x) - curve_reward(later_curve, 10**x))

@@ -87,9 +87,8 @@ def most_common_n_law(n: ArrayLike) -> Law:
 def _fit_n_star(
     frontier: Frontier, draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int, target_count: int
 ) -> result.NStarFit:
-    """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, worth as many observations as there were
-    targets. Its form is chosen by weights of their variance and that of the grid of n (a uniform error of one step); a
-    mode that cannot say whether n matters has the paper's sigmoid.
+    """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance plus that of the
+    grid of n (a uniform error of one step); the paper's sigmoid in a mode that cannot say whether n matters.
     """
     C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
     if no_effect is None:
@@ -130,10 +129,7 @@ def _n_star_band(draws: PosteriorSamples, C: FloatArray) -> tuple[result.NStarBa
 
 
 def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tuple[result.SegmentRow, ...]:
-    """The evidence for each n of a frontier: consecutive stretches of one n are one segment, whatever their B_p.
-
-    metric: the fitted one; leads need one that follows from right answers (`parse_metric`), and those to be recorded.
-    """
+    """The evidence for each n of a frontier (stretches of one n are one segment); leads need counts of the metric."""
     stretches_by_n = [list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)]
     crossings = {c.C for c in frontier.crossovers if c.crossing}
     segments = []

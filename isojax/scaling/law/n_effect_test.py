@@ -35,9 +35,7 @@ def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
 
 
 def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> float:
-    """Minus twice the greatest log likelihood of curves whose A, mid and lnB are combinations of the columns, float[J,
-    K].
-    """
+    """Minus twice the greatest log likelihood of curves with A, mid and lnB in the span of the columns, float[J, K]."""
     J, K = columns.shape
     X = block_columns(columns)
     gamma = as_float64(np.linalg.lstsq(X.reshape(3 * J, -1), shape_fit.state.theta.reshape(-1), rcond=None)[0])

@@ -117,9 +117,7 @@ def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> La
 
 
 def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[str, Any]:
-    """Intervals of the form's parameters and of n*(C), over points drawn with replacement; a draw of one C alone, which
-    has no slope, is drawn again.
-    """
+    """Intervals of parameters and n*(C) over resampled points; a draw of one C, which has no slope, is repeated."""
     rng, log2_n_cap, refitted_laws = np.random.default_rng(SEED), float(log2_n.max()) + 1, []
     while len(refitted_laws) < REPLICATES:
         resampled = rng.integers(0, len(C), len(C))
