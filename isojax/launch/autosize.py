@@ -1,5 +1,4 @@
-"""Slots R and microbatch m that a device has the memory for: those that planner.py chooses for speed, halved until the
-estimate of memory_model.py fits. What the config sets is never changed."""
+"""Slots R and microbatch m that a device has the memory for: planner.py's, halved until memory_model.py's estimate fits."""
 
 import os
 import sys

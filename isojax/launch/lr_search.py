@@ -73,8 +73,8 @@ def rate_name(rate: float) -> str:
 
 
 def choose_batch_shape(config: Config, B_p: int | None, n: int | None) -> tuple[int, int]:
-    """(B_p, n): what is given; the rest from the sweep, so that B_p n is nearest to cell.rl.lr_reference_batch in log;
-    of equals the larger B_p. InputError where no product is within sweep.B_max."""
+    """(B_p, n): what is given; the rest from the sweep, so that B_p n is nearest to cell.rl.lr_reference_batch in log
+    (then the larger B_p). InputError where no product is within sweep.B_max."""
     sweep, reference_batch = config.sweep, config.cell.rl.lr_reference_batch
     pairs = [(b, m) for b in ((B_p,) if B_p else sweep.B_p) for m in ((n,) if n else sweep.n)]
     allowed = [(b, m) for b, m in pairs if b * m <= sweep.B_max]
@@ -88,8 +88,7 @@ def choose_batch_shape(config: Config, B_p: int | None, n: int | None) -> tuple[
 
 
 def default_budget(config: Config, B: int) -> int:
-    """A tenth of sweep.budget, but at least MIN_WARMUPS times the warm-up, and MIN_EVALUATIONS at different updates
-    after that of the base policy."""
+    """A tenth of sweep.budget, but at least MIN_WARMUPS times the warm-up, and MIN_EVALUATIONS at different updates."""
     warmup_rollouts, eval_config = MIN_WARMUPS * config.cell.rl.warmup * B, config.cell.eval
     budget = max(config.sweep.budget // 10, warmup_rollouts, B, math.ceil(eval_config.start))
     while len({-(-target // B) for target in eval_config.evaluation_targets(budget)[1:]}) < MIN_EVALUATIONS:

@@ -1,5 +1,5 @@
-"""Where a sweep stands, from its files alone: config.yaml, ledgers and timing, and the status.json of a driver on a Ray
-cluster. Without one, cells that have begun are running if a process holds the folder's lock."""
+"""Where a sweep stands, from its files alone. Without the status.json of a driver on a Ray cluster, cells that have
+begun are running if a process holds the folder's lock."""
 
 import json
 import re

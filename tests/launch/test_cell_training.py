@@ -16,8 +16,8 @@ from isojax.core.errors import RunFailed, is_out_of_memory
 from isojax.core.nouns import Cell, EvalPoint
 from isojax.core.preemption import Preempted
 from isojax.launch.display import Display
-from isojax.launch.local import cell_training
-from isojax.launch.local.cell_training import out_of_memory_message, train_cells, write_health
+from isojax.launch.local import local_runner
+from isojax.launch.local.local_runner import out_of_memory_message, train_cells, write_health
 from isojax.launch.strategy import CellTarget
 from isojax.runs.ledger import Ledger
 from isojax.runs.ledger_reader import read_run
@@ -50,7 +50,7 @@ def test_asked_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> N
         preemption.request_preemption()
         return RuntimeError("no such luck")
 
-    monkeypatch.setattr(cell_training, "train_cell", one_cell)
+    monkeypatch.setattr(local_runner, "train_cell", one_cell)
     base: Any = None
     with Display(Config()) as display, preemption.handle_sigterm():
         with pytest.raises(Preempted, match=r"; 8x4-s0 had failed before \(no such luck\)\. Go on by --resume\.$"):

@@ -1,5 +1,4 @@
-"""`launch --dry-run --topology`: compile a sweep's programs for TPUs that are not here, without weights or problems,
-and show XLA's memory and the planner's."""
+"""`launch --dry-run --topology`: compile a sweep's programs for absent TPUs, and show XLA's memory and the planner's."""
 
 import time
 from typing import Any

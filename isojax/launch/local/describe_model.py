@@ -14,8 +14,7 @@ from isojax.tasks.tokenizer import end_tokens, load_tokenizer
 
 
 def describe_model(folder: Path) -> dict[str, Any]:
-    """What is in a model's folder, as plain data; InputError where a weight is missing or has another shape than the
-    config says, or the model cannot be run."""
+    """What is in a model's folder, as plain data; InputError where weights do not fit the config, or it cannot run."""
     model = hf_load.resolve_model(ModelConfig(path=str(folder)))
     stored_tensors = safetensors_io.read_headers(folder)
     family = registry.load("models.families", model.family, "build")

@@ -1,5 +1,4 @@
-"""The processes of one run, brought together by JAX's own service (jax.distributed). What ends one of them ends all, by
-launch/watchdog.py; where a process hangs but its machine runs, by JAX's heartbeat."""
+"""The processes of one run, brought together by jax.distributed; what ends one of them ends all (watchdog.py)."""
 
 import os
 import socket
@@ -23,8 +22,7 @@ HEARTBEAT_TIMEOUT = 40  # seconds without a sign of a process until JAX ends the
 
 @contextmanager
 def join_processes(process_group: ProcessGroup) -> Iterator[None]:
-    """Connect this process with the others; on leaving without an error, disconnect. InputError where the processes do
-    not come together, or differ in their number of devices."""
+    """Connect this process with the others, until the context ends; InputError where they do not come together."""
     if not process_group.is_multi_process:
         yield
         return

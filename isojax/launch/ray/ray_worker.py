@@ -10,8 +10,8 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import CellProgress
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
-from isojax.launch.local.cell_training import train_cell
 from isojax.launch.local.join_processes import join_processes
+from isojax.launch.local.local_runner import train_cell
 from isojax.launch.local.setup import open_sweep, start_jax
 from isojax.launch.ray import ray_actor
 from isojax.launch.ray.ray_actor import CallResult
