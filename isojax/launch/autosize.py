@@ -1,4 +1,4 @@
-"""Slots R and microbatch m that a device has the memory for: planner.py's, halved until memory_model.py's estimate fits."""
+"""Slots R and microbatch m that fit a device: planner.py's, halved until the estimate of memory_model.py fits."""
 
 import os
 import sys

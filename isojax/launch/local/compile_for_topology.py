@@ -1,4 +1,4 @@
-"""`launch --dry-run --topology`: compile a sweep's programs for absent TPUs, and show XLA's memory and the planner's."""
+"""`launch --dry-run --topology`: compile a sweep's programs for absent TPUs, and compare XLA's memory with ours."""
 
 import time
 from typing import Any
