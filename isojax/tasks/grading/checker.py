@@ -28,7 +28,7 @@ class Checker:
     def __init__(
         self, verifier: str, timeout: float = 5.0, memory_gb: float = 4.0, num_workers: int | None = None
     ) -> None:
-        """Start one worker. `timeout`: seconds per check; `memory_gb`: per worker; `num_workers`: None, per core."""
+        """Start a worker. `timeout`: seconds per check; `memory_gb`: per worker; `num_workers`: None: one per core."""
         name, _, argument = verifier.partition(":")
         module = registry.load("tasks.verifiers", name, "build")
         if missing_flags := [flag for flag in ("ISOLATED", "PURE") if flag not in vars(module)]:
