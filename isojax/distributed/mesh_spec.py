@@ -11,8 +11,6 @@ AXES = ("data", "fsdp", "sequence", "tensor")
 
 @dataclass(frozen=True)
 class MeshShape:
-    """Sizes of the mesh axes."""
-
     data: int = 1
     fsdp: int = 1
     sequence: int = 1

@@ -56,7 +56,6 @@ def run_on_primary(make: Callable[[], T]) -> T:
 
 
 def barrier(name: str) -> None:
-    """Waits until every process has come here."""
     if is_multiprocess():
         multihost_utils.sync_global_devices(name)
 

@@ -24,8 +24,6 @@ from isojax.sampling.logits import NEG_INF
 
 @dataclass(frozen=True)
 class VocabularyBlocks:
-    """How the logits are computed in blocks."""
-
     vocab_axis: int  # of the unembedding: 0 of [V D], 1 of [D V]
     temperature: float  # what logits are divided by
     use_entropy: bool  # whether the entropy is differentiated
@@ -180,5 +178,4 @@ def _states_to_tokens(
 
 
 def _token_in_block(tokens: Int[Array, " r"], start: Array, size: int) -> Bool[Array, "r v"]:
-    """Where in a block the chosen tokens are."""
     return tokens[:, None] - start == jnp.arange(size)[None]

@@ -23,8 +23,8 @@ from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, 
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.transformer import Params, PrefixCache
 from isojax.rl.length_buckets import microbatch_buckets, response_lengths, sort_by_length
-from isojax.rl.metric import Metric, Metrics
-from isojax.rl.objective import MetricSums, Microbatch, Objective, Prefix, PromptTokens, UpdateInputs, merge_sums
+from isojax.rl.metric import Metric, Metrics, combine
+from isojax.rl.objective import MetricSums, Microbatch, Objective, Prefix, PromptTokens, UpdateInputs
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, ShardSlice, make_shard_slice
 
 
@@ -59,8 +59,6 @@ class PromptBlock(NamedTuple):
 
 @dataclass(frozen=True)
 class GradientAccumulator:
-    """Adds up the gradient of one shard's rollouts."""
-
     objective: Objective
     shapes: SamplerShapes
 
@@ -162,7 +160,8 @@ class GradientAccumulator:
         ) -> MetricSums:
             microbatch = self.take_microbatch(shard_batch, block, i)
             metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, microbatch, buckets[i])
-            return merge_sums(self.objective.metric_reductions, sums, metrics)
+            reductions = self.objective.metric_reductions.items()
+            return {name: combine(reduction, sums[name], metrics[name]) for name, reduction in reductions}
 
         if shapes.joint_forward(positions_are_split(jax.sharding.get_abstract_mesh())):
             return add((d_params,), prompts, prompts if needs_base else None, 0, sums)

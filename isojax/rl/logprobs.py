@@ -47,7 +47,6 @@ class HiddenStates(NamedTuple):
 
 
 def token_logps(log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
-    """The log-probability of each response token."""
     return jnp.take_along_axis(log_p, tokens[..., None], -1)[..., 0]
 
 

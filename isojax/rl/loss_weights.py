@@ -81,7 +81,6 @@ def make_loss_weights(
 def groups_with_any(
     mask: Bool[Array, "S rows"], groups: Int[Array, "S rows"], num_groups: int
 ) -> Bool[Array, " num_groups"]:
-    """Whether any row of a group is in the mask."""
     return jax.ops.segment_max(mask.astype(jnp.int32).reshape(-1), groups.reshape(-1), num_groups) > 0
 
 

@@ -16,7 +16,7 @@ from isojax.rl.algorithm import Algorithm, loss_metrics, resolve_algorithm
 from isojax.rl.logprobs import HiddenStates, TokenStats, nucleus_token_stats, token_stats
 from isojax.rl.loss_weights import LossWeights
 from isojax.rl.losses import Clip
-from isojax.rl.metric import Reduction, combine
+from isojax.rl.metric import Reduction
 from isojax.sampling.batch import ProblemArrays
 
 MetricSums = dict[str, Array]  # of tokens, in the order of `Objective.metric_reductions`
@@ -49,8 +49,6 @@ class UpdateInputs(NamedTuple):
 
 
 class Microbatch(NamedTuple):
-    """A microbatch of responses."""
-
     tokens: Array  # i32[m T]
     mask: Array  # bool[m T], the tokens that count
     objective_inputs: Any  # what the objective reads of each response, [m ...] or [m T] arrays
@@ -102,11 +100,6 @@ def hidden_states(
     return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden)
 
 
-def merge_sums(reductions: dict[str, Reduction], sums: MetricSums, other: MetricSums) -> MetricSums:
-    """The sums (or maxima) of two microbatches together."""
-    return {name: combine(reduction, sums[name], other[name]) for name, reduction in reductions.items()}
-
-
 def sum_over_tokens(reductions: dict[str, Reduction], metrics: MetricSums, mask: Bool[Array, "m T"]) -> MetricSums:
     """The sums (or maxima) of per-token metrics f32[m T] over the tokens in the mask."""
     reduce = {"mean": jnp.sum, "total": jnp.sum, "max": jnp.max}
@@ -114,8 +107,6 @@ def sum_over_tokens(reductions: dict[str, Reduction], metrics: MetricSums, mask:
 
 
 class PolicyInputs(NamedTuple):
-    """What the policy's objective reads of each response."""
-
     sampler_logps: Array  # f32[m T]
     nucleus_mass: Array  # of each token, f32[m T], or [m 1]
     loss_weights: LossWeights

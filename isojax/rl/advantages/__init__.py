@@ -15,8 +15,6 @@ EPS_WHITEN = 1e-8
 
 
 class RewardedBatch(NamedTuple):
-    """A batch of rollouts with their rewards."""
-
     rewards: Float[Array, "*r"]  # 0 where `valid` is false
     lengths: Int[Array, "*r"]  # how many tokens of each response the policy drew
     groups: Int[Array, "*r"]  # the row of each rollout's problem in the batch

@@ -28,8 +28,6 @@ SampledBatch = tuple[Rollouts, Mapping[int, int]]
 
 
 class RolloutJob(NamedTuple):
-    """One cell's work."""
-
     B_p: int
     n: int
     first_batch: int  # the number of the first batch
@@ -64,7 +62,6 @@ class RolloutWorker:
 
     @property
     def ready_batches(self) -> list[int]:
-        """The batches that can be taken."""
         return [b for b, count in self.finished_counts.items() if count == self.job.B_p * self.job.n]
 
     def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
@@ -104,7 +101,6 @@ class RolloutWorker:
         self.busy_seconds += time.monotonic() - started_at
 
     def take_batch(self, batch: int) -> SampledBatch:
-        """Decodes chunks until the batch is sampled."""
         while batch not in self.ready_batches:
             self.decode_chunk()
         rollouts = self.programs.extract_batch(self.state.outputs, np.int32(self._ring_offset(batch) * self.job.n))
