@@ -25,8 +25,7 @@ def prefill_over_devices(
     """(keys, values, last hidden states) of prompts, padded from P to C positions so that devices share them evenly.
 
     `prefill_tokens(params, tokens, positions, causal_attention, take_last)` runs the layers on a device's positions."""
-    mesh = jax.sharding.get_abstract_mesh()
-    positions = jnp.arange(padded_positions(prompts.shape[1], mesh))
+    positions = jnp.arange(padded_positions(prompts.shape[1], jax.sharding.get_abstract_mesh()))
 
     def prefill_shard(params: Any, prompts: Array, last_positions: Array, positions: Array) -> tuple[Array, ...]:
         # Every device has whole prompts: splitting them would move more than they are.

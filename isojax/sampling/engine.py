@@ -87,16 +87,6 @@ class Engine:
             | (state.queue.next_rollout < state.queue.end_rollout).any()
         )
 
-    def advance_stop_state(
-        self, stop_state: Int[Array, " R"], token: Int[Array, " R"]
-    ) -> tuple[Int[Array, " R"], Bool[Array, " R"]]:
-        """The state of the stop strings' automaton after a token, and whether a stop has been met."""
-        stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
-        if self.stops.transitions is None:
-            return stop_state, stop_met
-        stop_state = jnp.asarray(self.stops.transitions)[stop_state, token].astype(jnp.int32)
-        return stop_state, stop_met | (stop_state == len(self.stops.transitions))
-
     def decode_step(
         self, weights: Params, slots: Slots, cache: KVCache, first_hidden: Float[Array, "R D"], done: Bool[Array, " R"]
     ) -> tuple[Slots, KVCache, Bool[Array, " R"]]:
@@ -125,7 +115,11 @@ class Engine:
                 self.stops.interruption, slots.t, slots.thinking_ended, token, logp
             )
             slots = slots._replace(thinking_ended=thinking_ended)
-        stop_state, stop_met = self.advance_stop_state(slots.stop_state, token)
+        stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
+        stop_state = slots.stop_state
+        if self.stops.transitions is not None:
+            stop_state = jnp.asarray(self.stops.transitions)[stop_state, token].astype(jnp.int32)
+            stop_met = stop_met | (stop_state == len(self.stops.transitions))
         slots = slots._replace(
             tokens=jnp.where(write_mask, token[:, None], slots.tokens),
             logps=jnp.where(write_mask, logp[:, None], slots.logps),

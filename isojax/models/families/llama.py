@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isojax.core.config import ModelConfig
 from isojax.models.hf import hf_config
 from isojax.models.transformer import Decoder
 
+build = Decoder
 ARCHITECTURES = ("LlamaForCausalLM",)
 NAMES = hf_config.TENSOR_NAMES
 
@@ -14,7 +14,3 @@ NAMES = hf_config.TENSOR_NAMES
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     hf_config.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Llama")
     return hf_config.common_settings(config_json)
-
-
-def build(config: ModelConfig, vocab: int) -> Decoder:
-    return Decoder(config, vocab)

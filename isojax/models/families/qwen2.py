@@ -3,17 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isojax.core.config import ModelConfig
 from isojax.models.hf import hf_config
 from isojax.models.transformer import Decoder
 
+build = Decoder
 ARCHITECTURES = ("Qwen2ForCausalLM",)
 NAMES = hf_config.TENSOR_NAMES | hf_config.BIAS_TENSOR_NAMES
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     return hf_config.common_settings(config_json) | {"qkv_bias": True}
-
-
-def build(config: ModelConfig, vocab: int) -> Decoder:
-    return Decoder(config, vocab)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from isojax.core.config import ModelConfig
 from isojax.models.hf import hf_config
 from isojax.models.transformer import Decoder
 
+build = Decoder
 ARCHITECTURES = ("Qwen3ForCausalLM",)
 NAMES = hf_config.TENSOR_NAMES | hf_config.QK_NORM_TENSOR_NAMES
 DEFAULT_HEAD_DIM = 128  # where config.json has none: the architecture's own, whatever the width
@@ -15,7 +15,3 @@ DEFAULT_HEAD_DIM = 128  # where config.json has none: the architecture's own, wh
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
     hf_config.require_value(config_json, "attention_bias", False, "the decoder has no such bias for Qwen3")
     return hf_config.common_settings(config_json, DEFAULT_HEAD_DIM) | {"qk_norm": True}
-
-
-def build(config: ModelConfig, vocab: int) -> Decoder:
-    return Decoder(config, vocab)
