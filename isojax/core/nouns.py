@@ -66,7 +66,7 @@ class Problem:
 
     @property
     def difficulty(self) -> float:
-        """avg@k of the base policy on this problem, k = `attempts`."""
+        """avg@k of the base policy on this problem, k = `attempts`: high is easy."""
         return self.solved / self.attempts
 
 

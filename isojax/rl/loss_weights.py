@@ -24,7 +24,7 @@ SUBSET_STREAM = 1  # of random numbers, within an update's, that choose n_train 
 class LossWeights(NamedTuple):
     """What each response brings to the loss: its weight f32[S rows] in each term, 0 where it has none."""
 
-    advantages: Array  # f32[S rows], or one for each token, f32[S rows T]
+    advantages: Array  # not a weight; f32[S rows], or one for each token, f32[S rows T]
     policy: Array
     kl: Array
     entropy: Array

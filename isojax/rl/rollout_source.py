@@ -45,11 +45,11 @@ class CellProblems:
 
 
 class SourcedBatch(NamedTuple):
-    """The next batch, or those of several updates of the fused program."""
+    """The next batch; of the fused program the problems of several updates, without rollouts."""
 
     inputs: Any  # what the update program reads: a RolloutBatch, or ProblemBatches
-    problem_index: np.ndarray  # i32[updates B_p], rows of the problem table
-    reward_sums: np.ndarray | None  # f32[updates B_p], of each problem's rewards; None where the update computes them
+    problem_index: np.ndarray  # i32[updates * B_p], rows of the problem table
+    reward_sums: np.ndarray | None  # f32[updates * B_p], of each problem's rewards; None where the update computes them
     metrics: Metrics  # what the host measured of the batch
 
 

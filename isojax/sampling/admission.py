@@ -71,10 +71,10 @@ def admit(decoding: Decoding, shapes: SamplerShapes, batch: SamplingBatch, state
     slots, queue, items, n = state.slots, state.queue, work_items(shapes, batch), batch.n
     W, prefix_groups = shapes.slots_per_prefix, decoding.prefix_groups
     free_slots = (slots.row < 0).reshape(prefix_groups, W)
-    idle_groups = free_slots.all(1) & (queue.next_rollout >= queue.end_rollout)
-    item = queue.next_item + jnp.cumsum(idle_groups) - 1
+    idle_prefix_groups = free_slots.all(1) & (queue.next_rollout >= queue.end_rollout)
+    item = queue.next_item + jnp.cumsum(idle_prefix_groups) - 1
     problem = item // items.per_problem
-    assigned = idle_groups & (item < items.end) & (problem < queue.num_prefilled)
+    assigned = idle_prefix_groups & (item < items.end) & (problem < queue.num_prefilled)
     first_rollout = problem * n - batch.skipped_rollouts
     start = first_rollout + (item % items.per_problem) * items.size
     end = jnp.minimum(jnp.minimum(start + items.size, first_rollout + n), batch.share.rollout_count)

@@ -83,7 +83,7 @@ class EpochOrder:
         return float(self._position.excluded.mean())
 
     def record_rewards(self, problem_index: np.ndarray, reward_sums: np.ndarray, n: int) -> None:
-        """Record the rewards of the oldest batches not recorded yet, i[k B_p]: per problem, the sum over n rollouts."""
+        """Record the rewards of the k oldest unrecorded batches, i[k * B_p]: per problem, the sum over n rollouts."""
         with self._lock:
             np.add.at(self.correct_counts, problem_index, reward_sums)
             np.add.at(self.rollout_counts, problem_index, n)

@@ -61,13 +61,13 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction) -> Probl
         if data.attempts and not all(p.attempts for p in candidates):
             candidates = label(candidates)
         training = within_difficulty(candidates, data)
-        in_range = {p.id for p in training}
-        out_of_range = [p for p in candidates if p.id not in in_range]
+        training_ids = {p.id for p in training}
+        out_of_range = [p for p in candidates if p.id not in training_ids]
         if out_of_range:
             left_out = f"{len(out_of_range)} of {len(candidates)} problems left out"
             notes.append(f"{left_out}: their avg@k is outside [{data.difficulty[0]}, {data.difficulty[1]}]")
         if validation is None:
-            training, validation = split_by_difficulty(candidates, data)
+            training, validation = split_by_difficulty(candidates, data)  # the training problems above, split
     assert validation is not None  # a mixture validates on problems of a part
     training, overlapping = drop_overlap(training, validation)
     if overlapping:

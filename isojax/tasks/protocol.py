@@ -26,7 +26,7 @@ class Grades(NamedTuple):
 
     rewards: np.ndarray  # f32[r], 0 or 1
     parsed: np.ndarray  # bool[r], an answer was found in the response, correct or not
-    failures: dict[str, int]  # how many checks did not end with a verdict, by kind: timeout, crash, error, memory
+    failures: dict[str, int]  # checks without a plain verdict, by kind: those of `Verdict.failure`
 
 
 def count_unfinished(failures: Mapping[str, int]) -> int:

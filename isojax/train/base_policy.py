@@ -47,7 +47,7 @@ GRADIENT_PIECES = 8  # a batch of demonstrations is split into so many pieces, w
 
 @dataclass(frozen=True)
 class BasePolicy:
-    """The base policy, in `folder` or in the checkpoint `model.path`, and its problems."""
+    """The base policy, in `folder` or in the checkpoint `model.path`, and the problems of the sweep."""
 
     folder: Path
     model: ModelConfig

@@ -1,6 +1,7 @@
 """A run's state on disk, bit for bit, written by Orbax: the arrays of the TrainState, a RunCursor, and a checksum of
 every array's bits. A checkpoint that cannot be read, or whose checksums differ, is moved aside, and the one before
-it is read. Nothing else is needed: the order of problems and all PRNG keys are functions of the seed and the step."""
+it is read. Nothing else is needed: all PRNG keys, and the order of problems unless solved ones are left out, are
+functions of the seed and the step."""
 
 import errno
 import json

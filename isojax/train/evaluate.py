@@ -80,7 +80,7 @@ class GradedCalls(NamedTuple):
     failures: Counter[str]
 
 
-EvalKey = tuple[np.int32, np.int32, np.int32]  # seed, stream, evaluation and repeat
+EvalKey = tuple[np.int32, np.int32, np.int32]  # seed, random stream, evaluation and repeat
 Call = tuple[TokenizedProblems, EvalKey]
 
 
@@ -94,9 +94,9 @@ class DeviceGrader:
         sample = build_sampler(decoder, shapes, mesh, sampling, task.stops)
 
         def sample_and_verify(
-            params: Params, problems: ProblemArrays, Q: Array, seed: Array, stream: Array, evaluation: Array
+            params: Params, problems: ProblemArrays, Q: Array, seed: Array, random_stream: Array, evaluation: Array
         ) -> tuple[Rollouts, Array]:
-            rollouts = sample(params, problems, Q, jnp.int32(n), make_eval_key(seed, stream, evaluation))
+            rollouts = sample(params, problems, Q, jnp.int32(n), make_eval_key(seed, random_stream, evaluation))
             groups, _ = batch.buffer_row_groups(shapes, Q, jnp.int32(n))
             return rollouts, task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
 
@@ -217,11 +217,13 @@ class Evaluator:
         seed: int,
         evaluation: int,
         repeats: int = 1,
-        stream: int = EVAL_STREAM,
+        random_stream: int = EVAL_STREAM,
     ) -> EvalCounts:
-        """Correct rollouts of each problem, out of repeats * samples_per_problem. The draws belong to (seed, stream,
-        evaluation, repeat, problem, rollout)."""
-        keys = [(np.int32(seed), np.int32(stream), np.int32(evaluation * 1024 + repeat)) for repeat in range(repeats)]
+        """Correct rollouts of each problem, out of repeats * samples_per_problem. The draws belong to (seed,
+        random_stream, evaluation, repeat, problem, rollout)."""
+        keys = [
+            (np.int32(seed), np.int32(random_stream), np.int32(evaluation * 1024 + repeat)) for repeat in range(repeats)
+        ]
         positions = range(len(problem_set.problems))
         starts = positions[:: self.problems_per_call]
         parts = [problem_set.select(positions[start : start + self.problems_per_call]) for start in starts]
@@ -244,10 +246,10 @@ class Evaluator:
         self, params: Params, problem_sets: dict[str, TokenizedProblems], seed: int, evaluation: int
     ) -> dict[str, EvalCounts]:
         """Correct rollouts of the validation set, and of further sets, each with a stream of draws of its own."""
-        streams = chain([EVAL_STREAM], count(EXTRA_STREAM))
+        random_streams = chain([EVAL_STREAM], count(EXTRA_STREAM))
         return {
-            name: self.count_correct(params, problem_set, seed, evaluation, stream=stream)
-            for stream, (name, problem_set) in zip(streams, problem_sets.items(), strict=False)
+            name: self.count_correct(params, problem_set, seed, evaluation, random_stream=random_stream)
+            for random_stream, (name, problem_set) in zip(random_streams, problem_sets.items(), strict=False)
         }
 
 
@@ -272,11 +274,11 @@ class PolicyLabeller:
         """The correct rollouts of each problem."""
         block = self.problem_set.select(problem_indices)
         counts = self.evaluator.count_correct(
-            self.params, block, seed=self.seed, evaluation=0, repeats=repeats, stream=LABEL_STREAM
+            self.params, block, seed=self.seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
         )
         return [int(correct) for correct in counts.correct]
 
 
-def make_eval_key(seed: Array, stream: Array, evaluation: Array) -> PRNGKeyArray:
+def make_eval_key(seed: Array, random_stream: Array, evaluation: Array) -> PRNGKeyArray:
     """The key of an evaluation's draws."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), evaluation)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), random_stream), evaluation)

@@ -15,7 +15,7 @@ class DataConfig(Section):
 
     candidates: PositiveInt = 6000  # at most so many problems are read and labelled by the base policy
     attempts: Annotated[int, Field(ge=0)] = 16  # k of the label avg@k; 0: no labels, and no problem is left out
-    difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)  # the lowest and the highest avg@k to train on
+    difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)  # the lowest and the highest avg@k to train on; high is easy
     validation: PositiveInt = 300  # how many problems are held out
     held_out: str | None = None  # a task string whose problems, a random choice, are held out instead
     # The parts of a labelled data set (`isojax difficulty`) and their shares of the training set, such as

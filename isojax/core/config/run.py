@@ -26,7 +26,7 @@ class RunConfig(Section):
     only, and that timing decides how far a sampler with devices of its own runs ahead."""
 
     dir: str = "runs"  # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
-    mesh: str = "auto"  # how devices are divided, such as data=2,tensor=4; auto: all devices to data
+    mesh: str = "auto"  # how devices are divided, such as data=2,tensor=4; auto: one per cell, of several processes all
     # Devices of its own for an asynchronous sampler, in addition to those of `mesh`; null: sampler and trainer take
     # turns on the same devices.
     sampler_mesh: str | None = None

@@ -35,12 +35,12 @@ class BackgroundGrader:
     def state_dict(self) -> dict[str, Any]:
         """The grades of all responses added so far, once these are checked; for JSON and `load_state_dict`."""
         grades = self.collect_grades()
-        answers = {"rewards": grades.rewards.tolist(), "parsed_fraction": grades.parsed.tolist()}
+        answers = {"rewards": grades.rewards.tolist(), "parsed": grades.parsed.tolist()}
         return {**answers, "failures": grades.failures}
 
     def load_state_dict(self, saved_state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned."""
-        self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["parsed_fraction"]
+        self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["parsed"]
         self._failures.update(saved_state["failures"])
 
     def collect_grades(self) -> Grades:

@@ -1,5 +1,5 @@
 """Problems from JSON lines: `jsonl:PATH`, a .jsonl or .jsonl.gz with one object per line, or a .json with one list of
-objects. A problem's id is its line's number, or its place in the list, from 0."""
+objects. A problem's id is its line number minus 1, or its place in the list, from 0."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -27,7 +27,7 @@ class Verdict(NamedTuple):
     message: str = ""  # what happened, in one line
 
 
-Check = Callable[[Problem, str, str], Verdict]  # (problem, its prompt as the model saw it, response)
+Check = Callable[[Problem, str, str], Verdict]  # (problem, the prompt template filled in, response)
 
 
 def refuse_argument(verifier: str, argument: str) -> None:
