@@ -63,8 +63,7 @@ def state_trees(state: TrainState) -> dict[str, Any]:
 
 class Checkpoints:
     """The checkpoints of one cell, of which the newest `max_to_keep` stay. A context manager: leaving it waits until
-    all is written. Its methods raise RunFailed where a checkpoint cannot be written.
-    """
+    all is written. Its methods raise RunFailed where a checkpoint cannot be written."""
 
     def __init__(self, folder: Path, start_upload: StartUpload | None = None, max_to_keep: int = 2):
         self.folder, self.max_to_keep = folder.absolute(), max_to_keep

@@ -221,9 +221,8 @@ class Evaluator:
     ) -> EvalCounts:
         """Correct rollouts of each problem, out of repeats * samples_per_problem. The draws belong to (seed,
         random_stream, evaluation, repeat, problem, rollout)."""
-        keys = [
-            (np.int32(seed), np.int32(random_stream), np.int32(evaluation * 1024 + repeat)) for repeat in range(repeats)
-        ]
+        eval_indices = [np.int32(evaluation * 1024 + repeat) for repeat in range(repeats)]
+        keys = [(np.int32(seed), np.int32(random_stream), eval_index) for eval_index in eval_indices]
         positions = range(len(problem_set.problems))
         starts = positions[:: self.problems_per_call]
         parts = [problem_set.select(positions[start : start + self.problems_per_call]) for start in starts]

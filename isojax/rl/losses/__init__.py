@@ -7,8 +7,7 @@ the update gives each response its weight in the whole batch (rl/loss_weights.py
 
 `DEFAULTS` of a module are what its recipe has where the config leaves a setting null; what is missing in it is GRPO's.
 `ADVANTAGE_ONLY`: nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed
-(`drop_groups` of rl/loss_weights.py). `CLIPS = False`: it has no use for `clip`.
-"""
+(`drop_groups` of rl/loss_weights.py). `CLIPS = False`: it has no use for `clip`."""
 
 from typing import Any, NamedTuple
 
