@@ -45,8 +45,7 @@ def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
 
 
 def plan_cells(sweep: SweepConfig) -> list[Cell]:
-    """The cells of a sweep, longest first; the seeds are 1000 * sweep.seed + 0, 1, ... InputError where the grid
-    contradicts itself, B_max or the budget."""
+    """The cells of a sweep, longest first; InputError where the grid contradicts itself, B_max or the budget."""
     pairs = _valid_pairs(sweep)
     B_p, n = max(pairs, key=lambda pair: pair[0] * pair[1])
     if sweep.budget < B_p * n:

@@ -29,8 +29,7 @@ class CellTarget(NamedTuple):
 def training_rounds(
     config: Config, cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]
 ) -> Iterator[list[CellTarget]]:
-    """What is to be trained at the same time, one list after another, without the cells that the caller adds to
-    `failures`."""
+    """What is to be trained at the same time, list after list; the caller adds cells that failed to `failures`."""
     sweep = config.sweep
     if sweep.strategy == "grid":
         yield [CellTarget(cell, sweep.budget) for cell in cells]

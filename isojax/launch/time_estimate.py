@@ -78,8 +78,7 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
 
 
 def rates_from_timing(runs: Iterable[RunRecord], pairs: Sequence[Pair], devices_per_cell: int) -> dict[Pair, float]:
-    """Rollouts/s, evaluations included, of each pair: by its own cells, else by the others and planner.cell_cost.
-    Empty where no cell has timed two evaluations."""
+    """Rollouts/s, evaluations included, of each pair: by its own cells, else by the others. Empty without timing."""
     measured_rates: dict[Pair, list[float]] = {}
     for run in runs:
         if len(run.device_hours) < 2:

@@ -85,8 +85,7 @@ def _run_cells(setup: SweepSetup) -> None:
 def train_cells(
     setup: SweepSetup, base_policy: BasePolicy, targets: list[CellTarget], display: Display
 ) -> list[tuple[Cell, Exception]]:
-    """Train cells in one thread for each set of programs; returns those that failed, with their errors. Raises
-    Preempted where the process was asked to end, and cells are left."""
+    """Train cells in one thread for each set of programs; returns those that failed. Preempted where cells are left."""
     target_queue: queue.SimpleQueue[CellTarget] = queue.SimpleQueue()
     for target in targets:
         target_queue.put(target)
@@ -139,8 +138,8 @@ def train_cell(
     on_progress: Callable[[CellProgress], None],
     on_flags: Callable[[Cell, list[str]], None],
 ) -> Exception | None:
-    """Train a cell up to its target, and flag its run if it broke; returns the error that ended it early, if any: one
-    cell's failure must not end the others. Raises Preempted where this process was asked to end."""
+    """Train a cell up to its target, and flag its run if it broke; returns the error that ended it, if any: one cell's
+    failure must not end the others. Preempted where this process was asked to end."""
     cell, folder, is_primary = target.cell, setup.folder / "cells" / target.cell.name, multiprocess.is_primary()
     config = setup.config.model_copy(update={"sweep": setup.config.sweep.model_copy(update={"budget": target.C})})
     try:

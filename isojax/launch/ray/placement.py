@@ -37,8 +37,7 @@ class ProcessGroupSpec:
 
 
 def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpec:
-    """The process group that a cell asks for: on GPUs if the cluster has any and the config does not ask for cores.
-    InputError where run.process_group contradicts itself or the mesh."""
+    """The process group that a cell asks for; InputError where run.process_group contradicts itself or the mesh."""
     group = config.run.process_group
     if group.tpu is not None:
         return _tpu_group(config, group, group.tpu)
