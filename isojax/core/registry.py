@@ -29,7 +29,7 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
             return plugin
         missing = f"the module {parent} has no function and no submodule {last_part!r}"
     known_names = plugin_names(folders, functions)
-    suggestions = difflib.get_close_matches(last_part, known_names, n=1)
+    suggestions = difflib.get_close_matches(name, known_names, n=1)  # of the package's names, for a name without a dot
     hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
     raise InputError(
         f"{kind} plug-in {name!r}: {missing}; expected one of {', '.join(known_names)}, or the module path of your own,"
@@ -47,6 +47,8 @@ def _import_first(paths: Sequence[str], name: str, kind: str) -> ModuleType | No
                 raise InputError(
                     f"{kind} plug-in {name!r} needs the module {e.name}, which is not there; install it."
                 ) from e
+        except Exception as e:  # whatever the user's own module raises
+            raise InputError(f"{kind} plug-in {name!r} cannot be imported: {type(e).__name__}: {e}.") from e
     return None
 
 

@@ -89,32 +89,34 @@ def loss_metrics(module: ModuleType, name: str) -> list[str]:
 
 def check_plugins(algorithm: Algorithm) -> None:
     """InputError unless advantage, aggregation and KL estimator can be traced and return arrays of the right shape."""
+    rows, T, num_groups = (2, 5), 7, 3  # rows have two axes, shards and rows of a shard; all sizes differ
+    has_critic = vars(algorithm.advantage).get("NEEDS_CRITIC", False)
 
     def call_advantage() -> Any:
-        integers, tokens = jnp.ones(2, jnp.int32), jnp.ones((2, 3))
+        integers, tokens = jnp.ones(rows, jnp.int32), jnp.ones((*rows, T))
         batch = RewardedBatch(
-            rewards=jnp.ones(2),
+            rewards=jnp.ones(rows),
             lengths=integers,
             groups=integers,
             valid=integers > 0,
             n=jnp.ones((), jnp.int32),
-            num_groups=2,
+            num_groups=num_groups,
             filters_zero_variance=True,
-            token_advantages=tokens,
-            token_mask=tokens > 0,
+            token_advantages=tokens if has_critic else None,
+            token_mask=tokens > 0 if has_critic else None,
         )
         return algorithm.advantage.advantage(batch)
 
     def call_aggregation() -> Any:
-        integers = jnp.ones(2, jnp.int32)
+        integers = jnp.ones(rows, jnp.int32)
         responses = CountedResponses(
             lengths=integers,
-            tokens=jnp.ones(2),
+            tokens=jnp.ones(rows),
             groups=integers,
             counted=integers > 0,
             num_counted=jnp.ones(()),
-            num_groups=2,
-            response_length=3,
+            num_groups=num_groups,
+            response_length=T,
         )
         return algorithm.aggregation.weight(responses)
 
@@ -122,14 +124,18 @@ def check_plugins(algorithm: Algorithm) -> None:
         setting = f"cell.rl.{setting} = {plugin_name(plugin)}"
         output = trace_plugin(setting, expected, call)
         if not isinstance(output, jax.ShapeDtypeStruct) or output.shape not in shapes:
-            raise InputError(f"{setting}: for 2 responses of 3 tokens it returns {output}; expected {expected}.")
+            actual = f"an array of shape {output.shape}" if hasattr(output, "shape") else f"a {type(output).__name__}"
+            raise InputError(
+                f"{setting}: for {rows} rollouts (shards, rows) of {num_groups} groups and {T} tokens it returns {actual};"
+                f" expected {expected}: {' or '.join(map(str, shapes))}."
+            )
 
     expected = "advantage(batch) -> f32 of the shape of batch.rewards, or with one number for each response token"
-    check_shape("advantage", algorithm.advantage, expected, call_advantage, (2,), (2, 3))
+    check_shape("advantage", algorithm.advantage, expected, call_advantage, rows, (*rows, T))
     expected = "weight(responses) -> f32 of the shape of responses.lengths, or one number"
-    check_shape("aggregation", algorithm.aggregation, expected, call_aggregation, (2,), ())
+    check_shape("aggregation", algorithm.aggregation, expected, call_aggregation, rows, ())
     expected, estimator = "estimate(logps, base_logps) -> f32[m T], one number for each token", algorithm.kl_estimator
-    check_shape("kl_estimator", estimator, expected, lambda: estimator.estimate(*jnp.ones((2, 2, 3))), (2, 3))
+    check_shape("kl_estimator", estimator, expected, lambda: estimator.estimate(*jnp.ones((2, 5, T))), (5, T))
 
 
 def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:

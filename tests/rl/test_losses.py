@@ -264,7 +264,7 @@ def test_advantages(seed: int) -> None:
     got = np.asarray(found["whiten"])
     per_token = loops.whiten([np.full(len(x), r) for x, r in zip(given.logps, given.rewards, strict=True)])
     np.testing.assert_allclose(got[given.live], [x[0] for x in per_token], rtol=1e-5, atol=1e-6)
-    assert set(found) == {*LOOPS, "whiten"}
+    assert set(found) == {*LOOPS, "whiten"}, "a new estimator needs a loop that computes the same, in LOOPS"
 
 
 @pytest.mark.parametrize("mean", MEANS)

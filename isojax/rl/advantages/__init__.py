@@ -1,8 +1,11 @@
-"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, or f32[*r T] of each response token, how much
-better a rollout is than others. Groups may have any size: n is traced, and group = rollout // n.
+"""Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, or f32[*r T] for each response token: how much
+better a rollout is than others. The rows *r are (shards, rows of a shard); rows behind the last rollout are padding.
 
-Two attributes of a module, both False where they are missing: `NEEDS_GROUP`, it compares rollouts of one problem, so
-that n must be 2 or more; `NEEDS_CRITIC`, it reads `batch.token_advantages`, which a critic makes."""
+n is a traced number, because one program serves every n: no `reshape(-1, n)`, Python `if` or NumPy on it. Sums over a
+group are `batch.group_sum(x)`; others are `jax.ops.segment_*` over `batch.groups`.
+
+A module may set two attributes (False by default): `NEEDS_GROUP`, it compares rollouts of one problem, so that n must
+be 2 or more; `NEEDS_CRITIC`, it reads `batch.token_advantages`, which a critic computes."""
 
 from typing import NamedTuple
 
@@ -17,7 +20,7 @@ EPS_WHITEN = 1e-8
 class RewardedBatch(NamedTuple):
     rewards: Float[Array, "*r"]  # 0 where `valid` is false
     lengths: Int[Array, "*r"]  # how many tokens of each response the policy drew
-    groups: Int[Array, "*r"]  # the row of each rollout's problem in the batch
+    groups: Int[Array, "*r"]  # the number of each rollout's problem in the batch; 0 in padding rows too
     valid: Bool[Array, "*r"]  # whether the row holds a rollout
     n: Int[Array, ""]  # rollouts per problem
     num_groups: int  # a static bound of the number of groups
