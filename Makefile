@@ -30,7 +30,7 @@ quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on wi
 
 PYTEST := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 $(BIN)/python -m pytest -n $(JOBS)
 
-test: $(VENV)/.stamp-test ## install and run the tests that take minutes; ARGS="tests/cli/test_cli.py -x" passes on
+test: $(VENV)/.stamp-test ## install and run the fast tests, some minutes in all; ARGS="tests/cli/test_cli.py -x" passes on
 	$(PYTEST) $(if $(findstring tests/,$(ARGS)),,-m "not slow") $(ARGS)
 
 test-slow: $(VENV)/.stamp-test ## the other tests: whole commands, several processes, Ray, compiling for TPUs
@@ -43,11 +43,11 @@ lint: $(VENV)/.stamp-dev ## ruff and pyright
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-format: $(VENV)/.stamp-dev ## let ruff mend what it can
+format: $(VENV)/.stamp-dev ## let ruff fix what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench-peers: $(VENV)/.stamp-run $(MODEL)/config.json $(foreach peer,transformers tunix trl,$(PEERS)/$(peer)/.stamp) ## install transformers, Tunix and TRL, each apart, and time isojax beside them; ARGS="--only step-4x8" passes on
+bench-peers: $(VENV)/.stamp-run $(MODEL)/config.json $(foreach peer,transformers tunix trl,$(PEERS)/$(peer)/.stamp) ## install transformers, Tunix and TRL, each in its own environment, and compare their times with isojax's; ARGS="--only step-4x8" passes on
 	$(BIN)/python benchmarks/peers/compare.py $(MODEL) $(ARGS)
 
 clean: ## remove caches (the environment and the runs stay)

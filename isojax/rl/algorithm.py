@@ -126,7 +126,7 @@ def check_plugins(algorithm: Algorithm) -> None:
         if not isinstance(output, jax.ShapeDtypeStruct) or output.shape not in shapes:
             actual = f"an array of shape {output.shape}" if hasattr(output, "shape") else f"a {type(output).__name__}"
             raise InputError(
-                f"{setting}: for {rows} rollouts (shards, rows) of {num_groups} groups and {T} tokens it returns {actual};"
+                f"{setting}: for rollouts of shape {rows}, {num_groups} groups and {T} tokens it returns {actual};"
                 f" expected {expected}: {' or '.join(map(str, shapes))}."
             )
 
