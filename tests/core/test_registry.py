@@ -19,6 +19,7 @@ def fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "def build(argument): return argument\ndef other(): return 7\n"
     )
     (tmp_path / "registry_fork" / "needy.py").write_text("import a_package_nobody_has\n")
+    (tmp_path / "registry_fork" / "broken.py").write_text("def build(argument)\n")
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
@@ -44,3 +45,6 @@ def test_what_is_missing_is_said(fork: Path) -> None:
     )
     assert "the module registry_fork.rewards has no function judge" in refused("registry_fork.rewards", "judge")
     assert "needs the module a_package_nobody_has, which is not there" in refused("registry_fork.needy", "build")
+    assert "cannot be imported: SyntaxError: expected ':' (broken.py, line 1)" in refused("registry_fork.broken")
+        "registry_fork.broken", "build"
+    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from isojax.core.config import RLConfig
+from isojax.core.errors import InputError
 from isojax.rl.advantages import RewardedBatch, batch, zero_variance
 from isojax.rl.advantages import group as group_plugin
+from isojax.rl.algorithm import check_plugins, resolve_algorithm
 
 ROWS, GROUPS = 100, 20
 
@@ -86,3 +91,22 @@ def test_the_batch_of_a_filtered_loss_holds_no_zero_variance_group() -> None:
     for filtered, size in ((True, 0.93541), (False, 1.36931)):
         got = np.asarray(batch.advantage(given._replace(filters_zero_variance=filtered)))
         np.testing.assert_allclose(got, size * np.array([1, 1, -1, -1, 1, 1, -1, -1, *[0] * 8]), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "value, actual",
+    [
+        ("jnp.zeros(batch.num_groups)", r"an array of shape \(3,\)"),
+        ("batch.rewards.reshape(-1)", r"an array of shape \(10,\)"),
+        ("(batch.rewards, batch.rewards)", "a tuple"),
+    ],
+)
+def test_an_estimator_of_another_shape_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, actual: str
+) -> None:
+    name = f"estimator_{abs(hash(value))}"
+    (tmp_path / f"{name}.py").write_text(f"import jax.numpy as jnp\n\ndef mine(batch):\n    return {value}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    algorithm = resolve_algorithm(RLConfig(advantage=f"{name}.mine"))
+    with pytest.raises(InputError, match=f"it returns {actual}; expected advantage"):
+        check_plugins(algorithm)
