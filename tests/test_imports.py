@@ -55,14 +55,8 @@ PLUGIN_FOLDERS = {
     "loggers",
     "exporters",
 }
-MAX_LINES = 40_500  # of the package: to become 30,000
+MAX_LINES = 30_000  # of the package
 MAX_FUNCTION_LINES, MAX_PARAMETERS = 60, 8
-# To become empty. PATH:FUNCTION of what is longer, or has more parameters.
-LONG_FUNCTIONS: set[str] = set()
-MANY_PARAMETERS: set[str] = set()
-FOLDERS_OF_OTHER_SIZES: set[str] = set()
-SAME_CLASS_NAMES: set[str] = set()
-SAME_MODULE_NAMES: set[str] = set()
 
 
 class Import(NamedTuple):
@@ -195,7 +189,7 @@ def test_no_two_modules_have_one_name() -> None:
         for path in MODULES.values()
         if path.stem not in ("__init__", "__main__") and not PLUGIN_FOLDERS & set(path.relative_to(PACKAGE).parts)
     ]
-    assert duplicates(names) <= SAME_MODULE_NAMES
+    assert not duplicates(names)
 
 
 def test_no_two_classes_have_one_name() -> None:
@@ -206,7 +200,7 @@ def test_no_two_classes_have_one_name() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.ClassDef)
     ]
-    assert duplicates(names) <= SAME_CLASS_NAMES
+    assert not duplicates(names)
 
 
 def test_folders_are_of_a_size_to_look_through() -> None:
@@ -215,7 +209,7 @@ def test_folders_are_of_a_size_to_look_through() -> None:
     sizes = Counter(path.parent for path in MODULES.values())
     folders = [f for f in sizes if f != PACKAGE and f.name not in PLUGIN_FOLDERS]
     others = {str(f.relative_to(PACKAGE)) for f in folders if not 4 <= sizes[f] <= 16}
-    assert others <= FOLDERS_OF_OTHER_SIZES, others
+    assert not others
 
 
 def test_the_package_does_not_grow() -> None:
@@ -230,7 +224,7 @@ def test_functions_are_short() -> None:
         for name, node in functions()
         if "kernels/" not in name and (node.end_lineno or 0) - node.lineno + 1 > MAX_FUNCTION_LINES
     }
-    assert long_functions <= LONG_FUNCTIONS, sorted(long_functions - LONG_FUNCTIONS)
+    assert not long_functions
 
 
 def test_functions_have_few_parameters() -> None:
@@ -245,7 +239,7 @@ def test_functions_have_few_parameters() -> None:
         for name, node in functions()
         if "kernels/" not in name and "cli/commands/" not in name and count(node) > MAX_PARAMETERS
     }
-    assert many <= MANY_PARAMETERS, sorted(many - MANY_PARAMETERS)
+    assert not many
 
 
 def test_the_test_itself_sees_a_wrong_import(tmp_path: Path) -> None:
