@@ -1,5 +1,4 @@
-"""Attention: `self_attention` (the trainer's), and one query per slot against a cache (`decode_attention`,
-`attend_slots`).
+"""Attention: `self_attention` (the trainer's); `decode_attention` and `attend_slots`, one query per slot on a cache.
 
 Implementations: `plain` is array code, which tests compare the others with; `pallas` runs kernels for TPU, `cudnn`
 NVIDIA's library, and `interpret` the Pallas kernels on any backend, slowly, for tests.
@@ -108,12 +107,10 @@ def cache_positions(implementation: str, positions: int) -> int:
 def shard_over_heads(
     function: Callable[..., Any], kv_heads: int, inputs: tuple[int | None, ...], outputs: tuple[int | None, ...]
 ) -> Callable[..., Any]:
-    """`function` in a shard_map over the axes that are still automatic, because XLA cannot split a kernel; elsewhere
-    itself.
+    """`function` in a shard_map over the axes still automatic, because XLA cannot split a kernel; elsewhere itself.
 
     inputs, outputs: the dimension of each array that counts heads, or None. Each device attends with its own heads, or
-    with all where the axis does not divide them. Axes of one device count as heads', or shard_map would sum gradients
-    over them."""
+    with all where the axis does not divide them. Axes of one device count as heads', or gradients would be summed."""
     mesh = jax.sharding.get_abstract_mesh()
     auto_axes = {name for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
     if not auto_axes:

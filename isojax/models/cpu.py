@@ -22,11 +22,9 @@ MAX_SMALL_HEAD_DIM, MIN_PRODUCT_POSITIONS = 32, 32  # `small_head_products` is f
 def small_batch_matmul(
     x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int | None = None, dtype: Any = None
 ) -> Float[Array, "r o"]:
-    """x @ w for few rows x, as w.T @ x.T, so that w is packed in the order [o i] it is stored in; `dtype`: of the
-    product.
+    """x @ w for few rows x, as w.T @ x.T: w is then packed in the order [o i] it is stored in. `outputs` is ignored.
 
-    The barriers keep XLA from reversing the product, and from moving the transpose out of a loop. `outputs` is
-    ignored."""
+    The barriers keep XLA from reversing the product again, and from moving the transpose in front of a loop."""
     stored = lax.optimization_barrier(w.T)
     return lax.optimization_barrier(jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)).T
 
@@ -49,8 +47,7 @@ def _num_input_axes(axes: tuple[str, ...]) -> int:
 
 
 def small_head_products(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]) -> Float[Array, "Z K g c"]:
-    """Each query's products with keys, in float32; few and small ones as a sum of arrays, which XLA:CPU runs as one
-    loop."""
+    """Each query's products with keys, in float32; few and small ones as a sum, which XLA:CPU runs as one loop."""
     H, c = keys.shape[2:]
     if H > MAX_SMALL_HEAD_DIM or c >= MIN_PRODUCT_POSITIONS:
         return jnp.einsum("zkgh,zkhc->zkgc", q, keys, preferred_element_type=jnp.float32)
@@ -81,7 +78,7 @@ def sum_in_blocks(
     """`mlp_out` = gated @ down, with sequences' first tokens summed in blocks of at most MAX_SUMMED_INPUTS inputs.
 
     In some models (SmolLM2) large activations cancel at a first token, and one sum would be most of float32's error.
-    The gradient is that of `mlp_out`, which stays as it is where devices share weights."""
+    The gradient is that of `mlp_out`, which stays as it is where devices share weights or positions."""
     inputs, outputs = down.shape
     split = weights_are_split(jax.sharding.get_abstract_mesh())
     if inputs <= MAX_SUMMED_INPUTS or mlp_out.dtype != jnp.float32 or split:

@@ -1,8 +1,7 @@
 """One decoding step: the decoder as the sampler runs it, one token per slot, over a cache of keys and values.
 
 Layers are unrolled on a CPU, where a scan would copy each out of its stack at every token; elsewhere they are scanned.
-The R slots are Z prefix groups of W. Where W > 1 or a mesh splits prompts' positions, a group holds its prompt once,
-separately:
+The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a group's prompt is held once, separately:
 
     together    keys [R K H C], values [R K C H], C = P + T
     separate    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
@@ -27,8 +26,7 @@ POSITION_AXES = (-1, -2, -1, -1)  # their axes of positions
 
 
 class KVCache(NamedTuple):
-    """Of slots, and of prefix groups where prompts are separate (else empty): one `LayerKV` per layer, or one of all,
-    stacked."""
+    """Of slots, and of separate prefixes (else empty): one `LayerKV` for each layer, or one of all, stacked."""
 
     slot_kv: Any
     prefix_kv: Any
@@ -65,8 +63,7 @@ class Decoding:
         return {name: axes[1:] for name, axes in self.decoder.logical_axes()["blocks"].items()}
 
     def prepare_weights(self, params: Params) -> Params:
-        """The cast parameters and rotary table as `step` reads them; unrolled layers as a list, transposed where slots
-        are few."""
+        """The cast parameters and rotary table as `step` reads them; unrolled layers are a list."""
         decoder = self.decoder
         cos_sin = decoder.cos_sin(jnp.arange(self.prefix_length + self.response_length))
         weights = {**decoder.cast_params(params), "cos_sin": cos_sin}
@@ -113,8 +110,7 @@ class Decoding:
     def prefill(
         self, params: Params, prompts: Int[Array, "g P"], lengths: Int[Array, " g"]
     ) -> tuple[Any, Float[Array, "g D"]]:
-        """Keys and values of g prompts as a table's entries, and their last hidden states; `params` has stacked
-        layers."""
+        """Keys and values of g prompts as a table's entries, and last hidden states; `params` has stacked layers."""
         params = self.decoder.cast_params({k: w for k, w in params.items() if k != "cos_sin"})
         prefix = self.decoder.prefill(params, prompts, lengths)
         return self._to_cache_layers(prefix.keys, prefix.values), prefix.last_hidden
@@ -150,8 +146,7 @@ class Decoding:
     def step(
         self, weights: Params, cache: KVCache, tokens: SlotInts, positions: SlotInts, t: SlotInts
     ) -> tuple[Float[Array, "R D"], KVCache]:
-        """Hidden states of one token per slot, at `positions`, the t-th of its response; and the cache with the token
-        in it."""
+        """Hidden states of one token per slot, the t-th of its response, and the cache with the token in it."""
         cos_sin = jax.tree.map(lambda table: table[positions][:, None], weights["cos_sin"])
 
         def run_layer(x: Array, layer: Params, cache: KVCache, index: Array | None) -> tuple[Array, LayerKV]:
@@ -184,8 +179,7 @@ class Decoding:
     def _attend(
         self, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: KVCache, index: Any, positions: SlotInts, t: SlotInts
     ) -> tuple[SlotQueries, LayerKV]:
-        """A layer's attention, and its updated slot cache. `cache`: the layer's own, or of all layers, of which it is
-        the index-th."""
+        """A layer's attention, and its updated slot cache. `cache`: the layer's own, or of all layers, at `index`."""
         slot_kv, prefix_kv = cache
         if index is not None and not self.separate_prefix:
             return attention.decode_attention(self.decoder.options.decode_attention, q, k, v, slot_kv, index, positions)

@@ -1,7 +1,6 @@
 """Weights that the mesh axis `fsdp` splits, as a decoder uses them inside a shard_map.
 
-A weight narrower than the model is gathered where it is used, and again for its gradient, which is reduce-scattered in
-float32.
+A shard is gathered where the weight is used, and again for its gradient, which is reduce-scattered in float32.
 """
 
 from collections.abc import Callable
@@ -71,8 +70,7 @@ def all_gather_params(params: Any, specs: Any, dtype: Any) -> Any:
 
 
 def _with_other_axes_manual(collective: Callable[[Array], Array], spec: PartitionSpec) -> Callable[[Array], Array]:
-    """A collective over fsdp with each device's own shard by `spec`, because XLA would first gather it over other
-    axes."""
+    """A collective over fsdp of each device's own shard by `spec`: XLA would first gather it over other axes."""
     manual_axes = {name for name in spec if name is not None}
     if not manual_axes:
         return collective

@@ -1,7 +1,6 @@
 """Makes a model's folder (config.json, safetensors, tokenizer) of a GGUF file, which the `gguf` package reads.
 
-Weights are dequantised to float32. For llama a GGUF file stores rotated pairs as adjacent rows, a checkpoint half a
-head apart.
+Weights become float32. For llama, GGUF has rotated pairs in adjacent rows, a checkpoint has them half a head apart.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,8 +35,7 @@ CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # token types
 
 
 def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
-    """Make a model's folder of a GGUF file; it appears whole. InputError where the file cannot be used, or the folder
-    exists."""
+    """Make a model's folder of a GGUF file; InputError where the file cannot be used, or the folder exists."""
     with new_model_folder(folder) as temp:
         reader = open_gguf(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
@@ -104,8 +102,7 @@ def read_model_config(path: Path, metadata: Mapping[str, Any], gguf_tensors: Map
 
 
 def llama3_scaling(path: Path, head_dim: int, base: float, tensor: Any | None) -> RopeScaling | None:
-    """Llama 3's stretching, of which the file has only each frequency's divisor; InputError for divisors of another
-    kind."""
+    """Llama 3's stretching, of which the file has only each frequency's divisor; InputError for other divisors."""
     if tensor is None:
         return None
     divisors = np.asarray(tensor.data, np.float32).ravel()

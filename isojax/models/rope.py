@@ -1,7 +1,6 @@
-"""Rotary positions (arXiv:2104.09864), and their stretching for long contexts as Llama 3.1 has it.
+"""Rotary positions (arXiv:2104.09864), stretched for long contexts as in Llama 3.1.
 
-Frequencies are rounded to float32 at each step as transformers does: published models were trained with these
-roundings.
+Frequencies are rounded to float32 at each step as transformers does, with which published models were trained.
 """
 
 import jax.numpy as jnp

@@ -1,6 +1,4 @@
-"""Prefill where a mesh splits the positions of prompts over `sequence`: devices gather keys and values layer by
-layer.
-"""
+"""Prefill where a mesh splits positions of prompts over `sequence`: devices gather keys and values layer by layer."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,6 +1,4 @@
-"""Reads config.json in the spelling of transformers 4 and 5, and names the weights that published architectures
-share.
-"""
+"""Reads config.json as transformers 4 and 5 write it, and names the weights that published architectures share."""
 
 from collections.abc import Mapping
 from typing import Any

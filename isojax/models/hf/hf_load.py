@@ -1,7 +1,7 @@
 """Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh.
 
-A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder stacks layers and splits heads, [L,
-in..., out...]. The embedding alone is stored as it is used, [V, D].
+A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder stacks layers and splits heads:
+[L, in..., out...]. The embedding alone is stored as it is used, [V, D].
 """
 
 import functools
@@ -86,8 +86,7 @@ def weight_layouts(config: ModelConfig, decoder: Decoder) -> list[WeightLayout]:
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
-    """The model with shape and family from config.json where `path` is set; InputError where it cannot be used or
-    differs."""
+    """The model with config.json's shape and family where `path` is set; InputError where a field of it differs."""
     if model.path is None:
         return model
     folder = Path(model.path)
@@ -126,8 +125,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Mapping[str, StoredTensor]) -> None:
-    """InputError unless every needed tensor is there in its shape and a known dtype; unused tensors are named on
-    stderr."""
+    """InputError unless each needed tensor has its shape and a known dtype; unused ones are named on stderr."""
     mismatches = []
     for weight in layouts:
         for name in weight.tensor_names:

@@ -1,7 +1,6 @@
 """Attention on NVIDIA GPUs by cuDNN, through jax.nn.dot_product_attention; bfloat16 and float16 alone.
 
-Prefix and responses are one row of keys under a mask: jax gives cuDNN's log-sum-exp no gradient, so parts cannot be
-merged.
+Prefix and responses are one row of keys under a mask, because jax gives cuDNN's log-sum-exp no gradient.
 """
 
 from typing import Literal
@@ -45,8 +44,7 @@ def cudnn_decode(
 ) -> Float[Array, "R N H"]:
     """Attention of each slot's query over positions 0 .. positions[r].
 
-    Each head of keys is a sequence to cuDNN, and the queries that share it its positions, so that the cache is read
-    once."""
+    To cuDNN a head of keys is a sequence, and the queries that share it its positions: the cache is read once."""
     R, N, H = q.shape
     K, C = values.shape[1:3]
     G = N // K

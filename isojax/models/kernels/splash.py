@@ -1,7 +1,6 @@
-"""Causal attention on a TPU by jax's splash attention, which skips the blocks above the diagonal.
+"""Causal attention on a TPU by jax's splash attention, with prefix and responses as one row of keys.
 
-Prefix and responses are one row of keys; positions of the prefix that are not live have another segment than
-queries.
+Positions of the prefix that are not live have another segment than the queries.
 """
 
 import functools

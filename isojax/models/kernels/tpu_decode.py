@@ -1,9 +1,8 @@
 """One token per slot on a TPU: its key and value go into the cache in place, and its query attends to what is there.
 
 The grid is (slot, block of positions). Blocks past the last live one have its address, and are not fetched again.
-Softmax runs online over the blocks in float32 (arXiv:2205.14135, algorithm 1), and begins with the token itself. The
-kernel writes, because XLA's scatter would transpose the whole cache in every layer; heads below 128 are held as [H, C]
-without padding.
+Softmax runs online over the blocks in float32 (arXiv:2205.14135, algorithm 1), and begins with the token itself. With
+XLA's scatter instead, the whole cache would be transposed in every layer. A head below 128 is [H, C], without padding.
 """
 
 import functools
@@ -119,8 +118,8 @@ def flash_decode(
 ) -> tuple[Float[Array, "R N H"], tuple[Array, ...]]:
     """Attention over positions 0 .. positions[r] of `layer`, and the cache with the token in it, updated in place.
 
-    `new_kv`: keys, values [R K H], of int8 also scales [R K]. `cache`: keys [L R K H C], values [L R K C H], scales [L
-    R K C], with C from `pad_to_blocks`."""
+    `new_kv`: keys and values [R K H], of int8 ones also scales [R K]. `cache`: keys [L R K H C], values [L R K C H],
+    scales [L R K C], with C from `pad_to_blocks`."""
     R, N, H = q.shape
     K, C = cache[1].shape[2:4]
     layout = _cache_layout(K, C, H, cache[0].dtype.itemsize)
