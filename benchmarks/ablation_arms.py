@@ -76,7 +76,7 @@ def _regularisers(panel: str, data: Sequence[str]) -> tuple[Arm, ...]:
         "entropy x 10": (NO_KL, "cell.rl.entropy=0.1"),
         "entropy x 10, filtered": (NO_KL, "cell.rl.entropy=0.1", f"{quiet}[entropy]"),
     }
-    return tuple(Arm(label, (), (*data, *chosen), panel) for label, chosen in kinds.items())
+    return tuple(Arm(label, (), (*data, *selected), panel) for label, selected in kinds.items())
 
 
 EXPERIMENTS = {

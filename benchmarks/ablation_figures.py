@@ -26,25 +26,25 @@ def draw(experiment: Experiment, lines: Sequence[Line]) -> RenderedFigure:
     rows = 1 + len(experiment.metrics)
     fig = Figure(figsize=(max(8.0, 5.2 * len(columns)), 3.6 * rows + 0.8), dpi=DPI, layout="constrained")
     for j, column in enumerate(columns):
-        own = [line for line in lines if title_of(experiment, line) == column]
-        styles = styles_of(experiment, own)
+        specific = [line for line in lines if title_of(experiment, line) == column]
+        styles = styles_of(experiment, specific)
         top = fig.add_subplot(rows, len(columns), j + 1)
         style_axes(
             top,
             column,
             "" if experiment.metrics else "C (rollouts)",
-            f"validation reward ({own[0]['metric']})" if j == 0 else "",
+            f"validation reward ({specific[0]['metric']})" if j == 0 else "",
         )
-        for line in own:
+        for line in specific:
             key = key_of(experiment, line)
             reward(top, line, f"n = {key}" if experiment.by_n else key, styles[key])
-        top.legend(frameon=False, fontsize=8, ncols=2 if len(own) > 6 else 1)
+        top.legend(frameon=False, fontsize=8, ncols=2 if len(specific) > 6 else 1)
         for i, metric in enumerate(experiment.metrics):
             ax = fig.add_subplot(rows, len(columns), (i + 1) * len(columns) + j + 1, sharex=top)
             style_axes(
                 ax, "", "C (rollouts)" if i + 1 == len(experiment.metrics) else "", NAMES[metric] if j == 0 else ""
             )
-            for line in own:
+            for line in specific:
                 if line["series"][metric]:
                     ax.plot(*zip(*line["series"][metric], strict=True), lw=1.6, **styles[key_of(experiment, line)])
     fig.suptitle(experiment.title, x=0.01, ha="left", fontsize=12, fontweight="bold")

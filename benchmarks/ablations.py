@@ -100,12 +100,12 @@ def run(arm: Arm, config: Config, below: Path) -> list[Line]:
         launch(config, resume=True, dry_run=False)
     except RunFailed as e:  # the other arms go on, and the line tells
         failed = [line.strip() for line in str(e).splitlines()[1:]]
-    found = [
+    result = [
         p.parent
         for p in sorted((Path(config.run.dir) / config.name).glob(f"cells/*/{RECORDS_FILE}"))
         if p.read_bytes().count(b"\n") > 1
     ]
-    runs = read_runs(found)
+    runs = read_runs(result)
     cells = sorted({(r.cell.B_p, r.cell.n) for r in runs})
     return [line_of(arm, [r for r in runs if (r.cell.B_p, r.cell.n) == cell], failed) for cell in cells]
 
@@ -115,9 +115,9 @@ def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
     metric = default_metric(runs)
     curves = [[(p.rollouts, metric_value(p, metric, r.source)) for p in r.points] for r in runs]
     bases, finals = [curve[0][1] for curve in curves], [score_curve(curve) for curve in curves]
-    gains = [final - base for final, base in zip(finals, bases, strict=True)]
+    advantages = [final - base for final, base in zip(finals, bases, strict=True)]
     cell = runs[0].cell
-    own = [text for text in failed if text.startswith(f"{cell.B_p}x{cell.n}-")]
+    specific = [text for text in failed if text.startswith(f"{cell.B_p}x{cell.n}-")]
     flags = [f"{r.cell.name}: {flag}" for r in runs for flag in health_flags(r)]
     last = {key: mean_of([r.points[-1].train[key] for r in runs if key in r.points[-1].train]) for key in TRAINING}
     series = {key: series_of(runs, key) for key in ("entropy", "kl")}
@@ -125,9 +125,9 @@ def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
         "arm": arm.label, "panel": arm.panel, "B_p": cell.B_p, "n": cell.n, "seeds": len(runs), "metric": metric,
         "base": float(np.mean(bases)), "final": float(np.mean(finals)),
         "se": float(np.std(finals, ddof=1) / len(finals) ** 0.5) if len(finals) > 1 else None,
-        "gains": gains, "min_gain": min(gains),
+        "gains": advantages, "min_gain": min(advantages),
         "fall": max(max(r for _, r in curve) - curve[-1][1] for curve in curves),
-        "C": curves[0][-1][0], "flags": [*own, *flags], **last,
+        "C": curves[0][-1][0], "flags": [*specific, *flags], **last,
         "curve": curve_of(curves), "series": series,
     }  # fmt: skip
 
@@ -153,10 +153,10 @@ def series_of(runs: Sequence[RunRecord], key: str) -> list[list[float]]:
 def best_n(lines: Sequence[Line]) -> list[Line]:
     """Of each arm, at the C of every evaluation of its largest n: the n with the highest mean reward (linear in log C
     between evaluations), and those within two standard errors of it, of the difference."""
-    found = []
+    result = []
     for panel, arm in dict.fromkeys((line["panel"], line["arm"]) for line in lines):
-        own = {line["n"]: line for line in lines if (line["panel"], line["arm"]) == (panel, arm)}
-        curves = {n: np.array([point for point in line["curve"] if point[0] > 0]) for n, line in own.items()}
+        specific = {line["n"]: line for line in lines if (line["panel"], line["arm"]) == (panel, arm)}
+        curves = {n: np.array([point for point in line["curve"] if point[0] > 0]) for n, line in specific.items()}
         rows = []
         for C in curves[max(curves)][:, 0]:
             at = {
@@ -166,13 +166,15 @@ def best_n(lines: Sequence[Line]) -> list[Line]:
             }
             best = max(at, key=lambda n: at[n][0])
             near = [
-                n for n in at if at[best][0] - at[n][0] <= 2 * np.hypot(at[best][1], at[n][1]) / own[n]["seeds"] ** 0.5
+                n
+                for n in at
+                if at[best][0] - at[n][0] <= 2 * np.hypot(at[best][1], at[n][1]) / specific[n]["seeds"] ** 0.5
             ]
             rows.append(
                 {"C": int(C), "n": best, "near": near, "rewards": {str(n): mean for n, (mean, _) in at.items()}}
             )
-        found.append({"panel": panel, "arm": arm, "best_n": rows})
-    return found
+        result.append({"panel": panel, "arm": arm, "best_n": rows})
+    return result
 
 
 def mean_of(values: Sequence[float]) -> float | None:
@@ -232,15 +234,15 @@ def compare(name: str, experiment: Experiment, arms: Sequence[Arm], settings: ar
         write_text(folder / LINES, "".join(json.dumps(line) + "\n" for line in lines))
     write_bytes(folder / f"{name}.png", draw(experiment, lines).png)
     show(experiment.title, lines)
-    for found in best_n(lines) if experiment.by_n else []:
-        print(json.dumps({"benchmark": "ablations", "experiment": name, **found}), flush=True)
-        for row in found["best_n"]:
+    for result in best_n(lines) if experiment.by_n else []:
+        print(json.dumps({"benchmark": "ablations", "experiment": name, **result}), flush=True)
+        for row in result["best_n"]:
             rewards = ", ".join(f"n = {n}: {reward:.3f}" for n, reward in row["rewards"].items())
-            said = (
-                f"{found['panel']} {found['arm']}, C = {row['C']:,}: best n = {row['n']}, "
+            output = (
+                f"{result['panel']} {result['arm']}, C = {row['C']:,}: best n = {row['n']}, "
                 f"not distinguishable from it: {row['near']}; {rewards}"
             )
-            console.print(said, highlight=False, markup=False, soft_wrap=True)
+            console.print(output, highlight=False, markup=False, soft_wrap=True)
     console.print(f"figure: {folder / name}.png", highlight=False, soft_wrap=True)
 
 

@@ -60,11 +60,11 @@ def simulate(w: World, policy: AdaptivePolicy) -> tuple[list[RunRecord], int]:
 def judge(w: World, runs: Sequence[RunRecord], C: Sequence[int], whole: int) -> Line:
     """The fit of some runs against the truth at budgets C."""
     e = load_ensemble(fit_all_runs(runs, METRIC, options=FitOptions(replicates=REPLICATES)))
-    chosen = e.n[e.expected_rewards(C).argmax(1)].tolist()
+    selected = e.n[e.expected_rewards(C).argmax(1)].tolist()
     keys = sorted(w.truth, key=lambda key: key[1])
     ns, R = [n for _, n in keys], np.stack([w.reward(*key, C) for key in keys])
-    best, mine = R.argmax(0), np.array([ns.index(n) for n in chosen])
-    off, lost = np.abs(mine - best), R.max(0) - R[mine, np.arange(len(C))]
+    best, ours = R.argmax(0), np.array([ns.index(n) for n in selected])
+    off, lost = np.abs(ours - best), R.max(0) - R[ours, np.arange(len(C))]
     spent = sum(r.points[-1].rollouts for r in runs) / whole
     return {
         "n_right": float(np.mean(off <= 1)),
@@ -87,23 +87,23 @@ def world(case: tuple[str, int, int]) -> Line:
     sweeps = {"frontier": runs, "grid": w.runs, "half_budget": w.trained(dict.fromkeys(cells, half))}
     if seeds > 1:
         sweeps["one_seed"] = [r for r in w.runs if r.cell.seed == 0]
-    found = {name: judge(w, own, policy.C_levels, policy.grid_rollouts) for name, own in sweeps.items()}
-    return {"kind": kind, "seed": seed, "seeds": seeds, "rounds": rounds, "seconds_a_round": seconds, "sweeps": found}
+    result = {name: judge(w, specific, policy.C_levels, policy.grid_rollouts) for name, specific in sweeps.items()}
+    return {"kind": kind, "seed": seed, "seeds": seeds, "rounds": rounds, "seconds_a_round": seconds, "sweeps": result}
 
 
 def summary(lines: Sequence[Line]) -> Line:
     """Means over worlds."""
     decided = [line for line in lines if line["kind"] != "same"]
-    found: Line = {"worlds": len(lines), "rounds": float(np.mean([line["rounds"] for line in lines]))}
-    found["seconds_a_round"] = float(np.median([line["seconds_a_round"] for line in lines]))
+    result: Line = {"worlds": len(lines), "rounds": float(np.mean([line["rounds"] for line in lines]))}
+    result["seconds_a_round"] = float(np.median([line["seconds_a_round"] for line in lines]))
     for name in dict.fromkeys(name for line in lines for name in line["sweeps"]):
         of = {"n_right": decided, "exact": decided, "worlds_right": decided, "regret": lines, "rollouts": lines}
         values = {
-            figure: [line["sweeps"][name][figure] for line in own if name in line["sweeps"]]
-            for figure, own in of.items()
+            figure: [line["sweeps"][name][figure] for line in specific if name in line["sweeps"]]
+            for figure, specific in of.items()
         }
-        found[name] = {k: round(float(np.mean(v)), 4) for k, v in values.items() if v}
-    return found
+        result[name] = {k: round(float(np.mean(v)), 4) for k, v in values.items() if v}
+    return result
 
 
 def main() -> None:
@@ -128,7 +128,11 @@ def main() -> None:
     }
     print(
         json.dumps(
-            {"benchmark": "adaptive", "all": summary(lines), **{name: summary(own) for name, own in groups.items()}}
+            {
+                "benchmark": "adaptive",
+                "all": summary(lines),
+                **{name: summary(specific) for name, specific in groups.items()},
+            }
         )
     )
 

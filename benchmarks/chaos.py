@@ -111,12 +111,12 @@ def run(folder: Path, kind: str, name: str, killing: dict[str, Any] | None = Non
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     if killing is not None and done.returncode == -signal.SIGSEGV:  # a kill like another, of which less is known
-        return {"phase": "crashed by the watch", "saving": False, "judging": False}, said
-    if done.returncode not in (0, -signal.SIGKILL) or "chaos_watch" in said:
-        raise RuntimeError(f"{name}: exit code {done.returncode}\n{said}")
-    return json.loads(report.read_text()) if done.returncode else None, said
+        return {"phase": "crashed by the watch", "saving": False, "judging": False}, output
+    if done.returncode not in (0, -signal.SIGKILL) or "chaos_watch" in output:
+        raise RuntimeError(f"{name}: exit code {done.returncode}\n{output}")
+    return json.loads(report.read_text()) if done.returncode else None, output
 
 
 def share(folder: Path, name: str, updates: int) -> float:
@@ -145,8 +145,8 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
     while aims:
         name, aim = names[-1], aims[0]
         left = work * (1 - share(folder, name, updates))
-        kill, said = run(folder, kind, name, {"after": rng.uniform(0, 2 * left / (len(aims) + 1)), "aim": aim})
-        during["damaged"] += "is damaged" in said
+        kill, output = run(folder, kind, name, {"after": rng.uniform(0, 2 * left / (len(aims) + 1)), "aim": aim})
+        during["damaged"] += "is damaged" in output
         # The run came to its end before: another run takes the kills that are left, this one at any instant.
         if kill is None:
             names.append(f"{kind}-killed-{len(names) + 1}")
@@ -162,8 +162,8 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
             f"{kill['phase']}{aside}"
         )
     during["damaged"] += "is damaged" in run(folder, kind, names[-1])[1]
-    found = [line for name in names for line in differences(folder, f"{kind}-whole", name)]
-    for line in found:
+    result = [line for name in names for line in differences(folder, f"{kind}-whole", name)]
+    for line in result:
         tell(f"{kind}: {line}")
     return {
         "kills": phases.total(),
@@ -171,7 +171,7 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
         "phases": dict(phases),
         **during,
         "updates": updates,
-        "equal": not found,
+        "equal": not result,
     }
 
 
@@ -192,22 +192,24 @@ def last_checkpoint(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, 
                 kinds = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), metadata)
                 tree = reader.restore((path / str(step) / part).absolute(), restore_args=kinds)
             leaves = jax.tree_util.tree_leaves_with_path(tree)
-            arrays |= {part + jax.tree_util.keystr(place): np.asarray(value) for place, value in leaves}
+            arrays |= {part + jax.tree_util.keystr(location): np.asarray(value) for location, value in leaves}
     return host, arrays
 
 
 def differences(folder: Path, one: str, other: str) -> list[str]:
     """In what two runs differ, in words; nothing where they are equal bit for bit."""
-    found = []
+    result = []
     for file in ("records.jsonl", "samples.txt"):
         (a,), (b,) = (list(folder.glob(f"runs/{name}/cells/*/{file}")) for name in (one, other))
         if a.read_bytes() != b.read_bytes():
-            found.append(f"{file} differs")
+            result.append(f"{file} differs")
     (host, arrays), (host_2, arrays_2) = (last_checkpoint(folder, name) for name in (one, other))
-    found += [f"the last checkpoint's {key} differs" for key in host | host_2 if host.get(key) != host_2.get(key)]
+    result += [f"the last checkpoint's {key} differs" for key in host | host_2 if host.get(key) != host_2.get(key)]
     if arrays.keys() != arrays_2.keys():
-        return [*found, "the last checkpoints hold other arrays"]
-    return found + [f"{place} differs" for place in arrays if arrays[place].tobytes() != arrays_2[place].tobytes()]
+        return [*result, "the last checkpoints hold other arrays"]
+    return result + [
+        f"{location} differs" for location in arrays if arrays[location].tobytes() != arrays_2[location].tobytes()
+    ]
 
 
 def main() -> int:
@@ -225,11 +227,11 @@ def main() -> int:
         folder = (args.keep or Path(temporary)).absolute()
         prepare(folder)
         tell = lambda line: print(f"{time.monotonic() - began:4.0f} s  {line}", file=sys.stderr, flush=True)  # noqa: E731
-        found = {kind: broken(folder, kind, args.kills, rng, tell) for kind in args.kinds.split(",")}
-    equal = all(kind["equal"] for kind in found.values())
-    phases = sum((Counter(kind["phases"]) for kind in found.values()), Counter[str]())
+        result = {kind: broken(folder, kind, args.kills, rng, tell) for kind in args.kinds.split(",")}
+    equal = all(kind["equal"] for kind in result.values())
+    phases = sum((Counter(kind["phases"]) for kind in result.values()), Counter[str]())
     line = {"seed": args.seed, "kills": sum(phases.values()), "kills_by_phase": dict(phases), "equal": equal}
-    print(json.dumps(line | {"seconds": round(time.monotonic() - began), "kinds": found}), flush=True)
+    print(json.dumps(line | {"seconds": round(time.monotonic() - began), "kinds": result}), flush=True)
     return 0 if equal else 1
 
 

@@ -40,13 +40,13 @@ def stacks() -> list[Stack]:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)
         text = file.read()
-    found: list[Stack] = []
+    result: list[Stack] = []
     for line in text.splitlines():
         if line.startswith(("Thread ", "Current thread ")):
-            found.append([])
-        elif place := re.match(r'  File "(.*)", line \d+ in (.*)', line):
-            found[-1].append((Path(place[1]).stem if place[1].startswith(PACKAGE) else "", place[2]))
-    return [stack for stack in found if all(function != kill_at_phase.__name__ for _, function in stack)]
+            result.append([])
+        elif location := re.match(r'  File "(.*)", line \d+ in (.*)', line):
+            result[-1].append((Path(location[1]).stem if location[1].startswith(PACKAGE) else "", location[2]))
+    return [stack for stack in result if all(function != kill_at_phase.__name__ for _, function in stack)]
 
 
 def phase(found: list[Stack]) -> str:
@@ -80,12 +80,12 @@ def kill_at_phase(cell: str, report: str, after: float, aim: str | None) -> None
     """
 
     def torn() -> set[tuple[str, int]]:
-        found = set()
+        result = set()
         with suppress(FileNotFoundError):  # not there yet, or written to its end meanwhile
             for entry in os.scandir(Path(cell, "checkpoint")):
                 if "tmp" in entry.name:
-                    found.add((entry.name, entry.inode()))
-        return found
+                    result.add((entry.name, entry.inode()))
+        return result
 
     def half_written() -> bool:
         return bool(torn() - before)
@@ -105,11 +105,11 @@ def kill_at_phase(cell: str, report: str, after: float, aim: str | None) -> None
         if half_written() if aim == HALF else clocks() > written if aim == LEDGER else phase(stacks()) == aim:
             break
         time.sleep(0.0002 if aim in (HALF, LEDGER) else 0.005)
-    found = stacks()
-    where = "ending" if aim not in BEFORE and phase(found) == "preparing" else phase(found)
+    result = stacks()
+    where = "ending" if aim not in BEFORE and phase(result) == "preparing" else phase(result)
     line = {
         "phase": where,
-        "judging": any(("background_grading", "_grade_pending") in stack for stack in found),
+        "judging": any(("background_grading", "_grade_pending") in stack for stack in result),
         "saving": half_written(),
     }
     Path(report).write_text(json.dumps(line))

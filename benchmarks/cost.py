@@ -73,11 +73,11 @@ class Update:
         cell = CellConfig(
             sampling=sampling, precision=PrecisionConfig(compute="float32", cache="float32"), rl=RLConfig()
         )
-        chosen = planner.resolve_sweep_sizes(SweepConfig(B_p=(sizes.B_p,), n=(sizes.n,), decode_slots=32), 1, cell)
-        assert chosen.microbatch and chosen.prefill_batch
+        selected = planner.resolve_sweep_sizes(SweepConfig(B_p=(sizes.B_p,), n=(sizes.n,), decode_slots=32), 1, cell)
+        assert selected.microbatch and selected.prefill_batch
         mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
         pair = sizes.B_p, sizes.n
-        geometry = make_sampler_shapes([pair], 1, 32, chosen.microbatch, sizes.P, sizes.T, chosen.prefill_batch)
+        geometry = make_sampler_shapes([pair], 1, 32, selected.microbatch, sizes.P, sizes.T, selected.prefill_batch)
         step = TrainStep(cell, decoder, StopConditions((), None), geometry, mesh)
         sampler = build_sampler(decoder, geometry, mesh, sampling, StopConditions((), None))
         rng, rows = np.random.default_rng(0), geometry.problem_rows
@@ -85,7 +85,7 @@ class Update:
         lengths = np.full(rows, sizes.P, np.int32)
         arrays = prompts, lengths, np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)
         problems = ProblemArrays(*(jnp.asarray(x) for x in arrays))
-        numbers, scalars = make_coefficients(cell.rl), tuple(jnp.int32(x) for x in pair)
+        coefficients, scalars = make_coefficients(cell.rl), tuple(jnp.int32(x) for x in pair)
 
         def sample(params: Any, key: Any) -> Any:
             return sampler(params, problems, *scalars, key)
@@ -96,8 +96,8 @@ class Update:
                 live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0
             )  # arbitrary, and different inside every group
             batch = RolloutBatch(problems, rollouts, rewards, *scalars, jax.random.key_data(key))
-            signals, _ = step.compute_advantages(state, batch, numbers)
-            return step.update(state, {}, batch, signals, numbers)[0]
+            signals, _ = step.compute_advantages(state, batch, coefficients)
+            return step.update(state, {}, batch, signals, coefficients)[0]
 
         self.state = build_init_state(decoder, mesh)(decoder.init(jax.random.key(0)))
         self.sample, self.learn = jax.jit(sample), jax.jit(learn, donate_argnums=0)
@@ -131,11 +131,11 @@ def main() -> None:
             for i, half in enumerate(("rollouts", "update"))
         }
         line: dict[str, Any] = {"factor": name, "values": values}
-        for half, found in halves.items():
-            line |= {half: [round(x, 4) for x in found]}
+        for half, result in halves.items():
+            line |= {half: [round(x, 4) for x in result]}
             if len(values) > 1:
                 line |= {
-                    f"{half}_exponent": round(math.log(found[-1] / found[0]) / math.log(values[-1] / values[0]), 2)
+                    f"{half}_exponent": round(math.log(result[-1] / result[0]) / math.log(values[-1] / values[0]), 2)
                 }
         print(json.dumps(line), flush=True)
 

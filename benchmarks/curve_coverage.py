@@ -51,8 +51,8 @@ def one(rng: np.random.Generator, points: int, rho: float, seeds: int, level: fl
     fit = fit_single_run(runs)
     drawn = bootstrap_replicates(fit, runs)
     low, high = parameter_intervals(drawn, fit.space)["A"]
-    found = curve_band(fit, drawn, C)
-    inside = (found["low"] <= truth) & (truth <= found["high"])
+    result = curve_band(fit, drawn, C)
+    inside = (result["low"] <= truth) & (truth <= result["high"])
     A = R0 + gain
     held = (low is None or low <= A) and (high is None or A <= high)
     return {

@@ -80,8 +80,8 @@ def main() -> None:
 
             return lax.fori_loop(0, STEPS, one, (cache, tokens))
 
-        given = jax.jit(decoding.prepare_weights)(params), decoding.empty_cache(), jnp.zeros(slots, jnp.int32)
-        step = seconds(lambda f=steps, g=given, n=slots: f(*g, jnp.full(n, args.positions - STEPS, jnp.int32))) / STEPS
+        inputs = jax.jit(decoding.prepare_weights)(params), decoding.empty_cache(), jnp.zeros(slots, jnp.int32)
+        step = seconds(lambda f=steps, g=inputs, n=slots: f(*g, jnp.full(n, args.positions - STEPS, jnp.int32))) / STEPS
         line = {
             "slots": slots,
             "positions": args.positions,

@@ -54,11 +54,11 @@ def measure(rows: int, shapes: list[tuple[int, int]]) -> dict[str, Any]:
         held = [jax.random.normal(jax.random.key(i), (inputs, outputs)) for i in range(layers)]
         weights = {"plain": held, "of_few": [w.T for w in held]}
         calls = {name: partial(form, x, weights[name]) for name, form in FORMS.items()}
-        for name, taken in seconds(calls).items():
-            spent[name] += taken
+        for name, used in seconds(calls).items():
+            spent[name] += used
         operations += 2 * rows * inputs * outputs * layers
-    line = {f"{name}_ms": round(1000 * taken, 4) for name, taken in spent.items()}
-    line |= {f"{name}_gflops": round(operations / taken / 1e9, 1) for name, taken in spent.items()}
+    line = {f"{name}_ms": round(1000 * used, 4) for name, used in spent.items()}
+    line |= {f"{name}_gflops": round(operations / used / 1e9, 1) for name, used in spent.items()}
     return {"rows": rows, **line, "faster": round(spent["plain"] / spent["of_few"], 3)}
 
 

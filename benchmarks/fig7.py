@@ -27,15 +27,15 @@ def main() -> int:
     parser.add_argument("--where", default="set=easy")
     parser.add_argument("--mode", default="hierarchical", choices=("hierarchical", "paper"))
     arguments = parser.parse_args()
-    found = fit_points_file(arguments.path, [arguments.where], arguments.mode)
-    law = found["n_star"]
+    result = fit_points_file(arguments.path, [arguments.where], arguments.mode)
+    law = result["n_star"]
     within = {name: abs(law[name] - value) <= slack for name, (value, slack) in PUBLISHED.items()}
-    warned = any("distinct n" in flag for flag in found["flags"])
+    warned = any("distinct n" in flag for flag in result["flags"])
     line = {
         "benchmark": "fig7",
-        "mode": found["mode"],
+        "mode": result["mode"],
         "where": arguments.where,
-        "points": found["points"],
+        "points": result["points"],
         "form": law["form"],
         "fitted": {name: round(law[name], 3) for name in PUBLISHED},
         "intervals": law["intervals"]

@@ -91,19 +91,19 @@ def _method(lines: Sequence[Line], name: str) -> dict[str, float | None]:
     """The figures of one method over worlds."""
     inside = [line["in_range"][name] for line in lines if name in line["in_range"]]
     beyond = [line["hold_out"][name] for line in lines if name in line["hold_out"]]
-    found: dict[str, float | None] = {"n_right": _mean([w["n_right"] for w in inside])}
-    found["worlds_right"] = _mean([w["n_right"] >= 0.95 for w in inside])
-    found["law_right"] = _mean([w["law_right"] for w in inside if "law_right" in w])
+    result: dict[str, float | None] = {"n_right": _mean([w["n_right"] for w in inside])}
+    result["worlds_right"] = _mean([w["n_right"] >= 0.95 for w in inside])
+    result["law_right"] = _mean([w["law_right"] for w in inside if "law_right" in w])
     for name in ("bias", "bias_on_problems"):
         bias = [w[name] for w in inside]
-        found |= {name: _mean(bias), f"{name}_abs": _mean([abs(b) for b in bias])}
-        found[f"{name}_se"] = statistics.stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else None
+        result |= {name: _mean(bias), f"{name}_abs": _mean([abs(b) for b in bias])}
+        result[f"{name}_se"] = statistics.stdev(bias) / len(bias) ** 0.5 if len(bias) > 1 else None
     beyond_names = ("error", "within", "regret", "error_at_end", "within_at_end", "regret_at_end")
-    found |= {name: _mean([w[name] for w in beyond]) for name in beyond_names}
-    found["seconds"] = (
+    result |= {name: _mean([w[name] for w in beyond]) for name in beyond_names}
+    result["seconds"] = (
         statistics.median(seconds) if (seconds := [w["seconds"] for w in inside if "seconds" in w]) else None
     )
-    return found
+    return result
 
 
 def _coverage(lines: Sequence[Line], name: str) -> dict[str, float | int | None]:
@@ -121,11 +121,11 @@ def _coverage(lines: Sequence[Line], name: str) -> dict[str, float | int | None]
 
 def _asked(kind: str, figures: dict[str, float | None]) -> list[dict[str, Any]]:
     """Each bound of a kind: the figure, what was asked, and whether it is met (None where the figure is absent)."""
-    found = []
+    result = []
     for b in BOUNDS[kind]:
         value = figures[b.figure]
         words = " and ".join([f">= {b.low:g}"] * (b.low > 0) + [f"<= {b.high:g}"] * (b.high < float("inf")))
-        found.append(
+        result.append(
             {
                 "figure": b.figure,
                 "value": value,
@@ -133,19 +133,21 @@ def _asked(kind: str, figures: dict[str, float | None]) -> list[dict[str, Any]]:
                 "met": None if value is None else b.low <= abs(value) <= b.high,
             }
         )
-    return found
+    return result
 
 
 def _beaten(figures: dict[str, dict[str, float | None]], mode: str, names: Sequence[str]) -> dict[str, dict[str, bool]]:
     """For each figure: whether the judged mode is at least as good as each baseline."""
-    found: dict[str, dict[str, bool]] = {}
+    result: dict[str, dict[str, bool]] = {}
     for name in names:
-        own = figures[mode][name]
+        specific = figures[mode][name]
         for other, theirs in figures.items():
             value = theirs[name]
-            if other != mode and own is not None and value is not None:
-                found.setdefault(name, {})[other] = own >= value if name in RISING else abs(own) <= abs(value)
-    return found
+            if other != mode and specific is not None and value is not None:
+                result.setdefault(name, {})[other] = (
+                    specific >= value if name in RISING else abs(specific) <= abs(value)
+                )
+    return result
 
 
 def summary(kind: str, lines: Sequence[Line]) -> Line:
@@ -191,13 +193,13 @@ def _tables(result: Line) -> Iterator[Table]:
     for name in result["methods"][result["mode"]]:
         methods.add_row(name, *(_shown(m[name]) for m in result["methods"].values()))
     yield methods
-    asked = Table("asked", "", "found", "met", "not worse than")
+    requested = Table("asked", "", "found", "met", "not worse than")
     for a in result["asked"]:
         beaten = ", ".join(name for name, is_beaten in result["beaten"].get(a["figure"], {}).items() if is_beaten)
-        asked.add_row(
+        requested.add_row(
             a["figure"], a["asked"], _shown(a["value"]), {True: "yes", False: "NO", None: "-"}[a["met"]], beaten
         )
-    yield asked
+    yield requested
     coverage = Table("90% intervals", "coverage", "cases", "open", "mean width")
     for name, c in result["coverage"].items():
         coverage.add_row(name, *(_shown(c[k]) for k in ("share", "cases", "open", "width")))
@@ -294,18 +296,18 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     kinds = arguments.kinds.split(",")
     unknown = [k for k in kinds if k not in BOUNDS]
     if unknown or min(arguments.worlds, arguments.jobs) < 1 or arguments.seed < 0:
-        given = f"kinds {arguments.kinds}, {arguments.worlds} worlds, {arguments.jobs} jobs, seed {arguments.seed}"
+        inputs = f"kinds {arguments.kinds}, {arguments.worlds} worlds, {arguments.jobs} jobs, seed {arguments.seed}"
         raise InputError(
-            f"{given}; expected kinds among {', '.join(BOUNDS)}, at least one world and one job, and a seed >= 0."
+            f"{inputs}; expected kinds among {', '.join(BOUNDS)}, at least one world and one job, and a seed >= 0."
         )
     if arguments.read and arguments.out:
         raise InputError("--read fits nothing, so --out has nothing to write; expected one of them. Leave one out.")
     lines = _read(arguments.read) if arguments.read else _written(_judged(kinds, arguments, console), arguments.out)
     lines.sort(key=lambda line: line["seed"])
     for kind in kinds:
-        own = [line for line in lines if line["kind"] == kind]
-        if own:
-            result = summary(kind, own)
+        specific = [line for line in lines if line["kind"] == kind]
+        if specific:
+            result = summary(kind, specific)
             print(json.dumps(result), flush=True)
             for table in _tables(result):
                 console.print(table)

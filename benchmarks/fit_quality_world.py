@@ -106,12 +106,12 @@ def law_n(document: FitResult, C: FloatArray, measured: Sequence[int]) -> NDArra
 
 def raw_means(runs: Sequence[RunRecord]) -> dict[int, tuple[FloatArray, FloatArray]]:
     """n -> (C > 0, mean over seeds of the metric). All seeds of a cell are evaluated at the same C."""
-    found = {}
+    result = {}
     for n in sorted({r.cell.n for r in runs}):
         seeds = [[(p.rollouts, p.metrics[METRIC]) for p in r.points if p.rollouts] for r in runs if r.cell.n == n]
         mean = np.array(seeds, dtype=np.float64).mean(0)
-        found[n] = (mean[:, 0], mean[:, 1])
-    return found
+        result[n] = (mean[:, 0], mean[:, 1])
+    return result
 
 
 def measured_answers(runs: Sequence[RunRecord], C: FloatArray) -> dict[str, Answer]:
@@ -133,8 +133,8 @@ def measured_answers(runs: Sequence[RunRecord], C: FloatArray) -> dict[str, Answ
 def last_measured(runs: Sequence[RunRecord], budgets: int) -> dict[str, Answer]:
     """What the same two say at every budget beyond the data: the last evaluation of each n."""
     last = {n: float(R[-1]) for n, (_, R) in raw_means(runs).items()}
-    chosen = {"middle": list(last)[len(last) // 2], "best_measured": max(last, key=lambda n: last[n])}
-    return {name: Answer(np.full(budgets, n), np.full(budgets, last[n])) for name, n in chosen.items()}
+    selected = {"middle": list(last)[len(last) // 2], "best_measured": max(last, key=lambda n: last[n])}
+    return {name: Answer(np.full(budgets, n), np.full(budgets, last[n])) for name, n in selected.items()}
 
 
 def _steps(a: Any, b: Any) -> NDArray[np.bool_]:
@@ -145,12 +145,12 @@ def _steps(a: Any, b: Any) -> NDArray[np.bool_]:
 def in_range(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str, dict[str, float]]:
     """For each method, at budgets C: the share of n within one step, and the mean error of the frontier's reward."""
     true = true_best(w, C)
-    own = np.array([float(w.on_problems(*cells_by_n(w)[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)])
+    specific = np.array([float(w.on_problems(*cells_by_n(w)[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)])
     return {
         name: {
             "n_right": float(_steps(a.n, true.n).mean()),
             "bias": float((a.reward - true.reward).mean()),
-            "bias_on_problems": float((a.reward - own).mean()),
+            "bias_on_problems": float((a.reward - specific).mean()),
         }
         for name, a in answers.items()
     }
@@ -166,7 +166,7 @@ def extrapolated(document: FitResult, C: FloatArray) -> Answer:
     """The paper's way beyond the data: n of the law, reward of that n's curve (of the nearest n that has one)."""
     curves = {c.n: c for c in document.curves}
     n = law_n(document, C, sorted({r.n for r in document.runs}))
-    nearest = [curves[min(curves, key=lambda m: abs(math.log2(m / own)))] for own in n.tolist()]
+    nearest = [curves[min(curves, key=lambda m: abs(math.log2(m / specific)))] for specific in n.tolist()]
     return Answer(
         n,
         np.array([curve_value(x, c.R0, c.A, c.exponent, c.C_mid) for x, c in zip(C, nearest, strict=True)]),
@@ -179,7 +179,7 @@ def held_out(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str
     of them, 4 times the compute seen."""
     cells, true = cells_by_n(w), true_best(w, C, in_range=False)
     reached = np.array([float(w.on_problems(*cells[n], c)) for n, c in zip(true.n.tolist(), C, strict=True)])
-    found = {}
+    result = {}
     for name, a in answers.items():
         got = np.array([float(w.reward(*cells[n], c)) for n, c in zip(a.n.tolist(), C, strict=True)])
         rows = {
@@ -187,10 +187,10 @@ def held_out(w: World, answers: Mapping[str, Answer], C: FloatArray) -> dict[str
             "within": _steps(a.n, true.n),
             "regret": np.maximum(0.0, true.reward - got),
         }
-        found[name] = {k: float(v.mean()) for k, v in rows.items()} | {
+        result[name] = {k: float(v.mean()) for k, v in rows.items()} | {
             f"{k}_at_end": float(v[-1]) for k, v in rows.items()
         }
-    return found
+    return result
 
 
 def frontier_coverage(w: World, document: FitResult, C: FloatArray) -> Sums:
@@ -269,18 +269,20 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
     short_fits = {m: fitted(shorter, m, replicates) for m in modes}
     document = fits[mode][0]
     answers = {m: frontier_answer(d, C) for m, (d, _) in fits.items()} | measured_answers(w.runs, C)
-    found = in_range(w, answers, C)
+    result = in_range(w, answers, C)
     for m, (d, seconds) in fits.items():
         law = law_n(d, C, list(cells_by_n(w)))
-        found[m] |= {"law_right": float(_steps(law, true_best(w, C).n).mean()), "seconds": seconds}
+        result[m] |= {"law_right": float(_steps(law, true_best(w, C).n).mean()), "seconds": seconds}
     hidden = np.geomspace(C_max / HOLD_OUT, C_max, HIDDEN + 1)[1:]
-    chosen = [recommend(short_fits[mode][0], C, extrapolate=True, with_candidates=False) for C in hidden.tolist()]
-    promises = {mode: Answer(np.array([r.allocation.n for r in chosen]), np.array([r.expected_reward for r in chosen]))}
+    selected = [recommend(short_fits[mode][0], C, extrapolate=True, with_candidates=False) for C in hidden.tolist()]
+    promises = {
+        mode: Answer(np.array([r.allocation.n for r in selected]), np.array([r.expected_reward for r in selected]))
+    }
     if mode != "paper":
         promises["paper"] = extrapolated(short_fits["paper"][0], hidden)
     promises |= last_measured(shorter, HIDDEN)
     ahead = Sums()
-    for r, C_hidden in zip(chosen, hidden.tolist(), strict=True):
+    for r, C_hidden in zip(selected, hidden.tolist(), strict=True):
         if r.interval is not None:
             true_reward = float(w.reward(r.allocation.B_p, r.allocation.n, C_hidden))
             ahead = ahead.with_case(true_reward, *r.interval)
@@ -294,7 +296,7 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
     return {
         "cells": len(w.truth),
         "runs": len(w.runs),
-        "in_range": found,
+        "in_range": result,
         "hold_out": held_out(w, promises, hidden),
         "coverage": {name: vars(sums) for name, sums in coverage.items()},
         "constant": document.joint.n_star.law.form == "constant",

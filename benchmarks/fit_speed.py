@@ -56,14 +56,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicates", type=int, default=500)
     parser.add_argument("--problems", type=int, default=300)
-    given = parser.parse_args()
-    seconds, cpu, runs, points = _seconds(given.replicates, given.problems)
-    without = _seconds(0, given.problems)[0]
+    inputs = parser.parse_args()
+    seconds, cpu, runs, points = _seconds(inputs.replicates, inputs.problems)
+    without = _seconds(0, inputs.problems)[0]
     line = {
         "benchmark": "fit_speed",
         "runs": runs,
         "evaluations": points,
-        "replicates": given.replicates,
+        "replicates": inputs.replicates,
         "cores": len(os.sched_getaffinity(0)),
     }
     line |= {
@@ -71,7 +71,7 @@ def main() -> None:
         "cpu_seconds": round(cpu, 2),
         "seconds_without_replicates": round(without, 2),
     }
-    line["ms_a_replicate"] = round(1000 * seconds / given.replicates, 1) if given.replicates else None
+    line["ms_a_replicate"] = round(1000 * seconds / inputs.replicates, 1) if inputs.replicates else None
     print(json.dumps(line))
 
 

@@ -59,10 +59,10 @@ DROPPED = re.compile(r"(\d+) of (\d+) (.*) dropped")
 
 def file_of(folder: Path, name: str) -> Path:
     """train.jsonl or train.jsonl.gz of a folder, absolute."""
-    found = [path for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if path.is_file()]
-    if not found:
+    result = [path for path in (folder / f"{name}.jsonl", folder / f"{name}.jsonl.gz") if path.is_file()]
+    if not result:
         sys.exit(f"error: {folder} has no {name}.jsonl and no {name}.jsonl.gz")
-    return found[0].resolve()
+    return result[0].resolve()
 
 
 def isojax(place: Path, *words: str) -> tuple[float, str]:
@@ -84,7 +84,7 @@ def measure(place: Path, folder: Path, model: Path, problems: int) -> dict[str, 
     (place / "small.yaml").write_text(SMALL)
     train, test = file_of(folder, "train"), file_of(folder, "test")
     common = ["gsm8k", "small.yaml", f"cell.model.path={model.resolve()}", f"cell.data.held_out=jsonl:{test}"]
-    labelling, said = isojax(
+    labelling, output = isojax(
         place, "difficulty", *common, f"cell.task=jsonl:{train}", f"cell.data.candidates={problems}", "--out", "labels"
     )
     data = "cell.task=tfds:labels/splits#all"
@@ -92,18 +92,18 @@ def measure(place: Path, folder: Path, model: Path, problems: int) -> dict[str, 
     labels = list(csv.DictReader((place / "labels/labels.csv").open()))
     rows = map(json.loads, (place / "runs/end_to_end/cells/4x4-s0/records.jsonl").read_text().splitlines())
     points = [row for row in rows if row["kind"] == "eval"]
-    chosen = [
+    selected = [
         json.loads(line)["split"] for line in (place / "runs/end_to_end/base/problems.jsonl").read_text().splitlines()
     ]
     solved = [int(row["solved"]) for row in labels]
     return {
         "problems": problems,
-        "dropped": {what: int(count) for count, _, what in DROPPED.findall(said + more)},
+        "dropped": {what: int(count) for count, _, what in DROPPED.findall(output + more)},
         "labelled": len(labels),
         "solved_of_4": {k: solved.count(k) for k in sorted(set(solved))},
         "avg@4": round(sum(solved) / 4 / len(solved), 4),
         "splits": sizes(place / "labels/splits/dataset_info.json"),
-        "sides": {side: chosen.count(side) for side in sorted(set(chosen))},
+        "sides": {side: selected.count(side) for side in sorted(set(selected))},
         "evaluations": [{"C": point["rollouts"], "counts": point["counts"], **point["metrics"]} for point in points],
         "train": [point["train"] for point in points if point["train"]],
         "seconds": {"difficulty": round(labelling), "train": round(training)},
@@ -117,13 +117,13 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--problems", type=int, default=24)
     parser.add_argument("--keep", type=Path, default=None, help="work in this new folder and leave it")
-    given = parser.parse_args()
-    if given.keep is not None:
-        given.keep.mkdir(parents=True)
-        print(json.dumps(measure(given.keep, given.folder, given.model, given.problems)))
+    inputs = parser.parse_args()
+    if inputs.keep is not None:
+        inputs.keep.mkdir(parents=True)
+        print(json.dumps(measure(inputs.keep, inputs.folder, inputs.model, inputs.problems)))
         return
-    with tempfile.TemporaryDirectory() as place:
-        print(json.dumps(measure(Path(place), given.folder, given.model, given.problems)))
+    with tempfile.TemporaryDirectory() as location:
+        print(json.dumps(measure(Path(location), inputs.folder, inputs.model, inputs.problems)))
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=Path)
     parser.add_argument("--workers", type=int, default=None)
-    given = parser.parse_args()
-    problems = read(given.path)
+    inputs = parser.parse_args()
+    problems = read(inputs.path)
     checks: list[tuple[str, Problem, str]] = [("right_gold", problem, problem.answer) for problem in problems]
     for problem in problems:
         solution, _, number = problem.answer.rpartition("####")
@@ -63,7 +63,7 @@ def main() -> None:
                 for change, w in wrong.items()
                 if w != value
             ]
-    with Checker("math", num_workers=given.workers) as checker:
+    with Checker("math", num_workers=inputs.workers) as checker:
         began = time.perf_counter()
         grades = checker.grade(
             [p for _, p, _ in checks], [p.prompt for _, p, _ in checks], [response for *_, response in checks]

@@ -95,9 +95,9 @@ def measure(shape: Shape, rows: int, repeats: int) -> dict[str, float]:
         return 2 * shapes[0][0] * shapes[1][0] * shapes[1][1] / seconds(lambda: form(*arrays), repeats) / GIGABYTE
 
     V, D = shape.vocab, shape.width
-    found = {"product_gflops": product("ij,jk->ik", (2048, 2048), (2048, 2048))}
+    result = {"product_gflops": product("ij,jk->ik", (2048, 2048), (2048, 2048))}
     ways = ("rd,dv->rv", (rows, D), (D, V)), ("rd,vd->rv", (rows, D), (V, D)), ("vd,rd->vr", (V, D), (rows, D))
-    found["unembedding_gflops"] = max(product(*way) for way in ways)
+    result["unembedding_gflops"] = max(product(*way) for way in ways)
     held = [jnp.ones((GIGABYTE // FLOAT // 1000, 1000))]
     read, write = (
         jax.jit(jnp.sum),
@@ -108,9 +108,9 @@ def measure(shape: Shape, rows: int, repeats: int) -> dict[str, float]:
         held[0] = write(held[0])
         return held[0]
 
-    found["read_gbps"] = 1 / seconds(lambda: read(held[0]), repeats)
-    found["write_gbps"] = 2 / seconds(copy, repeats)
-    return found
+    result["read_gbps"] = 1 / seconds(lambda: read(held[0]), repeats)
+    result["write_gbps"] = 2 / seconds(copy, repeats)
+    return result
 
 
 def main() -> None:
@@ -124,9 +124,9 @@ def main() -> None:
     args = parser.parse_args()
     shape = read_shape(args.model)
     for rows in map(int, args.rows.split(",")):
-        found = measure(shape, rows, args.repeats)
-        limits = Limits(*(GIGABYTE * found[name] for name in ("product_gflops", "unembedding_gflops", "read_gbps")))
-        line = {"rows": rows} | found | {"floor_tokens_a_second": floor(shape, limits, rows, args.prompt, args.new)}
+        result = measure(shape, rows, args.repeats)
+        limits = Limits(*(GIGABYTE * result[name] for name in ("product_gflops", "unembedding_gflops", "read_gbps")))
+        line = {"rows": rows} | result | {"floor_tokens_a_second": floor(shape, limits, rows, args.prompt, args.new)}
         print(json.dumps({k: round(v, 1) for k, v in line.items()}), flush=True)
 
 

@@ -61,7 +61,7 @@ OPENINGS += ["The capital of France", "| name | age |", "To bake a cake, first",
 
 
 class Agreement:
-    """Samples a batch, then lets the gradient's own program say what it makes of each token."""
+    """Samples a batch, then computes the log-probability of each token by the gradient's program."""
 
     def __init__(
         self, decoder: Decoder, stops: StopConditions, geometry: SamplerShapes, sampling: SamplingConfig, on: Mesh
@@ -73,12 +73,12 @@ class Agreement:
         def score(params: Params, problems: ProblemArrays, rollouts: Any, B_p: Any, n: Any, gradient_too: bool) -> Any:
             alike = jnp.ones(rollouts.stopped.shape)
             weight = alike / rollouts.mask.sum()
-            own = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, LossWeights(alike, weight, weight, weight))
-            responses = ResponseBatch(rollouts.tokens, rollouts.mask, own)
+            specific = PolicyInputs(rollouts.logps, rollouts.nucleus_mass, LossWeights(alike, weight, weight, weight))
+            responses = ResponseBatch(rollouts.tokens, rollouts.mask, specific)
             inputs = UpdateInputs(params, params, problems, make_coefficients(RLConfig()))
-            found, metrics = gradient(inputs, responses, B_p, n)
+            result, metrics = gradient(inputs, responses, B_p, n)
             return metrics, optax.tree.norm(
-                found
+                result
             ) if gradient_too else None  # where nobody asks for it, no gradient is computed
 
         self._score = jax.jit(score, static_argnums=5)
@@ -89,11 +89,11 @@ class Agreement:
         """The update's metrics of a batch of `cell` = (B_p, n); with tokens (compared) and gradient_norm (where
         asked).
         """
-        numbers = (np.int32(cell[0]), np.int32(cell[1]))
-        rollouts = self._sample(params, problems, *numbers, jax.random.key(0))
-        metrics, norm = jax.block_until_ready(self._score(params, problems, rollouts, *numbers, gradient_too))
-        found = values(metrics) | {"tokens": float(np.asarray(rollouts.mask).sum())}
-        return found | ({"gradient_norm": float(norm)} if gradient_too else {})
+        coefficients = (np.int32(cell[0]), np.int32(cell[1]))
+        rollouts = self._sample(params, problems, *coefficients, jax.random.key(0))
+        metrics, norm = jax.block_until_ready(self._score(params, problems, rollouts, *coefficients, gradient_too))
+        result = values(metrics) | {"tokens": float(np.asarray(rollouts.mask).sum())}
+        return result | ({"gradient_norm": float(norm)} if gradient_too else {})
 
 
 def report(
@@ -105,17 +105,23 @@ def report(
     on = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
     sampling = SamplingConfig(prompt_length=lengths[0], response_length=lengths[1], temperature=0.6, top_p=top_p)
     geometry = make_sampler_shapes([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)
-    chosen = task.problems(count, np.random.default_rng(0))
+    selected = task.problems(count, np.random.default_rng(0))
     problems = ProblemArrays(
-        *(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(chosen, lengths[0]))
+        *(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(selected, lengths[0]))
     )
     params = hf_load.load(task.folder, model, decoder, on)
-    found = Agreement(decoder, task.stops, geometry, sampling, on)(params, problems, (count, n))
-    row = {"prompts": name, "top_p": top_p, "temperature": 0.6, "rollouts": count * n, "tokens": round(found["tokens"])}
+    result = Agreement(decoder, task.stops, geometry, sampling, on)(params, problems, (count, n))
+    row = {
+        "prompts": name,
+        "top_p": top_p,
+        "temperature": 0.6,
+        "rollouts": count * n,
+        "tokens": round(result["tokens"]),
+    }
     row |= {
-        "max_difference": found["sampler_logp_gap_max"],
-        "mean_difference": found["sampler_logp_gap"],
-        "within_1e-4": found["sampler_logp_gap_max"] < BOUND,
+        "max_difference": result["sampler_logp_gap_max"],
+        "mean_difference": result["sampler_logp_gap"],
+        "within_1e-4": result["sampler_logp_gap_max"] < BOUND,
     }
     print(json.dumps(row | {"seconds": round(time.perf_counter() - began, 1)}), flush=True)
 
@@ -125,8 +131,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--sums", type=int, default=200)
-    given = parser.parse_args()
-    model = hf_load.resolve_model(ModelConfig(path=given.model))
+    inputs = parser.parse_args()
+    model = hf_load.resolve_model(ModelConfig(path=inputs.model))
     shots, free = PromptConfig(template=SHOTS, stop=("\n",)), PromptConfig()
     verifier = VerifierConfig(use="integer")
     sums = TextTask(open_source("addition", DataConfig()), model, shots, verifier)
@@ -135,7 +141,7 @@ def main() -> None:
     )
     for top_p in (1.0, 0.9):
         report("free text", text, model, len(OPENINGS), 8, (12, 64), top_p)
-        report("sums", sums, model, given.sums, 16, (48, 8), top_p)
+        report("sums", sums, model, inputs.sums, 16, (48, 8), top_p)
 
 
 if __name__ == "__main__":

@@ -60,14 +60,14 @@ def main() -> None:
         mesh, start = make_mesh(parse_mesh(text, 4), chips(args.topology)), time.perf_counter()
         sizes = shard_count(mesh), SLOTS, MICROBATCH, args.prompt, args.response
         geometry = make_sampler_shapes([CELL], *sizes, prefill_batch=1, slots_per_prefix=SLOTS)
-        found = {"sampler": sampler(decoder, geometry, mesh), "gradient": gradient(decoder, geometry, mesh)}
-        found = {
+        result = {"sampler": sampler(decoder, geometry, mesh), "gradient": gradient(decoder, geometry, mesh)}
+        result = {
             "mesh": text,
-            **found,
+            **result,
             "prefix": prefix(decoder, geometry, mesh),
             "seconds": round(time.perf_counter() - start),
         }
-        print(json.dumps(found), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 def chips(topology: str | None) -> list[Any]:
@@ -116,12 +116,12 @@ def gradient(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
     def rows(*more: int, dtype: Any = jnp.float32) -> Any:
         return jax.ShapeDtypeStruct((geometry.shards, geometry.buffer_rows, *more), dtype, sharding=over)
 
-    own = PolicyInputs(rows(T), rows(1), LossWeights(rows(), rows(), rows(), rows()))
-    responses = ResponseBatch(rows(T, dtype=jnp.int32), rows(T, dtype=jnp.bool_), own)
+    specific = PolicyInputs(rows(T), rows(1), LossWeights(rows(), rows(), rows(), rows()))
+    responses = ResponseBatch(rows(T, dtype=jnp.int32), rows(T, dtype=jnp.bool_), specific)
     params, problems = given(decoder, geometry, mesh)
-    numbers = jax.tree.map(lambda x: whole(mesh, dtype=x.dtype), make_coefficients(rl))
+    coefficients = jax.tree.map(lambda x: whole(mesh, dtype=x.dtype), make_coefficients(rl))
     jitted = jax.jit(function, out_shardings=(decoder.shardings(mesh), None))
-    return temporaries(jitted, UpdateInputs(params, {}, problems, numbers), responses, whole(mesh), whole(mesh))
+    return temporaries(jitted, UpdateInputs(params, {}, problems, coefficients), responses, whole(mesh), whole(mesh))
 
 
 def prefix(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:

@@ -191,8 +191,8 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     planned = budget.estimate(sweep).program_bytes
     for name, program in build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task).items():
         began = time.perf_counter()
-        taken = compile_for_memory(*program, FAST_COMPILE_OPTIONS)
-        total = sum(taken[:3])
+        used = compile_for_memory(*program, FAST_COMPILE_OPTIONS)
+        total = sum(used[:3])
         ratio = planned[name] / total
         line = {
             "case": " ".join(case),
@@ -201,7 +201,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
             "xla": total,
             "ratio": round(ratio, 3),
         }
-        yield line | taken._asdict() | {"compiled_in": round(time.perf_counter() - began, 1)}
+        yield line | used._asdict() | {"compiled_in": round(time.perf_counter() - began, 1)}
 
 
 def main() -> None:

@@ -70,14 +70,14 @@ def samplers(
     decoder, mesh = llama.build(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices())
     params = jax.device_put(jax.jit(decoder.init)(jax.random.key(0)), decoder.shardings(mesh))
     geometry = make_sampler_shapes([(B_p, n)], 1, slots, slots, P, response)
-    given = (
+    inputs = (
         decoder,
         geometry,
         mesh,
         SamplingConfig(prompt_length=P, response_length=response),
         StopConditions((END,), None),
     )
-    sample, stream = jax.jit(build_sampler(*given)), build_stream(*given)
+    sample, stream = jax.jit(build_sampler(*inputs)), build_stream(*inputs)
     rows = geometry.problem_rows
     prompts = np.random.default_rng(0).integers(1, VOCAB, (rows, P)).astype(np.int32)
     problems = ProblemArrays(
@@ -109,7 +109,7 @@ def main() -> None:
     args = parser.parse_args()
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # before jax starts its threads
     sample, run = samplers(args.problems, args.n, args.slots, args.response)
-    asked = [Problem(i, str(i), "") for i in range(args.problems) for _ in range(args.n)]
+    requested = [Problem(i, str(i), "") for i in range(args.problems) for _ in range(args.n)]
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rewards.py"
@@ -119,10 +119,10 @@ def main() -> None:
             drawn = run(lambda rollouts, tokens: None)
 
             def grade() -> np.ndarray:
-                return task.grade(asked, [task.decode(row) for row in drawn]).rewards
+                return task.grade(requested, [task.decode(row) for row in drawn]).rewards
 
             def together() -> np.ndarray:
-                with BackgroundGrader(task, asked) as grading:
+                with BackgroundGrader(task, requested) as grading:
                     run(grading.add_responses)
                     return grading.collect_grades().rewards
 
@@ -134,7 +134,7 @@ def main() -> None:
                 "together": together,
             }
             seconds = medians(timed)
-    line = {"ms": args.ms, "workers": args.workers, "rollouts": len(asked), "tokens": sum(map(len, drawn))}
+    line = {"ms": args.ms, "workers": args.workers, "rollouts": len(requested), "tokens": sum(map(len, drawn))}
     line |= {name: round(value, 3) for name, value in seconds.items()}
     line["ratio"] = round((seconds["sample"] + seconds["grade"]) / seconds["together"], 3)
     print(json.dumps(line), flush=True)

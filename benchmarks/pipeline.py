@@ -1,4 +1,4 @@
-"""Sampling and training one after the other, and as a pipeline: rollouts a second, and how much of the time each half
+"""Sampling and training one after the other, and asynchronously: rollouts per second, and how much of the time each half
 is at work.
 
     python benchmarks/pipeline.py [--model small|quickstart] [--B_p 32] [--n 8] [--k 1] [--updates 20] [--repeats 3]
@@ -12,7 +12,7 @@ rollouts so that both halves have as much to do; one JSON line for each way:
     turns      sampler and trainer by turns on one mesh, the sampler up to k updates ahead
     mesh       a simulated device for each
 
-`of_sync`: rollouts a second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in which
+`of_sync`: rollouts per second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in which
 each half worked, as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts
 as work: give both halves one, and compare `of_sync`. `staleness_mean`: the mean age of a token, in updates. Ways are
 interleaved; the figures are sums over repeats.
@@ -146,8 +146,8 @@ def compare(args: argparse.Namespace) -> None:
         for way in ways:
             sums[way.way] += way.measure(args.updates, args.k + 2)
     updates = args.repeats * args.updates
-    rate = {way: updates * cell.B / found["wall"] for way, found in sums.items()}
-    for way, found in sums.items():
+    rate = {way: updates * cell.B / result["wall"] for way, result in sums.items()}
+    for way, result in sums.items():
         line: dict[str, Any] = {
             "model": args.model,
             "way": way,
@@ -155,12 +155,12 @@ def compare(args: argparse.Namespace) -> None:
             "B_p": cell.B_p,
             "n": cell.n,
         }
-        line |= {"updates": updates, "wall": round(found["wall"], 4), "rollouts_a_second": round(rate[way], 1)}
+        line |= {"updates": updates, "wall": round(result["wall"], 4), "rollouts_a_second": round(rate[way], 1)}
         line |= {"of_sync": round(rate[way] / rate["sync"], 3)} if "sync" in rate else {}
         if way != "sync":
-            shares = {half: found[half] / found["wall"] for half in ("sampler_busy", "trainer_busy")}
+            shares = {half: result[half] / result["wall"] for half in ("sampler_busy", "trainer_busy")}
             line |= {name: round(share, 3) for name, share in shares.items()} | {"busy": round(sum(shares.values()), 3)}
-            line |= {"staleness_mean": round(found["staleness_mean"] / updates, 3)}
+            line |= {"staleness_mean": round(result["staleness_mean"] / updates, 3)}
         print(json.dumps(line), flush=True)
 
 
@@ -172,9 +172,9 @@ def learns(folder: Path, ways: Sequence[str], ks: Sequence[int], budget: int | N
         )
         config = config_of(arm, folder / "learns", 1, budget)
         (line,) = run(arm, config, folder)
-        told = {name: line[name] for name in ("base", "final", "min_gain", "C", "flags")}
+        report = {name: line[name] for name in ("base", "final", "min_gain", "C", "flags")}
         ages = ages_of(read_runs([Path(config.run.dir) / config.name])[0]) if k else {}
-        print(json.dumps({"way": way, "k": k, "B_p": line["B_p"], "n": line["n"], **told, **ages}), flush=True)
+        print(json.dumps({"way": way, "k": k, "B_p": line["B_p"], "n": line["n"], **report, **ages}), flush=True)
 
 
 def ages_of(run: RunRecord) -> dict[str, float]:

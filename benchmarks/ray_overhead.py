@@ -39,18 +39,18 @@ def ledgers(folder: Path) -> dict[str, bytes]:
 def main() -> None:
     """Measure and print."""
     words = sys.argv[1:] or ["quickstart"]
-    with tempfile.TemporaryDirectory() as place:
-        here, ray = Path(place, "here"), Path(place, "ray")
+    with tempfile.TemporaryDirectory() as location:
+        here, ray = Path(location, "here"), Path(location, "ray")
         seconds = run(here, words), run(ray, [*words, "--ray", "local"])
-        found, known = ledgers(ray), ledgers(here)
+        result, known = ledgers(ray), ledgers(here)
     line = {
         "config": " ".join(words),
         "local": round(seconds[0], 1),
         "ray": round(seconds[1], 1),
         "ratio": round(seconds[1] / seconds[0], 3),
     }
-    print(json.dumps(line | {"cells": len(known), "equal": found == known}))
-    sys.exit(found != known)
+    print(json.dumps(line | {"cells": len(known), "equal": result == known}))
+    sys.exit(result != known)
 
 
 if __name__ == "__main__":

@@ -120,14 +120,14 @@ def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]
     """`sample(params, key, first) -> (lengths, refills from the queue)`, compiled."""
 
     def sample(params: Params, key: Any, first: Any) -> tuple[Any, Any]:
-        given = batch(engine, n, key, first)
+        inputs = batch(engine, n, key, first)
         weights = engine.decoding.prepare_weights(params)
 
         def refill(carry: tuple[SamplerState, Any]) -> tuple[SamplerState, Any]:
-            return engine.decode_chunk(params, weights, given, carry[0])[0], carry[1] + 1
+            return engine.decode_chunk(params, weights, inputs, carry[0])[0], carry[1] + 1
 
         state, refills = lax.while_loop(
-            lambda c: engine.has_work(given, c[0]), refill, (engine.init_state(jnp.int32(0)), jnp.int32(0))
+            lambda c: engine.has_work(inputs, c[0]), refill, (engine.init_state(jnp.int32(0)), jnp.int32(0))
         )
         return state.outputs[-1][: engine.shapes.B_cap], refills
 
@@ -187,11 +187,11 @@ def at_once(lengths: np.ndarray, slots: int) -> int:
 def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) -> dict[str, Any]:
     """One n: times and steps, as shares of the ideal's."""
     B, R = args.rollouts, args.slots
-    whole, part = build(decoder, B, n, args), build(decoder, R, n, args)
-    refill, longest, cap = (run(engine, params, n) for engine in (whole, part, build(decoder, R, n, args, ())))
-    steps, firsts = full_steps(whole, params), range(0, B // n, R // n)
+    full, part = build(decoder, B, n, args), build(decoder, R, n, args)
+    refill, longest, cap = (run(engine, params, n) for engine in (full, part, build(decoder, R, n, args, ())))
+    steps, firsts = full_steps(full, params), range(0, B // n, R // n)
 
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for repeat in range(args.repeats):
         key = jax.random.key(repeat)
         took, sampled = timed(lambda key=key: refill(params, key, jnp.int32(0)))
@@ -205,21 +205,21 @@ def measure(decoder: Decoder, params: Params, n: int, args: argparse.Namespace) 
 
         lengths, refills = (np.asarray(x) for x in sampled)
         np.testing.assert_array_equal(lengths, np.concatenate([x[0] for _, x in batches]))
-        taken, expected = schedule(lengths, R, engine_module.CHUNK_TOKENS, R)
+        used, expected = schedule(lengths, R, engine_module.CHUNK_TOKENS, R)
         assert refills == expected, (refills, expected)
         ideal = lengths.sum() / R
         line = {name: s / (ideal * step) for name, s in seconds.items()}
         line |= {"longest_over_refill": seconds["longest"] / took, "step_ms": 1000 * step, "refills": float(refills)}
         line |= {
-            "steps_refill": taken / ideal,
+            "steps_refill": used / ideal,
             "steps_at_once": at_once(lengths, R) / ideal,
             "steps_cap": len(firsts) * args.cap / ideal,
         }
         line |= {"steps_longest": lengths.reshape(-1, R).max(1).sum() / ideal, "mean_length": float(lengths.mean())}
         line |= {"tokens_per_second": lengths.sum() / took}
         for name, value in line.items():
-            found.setdefault(name, []).append(float(value))
-    return {name: round(statistics.median(values), 3) for name, values in found.items()}
+            result.setdefault(name, []).append(float(value))
+    return {name: round(statistics.median(values), 3) for name, values in result.items()}
 
 
 def main() -> None:

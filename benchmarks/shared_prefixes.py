@@ -64,11 +64,11 @@ def main() -> None:
             np.zeros((rows, 0), np.int32),
             np.arange(rows, dtype=np.int32),
         )
-        given = params, problems, np.int32(args.problems), np.int32(args.n), jax.random.key(0)
+        inputs = params, problems, np.int32(args.problems), np.int32(args.n), jax.random.key(0)
         for repeat in range(REPEATS + 1):  # the first compiles
             for width, sample in samplers.items():
                 start = time.perf_counter()
-                jax.block_until_ready(sample(*given))
+                jax.block_until_ready(sample(*inputs))
                 if repeat:
                     times.setdefault(width, []).append(time.perf_counter() - start)
         tokens = args.problems * args.n * args.response

@@ -67,7 +67,7 @@ def main() -> None:
         params = jax.device_put(programs.decoder.init(jax.random.key(0)), programs.decoder.shardings(mesh))
         problems = programs.task.problems(2000, np.random.default_rng(0))
     table = jax.device_put(ProblemArrays(*programs.tokenize(problems).arrays), replicated(mesh))
-    numbers = programs.coefficients._replace(learning_rate=np.float32(0))
+    coefficients = programs.coefficients._replace(learning_rate=np.float32(0))
 
     def seconds(B_p: int, n: int) -> float:
         """Time a rollout, over at least `--rollouts` of them."""
@@ -82,7 +82,7 @@ def main() -> None:
                 index[i, :B_p] = next(order)
             scalars = {"num_updates": count, "B_p": B_p, "n": n, "seed": 0}
             batches = ProblemBatches(table, index, **{name: np.int32(x) for name, x in scalars.items()})
-            state, result = programs.rollout_programs.update(state, params, batches, numbers)
+            state, result = programs.rollout_programs.update(state, params, batches, coefficients)
             _ = values(result.metrics)
             done += count
         return (time.perf_counter() - start) / (updates * B_p * n)

@@ -55,12 +55,15 @@ def measure(rows: int, vocab: int, width: int, use_entropy: bool) -> dict[str, A
     rng = np.random.default_rng(0)
     states = jnp.asarray(rng.normal(size=(1, rows, width)), jnp.float32)
     embed = jnp.asarray(rng.normal(size=(vocab, width)) * width**-0.5, jnp.float32)
-    tokens, gains = jnp.asarray(rng.integers(0, vocab, (1, rows))), jnp.asarray(rng.normal(size=(1, rows)), jnp.float32)
+    tokens, advantages = (
+        jnp.asarray(rng.integers(0, vocab, (1, rows))),
+        jnp.asarray(rng.normal(size=(1, rows)), jnp.float32),
+    )
 
     def objective(states: Any, embed: Any, split: bool) -> Any:
         hidden = logprobs.HiddenStates({"embed": embed}, states[:, 0], jnp.arange(1), states[:, 1:])
-        found = logprobs.token_stats(decoder, hidden, tokens, TEMPERATURE, use_entropy, split)
-        return (found.logps * gains - 0.01 * found.entropy * use_entropy).sum(), found.entropy.sum()
+        result = logprobs.token_stats(decoder, hidden, tokens, TEMPERATURE, use_entropy, split)
+        return (result.logps * advantages - 0.01 * result.entropy * use_entropy).sum(), result.entropy.sum()
 
     programs = {
         name: jax.jit(jax.value_and_grad(lambda s, e, split=split: objective(s, e, split), (0, 1), has_aux=True))

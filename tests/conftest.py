@@ -86,11 +86,11 @@ def pytest_configure(config: pytest.Config) -> None:
     )  # nobody reads which line an operation of a program comes from
     os.environ.setdefault(
         "GLIBC_TUNABLES", ""
-    )  # a command called in a test's own process must not start that anew (core/machine.py)
-    given = os.environ.get("XLA_FLAGS", "")
-    wanted = flags({} if "xla_backend_optimization_level" in given else QUICK).split()
+    )  # a command called in a test's own process must not start that process again (core/machine.py)
+    inputs = os.environ.get("XLA_FLAGS", "")
+    wanted = flags({} if "xla_backend_optimization_level" in inputs else QUICK).split()
     os.environ["XLA_FLAGS"] = " ".join(
-        [given, *(flag for flag in wanted if flag.partition("=")[0] not in given)]
+        [inputs, *(flag for flag in wanted if flag.partition("=")[0] not in inputs)]
     ).strip()
     cache = getattr(config, "cache", None)  # None under -p no:cacheprovider
     if cache is not None:

@@ -50,11 +50,11 @@ def loops(hlo: str) -> Iterator[tuple[int, str]]:
 def collectives(hlo: str, devices: int = 8) -> list[Collective]:
     """Every collective of a module."""
     kinds = "all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter|collective-broadcast|ragged-all-to-all"
-    found = []
+    result = []
     for depth, line in loops(hlo):
         if m := re.search(rf"= (.*?) ({kinds})(-start)?\(", line):
-            found.append(Collective(depth, m[2], re.sub(r"\{[\d,]*\}", "", m[1]), groups(m[2], line, devices), line))
-    return found
+            result.append(Collective(depth, m[2], re.sub(r"\{[\d,]*\}", "", m[1]), groups(m[2], line, devices), line))
+    return result
 
 
 def groups(kind: str, line: str, devices: int) -> list[set[int]]:
@@ -75,14 +75,16 @@ def groups(kind: str, line: str, devices: int) -> list[set[int]]:
     assert m, line
     names, sizes = re.findall(r"'(\w+)'", m[1]), [int(i) for i in re.findall(r"=(\d+)", m[1])]
     order = _iota(m[2] or f"[{devices}]", devices).reshape(sizes)
-    kept: list[int] = []
+    remaining: list[int] = []
     for name, part in re.findall(r"'(\w+)'(:\S*)?", m[3]):
-        assert not part, f"teach this parser parts of axes: {line}"
-        kept.append(names.index(name))
-    rest = [i for i in range(len(names)) if i not in kept]
+        assert not part, f"this parser does not know parts of axes: {line}"
+        remaining.append(names.index(name))
+    rest = [i for i in range(len(names)) if i not in remaining]
     return [
         set(row)
-        for row in order.transpose(rest + kept).reshape(-1, int(np.prod([sizes[i] for i in kept], dtype=int))).tolist()
+        for row in order.transpose(rest + remaining)
+        .reshape(-1, int(np.prod([sizes[i] for i in remaining], dtype=int)))
+        .tolist()
     ]
 
 
@@ -93,8 +95,8 @@ def _numbers(text: str, kind: type = set) -> Any:
 def _iota(text: str, devices: int) -> np.ndarray:
     """`[2,2,2]T(1,0,2)`: 0, 1, ... in these dimensions, transposed."""
     shape, _, order = text.partition("T")
-    numbers = np.arange(devices).reshape(_numbers(shape, list))
-    return (numbers.transpose(_numbers(order, list)) if order else numbers).reshape(-1)
+    coefficients = np.arange(devices).reshape(_numbers(shape, list))
+    return (coefficients.transpose(_numbers(order, list)) if order else coefficients).reshape(-1)
 
 
 def check_kept_apart(hlo: str, positions: int, rows: int, at_most: int) -> None:
@@ -102,6 +104,6 @@ def check_kept_apart(hlo: str, positions: int, rows: int, at_most: int) -> None:
     `rows` rows and half of the heads on a device; no array has more of either."""
     K, H = CONFIG.kv_heads, CONFIG.head_dim
     for last in (f"{H},{positions}", f"{positions},{H}"):
-        found = {(int(r), int(k)) for r, k in re.findall(rf"f32\[(?:{CONFIG.layers},)?(\d+),(\d+),{last}\]", hlo)}
-        assert (rows, K // 2) in found, (last, found)
-        assert all(r <= at_most and k == K // 2 for r, k in found), (last, found)
+        result = {(int(r), int(k)) for r, k in re.findall(rf"f32\[(?:{CONFIG.layers},)?(\d+),(\d+),{last}\]", hlo)}
+        assert (rows, K // 2) in result, (last, result)
+        assert all(r <= at_most and k == K // 2 for r, k in result), (last, result)

@@ -108,20 +108,20 @@ def write_prompts(model: Path, claim: Claim, folder: Path) -> Path:
 
 def command(model: Path, claim: Claim, peer: Peer, prompts: Path, repeats: int) -> list[str]:
     """What runs a peer's child."""
-    numbers = {"--n": claim.n, "--new": claim.new, "--repeats": repeats}
-    flags = [str(x) for pair in numbers.items() for x in pair]
+    coefficients = {"--n": claim.n, "--new": claim.new, "--repeats": repeats}
+    flags = [str(x) for pair in coefficients.items() for x in pair]
     variant = ["--variant", peer.variant] if peer.variant else []
     return [str(peer.python), str(HERE / peer.script), str(model), "--prompts", str(prompts), *flags, *variant]
 
 
 def limits_command(model: Path, claim: Claim) -> list[str]:
     """What measures the machine's limits and the floor of a claim's rollouts."""
-    numbers = {"--rows": claim.B_p * claim.n, "--prompt": claim.prompt, "--new": claim.new}
+    coefficients = {"--rows": claim.B_p * claim.n, "--prompt": claim.prompt, "--new": claim.new}
     return [
         sys.executable,
         str(HERE.parent / "limits.py"),
         str(model),
-        *(str(x) for pair in numbers.items() for x in pair),
+        *(str(x) for pair in coefficients.items() for x in pair),
     ]
 
 
@@ -151,11 +151,11 @@ def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of every (claim, peer), in order of appearance: median seconds, processor's seconds and tokens per
     second, largest memory, how many were measured; and how many times faster isojax did the same claim, by the
     wall (`faster`) and by the processor (`cpu_faster`)."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    result: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
-        found.setdefault((line["claim"], line["peer"]), []).append(line)
+        result.setdefault((line["claim"], line["peer"]), []).append(line)
     rows = []
-    for (claim, peer), of_one in found.items():
+    for (claim, peer), of_one in result.items():
         row: dict[str, Any] = {"claim": claim, "peer": peer, "measured": len(of_one)}
         row |= {key: statistics.median(line[key] for line in of_one) for key in ("seconds", "cpu_seconds")}
         rows.append(row | {"tokens": of_one[0]["tokens"], "peak_gb": max(line["peak_gb"] for line in of_one)})
@@ -191,13 +191,13 @@ def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str)
         ratios = [
             f"{row[key]:.2f} x" if row["peer"] != "isojax" and key in row else "" for key in ("faster", "cpu_faster")
         ]
-        numbers = [
+        coefficients = [
             f"{row['seconds']:.2f}",
             f"{row['cpu_seconds']:.2f}",
             f"{row['tokens'] / row['seconds']:.0f}",
             f"{row['peak_gb']:.2f}",
         ]
-        table.add_row(row["claim"], row["peer"], str(row["measured"]), *numbers, *ratios, share)
+        table.add_row(row["claim"], row["peer"], str(row["measured"]), *coefficients, *ratios, share)
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
@@ -223,11 +223,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, default=ENVIRONMENTS, help="for the files of prompts")
     parser.add_argument("--commands", action="store_true", help="run nothing; print the commands")
     args = parser.parse_args()
-    for given, known in (
+    for inputs, known in (
         (args.only, {c.name for c in CLAIMS}),
         (args.peers, {"isojax", "transformers", "tunix", "trl"}),
     ):
-        if unknown := set(filter(None, given.split(","))) - known:
+        if unknown := set(filter(None, inputs.split(","))) - known:
             parser.error(
                 f"{', '.join(sorted(unknown))}: expected some of {', '.join(sorted(known))}, with commas between"
             )

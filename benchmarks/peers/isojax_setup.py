@@ -41,15 +41,17 @@ class Setup:
         jax.config.update("jax_num_cpu_devices", threads())  # as on the command line; the devices share their threads
         self.mesh = make_mesh(parse_mesh(mesh, threads()), jax.devices())
         self.params = hf_load.load(model, config, self.decoder, self.mesh)
-        chosen = planner.resolve_sweep_sizes(
+        selected = planner.resolve_sweep_sizes(
             SweepConfig(B_p=(B_p,), n=(n,), microbatch=microbatch or None), shard_count(self.mesh), self.cell
         )
-        assert chosen.decode_slots and chosen.microbatch and chosen.prefill_batch
+        assert selected.decode_slots and selected.microbatch and selected.prefill_batch
         shards = shard_count(self.mesh)
         self.geometry = make_sampler_shapes(
-            [(B_p, n)], shards, B_p * n // shards, chosen.microbatch, length, new, min(4, chosen.prefill_batch)
+            [(B_p, n)], shards, B_p * n // shards, selected.microbatch, length, new, min(4, selected.prefill_batch)
         )
         rows = self.geometry.problem_rows
         prompts = np.resize(np.array(ids, np.int32), (rows, length))
-        numbers = np.arange(rows, dtype=np.int32)
-        self.problems = ProblemArrays(prompts, np.full(rows, length, np.int32), np.zeros((rows, 0), np.int32), numbers)
+        coefficients = np.arange(rows, dtype=np.int32)
+        self.problems = ProblemArrays(
+            prompts, np.full(rows, length, np.int32), np.zeros((rows, 0), np.int32), coefficients
+        )

@@ -53,17 +53,17 @@ def main() -> None:
         sampling = setup.cell.sampling.model_copy(update={"temperature": temperature})
         sample = jax.jit(build_sampler(setup.decoder, setup.geometry, setup.mesh, sampling, setup.stops))
         rollouts = sample(setup.params, setup.problems, np.int32(args.B_p), np.int32(args.n), jax.random.key(0))
-        mine = np.asarray(rollouts.logps).reshape(-1, args.new)[: args.B_p * args.n].astype(np.float64)
+        ours = np.asarray(rollouts.logps).reshape(-1, args.new)[: args.B_p * args.n].astype(np.float64)
         tokens = np.asarray(rollouts.tokens).reshape(-1, args.new)[: args.B_p * args.n]
         theirs = recomputed(
             args.model, {"prompts": np.array(ids), "tokens": tokens, "temperature": np.array(temperature)}
         )
         differences = {
-            "isojax_float64": abs(mine - theirs["float64"]),
-            "isojax_float32": abs(mine - theirs["float32"]),
+            "isojax_float64": abs(ours - theirs["float64"]),
+            "isojax_float32": abs(ours - theirs["float32"]),
             "transformers_float32_float64": abs(theirs["float32"] - theirs["float64"]),
         }
-        line = {"temperature": temperature, "tokens": mine.size}
+        line = {"temperature": temperature, "tokens": ours.size}
         line |= {
             f"{name}_{kind}": float(f"{getattr(x, kind)():.2g}")
             for name, x in differences.items()

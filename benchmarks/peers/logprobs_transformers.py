@@ -15,19 +15,19 @@ def main() -> None:
     from transformers import AutoModelForCausalLM
 
     model, path = sys.argv[1:]
-    given = dict(np.load(path))
-    prompts, responses = (torch.tensor(given[name].astype(np.int64)) for name in ("prompts", "tokens"))
+    inputs = dict(np.load(path))
+    prompts, responses = (torch.tensor(inputs[name].astype(np.int64)) for name in ("prompts", "tokens"))
     n, P = len(responses) // len(prompts), prompts.shape[1]
     for name in ("float64", "float32"):
         policy = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, name)).eval()
-        found = []
+        result = []
         with torch.inference_mode():
             for prompt, group in zip(prompts, responses.split(n), strict=True):
                 logits = policy(torch.cat([prompt.expand(n, -1), group], dim=1)).logits[:, P - 1 : -1]
-                logps = torch.log_softmax(logits / given["temperature"].item(), dim=-1)
-                found.append(logps.gather(-1, group[..., None])[..., 0])
-        given[name] = torch.cat(found).numpy()
-    np.savez(path, **given)
+                logps = torch.log_softmax(logits / inputs["temperature"].item(), dim=-1)
+                result.append(logps.gather(-1, group[..., None])[..., 0])
+        inputs[name] = torch.cat(result).numpy()
+    np.savez(path, **inputs)
 
 
 if __name__ == "__main__":

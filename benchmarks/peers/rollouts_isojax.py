@@ -25,8 +25,8 @@ def main() -> None:
     B_p, n = np.int32(len(ids)), np.int32(args.n)
 
     def rollouts() -> int:
-        found = jax.block_until_ready(sample(setup.params, setup.problems, B_p, n, jax.random.key(0)))
-        tokens = int(found.mask.sum())
+        result = jax.block_until_ready(sample(setup.params, setup.problems, B_p, n, jax.random.key(0)))
+        tokens = int(result.mask.sum())
         assert tokens == B_p * n * args.new, tokens
         return tokens
 

@@ -26,8 +26,8 @@ def main() -> None:
     repeated = [text for text in prompts.texts for _ in range(args.n)]
 
     def rollouts() -> int:
-        found = sampler(repeated, args.new, max_prompt_length=length, eos_tokens=[-1], temperature=1.0, top_p=1.0)
-        assert all(len(tokens) == args.new for tokens in found.tokens), [len(tokens) for tokens in found.tokens]
+        result = sampler(repeated, args.new, max_prompt_length=length, eos_tokens=[-1], temperature=1.0, top_p=1.0)
+        assert all(len(tokens) == args.new for tokens in result.tokens), [len(tokens) for tokens in result.tokens]
         return len(repeated) * args.new
 
     child.measure(rollouts, args.repeats)

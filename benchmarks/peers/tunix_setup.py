@@ -42,18 +42,18 @@ class Words:
 
 def shape(model: Path) -> ModelConfig:
     """Tunix's config from config.json."""
-    given = json.loads((model / "config.json").read_text())
+    inputs = json.loads((model / "config.json").read_text())
     return ModelConfig(
-        num_layers=given["num_hidden_layers"],
-        vocab_size=given["vocab_size"],
-        embed_dim=given["hidden_size"],
-        hidden_dim=given["intermediate_size"],
-        num_heads=given["num_attention_heads"],
-        head_dim=given["head_dim"],
-        num_kv_heads=given["num_key_value_heads"],
-        rope_theta=given["rope_theta"],
-        norm_eps=given["rms_norm_eps"],
-        weight_tying=given["tie_word_embeddings"],
+        num_layers=inputs["num_hidden_layers"],
+        vocab_size=inputs["vocab_size"],
+        embed_dim=inputs["hidden_size"],
+        hidden_dim=inputs["intermediate_size"],
+        num_heads=inputs["num_attention_heads"],
+        head_dim=inputs["head_dim"],
+        num_kv_heads=inputs["num_key_value_heads"],
+        rope_theta=inputs["rope_theta"],
+        norm_eps=inputs["rms_norm_eps"],
+        weight_tying=inputs["tie_word_embeddings"],
     )
 
 

@@ -93,14 +93,14 @@ def test_the_experiments_are_sweeps_that_can_run(ablations: ModuleType, tmp_path
 
 def test_the_best_n_at_each_budget(ablations: ModuleType) -> None:
     """n = 4 is evaluated at 10, 100 and 1000, so at 10^1.5 half way between .2 and .4 in log; at 1000 n = 16 leads by
-    .2, of which the standard error is sqrt(2) .2 / sqrt(4) = .141: not told from n = 4."""
+    .2, of which the standard error is sqrt(2) .2 / sqrt(4) = .141: not distinguishable from n = 4."""
     curves = {
         4: [[0, 0.1, 0.0], [10, 0.2, 0.0], [100, 0.4, 0.0], [1000, 0.5, 0.2]],
         16: [[0, 0.1, 0.0], [10**1.5, 0.1, 0.0], [1000, 0.7, 0.2]],
     }
     lines = [{"panel": "Easy", "arm": "PPO", "n": n, "seeds": 4, "curve": curve} for n, curve in curves.items()]
-    (found,) = ablations.best_n(lines)
-    first, last = found["best_n"]
+    (result,) = ablations.best_n(lines)
+    first, last = result["best_n"]
     assert (first["C"], first["n"], first["near"]) == (31, 4, [4]) and first["rewards"] == pytest.approx(
         {"4": 0.3, "16": 0.1}
     )
@@ -137,8 +137,8 @@ def test_a_tiny_experiment_from_end_to_end(
             [json.loads(text)["metrics"]["avg@4"] for text in path.read_text().splitlines()[1:]] for path in paths
         ]
         last = math.ceil((len(rewards[0]) - 1) / 4)
-        gains = [sum(own[-last:]) / last - own[0] for own in rewards]
-        assert line["gains"] == pytest.approx(gains) and line["min_gain"] == pytest.approx(min(gains))
+        advantages = [sum(specific[-last:]) / last - specific[0] for specific in rewards]
+        assert line["gains"] == pytest.approx(advantages) and line["min_gain"] == pytest.approx(min(advantages))
 
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("records.jsonl")}
     assert script() == 2 and "holds runs already; go on with them by --resume" in capsys.readouterr().err

@@ -77,10 +77,10 @@ def test_an_updates_mean_and_covariance_are_those_of_all_outcomes(n: int, baseli
     np.testing.assert_allclose(
         mean, softmax(THETA) * (MEANS - softmax(THETA) @ MEANS), atol=1e-12
     )  # the exact gradient, whatever the baseline
-    found = draws(n, baseline)
-    error = np.sqrt(np.diag(covariance) / len(found))
-    assert np.all(np.abs(found.mean(0) - mean) < 4.5 * error)
-    np.testing.assert_allclose(np.cov(found.T), covariance, atol=0.03 * np.diag(covariance).max())
+    result = draws(n, baseline)
+    error = np.sqrt(np.diag(covariance) / len(result))
+    assert np.all(np.abs(result.mean(0) - mean) < 4.5 * error)
+    np.testing.assert_allclose(np.cov(result.T), covariance, atol=0.03 * np.diag(covariance).max())
 
 
 def test_the_variance_falls_as_one_over_n() -> None:
@@ -98,8 +98,8 @@ def test_counting_arms_equals_a_loop_over_samples(baseline: str) -> None:
     rewards = np.array([1.0 if cell < K else 0.0 for cell in cells])
     advantages = others(rewards) if baseline == "leave_one_out" else rewards
     expected = sum(A * (np.eye(K)[cell % K] - pi) for A, cell in zip(advantages, cells, strict=True)) / n
-    found = sampled_gradient(jnp.float32(THETA), jnp.float32(MEANS), key, n, baseline)
-    np.testing.assert_allclose(found, expected, atol=2e-7)
+    result = sampled_gradient(jnp.float32(THETA), jnp.float32(MEANS), key, n, baseline)
+    np.testing.assert_allclose(result, expected, atol=2e-7)
 
 
 def test_exact_dynamics_are_those_of_a_loop_in_float64() -> None:
@@ -109,10 +109,10 @@ def test_exact_dynamics_are_those_of_a_loop_in_float64() -> None:
         pi = softmax(theta)
         theta += 0.5 * pi * (means - pi @ means)
         expected[t] = softmax(theta)[1:].sum() * 0.8
-    found = dict(zip(at, simulate(means, logits, None, at, 0.5, repetitions=2, seed=0), strict=True))
+    result = dict(zip(at, simulate(means, logits, None, at, 0.5, repetitions=2, seed=0), strict=True))
     for t in at:
-        np.testing.assert_allclose(found[t], [expected[t]] * 2, rtol=1e-4)
-    assert found[1][0] == pytest.approx(0.72, abs=0.01) and found[1000][0] < 0.003
+        np.testing.assert_allclose(result[t], [expected[t]] * 2, rtol=1e-4)
+    assert result[1][0] == pytest.approx(0.72, abs=0.01) and result[1000][0] < 0.003
 
 
 RATES = [
@@ -133,9 +133,9 @@ def test_suboptimality_falls_as_one_over_t(n: int, learning_rate: float, noise: 
     at = grid(3_000)
     problem = one_right_arm(10, 0.3, noise)
     values = np.array([*simulate(*problem, n, at, learning_rate, repetitions=64, seed=0, baseline=baseline)])
-    found, error = slope(at, values)
+    result, error = slope(at, values)
     assert error < 0.04
-    assert found == pytest.approx(-1.0, abs=0.1)
+    assert result == pytest.approx(-1.0, abs=0.1)
 
 
 def test_too_large_a_learning_rate_breaks_the_rate_for_one_sample_an_update() -> None:
@@ -170,16 +170,16 @@ def grid(updates: int) -> list[int]:
 def test_a_power_law_gives_its_exponent_from_the_last_decade_alone() -> None:
     t = np.array(grid(10_000))
     values = np.outer(np.where(t >= 1000, 5.0 * t**-1.3, 7.0), [0.5, 1.0, 1.5])
-    found, error = slope(t.tolist(), values)
-    assert found == pytest.approx(-1.3) and error == pytest.approx(0, abs=1e-9)
+    result, error = slope(t.tolist(), values)
+    assert result == pytest.approx(-1.3) and error == pytest.approx(0, abs=1e-9)
 
 
 def test_the_slopes_error_is_how_much_it_scatters() -> None:
     """2000 data sets of 20 repetitions, each a power law with a luck of its own in size and exponent."""
     rng, t = np.random.default_rng(0), np.array(grid(1000))
     sets = [np.outer(1 / t, rng.lognormal(0, 0.5, 20)) * t[:, None] ** rng.normal(0, 0.1, 20) for _ in range(2000)]
-    found = np.array([slope(t.tolist(), values) for values in sets])
-    assert np.std(found[:, 0]) == pytest.approx(np.mean(found[:, 1]), rel=0.1)
+    result = np.array([slope(t.tolist(), values) for values in sets])
+    assert np.std(result[:, 0]) == pytest.approx(np.mean(result[:, 1]), rel=0.1)
 
 
 def test_a_curve_by_hand() -> None:
@@ -203,11 +203,11 @@ def test_the_best_n_is_that_of_the_curves_and_ties_are_named() -> None:
     """n = 4 has a tenth of n = 1's suboptimality at the same t, so 4/10 at the same C; n = 5's 5/11 is within two
     standard errors of it.
     """
-    found = compare_budgets([power_law(1, 1.0, 0.01), power_law(4, 0.1, 0.06), power_law(5, 1 / 11, 0.06)])
-    assert list(found) == [10, 100, 1000]
-    assert found[1000][1] == (pytest.approx(1e-3), pytest.approx(1e-5))
-    assert found[1000][4] == (pytest.approx(0.1 / 250), pytest.approx(0.006 / 250))
-    assert mark_best(found[1000]) == {1: "", 4: "*", 5: "="}
+    result = compare_budgets([power_law(1, 1.0, 0.01), power_law(4, 0.1, 0.06), power_law(5, 1 / 11, 0.06)])
+    assert list(result) == [10, 100, 1000]
+    assert result[1000][1] == (pytest.approx(1e-3), pytest.approx(1e-5))
+    assert result[1000][4] == (pytest.approx(0.1 / 250), pytest.approx(0.006 / 250))
+    assert mark_best(result[1000]) == {1: "", 4: "*", 5: "="}
     equal = compare_budgets([power_law(1, 1.0, 0.0), power_law(4, 1.0, 0.0)])
     assert mark_best(equal[1000]) == {1: "*", 4: ""}
 

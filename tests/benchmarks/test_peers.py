@@ -1,4 +1,4 @@
-"""The benchmarks beside peers: prompts, the table and the floor by hand, and scripts that explain themselves without
+"""The benchmarks against peers: prompts, the table and the floor by hand, and scripts that explain themselves without
 any peer.
 """
 
@@ -40,9 +40,9 @@ def tokenizer() -> Tokenizer:
             if word[: i + 1] not in vocab:
                 merges.append((word[:i], word[i]))
                 vocab[word[: i + 1]] = len(vocab)
-    found = Tokenizer(BPE(vocab, merges))
-    found.pre_tokenizer, found.decoder = ByteLevel(add_prefix_space=False), Letters()
-    return found
+    result = Tokenizer(BPE(vocab, merges))
+    result.pre_tokenizer, result.decoder = ByteLevel(add_prefix_space=False), Letters()
+    return result
 
 
 def test_prompts_have_their_length_and_their_texts_mean_their_ids() -> None:
@@ -65,9 +65,9 @@ def test_every_peer_gets_the_same_prompts_and_numbers(tmp_path: Path) -> None:
     path = compare.write_prompts(tmp_path, claim, tmp_path)
     assert json.loads(path.read_text())["ids"] == child.read_prompts(path).ids
     assert [len(prompt) for prompt in child.read_prompts(path).ids] == [4, 4]
-    given = [compare.command(tmp_path, claim, peer, path, 3)[2:10] for peer in claim.peers]
-    assert given[0] == [str(tmp_path), "--prompts", str(path), "--n", "8", "--new", "16", "--repeats"]
-    assert all(words == given[0] for words in given)
+    inputs = [compare.command(tmp_path, claim, peer, path, 3)[2:10] for peer in claim.peers]
+    assert inputs[0] == [str(tmp_path), "--prompts", str(path), "--n", "8", "--new", "16", "--repeats"]
+    assert all(words == inputs[0] for words in inputs)
 
 
 def test_medians_and_ratios_of_measurements() -> None:
@@ -81,7 +81,7 @@ def test_medians_and_ratios_of_measurements() -> None:
         line("tunix", 5.0, 3.0, 2.0),
     ]
     lines += [line("tunix", 6.0, 2.0, 2.5), line("isojax", 3.0, 1.5, 1.6), line("trl", 30.0, 3.0, 1.0) | {"claim": "y"}]
-    ours, theirs, alone = compare.medians(lines)
+    ours, theirs, single = compare.medians(lines)
     assert ours == {
         **{
             "claim": "x",
@@ -96,7 +96,7 @@ def test_medians_and_ratios_of_measurements() -> None:
     }
     assert (theirs["seconds"], theirs["cpu_seconds"], theirs["peak_gb"]) == (6.0, 3.0, 3.0)
     assert (theirs["faster"], theirs["cpu_faster"]) == (2.0, 2.0)
-    assert "faster" not in alone
+    assert "faster" not in single
 
 
 def test_the_floor_by_hand(tmp_path: Path) -> None:

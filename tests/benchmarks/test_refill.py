@@ -33,11 +33,11 @@ def test_the_odds_of_an_end_give_the_lognormal() -> None:
 
 def test_schedules_by_hand() -> None:
     lengths = np.array([5, 1, 2, 4])
-    # two slots: 5 beside 1, 2, then 4 from step 3 on
+    # two slots: 5 in one; 1, 2, then 4 in the other from step 3 on
     assert refill.at_once(lengths, 2) == 7
-    # visits at 0, 2 (the second slot has waited for one step), 4, 8
+    # refills at 0, 2 (the second slot has waited for one step), 4, 8
     assert refill.schedule(lengths, 2, 2, 99) == (8, 4)
-    # a slot that waits is a visit: at 0, 1, 3 and, with nothing left to admit, after a whole chunk
+    # a slot that waits is a refill: at 0, 1, 3 and, with nothing left to admit, after a whole chunk
     assert refill.schedule(lengths, 2, 100, 1) == (7, 3)
 
 
@@ -52,7 +52,7 @@ def test_lengths_are_those_of_the_uniform_numbers_and_visits_those_planned(monke
         refill.build(decoder, 32, 2, argparse.Namespace(slots=4, prompt=5, cap=48)),
         decoder.init(jax.random.key(0)),
     )
-    lengths, visits = refill.run(engine, params, 2)(params, jax.random.key(1), jnp.int32(0))
+    lengths, refills = refill.run(engine, params, 2)(params, jax.random.key(1), jnp.int32(0))
     keys = rollout_keys(jax.random.key(1), jnp.repeat(jnp.arange(16), 2), jnp.tile(jnp.arange(2), 16))
     below = [
         np.asarray(uniforms(keys, jnp.full(32, t))) < 1 / (1 + np.exp(-odds))
@@ -60,4 +60,4 @@ def test_lengths_are_those_of_the_uniform_numbers_and_visits_those_planned(monke
     ]
     ends = np.stack(below, 1)
     np.testing.assert_array_equal(lengths, np.where(ends.any(1), ends.argmax(1) + 1, 48))
-    assert visits == refill.schedule(np.asarray(lengths), 4, 8, 4)[1]
+    assert refills == refill.schedule(np.asarray(lengths), 4, 8, 4)[1]

@@ -94,9 +94,9 @@ def test_vocabulary_blocks(scripts: Scripts) -> None:
 
 def test_lanes(scripts: Scripts, model: Path) -> None:
     words = ("--prompts", "8", "--response", 4, "--n", 4, "--slots", 4, "--width", 2, "--problems", 2, "--layers", 1)
-    (line,) = scripts("lanes", model, *words, REPEATS=1)
+    (line,) = scripts("shared_prefixes", model, *words, REPEATS=1)
     assert (line["P"], line["T"], line["n"], line["R"], line["W"]) == (8, 4, 4, 4, 2)
-    assert line["ratio"] == pytest.approx(line["lanes"] / line["slots"], rel=0.01)
+    assert line["ratio"] == pytest.approx(line["shared"] / line["separate"], rel=0.01)
 
 
 def test_decode_step(scripts: Scripts, model: Path) -> None:
@@ -213,10 +213,10 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
     """Each k is a sweep of one seed, `ablations.py`'s; ages are its ledger's: one update of age 1 and three of 3 are
     2.5 on average.
     """
-    asked = []
+    requested = []
 
     def run(arm: Any, config: Any, below: Path) -> list[dict[str, Any]]:
-        asked.append(
+        requested.append(
             (
                 arm.folder,
                 config.cell.rl.max_staleness,
@@ -229,7 +229,7 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
         return [{"B_p": 32, "n": 8, "base": 0.25, "final": 0.5, "min_gain": 0.25, "C": 600, "flags": [], "curve": []}]
 
     def read_runs(folders: list[Path]) -> list[RunRecord]:
-        assert folders == [tmp_path / "learns" / asked[-1][0]]
+        assert folders == [tmp_path / "learns" / requested[-1][0]]
         ages = [{}, {"staleness_mean": 1.0, "staleness_max": 2.0}, {"staleness_mean": 3.0, "staleness_max": 4.0}]
         points = [EvalPoint(M, M, M, 0, {}, train=train) for M, train in zip((0, 1, 4), ages, strict=True)]
         return [RunRecord(Cell(32, 8, 0), tuple(points))]
@@ -237,7 +237,7 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
     words = ("--learns", tmp_path, "--ks", "0,8", "--ways", "turns,mesh", "--budget", 600)
     lines = scripts("pipeline", *words, run=run, read_runs=read_runs)
     of_all = (1, 600, tmp_path)
-    assert asked == [("k0", 0, None, *of_all), ("k8", 8, None, *of_all), ("k8-mesh", 8, "data=1", *of_all)]
+    assert requested == [("k0", 0, None, *of_all), ("k8", 8, None, *of_all), ("k8-mesh", 8, "data=1", *of_all)]
     assert [(line["way"], line["k"]) for line in lines] == [("turns", 0), ("turns", 8), ("mesh", 8)]
     assert "staleness_mean" not in lines[0] and all(
         (line["staleness_mean"], line["staleness_max"]) == (2.5, 4.0) for line in lines[1:]

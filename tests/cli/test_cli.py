@@ -81,8 +81,8 @@ def test_fixed_values_and_plain_data() -> None:
     for wrong in (["M"], ["M=x"], ["M=1", "M=2"]):
         with pytest.raises(InputError, match="--fix"):
             parse_fixed_values(wrong)
-    given = {"a": np.float64(0.5), "b": np.arange(2), "c": float("nan"), 4: (1, None, True), "d": np.float32("inf")}
-    assert to_json_value(given) == {"a": 0.5, "b": [0, 1], "c": None, "4": [1, None, True], "d": None}
+    inputs = {"a": np.float64(0.5), "b": np.arange(2), "c": float("nan"), 4: (1, None, True), "d": np.float32("inf")}
+    assert to_json_value(inputs) == {"a": 0.5, "b": [0, 1], "c": None, "4": [1, None, True], "d": None}
 
 
 def test_help_teaches_with_examples_and_the_right_name(isojax: Isojax) -> None:

@@ -60,9 +60,9 @@ def test_tables_and_a_figure(compare: Callable[..., Outcome]) -> None:
 
 def test_json_is_one_document(compare: Callable[..., Outcome]) -> None:
     code, out, err = compare("a", "b", "--labels", "GRPO,[x]", "--json")
-    found = json.loads(out)
-    assert code == 0 and err == "" and [r["label"] for r in found["sweeps"]] == ["GRPO", "[x]"]
-    assert found["sweeps"][1]["difference"]["high"] < 0 and found["C_high"] == pytest.approx(1e5)
+    result = json.loads(out)
+    assert code == 0 and err == "" and [r["label"] for r in result["sweeps"]] == ["GRPO", "[x]"]
+    assert result["sweeps"][1]["difference"]["high"] < 0 and result["C_high"] == pytest.approx(1e5)
 
 
 def test_sweeps_are_fitted_where_no_fit_is(compare: Callable[..., Outcome]) -> None:

@@ -50,9 +50,9 @@ def test_a_frontier_is_fitted_and_what_carries_it_is_said(isojax, tmp_path):
 
 def test_a_frontier_as_json_in_both_modes(isojax):
     code, out, _ = isojax("fit-law", "points.csv", "--where", "set=easy", "--json")
-    found = json.loads(out)
-    law = found["n_star"]
-    assert code == 0 and found["mode"] == "hierarchical" and law["form"] == "sigmoid"
+    result = json.loads(out)
+    law = result["n_star"]
+    assert code == 0 and result["mode"] == "hierarchical" and law["form"] == "sigmoid"
     truth = {"L": 6.0, "log10_C0": 5.5, "b": 2.0}
     assert all(
         law["intervals"][name][0] - 0.1 <= value <= law["intervals"][name][1] + 0.1 for name, value in truth.items()
@@ -73,7 +73,7 @@ def test_a_curve_and_its_picture(isojax, tmp_path):
 
 def test_a_curve_as_json(isojax):
     code, out, _ = isojax(*CURVE, "--where", "seed=1", "--fit-below", "2e5", "--json")
-    found = json.loads(out)
+    result = json.loads(out)
     assert code == 0 and {
         "R0",
         "A",
@@ -85,8 +85,8 @@ def test_a_curve_as_json(isojax):
         "at_bounds",
         "beyond",
         "flags",
-    } <= set(found)
-    assert found["A"] == pytest.approx(0.6, abs=0.03) and found["beyond"]["mean_absolute_error"] < 0.02
+    } <= set(result)
+    assert result["A"] == pytest.approx(0.6, abs=0.03) and result["beyond"]["mean_absolute_error"] < 0.02
     assert isojax(*CURVE, "--where", "seed=1", "--fit-below", "2e5", "--json")[1] == out
 
 

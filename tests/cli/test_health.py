@@ -61,21 +61,21 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 def test_a_fit_without_it_is_the_fit_of_the_others_but_for_its_words(isojax: Isojax) -> None:
     code, out, err = isojax("fit", "runs/one", "--replicates", "40", "--json")
     assert code == 0, err
-    fit, alone = json.loads(out), json.loads(isojax("fit", "runs/well", "--replicates", "40", "--json")[1])
+    fit, single = json.loads(out), json.loads(isojax("fit", "runs/well", "--replicates", "40", "--json")[1])
     assert fit["health"]["left_out"] and [row | BROKEN for row in fit["health"]["runs"]] == fit["health"]["runs"]
     assert [flag["name"] for flag in fit["health"]["runs"][0]["flags"]] == ["collapsed"]
     assert fit["flags"][0]["text"].startswith(
         "B_p=16 n=8 seed 1 is left out of the fit (--include-flagged puts it back): collapsed from C = "
     )
-    assert fit["flags"][1:] == alone["flags"] and alone["health"] == {"left_out": True, "runs": []}
+    assert fit["flags"][1:] == single["flags"] and single["health"] == {"left_out": True, "runs": []}
     assert (
         not fit["stability"][0]["stable"]
         and "n=8 seed 1: collapsed" in fit["stability"][0]["reason"]
-        and alone["stability"][0]["stable"]
+        and single["stability"][0]["stable"]
     )
     # half of the runs of 16x8 are lost, which is no stable cell
     rest = [key for key in fit if key not in ("flags", "health", "stability")]
-    assert [fit[key] for key in rest] == [alone[key] for key in rest] and len(fit["runs"]) == 5
+    assert [fit[key] for key in rest] == [single[key] for key in rest] and len(fit["runs"]) == 5
 
 
 def test_it_can_be_put_back_into_every_answer(isojax: Isojax) -> None:

@@ -75,10 +75,10 @@ def test_a_fit_of_an_extra_set_is_the_fit_of_that_set_alone(isojax: Isojax) -> N
     """
     code, out, err = isojax("fit", "runs/both", "--metric", "hard/avg@4", *QUICK)
     assert code == 0, err
-    extra, alone = json.loads(out), json.loads(isojax("fit", "runs/hard", *QUICK)[1])
+    extra, single = json.loads(out), json.loads(isojax("fit", "runs/hard", *QUICK)[1])
     assert extra["intervals"]["problems"] == 30 and any(s["lead"] is not None for s in extra["joint"]["segments"])
-    assert extra.pop("metric") == "hard/avg@4" and alone.pop("metric") == "avg@4"
-    assert extra == alone
+    assert extra.pop("metric") == "hard/avg@4" and single.pop("metric") == "avg@4"
+    assert extra == single
     assert json.loads(Path("runs/both/fit-hard-avg@4.json").read_text())["metric"] == "hard/avg@4"
     assert (
         json.loads(isojax("fit", "runs/both", *QUICK)[1])["metric"] == "avg@4"
@@ -89,20 +89,20 @@ def test_metrics_that_follow_from_counts_are_fitted(isojax: Isojax) -> None:
     """pass@4 is best@4 by another name; verl's is the mean over problems of 1 - (1 - c/4)^4. Files have no slash in
     their names.
     """
-    found = {}
+    result = {}
     for metric in ("best@4", "pass@4", "verl/best@4", "hard/verl/worst@2"):
         code, out, err = isojax("fit", "runs/both", "--metric", metric, *QUICK)
         assert code == 0, err
-        found[metric] = json.loads(out)
-        assert found[metric]["metric"] == metric and found[metric]["intervals"]["problems"] == (
+        result[metric] = json.loads(out)
+        assert result[metric]["metric"] == metric and result[metric]["intervals"]["problems"] == (
             30 if "hard" in metric else 50
         )
-    assert found["pass@4"] == found["best@4"] | {"metric": "pass@4"}
+    assert result["pass@4"] == result["best@4"] | {"metric": "pass@4"}
     runs = read_runs([Path("runs/both")])
     base = [np.mean(1 - (1 - np.array(run.points[0].counts) / 4) ** 4) for run in runs]
-    assert found["verl/best@4"]["base_reward"] == pytest.approx(np.mean(base), abs=1e-9)
+    assert result["verl/best@4"]["base_reward"] == pytest.approx(np.mean(base), abs=1e-9)
     base = [np.mean((np.array(run.points[0].extra["hard"]) / 4) ** 2) for run in runs]
-    assert found["hard/verl/worst@2"]["base_reward"] == pytest.approx(np.mean(base), abs=1e-9)
+    assert result["hard/verl/worst@2"]["base_reward"] == pytest.approx(np.mean(base), abs=1e-9)
     assert sorted(p.name for p in Path("runs/both").glob("fit*.json")) == [
         "fit-best@4.json", "fit-hard-verl-worst@2.json", "fit-pass@4.json", "fit-verl-best@4.json",
     ]  # fmt: skip
@@ -111,9 +111,9 @@ def test_metrics_that_follow_from_counts_are_fitted(isojax: Isojax) -> None:
 def test_sweeps_are_compared_by_an_extra_set(isojax: Isojax) -> None:
     code, out, err = isojax("compare", "runs/both", "runs/hard", "--metric", "hard/best@2", "--json")
     assert code == 0, err
-    found = json.loads(out)
-    assert found["metric"] == "hard/best@2"
-    assert found["sweeps"][1]["difference"]["value"] == pytest.approx(0, abs=1e-9)  # one set, evaluated alike in both
+    result = json.loads(out)
+    assert result["metric"] == "hard/best@2"
+    assert result["sweeps"][1]["difference"]["value"] == pytest.approx(0, abs=1e-9)  # one set, evaluated alike in both
 
 
 @pytest.mark.parametrize("metric", ["pass@8", "verl/best@8", "hard/avg@8", "esay/avg@4"])
@@ -140,23 +140,33 @@ def test_an_extra_set_of_another_size_is_refused(isojax: Isojax) -> None:
 
 def test_the_report_shows_extra_sets_before_other_recorded_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of four extra sets with three metrics each, all four means are among the six that are shown."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     def fitted(runs: list[RunRecord], metric: str, compute: str, options: object, what: str) -> dict[str, str]:
-        asked.append(metric)
+        requested.append(metric)
         return {"metric": metric}
 
     monkeypatch.setattr(report_command, "fit_runs", fitted)
     metrics = {f"{name}{kind}@4": 0.5 for name in ("", "d/", "c/", "b/", "a/") for kind in ("worst", "best", "avg")}
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, metrics, (2, 2), 4),))
     report_command.other_fits([run], document())
-    assert asked == ["avg@4", "best@4", "worst@4", "a/avg@4", "b/avg@4", "c/avg@4", "d/avg@4", "a/best@4", "a/worst@4"]
+    assert requested == [
+        "avg@4",
+        "best@4",
+        "worst@4",
+        "a/avg@4",
+        "b/avg@4",
+        "c/avg@4",
+        "d/avg@4",
+        "a/best@4",
+        "a/worst@4",
+    ]
 
 
 def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyPatch) -> None:
     """What every evaluation of a run records, of the main set and of a further one: rewards alone are fitted."""
-    asked: list[str] = []
-    monkeypatch.setattr(report_command, "fit_runs", lambda runs, metric, *_: asked.append(metric))
+    requested: list[str] = []
+    monkeypatch.setattr(report_command, "fit_runs", lambda runs, metric, *_: requested.append(metric))
     counts = EvalCounts(
         correct=np.array([2, 1]),
         parsed=5,
@@ -176,4 +186,4 @@ def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyP
     } < set(recorded)
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, recorded, (2, 1), 4),))
     report_command.other_fits([run], document())
-    assert asked == ["avg@4", "best@4", "worst@4", "hard/avg@4", "hard/best@4", "hard/worst@4"]
+    assert requested == ["avg@4", "best@4", "worst@4", "hard/avg@4", "hard/best@4", "hard/worst@4"]

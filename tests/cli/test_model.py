@@ -54,26 +54,31 @@ def model(isojax: Isojax, tmp_path: Path) -> Path:
 
 def test_import_and_show(isojax: Isojax, model: Path) -> None:
     code, out, _ = isojax("show", str(model), "--json")
-    found = json.loads(out)
-    assert code == 0 and (found["family"], found["layers"], found["vocab"], found["tied"]) == ("llama", 2, VOCAB, True)
+    result = json.loads(out)
+    assert code == 0 and (result["family"], result["layers"], result["vocab"], result["tied"]) == (
+        "llama",
+        2,
+        VOCAB,
+        True,
+    )
     # embedding, norm; a layer: two norms of 32, query and output 32 x 32, key and value 32 x 16, three matrices 32 x 64
-    assert found["parameters"] == VOCAB * 32 + 32 + 2 * (2 * 32 + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
-    assert found["bytes"] == 4 * found["parameters"] and found["stored"] == {"F32": 20} and found["files"] == 1
+    assert result["parameters"] == VOCAB * 32 + 32 + 2 * (2 * 32 + 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64)
+    assert result["bytes"] == 4 * result["parameters"] and result["stored"] == {"F32": 20} and result["files"] == 1
     assert (
-        found["tokenizer"] == f"{VOCAB} tokens"
-        and found["chat_template"] is True
-        and found["stop_tokens"] == {"<|im_end|>": 2}
+        result["tokenizer"] == f"{VOCAB} tokens"
+        and result["chat_template"] is True
+        and result["stop_tokens"] == {"<|im_end|>": 2}
     )
     code, out, _ = isojax("show", str(model))
-    assert code == 0 and "llama" in out and f"{found['parameters']:,}" in out and "<|im_end|> 2" in out
+    assert code == 0 and "llama" in out and f"{result['parameters']:,}" in out and "<|im_end|> 2" in out
     code, _, error = isojax("import", "Tiny.gguf")
     assert (
         code == 2
         and error == "error: models/tiny exists, and nothing is overwritten; choose another name, or remove it first.\n"
     )
     assert isojax("import", "Tiny.gguf", "--out", "half", "--dtype", "bfloat16")[0] == 0
-    found = json.loads(isojax("show", "half", "--json")[1])
-    assert found["stored"] == {"BF16": 20} and found["bytes"] == 2 * found["parameters"]
+    result = json.loads(isojax("show", "half", "--json")[1])
+    assert result["stored"] == {"BF16": 20} and result["bytes"] == 2 * result["parameters"]
     (model / "tokenizer.json").unlink()
     code, out, _ = isojax("show", str(model), "--json")
     assert code == 0 and "has no tokenizer" in json.loads(out)["tokenizer"]

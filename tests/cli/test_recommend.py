@@ -154,13 +154,13 @@ def test_no_stable_B_p_says_how_to_choose_one(recommend: Callable[..., Outcome])
 def test_a_fit_that_is_not_whole_or_of_another_schema(recommend: Callable[..., Outcome]) -> None:
     content = document().model_dump(mode="json")
     without_runs = {name: value for name, value in content.items() if name != "runs"}
-    for changed, place in (
+    for changed, location in (
         (content | {"schema_version": 3}, "schema_version: "),
         (without_runs, "runs: Field required"),
     ):
         Path("fit.json").write_text(json.dumps(changed))
         code, _, err = recommend("--budget", "1e5")
-        assert code == 2 and f"fit.json is no fit of schema version 1 ({place}" in err and "`isojax fit RUN`" in err
+        assert code == 2 and f"fit.json is no fit of schema version 1 ({location}" in err and "`isojax fit RUN`" in err
 
 
 def test_recommend_spends_the_budget_and_fits_where_there_is_no_fit(isojax: Isojax, tmp_path: Path) -> None:

@@ -78,14 +78,14 @@ def isojax(
 
 
 def test_the_ledgers_say_where_a_sweep_stands(tmp_path: Path) -> None:
-    found = read_sweep_status(sweep(tmp_path))
-    assert [cell.cell for cell in found.cells] == CELLS
-    assert [cell.state for cell in found.cells] == ["done", "interrupted", "failed", "waiting"]
-    assert [(cell.rollouts, cell.goal) for cell in found.cells] == [(512, 512), (128, 512), (64, 512), (0, 512)]
-    assert [cell.reward for cell in found.cells] == [0.5, 0.3125, 0.28125, None]
-    assert "not finite" in found.cells[2].reason and found.cells[1].reason == ""
-    assert found.cells[0].rate == pytest.approx(50) and found.cells[3].rate is None
-    assert (found.name, found.running, found.rollouts, found.budget, found.seconds_left) == (
+    result = read_sweep_status(sweep(tmp_path))
+    assert [cell.cell for cell in result.cells] == CELLS
+    assert [cell.state for cell in result.cells] == ["done", "interrupted", "failed", "waiting"]
+    assert [(cell.rollouts, cell.goal) for cell in result.cells] == [(512, 512), (128, 512), (64, 512), (0, 512)]
+    assert [cell.reward for cell in result.cells] == [0.5, 0.3125, 0.28125, None]
+    assert "not finite" in result.cells[2].reason and result.cells[1].reason == ""
+    assert result.cells[0].rate == pytest.approx(50) and result.cells[3].rate is None
+    assert (result.name, result.running, result.rollouts, result.budget, result.seconds_left) == (
         "little",
         False,
         704,
@@ -97,14 +97,14 @@ def test_the_ledgers_say_where_a_sweep_stands(tmp_path: Path) -> None:
 def test_a_sweep_that_runs_holds_its_folder(tmp_path: Path) -> None:
     """What is left for the cells at work: all but what is done and what has failed, at the rate of those that run."""
     with exclusive_lock(sweep(tmp_path)):
-        found = read_sweep_status(tmp_path)
+        result = read_sweep_status(tmp_path)
         record(tmp_path, CELLS[3], ())  # compiles, say
         more = read_sweep_status(tmp_path)
-    assert [cell.state for cell in found.cells] == ["done", "running", "failed", "waiting"]
+    assert [cell.state for cell in result.cells] == ["done", "running", "failed", "waiting"]
     assert (
-        found.running
-        and found.rate == pytest.approx(50)
-        and found.seconds_left == pytest.approx((512 - 128 + 512) / 50)
+        result.running
+        and result.rate == pytest.approx(50)
+        and result.seconds_left == pytest.approx((512 - 128 + 512) / 50)
     )
     assert [cell.state for cell in more.cells] == ["done", "running", "failed", "running"]
     assert more.rate == pytest.approx(100) and more.seconds_left == pytest.approx((512 - 128 + 512) / 100)
@@ -134,9 +134,9 @@ def test_a_driver_says_more(tmp_path: Path) -> None:
     assert (cells[1].rollouts, cells[1].attempts, cells[1].where, cells[1].log) == (200, 2, "node-3", "logs/x.log")
     assert cells[3].reason == "out of memory" and cells[0].attempts is None
 
-    found = read_sweep_status(tmp_path, now=1500.0)  # the driver was killed: nothing runs any more, whatever it said
-    assert [cell.state for cell in found.cells] == ["done", "interrupted", "failed", "failed"]
-    assert not found.running and "4711" in found.lost and "node-7" in found.lost and "500 s" in found.lost
+    result = read_sweep_status(tmp_path, now=1500.0)  # the driver was killed: nothing runs any more, whatever it said
+    assert [cell.state for cell in result.cells] == ["done", "interrupted", "failed", "failed"]
+    assert not result.running and "4711" in result.lost and "node-7" in result.lost and "500 s" in result.lost
     write_status(tmp_path, status.model_copy(update={"ended": True}))
     assert read_sweep_status(tmp_path, now=1010.0).lost == "" and states(tmp_path, 1010.0) == [
         "done",
@@ -163,9 +163,9 @@ def test_more_budget_undoes_what_an_old_driver_called_done(tmp_path: Path) -> No
 def test_a_sweep_that_chooses_its_cells_has_no_goal_for_each(tmp_path: Path, isojax: Any) -> None:
     """Its cells are those that were begun; its budget is of them all."""
     sweep(tmp_path, "sweep.strategy=adaptive", "sweep.total_rollouts=1000")
-    found = read_sweep_status(tmp_path)
-    assert [cell.cell for cell in found.cells] == CELLS[:3] and {cell.goal for cell in found.cells} == {None}
-    assert found.budget == 1000 and states(tmp_path) == ["interrupted", "interrupted", "failed"]
+    result = read_sweep_status(tmp_path)
+    assert [cell.cell for cell in result.cells] == CELLS[:3] and {cell.goal for cell in result.cells} == {None}
+    assert result.budget == 1000 and states(tmp_path) == ["interrupted", "interrupted", "failed"]
     save_config(load_config("quickstart", [*SETTINGS, "sweep.strategy=adaptive"]), tmp_path / "config.yaml")
     assert read_sweep_status(tmp_path).budget == 1024  # half of the grid's
     code, out, _ = isojax("status", str(tmp_path))

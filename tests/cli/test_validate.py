@@ -45,8 +45,8 @@ def test_validate_prints_and_keeps(fit: Callable[..., Outcome]) -> None:
         "one run per cell: not possible: no cell has two",
     ):
         assert part in out
-    kept = json.loads(Path("known/validation-paper.json").read_text())
-    assert kept["largest_n"]["n"] == 8 and kept["metric"] == "avg@4" and kept["mode"] == "paper"
+    remaining = json.loads(Path("known/validation-paper.json").read_text())
+    assert remaining["largest_n"]["n"] == 8 and remaining["metric"] == "avg@4" and remaining["mode"] == "paper"
 
 
 def test_json_stays_one_document(fit: Callable[..., Outcome]) -> None:

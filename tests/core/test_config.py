@@ -284,9 +284,9 @@ def test_extra_sets_are_named_so_that_their_metrics_are_not_others(folder: Path)
         "aime-24": "jsonl:aime.jsonl"
     }
     for name in ("train", "verl", "panel", "a/b", "x@4", "''"):
-        said = refused("quickstart", f"cell.eval.extra={{{name}: solvers}}")
-        assert "cell.eval.extra: given" in said and "expected names of letters" in said, said
-        assert said.endswith("other than train, verl, panel. Rename the set {!r}.".format(name.strip("'"))), said
+        output = refused("quickstart", f"cell.eval.extra={{{name}: solvers}}")
+        assert "cell.eval.extra: given" in output and "expected names of letters" in output, output
+        assert output.endswith("other than train, verl, panel. Rename the set {!r}.".format(name.strip("'"))), output
 
 
 def test_a_panel_is_another_cell() -> None:

@@ -58,9 +58,9 @@ def test_a_recipe_goes_over_the_quickstart(preset: Path) -> None:
         "entropy",
     } <= above.cell.rl.model_fields_set and "learning_rate" not in above.cell.rl.model_fields_set
     both = load_configs([str(CONFIGS / "quickstart.yaml"), f"recipes/{preset.stem}"])
-    own = {key: getattr(above.cell.rl, key) for key in above.cell.rl.model_fields_set}
+    specific = {key: getattr(above.cell.rl, key) for key in above.cell.rl.model_fields_set}
     assert both == below.model_copy(
-        update={"cell": below.cell.model_copy(update={"rl": below.cell.rl.model_copy(update=own)})}
+        update={"cell": below.cell.model_copy(update={"rl": below.cell.rl.model_copy(update=specific)})}
     )
     algorithm.check_algorithm(both.cell.rl, plan_cells(both.sweep))
 

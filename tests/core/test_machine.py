@@ -25,9 +25,11 @@ print("goes on with", os.environ.get("GLIBC_TUNABLES"))
 def run(tmp_path: Path, **environment: str) -> list[str]:
     script = tmp_path / "program.py"
     script.write_text(SCRIPT)
-    kept = {k: v for k, v in os.environ.items() if k != machine.TUNABLES_VARIABLE}
+    remaining = {k: v for k, v in os.environ.items() if k != machine.TUNABLES_VARIABLE}
     words = [sys.executable, str(script), "one", "two words"]
-    return subprocess.run(words, env=kept | environment, check=True, capture_output=True, text=True).stdout.splitlines()
+    return subprocess.run(
+        words, env=remaining | environment, check=True, capture_output=True, text=True
+    ).stdout.splitlines()
 
 
 def test_once_with_the_same_arguments(tmp_path: Path) -> None:

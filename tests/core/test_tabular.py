@@ -64,8 +64,8 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_files_that_cannot_be_read(tmp_path, case):
-    text, said = REFUSED[case]
-    with pytest.raises(InputError, match=said) as e:
+    text, output = REFUSED[case]
+    with pytest.raises(InputError, match=output) as e:
         read_table(write(tmp_path, text))
     assert "points.csv" in str(e.value)
 
@@ -106,7 +106,7 @@ def test_json_values(tmp_path, given):
 
 def test_ranges_empty_cells_columns_and_filters(tmp_path):
     table = read_table(write(tmp_path, "n,rollouts,set\n0.5,0,easy\n8,,hard\n8,5,hard\n"))
-    for act, said in (
+    for act, output in (
         (lambda: float_column(table, "n", minimum=1), "line 2: n is 0.5; expected at least 1"),
         (lambda: float_column(table, "rollouts", exclusive_minimum=0), "line 2: rollouts is 0; expected more than 0"),
         (lambda: float_column(filter_rows(table, ["n=8"]), "rollouts"), "line 3: rollouts is missing or empty"),
@@ -118,7 +118,7 @@ def test_ranges_empty_cells_columns_and_filters(tmp_path):
         (lambda: filter_rows(table, ["set=medium"]), "matches no row; the values of set are easy, hard"),
         (lambda: filter_rows(table, ["set"]), "expected COLUMN=VALUE"),
     ):
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=output):
             act()
 
 

@@ -85,10 +85,10 @@ class Programs:
         compiled = quick_jit(sample, out_shardings=replicated(self.on))
 
         def call(params: Any, B_p: int, n: int, key: int) -> Arrays:
-            found = compiled(params, self.problems, np.int32(B_p), np.int32(n), jax.random.key(key))
+            result = compiled(params, self.problems, np.int32(B_p), np.int32(n), jax.random.key(key))
             block = -(-B_p * n // self.geometry.shards)
             at = np.divmod(np.arange(B_p * n), block)
-            return {name: np.asarray(x)[at] for name, x in zip(Rollouts._fields, found, strict=True)}
+            return {name: np.asarray(x)[at] for name, x in zip(Rollouts._fields, result, strict=True)}
 
         return call
 
@@ -159,19 +159,21 @@ def compare(on: Mesh, path: Path) -> Arrays:
     start = jax.tree_util.tree_map_with_path(lambda at, _: saved["state" + jax.tree_util.keystr(at)], like)
     programs = Programs(on)
     state, base = programs.place(start), programs.place(fresh(policy(1))).params
-    found: Arrays = {"bytes_params": device_bytes(state.params), "bytes_moments": device_bytes(state.moments)}
-    found["bytes_kv"] = programs.kv_bytes(state.params)
+    result: Arrays = {"bytes_params": device_bytes(state.params), "bytes_moments": device_bytes(state.moments)}
+    result["bytes_kv"] = programs.kv_bytes(state.params)
     greedy = programs.sampler(1e-4)
     for cell, pair in CELLS.items():
-        found["tokens" + cell] = greedy(state.params, *pair, 0)["tokens"]
+        result["tokens" + cell] = greedy(state.params, *pair, 0)["tokens"]
         first = next(i for i in range(UPDATES) if cell_of(i) == cell)
         after, loss = programs.learn(programs.place(fresh(start.params)), base, recorded[first], cell)
-        found["loss" + cell] = np.array(loss)
+        result["loss" + cell] = np.array(loss)
         # Adam's first moment after one step is (1 - b1) times the gradient, which is not clipped here.
-        found |= {k: v / np.float32(0.1) for k, v in named("gradient" + cell, programs.whole(after.moments.mu)).items()}
+        result |= {
+            k: v / np.float32(0.1) for k, v in named("gradient" + cell, programs.whole(after.moments.mu)).items()
+        }
     for i, rollouts in enumerate(recorded):
         state, _ = programs.learn(state, base, rollouts, cell_of(i))
-    return found | named("params", programs.whole(state.params))
+    return result | named("params", programs.whole(state.params))
 
 
 def main() -> None:
@@ -183,12 +185,12 @@ def main() -> None:
     parser.add_argument("--make", action="store_true")
     for option, kind in (("--coordinator", str), ("--processes", str), ("--process", int)):
         parser.add_argument(option, type=kind)
-    given = parser.parse_args()
-    with join_processes(parse_process_group(given.coordinator, given.processes, given.process)):
-        if given.make:
-            make(given.state)
-        if given.out:
-            np.savez(given.out, **compare(mesh(given.mesh), given.state))  # pyright: ignore[reportArgumentType]
+    inputs = parser.parse_args()
+    with join_processes(parse_process_group(inputs.coordinator, inputs.processes, inputs.process)):
+        if inputs.make:
+            make(inputs.state)
+        if inputs.out:
+            np.savez(inputs.out, **compare(mesh(inputs.mesh), inputs.state))  # pyright: ignore[reportArgumentType]
 
 
 if __name__ == "__main__":

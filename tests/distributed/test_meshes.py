@@ -141,14 +141,14 @@ def gradient_of(axes: str, decoder: Decoder) -> Any:
     gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
     rows = jnp.zeros((geometry.shards, geometry.buffer_rows))
     tokens = jnp.zeros((*rows.shape, T), jnp.int32)
-    own = PolicyInputs(tokens * 1.0, tokens[..., :1] * 1.0, LossWeights(rows, rows, rows, rows))
+    specific = PolicyInputs(tokens * 1.0, tokens[..., :1] * 1.0, LossWeights(rows, rows, rows, rows))
     problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(8)))
     params = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(on)
     )
     inputs = UpdateInputs(params, params, problems, make_coefficients(RLConfig(kl=0.1)))
     program = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))
-    return program.lower(inputs, ResponseBatch(tokens, tokens > 0, own), np.int32(8), np.int32(4)).compile()
+    return program.lower(inputs, ResponseBatch(tokens, tokens > 0, specific), np.int32(8), np.int32(4)).compile()
 
 
 @pytest.mark.parametrize(
@@ -163,17 +163,17 @@ def test_the_gradient_gathers_one_weight_at_a_time(axes: str, tokens: list[tuple
     split, tensor = shape["fsdp"], shape["tensor"]
     hlo = gradient_of(axes, DEEP).as_text()
     weights = {D * N * H // tensor, D * K * H // tensor, D * F // tensor, D, VOCAB * D // tensor}
-    found = [c for c in collectives(hlo) if c.kind in ("all-gather", "reduce-scatter")]
+    result = [c for c in collectives(hlo) if c.kind in ("all-gather", "reduce-scatter")]
     sizes = {
         math.prod(int(i) for i in re.findall(r"\d+", part))
-        for c in found
+        for c in result
         for part in re.findall(r"f32\[([\d,]*)\]", c.result)
     }
     assert sizes == weights | {size // split for size in weights}
-    assert {c.result for c in found if "f32" not in c.result} == {f"s32[{split},{b},{t}]" for b, t in tokens}
+    assert {c.result for c in result if "f32" not in c.result} == {f"s32[{split},{b},{t}]" for b, t in tokens}
     assert all(
         sorted(group)[0] + (split - 1) * tensor == sorted(group)[-1] and len(group) == split
-        for c in found
+        for c in result
         for group in c.groups
     )
     for matrix in ((D, F // tensor), (F // tensor, D), (D, N * H // tensor), (N * H // tensor, D)):
@@ -218,16 +218,16 @@ def critic_on(axes: str) -> tuple[np.ndarray, Any]:
         )
         return before, gradient(inputs, rows, *sizes)[0]
 
-    found, slope = jax.device_get(program(params))
-    flat = np.stack([found[divmod(r, -(-B_p * n // geometry.shards))] for r in range(B_p * n)])
+    result, slope = jax.device_get(program(params))
+    flat = np.stack([result[divmod(r, -(-B_p * n // geometry.shards))] for r in range(B_p * n)])
     return flat, slope
 
 
 def test_a_critic_in_parts() -> None:
-    (values, slope), (expected, whole) = critic_on("fsdp=8"), critic_on("auto")
+    (values, slope), (expected, full) = critic_on("fsdp=8"), critic_on("auto")
     np.testing.assert_allclose(values, expected, atol=1e-5)
-    assert np.abs(expected).max() > 1 and set(whole) == set(critic_param_shapes(DECODER))
-    for one, two in zip(jax.tree.leaves(slope), jax.tree.leaves(whole), strict=True):
+    assert np.abs(expected).max() > 1 and set(full) == set(critic_param_shapes(DECODER))
+    for one, two in zip(jax.tree.leaves(slope), jax.tree.leaves(full), strict=True):
         assert np.linalg.norm(two) > 0 and np.linalg.norm(one - two) < 1e-5 * np.linalg.norm(two)
 
 

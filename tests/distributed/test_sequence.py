@@ -61,18 +61,18 @@ class Sampling:
         self.given = placed(policy(), self.on), problems(self.geometry.problem_rows, longest)
 
     def responses(self) -> list[list[int]]:
-        found: dict[int, list[int]] = {}
+        result: dict[int, list[int]] = {}
 
         def on_finished(rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
-            found.update((int(r), row.tolist()) for r, row in zip(rollouts, tokens, strict=True))
+            result.update((int(r), row.tolist()) for r, row in zip(rollouts, tokens, strict=True))
 
         self.stream.run(*self.given, 5, 4, jax.random.key(0), on_finished)
-        return [found[r] for r in range(20)]
+        return [result[r] for r in range(20)]
 
     def program(self) -> tuple[str, Any]:
         """The HLO of a chunk, and the state that it is given."""
-        given, state = self.stream.begin(*self.given, np.int32(5), np.int32(4), jax.random.key(0))
-        return self.stream.advance.jitted.lower(given, state).compile().as_text(), state
+        inputs, state = self.stream.begin(*self.given, np.int32(5), np.int32(4), jax.random.key(0))
+        return self.stream.advance.jitted.lower(inputs, state).compile().as_text(), state
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +98,8 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
     assert state.cache.slot_kv[0][0].addressable_shards[0].data.shape == (SLOTS, K // 2, H, T)
     assert not re.search(rf"f32\[(\d+,)?({prefix_groups}|{G}),[12],({H},3[78]|3[78],{H})\]", hlo)  # no prompts whole
     queries = WIDTH * N // 2  # of a prefix group, at a key's head
-    found = {(c.kind, c.result) for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)}
-    sizes = {(kind, size) for kind, result in found for size in re.findall(r"f32\[([\d,]+)\]", result)}
+    actual = {(c.kind, c.result) for c in collectives(hlo) if all(group in SEQUENCE for group in c.groups)}
+    sizes = {(kind, size) for kind, result in actual for size in re.findall(r"f32\[([\d,]+)\]", result)}
     top, mixed = f"{prefix_groups},{K // 2},{queries}", f"{prefix_groups},{K // 2},{queries},{H}"
     of_last = "all-reduce", f"{PROMPTS},1,{D}"  # the hidden state of each prompt's last token
     assert sizes == {("all-reduce", top), ("all-reduce", mixed), ("all-gather", f"{PROMPTS},{K // 2},38,{H}"), of_last}
@@ -110,8 +110,8 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
 def test_bfloat16_samples_where_positions_are_split() -> None:
     """Greedy: most responses are one device's, to the last token; XLA:CPU has no sum of bfloat16 over devices."""
     low = DECODER.with_options(ComputeOptions(compute_dtype="bfloat16", cache_dtype="bfloat16"))
-    split, whole = (Sampling(axes, 1, decoder=low).responses() for axes in ("sequence=2", "auto"))
-    assert sum(a == b for a, b in zip(split, whole, strict=True)) >= 10
+    split, full = (Sampling(axes, 1, decoder=low).responses() for axes in ("sequence=2", "auto"))
+    assert sum(a == b for a, b in zip(split, full, strict=True)) >= 10
 
 
 def test_prompts_of_one_token_are_split_too() -> None:
@@ -147,18 +147,18 @@ def test_kernels_are_refused_and_the_plain_form_chosen(name: str) -> None:
     wanted = SweepConfig.model_validate({name: "pallas"})
     with pytest.raises(InputError, match=rf"sweep.{name}=pallas: a mesh with sequence > 1 has plain. Set it to one of"):
         select_attention(CellConfig(), wanted, mesh("sequence=2"))
-    chosen = select_attention(CellConfig(), SweepConfig(), mesh("sequence=2"))
-    assert (chosen.decode_attention, chosen.forward_attention) == ("plain", "plain")
+    selected = select_attention(CellConfig(), SweepConfig(), mesh("sequence=2"))
+    assert (selected.decode_attention, selected.forward_attention) == ("plain", "plain")
 
 
 @pytest.mark.parametrize("options", [ComputeOptions(decode_attention="pallas"), ComputeOptions(cache_dtype="int8")])
 def test_a_sampler_that_holds_prompt_and_response_together_is_refused(options: ComputeOptions) -> None:
     """Also where its mesh is not the trainer's, whose attention was chosen."""
     geometry = make_sampler_shapes([(5, 4)], 1, SLOTS, 4, P, T)
-    given = DECODER.with_options(options), geometry, mesh("sequence=2"), SamplingConfig(), StopConditions((EOS,), None)
+    inputs = DECODER.with_options(options), geometry, mesh("sequence=2"), SamplingConfig(), StopConditions((EOS,), None)
     says = (
         rf"decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} "
         "on a sampler's mesh"
     )
     with pytest.raises(InputError, match=says):
-        build_engine(*given)
+        build_engine(*inputs)

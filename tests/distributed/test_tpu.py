@@ -91,16 +91,16 @@ def collectives(text: str) -> list[tuple[str, int, int]]:
                 called = ",".join(a or b for a, b in SUBCOMPUTATION.findall(line)).replace("%", "").replace(" ", "")
                 for inner in called.split(",") if called else ():
                     loops[inner] = max(loops[inner], loops[name] + (" while(" in line))
-    found = []
+    result = []
     for name, lines in computations.items():
         for line in lines:
             for kind in COLLECTIVES:
                 if re.search(rf" {kind}(-start)?\(", line):
                     shapes = re.findall(r"\w+\[([\d,]*)\]", line.partition(f" {kind}")[0])
-                    found.append(
+                    result.append(
                         (kind, max(math.prod(map(int, filter(None, s.split(",")))) for s in shapes), loops[name])
                     )
-    return sorted(found)
+    return sorted(result)
 
 
 def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     )
     state = laid(state, train_state_shardings(decoder, mesh))
     train = build_fused_update(config.cell, decoder, task, geometry, mesh)
-    numbers = jax.tree.map(lambda x: whole(dtype=x.dtype), make_coefficients(config.cell.rl))
+    coefficients = jax.tree.map(lambda x: whole(dtype=x.dtype), make_coefficients(config.cell.rl))
     index = whole(MAX_UPDATES_PER_CALL, geometry.problem_rows)
     batches = ProblemBatches(problems(1000), index, num_updates=whole(), B_p=whole(), n=whole(), seed=whole())
 
@@ -167,7 +167,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     heads = config.cell.model.kv_heads // mesh.shape["tensor"]
     return {
         "sampler": compile_ahead(sampler, cast, problems(geometry.problem_rows), whole(), whole(), key),
-        "step": compile_ahead(train, state, params, batches, numbers),
+        "step": compile_ahead(train, state, params, batches, coefficients),
         "table": {
             "sampler": device_bytes(cast),
             "parameters": device_bytes(params),
@@ -189,13 +189,13 @@ def test_the_sampler_and_the_step_compile_for_a_tpu() -> None:
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    sampler, step, table = found["sampler"], found["step"], found["table"]
+    result = json.loads(done.stdout)
+    sampler, step, table = result["sampler"], result["step"], result["table"]
     assert sampler["peak"] < MEMORY and step["peak"] < MEMORY
 
     # Arguments are what the sharding table says, give or take the tiles of norms, embeddings and problems.
     assert table["state"] == 3 * table["parameters"] + 12 and table["parameters"] == 2 * table["sampler"]
-    assert 0.5 <= table["parameters"] / found["unsharded"] < 0.51  # tensor=2 halves all but the norms
+    assert 0.5 <= table["parameters"] / result["unsharded"] < 0.51  # tensor=2 halves all but the norms
     assert 1 <= sampler["arguments"] / table["sampler"] < 1.02
     assert 1 <= step["arguments"] / (table["state"] + table["parameters"]) < 1.02
     assert step["outputs"] < 100_000  # the state is updated in place
@@ -204,9 +204,9 @@ def test_the_sampler_and_the_step_compile_for_a_tpu() -> None:
     # weight.
     for part in (sampler, step):
         moved = [(kind, size) for kind, size, loops in part["collectives"] if kind != "all-reduce" and loops > 0]
-        assert all(kind == "all-gather" and size <= found["logits"] for kind, size in moved), moved
+        assert all(kind == "all-gather" and size <= result["logits"] for kind, size in moved), moved
     decoding = [size for _, size, loops in sampler["collectives"] if loops >= 2]
-    assert decoding and max(decoding) < found["layer_cache"], (decoding, found["layer_cache"])
+    assert decoding and max(decoding) < result["layer_cache"], (decoding, result["layer_cache"])
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ SECONDS = 240  # a command that takes longer hangs
 # tokenizer), and ends without taking the interpreter down, which saves half of one. XLA reads its flags at its first
 # use, in the fork.
 # Drawing the report takes most of a small sweep's time; where a test does not look at it, it stays unwritten.
-# It is told, a line each: to fork a command, and answers its process id; to wait for one, so many seconds or without
+# Its commands, one per line: to fork a command, and answers its process id; to wait for one, so many seconds or without
 # end, and answers its
 # exit code, or null where it has not ended by then.
 NURSERY = """\
@@ -111,16 +111,16 @@ def snapshot(folder: Path) -> Snapshot:
     """Every file below a folder: its inode, the time of its last change and its bytes. Of folders, that they are
     there.
     """
-    found: Snapshot = {}
+    result: Snapshot = {}
     for path in sorted(folder.rglob("*")):
         state = path.stat()
         is_file = path.is_file()
-        found[str(path.relative_to(folder))] = (
+        result[str(path.relative_to(folder))] = (
             state.st_ino,
             state.st_mtime_ns if is_file else 0,
             path.read_bytes() if is_file else b"",
         )
-    return found
+    return result
 
 
 def settings() -> dict[str, str]:
@@ -201,7 +201,7 @@ class Isojax:
         self.folder, self.nursery, self.said = folder, nursery, ""
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
-        """The process, running, and free to start itself anew for larger pages of memory."""
+        """The process, running, and free to start itself again for larger pages of memory."""
         program = ["-m"] if words[0].startswith("isojax.") else ["-c", SCRIPT]
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = [sys.executable, *program, *words]
@@ -304,6 +304,6 @@ def isojax(tmp_path: Path, nursery: Nursery) -> Isojax:
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """The command line in a folder where the sweep has run from end to end; to be read only."""
-    place = Isojax(tmp_path_factory.mktemp("whole") / "work", nursery)
-    place.said = place.ok("isojax.launch", "tiny.yaml").stdout
-    return place
+    location = Isojax(tmp_path_factory.mktemp("whole") / "work", nursery)
+    location.said = location.ok("isojax.launch", "tiny.yaml").stdout
+    return location

@@ -27,6 +27,6 @@ def test_killed_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(chaos, "AIMS", {"resampling": (chaos.LEDGER, chaos.HALF)})
     monkeypatch.setitem(chaos.KINDS, "resampling", [*chaos.KINDS["resampling"], "sweep.budget=300"])
     chaos.prepare(tmp_path)
-    said: list[str] = []
-    found = chaos.broken(tmp_path, "resampling", 3, random.Random(0), said.append)
-    assert found["equal"] and found["kills"] == 3 and found["damaged"] == 0, said
+    output: list[str] = []
+    result = chaos.broken(tmp_path, "resampling", 3, random.Random(0), output.append)
+    assert result["equal"] and result["kills"] == 3 and result["damaged"] == 0, output

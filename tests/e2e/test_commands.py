@@ -37,23 +37,23 @@ def test_fit_prints_one_document_which_it_also_writes(isojax: Any, whole: Any) -
 
 def test_a_recommendation_is_written_and_trained(isojax: Any, whole: Any) -> None:
     words = ("recommend", str(whole.run()), "--budget", "600", "--write", "best.yaml", "--json")
-    chosen = json.loads(isojax.quick_ok(*words).stdout)
-    assert chosen["B_p"] == 8 and chosen["n"] in (2, 4) and chosen["M"] == 600 // (8 * chosen["n"])
-    assert chosen["C"] == chosen["B"] * chosen["M"] <= 600 < chosen["C"] + chosen["B"]
+    selected = json.loads(isojax.quick_ok(*words).stdout)
+    assert selected["B_p"] == 8 and selected["n"] in (2, 4) and selected["M"] == 600 // (8 * selected["n"])
+    assert selected["C"] == selected["B"] * selected["M"] <= 600 < selected["C"] + selected["B"]
 
     written = yaml.safe_load((isojax.folder / "best.yaml").read_text())
     assert (
         written["sweep"]["B_p"] == [8]
-        and written["sweep"]["n"] == [chosen["n"]]
-        and written["sweep"]["budget"] == chosen["C"]
+        and written["sweep"]["n"] == [selected["n"]]
+        and written["sweep"]["budget"] == selected["C"]
     )
     isojax.refused(*words, saying=["best.yaml"])  # an existing file is kept
 
     isojax.quick_ok("train", "best.yaml")
-    cell = f"8x{chosen['n']}-s0"
+    cell = f"8x{selected['n']}-s0"
     assert list(isojax.ledgers(written["name"])) == [cell]
     rows = isojax.rows(cell, written["name"])
-    assert rows[-1]["rollouts"] <= chosen["C"] + chosen["B"]
+    assert rows[-1]["rollouts"] <= selected["C"] + selected["B"]
     assert rows[0]["counts"] == whole.rows(cell)[0]["counts"]  # the same base policy, problems and seed as the sweep's
     isojax.refused("isojax.train", "best.yaml", saying=["--resume"])
 

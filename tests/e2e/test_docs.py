@@ -97,13 +97,13 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         language_models(isojax.folder)
     if page.name in LOGS:
         shutil.copytree(LOGS[page.name], isojax.folder / "logs")
-    beside: list[Fork] = []
+    extra: list[Fork] = []
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     for line in commands(page):
         words = small(line.replace("127.0.0.1:29500", f"127.0.0.1:{port}"))
         if words[-1] == "&":
-            beside.append(isojax.fork(*words[1:-1], *FEW, XLA_FLAGS=flags(QUICK, devices=1)))
+            extra.append(isojax.fork(*words[1:-1], *FEW, XLA_FLAGS=flags(QUICK, devices=1)))
         elif words[0] == "make":
             done = subprocess.run(
                 ["make", "-n", *words[1:]], cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False
@@ -120,7 +120,7 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         elif words[:4] == ["isojax", "model", "import", "smollm2"]:  # tests/models/test_gguf.py imports it
             assert (isojax.folder / "models/smollm2-135m").is_dir()
         elif words[0] == "isojax":
-            few, settings = (FEW, {"XLA_FLAGS": flags(QUICK, devices=1)}) if beside else ((), {})
+            few, settings = (FEW, {"XLA_FLAGS": flags(QUICK, devices=1)}) if extra else ((), {})
             isojax.quick_ok(
                 *words[1:], *few, report=words[1] != "launch", **settings
             )  # `isojax report` stands on the pages too
@@ -128,6 +128,6 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
             assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), (
                 f"{page.name}: how is {line!r} tested?"
             )
-    for process in beside:
+    for process in extra:
         out, err = process.communicate(timeout=60)
         assert process.returncode == 0, out + err

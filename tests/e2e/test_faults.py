@@ -25,7 +25,7 @@ def left(place: Isojax, name: str = "tiny", cell: Path = CELL) -> tuple[bytes, b
     """What a run leaves that is to be equal: its ledger, its samples, and of its last checkpoint what the host knew,
     with a checksum of every array."""
     folder = place.run(name) / cell
-    return (folder / "records.jsonl").read_bytes(), (folder / "samples.txt").read_bytes(), told(newest(folder)[-1])
+    return (folder / "records.jsonl").read_bytes(), (folder / "samples.txt").read_bytes(), host_data(newest(folder)[-1])
 
 
 def newest(cell: Path) -> list[Path]:
@@ -33,24 +33,24 @@ def newest(cell: Path) -> list[Path]:
     return sorted((p for p in (cell / "checkpoint").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
 
 
-def told(checkpoint: Path) -> dict[str, Any]:
+def host_data(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / "host" / "metadata").read_text())
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """Where the run has met nothing; to be read only."""
-    place = Isojax(tmp_path_factory.mktemp("unbroken") / "work", nursery)
-    place.swept(*WORDS)
-    return place
+    location = Isojax(tmp_path_factory.mktemp("unbroken") / "work", nursery)
+    location.swept(*WORDS)
+    return location
 
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """Where it has used a third of its budget; to be copied."""
-    place = Isojax(tmp_path_factory.mktemp("half") / "work", nursery)
-    place.swept(*WORDS, "sweep.budget=800")
-    return place
+    location = Isojax(tmp_path_factory.mktemp("half") / "work", nursery)
+    location.swept(*WORDS, "sweep.budget=800")
+    return location
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def sigterm(process: subprocess.Popen[str] | Fork, ledger: Path, lines: int) -> 
 
 def test_sigterm(isojax: Isojax, unbroken: Isojax) -> None:
     sigterm(isojax.start(*WORDS, "run.checkpoint_seconds=1000"), isojax.run() / CELL / "records.jsonl", 4)
-    assert newest(isojax.run() / CELL), "the state is saved because it was told to end, and only then"
+    assert newest(isojax.run() / CELL), "the state is saved because it was asked to end, and only then"
     isojax.swept(*WORDS)
     assert left(isojax) == left(unbroken)
 
@@ -155,10 +155,10 @@ def test_sigterm_and_damage_while_a_pipeline_has_rollouts_under_way(isojax: Isoj
     prepare(isojax)
     isojax.swept(*TEXT, "name=whole", XLA_FLAGS=FLAGS)
     cell = Path("cells", "4x4-s0")
-    place = isojax.run("broken") / cell
-    sigterm(isojax.fork(*TEXT, "name=broken", XLA_FLAGS=FLAGS), place / "records.jsonl", 4)
-    last = newest(place)[-1]
-    assert told(last)["pending"]["next_batch"] == int(last.name) + 3
+    location = isojax.run("broken") / cell
+    sigterm(isojax.fork(*TEXT, "name=broken", XLA_FLAGS=FLAGS), location / "records.jsonl", 4)
+    last = newest(location)[-1]
+    assert host_data(last)["pending"]["next_batch"] == int(last.name) + 3
     for path in (last / "pending").rglob("d/*"):
         flip(path)
     done = isojax.swept(*TEXT, "name=broken", XLA_FLAGS=FLAGS)

@@ -47,10 +47,10 @@ def start(place: Isojax, *words: str) -> list[Fork]:
     """Both processes, with two devices each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    asked = ("isojax.train", *WORDS, *words, "--coordinator", f"127.0.0.1:{port}", "--processes", "2")
+    requested = ("isojax.train", *WORDS, *words, "--coordinator", f"127.0.0.1:{port}", "--processes", "2")
     return [
         place.fork(
-            *asked, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2), MARKS=str(place.folder / f"marks{i}")
+            *requested, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2), MARKS=str(place.folder / f"marks{i}")
         )
         for i in range(2)
     ]
@@ -74,50 +74,50 @@ def test_two_processes(isojax: Any) -> None:
     """One is killed: the other ends within seconds and names it. Started again, on a checkpoint whose half of one of
     them is damaged, both take the one before, and end with what one process with four devices finds, to rounding; each
     has verified its own half."""
-    place: Isojax = prepare(isojax)
-    (place.folder / "rewards.py").write_text(MARKING)
+    location: Isojax = prepare(isojax)
+    (location.folder / "rewards.py").write_text(MARKING)
     one = ("train", *WORDS, "name=one", "--mesh", "fsdp=4")
-    alone = place.quick_ok(*one, XLA_FLAGS=flags(QUICK, devices=4), MARKS=str(place.folder / "marks"))
+    single = location.quick_ok(*one, XLA_FLAGS=flags(QUICK, devices=4), MARKS=str(location.folder / "marks"))
 
     two = ("name=two", "--mesh", "fsdp=4")
-    pair = start(place, *two)
+    pair = start(location, *two)
     try:
         late = time.monotonic() + SECONDS
-        while len(rows(place, "two")) < 3:
+        while len(rows(location, "two")) < 3:
             assert time.monotonic() < late and all(process.poll() is None for process in pair)
             time.sleep(0.01)
         pair[1].send_signal(signal.SIGKILL)
         killed = time.monotonic()
-        (code, said), _ = ended(pair)
+        (code, output), _ = ended(pair)
     finally:
         for process in pair:
             process.kill()
     assert time.monotonic() - killed < 30 and code == 1
     assert re.search(
         rf"error: process 1 of 2 \(on {re.escape(socket.gethostname())}, pid {pair[1].pid}\) ended before the run did",
-        said,
+        output,
     )
 
-    earlier, last = newest(place.run("two") / "cells" / CELL)
+    earlier, last = newest(location.run("two") / "cells" / CELL)
     flip(max((last / "state" / "ocdbt.process_1" / "d").iterdir(), key=lambda path: path.stat().st_size))
-    again = ended(start(place, *two, "--resume"))
+    again = ended(start(location, *two, "--resume"))
     assert [code for code, _ in again] == [0, 0], again
     assert f"{last} is damaged" in again[0][1] and f"going on from the one of update {earlier.name}" in again[0][1]
-    planned = [re.findall(r"update's, of (.*B)", said) for said in (alone.stderr, again[0][1])]
+    planned = [re.findall(r"update's, of (.*B)", output) for output in (single.stderr, again[0][1])]
     assert planned[0] == planned[1] and len(planned[0]) == 1  # four devices share one machine's memory in either case
     assert "error" not in again[1][1] and not re.search("rollouts/s", again[1][1])  # process 0 alone talks
-    a, b = rows(place, "one"), rows(place, "two")
+    a, b = rows(location, "one"), rows(location, "two")
     assert [(x["target"], x["M"], x["rollouts"]) for x in a] == [(x["target"], x["M"], x["rollouts"]) for x in b]
     for x, y in zip(a, b, strict=True):
         assert x["counts"] == y["counts"] and x["train"].keys() == y["train"].keys()
         np.testing.assert_allclose(list(x["train"].values()), list(y["train"].values()), rtol=2e-3, atol=1e-5)
-    marks = [set(os.listdir(place.folder / f"marks{i}")) for i in range(2)]
-    assert all(len(mine) > 20 for mine in marks) and marks[0] | marks[1] == set(os.listdir(place.folder / "marks"))
+    marks = [set(os.listdir(location.folder / f"marks{i}")) for i in range(2)]
+    assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] == set(os.listdir(location.folder / "marks"))
 
 
 def test_what_two_processes_cannot_do(isojax: Any) -> None:
     """Refused by both, without waiting for anything to break."""
     pair = start(prepare(isojax), "--mesh", "data=2")
-    for code, said in ended(pair):
-        assert code == 2 and "takes 2 of the 4 devices of 2 processes" in said
+    for code, output in ended(pair):
+        assert code == 2 and "takes 2 of the 4 devices of 2 processes" in output
     assert not (isojax.folder / "runs").exists()

@@ -1,4 +1,4 @@
-"""A forced interruption on the command line: a language model that is told to come to an end, in training and in
+"""A forced interruption on the command line: a language model that is interrupted, in training and in
 evaluation.
 """
 

@@ -82,9 +82,9 @@ class Cluster:
         wait(self.joined)
 
     def join(self, resources: dict[str, int], labels: dict[str, str]) -> None:
-        given = ",".join(f"{key}={value}" for key, value in labels.items())
+        inputs = ",".join(f"{key}={value}" for key, value in labels.items())
         self.add(
-            f"--address={self.address}", "--num-cpus=2", f"--resources={json.dumps(resources)}", f"--labels={given}"
+            f"--address={self.address}", "--num-cpus=2", f"--resources={json.dumps(resources)}", f"--labels={inputs}"
         )
 
     def joined(self) -> bool:
@@ -110,10 +110,10 @@ class Cluster:
 
 def wait(until: Callable[[], Any], seconds: float = SECONDS) -> Any:
     last = time.monotonic() + seconds
-    while not (found := until()):
+    while not (result := until()):
         assert time.monotonic() < last, "nothing has come of it"
         time.sleep(0.05)
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -129,18 +129,18 @@ def cluster() -> Iterator[Cluster]:
 
 def points(place: Isojax, name: str) -> dict[str, list[int]]:
     """The targets recorded of each cell."""
-    found = {}
+    result = {}
     for path in sorted(place.run(name).glob("cells/*/records.jsonl")):
         rows = [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        found[path.parent.name] = [row["target"] for row in rows if row["kind"] == "eval"]
-    return found
+        result[path.parent.name] = [row["target"] for row in rows if row["kind"] == "eval"]
+    return result
 
 
 def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isojax) -> None:
     """Ctrl-C in the middle saves what is at work, at a URL; in the end the ledgers are those of the local runner, bit
     for bit. The driver has not loaded jax."""
-    place = f"run.dir={(isojax.folder / 'runs').as_uri()}"
-    words = ("isojax.launch", "tiny.yaml", "--ray", "local", "--no-report", "run.loggers=[]", place)
+    location = f"run.dir={(isojax.folder / 'runs').as_uri()}"
+    words = ("isojax.launch", "tiny.yaml", "--ray", "local", "--no-report", "run.loggers=[]", location)
     home = {"XDG_CACHE_HOME": str(isojax.folder / "cache")}
     with isojax.start(*words, **QUIET, **home) as driver:
         wait(lambda: len(points(isojax, "tiny")) > 1 or driver.poll() is not None)
@@ -205,7 +205,7 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
     (isojax.folder / "slice.yaml").write_text(
         SWEEP.replace("process_group: {" + GROUP + "}", "process_group: {tpu: 'v5e:2x2'}")
     )
-    asked = (
+    requested = (
         "--no-report",
         "name=slice",
         "--mesh",
@@ -214,17 +214,17 @@ def test_the_hosts_of_a_slice(isojax: Isojax, cluster: Cluster) -> None:
         "sweep.n=[2,4]",
         "sweep.seeds=2",
     )
-    done = isojax("isojax.launch", "slice.yaml", "--ray", cluster.address, *asked, **QUIET)
+    done = isojax("isojax.launch", "slice.yaml", "--ray", cluster.address, *requested, **QUIET)
     assert done.returncode == 0, done.stderr
     assert "each of 1 process on 1 x v5litepod:2x2" in done.stderr
-    found = json.loads((isojax.run("slice") / "frontier.json").read_text())
-    assert found["grid"] == 4 * 256 and 0 < found["spent"] <= found["allowed"] == 512
-    assert f"{1 - found['spent'] / 1024:.0%} saved" in done.stderr
+    result = json.loads((isojax.run("slice") / "frontier.json").read_text())
+    assert result["grid"] == 4 * 256 and 0 < result["spent"] <= result["allowed"] == 512
+    assert f"{1 - result['spent'] / 1024:.0%} saved" in done.stderr
     grid, trained = [0, 16, 32, 64, 128, 256], points(isojax, "slice")
     assert {"4x2-s0", "4x4-s0"} <= trained.keys() and all(
         targets == grid[: len(targets)] for targets in trained.values()
     )
-    assert found["spent"] == sum(targets[-1] for targets in trained.values())
+    assert result["spent"] == sum(targets[-1] for targets in trained.values())
 
 
 @pytest.mark.parametrize(

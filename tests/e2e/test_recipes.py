@@ -22,7 +22,7 @@ def my_loss(logps, old_logps, advantages, mask, clip):
 
 @pytest.mark.parametrize("name", ["my_module.my_loss", "my_fork.losses.halved"])
 def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
-    """A function of a file beside the configs, and a module of a fork."""
+    """A function of a file next to the configs, and a module of a fork."""
     (isojax.folder / "my_module.py").write_text(LOSS)
     (isojax.folder / "my_fork" / "losses").mkdir(parents=True)
     (isojax.folder / "my_fork" / "losses" / "halved.py").write_text(LOSS.replace("my_loss", "loss"))

@@ -53,9 +53,9 @@ def test_a_dry_run_checks_it_too(isojax: Any, case: str) -> None:
 @pytest.fixture(scope="module")
 def used(whole: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A folder with the finished sweep, without its checkpoints; no test here changes it."""
-    place = type(whole)(tmp_path_factory.mktemp("used") / "work", whole.nursery)
-    shutil.copytree(whole.run(), place.run(), ignore=shutil.ignore_patterns("checkpoint"))
-    return place
+    location = type(whole)(tmp_path_factory.mktemp("used") / "work", whole.nursery)
+    shutil.copytree(whole.run(), location.run(), ignore=shutil.ignore_patterns("checkpoint"))
+    return location
 
 
 CHANGES = {

@@ -1,5 +1,5 @@
 """What a language model's run cannot use ends with exit code 2 and one clear message, before any work, with nothing
-written or changed; what a verifier does wrong ends no run, and is counted and told of."""
+written or changed; what a verifier does wrong ends no run, and is counted and reported."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ KINDS = ("timeout", "crash", "error", "memory")
 
 
 def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
-    """Every failure is told of once a kind and counted: over all updates of an interval in `train`, over the set in
+    """The first failure of each kind is reported, and all are counted: over all updates of an interval in `train`, over the set in
     `metrics`.
     """
     (text.folder / "rewards.py").write_text(REWARDS)
@@ -268,9 +268,9 @@ def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
         "sweep.budget=8",
     )
     done = text.ok("train", "text.yaml", FUNCTION, *words)
-    told = re.findall(r"^warning: verifier (\w+): problem (\d): (.*) \(reward 0", done.stderr, re.MULTILINE)
-    assert {kind: int(problem) % 5 for kind, problem, _ in told} == {kind: i for i, kind in enumerate(KINDS)} and len(
-        told
+    report = re.findall(r"^warning: verifier (\w+): problem (\d): (.*) \(reward 0", done.stderr, re.MULTILINE)
+    assert {kind: int(problem) % 5 for kind, problem, _ in report} == {kind: i for i, kind in enumerate(KINDS)} and len(
+        report
     ) == 4
     assert "ZeroDivisionError: no such luck" in done.stderr and "exited with 3" in done.stderr
     first, last = text.rows("5x1-s0", "text")

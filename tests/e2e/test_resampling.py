@@ -35,9 +35,9 @@ def points(isojax: Any, name: str) -> list[dict[str, Any]]:
 
 def test_killed_and_resumed_and_in_a_pipeline(isojax: Any) -> None:
     isojax.swept(*WORDS, "name=whole")
-    whole = points(isojax, "whole")
-    dropped = [point["train"]["dropped"] for point in whole if point["M"]]
-    assert [point["M"] for point in whole[:4]] == [0, 2, 3, 4] and dropped[:3] == [
+    full = points(isojax, "whole")
+    dropped = [point["train"]["dropped"] for point in full if point["M"]]
+    assert [point["M"] for point in full[:4]] == [0, 2, 3, 4] and dropped[:3] == [
         0,
         0,
         0,
@@ -53,14 +53,14 @@ def test_killed_and_resumed_and_in_a_pipeline(isojax: Any) -> None:
     finally:
         process.kill()
         process.communicate()
-    assert LINES <= path.read_bytes().count(b"\n") < len(whole) + 1, "the cell was finished before the kill"
+    assert LINES <= path.read_bytes().count(b"\n") < len(full) + 1, "the cell was finished before the kill"
     half = [p for p in (path.parent / "checkpoint").iterdir() if p.name.isdigit()]
     assert half
     isojax.swept(*WORDS, "name=killed", "--resume")
     assert path.read_bytes() == ledger(isojax, "whole").read_bytes()
 
     isojax.swept(*WORDS, "name=turns", "cell.rl.max_staleness=0")
-    for one, other in zip(points(isojax, "turns"), whole, strict=True):
+    for one, other in zip(points(isojax, "turns"), full, strict=True):
         assert (one["M"], one["counts"], one["metrics"]) == (other["M"], other["counts"], other["metrics"])
         assert one["train"] == pytest.approx(
             other["train"], rel=1e-5, abs=1e-5

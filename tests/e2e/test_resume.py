@@ -39,16 +39,16 @@ def check_unbroken(isojax: Any, whole: Any, resumed: str, kept: dict[str, Any]) 
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     isojax.quick_ok(
         "fit", "runs/tiny", "--compute", "device_hours", "--json"
-    )  # the clocks beside the records are whole too
+    )  # the clocks next to the records are complete too
     for cell in isojax.ledgers():
         check_curves(isojax, cell)
 
 
 def check_curves(isojax: Any, cell: str) -> None:
     """A cell's TensorBoard file holds the numbers of each point of its ledger, once."""
-    rows, found = isojax.rows(cell), curves(event_file(isojax.run() / "cells" / cell))
-    assert [step for step, _ in found] == [row["rollouts"] for row in rows]
-    for row, (_, values) in zip(rows, found, strict=True):
+    rows, result = isojax.rows(cell), curves(event_file(isojax.run() / "cells" / cell))
+    assert [step for step, _ in result] == [row["rollouts"] for row in rows]
+    for row, (_, values) in zip(rows, result, strict=True):
         train = {f"train/{name}": value for name, value in row["train"].items()}
         assert values == pytest.approx({**row["metrics"], **train, "M": row["M"], "tokens": row["tokens"]}, rel=1e-6)
 
@@ -60,14 +60,14 @@ def states(isojax: Any) -> dict[str, str]:
 
 
 def test_killed_before_a_checkpoint(isojax: Any, whole: Any) -> None:
-    """The half-done cell runs anew from its start and finds its first points recorded. --resume also starts where
+    """The half-done cell runs again from its start and finds its first points recorded. --resume also starts where
     nothing is.
     """
     kill_in_mid_cell(isojax, "--resume")
-    kept = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
+    remaining = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
     half = isojax.ledgers()[HALF_DONE]
     done = isojax.swept("isojax.launch", "tiny.yaml", "--resume")
-    check_unbroken(isojax, whole, done.stderr, kept)
+    check_unbroken(isojax, whole, done.stderr, remaining)
     assert isojax.ledgers()[HALF_DONE].startswith(half[: half.rindex(b"\n") + 1])
 
 
@@ -81,11 +81,11 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
     for name, line in (("records.jsonl", '{"kind": "eval", "target": 2'), ("timing.jsonl", '{"kind": "timing", "tar')):
         with (cell / name).open("a") as f:
             f.write(line)
-    kept, path = isojax.snapshot("runs", "tiny", "cells", "8x2-s0"), event_file(cell)
+    remaining, path = isojax.snapshot("runs", "tiny", "cells", "8x2-s0"), event_file(cell)
     seen, inode = path.read_bytes(), path.stat().st_ino
     assert states(isojax) == {"8x2-s0": "done", HALF_DONE: "interrupted", "8x4-s0": "waiting", "8x4-s1": "waiting"}
     done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
-    check_unbroken(isojax, whole, done.stderr, kept)
+    check_unbroken(isojax, whole, done.stderr, remaining)
     assert path.read_bytes().startswith(seen) and path.stat().st_ino == inode  # a TensorBoard that is open goes on
     assert set(states(isojax).values()) == {"done"}
 
@@ -152,7 +152,7 @@ def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
 
 
 def test_a_line_lost_from_a_finished_ledger_is_measured_again(isojax: Any, whole: Any) -> None:
-    """The saved state is past the lost line, so the cell runs anew from its start and finds the other points
+    """The saved state is past the lost line, so the cell runs again from its start and finds the other points
     recorded.
     """
     shutil.copytree(whole.run(), isojax.run())

@@ -60,8 +60,8 @@ def test_a_killed_sweep_goes_on_on_another_machine(isojax: Any, whole: Any) -> N
     assert not (isojax.folder / "runs").exists() and not (isojax.folder / "file:").exists()
 
     (sweep / "fit.json").unlink()
-    told = json.loads(isojax.quick_ok("recommend", f"{url}/tiny", "--budget", "2000", "--json").stdout)
-    assert told["B_p"] == 8 and (sweep / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
+    report = json.loads(isojax.quick_ok("recommend", f"{url}/tiny", "--budget", "2000", "--json").stdout)
+    assert report["B_p"] == 8 and (sweep / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     isojax.quick_ok("compare", f"{url}/tiny", f"{url}/tiny/fit.json", "--labels", "a,b", "--json")
     shutil.rmtree(
         sweep / "cells" / HALF_DONE / "checkpoint"
@@ -79,9 +79,12 @@ def test_what_is_refused(isojax: Any, monkeypatch: Any) -> None:
         done.returncode == 2 and f"{url}/tiny is being written by process {os.getpid()}" in done.stderr.splitlines()[-1]
     )
     (isojax.folder / "file").write_text("in the way")
-    place = f"file://{isojax.folder}/file/runs"
+    location = f"file://{isojax.folder}/file/runs"
     isojax.refused(
-        "isojax.launch", "tiny.yaml", f"run.dir={place}", saying=[f"cannot use {place}/tiny", "give another run.dir"]
+        "isojax.launch",
+        "tiny.yaml",
+        f"run.dir={location}",
+        saying=[f"cannot use {location}/tiny", "give another run.dir"],
     )
     isojax.refused(
         "isojax.launch", "tiny.yaml", "run.dir=nothing://b", saying=["nothing://b/tiny", "Protocol not known"]

@@ -67,7 +67,9 @@ def test_every_rollout_is_counted_and_no_other(whole: Any, cell: str) -> None:
     assert [row["M"] for row in rows] == [math.ceil(target / B) for target in TARGETS]
     assert [row["rollouts"] for row in rows] == [B * math.ceil(target / B) for target in TARGETS]
     assert all(a["tokens"] < b["tokens"] for a, b in pairwise(rows))
-    assert all(row["rollouts"] <= row["tokens"] <= 4 * row["rollouts"] for row in rows)  # one to four tokens a response
+    assert all(
+        row["rollouts"] <= row["tokens"] <= 4 * row["rollouts"] for row in rows
+    )  # one to four tokens per response
     for row in rows:
         assert len(row["counts"]) == 40 and all(0 <= count <= 8 for count in row["counts"]) and row["samples"] == 8
         by_count = {

@@ -63,10 +63,10 @@ def prepare(place: Isojax) -> Isojax:
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
     """Where sweep and labelling have run without a break; to be read only."""
-    place = prepare(Isojax(tmp_path_factory.mktemp("text") / "work", nursery))
-    place.swept("launch", "sums.yaml", XLA_FLAGS=FLAGS)
-    place.quick_ok(*LABELLING, XLA_FLAGS=FLAGS)
-    return place
+    location = prepare(Isojax(tmp_path_factory.mktemp("text") / "work", nursery))
+    location.swept("launch", "sums.yaml", XLA_FLAGS=FLAGS)
+    location.quick_ok(*LABELLING, XLA_FLAGS=FLAGS)
+    return location
 
 
 def killed_at(process: Fork, path: Path, lines: int) -> None:
@@ -133,27 +133,27 @@ def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroke
 def test_labelling_killed_and_called_again_finds_the_same(isojax: Isojax, unbroken: Isojax) -> None:
     """And a splits/ that holds them all, each part by its range; what is done is not done again."""
     prepare(isojax)
-    folder, whole = (place.folder / "difficulty" / "sums" for place in (isojax, unbroken))
+    folder, full = (location.folder / "difficulty" / "sums" for location in (isojax, unbroken))
     killed_at(isojax.fork(*LABELLING, XLA_FLAGS=FLAGS), folder / "labels.jsonl", 20)
     half = (folder / "labels.jsonl").read_bytes()
     assert half.count(b"\n") < 151, "all was labelled before the kill"
     done = isojax.quick_ok(*LABELLING, XLA_FLAGS=FLAGS)
     assert (folder / "labels.jsonl").read_bytes().startswith(half[: half.rindex(b"\n") + 1])
-    assert (folder / "labels.csv").read_bytes() == (whole / "labels.csv").read_bytes() and "150 problems" in done.stdout
+    assert (folder / "labels.csv").read_bytes() == (full / "labels.csv").read_bytes() and "150 problems" in done.stdout
     rows = list(csv.DictReader((folder / "labels.csv").read_text().splitlines()))
     assert len(rows) == 150 and all(
         float(r["low"]) <= float(r["avg"]) == int(r["solved"]) / 16 <= float(r["high"]) for r in rows
     )
     parts = {"hard": (0, 1 / 16), "easy": (0.3, 0.6), "very_easy": (0.6, 0.9)}
     for part, (low, high) in parts.items():
-        found = {int(r["id"]) for r in rows if low <= float(r["avg"]) <= high and r["part"] == part}
+        result = {int(r["id"]) for r in rows if low <= float(r["avg"]) <= high and r["part"] == part}
         split = [
-            open_source(f"tfds:{place}/splits#{part}_{side}", DataConfig()).problems(999, np.random.default_rng(0))
-            for place in (folder, whole)
+            open_source(f"tfds:{location}/splits#{part}_{side}", DataConfig()).problems(999, np.random.default_rng(0))
+            for location in (folder, full)
             for side in ("train", "validation")
         ]
-        assert len(split[1]) == 4 == len(split[3]) and len(split[0]) + 4 == len(found)
-        assert {p.id for p in split[0] + split[1]} == found == {p.id for p in split[2] + split[3]}
+        assert len(split[1]) == 4 == len(split[3]) and len(split[0]) + 4 == len(result)
+        assert {p.id for p in split[0] + split[1]} == result == {p.id for p in split[2] + split[3]}
     isojax.refused(*LABELLING, saying=["splits exists"])
 
 

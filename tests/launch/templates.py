@@ -119,5 +119,5 @@ def check_command(words: list[str]) -> Config | None:
     assert words[0] == "isojax"
     (command,) = (command for command in COMMANDS if command.name == words[1])
     known: Any = typer.main.get_command(command.load())
-    given = known.make_context("isojax", words[2:]).params
-    return read_config(given["words"], given["mesh"], None, given["ray"]) if words[1] == "launch" else None
+    inputs = known.make_context("isojax", words[2:]).params
+    return read_config(inputs["words"], inputs["mesh"], None, inputs["ray"]) if words[1] == "launch" else None

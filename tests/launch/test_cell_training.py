@@ -66,11 +66,11 @@ CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
 
 def ledger(folder: Path, rights: list[int]) -> Ledger:
     """A run of 200 validation problems, of which so many are solved by each of their 4 samples at each evaluation."""
-    found = Ledger(folder, CELL, "x")
+    result = Ledger(folder, CELL, "x")
     for i, right in enumerate(rights):
         counts = tuple([4] * right + [0] * (200 - right))
-        found.append(EvalPoint(100 * i, i, 100 * i, 0, {"avg@4": right / 200}, counts, 4), seconds=1.0, devices=1)
-    return found
+        result.append(EvalPoint(100 * i, i, 100 * i, 0, {"avg@4": right / 200}, counts, 4), seconds=1.0, devices=1)
+    return result
 
 
 def test_a_run_that_ends_well_and_one_that_collapses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,14 +79,14 @@ def test_a_run_that_ends_well_and_one_that_collapses(tmp_path: Path, capsys: pyt
         ledger(tmp_path / name, rights)
         write_health(tmp_path / name, CELL, Display(CONFIG).show_flags)
     assert json.loads((tmp_path / "well/health.json").read_text()) == {"cell": "8x4-s0", "C": 500, "flags": []}
-    found = json.loads((tmp_path / "broken/health.json").read_text())
+    result = json.loads((tmp_path / "broken/health.json").read_text())
     # .3: the mean of the first three evaluations
     words = "reward fell from 0.300 to 0.050 and stays there (base policy: 0.200)"
-    assert found == {"cell": "8x4-s0", "C": 500, "flags": [{"name": "collapsed", "C": 300, "reason": words}]}
-    said = capsys.readouterr().err
+    assert result == {"cell": "8x4-s0", "C": 500, "flags": [{"name": "collapsed", "C": 300, "reason": words}]}
+    output = capsys.readouterr().err
     assert (
-        said.count("warning:") == 1
-        and f"warning: cell 8x4-s0 collapsed from C = 300: {words}. Fits leave it out" in said
+        output.count("warning:") == 1
+        and f"warning: cell 8x4-s0 collapsed from C = 300: {words}. Fits leave it out" in output
     )
 
 

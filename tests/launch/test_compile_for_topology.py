@@ -77,19 +77,19 @@ class Refused:
 
 
 def test_what_the_compiler_refuses_is_read_from_its_message() -> None:
-    said = (
+    output = (
         "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds available HBM (15.75G)."
     )
-    assert memory_analysis.compile_for_memory(Refused(said), ()) == (
+    assert memory_analysis.compile_for_memory(Refused(output), ()) == (
         47.46,
         "temporaries",
         15.75,
     )
-    said = (
+    output = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.50G of 15.75G hbm. "
         "Exceeded hbm capacity by 17.75G."
     )
-    assert memory_analysis.compile_for_memory(Refused(said), ()) == (
+    assert memory_analysis.compile_for_memory(Refused(output), ()) == (
         33.5,
         "all",
         15.75,

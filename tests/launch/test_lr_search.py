@@ -126,33 +126,33 @@ def on_a_hill(top: float, out_above: float = math.inf) -> tuple[list[float], Cal
 )
 def test_the_grid_follows_the_best_beyond_its_ends_at_most_twice(top: float, more: list[float]) -> None:
     ran, run = on_a_hill(top)
-    found = lr_search.search_rates(default_rates(1e-3), run, extend=True)
-    assert ran == [*default_rates(1e-3), *more] and found.num_extensions == len(more)
-    assert [o.rate for o in found.results] == sorted(ran)
-    at_an_end = any("search beyond it" in text for text in describe_search(found))
+    result = lr_search.search_rates(default_rates(1e-3), run, extend=True)
+    assert ran == [*default_rates(1e-3), *more] and result.num_extensions == len(more)
+    assert [o.rate for o in result.results] == sorted(ran)
+    at_an_end = any("search beyond it" in text for text in describe_search(result))
     assert at_an_end == (top in (1.0, 1e-9))  # there the best is still at an end
 
 
 def test_given_rates_are_all_that_run() -> None:
     ran, run = on_a_hill(1.0)
-    found = lr_search.search_rates([1e-4, 1e-3], run, extend=False)
-    assert ran == [1e-4, 1e-3] and found.recommended is not None and found.recommended.rate == 1e-3
-    assert "the best rate is the highest that was tried: search beyond it (--rates)" in describe_search(found)
+    result = lr_search.search_rates([1e-4, 1e-3], run, extend=False)
+    assert ran == [1e-4, 1e-3] and result.recommended is not None and result.recommended.rate == 1e-3
+    assert "the best rate is the highest that was tried: search beyond it (--rates)" in describe_search(result)
 
 
 def test_a_rate_that_breaks_is_out_however_well_it_scores() -> None:
     ran, run = on_a_hill(1e-2, out_above=1e-3)
-    found = lr_search.search_rates(default_rates(1e-3), run, extend=True)
+    result = lr_search.search_rates(default_rates(1e-3), run, extend=True)
     assert ran == default_rates(1e-3)  # the best that is left, 1e-3, is inside
-    assert found.best is not None and found.best.rate == 1e-3
-    assert describe_search(found)[:2] == ["3.2e-3 is out: 8x2-s0: collapsed", "1e-2 is out: 8x2-s0: collapsed"]
+    assert result.best is not None and result.best.rate == 1e-3
+    assert describe_search(result)[:2] == ["3.2e-3 is out: 8x2-s0: collapsed", "1e-2 is out: 8x2-s0: collapsed"]
 
 
 def test_where_all_break_lower_rates_are_tried_and_then_it_is_said() -> None:
     ran, run = on_a_hill(1e-2, out_above=0.0)
-    found = lr_search.search_rates([1e-3, 1e-2], run, extend=True)
-    assert ran == [1e-3, 1e-2, 3.2e-4, 1e-4] and found.best is None and found.recommended is None
-    assert describe_search(found)[-1].startswith("every rate is out")
+    result = lr_search.search_rates([1e-3, 1e-2], run, extend=True)
+    assert ran == [1e-3, 1e-2, 3.2e-4, 1e-4] and result.best is None and result.recommended is None
+    assert describe_search(result)[-1].startswith("every rate is out")
 
 
 def outcomes(*scores: Sequence[float]) -> tuple[RateResult, ...]:
@@ -161,22 +161,22 @@ def outcomes(*scores: Sequence[float]) -> tuple[RateResult, ...]:
 
 def test_rates_within_a_standard_error_go_to_the_lowest() -> None:
     """Seeds differ by .02 (variance 2e-4): a mean of two has an error of .01, a difference of two such .01414."""
-    found = select_rate(outcomes((0.40, 0.42), (0.478, 0.498), (0.49, 0.51), (0.45, 0.47)), 0)
-    assert found.standard_error == pytest.approx(0.01)
-    assert found.best is not None and found.recommended is not None
-    assert (found.best.rate, found.recommended.rate) == (1e-2, 1e-3)  # .500 and .488, while .46 is further away
+    result = select_rate(outcomes((0.40, 0.42), (0.478, 0.498), (0.49, 0.51), (0.45, 0.47)), 0)
+    assert result.standard_error == pytest.approx(0.01)
+    assert result.best is not None and result.recommended is not None
+    assert (result.best.rate, result.recommended.rate) == (1e-2, 1e-3)  # .500 and .488, while .46 is further away
     assert (
         "1e-2 is best, and within one standard error of it: 1e-3; the lowest of them is taken, 1e-3"
-        in describe_search(found)
+        in describe_search(result)
     )
     clear = select_rate(outcomes((0.40, 0.42), (0.465, 0.485), (0.49, 0.51), (0.45, 0.47)), 0)
     assert clear.recommended is clear.best and not any("standard error" in text for text in describe_search(clear))
 
 
 def test_one_seed_takes_the_best_and_says_that_luck_is_unknown() -> None:
-    found = select_rate(outcomes((0.40,), (0.48,), (0.479,)), 0)
-    assert found.standard_error is None and found.recommended is not None and found.recommended.rate == 1e-3
-    assert any("one seed" in text for text in describe_search(found))
+    result = select_rate(outcomes((0.40,), (0.48,), (0.479,)), 0)
+    assert result.standard_error is None and result.recommended is not None and result.recommended.rate == 1e-3
+    assert any("one seed" in text for text in describe_search(result))
 
 
 def test_what_becomes_of_runs() -> None:
@@ -189,10 +189,10 @@ def test_what_becomes_of_runs() -> None:
         ]
         return RunRecord(Cell(8, 2, seed), tuple(points), failure_reason=failed)
 
-    found = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6)])
-    assert found.scores == (0.4, 0.6) and found.reward == pytest.approx(0.5) and not found.flags
-    assert found.entropy == pytest.approx(0.3) and found.grad_norm == pytest.approx(0.5)
-    assert found.curves[0] == ((0, 0.0), (10, 0.2), (20, 0.4))
+    result = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6)])
+    assert result.scores == (0.4, 0.6) and result.reward == pytest.approx(0.5) and not result.flags
+    assert result.entropy == pytest.approx(0.3) and result.grad_norm == pytest.approx(0.5)
+    assert result.curves[0] == ((0, 0.0), (10, 0.2), (20, 0.4))
     broken = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6, "not finite")], ["8x2-s1: not finite"])
     assert broken.flags == ("8x2-s1: not finite",)
 
@@ -220,15 +220,15 @@ def test_a_search_from_end_to_end(
     assert not (tmp_path / "runs").exists()
 
     assert isojax(monkeypatch, *search) == 0
-    found, folder = json.loads(capsys.readouterr().out), tmp_path / "runs/tiny-lr"
+    result, folder = json.loads(capsys.readouterr().out), tmp_path / "runs/tiny-lr"
     assert (
-        found == json.loads((folder / "lr_search.json").read_text())
+        result == json.loads((folder / "lr_search.json").read_text())
         and (folder / "lr_search.png").read_bytes()[:4] == b"\x89PNG"
     )
     assert sorted(p.name for p in folder.glob("*/cells/*")) == ["8x4-s0", "8x4-s0", "8x4-s1", "8x4-s1"]
     bases = [(folder / rate / "base/params.safetensors").read_bytes() for rate in ("1e-5", "1e-2")]
     assert bases[0] == bases[1]
-    for row, rate in zip(found["rates"], ("1e-5", "1e-2"), strict=True):
+    for row, rate in zip(result["rates"], ("1e-5", "1e-2"), strict=True):
         runs = [
             [json.loads(line) for line in p.read_text().splitlines()[1:]]
             for p in sorted(folder.glob(f"{rate}/cells/*/records.jsonl"))
@@ -241,13 +241,13 @@ def test_a_search_from_end_to_end(
             for run in runs
             for p in run
         )
-    assert found["lr_reference_batch"] == 32 and found["learning_rate"] in (1e-5, 1e-2)
+    assert result["lr_reference_batch"] == 32 and result["learning_rate"] in (1e-5, 1e-2)
 
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("records.jsonl")}
     assert isojax(monkeypatch, *search) == 2
     assert "holds a search already; go on with it by --resume" in capsys.readouterr().err
     assert isojax(monkeypatch, *search[:-1], "--resume") == 0
-    said = capsys.readouterr().out
-    assert f"cell.rl.learning_rate={rate_name(found['learning_rate'])} cell.rl.lr_reference_batch=32" in said
-    assert json.loads((folder / "lr_search.json").read_text()) == found
+    output = capsys.readouterr().out
+    assert f"cell.rl.learning_rate={rate_name(result['learning_rate'])} cell.rl.lr_reference_batch=32" in output
+    assert json.loads((folder / "lr_search.json").read_text()) == result
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("records.jsonl")} == before

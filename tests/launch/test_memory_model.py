@@ -88,9 +88,9 @@ def test_a_mesh_splits_what_the_table_says() -> None:
     # of responses
     assert estimate(mesh=MeshShape(sequence=2)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (6 + 8) + 12 * 6)
     assert estimate(mesh=MeshShape(sequence=4)).breakdown["KV"] == 2 * 12 * 2 * 16 * 4 * (16 * (3 + 8) + 12 * 3)
-    whole = CELL.model_copy(update={"model": SMALL.model_copy(update={"kv_heads": 1})})
+    full = CELL.model_copy(update={"model": SMALL.model_copy(update={"kv_heads": 1})})
     assert (
-        estimate(whole, mesh=MeshShape(tensor=2)).breakdown["KV"] == estimate(whole).breakdown["KV"]
+        estimate(full, mesh=MeshShape(tensor=2)).breakdown["KV"] == estimate(full).breakdown["KV"]
     )  # one head is not split
 
 
@@ -139,9 +139,9 @@ def compared(mesh: str, names: tuple[str, ...], words: tuple[str, ...]) -> dict[
         sorted({(c.B_p, c.n) for c in plan_cells(config.sweep)}),
     )
     planned = DeviceBudget(cell, pairs, shape, task.vocab, task.on_device, "cpu", 0).estimate(sweep).program_bytes
-    found = build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task)
-    assert found.keys() == planned.keys()
-    return {name: (planned[name], program) for name, program in found.items()}
+    result = build_abstract_programs(cell, sweep, pairs, make_mesh(shape, jax.devices()), task)
+    assert result.keys() == planned.keys()
+    return {name: (planned[name], program) for name, program in result.items()}
 
 
 REQUESTED = SweepConfig(B_p=(8,), n=(4,))
@@ -202,8 +202,8 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
 ) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr("isojax.launch.autosize.CGROUP_LIMIT_FILES", (limit,))
-    whole = host_memory()
+    full = host_memory()
     limit.write_text("max\n")
-    assert host_memory() == whole > 2**20
+    assert host_memory() == full > 2**20
     limit.write_text(f"{2**20}\n")
     assert host_memory() == 2**20

@@ -20,7 +20,7 @@ def hosts(slices: int, topology: str = "4x4", chips: int = 4, of_each: int = 4) 
         for i in range(slices)
         for _ in range(of_each)
     ]
-    return [{"Alive": True, "Resources": {"CPU": 8.0, "TPU": float(chips)}, "Labels": own} for own in labels]
+    return [{"Alive": True, "Resources": {"CPU": 8.0, "TPU": float(chips)}, "Labels": specific} for specific in labels]
 
 
 def config(mesh: str = "auto", **group: Any) -> Config:

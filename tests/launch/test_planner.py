@@ -33,8 +33,8 @@ def test_pairs_over_B_max_are_refused_by_name_or_dropped() -> None:
     sweep = SweepConfig(B_p=(16, 64), n=(8, 32), B_max=512)
     with pytest.raises(InputError, match=r"64 x 32 = 2048.*over_B_max=drop"):
         plan_cells(sweep)
-    kept = plan_cells(sweep.model_copy(update={"over_B_max": "drop"}))
-    assert {(c.B_p, c.n) for c in kept} == {(16, 8), (16, 32), (64, 8)}
+    remaining = plan_cells(sweep.model_copy(update={"over_B_max": "drop"}))
+    assert {(c.B_p, c.n) for c in remaining} == {(16, 8), (16, 32), (64, 8)}
     with pytest.raises(InputError, match=r"raise sweep\.B_max"):
         plan_cells(sweep.model_copy(update={"over_B_max": "drop", "B_max": 100}))
 

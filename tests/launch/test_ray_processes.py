@@ -107,10 +107,10 @@ def test_processes_are_in_the_order_of_their_slices() -> None:
 
         @staticmethod
         def nodes() -> list[dict[str, Any]]:
-            places = {"a": ("s1", "0"), "b": ("s1", "1"), "c": ("s2", "0"), "d": ("s2", "1")}
+            locations = {"a": ("s1", "0"), "b": ("s1", "1"), "c": ("s2", "0"), "d": ("s2", "1")}
             return [
                 {"NodeID": key, "Labels": {SLICE_LABEL: name, WORKER_LABEL: i, TOPOLOGY_LABEL: "2x4"}}
-                for key, (name, i) in places.items()
+                for key, (name, i) in locations.items()
             ]
 
     group = RayProcessGroup(

@@ -253,13 +253,13 @@ def test_logs_that_cannot_be_written_are_refused(schedule: RayScheduler) -> None
 
 def test_round_by_round(schedule: RayScheduler) -> None:
     """One group serves all rounds; each is taken when the one before has ended."""
-    asked = []
+    requested = []
 
     def rounds() -> Iterator[list[CellTarget]]:
         for C in (64, 128):
-            asked.append(len(FakeGroup.trained))
+            requested.append(len(FakeGroup.trained))
             yield [CellTarget(cell, C) for cell in CELLS]
 
     schedule.cell_queue.rounds = rounds()
-    assert schedule.run() == [] and asked == [0, 3]
+    assert schedule.run() == [] and requested == [0, 3]
     assert [target.C for target in FakeGroup.trained] == [64] * 3 + [128] * 3 and len(FakeGroup.made) == 1

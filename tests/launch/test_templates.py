@@ -85,9 +85,9 @@ def test_its_commands_are_isojaxs(path: Path, tmp_path: Path, monkeypatch: pytes
     text = path.read_text().replace("/etc/isojax/", "")
     if path.name == "gke_kuberay.yaml":
         Path("sweep.yaml").write_text(next(yaml.safe_load_all(text))["data"]["sweep.yaml"])
-    found = commands(text)
-    assert found
-    for words in found:
+    result = commands(text)
+    assert result
+    for words in result:
         check_command(words)
 
 

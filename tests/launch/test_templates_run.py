@@ -64,14 +64,14 @@ class Stage:
             "SLURM_CPUS_PER_TASK": "8",
             "SLURM_NTASKS_PER_NODE": "8",
         }
-        own = {
+        specific = {
             "PATH": f"{bin}:{os.environ['PATH']}",
             "HOME": str(folder),
             "ASKED": str(folder / "asked"),
             "HOST": "7",
             "RUNS": "/mnt/runs",
         }
-        self.environment = {**os.environ, **slurm, **own, "LASTS": "", "FAILS": "", "STATE": "", "NODES": "0"}
+        self.environment = {**os.environ, **slurm, **specific, "LASTS": "", "FAILS": "", "STATE": "", "NODES": "0"}
 
     def start(self, template: str, *words: str, **environment: str) -> subprocess.Popen[str]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -89,8 +89,8 @@ class Stage:
         """(host, words) of the commands so far whose words begin so."""
         path = self.folder / "asked"
         lines = path.read_text().split("\x1e")[:-1] if path.exists() else []
-        found = [(host, words) for host, *words in (line.split("\x1f")[:-1] for line in lines)]
-        return [(host, words) for host, words in found if tuple(words[: len(beginning)]) == beginning]
+        result = [(host, words) for host, *words in (line.split("\x1f")[:-1] for line in lines)]
+        return [(host, words) for host, words in result if tuple(words[: len(beginning)]) == beginning]
 
 
 @pytest.fixture

@@ -135,9 +135,9 @@ def test_an_error_of_all_is_reported_once_by_each(tmp_path: Path) -> None:
 def test_a_watchdog_that_process_0_does_not_answer_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    given = {"name": "process 1 of 2", "address": "127.0.0.1", "port": port, "listener": None}
+    inputs = {"name": "process 1 of 2", "address": "127.0.0.1", "port": port, "listener": None}
     done = subprocess.run(
-        [sys.executable, "-m", "isojax.launch.watchdog", json.dumps(given)],
+        [sys.executable, "-m", "isojax.launch.watchdog", json.dumps(inputs)],
         capture_output=True,
         text=True,
         check=False,

@@ -43,7 +43,7 @@ def run(
     """Logits [b T V] of whole sequences; from the last token of prompts of lengths `cut` on, in another order: of what
     follows that token in `responses`; of this once more, one token at a time."""
     start, following = cut[row], responses[:, 1:]
-    whole = decoder.forward(params, tokens, jnp.zeros_like(start))
+    full = decoder.forward(params, tokens, jnp.zeros_like(start))
     prefix = decoder.prefill(params, prompts, cut)
     after = decoder.forward(params, following, start, (prefix.keys, prefix.values), row)
 
@@ -58,11 +58,11 @@ def run(
 
         entries, last = decoding.prefill(params, prompts, cut)
         cache = decoding.admit(decoding.empty_cache(), entries, row, row >= 0)
-        found = jax.lax.scan(step, (cache, jnp.zeros_like(start)), following.T)[1].swapaxes(0, 1)
-        return jnp.concatenate([decoding.logits(weights, last[row])[:, None], found], 1)
+        result = jax.lax.scan(step, (cache, jnp.zeros_like(start)), following.T)[1].swapaxes(0, 1)
+        return jnp.concatenate([decoding.logits(weights, last[row])[:, None], result], 1)
 
     after = jnp.concatenate([prefix.last_hidden[row][:, None], after], 1)
-    return decoder.logits(params, whole), decoder.logits(params, after), stepped(False), stepped(True)
+    return decoder.logits(params, full), decoder.logits(params, after), stepped(False), stepped(True)
 
 
 def differences(
@@ -82,8 +82,8 @@ def differences(
     start = (cut - 1)[row]
     at = np.minimum(start[:, None] + np.arange(width)[None], width - 1)
     responses, wanted = np.take_along_axis(tokens[row], at, 1), expected[row[:, None], at]
-    whole = np.arange(width)[None] < lengths[:, None]
+    full = np.arange(width)[None] < lengths[:, None]
     live = start[:, None] + np.arange(width)[None] < lengths[row][:, None]
     first, *others = (np.asarray(x) for x in run(decoder, params, tokens, prompts, cut, responses, row))
-    found = [(first - expected)[whole], *((x - wanted)[live] for x in others)]
-    return dict(zip(PATHS, found, strict=True))
+    result = [(first - expected)[full], *((x - wanted)[live] for x in others)]
+    return dict(zip(PATHS, result, strict=True))

@@ -99,21 +99,21 @@ def main() -> None:
     """Every model, in both forms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model's folder, instead of random models")
-    given = parser.parse_args().model
-    forms: tuple[tuple[str, float], ...] = (("float32", 5e9), ("bfloat16", 5e4 if given is None else 1e8))
+    inputs = parser.parse_args().model
+    forms: tuple[tuple[str, float], ...] = (("float32", 5e9), ("bfloat16", 5e4 if inputs is None else 1e8))
     with tempfile.TemporaryDirectory() as temp:
-        for name in [given.name] if given else MODELS:
-            config = hf_load.resolve_model(ModelConfig(path=str(given))) if given else MODELS[name]
+        for name in [inputs.name] if inputs else MODELS:
+            config = hf_load.resolve_model(ModelConfig(path=str(inputs))) if inputs else MODELS[name]
             assert config.vocab
-            if given:
+            if inputs:
                 decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
-                params = hf_load.load(given, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
-                compare(f"{name}, as it is", given)
+                params = hf_load.load(inputs, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
+                compare(f"{name}, as it is", inputs)
             else:
                 params = random_params(config, config.vocab)
             for dtype, size in forms:
                 folder = Path(temp) / f"{name}-{dtype}".replace(" ", "-")
-                hf_export.save(params, config, given, folder, dtype, size)
+                hf_export.save(params, config, inputs, folder, dtype, size)
                 compare(f"{name}, {dtype}, {len(list(folder.glob('*.safetensors')))} file(s)", folder)
 
 

@@ -94,12 +94,12 @@ def reference_logits(model: Any, tokens: np.ndarray, lengths: np.ndarray) -> np.
         out = model(
             torch.from_numpy(left), attention_mask=torch.from_numpy(mask), position_ids=torch.from_numpy(positions)
         ).logits.numpy()
-    found = np.zeros_like(out)
+    result = np.zeros_like(out)
     for r, n in enumerate(lengths):
-        found[r, :n] = out[r, width - n :]
-    std = found[np.arange(width)[None] < lengths[:, None]].std()
+        result[r, :n] = out[r, width - n :]
+    std = result[np.arange(width)[None] < lengths[:, None]].std()
     assert std >= LEAST_STD, f"the logits' standard deviation is {std:.2f}; expected at least {LEAST_STD}"
-    return found
+    return result
 
 
 def older_spelling(config: dict[str, Any], type_key: str) -> dict[str, Any]:
@@ -184,9 +184,9 @@ def check(count: int, seed: int, longest: int) -> None:
         family = registry.load("models.families", find_family(hf["architectures"][0]), "build")
         decoder = family.build(ModelConfig(family=drawn["family"], **family.settings(hf)), config.vocab_size)
         weights = {k: v.numpy() for k, v in model.state_dict().items()}
-        found = differences(decoder, from_checkpoint(weights, family.NAMES, decoder), tokens, lengths, expected)
-        far = {way: float(np.abs(d).max()) for way, d in found.items()}
-        rms = {way: float(np.sqrt((d.astype(np.float64) ** 2).mean())) for way, d in found.items()}
+        result = differences(decoder, from_checkpoint(weights, family.NAMES, decoder), tokens, lengths, expected)
+        far = {way: float(np.abs(d).max()) for way, d in result.items()}
+        rms = {way: float(np.sqrt((d.astype(np.float64) ** 2).mean())) for way, d in result.items()}
         line = {
             "max": max(far.values()),
             "rms": max(rms.values()),
@@ -201,10 +201,10 @@ def main() -> None:
     parser.add_argument("--check", type=int, default=0, metavar="N", help="compare N random models, and write nothing")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--longest", type=int, default=40, help="tokens of the longest sequence")
-    given = parser.parse_args()
+    inputs = parser.parse_args()
     torch.set_num_threads(1)
-    if given.check:
-        check(given.check, given.seed, given.longest)
+    if inputs.check:
+        check(inputs.check, inputs.seed, inputs.longest)
     else:
         for name in REFERENCES:
             write(name)

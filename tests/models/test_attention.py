@@ -175,11 +175,11 @@ def numpy_decode(
     """Attention in float64 over what the cache stands for, the new position in it."""
     filled = [float64(x).copy() for x in cache]
     for r, at in enumerate(positions):
-        for i, (whole, x) in enumerate(zip(filled, map(float64, to_cache_dtype(k, v, cache[0].dtype)), strict=True)):
+        for i, (full, x) in enumerate(zip(filled, map(float64, to_cache_dtype(k, v, cache[0].dtype)), strict=True)):
             if i == 0:
-                whole[layer, r, :, :, at] = x[r]
+                full[layer, r, :, :, at] = x[r]
             else:
-                whole[layer, r, :, at] = x[r]
+                full[layer, r, :, at] = x[r]
     keys, values = filled[0].swapaxes(-1, -2)[layer], filled[1][layer]
     if len(filled) == 4:
         keys, values = keys * filled[2][layer][..., None], values * filled[3][layer][..., None]

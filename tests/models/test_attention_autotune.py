@@ -30,8 +30,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
             def attention(implementation: str, *arguments: Any) -> Any:
                 if implementation == "pallas" and error:
                     raise error
-                found = true("plain", *arguments)
-                return jax.tree.map(lambda x: x * factor, found) if implementation == "pallas" else found
+                result = true("plain", *arguments)
+                return jax.tree.map(lambda x: x * factor, result) if implementation == "pallas" else result
 
             return attention
 

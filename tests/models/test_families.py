@@ -70,10 +70,10 @@ def test_both_spellings_of_config_json_are_one_model(name: str) -> None:
 
 
 def test_every_setting_of_a_config_json_arrives() -> None:
-    found = ModelConfig(**llama.settings(read("llama")))
+    result = ModelConfig(**llama.settings(read("llama")))
     scaling = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
     shape = {"layers": 2, "width": 36, "heads": 6, "kv_heads": 2, "head_dim": 10, "mlp": 53, "vocab": 97}
-    assert found == ModelConfig(**shape, norm_eps=1e-5, rope_base=500.0, rope_scaling=scaling)
+    assert result == ModelConfig(**shape, norm_eps=1e-5, rope_base=500.0, rope_scaling=scaling)
     assert (
         ModelConfig(**qwen2.settings(read("qwen2"))).qkv_bias and ModelConfig(**qwen3.settings(read("qwen3"))).qk_norm
     )
@@ -164,8 +164,8 @@ def test_llama_3s_stretching_by_hand() -> None:
 
     np.testing.assert_allclose(stretched(10_000), [1, 0.1], rtol=1e-6)  # both turn over 4 times in the original context
     np.testing.assert_allclose(stretched(6), [1 / 8, 0.1 / 8], rtol=1e-6)  # neither turns once
-    kept = (100 / (20 * np.pi) - 1) / 3  # 1.59 turns: a part of the way from 1 to 4
-    np.testing.assert_allclose(stretched(100), [1, 0.1 * (kept + (1 - kept) / 8)], rtol=1e-6)
+    remaining = (100 / (20 * np.pi) - 1) / 3  # 1.59 turns: a part of the way from 1 to 4
+    np.testing.assert_allclose(stretched(100), [1, 0.1 * (remaining + (1 - remaining) / 8)], rtol=1e-6)
 
 
 def test_a_scaling_without_a_middle_is_refused() -> None:

@@ -27,12 +27,12 @@ def test_the_samplers_loops_read_weights_as_they_are_held() -> None:
         return lax.while_loop(lambda carry: carry[0] < 3, chunk, (jnp.int32(1), x))[1]
 
     w, x = np.random.default_rng(0).normal(size=(INPUTS, INPUTS)) / np.sqrt(INPUTS), np.ones((ROWS, INPUTS))
-    given = jax.device_put((w.astype(np.float32), x.astype(np.float32)), jax.devices("cpu")[0])
-    compiled = jax.jit(sample).lower(*given).compile()
+    inputs = jax.device_put((w.astype(np.float32), x.astype(np.float32)), jax.devices("cpu")[0])
+    compiled = jax.jit(sample).lower(*inputs).compile()
     products = re.findall(
         r"f32\[(\d+),\d+\]\S* dot\(.*lhs_contracting_dims={(\d)}, rhs_contracting_dims={(\d)}", compiled.as_text()
     )
     assert sorted(products) == [(str(ROWS), "1", "0"), (str(INPUTS), "1", "1")]
 
     expected = x @ w @ w @ w @ w @ w  # a chunk of one token and a chunk of two
-    np.testing.assert_allclose(compiled(*given), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(compiled(*inputs), expected, rtol=1e-4, atol=1e-5)

@@ -74,13 +74,13 @@ def weights(config: ModelConfig) -> dict[str, np.ndarray]:
         "blocks.query_bias": (N * H,), "blocks.key_bias": (K * H,), "blocks.value_bias": (K * H,),
         "blocks.gate": (F, D), "blocks.up": (F, D), "blocks.down": (D, F),
     }  # fmt: skip
-    found = {}
+    result = {}
     for key, name in names.items():
         for layer in range(L if "{layer}" in name else 1):
-            found[name.format(layer=layer)] = rng.standard_normal(shapes[key]).astype(np.float32)
+            result[name.format(layer=layer)] = rng.standard_normal(shapes[key]).astype(np.float32)
     if config.tied:
-        del found["lm_head.weight"]
-    return found
+        del result["lm_head.weight"]
+    return result
 
 
 def llama_cpp_rows(w: np.ndarray, heads: int) -> np.ndarray:
@@ -157,10 +157,10 @@ def shape(family: str, tied: bool = False) -> ModelConfig:
 def test_weights_and_shape_come_back(tmp_path: Path, family: str, tied: bool, pre: str) -> None:
     stored = write_gguf(tmp_path / "m.gguf", shape(family, tied), pre)
     import_gguf(tmp_path / "m.gguf", tmp_path / "m")
-    found = load_file(tmp_path / "m" / "model.safetensors")
-    assert found.keys() == stored.keys()
+    result = load_file(tmp_path / "m" / "model.safetensors")
+    assert result.keys() == stored.keys()
     for name, value in stored.items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
+        np.testing.assert_array_equal(result[name], value, err_msg=name)
     config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "m")))
     assert config == shape(family, tied).model_copy(update={"path": str(tmp_path / "m")})
     about = json.loads((tmp_path / "m" / "config.json").read_text())

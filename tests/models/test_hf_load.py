@@ -50,18 +50,18 @@ def config_json(family: str = "llama", tied: bool = False, **more: Any) -> dict[
 
 def shapes(family: str = "llama", tied: bool = False) -> dict[str, tuple[int, ...]]:
     """What transformers stores for such a model."""
-    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
-    found |= {} if tied else {"lm_head.weight": (V, D)}
+    result: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (V, D), "model.norm.weight": (D,)}
+    result |= {} if tied else {"lm_head.weight": (V, D)}
     for i in range(L):
         layer = f"model.layers.{i}."
         heads = {"q": N, "k": K, "v": K}
-        found |= {f"{layer}self_attn.{x}_proj.weight": (n * H, D) for x, n in heads.items()}
-        found |= {f"{layer}self_attn.{x}_proj.bias": (n * H,) for x, n in heads.items() if family == "qwen2"}
-        found |= {f"{layer}self_attn.{x}_norm.weight": (H,) for x in "qk" if family == "qwen3"}
-        found |= {f"{layer}self_attn.o_proj.weight": (D, N * H), f"{layer}mlp.down_proj.weight": (D, F)}
-        found |= {f"{layer}mlp.{x}_proj.weight": (F, D) for x in ("gate", "up")}
-        found |= {f"{layer}{x}_layernorm.weight": (D,) for x in ("input", "post_attention")}
-    return found
+        result |= {f"{layer}self_attn.{x}_proj.weight": (n * H, D) for x, n in heads.items()}
+        result |= {f"{layer}self_attn.{x}_proj.bias": (n * H,) for x, n in heads.items() if family == "qwen2"}
+        result |= {f"{layer}self_attn.{x}_norm.weight": (H,) for x in "qk" if family == "qwen3"}
+        result |= {f"{layer}self_attn.o_proj.weight": (D, N * H), f"{layer}mlp.down_proj.weight": (D, F)}
+        result |= {f"{layer}mlp.{x}_proj.weight": (F, D) for x in ("gate", "up")}
+        result |= {f"{layer}{x}_layernorm.weight": (D,) for x in ("input", "post_attention")}
+    return result
 
 
 def checkpoint(
@@ -77,10 +77,10 @@ def checkpoint(
     if files == 1:
         save_file(stored, folder / "model.safetensors")
         return stored
-    place = {name: f"model-{i % files + 1:05}-of-{files:05}.safetensors" for i, name in enumerate(stored)}
-    for file in set(place.values()):
-        save_file({name: stored[name] for name in stored if place[name] == file}, folder / file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": place}))
+    location = {name: f"model-{i % files + 1:05}-of-{files:05}.safetensors" for i, name in enumerate(stored)}
+    for file in set(location.values()):
+        save_file({name: stored[name] for name in stored if location[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": location}))
     return stored
 
 
@@ -91,7 +91,7 @@ def expected(stored: dict[str, np.ndarray], family: str, tied: bool) -> dict[str
         every = [stored[f"model.layers.{i}.{name}"].astype(np.float32) for i in range(L)]
         return np.stack([(w.T if w.ndim == 2 else w).reshape(shape) for w in every])
 
-    found = {
+    result = {
         "embed": stored["model.embed_tokens.weight"].astype(np.float32),
         "norm": stored["model.norm.weight"].astype(np.float32),
         "blocks.attention_norm": layers("input_layernorm.weight", D),
@@ -105,16 +105,16 @@ def expected(stored: dict[str, np.ndarray], family: str, tied: bool) -> dict[str
         "blocks.down": layers("mlp.down_proj.weight", F, D),
     }
     if not tied:
-        found["unembed"] = stored["lm_head.weight"].astype(np.float32).T
+        result["unembed"] = stored["lm_head.weight"].astype(np.float32).T
     if family == "qwen2":
         for x, name, n in (("q", "query", N), ("k", "key", K), ("v", "value", K)):
-            found[f"blocks.{name}_bias"] = layers(f"self_attn.{x}_proj.bias", n, H)
+            result[f"blocks.{name}_bias"] = layers(f"self_attn.{x}_proj.bias", n, H)
     if family == "qwen3":
-        found |= {
+        result |= {
             "blocks.query_norm": layers("self_attn.q_norm.weight", H),
             "blocks.key_norm": layers("self_attn.k_norm.weight", H),
         }
-    return found
+    return result
 
 
 def resolved(folder: Path) -> tuple[ModelConfig, Decoder]:
@@ -241,10 +241,17 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
 
 def test_a_shape_set_beside_the_path_must_agree(tmp_path: Path) -> None:
     checkpoint(tmp_path, "qwen3")
-    found = hf_load.resolve_model(ModelConfig(path=str(tmp_path), layers=L, family="qwen3", vocab=None))
-    assert (found.width, found.heads, found.kv_heads, found.head_dim, found.mlp, found.vocab) == (D, N, K, H, F, V)
-    assert found.qk_norm and not found.qkv_bias and not found.tied and found.norm_eps == 1e-5
-    assert hf_load.resolve_model(found) == found  # as a saved config is read again, every field set
+    result = hf_load.resolve_model(ModelConfig(path=str(tmp_path), layers=L, family="qwen3", vocab=None))
+    assert (result.width, result.heads, result.kv_heads, result.head_dim, result.mlp, result.vocab) == (
+        D,
+        N,
+        K,
+        H,
+        F,
+        V,
+    )
+    assert result.qk_norm and not result.qkv_bias and not result.tied and result.norm_eps == 1e-5
+    assert hf_load.resolve_model(result) == result  # as a saved config is read again, every field set
     assert hf_load.resolve_model(ModelConfig()) == ModelConfig()
     for field, value, words in (
         ("layers", 4, "given 4, .* says 3"),

@@ -69,5 +69,5 @@ def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
     prompts = np.zeros((8, lengths.max()), np.int32)
     for row, prompt in zip(prompts, REFERENCE["prompts"], strict=True):
         row[: len(prompt)] = prompt
-    found = np.asarray(greedy(decoder, params, prompts, lengths, 64))
-    np.testing.assert_array_equal(found, REFERENCE["generated"])
+    result = np.asarray(greedy(decoder, params, prompts, lengths, 64))
+    np.testing.assert_array_equal(result, REFERENCE["generated"])

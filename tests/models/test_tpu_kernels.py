@@ -66,9 +66,9 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
     S = R * shard_count(mesh)
     heads = NamedSharding(mesh, P(ROLLOUT_AXES, "tensor"))
     arrays = [jax.ShapeDtypeStruct((S, n, H), jnp.bfloat16, sharding=heads) for n in (N, K, K)]
-    taken = compile_ahead(step, *arrays, jax.ShapeDtypeStruct((S,), jnp.int32, sharding=NamedSharding(mesh, rows)))
+    used = compile_ahead(step, *arrays, jax.ShapeDtypeStruct((S,), jnp.int32, sharding=NamedSharding(mesh, rows)))
     cache = sum(jnp.dtype(dtype).itemsize * math.prod(shape) for shape, dtype in shapes)
-    return {**taken, "cache": cache // mesh.shape["tensor"]}
+    return {**used, "cache": cache // mesh.shape["tensor"]}
 
 
 def train(mesh: Any, N: int, K: int, H: int) -> dict[str, Any]:
@@ -106,13 +106,13 @@ def train(mesh: Any, N: int, K: int, H: int) -> dict[str, Any]:
 def programs() -> dict[str, Any]:
     from tests.distributed.test_tpu import tpu_mesh
 
-    found = {}
+    result = {}
     for name, (text, N, K, H) in MODELS.items():
         mesh = tpu_mesh("v5e:2x2", text)
-        found[name] = {kind: decode(mesh, N, K, H, kind) for kind in ("bfloat16", "int8")} | {
+        result[name] = {kind: decode(mesh, N, K, H, kind) for kind in ("bfloat16", "int8")} | {
             "train": train(mesh, N, K, H)
         }
-    return found
+    return result
 
 
 @pytest.mark.skipif(
@@ -125,21 +125,21 @@ def test_the_kernels_compile_for_a_tpu() -> None:
         [sys.executable, __file__], env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert set(found) == set(MODELS)
-    for name, taken in found.items():
+    result = json.loads(done.stdout)
+    assert set(result) == set(MODELS)
+    for name, used in result.items():
         for kind in ("bfloat16", "int8"):
-            assert taken[kind]["peak"] < 1.03 * taken[kind]["cache"], (
+            assert used[kind]["peak"] < 1.03 * used[kind]["cache"], (
                 name,
                 kind,
-                taken[kind],
+                used[kind],
             )  # the cache once, no copy of it
-            assert all(size == 1 for _, size, _ in taken[kind]["collectives"]), (
+            assert all(size == 1 for _, size, _ in used[kind]["collectives"]), (
                 name,
                 kind,
-                taken[kind],
+                used[kind],
             )  # the mean of this loop's queries
-        assert not taken["train"]["collectives"], (name, taken["train"])
+        assert not used["train"]["collectives"], (name, used["train"])
 
 
 if __name__ == "__main__":

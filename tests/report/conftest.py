@@ -129,20 +129,20 @@ def _law(grid: Any) -> dict[str, Any]:
 
 def _by_B(curves: list[dict[str, Any]], hierarchical: bool) -> list[dict[str, Any]]:
     """One entry for each B = B_p n of at least two cells."""
-    found = []
+    result = []
     for B in sorted({row["B_p"] * row["n"] for row in curves}):
-        own = [row for row in curves if row["B_p"] * row["n"] == B]
-        if len(own) < 2:
+        specific = [row for row in curves if row["B_p"] * row["n"] == B]
+        if len(specific) < 2:
             continue
-        envelope = _envelope(own, hierarchical)
+        envelope = _envelope(specific, hierarchical)
         frontier = [
             {"M": p["C"] / B} | {k: v for k, v in p.items() if k != "n_probability"} for p in envelope["frontier"]
         ]
         constant = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}
         law = {"law": constant, "no_effect": False, "monotone_rejected": B == 128}
         crossovers = [{"M": x["C"] / B} | x for x in envelope["crossovers"]]
-        found.append({"B": B, "frontier": frontier, "crossovers": crossovers, "n_star": law})
-    return found
+        result.append({"B": B, "frontier": frontier, "crossovers": crossovers, "n_star": law})
+    return result
 
 
 def _draws(curves: list[dict[str, Any]]) -> dict[str, Any]:

@@ -84,9 +84,9 @@ def _opened(browser: Any, made: tuple[Path, FitResult]) -> Any:
 @pytest.fixture(name="fits", scope="module")
 def _fits(made: tuple[Path, FitResult]) -> list[dict[str, Any]]:
     html = (made[0] / "report.html").read_text(encoding="utf-8")
-    found = re.search('id="data">(.*?)</script>', html, re.S)
-    assert found is not None
-    return json.loads(found[1])["fits"]
+    result = re.search('id="data">(.*?)</script>', html, re.S)
+    assert result is not None
+    return json.loads(result[1])["fits"]
 
 
 def _text(browser: Any, name: str) -> str:
@@ -117,10 +117,12 @@ def _shows(browser: Any, row: dict[str, Any], C: float) -> None:
 def test_it_loads_without_a_word_or_a_request(opened: Any) -> None:
     assert [entry for entry in opened.get_log("browser") if entry["level"] in ("WARNING", "SEVERE")] == []
     events = [json.loads(entry["message"])["message"] for entry in opened.get_log("performance")]
-    asked = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-    assert any(url.startswith("file:") for url in asked)
+    requested = [
+        event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"
+    ]
+    assert any(url.startswith("file:") for url in requested)
     local = ("file:", "data:", "blob:", "chrome:")  # the browser's own new-tab page may be in the log
-    assert [url for url in asked if not url.startswith(local)] == []
+    assert [url for url in requested if not url.startswith(local)] == []
     assert opened.execute_script("return window.pwned") is None
     assert len(opened.find_elements(By.CSS_SELECTOR, "img[src=x]")) == 0
 
@@ -201,10 +203,10 @@ def test_the_pointer_reads_values(opened: Any) -> None:
     actions = ActionChains(opened)
     actions.w3c_actions.pointer_action.move_to_location(round(x), round(y))
     actions.perform()
-    said = WebDriverWait(opened, 3).until(
+    output = WebDriverWait(opened, 3).until(
         lambda b: " ".join(e.text for e in b.find_elements(By.CSS_SELECTOR, ".hoverlayer .hovertext"))
     )
-    assert re.search(r"n = 2, B_p = 8\s*C = \d+k: 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]", said), said
+    assert re.search(r"n = 2, B_p = 8\s*C = \d+k: 0\.\d{3} \[0\.\d{3}, 0\.\d{3}\]", output), output
     _choose(opened)
 
 

@@ -42,11 +42,11 @@ def test_each_problem_is_in_one_split() -> None:
     attempts.
     """
     for splits in (PAPER, dict(reversed(PAPER.items()))):
-        found = [
+        result = [
             split_of(one, splits)
             for one in [(6, 10), (7, 10), (9, 10), (3, 10), (1, 16), (0, 16), (0, 128), (0, 256), (1, 10), (10, 10)]
         ]
-        assert found == [
+        assert result == [
             *("easy", "very_easy", "very_easy", "easy", "hard", "hard"),
             *("extremely_hard", "extremely_hard", "unused", "unused"),
         ]
@@ -56,9 +56,9 @@ def test_each_problem_is_in_one_split() -> None:
 
 def test_the_bars_are_counted_and_drawn(tmp_path: Path) -> None:
     png, pdf, bins = draw_difficulty(LABELS, PAPER, tmp_path / "new" / "figures")
-    found = table(bins)
-    assert list(found) == [f"{i / 16:g}" for i in range(17)]
-    assert {avg: row for avg, row in found.items() if row} == {
+    result = table(bins)
+    assert list(result) == [f"{i / 16:g}" for i in range(17)]
+    assert {avg: row for avg, row in result.items() if row} == {
         "0": {"extremely_hard": 3, "hard": 6, "all": 9},
         "0.0625": {"hard": 5, "all": 5},
         "0.25": {"unused": 6, "all": 6},
@@ -90,8 +90,8 @@ def test_the_same_labels_give_the_same_bits_and_replace_what_was_there(tmp_path:
 @pytest.mark.parametrize(("k", "steps"), [(4, 4), (37, 32), (128, 32)])
 def test_many_attempts_are_cut_into_steps_that_hold_equally_many_values(tmp_path: Path, k: int, steps: int) -> None:
     """Each of 1..k-1 right once: bars inside hold k / steps of them where steps divides k."""
-    found = table(draw_difficulty([(s, k) for s in range(k + 1)], {"most": (0.5, 1.0)}, tmp_path)[2])
-    assert len(found) == steps + 1
-    assert sum(row["all"] for row in found.values()) == k + 1
+    result = table(draw_difficulty([(s, k) for s in range(k + 1)], {"most": (0.5, 1.0)}, tmp_path)[2])
+    assert len(result) == steps + 1
+    assert sum(row["all"] for row in result.values()) == k + 1
     if k % steps == 0:
-        assert {found[f"{i / steps:g}"]["all"] for i in range(1, steps)} == {k // steps}
+        assert {result[f"{i / steps:g}"]["all"] for i in range(1, steps)} == {k // steps}

@@ -56,8 +56,8 @@ def test_absent_data_draw_nothing(make_sweep: Any) -> None:
     untested = [segment.model_copy(update={"lead": None, "se": None}) for segment in fit.joint.segments]
     view = fit.by_B_p[0].model_copy(update={"segments": tuple(untested)})
     fit = fit.model_copy(update={"joint": view.model_copy(update={"B_p": None}), "by_B_p": (view,)})
-    found = {name for name, plot in FIGURES.items() if plot.draw([fit], runs) is not None}
-    assert found == {"frontier", "n_star"}
+    result = {name for name, plot in FIGURES.items() if plot.draw([fit], runs) is not None}
+    assert result == {"frontier", "n_star"}
 
 
 def test_the_paper_mode_is_drawn(make_sweep: Any) -> None:

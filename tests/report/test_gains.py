@@ -47,8 +47,8 @@ def test_a_sweeps_gains_are_printed(tmp_path: Path) -> None:
     runs = [run((0, 0.2, 0.5), (128, 0.6, 0.9), seed=s) for s in (0, 1)]
     out = io.StringIO()
     report_gains(Console(width=120, file=out), tmp_path, runs)
-    said = out.getvalue()
-    assert "the best constant answer, '7', gets 0.125" in said and "+0.400" in said and "+0.160" in said
+    output = out.getvalue()
+    assert "the best constant answer, '7', gets 0.125" in output and "+0.400" in output and "+0.160" in output
 
 
 def test_a_task_on_device_has_none(tmp_path: Path) -> None:

@@ -272,9 +272,9 @@ def test_one_cell_alone(make_sweep: Any) -> None:
     constant = NStarFit(law=Law("constant", 0.0, 0.0, None, 3.0), no_effect=False)
     untested = {"measured_for_neighbours": False, "lead": None, "se": None, "z": None, "at_C": None}
     segment = fit.joint.segments[0].model_copy(update=untested)
-    alone = fit.by_B_p[0].model_copy(update={"n_star": constant, "segments": (segment,)})
+    single = fit.by_B_p[0].model_copy(update={"n_star": constant, "segments": (segment,)})
     fit = _with_joint(fit, n_star=constant, segments=(segment,))
-    fit = fit.model_copy(update={"by_B_p": (alone,), "base_reward": None})
+    fit = fit.model_copy(update={"by_B_p": (single,), "base_reward": None})
     text = _text(_render(fit, runs))
     assert "Only n = 8 was run." in text and "Validation avg@4 reaches 0." in text
     assert "The law is a constant: n* = 8; " in text
@@ -300,9 +300,17 @@ def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, monkey
 
 
 def _segment(**changed: Any) -> SegmentRow:
-    place = {"n": 4, "B_p": 16, "C_low": 1e3, "C_high": 1e4, "at_C": 3e3, "censored_low": False, "censored_high": False}
+    location = {
+        "n": 4,
+        "B_p": 16,
+        "C_low": 1e3,
+        "C_high": 1e4,
+        "at_C": 3e3,
+        "censored_low": False,
+        "censored_high": False,
+    }
     evidence = {"neighbours": ({"n": 8, "B_p": 16},), "measured_for_neighbours": True, "lead": 0.02, "se": 0.005}
-    return SegmentRow.model_validate(place | evidence | {"decades": 0.5, "z": 4.0} | changed)
+    return SegmentRow.model_validate(location | evidence | {"decades": 0.5, "z": 4.0} | changed)
 
 
 def test_verdicts() -> None:

@@ -331,11 +331,11 @@ def layout(x: Any, depth: int = 0) -> str:
 
 def main() -> None:
     batch = make_batch()
-    found = {"batch": batch, "trl": run_trl(batch), "verl": run_verl(batch, Path(sys.argv[1]))}
-    OUT.write_text(layout(found) + "\n")
+    result = {"batch": batch, "trl": run_trl(batch), "verl": run_verl(batch, Path(sys.argv[1]))}
+    OUT.write_text(layout(result) + "\n")
     print(
-        f"{OUT}: {len(found['trl']['losses'])} losses of trl {found['trl']['version']}, "
-        f"{len(found['verl']['losses'])} of verl"
+        f"{OUT}: {len(result['trl']['losses'])} losses of trl {result['trl']['version']}, "
+        f"{len(result['verl']['losses'])} of verl"
     )
 
 

@@ -124,12 +124,12 @@ def kl(kind: str, logps: Response, base: Response) -> Response:
 
 def entropy(logits: np.ndarray) -> Response:
     """-sum p log p over the vocabulary, of f64[tokens V]."""
-    found = []
+    result = []
     for row in logits:
         top = max(row)
         log_sum = top + math.log(sum(math.exp(x - top) for x in row))
-        found.append(-sum(math.exp(x - log_sum) * (x - log_sum) for x in row))
-    return np.array(found)
+        result.append(-sum(math.exp(x - log_sum) * (x - log_sum) for x in row))
+    return np.array(result)
 
 
 # --- advantages, of rewards in the order of the responses, whose group is `groups[i]`
@@ -210,18 +210,18 @@ def aggregate(kind: str, values: Batch, groups: Sequence[int], keep: Sequence[bo
     """token: DAPO. sequence: GRPO. prompt: ScaleRL. constant: Dr. GRPO (T: the longest response allowed). 0 of
     nothing.
     """
-    kept = [i for i in range(len(values)) if keep[i]]
-    if not kept:
+    remaining = [i for i in range(len(values)) if keep[i]]
+    if not remaining:
         return 0.0
     if kind == "token":
-        return sum(sum(values[i]) for i in kept) / sum(len(values[i]) for i in kept)
+        return sum(sum(values[i]) for i in remaining) / sum(len(values[i]) for i in remaining)
     if kind == "sequence":
-        return mean([sum(values[i]) / len(values[i]) for i in kept])
+        return mean([sum(values[i]) / len(values[i]) for i in remaining])
     if kind == "prompt":
-        by_problem = [[i for i in kept if groups[i] == g] for g in sorted({groups[i] for i in kept})]
+        by_problem = [[i for i in remaining if groups[i] == g] for g in sorted({groups[i] for i in remaining})]
         return mean([sum(sum(values[i]) for i in of) / sum(len(values[i]) for i in of) for of in by_problem])
     if kind == "constant":
-        return sum(sum(values[i]) for i in kept) / (len(kept) * T)
+        return sum(sum(values[i]) for i in remaining) / (len(remaining) * T)
     raise ValueError(kind)
 
 

@@ -1,4 +1,4 @@
-"""Group-normalised advantages against a loop in NumPy, and the groups that teach nothing."""
+"""Group-normalised advantages against a loop in NumPy, and the groups without an advantage."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROWS, GROUPS = 100, 20
 
 @jax.jit
 def group(rewards, groups, live, n):
-    given = RewardedBatch(jnp.where(live, rewards, 0), jnp.ones_like(groups), groups, live, n, GROUPS)
-    return group_plugin.advantage(given), zero_variance(given)
+    inputs = RewardedBatch(jnp.where(live, rewards, 0), jnp.ones_like(groups), groups, live, n, GROUPS)
+    return group_plugin.advantage(inputs), zero_variance(inputs)
 
 
 def run(rewards, n):
@@ -40,9 +40,9 @@ def test_against_a_loop(B_p: int, n: int) -> None:
     rewards = np.random.default_rng(B_p).normal(size=B_p * n)
     got, zero_variance = run(rewards, n)
     for p in range(B_p):
-        mine = rewards[p * n : (p + 1) * n]
+        ours = rewards[p * n : (p + 1) * n]
         np.testing.assert_allclose(
-            got[p * n : (p + 1) * n], (mine - mine.mean()) / (mine.std(ddof=1) + 1e-6), rtol=2e-5, atol=1e-6
+            got[p * n : (p + 1) * n], (ours - ours.mean()) / (ours.std(ddof=1) + 1e-6), rtol=2e-5, atol=1e-6
         )
     assert zero_variance == 0
 
@@ -87,9 +87,9 @@ def test_the_batch_of_a_filtered_loss_holds_no_zero_variance_group() -> None:
     """
     rewards = jnp.array([1.0, 1, 0, 0, 1, 1, 0, 0, *[1] * 4, *[0] * 4])
     rows = jnp.arange(16)
-    given = RewardedBatch(rewards, jnp.ones_like(rows), rows // 4, rows >= 0, jnp.int32(4), GROUPS)
+    inputs = RewardedBatch(rewards, jnp.ones_like(rows), rows // 4, rows >= 0, jnp.int32(4), GROUPS)
     for filtered, size in ((True, 0.93541), (False, 1.36931)):
-        got = np.asarray(batch.advantage(given._replace(filters_zero_variance=filtered)))
+        got = np.asarray(batch.advantage(inputs._replace(filters_zero_variance=filtered)))
         np.testing.assert_allclose(got, size * np.array([1, 1, -1, -1, 1, 1, -1, -1, *[0] * 8]), rtol=1e-4)
 
 

@@ -60,7 +60,7 @@ def test_sampler_and_trainer_agree_before_the_first_update(top_p: float, axes: s
     measure = logprob_agreement.Agreement(LARGE, STOPS, geometry, sampling, on)
     for scale in scales:
         params = jax.device_put(policy(scale), LARGE.shardings(on))
-        found = measure(params, problems, (B_p, n), gradient_too=True)
-        assert found["tokens"] > 5000
-        assert found["sampler_logp_gap_max"] < 1e-4 and found["sampler_logp_gap"] < 1e-5, (scale, found)
-        assert all(np.isfinite(x) for x in found.values()) and found["gradient_norm"] > 0
+        result = measure(params, problems, (B_p, n), gradient_too=True)
+        assert result["tokens"] > 5000
+        assert result["sampler_logp_gap_max"] < 1e-4 and result["sampler_logp_gap"] < 1e-5, (scale, result)
+        assert all(np.isfinite(x) for x in result.values()) and result["gradient_norm"] > 0

@@ -78,21 +78,21 @@ def pipelined(
     state = build_init_state(DECODER, on)(placed(policy(), on))
     host_table = TABLE if task is None else TABLE._replace(answers=TABLE.answers[:, :0])  # as tasks in text have none
     table = ProblemArrays(*(jax.device_put(x, replicated(on)) for x in host_table))
-    numbers = make_coefficients(recipe(k, learning_rate).rl)
+    values = make_coefficients(recipe(k, learning_rate).rl)
     base, problem_order = placed(policy(1), on), order(pair[0])
     made.compile(
         UpdateShapes(
             state=shapes_like(state),
             base_params=shapes_like(base),
             problem_table=shapes_like(table),
-            coefficients=shapes_like(numbers, replicated(on)),
+            coefficients=shapes_like(values, replicated(on)),
         )
     )
     source = AsyncRollouts(made, CellProblems(cell, PROBLEMS, host_table, table, problem_order, first_update=0))
     with closing(source):
         sums: Metrics = {}
         for count in (2, UPDATES - 2):  # it goes on where it stood
-            state, more = train_on(source, made.update, state, base, numbers, problem_order, count)
+            state, more = train_on(source, made.update, state, base, values, problem_order, count)
             sums = merge(sums, more)
     return state, {name: metric.sum for name, metric in sums.items()}
 
@@ -102,11 +102,11 @@ def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -
     on = mesh(axes)
     train = build_fused_update(recipe(None), DECODER, Parity(), geometry(axes), on)
     state, sums = build_init_state(DECODER, on)(placed(policy(), on)), {}
-    chosen, base = order(pair[0]), placed(policy(1), on)
+    selected, base = order(pair[0]), placed(policy(1), on)
     for count in (2, UPDATES - 2):
         index = np.zeros((UPDATES, geometry(axes).problem_rows), np.int32)
         for i in range(count):
-            index[i, : pair[0]] = next(chosen)
+            index[i, : pair[0]] = next(selected)
         batches = ProblemBatches(
             ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE)),
             index,
@@ -115,8 +115,8 @@ def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -
             n=np.int32(pair[1]),
             seed=np.int32(SEED),
         )
-        numbers = make_coefficients(recipe(None, learning_rate).rl)
-        state, result = train(state, base, batches, numbers)
+        coefficients = make_coefficients(recipe(None, learning_rate).rl)
+        state, result = train(state, base, batches, coefficients)
         sums = merge(sums, jax.tree.map(float, result.metrics))
     return state, {name: metric.sum for name, metric in sums.items()}
 
@@ -189,13 +189,13 @@ def test_text_is_graded_as_it_finishes(k: int, way: Way) -> None:
     _, metrics = pipelined("auto", k, PAIRS[0], FROZEN, task, way)
     _, known = synchronous("auto", PAIRS[0], FROZEN)
     assert metrics["reward"] == pytest.approx(known["reward"], rel=1e-6) and metrics["tokens"] == known["tokens"]
-    asked = [
+    requested = [
         int(TABLE.ids[q])
         for _, index in zip(range(UPDATES), order(6).batches, strict=False)
         for q in index
         for _ in range(4)
     ]
-    assert sorted(task.graded[: len(asked)]) == sorted(asked) or k  # with k > 0 later batches are among them
+    assert sorted(task.graded[: len(requested)]) == sorted(requested) or k  # with k > 0 later batches are among them
     assert metrics["parsed_fraction"] == UPDATES
 
 

@@ -45,8 +45,8 @@ def estimate(rewards: Any, values: Any, mask: Any, gamma: Any, gae_lambda: Any) 
 
 
 def test_advantages_and_returns_equal_verl() -> None:
-    given = np.float32(GIVEN["rewards"]), padded(GIVEN["values"]), MASK
-    advantages, returns = estimate(*given, NUMBERS["gamma"], NUMBERS["lambda"])
+    inputs = np.float32(GIVEN["rewards"]), padded(GIVEN["values"]), MASK
+    advantages, returns = estimate(*inputs, NUMBERS["gamma"], NUMBERS["lambda"])
     for got, wanted in ((advantages, VERL["gae whitened"]), (returns, VERL["gae returns"])):
         np.testing.assert_allclose(got, padded(wanted, 0), rtol=2e-5, atol=2e-6)
 
@@ -65,8 +65,8 @@ def test_by_hand() -> None:
     """Two tokens, values .5 and .25, reward 1, gamma .5, lambda .5: deltas .5 * .25 - .5 = -.375 and .75; A = -.375 +
     .25 * .75.
     """
-    gains, returns = loops.gae(1.0, np.array([0.5, 0.25]), 0.5, 0.5)
-    assert gains.tolist() == [-0.1875, 0.75]
+    advantages, returns = loops.gae(1.0, np.array([0.5, 0.25]), 0.5, 0.5)
+    assert advantages.tolist() == [-0.1875, 0.75]
     assert returns.tolist() == [0.3125, 1.0]
 
 
@@ -83,8 +83,8 @@ def test_the_clipped_loss_equals_verl() -> None:
     moved = np.abs(now - before)[MASK]
     assert (moved > NUMBERS["value_clip"]).sum() >= 10
     assert (moved < NUMBERS["value_clip"]).sum() >= 10
-    own = CriticInputs(before, returns, np.full(len(MASK), 1 / MASK.sum(), np.float32))  # type: ignore[arg-type]
-    rows = Microbatch(np.zeros(0), MASK, own, np.zeros(0), np.zeros(0))  # type: ignore[arg-type]
+    specific = CriticInputs(before, returns, np.full(len(MASK), 1 / MASK.sum(), np.float32))  # type: ignore[arg-type]
+    rows = Microbatch(np.zeros(0), MASK, specific, np.zeros(0), np.zeros(0))  # type: ignore[arg-type]
     fixed = UpdateInputs({}, {}, (), numbers(critic_clip=NUMBERS["value_clip"]))  # type: ignore[arg-type]
 
     @quick_jit

@@ -1,4 +1,4 @@
-"""The batch without the groups that teach nothing: the same rollouts, laid out as a smaller batch."""
+"""The batch without the groups that have no advantage: the same rollouts, laid out as a smaller batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def batch(
 ) -> tuple[ProblemArrays, Rollouts, np.ndarray, dict[str, np.ndarray]]:
     rng = np.random.default_rng([B_p, n])
     B = B_p * n
-    gains = rng.normal(size=B).astype(np.float32)
-    gains[np.isin(np.arange(B) // n, dropped)] = 0
+    advantages = rng.normal(size=B).astype(np.float32)
+    advantages[np.isin(np.arange(B) // n, dropped)] = 0
     flat = {
         "tokens": rng.integers(0, 24, (B, T)).astype(np.int32),
         "logps": rng.normal(size=(B, T)).astype(np.float32),
@@ -28,7 +28,7 @@ def batch(
         "nucleus_mass": np.ones((B, 1), np.float32),
         "stopped": rng.random(B) < 0.5,
         "lengths": np.full(B, T, np.int32),
-        "gains": gains,
+        "gains": advantages,
     }
     problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))
     buffers = {k: scatter(geometry, v) for k, v in flat.items()}
@@ -41,13 +41,13 @@ def batch(
 )
 def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, dropped: list[int]) -> None:
     geometry = make_sampler_shapes(CELLS, shards, 8, 8, P, T)
-    problems, rollouts, gains, flat = batch(geometry, B_p, n, dropped)
+    problems, rollouts, advantages, flat = batch(geometry, B_p, n, dropped)
     groups, live = buffer_row_groups(geometry, jnp.int32(B_p), jnp.int32(n))
-    taken = live & ~jnp.isin(groups, jnp.array([*dropped, -1]))
+    used = live & ~jnp.isin(groups, jnp.array([*dropped, -1]))
     left_over = quick_jit(lambda *x: drop_groups(geometry, *x))(
-        problems, (rollouts, gains), taken, jnp.int32(B_p), jnp.int32(n), jnp.int32(n)
+        problems, (rollouts, advantages), used, jnp.int32(B_p), jnp.int32(n), jnp.int32(n)
     )
-    moved_problems, (moved, moved_gains), kept, count = left_over
+    moved_problems, (moved, moved_gains), remaining, count = left_over
     left = [q for q in range(B_p) if q not in dropped]
     assert int(count) == len(left)
     np.testing.assert_array_equal(moved_problems.ids[: len(left)], problems.ids[left])
@@ -58,8 +58,8 @@ def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, 
                 gather(geometry, len(left) * n, getattr(moved, name)), flat[name][rows], err_msg=name
             )
         np.testing.assert_array_equal(gather(geometry, len(left) * n, moved_gains), flat["gains"][rows])
-    assert int(np.asarray(kept).sum()) == len(left) * n  # rows beyond hold no rollout
-    assert int((np.asarray(moved.mask) & np.asarray(kept)[..., None]).sum()) == int(flat["mask"][rows].sum())
+    assert int(np.asarray(remaining).sum()) == len(left) * n  # rows beyond hold no rollout
+    assert int((np.asarray(moved.mask) & np.asarray(remaining)[..., None]).sum()) == int(flat["mask"][rows].sum())
     assert jax.tree.map(jnp.shape, moved) == jax.tree.map(jnp.shape, rollouts)
 
 
@@ -67,16 +67,16 @@ def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, 
 def test_some_rollouts_of_a_group_make_a_batch_of_smaller_groups(shards: int) -> None:
     """3 of 7 rollouts of every problem but two."""
     geometry = make_sampler_shapes(CELLS, shards, 8, 8, P, T)
-    problems, rollouts, gains, flat = batch(geometry, 13, 7, [])
-    chosen = np.sort(
+    problems, rollouts, advantages, flat = batch(geometry, 13, 7, [])
+    selected = np.sort(
         np.random.default_rng(5).permuted(np.tile(np.arange(7), (13, 1)), axis=1)[:, :3] + 7 * np.arange(13)[:, None]
     )
-    chosen = np.delete(chosen, [2, 9], 0).reshape(-1)
-    taken = scatter(geometry, np.isin(np.arange(91), chosen))
+    selected = np.delete(selected, [2, 9], 0).reshape(-1)
+    used = scatter(geometry, np.isin(np.arange(91), selected))
     left_problems, (moved, moved_gains), _, left_B_p = quick_jit(lambda *x: drop_groups(geometry, *x))(
-        problems, (rollouts, gains), taken, jnp.int32(13), jnp.int32(7), jnp.int32(3)
+        problems, (rollouts, advantages), used, jnp.int32(13), jnp.int32(7), jnp.int32(3)
     )
     assert int(left_B_p) == 11
     np.testing.assert_array_equal(left_problems.ids[:11], np.delete(np.asarray(problems.ids[:13]), [2, 9]))
-    np.testing.assert_array_equal(gather(geometry, 33, moved_gains), flat["gains"][chosen])
-    np.testing.assert_array_equal(gather(geometry, 33, moved.tokens), flat["tokens"][chosen])
+    np.testing.assert_array_equal(gather(geometry, 33, moved_gains), flat["gains"][selected])
+    np.testing.assert_array_equal(gather(geometry, 33, moved.tokens), flat["tokens"][selected])

@@ -134,9 +134,9 @@ class Program:
     def arguments(self, state: TrainState, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Any, ...]:
         parts = [scatter(self.geometry, x) for x in (batch.tokens, batch.logps, batch.mask)]
         parts += [scatter(self.geometry, batch.kept, fill=1.0), parts[2].any(-1), parts[2].sum(-1, dtype=np.int32)]
-        gains = scatter(self.geometry, batch.gains, fill=50.0)  # rows beyond the batch must not be read
+        advantages = scatter(self.geometry, batch.gains, fill=50.0)  # rows beyond the batch must not be read
         scalars = (np.int32(B_p), np.int32(n), given(**numbers))
-        return state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), gains, *scalars
+        return state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), advantages, *scalars
 
     def step(
         self, state: TrainState, batch: Batch, B_p: int, n: int, **numbers: float
@@ -181,7 +181,7 @@ def batch(B_p: int, n: int, temperature: float, top_p: float = 1.0) -> Batch:
         tokens[:, t] = np.where(rng.random(B) < 0.8, among, tokens[:, t])
     tokens[np.arange(B), lengths - 1] = EOS
     mask = np.arange(T)[None] < lengths[:, None]
-    inside, kept = nuclei(group, tokens, temperature, top_p)
+    inside, remaining = nuclei(group, tokens, temperature, top_p)
     logps = reference_logps(np, policy(), PROBLEMS, temperature, group, tokens, inside)[0] + rng.normal(0, 0.2, (B, T))
     parts = (
         np.where(mask, tokens, 0),
@@ -189,7 +189,7 @@ def batch(B_p: int, n: int, temperature: float, top_p: float = 1.0) -> Batch:
         mask,
         rng.normal(size=B).astype(np.float32),
     )
-    return Batch(*parts, kept if top_p < 1 else np.ones_like(kept[:, :1]))
+    return Batch(*parts, remaining if top_p < 1 else np.ones_like(remaining[:, :1]))
 
 
 def nuclei(group: np.ndarray, tokens: np.ndarray, temperature: float, top_p: float) -> tuple[np.ndarray, np.ndarray]:
@@ -201,9 +201,9 @@ def nuclei(group: np.ndarray, tokens: np.ndarray, temperature: float, top_p: flo
     ranked = np.take_along_axis(p, order, -1)
     inside = np.empty(p.shape, bool)
     np.put_along_axis(inside, order, (np.cumsum(ranked, -1) - ranked < top_p) | (top_p == 1), -1)
-    kept = (p * inside).sum(-1).astype(np.float32)
+    remaining = (p * inside).sum(-1).astype(np.float32)
     np.put_along_axis(inside, tokens[..., None], True, -1)
-    return inside, kept
+    return inside, remaining
 
 
 def reference_logps(
@@ -282,16 +282,16 @@ def test_in_one_pass_a_weight_is_gathered_once_for_prompts_and_responses() -> No
     """On a mesh with fsdp, forwards and backwards, and its gradient added up once: blocks of 1 x 7 in a microbatch of
     8, and of 4 x 7.
     """
-    found = {}
+    result = {}
     for prompts in (1, 4):
         program = Program(axes="data=2,fsdp=4", slots=8, microbatch=8, prompts=prompts, kl=0.0, entropy=0.0)
         arguments = program.arguments(program.init(placed(policy(), program.mesh)), batch(13, 7, 1.0), 13, 7)
         text = program.update.lower(*arguments).as_text()
-        found[program.geometry.single_microbatch] = {
+        result[program.geometry.single_microbatch] = {
             name: text.count(f"stablehlo.{name}") for name in ("all_gather", "reduce_scatter")
         }
-    assert min(found[True].values()) > 0
-    assert all(2 * found[True][name] <= separate + 2 for name, separate in found[False].items()), found
+    assert min(result[True].values()) > 0
+    assert all(2 * result[True][name] <= separate + 2 for name, separate in result[False].items()), result
 
 
 def test_no_live_token_gives_no_nan() -> None:
@@ -304,13 +304,17 @@ def test_no_live_token_gives_no_nan() -> None:
 def test_rewards_and_advantages_of_a_rollout_by_numpy() -> None:
     """The sampling half of the update: what it says of its rollouts, from the rollouts themselves."""
     program = PROGRAMS["m=8"]
-    rollouts, gains, metrics = program.rollout(policy(), program.problems, np.int32(13), np.int32(7), jax.random.key(3))
-    tokens, mask, gains = (gather(program.geometry, 91, x) for x in (rollouts.tokens, rollouts.mask, gains))
+    rollouts, advantages, metrics = program.rollout(
+        policy(), program.problems, np.int32(13), np.int32(7), jax.random.key(3)
+    )
+    tokens, mask, advantages = (gather(program.geometry, 91, x) for x in (rollouts.tokens, rollouts.mask, advantages))
     rewards = (tokens[:, 0] % 2 == 0).astype(np.float64)
     groups = rewards.reshape(13, 7)
     std = groups.std(1, ddof=1, keepdims=True)
-    np.testing.assert_allclose(gains.reshape(13, 7), (groups - groups.mean(1, keepdims=True)) / (std + 1e-6), atol=1e-5)
-    ended = np.array([EOS in row[kept] for row, kept in zip(tokens, mask, strict=True)])
+    np.testing.assert_allclose(
+        advantages.reshape(13, 7), (groups - groups.mean(1, keepdims=True)) / (std + 1e-6), atol=1e-5
+    )
+    ended = np.array([EOS in row[remaining] for row, remaining in zip(tokens, mask, strict=True)])
     expected = {
         "reward": rewards.mean(),
         "tokens": mask.sum(),
@@ -327,8 +331,10 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
     one, eight = PROGRAMS["m=8"], PROGRAMS[MESHES[0]]
     recorded = []
     for key in range(10):
-        rollouts, gains, _ = one.rollout(policy(), one.problems, np.int32(13), np.int32(7), jax.random.key(key))
-        recorded.append(Batch(*(gather(one.geometry, 91, x) for x in (*rollouts[:3], gains, rollouts.nucleus_mass))))
+        rollouts, advantages, _ = one.rollout(policy(), one.problems, np.int32(13), np.int32(7), jax.random.key(key))
+        recorded.append(
+            Batch(*(gather(one.geometry, 91, x) for x in (*rollouts[:3], advantages, rollouts.nucleus_mass)))
+        )
     ends = []
     for program in (one, eight):
         state = program.init(placed(policy(), program.mesh))

@@ -86,7 +86,7 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
     metrics = values(metrics)
 
     groups = REWARDS.reshape(B_P, N)
-    gains = ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-6)).reshape(-1)
+    advantages = ((groups - groups.mean(1, keepdims=True)) / (groups.std(1, ddof=1, keepdims=True) + 1e-6)).reshape(-1)
     drawn = MASK.sum(1)
     share = {
         "token": np.full(B, 1 / drawn.sum()),
@@ -96,7 +96,7 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
 
     def loss(params: object) -> jax.Array:
         ratio = jnp.exp(jnp.where(MASK, own_logps(params) - logps, 0.0))
-        return jnp.where(MASK, -(share * gains)[:, None] * ratio, 0.0).sum()
+        return jnp.where(MASK, -(share * advantages)[:, None] * ratio, 0.0).sum()
 
     value, slope = jax.value_and_grad(loss)(jax.tree.map(jnp.asarray, policy()))
     for moment, expected in zip(jax.tree.leaves(state.moments.mu), jax.tree.leaves(slope), strict=True):
@@ -117,7 +117,7 @@ def test_the_critics_step_leads_over_the_phrase() -> None:
     mask, rewards, rows = jnp.asarray(MASK), jnp.asarray(REWARDS), jnp.arange(B)
     token_advantages, estimated = generalised_advantages(rewards, jnp.asarray(values), mask, gamma, lam)
     batch = RewardedBatch(rewards, mask.sum(-1), rows, mask.any(-1), jnp.int32(1), B, False, token_advantages, mask)
-    gains = gae.advantage(batch)
+    advantages = gae.advantage(batch)
     plain, returns = np.zeros((B, T)), np.zeros((B, T))
     for r in range(B):
         after = following = 0.0
@@ -128,4 +128,4 @@ def test_the_critics_step_leads_over_the_phrase() -> None:
             plain[r, t], returns[r, t] = after, after + values[r, t]
     np.testing.assert_allclose(estimated, returns, atol=1e-5)
     expected = np.where(MASK, (plain - plain[MASK].mean()) / plain[MASK].std(ddof=1), 0)
-    np.testing.assert_allclose(gains, expected, atol=1e-4)
+    np.testing.assert_allclose(advantages, expected, atol=1e-4)

@@ -71,13 +71,13 @@ def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str,
     weights = rng.normal(size=B_P * N).astype(np.float32)
 
     start = np.asarray(problems.lengths)[GROUP]
-    whole = np.zeros((B_P * N, P + T), np.int32)
-    for row, first, prompt, response in zip(whole, start, np.asarray(problems.prompts)[GROUP], tokens, strict=True):
+    full = np.zeros((B_P * N, P + T), np.int32)
+    for row, first, prompt, response in zip(full, start, np.asarray(problems.prompts)[GROUP], tokens, strict=True):
         row[:first], row[first : first + T] = prompt[:first], response
 
     def expected(params: Any) -> Any:
-        hidden = decoder.forward(params, jnp.asarray(whole), jnp.zeros(len(whole), jnp.int32))
-        before = hidden[np.arange(len(whole))[:, None], start[:, None] - 1 + np.arange(T)[None]]
+        hidden = decoder.forward(params, jnp.asarray(full), jnp.zeros(len(full), jnp.int32))
+        before = hidden[np.arange(len(full))[:, None], start[:, None] - 1 + np.arange(T)[None]]
         return jnp.where(mask, chosen(decoder, params, before, jnp.asarray(tokens)) * weights[:, None], 0.0).sum()
 
     gradient = build_gradient(Weighted(decoder), geometry, on, decoder.logical_axes(), decoder.shapes())

@@ -87,12 +87,12 @@ def ragged() -> tuple[np.ndarray, ...]:
 
 def dense() -> tuple[Any, Any]:
     """The gradient of the token mean, and the mean entropy, of whole sequences in one piece."""
-    tokens, sampler, mask, gains = ragged()
+    tokens, sampler, mask, advantages = ragged()
 
     def objective(params: Any) -> Any:
         log_p = log_softmax(jnp, response_logits(jnp, params, PROBLEMS, GROUP, tokens))
         ratio = jnp.exp(jnp.where(mask, jnp.take_along_axis(log_p, tokens[..., None], -1)[..., 0] - sampler, 0.0))
-        surrogate = jnp.minimum(ratio * gains[:, None], jnp.clip(ratio, 0.8, 1.2) * gains[:, None])
+        surrogate = jnp.minimum(ratio * advantages[:, None], jnp.clip(ratio, 0.8, 1.2) * advantages[:, None])
         return -(surrogate * mask).sum() / mask.sum(), (-(jnp.exp(log_p) * log_p).sum(-1) * mask).sum() / mask.sum()
 
     return quick_jit(jax.grad(objective, has_aux=True))(policy())
@@ -113,10 +113,12 @@ def test_gradients_equal_a_dense_program(axes: str, m: int, monkeypatch: pytest.
     geometry = replace(
         make_sampler_shapes([(B_P, N)], shard_count(on), 8, m, P, WIDE), prefill_batch=2, prefix_entries=4
     )
-    tokens, logps, mask, gains = (jnp.asarray(scatter(geometry, x)) for x in ragged())
-    weight = jnp.full(gains.shape, 1 / mask.sum())
+    tokens, logps, mask, advantages = (jnp.asarray(scatter(geometry, x)) for x in ragged())
+    weight = jnp.full(advantages.shape, 1 / mask.sum())
     responses = ResponseBatch(
-        tokens, mask, PolicyInputs(logps, jnp.ones((*mask.shape[:2], 1)), LossWeights(gains, weight, weight, weight))
+        tokens,
+        mask,
+        PolicyInputs(logps, jnp.ones((*mask.shape[:2], 1)), LossWeights(advantages, weight, weight, weight)),
     )
     problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     sampling = SamplingConfig(prompt_length=P, response_length=WIDE)

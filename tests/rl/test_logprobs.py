@@ -66,17 +66,17 @@ def test_blocks_equal_float64(
     monkeypatch.setattr(blockwise_logprobs, "MAX_SAVED_LOGITS", kept)
     model, (states, params, tokens) = decoder(vocab, tied), inputs(vocab, (3, 5), tied)
     rng = np.random.default_rng(0)
-    gains, spreads = rng.normal(size=(2, 3, 5)).astype(np.float32)
+    advantages, spreads = rng.normal(size=(2, 3, 5)).astype(np.float32)
 
     def objective(states: Any, params: Any) -> Any:
-        found = logprobs.token_stats(model, alone(params, states), tokens, TEMPERATURE, use_entropy)
-        return (found.logps * gains).sum() + (found.entropy * spreads * use_entropy).sum(), found
+        result = logprobs.token_stats(model, alone(params, states), tokens, TEMPERATURE, use_entropy)
+        return (result.logps * advantages).sum() + (result.entropy * spreads * use_entropy).sum(), result
 
-    (d_states, d_params), found = quick_jit(jax.grad(objective, (0, 1), has_aux=True))(states, params)
-    logps, entropies, wanted_states, wanted_matrix = by_numpy(states, params, tokens, gains, spreads * use_entropy)
+    (d_states, d_params), result = quick_jit(jax.grad(objective, (0, 1), has_aux=True))(states, params)
+    logps, entropies, wanted_states, wanted_matrix = by_numpy(states, params, tokens, advantages, spreads * use_entropy)
     (d_matrix,) = d_params.values()
-    np.testing.assert_allclose(found.logps, logps, rtol=2e-6, atol=2e-6)
-    np.testing.assert_allclose(found.entropy, entropies, rtol=2e-6, atol=5e-6)
+    np.testing.assert_allclose(result.logps, logps, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(result.entropy, entropies, rtol=2e-6, atol=5e-6)
     np.testing.assert_allclose(d_states, wanted_states, atol=1e-5)
     np.testing.assert_allclose(d_matrix if tied else d_matrix.T, wanted_matrix, atol=1e-5)
 
@@ -97,19 +97,19 @@ def test_a_state_that_responses_share_counts_for_each(
     entry, rng = jnp.array([2, 2, 0, 2, 0][:responses]), np.random.default_rng(0)
     prompts, own, tokens = rng.normal(size=(3, WIDTH)).astype(np.float32), states[:, 1:T], tokens[:, :T]
     tokens[1, 0] = tokens[0, 0]
-    gains, spreads = rng.normal(size=(2, responses, T)).astype(np.float32)
+    advantages, spreads = rng.normal(size=(2, responses, T)).astype(np.float32)
 
     def objective(prompts: Any, own: Any, params: Any) -> Any:
         hidden = logprobs.HiddenStates(params, prompts, entry, own)
         assert len(hidden.unique_states()[0]) == min(3, responses) + responses * (T - 1)
-        found = logprobs.token_stats(model, hidden, tokens, TEMPERATURE, True)
-        return (found.logps * gains).sum() + (found.entropy * spreads).sum(), found
+        result = logprobs.token_stats(model, hidden, tokens, TEMPERATURE, True)
+        return (result.logps * advantages).sum() + (result.entropy * spreads).sum(), result
 
-    (d_prompts, d_own, d_params), found = quick_jit(jax.grad(objective, (0, 1, 2), has_aux=True))(prompts, own, params)
-    whole = np.concatenate([prompts[entry][:, None], own], 1)
-    logps, entropies, d_states, d_matrix = by_numpy(whole, params, tokens, gains, spreads)
-    np.testing.assert_allclose(found.logps, logps, rtol=2e-6, atol=2e-6)
-    np.testing.assert_allclose(found.entropy, entropies, rtol=2e-6, atol=5e-6)
+    (d_prompts, d_own, d_params), result = quick_jit(jax.grad(objective, (0, 1, 2), has_aux=True))(prompts, own, params)
+    full = np.concatenate([prompts[entry][:, None], own], 1)
+    logps, entropies, d_states, d_matrix = by_numpy(full, params, tokens, advantages, spreads)
+    np.testing.assert_allclose(result.logps, logps, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(result.entropy, entropies, rtol=2e-6, atol=5e-6)
     np.testing.assert_allclose(d_prompts, [d_states[entry == i, 0].sum(0) for i in range(3)], atol=1e-5)
     np.testing.assert_allclose(d_own, d_states[:, 1:], atol=1e-5)
     np.testing.assert_allclose(d_params["embed"], d_matrix, atol=1e-5)
@@ -125,14 +125,14 @@ def test_bfloat16_blocks_round_products_operands_alone(monkeypatch: pytest.Monke
     low = alone({"embed": jnp.asarray(params["embed"], jnp.bfloat16)}, jnp.asarray(states, jnp.bfloat16))
 
     def objective(embed: Any) -> Any:
-        found = logprobs.token_stats(model, low._replace(params={"embed": embed}), tokens, TEMPERATURE, False)
-        return found.logps.sum(), found
+        result = logprobs.token_stats(model, low._replace(params={"embed": embed}), tokens, TEMPERATURE, False)
+        return result.logps.sum(), result
 
-    d_matrix, found = quick_jit(jax.grad(objective, has_aux=True))(low.params["embed"])
-    whole = np.asarray(low.states, np.float64), {"embed": np.asarray(low.params["embed"], np.float64)}
-    logps, entropies, _, wanted = by_numpy(*whole, tokens, np.ones(tokens.shape), np.zeros(tokens.shape))
-    np.testing.assert_allclose(found.logps, logps, rtol=2e-6, atol=5e-6)
-    np.testing.assert_allclose(found.entropy, entropies, rtol=2e-6, atol=5e-6)
+    d_matrix, result = quick_jit(jax.grad(objective, has_aux=True))(low.params["embed"])
+    full = np.asarray(low.states, np.float64), {"embed": np.asarray(low.params["embed"], np.float64)}
+    logps, entropies, _, wanted = by_numpy(*full, tokens, np.ones(tokens.shape), np.zeros(tokens.shape))
+    np.testing.assert_allclose(result.logps, logps, rtol=2e-6, atol=5e-6)
+    np.testing.assert_allclose(result.entropy, entropies, rtol=2e-6, atol=5e-6)
     assert d_matrix.dtype == jnp.bfloat16
     np.testing.assert_allclose(d_matrix.astype(np.float32), wanted, atol=0.02 * np.abs(wanted).max())
 
@@ -146,10 +146,10 @@ def test_logits_far_apart_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> No
     embed = np.full((20, WIDTH), -300 / WIDTH, np.float32)
     embed[[0, 19]] = 300 / WIDTH
     hidden = alone({"embed": embed}, jnp.ones((1, 3, WIDTH)))
-    found = logprobs.token_stats(decoder(20, True), hidden, jnp.array([[0, 19, 5]]), 1.0, True)
-    np.testing.assert_allclose(found.logps, [[-np.log(2), -np.log(2), -600 - np.log(2)]], rtol=1e-5)
+    result = logprobs.token_stats(decoder(20, True), hidden, jnp.array([[0, 19, 5]]), 1.0, True)
+    np.testing.assert_allclose(result.logps, [[-np.log(2), -np.log(2), -600 - np.log(2)]], rtol=1e-5)
     np.testing.assert_allclose(
-        found.entropy, np.log(2) * np.ones((1, 3)), rtol=1e-4
+        result.entropy, np.log(2) * np.ones((1, 3)), rtol=1e-4
     )  # the difference of two numbers near 300
 
 

@@ -62,7 +62,7 @@ class Ragged:
         """The inverse; what is elsewhere must be 0."""
         buffer = np.asarray(buffer)
         assert not np.any(buffer[~self.mask]), "something comes of padding"
-        return [row[kept] for row, kept in zip(buffer[self.live], self.mask[self.live], strict=True)]
+        return [row[remaining] for row, remaining in zip(buffer[self.live], self.mask[self.live], strict=True)]
 
     @property
     def lengths(self) -> np.ndarray:
@@ -91,17 +91,17 @@ def batch(seed: int) -> Ragged:
     sampler, base = ([x + rng.normal(0, spread, len(x)) for x in logps] for spread in (0.3, 0.5))
     rewards = rng.choice([0.0, 0.25, 1.0], B_P * N)
     rewards[N : 2 * N], rewards[:2] = 0.1, (0, 1)
-    gains = [np.full(k, a) for k, a in zip(lengths, rng.normal(size=B_P * N), strict=True)]
-    return Ragged(logps, sampler, base, gains, rewards.tolist(), [i // N for i in range(B_P * N)], N)
+    advantages = [np.full(k, a) for k, a in zip(lengths, rng.normal(size=B_P * N), strict=True)]
+    return Ragged(logps, sampler, base, advantages, rewards.tolist(), [i // N for i in range(B_P * N)], N)
 
 
 @cache
 def peers() -> tuple[dict[str, Any], Ragged]:
-    found = json.loads((Path(__file__).parent / "loss_references.json").read_text())
-    given = found["batch"]
-    lists = [[np.array(row) for row in given[name]] for name in ("logps", "sampler", "base")]
-    gains = [np.full(len(row), a) for row, a in zip(lists[0], given["advantages"], strict=True)]
-    return found, Ragged(*lists, gains, given["rewards"], given["groups"], given["n"])
+    result = json.loads((Path(__file__).parent / "loss_references.json").read_text())
+    inputs = result["batch"]
+    lists = [[np.array(row) for row in inputs[name]] for name in ("logps", "sampler", "base")]
+    advantages = [np.full(len(row), a) for row, a in zip(lists[0], inputs["advantages"], strict=True)]
+    return result, Ragged(*lists, advantages, inputs["rewards"], inputs["groups"], inputs["n"])
 
 
 def aggregation(name: str) -> Any:
@@ -146,12 +146,13 @@ def program(name: str, level: str, over: str) -> Callable[..., Any]:
     objective = PolicyObjective(DECODER, RLConfig(loss=name, tis=level, tis_mode=over), SamplingConfig(), False)
 
     def value(logps: Any, sampler: Any, gains: Any, mask: Any, weight: Any, coefficients: Coefficients) -> Any:
-        own, none = (
+        specific, none = (
             PolicyInputs(sampler, jnp.ones_like(logps), LossWeights(gains, weight, weight, weight)),
             jnp.zeros(len(logps), jnp.int32),
         )
         return (
-            weight[:, None] * objective.policy_loss(logps, Microbatch(none, mask, own, none, none), coefficients)[0]
+            weight[:, None]
+            * objective.policy_loss(logps, Microbatch(none, mask, specific, none, none), coefficients)[0]
         ).sum()
 
     return quick_jit(jax.value_and_grad(value))
@@ -218,25 +219,25 @@ def test_the_other_losses_are_grpos_function() -> None:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("name", DISTINCT)
 def test_truncated_importance_sampling(name: str, level: str, over: str) -> None:
-    given, tis = batch(2), (level, over, 1.1)
-    weights = np.concatenate([loops.importance(x, s, *tis) for x, s in zip(given.logps, given.sampler, strict=True)])
+    inputs, tis = batch(2), (level, over, 1.1)
+    weights = np.concatenate([loops.importance(x, s, *tis) for x, s in zip(inputs.logps, inputs.sampler, strict=True)])
     assert (weights == (0 if over == "mask" else 1.1)).any()
     assert ((weights > 0) & (weights < 1.1)).any()
-    agree(ours(name, given, "sequence", *bounds(name), tis), expected(name, given, "sequence", tis))
+    agree(ours(name, inputs, "sequence", *bounds(name), tis), expected(name, inputs, "sequence", tis))
 
 
 def test_losses_equal_trl_and_verl_themselves() -> None:
-    found, given = peers()
-    theirs = found["trl"]["losses"] | {
-        f"{k} ": v for k, v in found["verl"]["losses"].items() if k.startswith(("gspo", "cispo"))
+    result, inputs = peers()
+    theirs = result["trl"]["losses"] | {
+        f"{k} ": v for k, v in result["verl"]["losses"].items() if k.startswith(("gspo", "cispo"))
     }
-    low, high, cap = (found["batch"]["numbers"][k] for k in ("low", "high", "cap"))
+    low, high, cap = (result["batch"]["numbers"][k] for k in ("low", "high", "cap"))
     done = 0
     for name, wanted in theirs.items():
         loss, mean, *tis = name.split()
         if loss in loops.LOSSES and mean in MEANS and (not tis or tis[0] == "tis"):
             setting = [(tis[1], tis[2], cap)] if tis else []
-            got = ours(loss, given, mean, 1.0 if loss == "cispo" else low, high, *setting)
+            got = ours(loss, inputs, mean, 1.0 if loss == "cispo" else low, high, *setting)
             agree(got, (wanted["loss"], wanted["gradient"]))
             done += 1
     assert done == 21
@@ -252,19 +253,19 @@ LOOPS: dict[str, Callable[..., list[float]]] = {
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_advantages(seed: int) -> None:
-    given = batch(seed)
-    assert sum(loops.zero_variance(given.rewards, given.groups)) >= N
-    found = estimate(given.rewarded)
+    inputs = batch(seed)
+    assert sum(loops.zero_variance(inputs.rewards, inputs.groups)) >= N
+    result = estimate(inputs.rewarded)
     for name, loop in LOOPS.items():
-        got = np.asarray(found[name])
-        assert not got[~given.live].any(), name
+        got = np.asarray(result[name])
+        assert not got[~inputs.live].any(), name
         np.testing.assert_allclose(
-            got[given.live], loop(given.rewards, given.groups), rtol=1e-5, atol=1e-6, err_msg=name
+            got[inputs.live], loop(inputs.rewards, inputs.groups), rtol=1e-5, atol=1e-6, err_msg=name
         )
-    got = np.asarray(found["whiten"])
-    per_token = loops.whiten([np.full(len(x), r) for x, r in zip(given.logps, given.rewards, strict=True)])
-    np.testing.assert_allclose(got[given.live], [x[0] for x in per_token], rtol=1e-5, atol=1e-6)
-    assert set(found) == {*LOOPS, "whiten"}, "a new estimator needs a loop that computes the same, in LOOPS"
+    got = np.asarray(result["whiten"])
+    per_token = loops.whiten([np.full(len(x), r) for x, r in zip(inputs.logps, inputs.rewards, strict=True)])
+    np.testing.assert_allclose(got[inputs.live], [x[0] for x in per_token], rtol=1e-5, atol=1e-6)
+    assert set(result) == {*LOOPS, "whiten"}, "a new estimator needs a loop that computes the same, in LOOPS"
 
 
 @pytest.mark.parametrize("mean", MEANS)
@@ -272,41 +273,41 @@ def test_filters(mean: str) -> None:
     """A zero-variance group is left out of the terms that filter it, their denominators included; so is a rollout that
     was not chosen.
     """
-    given = batch(1)
-    every, same_rewards = [True] * len(given.rewards), loops.zero_variance(given.rewards, given.groups)
-    chosen = [i % N != 1 for i in range(len(every))]
-    counts = given.rows(chosen, 0) > 0
+    inputs = batch(1)
+    every, same_rewards = [True] * len(inputs.rewards), loops.zero_variance(inputs.rewards, inputs.groups)
+    selected = [i % N != 1 for i in range(len(every))]
+    counts = inputs.rows(selected, 0) > 0
     for terms in ((), ("policy",), ("kl", "entropy"), ("policy", "kl", "entropy")):
         rl = RLConfig(zero_variance_filter=terms)
-        for taken, kept in ((given.live, every), (counts, chosen)):
-            found = make_loss_weights(rl, aggregation(mean), np.zeros(SHAPE), given.rewarded, taken, T)
+        for used, remaining in ((inputs.live, every), (counts, selected)):
+            result = make_loss_weights(rl, aggregation(mean), np.zeros(SHAPE), inputs.rewarded, used, T)
             for term in ("policy", "kl", "entropy"):
-                keep = [k and not (term in terms and s) for k, s in zip(kept, same_rewards, strict=True)]
-                wanted = loops.aggregate(mean, given.base, given.groups, keep, T)
-                got = (np.asarray(getattr(found, term))[..., None] * given.rows(given.base, 0)).sum()
+                keep = [k and not (term in terms and s) for k, s in zip(remaining, same_rewards, strict=True)]
+                wanted = loops.aggregate(mean, inputs.base, inputs.groups, keep, T)
+                got = (np.asarray(getattr(result, term))[..., None] * inputs.rows(inputs.base, 0)).sum()
                 assert got == pytest.approx(wanted, rel=1e-5), (term, terms)
 
 
 def test_nothing_kept_is_nothing() -> None:
-    given = batch(0)
+    inputs = batch(0)
     for mean in MEANS:
-        weight = weights_of(mean, given.rewarded, np.zeros(SHAPE, bool))
+        weight = weights_of(mean, inputs.rewarded, np.zeros(SHAPE, bool))
         assert not np.asarray(weight).any()
 
 
 def test_kl() -> None:
-    given = batch(0)
-    found = penalties(given.rows(given.logps), given.rows(given.base))
-    assert set(found) == {"k1", "k2", "k3"}
-    for kind, parts in found.items():
-        value, slope = (given.ragged(np.where(given.mask, x, 0)) for x in parts)
+    inputs = batch(0)
+    result = penalties(inputs.rows(inputs.logps), inputs.rows(inputs.base))
+    assert set(result) == {"k1", "k2", "k3"}
+    for kind, parts in result.items():
+        value, slope = (inputs.ragged(np.where(inputs.mask, x, 0)) for x in parts)
 
         def f(moved: list[Response], kind: str = kind) -> float:
-            return sum(loops.kl(kind, x, b).sum() for x, b in zip(moved, given.base, strict=True))
+            return sum(loops.kl(kind, x, b).sum() for x, b in zip(moved, inputs.base, strict=True))
 
-        for a, x, b in zip(value, given.logps, given.base, strict=True):
+        for a, x, b in zip(value, inputs.logps, inputs.base, strict=True):
             np.testing.assert_allclose(a, loops.kl(kind, x, b), rtol=1e-5, atol=1e-6)
-        for a, b in zip(slope, loops.slope(f, given.logps), strict=True):
+        for a, b in zip(slope, loops.slope(f, inputs.logps), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 

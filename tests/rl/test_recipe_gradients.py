@@ -100,8 +100,8 @@ class Alone:
         ]
 
     def read(self, params: Params, r: int) -> tuple[Response, Response]:
-        found = said(np, doubled(params), self.sequences[r])
-        return tuple(np.asarray(x)[len(self.prompts[r]) - 1 :] for x in found)  # type: ignore[return-value]
+        result = said(np, doubled(params), self.sequences[r])
+        return tuple(np.asarray(x)[len(self.prompts[r]) - 1 :] for x in result)  # type: ignore[return-value]
 
     def pull(self, push: Callable[..., Any], params: Params, *slopes: list[Response]) -> Params:
         """The gradient in the parameters, given that of the loss in what is said of each response token."""
@@ -169,7 +169,7 @@ def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response]
             loops.gae(float(r), v, rl.critic.gamma, rl.critic.gae_lambda)
             for r, v in zip(REWARDS, batch.values, strict=True)
         ]
-        gains = loops.whiten([a for a, _ in pairs])
+        advantages = loops.whiten([a for a, _ in pairs])
 
         def error(now: list[Response]) -> float:
             rows = zip(now, batch.values, pairs, strict=True)
@@ -177,16 +177,16 @@ def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response]
 
         of_critic = loops.slope(error, batch.values)
     elif advantage == "whiten":
-        gains = loops.whiten([np.full(k, r) for k, r in zip(batch.lengths, REWARDS.astype(float), strict=True)])
+        advantages = loops.whiten([np.full(k, r) for k, r in zip(batch.lengths, REWARDS.astype(float), strict=True)])
     else:
         estimate = {"mean": loops.centred}.get(advantage) or getattr(loops, advantage)
         if advantage == "batch":
             estimate = partial(loops.batch, effective="policy" in rl.zero_variance_filter)
-        gains = [np.full(k, a) for k, a in zip(batch.lengths, estimate(REWARDS.tolist(), GROUPS), strict=True)]
+        advantages = [np.full(k, a) for k, a in zip(batch.lengths, estimate(REWARDS.tolist(), GROUPS), strict=True)]
 
     def of_policy(logps: list[Response]) -> float:
         clip, loss = loops.Clip(recipe.clip, recipe.clip_high), loops.LOSSES[rl.loss]
-        rows = list(zip(logps, batch.logps, batch.sampler, gains, strict=True))
+        rows = list(zip(logps, batch.logps, batch.sampler, advantages, strict=True))
         tis = (rl.tis, rl.tis_mode, rl.tis_cap)
         value = total(
             "policy",
@@ -253,10 +253,10 @@ class Update:
         )
         numbers = make_coefficients(self.rl)._replace(max_grad_norm=np.float32(HUGE))
         rewards = scatter(geometry, REWARDS, fill=77.0)
-        state, metrics, taken = update(state, policy(1), problems, rollouts, rewards, numbers, jax.random.key(5))
+        state, metrics, used = update(state, policy(1), problems, rollouts, rewards, numbers, jax.random.key(5))
         moments = [state.moments.mu, state.critic.moments.mu if state.critic else None]
         gradients = jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), moments)
-        return *gradients, metric_values(metrics), gather(geometry, B, taken).tolist()
+        return *gradients, metric_values(metrics), gather(geometry, B, used).tolist()
 
     def pad(self, rows: list[Any], fill: Any) -> np.ndarray:
         out = np.full((B, T), fill, np.result_type(rows[0], np.float32) if isinstance(fill, float) else rows[0].dtype)
@@ -283,10 +283,10 @@ def reference(name: str, chosen: tuple[bool, ...]) -> tuple[float, Params, Param
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=[f"{name}, {layout[0]}" for name, layout in CASES])
 def test_gradients_equal_a_plain_program(name: str, layout: tuple[str, int, int, int]) -> None:
     rl = RECIPES[name]
-    gradient, of_critic, metrics, chosen = Update(rl, *layout)()
-    kept = np.array(chosen).reshape(B_P, N).sum(1)
-    assert (kept == (rl.n_train or N)).all()
-    value, wanted, critics = reference(name, tuple(chosen))
+    gradient, of_critic, metrics, selected = Update(rl, *layout)()
+    remaining = np.array(selected).reshape(B_P, N).sum(1)
+    assert (remaining == (rl.n_train or N)).all()
+    value, wanted, critics = reference(name, tuple(selected))
     assert metrics["loss"] == pytest.approx(value, rel=1e-5, abs=1e-6)
     assert max(distances(gradient, wanted).values()) < 1e-5, distances(gradient, wanted)
     assert (of_critic is None) == (critics is None)

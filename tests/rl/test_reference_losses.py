@@ -162,13 +162,13 @@ def test_the_batch_has_what_the_losses_differ_in() -> None:
     lengths from 1 to T.
     """
     ratios = np.exp(np.concatenate(LOGPS) - np.concatenate(SAMPLER))
-    whole = np.array([np.exp(sum(a) - sum(b)) for a, b in zip(LOGPS, SAMPLER, strict=True)])
+    full = np.array([np.exp(sum(a) - sum(b)) for a, b in zip(LOGPS, SAMPLER, strict=True)])
     means = np.array([np.exp(np.mean(a - b)) for a, b in zip(LOGPS, SAMPLER, strict=True)])
     for seen in (ratios, means):
         assert (seen < 1 - CLIP.low).sum() >= 2
         assert (seen > 1 + CLIP.high).any()
     assert (ratios > NUMBERS["cap"]).sum() >= 10
-    assert (whole > NUMBERS["cap"]).sum() >= 5
+    assert (full > NUMBERS["cap"]).sum() >= 5
     assert sum(loops.zero_variance(BATCH["rewards"], GROUPS)) == BATCH["n"]
     assert {len(row) for row in LOGPS} >= {1, T}
 
@@ -183,7 +183,7 @@ def test_aggregation_by_hand() -> None:
         "prompt": ((13 / 4 + 22 / 4) / 2, 22 / 4),
         "constant": (35 / 16, 22 / 8),
     }
-    for kind, (whole, second) in expected.items():
-        assert loops.aggregate(kind, values, groups, [True] * 4, 4) == pytest.approx(whole)
+    for kind, (full, second) in expected.items():
+        assert loops.aggregate(kind, values, groups, [True] * 4, 4) == pytest.approx(full)
         assert loops.aggregate(kind, values, groups, [False, False, True, True], 4) == pytest.approx(second)
         assert loops.aggregate(kind, values, groups, [False] * 4, 4) == 0

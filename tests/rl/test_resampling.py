@@ -21,9 +21,9 @@ def test_right_answers_by_problem(axes: str) -> None:
     device, reward = np.asarray(result.reward_sums), float(result.metrics["reward"].sum)
     assert hosted_metrics["reward"] == pytest.approx(reward)
     expected = np.zeros(COUNT)
-    place = {int(i): row for row, i in enumerate(TABLE.ids)}
+    location = {int(i): row for row, i in enumerate(TABLE.ids)}
     for problem, tokens in zip(task.graded, task.shown, strict=True):
-        expected[place[problem]] += tokens[0] % 2 == 0
+        expected[location[problem]] += tokens[0] % 2 == 0
     np.testing.assert_array_equal(hosted, expected)
     np.testing.assert_array_equal(device, expected)
     assert reward * B_p * n == pytest.approx(expected.sum()) and len(set(expected)) > 3

@@ -162,7 +162,7 @@ class Twin:
             self.start().params, gather_problems(self.table(), index()[0]), np.int32(B_p), np.int32(n), key
         )
         tokens, mask = (gather(self.geometry, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
-        return [row[kept].tolist() for row, kept in zip(tokens, mask, strict=True)]
+        return [row[remaining].tolist() for row, remaining in zip(tokens, mask, strict=True)]
 
     def programs(self, task: Spoken) -> HostVerifiedPrograms:
         if task not in self.host_verified:
@@ -202,27 +202,27 @@ def test_the_hosted_update_equals_the_update_on_device(axes: str, monkeypatch: p
         assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
     here.shown.clear()
     here.graded.clear()
-    hosted, said = twin.hosted(here)
+    hosted, output = twin.hosted(here)
     device, known = twin.on_device()
     shown = here.shown
-    asked = [[int(TABLE.ids[q]) for q in update[:B_p] for _ in range(n)] for update in index()]
+    requested = [[int(TABLE.ids[q]) for q in update[:B_p] for _ in range(n)] for update in index()]
     first = list(zip(here.graded, shown, strict=True))[: B_p * n]
     assert (
-        sorted(first) == sorted(zip(asked[0], twin.first_responses(), strict=True))
+        sorted(first) == sorted(zip(requested[0], twin.first_responses(), strict=True))
         and len({tuple(row) for row in shown}) > 20
     )
-    assert [sorted(here.graded[i * B_p * n :][: B_p * n]) for i in range(UPDATES)] == [sorted(ids) for ids in asked]
-    assert said["tokens"] == known["tokens"] == sum(map(len, shown))
+    assert [sorted(here.graded[i * B_p * n :][: B_p * n]) for i in range(UPDATES)] == [sorted(ids) for ids in requested]
+    assert output["tokens"] == known["tokens"] == sum(map(len, shown))
     for one, two, start in zip(*map(jax.tree.leaves, (hosted.params, device.params, policy())), strict=True):
         assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
         assert np.linalg.norm(np.asarray(two) - start) > 1e-3 * np.linalg.norm(start)  # the updates did something
     assert int(hosted.step) == int(device.step) == UPDATES
-    assert set(said) - set(known) == {"parsed_fraction", "verifier_failures"}
-    assert (said["parsed_fraction"], said["verifier_failures"]) == (UPDATES, 0)
+    assert set(output) - set(known) == {"parsed_fraction", "verifier_failures"}
+    assert (output["parsed_fraction"], output["verifier_failures"]) == (UPDATES, 0)
     for name, value in known.items():
-        assert said[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
+        assert output[name] == pytest.approx(value, rel=1e-5, abs=1e-5), name
     right = np.mean([row[0] % 2 == 0 for row in shown])
-    assert said["reward"] / UPDATES == pytest.approx(float(right), rel=1e-6) and 0.1 < right < 0.9
+    assert output["reward"] / UPDATES == pytest.approx(float(right), rel=1e-6) and 0.1 < right < 0.9
 
 
 def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +250,8 @@ def test_failed_checks_are_counted_and_cost_their_reward() -> None:
     lost = [int(i) for i in TABLE.ids[:2]]
     task = Spoken(failing=lost)
     _, metrics = Twin("auto").hosted(task, count=1)
-    chosen = [int(TABLE.ids[q]) for q in index()[0, :B_p]]
-    failed = n * sum(i in lost for i in chosen)
+    selected = [int(TABLE.ids[q]) for q in index()[0, :B_p]]
+    failed = n * sum(i in lost for i in selected)
     assert failed and metrics["verifier_failures"] == metrics["verifier_timeout"] == failed
     assert metrics["parsed_fraction"] == pytest.approx(1 - failed / (B_p * n))
     right = sum(row[0] % 2 == 0 for row, i in zip(task.shown, task.graded, strict=True) if i not in lost)

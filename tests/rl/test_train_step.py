@@ -157,7 +157,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest
     ) and not equal(two, three)
     assert [int(state.step) for state, _ in ends.values()] == [1, 2, 3, 5]  # the sixth is not begun
     assert [int(state.consecutive_nonfinite) for state, _ in ends.values()] == [0, 1, 0, 2]
-    assert [found["nonfinite_update"] for _, found in ends.values()] == [0, 1, 1, 3]
+    assert [result["nonfinite_update"] for _, result in ends.values()] == [0, 1, 1, 3]
     assert equal(three._replace(step=0, consecutive_nonfinite=0), last._replace(step=0, consecutive_nonfinite=0))
     assert sums["grad_norm"] == ends[1][1]["grad_norm"] and np.isfinite(all_sums["loss"])
 
@@ -190,12 +190,12 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
     geometry = many.geometry
     check_kept_apart(hlo, P + T, geometry.slots, geometry.slots)
     check_kept_apart(hlo, P, geometry.prefix_entries, max(geometry.prefix_entries, geometry.slots, geometry.microbatch))
-    found = collectives(hlo)
+    result = collectives(hlo)
     # one step's distribution is the most that is ever gathered
-    assert {(c.result, c.depth) for c in found if c.kind != "all-reduce"} == {
+    assert {(c.result, c.depth) for c in result if c.kind != "all-reduce"} == {
         (f"f32[{geometry.slots},{DECODER.vocab}]", 3)
     }
     # in the sampler's and the gradient's loops only tensor's pairs meet, and once per chunk all shards: is any still at
     # work?
-    wide = [c.result for c in found if c.depth >= 2 and not all(max(group) - min(group) == 1 for group in c.groups)]
+    wide = [c.result for c in result if c.depth >= 2 and not all(max(group) - min(group) == 1 for group in c.groups)]
     assert wide == ["s32[]"]

@@ -39,8 +39,8 @@ def check_trl(path: Path, answer: dict[str, Any]) -> None:
     _, config, _, *rest = parser.parse_args_and_config(arguments, return_remaining_strings=True)
     expect("unknown arguments", rest, [[]])
     expect("num_generations", config.num_generations, answer["n"])
-    taken = config.per_device_train_batch_size * config.world_size * config.gradient_accumulation_steps
-    expect("completions an update", taken, answer["B"])
+    used = config.per_device_train_batch_size * config.world_size * config.gradient_accumulation_steps
+    expect("completions an update", used, answer["B"])
     expect("generation_batch_size", config.generation_batch_size, answer["B"])
     expect("steps_per_generation", config.steps_per_generation, config.gradient_accumulation_steps)  # on-policy
     expect("num_iterations", config.num_iterations, 1)

@@ -23,9 +23,9 @@ def rendered(name, chosen=CHOSEN, saved=None):
 
 
 def test_verl_counts_batches_in_prompts():
-    found = yaml.safe_load(rendered("verl"))
-    assert found.pop("defaults") == ["ppo_trainer", "_self_"]
-    assert found == {
+    result = yaml.safe_load(rendered("verl"))
+    assert result.pop("defaults") == ["ppo_trainer", "_self_"]
+    assert result == {
         "data": {"train_batch_size": 16},
         "algorithm": {"adv_estimator": "grpo"},
         "actor_rollout_ref": {"rollout": {"n": 16}, "actor": {"ppo_mini_batch_size": 16, "ppo_epochs": 1}},
@@ -34,8 +34,8 @@ def test_verl_counts_batches_in_prompts():
 
 
 def test_trl_counts_batches_in_completions():
-    found = yaml.safe_load(rendered("trl"))
-    assert found == {
+    result = yaml.safe_load(rendered("trl"))
+    assert result == {
         "num_generations": 16,
         "per_device_train_batch_size": 8,
         "gradient_accumulation_steps": 32,
@@ -56,8 +56,8 @@ def test_isojax_needs_the_sweeps_config():
     with pytest.raises(InputError, match=r"no config.yaml in the folder of the fit.*--for verl or --for trl"):
         rendered("isojax")
     sweep = load_config("quickstart", [])
-    found = yaml.safe_load(rendered("isojax", saved=sweep))
-    assert (found["sweep"]["B_p"], found["sweep"]["n"], found["sweep"]["budget"]) == ([16], [16], 99840)
+    result = yaml.safe_load(rendered("isojax", saved=sweep))
+    assert (result["sweep"]["B_p"], result["sweep"]["n"], result["sweep"]["budget"]) == ([16], [16], 99840)
 
 
 @pytest.mark.parametrize("name", ["verl", "trl"])

@@ -71,27 +71,27 @@ def test_appending_a_target_twice_writes_it_once(tmp_path: Path) -> None:
 def test_every_torn_last_line_loses_that_line_alone(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path)
     path = folder / RECORDS_FILE
-    whole = path.read_bytes()
-    start = whole.rstrip(b"\n").rindex(b"\n") + 1
-    for cut in range(start, len(whole) + 1):
-        path.write_bytes(whole[:cut])
+    full = path.read_bytes()
+    start = full.rstrip(b"\n").rindex(b"\n") + 1
+    for cut in range(start, len(full) + 1):
+        path.write_bytes(full[:cut])
         targets, warnings = warnings_of(folder)
-        complete = cut == len(whole)
+        complete = cut == len(full)
         assert targets == ([0, 64, 128] if complete else [0, 64])
         assert len(warnings) == (0 if complete or cut == start else 1)
         ledger = Ledger(folder, CELL, "abc")
         ledger.append(point(128), seconds=36.0, devices=2)
-        assert path.read_bytes() == whole
+        assert path.read_bytes() == full
 
 
 def test_a_torn_header_starts_the_ledger_again(tmp_path: Path) -> None:
     folder = cell_folder(tmp_path, targets=())
-    whole = (folder / RECORDS_FILE).read_bytes()
-    (folder / RECORDS_FILE).write_bytes(whole[:20])
+    full = (folder / RECORDS_FILE).read_bytes()
+    (folder / RECORDS_FILE).write_bytes(full[:20])
     with pytest.raises(InputError, match="holds no complete point"):
         read_run(folder)
     Ledger(folder, CELL, "abc")
-    assert (folder / RECORDS_FILE).read_bytes() == whole
+    assert (folder / RECORDS_FILE).read_bytes() == full
 
 
 @pytest.mark.parametrize("broken", [b'{"kind": "ev', b"", b"[1, 2]", b'{"target": 3}', b"\xff\xfe"])

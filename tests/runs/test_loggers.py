@@ -61,18 +61,18 @@ def events(path: Path) -> list[Any]:
     """The events of a file, read by its lengths alone."""
     from tensorboardX.proto import event_pb2
 
-    data, found = path.read_bytes(), []
+    data, result = path.read_bytes(), []
     while data:
         (length,) = struct.unpack("<Q", data[:8])
-        found.append(vars(event_pb2)["Event"].FromString(data[12 : 12 + length]))
+        result.append(vars(event_pb2)["Event"].FromString(data[12 : 12 + length]))
         data = data[16 + length :]
-    return found
+    return result
 
 
 def curves(path: Path) -> list[tuple[int, dict[str, float]]]:
     """(step, values) of each event that has numbers, in the order written."""
-    found = [(e.step, {v.tag: v.simple_value for v in e.summary.value if v.WhichOneof("value")}) for e in events(path)]
-    return [(step, values) for step, values in found if values]
+    result = [(e.step, {v.tag: v.simple_value for v in e.summary.value if v.WhichOneof("value")}) for e in events(path)]
+    return [(step, values) for step, values in result if values]
 
 
 def imported(paths: list[Path], format: str) -> RunRecord:
@@ -82,19 +82,19 @@ def imported(paths: list[Path], format: str) -> RunRecord:
 
 def check_imported(run: RunRecord, folder: Path) -> None:
     """What an importer made of a cell's curves is what the cell's ledger says, to float32."""
-    own = read_run(folder)
+    specific = read_run(folder)
     assert run.cell == CELL and [(p.rollouts, p.M, p.tokens) for p in run.points] == [
         (C, C // 64, 5 * C) for C in TARGETS
     ]
-    for mine, theirs in zip(own.points, run.points, strict=True):
-        assert theirs.metrics == pytest.approx({name: mine.metrics[name] for name in ("avg@2", "hard/avg@2")}, rel=1e-6)
-        assert theirs.train["entropy"] == pytest.approx(mine.train["entropy"], rel=1e-6)
+    for ours, theirs in zip(specific.points, run.points, strict=True):
+        assert theirs.metrics == pytest.approx({name: ours.metrics[name] for name in ("avg@2", "hard/avg@2")}, rel=1e-6)
+        assert theirs.train["entropy"] == pytest.approx(ours.train["entropy"], rel=1e-6)
 
 
 def test_every_number_of_an_evaluation_stands_at_its_C(tmp_path: Path) -> None:
     follow(tmp_path, TARGETS, "tensorboard")
-    found = curves(event_file(tmp_path))
-    assert [step for step, _ in found] == list(TARGETS)
+    result = curves(event_file(tmp_path))
+    assert [step for step, _ in result] == list(TARGETS)
     last = {
         "avg@2": 0.442,
         "best@2": 0.75,
@@ -104,7 +104,7 @@ def test_every_number_of_an_evaluation_stands_at_its_C(tmp_path: Path) -> None:
         "M": 3,
         "tokens": 960,
     }
-    assert found[-1][1] == pytest.approx(last)
+    assert result[-1][1] == pytest.approx(last)
     times = [e.wall_time for e in events(event_file(tmp_path)) if e.step]
     assert [b - a for a, b in pairwise(times)] == [2.5, 2.5]
 
@@ -202,8 +202,8 @@ def test_a_logger_that_fails_is_left_out_with_one_warning(
     import my_curves  # pyright: ignore[reportMissingImports]
 
     assert my_curves.calls == [1, 2]
-    said = capsys.readouterr().err
-    assert said.count("warning:") == 1 and "16x4-s3" in said and "no route to host" in said
+    output = capsys.readouterr().err
+    assert output.count("warning:") == 1 and "16x4-s3" in output and "no route to host" in output
     assert len(read_run(tmp_path / "cell").points) == 4 and len(curves(event_file(tmp_path / "cell"))) == 4
 
 
@@ -220,8 +220,8 @@ def test_wandb_that_is_missing_is_refused_before_any_work(
     monkeypatch.setattr(sys, "argv", ["isojax", "launch", "quickstart", "run.loggers=[tensorboard,wandb]"])
     with pytest.raises(SystemExit, match="2"):
         app.main()
-    said = capsys.readouterr().err
-    assert said.startswith("error: ") and said.count("\n") == 1 and "pip install 'isojax[wandb]'" in said
+    output = capsys.readouterr().err
+    assert output.startswith("error: ") and output.count("\n") == 1 and "pip install 'isojax[wandb]'" in output
     assert not list(tmp_path.iterdir())
 
 
@@ -263,10 +263,10 @@ def test_wandb_offline_holds_each_point_once_after_a_resume(tmp_path: Path, monk
 def test_wandb_online_goes_on_where_the_server_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server has the steps to 64 of a ledger that has got to 128: what is sent begins at 128."""
     sent: list[int] = []
-    asked: dict[str, Any] = {}
+    requested: dict[str, Any] = {}
 
     def init(**given: Any) -> SimpleNamespace:
-        asked.update(given)
+        requested.update(given)
         return SimpleNamespace(
             offline=False, starting_step=65, log=lambda values, step: sent.append(step), finish=lambda: sent.append(-1)
         )
@@ -275,5 +275,5 @@ def test_wandb_online_goes_on_where_the_server_is(tmp_path: Path, monkeypatch: p
     follow(tmp_path, TARGETS[:3])
     follow(tmp_path, TARGETS[3:], "wandb")
     assert sent == [128, 192, -1]
-    assert (asked["group"], asked["name"], asked["resume"]) == ("quickstart", "16x4-s3", "allow")
-    assert asked["config"]["n"] == 4 and asked["id"] == (tmp_path / "wandb" / "id").read_text()
+    assert (requested["group"], requested["name"], requested["resume"]) == ("quickstart", "16x4-s3", "allow")
+    assert requested["config"]["n"] == 4 and requested["id"] == (tmp_path / "wandb" / "id").read_text()

@@ -246,12 +246,12 @@ def test_a_writer_that_was_frozen_looks_before_it_goes_on(url: str, monkeypatch:
 def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setitem(known_implementations, "far", {"class": "no_such_package.far.Far", "err": "Please install it"})
-    for place, saying in (
+    for location, saying in (
         (f"file://{tmp_path}/file/runs", "cannot use file:///.*file/runs/tiny: .*give another run.dir"),
         ("far://bucket/runs", "cannot use far://bucket/runs/tiny: .*Please install it"),
         ("nothing://bucket/runs", "nothing://bucket/runs/tiny: .*Protocol not known"),
     ):
-        with pytest.raises(InputError, match=saying), remote_workspace(place, "tiny"):
+        with pytest.raises(InputError, match=saying), remote_workspace(location, "tiny"):
             raise AssertionError("refused before any work")
     with (
         pytest.raises(InputError, match=r"several processes.*Mount the bucket"),

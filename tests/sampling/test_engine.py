@@ -103,8 +103,8 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Their tokens, logps and mask, [B T]."""
-        found = self.rollouts(*args, **kwargs)
-        return np.asarray(found.tokens), np.asarray(found.logps), np.asarray(found.mask)
+        result = self.rollouts(*args, **kwargs)
+        return np.asarray(result.tokens), np.asarray(result.logps), np.asarray(result.mask)
 
     def log_p(self, logits: np.ndarray) -> np.ndarray:
         """The distribution that is drawn from, by sorting; -inf outside the nucleus."""
@@ -176,9 +176,9 @@ def test_log_probs_are_the_policys_and_the_mask_ends_with_the_end_token(either: 
     np.testing.assert_allclose(
         logps[mask], np.take_along_axis(expected, tokens[..., None], -1)[..., 0][mask], atol=1e-5
     )
-    for row, kept in zip(tokens.tolist(), mask, strict=True):
+    for row, remaining in zip(tokens.tolist(), mask, strict=True):
         length = row.index(EOS) + 1 if EOS in row else T
-        assert kept.tolist() == [t < length for t in range(T)]
+        assert remaining.tolist() == [t < length for t in range(T)]
     assert B_p == 1 or {1, T} <= set(mask.sum(1))  # some end at once, some are cut
 
 
@@ -208,12 +208,12 @@ def test_the_mass_of_each_nucleus_is_handed_on(narrow: Engine, engine: Engine) -
     """What the trainer rebuilds a nucleus from: the probability that the kept tokens held before they were
     renormalised.
     """
-    found = narrow.rollouts(13, 7)
-    logits = response_logits(np, policy(), PROBLEMS, np.arange(91) // 7, found.tokens)
+    result = narrow.rollouts(13, 7)
+    logits = response_logits(np, policy(), PROBLEMS, np.arange(91) // 7, result.tokens)
     inside = np.isfinite(narrow.log_p(logits))
     held = np.where(inside, np.exp(log_softmax(np, logits / 0.6)), 0).sum(-1)
     assert 1 < inside.sum(-1).mean() < VOCAB / 2
-    np.testing.assert_allclose(found.nucleus_mass[found.mask], held[found.mask], atol=1e-5)
+    np.testing.assert_allclose(result.nucleus_mass[result.mask], held[result.mask], atol=1e-5)
     assert engine.rollouts(13, 7).nucleus_mass.shape == (91, 1)
 
 
@@ -227,10 +227,10 @@ def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) ->
     """At the first token after which a stop string stands in the text, whether it spans tokens or is inside one;
     `ended` knows it.
     """
-    found = [stopping.rollouts(5, 32, key) for key in range(12)]
-    tokens, _, mask, _, ended, lengths = (np.concatenate(x) for x in zip(*found, strict=True))
+    result = [stopping.rollouts(5, 32, key) for key in range(12)]
+    tokens, _, mask, _, ended, lengths = (np.concatenate(x) for x in zip(*result, strict=True))
     by_string = spanning = 0
-    for row, kept, stopped, there in zip(tokens.tolist(), mask, ended, lengths, strict=True):
+    for row, remaining, stopped, there in zip(tokens.tolist(), mask, ended, lengths, strict=True):
         length, stop = T, False
         for i, token in enumerate(row):
             since = max(
@@ -243,9 +243,9 @@ def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) ->
                 by_string += completed
                 spanning += completed and not any(string.encode() in (PIECES[token] or b"") for string in STRINGS)
                 break
-        assert kept.tolist() == [t < length for t in range(T)] and (stopped, there) == (stop, length), (
+        assert remaining.tolist() == [t < length for t in range(T)] and (stopped, there) == (stop, length), (
             row,
-            kept,
+            remaining,
             stopped,
         )
     assert by_string > 100 and spanning > 50 and 0 < (~ended).mean() < 0.9
@@ -255,8 +255,8 @@ def test_stop_strings_and_stop_tokens_end_a_rollout_at_once(stopping: Engine) ->
 def test_a_problems_rollouts_depend_on_no_other_problem_and_on_no_slot(engine: Engine) -> None:
     tokens, logps, mask = (x.reshape(13, 7, T) for x in engine(13, 7))
     for p in (0, 5, 12):
-        alone = engine(1, 7, order=np.array([p]))
-        for x, y in zip(alone, (tokens, logps, mask), strict=True):
+        single = engine(1, 7, order=np.array([p]))
+        for x, y in zip(single, (tokens, logps, mask), strict=True):
             np.testing.assert_array_equal(x, y[p])
     mixed = np.random.default_rng(0).permutation(13)
     for x, y in zip(engine(13, 7, order=mixed), (tokens, logps, mask), strict=True):
@@ -298,17 +298,17 @@ def test_shards_sample_what_one_device_samples(engine: Engine, many: Engine) -> 
 
 def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> None:
     hlo = many.program.lower(*many.args(1, 1, 0, np.arange(1))).compile().as_text()
-    found = collectives(hlo)
+    result = collectives(hlo)
     # the cache and the prefix table: this shard's rows, this device's heads
     check_kept_apart(hlo, P + T, many.slots, many.slots)
     check_kept_apart(hlo, P, many.geometry.prefix_entries, max(many.geometry.prefix_entries, many.slots))
     # fsdp's weights are gathered once, before the loop
-    assert bool([c for c in found if c.depth == 0 and c.kind == "all-gather"]) == ("fsdp" in many.axes)
+    assert bool([c for c in result if c.depth == 0 and c.kind == "all-gather"]) == ("fsdp" in many.axes)
     # once in a chunk, all shards: is any still at work?
-    assert [(c.kind, c.result) for c in found if c.depth == 1] == [("all-reduce", "s32[]")]
+    assert [(c.kind, c.result) for c in result if c.depth == 1] == [("all-reduce", "s32[]")]
     # shards leave the inner loops at times of their own: there only tensor's pairs may meet, and gather one step's
     # distribution at most
-    inside = [c for c in found if c.depth > 1]
+    inside = [c for c in result if c.depth > 1]
     assert inside
     for c in inside:
         assert all(group in ({0, 1}, {2, 3}, {4, 5}, {6, 7}) for group in c.groups), c.line

@@ -86,8 +86,8 @@ class Case:
         geometry, program, params = compiled(self)
         order = np.arange(B_p) if order is None else order
         problems = ProblemArrays(*(np.resize(x[order], (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
-        found = program(params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
-        return tuple(gather(geometry, B_p * n, x) for x in (found.tokens, found.logps, found.mask))
+        result = program(params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
+        return tuple(gather(geometry, B_p * n, x) for x in (result.tokens, result.logps, result.mask))
 
     def exact(self, group: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Probabilities [B T V] in float64 that tokens are drawn from, after those before them."""
@@ -177,20 +177,20 @@ def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     n, rng = jnp.int32(7), np.random.default_rng(0)
     problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
     batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(13), n), n, jax.random.key(0))
-    own = engine.decoding.prepare_weights(params)
-    state = quick_jit(lambda: engine.decode_chunk(params, own, batch, engine.init_state(jnp.int32(0)))[0])()
+    specific = engine.decoding.prepare_weights(params)
+    state = quick_jit(lambda: engine.decode_chunk(params, specific, batch, engine.init_state(jnp.int32(0)))[0])()
     decode = quick_jit(engine.decode_step)
     assert int(state.slots.t.max()) == 2
     ended = jnp.arange(case.R) % 5 == 0
     first = jnp.repeat(state.group_last_hidden, case.W, axis=0)
-    plain = decode(own, state.slots, state.cache, first, ended)
+    plain = decode(specific, state.slots, state.cache, first, ended)
     for _ in range(3):
         groups = rng.permutation(case.R // case.W)
         slots = np.concatenate([group * case.W + rng.permutation(case.W) for group in groups])
         cache = type(state.cache)(
             slot_kv=moved(state.cache.slot_kv, slots), prefix_kv=moved(state.cache.prefix_kv, groups)
         )
-        got = decode(own, moved(state.slots, slots), cache, first[slots], ended[slots])
+        got = decode(specific, moved(state.slots, slots), cache, first[slots], ended[slots])
         wanted = moved((plain[0], plain[1].slot_kv, plain[2]), slots)
         jax.tree.map(np.testing.assert_array_equal, (got[0], got[1].slot_kv, got[2]), wanted)
 
@@ -216,8 +216,8 @@ def test_first_tokens_run_no_layers() -> None:
     problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
     n = jnp.int32(4)
     batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(2), n), n, jax.random.key(0))
-    own = engine.decoding.prepare_weights(params)
-    decode_chunk = quick_jit(lambda state: engine.decode_chunk(params, own, batch, state)[0])
+    specific = engine.decoding.prepare_weights(params)
+    decode_chunk = quick_jit(lambda state: engine.decode_chunk(params, specific, batch, state)[0])
     state, Counting.steps[:] = engine.init_state(jnp.int32(0)), []
     while bool(engine.has_work(batch, state)):
         state = decode_chunk(state)
@@ -268,8 +268,8 @@ def p_value(seen: np.ndarray, expected: np.ndarray) -> float:
     """Pearson's test; outcomes expected fewer than 5 times are taken together."""
     rare = expected < 5
     seen, expected = (np.append(x[~rare], x[rare].sum()) for x in (seen, expected))
-    kept = expected > 0
-    return float(chisquare(seen[kept], expected[kept] * (seen.sum() / expected[kept].sum())).pvalue)
+    remaining = expected > 0
+    return float(chisquare(seen[remaining], expected[remaining] * (seen.sum() / expected[remaining].sum())).pvalue)
 
 
 def large(V: int) -> dict[str, np.ndarray]:

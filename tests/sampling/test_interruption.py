@@ -85,8 +85,8 @@ class Case:
     def __call__(self, B_p: int, n: int, order: np.ndarray | None = None) -> Any:
         """The Rollouts in their order, [B ...], on the host."""
         problems = self.problems(np.arange(B_p) if order is None else order)
-        found = self.program(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(0))
-        return Rollouts(*(gather(self.geometry, B_p * n, x) for x in found))
+        result = self.program(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(0))
+        return Rollouts(*(gather(self.geometry, B_p * n, x) for x in result))
 
     @cached_property
     def thirteen(self) -> Any:
@@ -134,10 +134,10 @@ def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(
     name: str, request: pytest.FixtureRequest
 ) -> None:
     case: Case = request.getfixturevalue(name)
-    found, (B_p, n), interruption = case.thirteen, (13, 7), case.stops.interruption
+    result, (B_p, n), interruption = case.thirteen, (13, 7), case.stops.interruption
     assert interruption is not None
     group, rollout = np.divmod(np.arange(B_p * n), n)
-    logits = response_logits(np, policy(), PROBLEMS, group, found.tokens).astype(np.float64) / TEMPERATURE
+    logits = response_logits(np, policy(), PROBLEMS, group, result.tokens).astype(np.float64) / TEMPERATURE
     p = np.exp(logits - logits.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
     falling = -np.sort(-p, -1)
@@ -148,31 +148,34 @@ def test_every_token_is_the_phrases_or_drawn_after_what_came_before_it(
     uniform = np.stack([np.asarray(uniforms(keys, jnp.full(B_p * n, t, jnp.int32))) for t in range(T)], 1)
     counted = within_phrase = 0
     for r in range(B_p * n):
-        tokens, interrupted, ended, margin = expected(p[r], uniform[r], interruption, found.tokens[r])
+        tokens, interrupted, ended, margin = expected(p[r], uniform[r], interruption, result.tokens[r])
         if margin < 3e-6:
             continue
         length = len(tokens)
-        assert found.tokens[r, :length].tolist() == tokens and (found.lengths[r], found.stopped[r]) == (length, ended)
+        assert result.tokens[r, :length].tolist() == tokens and (result.lengths[r], result.stopped[r]) == (
+            length,
+            ended,
+        )
         drawn = [t < length and not (interrupted and AFTER <= t < LAST) for t in range(T)]
-        assert found.mask[r].tolist() == drawn
-        exact = np.log(p[r, range(T), found.tokens[r]], where=found.mask[r], out=np.zeros(T))
-        np.testing.assert_allclose(np.where(found.mask[r], found.logps[r], 0), exact, atol=1e-5)
-        assert not found.logps[r, :length][~found.mask[r, :length]].any()
+        assert result.mask[r].tolist() == drawn
+        exact = np.log(p[r, range(T), result.tokens[r]], where=result.mask[r], out=np.zeros(T))
+        np.testing.assert_allclose(np.where(result.mask[r], result.logps[r], 0), exact, atol=1e-5)
+        assert not result.logps[r, :length][~result.mask[r, :length]].any()
         counted += interrupted
         within_phrase += interrupted and length == AFTER + 1
     assert counted > 20 and within_phrase > 0
-    closed = (found.tokens[:, :AFTER] == UNLESS).any(-1) & (found.lengths > AFTER)
+    closed = (result.tokens[:, :AFTER] == UNLESS).any(-1) & (result.lengths > AFTER)
     if interruption.unless_token is not None:
-        assert closed.sum() > 3 and found.mask[closed].sum() == found.lengths[closed].sum()
+        assert closed.sum() > 3 and result.mask[closed].sum() == result.lengths[closed].sum()
 
 
 def test_what_is_not_interrupted_is_the_plain_samplers_bit_for_bit(some: Case) -> None:
-    plain, found = Case(PLAIN).thirteen, some.thirteen
-    interrupted = found.mask.sum(-1) < found.lengths
+    plain, result = Case(PLAIN).thirteen, some.thirteen
+    interrupted = result.mask.sum(-1) < result.lengths
     assert 0.2 < interrupted.mean() < 0.9
-    for x, y in zip(plain, found, strict=True):
+    for x, y in zip(plain, result, strict=True):
         np.testing.assert_array_equal(x[~interrupted], y[~interrupted])
-    for x, y in ((plain.tokens, found.tokens), (plain.logps, found.logps)):
+    for x, y in ((plain.tokens, result.tokens), (plain.logps, result.logps)):
         np.testing.assert_array_equal(x[interrupted, :AFTER], y[interrupted, :AFTER])
     np.testing.assert_array_equal(plain.mask.sum(-1), plain.lengths)
 
@@ -203,6 +206,6 @@ def test_the_hosts_visits_give_the_same(name: str, request: pytest.FixtureReques
     for part, x, buffer in zip(Rollouts._fields, case.thirteen, run, strict=True):
         y = gather(case.geometry, 91, buffer)
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
-    whole = [x.tolist() for x in response_tokens(run, 91)]
-    assert [streamed[r] for r in range(91)] == whole
-    assert sum(row[AFTER:LAST] == list(PHRASE) for row in whole) > 20
+    full = [x.tolist() for x in response_tokens(run, 91)]
+    assert [streamed[r] for r in range(91)] == full
+    assert sum(row[AFTER:LAST] == list(PHRASE) for row in full) > 20

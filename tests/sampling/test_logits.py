@@ -66,13 +66,13 @@ def test_the_nucleus_is_the_one_that_sorting_finds(shape: str) -> None:
     program, compared = jax.jit(nucleus), 0
     masses = [0.001, 0.1, 0.3, 0.5, 0.7, 0.9, 0.95, 0.99, 0.999]
     for mass in masses:
-        inside, kept = (np.asarray(x) for x in program(log_p, log_p, mass))
+        inside, remaining = (np.asarray(x) for x in program(log_p, log_p, mass))
         expected, margin = by_sorting(log_p, mass)
         clear = margin > 2e-6
         np.testing.assert_array_equal(inside[clear], expected[clear])
         held = np.where(inside, np.exp(log_p.astype(np.float64)), 0).sum(-1)
-        np.testing.assert_allclose(kept, held, atol=3e-6)
-        assert (kept > mass - 3e-6).all() and inside[np.arange(12), log_p.argmax(-1)].all()
+        np.testing.assert_allclose(remaining, held, atol=3e-6)
+        assert (remaining > mass - 3e-6).all() and inside[np.arange(12), log_p.argmax(-1)].all()
         compared += int(clear.sum())
     assert compared > 0.8 * 12 * len(masses)
     of_its_own = np.resize(np.array(masses, np.float32), 12)
@@ -84,9 +84,9 @@ def test_the_nucleus_is_the_one_that_sorting_finds(shape: str) -> None:
 @pytest.mark.parametrize("shape", shapes_of_distributions())
 def test_a_nucleus_of_all_mass_leaves_out_what_rounds_to_nothing(shape: str) -> None:
     log_p = np.asarray(log_probs(jnp.array(shapes_of_distributions()[shape]), 1.0))
-    inside, kept = (np.asarray(x) for x in jax.jit(nucleus)(log_p, log_p, 1.0))
+    inside, remaining = (np.asarray(x) for x in jax.jit(nucleus)(log_p, log_p, 1.0))
     left_out = np.where(inside, 0, np.exp(log_p.astype(np.float64))).sum(-1)
-    assert left_out.max() < 1e-6 and np.abs(kept - 1).max() < 3e-6
+    assert left_out.max() < 1e-6 and np.abs(remaining - 1).max() < 3e-6
 
 
 def test_the_nucleus_is_ranked_by_the_logits_alone() -> None:
@@ -97,9 +97,9 @@ def test_the_nucleus_is_ranked_by_the_logits_alone() -> None:
     order = [0, 1, 2, 3, 5, 4, 6, 7]
     equal = jnp.full((1, 8), -np.log(8), jnp.float32) + jnp.array([[0, 0, 1e-7, 0, -1e-7, 0, 1e-7, 0]])
     for size in range(1, 9):
-        inside, kept = nucleus(logits, equal, size / 8 - 1e-3)
+        inside, remaining = nucleus(logits, equal, size / 8 - 1e-3)
         assert np.flatnonzero(inside[0]).tolist() == sorted(order[:size])
-        assert float(kept[0]) == pytest.approx(size / 8, abs=1e-6)
+        assert float(remaining[0]) == pytest.approx(size / 8, abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -118,17 +118,19 @@ def test_the_nucleus_by_hand(p: list[float], mass: float, inside: list[int]) -> 
     """Tokens that tie with the last one are kept with it; renormalised over the nucleus, the rest cannot be drawn."""
     with np.errstate(divide="ignore"):
         log_p = jnp.log(jnp.array([p], jnp.float32))
-    got, kept = nucleus(log_p, log_p, mass)
+    got, remaining = nucleus(log_p, log_p, mass)
     assert got[0].astype(int).tolist() == inside
     total = float(np.dot(p, inside))
-    assert float(kept[0]) == pytest.approx(total, rel=1e-6)
+    assert float(remaining[0]) == pytest.approx(total, rel=1e-6)
     again = np.asarray(renormalize(log_p, got))[0]
     np.testing.assert_allclose(np.exp(again), np.array(p) * inside / total, rtol=1e-6)
     assert (again[~np.array(inside, bool)] == np.float32(NEG_INF)).all()
     tokens, _ = jax.vmap(sample_token, (None, 0))(
         jnp.array([again]), jnp.linspace(0, 1 - 2**-23, 101, dtype=jnp.float32)[:, None]
     )
-    assert set(np.asarray(tokens).reshape(-1).tolist()) == {i for i, kept in enumerate(inside) if kept and p[i]}
+    assert set(np.asarray(tokens).reshape(-1).tolist()) == {
+        i for i, remaining in enumerate(inside) if remaining and p[i]
+    }
 
 
 @pytest.mark.parametrize(

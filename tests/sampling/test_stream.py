@@ -58,7 +58,7 @@ class Pair:
     def __post_init__(self) -> None:
         on = mesh(self.axes)
         self.geometry = make_sampler_shapes(CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width)
-        given = (
+        inputs = (
             self.decoder,
             self.geometry,
             on,
@@ -66,10 +66,10 @@ class Pair:
             StopConditions((EOS,), None),
         )
         jit = same_bits_jit if self.bits else quick_jit
-        self.sample = jit(build_sampler(*given))
+        self.sample = jit(build_sampler(*inputs))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jax, "jit", jit)
-            self.stream: Stream = build_stream(*given)
+            self.stream: Stream = build_stream(*inputs)
         self.params = placed(policy(), on)
         self.chunks: list[int] = []
         self.tokens: dict[int, list[int]] = {}
@@ -136,13 +136,13 @@ def test_one_set_of_programs_serves_every_cell(pair: Pair) -> None:
 
 def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
     problems = ProblemArrays(*(np.resize(x, (pair.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
-    given, state = pair.stream.begin(pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0))
-    compiled = pair.stream.advance.jitted.lower(given, state).compile()
+    inputs, state = pair.stream.begin(pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0))
+    compiled = pair.stream.advance.jitted.lower(inputs, state).compile()
     memory = compiled.memory_analysis()
-    mine = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
-    assert memory.alias_size_in_bytes == mine  # all of a device's state is donated
-    state, found = pair.stream.advance(given, state)
-    assert sum(x.nbytes for x in found) < 3 * pair.geometry.shards * SLOTS * T * 4
+    ours = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+    assert memory.alias_size_in_bytes == ours  # all of a device's state is donated
+    state, result = pair.stream.advance(inputs, state)
+    assert sum(x.nbytes for x in result) < 3 * pair.geometry.shards * SLOTS * T * 4
     if pair.axes == "auto":
         return
     hlo = compiled.as_text()
@@ -151,8 +151,8 @@ def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: P
     outside = [c for c in collectives(hlo, mesh(pair.axes).size) if c.depth == 0]
     waits = [] if pair.geometry.shards == 1 else [("all-reduce", "s32[]")]  # is any shard still at work?
     assert [(c.kind, c.result) for c in outside] == waits
-    own = [x.addressable_shards[0].data.shape for x in state.cache.slot_kv[0]]
-    assert own == [
+    specific = [x.addressable_shards[0].data.shape for x in state.cache.slot_kv[0]]
+    assert specific == [
         (SLOTS, CONFIG.kv_heads // 2, CONFIG.head_dim, P + T),
         (SLOTS, CONFIG.kv_heads // 2, P + T, CONFIG.head_dim),
     ]

@@ -58,15 +58,15 @@ def sweep(
     to its progress.
     """
     rng, C = np.random.default_rng(seed), np.geomspace(low, high, points).round()
-    found = []
+    result = []
     for (B_p, n), (A, B, mid) in curves.items():
         for s in range(seeds):
             luck = run_sd * rng.standard_normal()
             R = np.concatenate([[R0], curve_value(C, R0, A + luck, B, mid, tail)]) + noise * rng.standard_normal(
                 points + 1
             )
-            found.append(run(B_p, n, s, [0.0, *C], R.clip(0, 1)))
-    return group_by_cell(found)
+            result.append(run(B_p, n, s, [0.0, *C], R.clip(0, 1)))
+    return group_by_cell(result)
 
 
 def packed(**more: Any) -> PackedSweep:

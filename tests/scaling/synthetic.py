@@ -88,16 +88,16 @@ class World:
     @property
     def measured(self) -> dict[tuple[int, int], tuple[float, float]]:
         """(first C > 0, last C) of each (B_p, n)."""
-        found: dict[tuple[int, int], tuple[float, float]] = {}
+        result: dict[tuple[int, int], tuple[float, float]] = {}
         for run in self.runs:
             C = [p.rollouts for p in run.points if p.rollouts > 0]
-            found[run.cell.B_p, run.cell.n] = (float(C[0]), float(C[-1]))
-        return found
+            result[run.cell.B_p, run.cell.n] = (float(C[0]), float(C[-1]))
+        return result
 
     def trained(self, targets: Mapping[Cell, int]) -> list[RunRecord]:
         """The runs of some cells as their ledgers would be had each been trained to its target in C alone."""
-        own = [(r, math.ceil(targets[r.cell] / r.cell.B) * r.cell.B) for r in self.runs if r.cell in targets]
-        return [replace(r, points=tuple(p for p in r.points if p.rollouts <= C)) for r, C in own]
+        specific = [(r, math.ceil(targets[r.cell] / r.cell.B) * r.cell.B) for r in self.runs if r.cell in targets]
+        return [replace(r, points=tuple(p for p in r.points if p.rollouts <= C)) for r, C in specific]
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,8 @@ def targets(start: int, ratio: float, budget: int) -> list[int]:
 
 def _evaluations(B: int, grid: Sequence[int]) -> list[tuple[int, int]]:
     """(target, M): the first update reaching each target; of the targets that one update reaches, the largest."""
-    found = {math.ceil(t / B): t for t in grid}
-    return [(0, 0), *((t, M) for M, t in sorted(found.items()))]
+    result = {math.ceil(t / B): t for t in grid}
+    return [(0, 0), *((t, M) for M, t in sorted(result.items()))]
 
 
 def _wander(C: FloatArray, sd: float, rng: np.random.Generator) -> FloatArray:
@@ -144,8 +144,8 @@ def _wander(C: FloatArray, sd: float, rng: np.random.Generator) -> FloatArray:
     x = np.log10(np.maximum(C, 1.0))
     path = np.empty(len(C))
     for i, z in enumerate(rng.standard_normal(len(C))):
-        kept = math.exp(-(x[i] - x[i - 1]) / DRIFT_DECADES) if i else 0.0
-        path[i] = (kept * path[i - 1] if i else 0.0) + sd * math.sqrt(1 - kept**2) * z
+        remaining = math.exp(-(x[i] - x[i - 1]) / DRIFT_DECADES) if i else 0.0
+        path[i] = (remaining * path[i - 1] if i else 0.0) + sd * math.sqrt(1 - remaining**2) * z
     return path
 
 
@@ -158,8 +158,8 @@ def _run(
     R, counts = true.at(C), [()] * len(plan)
     training = true.trained(C) + 0.02 * progress(true, C)
     if noise.samples:
-        own = np.random.default_rng([*entropy, 1])
-        R = R + progress(true, C) * (noise.run_sd * own.standard_normal() + _wander(C, noise.drift, own))
+        specific = np.random.default_rng([*entropy, 1])
+        R = R + progress(true, C) * (noise.run_sd * specific.standard_normal() + _wander(C, noise.drift, specific))
         drawn = np.random.default_rng(entropy).binomial(noise.samples, problems.rates(R))
         counts, R = [tuple(row) for row in drawn.tolist()], drawn.mean(1) / noise.samples
         training = np.clip(training + 0.005 * np.random.default_rng([*entropy, 2]).standard_normal(len(C)), 0, 1)
@@ -236,10 +236,12 @@ class _Plan:
         is.
         """
         C = np.geomspace(min(t[0] for t in self.targets.values()), max(t[-1] for t in self.targets.values()), points)
-        measured = np.stack([(max(own[0], b * n) <= C) & (own[-1] >= C) for (b, n), own in self.targets.items()])
+        measured = np.stack(
+            [(max(specific[0], b * n) <= C) & (specific[-1] >= C) for (b, n), specific in self.targets.items()]
+        )
         rewards = np.where(measured, np.stack([best(self.curves[key], C) for key in self.targets]), -np.inf)
-        kept = measured.all(0) if in_common else measured.any(0)
-        return np.array([n for _, n in self.targets])[rewards.argmax(0)[kept]].tolist()
+        remaining = measured.all(0) if in_common else measured.any(0)
+        return np.array([n for _, n in self.targets])[rewards.argmax(0)[remaining]].tolist()
 
 
 def _ranged(truth: Truth, rng: np.random.Generator, evaluations: int, unequal: bool, B_max: int | None) -> _Plan:
@@ -250,12 +252,12 @@ def _ranged(truth: Truth, rng: np.random.Generator, evaluations: int, unequal: b
     grid = np.geomspace(C_low, C_low * 10 ** rng.uniform(*truth.decades), evaluations).round().astype(int)
     early = 3 ** rng.uniform(size=len(truth.curves)) if unequal else np.ones(len(truth.curves))
     ends = {key: grid[-1] / float(e) for key, e in zip(truth.curves, early, strict=True)}
-    kept = {
+    remaining = {
         (b, n): c
         for (b, n), c in truth.curves.items()
         if max(grid[0], b * n) <= ends[b, n] and b * n <= (B_max or math.inf)
     }
-    return _Plan(kept, {key: [int(t) for t in grid if t <= ends[key]] for key in kept})
+    return _Plan(remaining, {key: [int(t) for t in grid if t <= ends[key]] for key in remaining})
 
 
 def _plan(kind: str, entropy: Sequence[int], evaluations: int, unequal: bool, cells: tuple[Any, Any, Any]) -> _Plan:
@@ -269,9 +271,9 @@ def _plan(kind: str, entropy: Sequence[int], evaluations: int, unequal: bool, ce
             plan = _ranged(truth, np.random.default_rng([*entropy, 2, law, attempt]), evaluations, unequal, B_max)
             if plan.targets and KINDS[kind].promised(plan.truly_best(KINDS[kind].in_common)):
                 return plan
-    given = f"n = {tuple(n)}, B_p = {B_p}, B_max = {B_max}, evaluations = {evaluations}"
+    inputs = f"n = {tuple(n)}, B_p = {B_p}, B_max = {B_max}, evaluations = {evaluations}"
     raise InputError(
-        f"no {kind} world of {given} keeps what the kind promises; expected more n, a larger B_max or more evaluations."
+        f"no {kind} world of {inputs} keeps what the kind promises; expected more n, a larger B_max or evaluations."
     )
 
 
@@ -321,8 +323,8 @@ def random_world(
     plan = _plan(kind, entropy, evaluations or drawn_evaluations, uneven, (n, B_p, B_max))
     noise = _Noise(samples, run_sd, drift)
     runs = tuple(
-        _run(Cell(b, m, s), plan.curves[b, m], own, problem_set, noise, [*entropy, 3, b, m, s])
-        for (b, m), own in plan.targets.items()
+        _run(Cell(b, m, s), plan.curves[b, m], specific, problem_set, noise, [*entropy, 3, b, m, s])
+        for (b, m), specific in plan.targets.items()
         for s in range(seeds or drawn_seeds)
     )
     return World(runs, plan.curves, problem_set)

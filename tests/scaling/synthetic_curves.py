@@ -131,10 +131,10 @@ class Declining:
     def C_peak(self) -> float:
         """Where the reward is highest."""
         x = math.log10(self.C_turn)
-        found = minimize_scalar(
+        result = minimize_scalar(
             lambda v: -float(self.at(10**v)), bounds=(x - 1, x + 1), method="bounded", options={"xatol": 1e-9}
         )
-        return float(10**found.x)
+        return float(10**result.x)
 
     def at(self, C: ArrayLike) -> FloatArray:
         """The true reward; R0 at C = 0."""

@@ -57,11 +57,11 @@ def _over_B_p(rng: Draw, curves: Mapping[int, Hill], B_p: Sequence[int] | None) 
     """Each n's curve at each B_p. As in Fig. 10, B_p matters little: any but the first moves A by up to .01, C_mid by
     up to 10%.
     """
-    found = {}
+    result = {}
     for i, b in enumerate(B_p or (32,)):
         shift, factor = (rng.uniform(-0.01, 0.01), rng.uniform(0.9, 1.1)) if i else (0.0, 1.0)
-        found |= {(b, n): replace(c, A=c.A + shift, C_mid=c.C_mid * factor) for n, c in curves.items()}
-    return found
+        result |= {(b, n): replace(c, A=c.A + shift, C_mid=c.C_mid * factor) for n, c in curves.items()}
+    return result
 
 
 def _rising(rng: Draw, n: Sequence[int], B: tuple[float, float]) -> dict[int, Hill]:
@@ -89,18 +89,18 @@ def _hill(rng: Draw, n: Sequence[int], B_p: Sequence[int] | None) -> Truth:
 
 def _stretched(rng: Draw, n: Sequence[int], B_p: Sequence[int] | None) -> Truth:
     curves = _rising(rng, n, (0.6, 1.1))
-    own = {key: Stretched(c.R0, c.A, c.B, c.C_mid) for key, c in _over_B_p(rng, curves, B_p).items()}
-    return _truth(own, curves[n[0]].C_mid)
+    specific = {key: Stretched(c.R0, c.A, c.B, c.C_mid) for key, c in _over_B_p(rng, curves, B_p).items()}
+    return _truth(specific, curves[n[0]].C_mid)
 
 
 def _decline(rng: Draw, n: Sequence[int], B_p: Sequence[int] | None) -> Truth:
     curves = _rising(rng, n, (0.8, 1.6))
-    own = {}
+    specific = {}
     for key, c in _over_B_p(rng, curves, B_p).items():
-        own[key] = Declining(
+        specific[key] = Declining(
             c, c.C_mid * float(np.exp(rng.uniform(np.log(3), np.log(12)))), float(rng.uniform(0.02, 0.08))
         )
-    return _truth(own, curves[n[0]].C_mid)
+    return _truth(specific, curves[n[0]].C_mid)
 
 
 def _same(rng: Draw, n: Sequence[int], B_p: Sequence[int] | None) -> Truth:
@@ -125,14 +125,14 @@ def _non_monotone(rng: Draw, n: Sequence[int], B_p: Sequence[int] | None) -> Tru
     level = np.log2(np.array(n, dtype=np.float64))
     tops = [level[-1] - rng.integers(2), level[0] + 1 + rng.integers(2), level[-1] - rng.integers(2)]
     below = rng.uniform(0.03, 0.038) * (np.sqrt(1 + (level - np.array(tops)[:, None]) ** 2) - 1)  # [stage, n]
-    gains: FloatArray = -np.diff(below, axis=0, prepend=0.0)
-    gains += rng.uniform(0.01, 0.03, (3, 1)) - gains.min(1, keepdims=True)
+    advantages: FloatArray = -np.diff(below, axis=0, prepend=0.0)
+    advantages += rng.uniform(0.01, 0.03, (3, 1)) - advantages.min(1, keepdims=True)
     first = 8 * FIXED_B  # compute of the first evaluation: 8 updates
     mids = first * 10 ** rng.uniform([-0.3, 0.6, 1.45], [-0.15, 0.7, 1.58])
     B, R0 = float(rng.uniform(2.3, 2.7)), float(rng.uniform(0.05, 0.2))
     curves = {
         (FIXED_B // m, m): Stages(R0, tuple(g.tolist()), tuple(mids.tolist()), B)
-        for m, g in zip(n, gains.T, strict=True)
+        for m, g in zip(n, advantages.T, strict=True)
     }
     return Truth(curves, (first, 1.2 * first), (2.45, 2.6))
 

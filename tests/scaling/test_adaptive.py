@@ -49,8 +49,8 @@ def off(w: World, runs: list[RunRecord], C: list[int]) -> list[int]:
     ns = sorted(n for _, n in w.truth)
     R = np.stack([w.reward(*key, C) for key in sorted(w.truth, key=lambda key: key[1])])
     result = fit(runs, replicates=100)
-    chosen = [recommend(result, budget, with_measured_cells=False).allocation.n for budget in C]
-    return [abs(ns.index(n) - int(best)) for n, best in zip(chosen, R.argmax(0), strict=True)]
+    selected = [recommend(result, budget, with_measured_cells=False).allocation.n for budget in C]
+    return [abs(ns.index(n) - int(best)) for n, best in zip(selected, R.argmax(0), strict=True)]
 
 
 def falling(B_p: int, n: int) -> Hill:
@@ -72,11 +72,11 @@ def test_half_of_the_grids_rollouts_find_n_star_within_one_step(name: str) -> No
     w = WORLDS[name]()
     policy = policy_of(w)
     runs, rounds = simulate(w, policy)
-    said = policy.summary(runs)
-    assert said["spent"] == spent(runs) <= said["grid"] / 2 and said["grid"] == sum(
+    output = policy.summary(runs)
+    assert output["spent"] == spent(runs) <= output["grid"] / 2 and output["grid"] == sum(
         math.ceil(policy.C_grid[-1] / c.B) * c.B for c in policy.cells
     )
-    assert said["saved"] == 1 - said["spent"] / said["grid"] >= 0.5
+    assert output["saved"] == 1 - output["spent"] / output["grid"] >= 0.5
     assert max(off(w, runs, policy.C_levels)) <= 1
     assert policy.C_levels[-1] == policy.C_grid[-1] and 12 < policy.C_levels[-1] / policy.C_levels[0] < 20
     assert np.mean([len(cells) for cells in rounds]) >= 3

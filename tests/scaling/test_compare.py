@@ -67,31 +67,31 @@ def test_the_difference_of_two_sweeps_is_that_of_independent_ones() -> None:
     assert d.value == pytest.approx(0.05 * GAIN, abs=1e-6) and d.p_higher == 1.0
     # Between two cells of nearly one reward the best draw wins; the spread of one, times sqrt 2 for independence, is
     # what is left at least.
-    alone = 2 * 1.645 * 0.006 * GAIN
-    assert 0.7 * math.sqrt(2) * alone < d.high - d.low < 1.15 * math.sqrt(2) * alone
+    single = 2 * 1.645 * 0.006 * GAIN
+    assert 0.7 * math.sqrt(2) * single < d.high - d.low < 1.15 * math.sqrt(2) * single
 
 
 def test_a_sweep_is_not_told_apart_from_itself() -> None:
-    found = compare_sweeps([document(), document()], ["a", "b"])
-    d, e = found.sweeps[1].difference, found.sweeps[1].earlier
+    result = compare_sweeps([document(), document()], ["a", "b"])
+    d, e = result.sweeps[1].difference, result.sweeps[1].earlier
     assert d.value == 0 and d.low < -0.005 and d.high > 0.005 and d.p_higher == pytest.approx(0.5, abs=0.01)
     assert e.p_earlier == pytest.approx(e.p_later) and e.p_earlier < 0.5
-    assert any("no clear difference" in s for s in found.sentences)
-    assert any("cannot say whether n* levels off earlier in b than in a" in s for s in found.sentences)
+    assert any("no clear difference" in s for s in result.sentences)
+    assert any("cannot say whether n* levels off earlier in b than in a" in s for s in result.sentences)
 
 
 def test_few_problems_make_n_level_off_earlier(many: FitResult, few: FitResult) -> None:
     """The paper's Fig. 13: with few training problems the largest n overfits, and the frontier stays at a smaller
     one.
     """
-    found = compare_sweeps([many, few], ["many", "few"])
-    first, other = found.sweeps
+    result = compare_sweeps([many, few], ["many", "few"])
+    first, other = result.sweeps
     assert first.saturation.n == 64 and first.saturation.C is None and first.saturation.below_largest < 0.05
     assert other.saturation.n == 16 and other.saturation.below_largest > 0.95
     truth = 2.6e4  # where n = 16 overtakes n = 4
     assert other.saturation.low < truth < other.saturation.high
     assert other.earlier.p_earlier > 0.95 and other.earlier.p_later < 0.05
-    C = found.C_high
+    C = result.C_high
     true = HILLS[16].at(C) - HILLS[64].at(C)
     d = other.difference
     assert d.high < 0 and abs(d.value - true) < d.high - d.low
@@ -101,52 +101,52 @@ def test_few_problems_make_n_level_off_earlier(many: FitResult, few: FitResult) 
         "few overfits: training reward rises",
         "many: n* ends at the largest n",
     ):
-        assert any(words in s for s in found.sentences), words
+        assert any(words in s for s in result.sentences), words
     swapped = compare_sweeps([few, many], ["few", "many"]).sweeps[1]
     assert swapped.earlier.p_later == pytest.approx(other.earlier.p_earlier)
     assert swapped.difference.value == pytest.approx(-other.difference.value)
-    drawing = comparison_figure(found)
+    drawing = comparison_figure(result)
     assert (
         drawing.png.startswith(b"\x89PNG")
         and drawing.pdf.startswith(b"%PDF")
-        and comparison_figure(found).png == drawing.png
+        and comparison_figure(result).png == drawing.png
     )
 
 
 def test_where_n_makes_no_difference_it_is_said(many: FitResult) -> None:
     flat = fitted({n: HILLS[16] for n in HILLS}, 12)
-    found = compare_sweeps([many, flat], ["many", "flat"])
-    row = found.sweeps[1]
+    result = compare_sweeps([many, flat], ["many", "flat"])
+    row = result.sweeps[1]
     assert row.no_effect and row.saturation is None and row.earlier is None and row.difference.low is not None
-    assert "flat: n makes no difference that its evaluations can show" in found.sentences
-    assert any(s.endswith("n makes no difference in flat") for s in found.sentences)
-    assert comparison_figure(found).png
+    assert "flat: n makes no difference that its evaluations can show" in result.sentences
+    assert any(s.endswith("n makes no difference in flat") for s in result.sentences)
+    assert comparison_figure(result).png
 
 
 def test_n_is_compared_over_what_both_measured(many: FitResult) -> None:
     """A sweep that never ran n = 64 levels off at 16 for want of it, which proves nothing."""
     short = fitted({n: HILLS[n] for n in (4, 16)}, 13)
-    found = compare_sweeps([many, short], ["many", "short"])
-    row = found.sweeps[1]
+    result = compare_sweeps([many, short], ["many", "short"])
+    row = result.sweeps[1]
     assert row.earlier.shared_n == (4, 16) and row.earlier.p_earlier < 0.05
     assert any(
-        note.startswith("the runs did not measure the same n (many: 4, 16, 64; short: 4, 16)") for note in found.notes
+        note.startswith("the runs did not measure the same n (many: 4, 16, 64; short: 4, 16)") for note in result.notes
     )
-    alone = compare_sweeps([many, fitted({64: HILLS[64]}, 14)], ["many", "alone"])
-    assert alone.sweeps[1].earlier is None and any(
-        "they share fewer than two values of n" in s for s in alone.sentences
+    single = compare_sweeps([many, fitted({64: HILLS[64]}, 14)], ["many", "alone"])
+    assert single.sweeps[1].earlier is None and any(
+        "they share fewer than two values of n" in s for s in single.sentences
     )
 
 
 def test_paper_mode_has_no_intervals() -> None:
     fits = [fitted(curves, seed, "paper") for curves, seed in ((HILLS, 10), (FEW, 11))]
-    found = compare_sweeps(fits, ["many", "few"])
-    row = found.sweeps[1]
+    result = compare_sweeps(fits, ["many", "few"])
+    row = result.sweeps[1]
     assert row.difference.low is None and row.at[0].low is None and row.saturation.below_largest is None
-    assert any("by the curves alone" in s for s in found.sentences) and any(
-        "no intervals" in note for note in found.notes
+    assert any("by the curves alone" in s for s in result.sentences) and any(
+        "no intervals" in note for note in result.notes
     )
-    assert comparison_figure(found).png
+    assert comparison_figure(result).png
 
 
 @pytest.mark.parametrize(

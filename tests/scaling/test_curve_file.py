@@ -25,27 +25,31 @@ def write(tmp_path, rows, header="rollouts,acc", name="run.csv"):
 
 
 def test_the_document(tmp_path):
-    found, read = fit_curve_file(write(tmp_path, rows_of()), "rollouts", "acc")
-    assert found["A"] == pytest.approx(0.6, abs=0.02) and found["C_mid"] == pytest.approx(2e4, rel=0.2)
+    result, read = fit_curve_file(write(tmp_path, rows_of()), "rollouts", "acc")
+    assert result["A"] == pytest.approx(0.6, abs=0.02) and result["C_mid"] == pytest.approx(2e4, rel=0.2)
     for name in ("R0", "A", "exponent", "C_mid"):
-        low, high = found["intervals"][name]
-        assert low <= found[name] <= high
-    assert found["points"] == 41 and found["beyond"] is None and found["determined"] and found["flags"] == []
-    assert found["rmse"] == pytest.approx(0.01, rel=0.35) and found["noise"]["sd"] == pytest.approx(0.01, rel=0.35)
-    assert (found["bootstrap"]["replicates"], found["bootstrap"]["seed"], found["bootstrap"]["level"]) == (500, 0, 0.9)
-    assert found["band"][-1]["C"] == pytest.approx(1e6) and read.seed_names == ("",)
-    json.dumps(found, allow_nan=False)
-    assert fit_curve_file(tmp_path / "run.csv", "rollouts", "acc")[0] == found
+        low, high = result["intervals"][name]
+        assert low <= result[name] <= high
+    assert result["points"] == 41 and result["beyond"] is None and result["determined"] and result["flags"] == []
+    assert result["rmse"] == pytest.approx(0.01, rel=0.35) and result["noise"]["sd"] == pytest.approx(0.01, rel=0.35)
+    assert (result["bootstrap"]["replicates"], result["bootstrap"]["seed"], result["bootstrap"]["level"]) == (
+        500,
+        0,
+        0.9,
+    )
+    assert result["band"][-1]["C"] == pytest.approx(1e6) and read.seed_names == ("",)
+    json.dumps(result, allow_nan=False)
+    assert fit_curve_file(tmp_path / "run.csv", "rollouts", "acc")[0] == result
 
 
 def test_points_beyond_are_predicted(tmp_path):
     rows = rows_of(60)
-    found, _ = fit_curve_file(write(tmp_path, rows), "rollouts", "acc", below=2e5)
+    result, _ = fit_curve_file(write(tmp_path, rows), "rollouts", "acc", below=2e5)
     held = [(c, r) for c, r in rows if c > 2e5]
-    beyond = found["beyond"]
-    model = curve_value([c for c, _ in held], *(found[k] for k in ("R0", "A", "exponent", "C_mid")))
+    beyond = result["beyond"]
+    model = curve_value([c for c, _ in held], *(result[k] for k in ("R0", "A", "exponent", "C_mid")))
     errors = model - np.array([r for _, r in held])
-    assert beyond["points"] == len(held) and found["points"] == 61 - len(held)
+    assert beyond["points"] == len(held) and result["points"] == 61 - len(held)
     assert beyond["mean_error"] == pytest.approx(errors.mean()) and beyond["max_absolute_error"] == pytest.approx(
         np.abs(errors).max()
     )
@@ -58,12 +62,12 @@ def test_points_beyond_are_predicted(tmp_path):
 
 def test_seeds_share_a_curve_and_formats_agree(tmp_path):
     rows = [(c, r, s) for s in (0, 1) for c, r in rows_of(seed=s)]
-    found, read = fit_curve_file(write(tmp_path, rows, "rollouts,acc,seed"), "rollouts", "acc", group="seed")
-    assert found["seeds"] == 2 and read.seed_names == ("0", "1") and "2 seeds" in found["bootstrap"]["method"]
+    result, read = fit_curve_file(write(tmp_path, rows, "rollouts,acc,seed"), "rollouts", "acc", group="seed")
+    assert result["seeds"] == 2 and read.seed_names == ("0", "1") and "2 seeds" in result["bootstrap"]["method"]
     path = tmp_path / "run.jsonl"
     path.write_text("\n".join(json.dumps({"val": {"acc": r}, "rollouts": c, "seed": s}) for c, r, s in rows))
     same, _ = fit_curve_file(path, "rollouts", "val.acc", group="seed")
-    assert [same[k] for k in ("R0", "A", "exponent", "C_mid")] == [found[k] for k in ("R0", "A", "exponent", "C_mid")]
+    assert [same[k] for k in ("R0", "A", "exponent", "C_mid")] == [result[k] for k in ("R0", "A", "exponent", "C_mid")]
     one, _ = fit_curve_file(path, "rollouts", "val.acc", filters=["seed=1"])
     assert one["points"] == 41
 
@@ -111,9 +115,9 @@ def test_refusals(tmp_path, rows, options, said):
 
 def test_a_missing_column_names_the_nearest(tmp_path):
     path = write(tmp_path, rows_of())
-    for x, y, said in (
+    for x, y, output in (
         ("rolouts", "acc", "no column 'rolouts'; the nearest is 'rollouts'"),
         ("rollouts", "ac", "no column 'ac'"),
     ):
-        with pytest.raises(InputError, match=f"run.csv, line 1: {said}"):
+        with pytest.raises(InputError, match=f"run.csv, line 1: {output}"):
             fit_curve_file(path, x, y)

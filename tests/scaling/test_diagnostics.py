@@ -30,10 +30,10 @@ def test_numbers_by_hand():
     correlation 0 in all."""
     residuals = {(16, 4): [np.array([1.0, -1, 1, -1]) / 100], (16, 8): [np.full(4, 0.01)]}
     made = SweepEstimate([curve(4), curve(8)], [], residuals=residuals, parameter_count=5)
-    found = diagnose(made, runs((4, 4e3), (8, 4e3)))
-    assert found.reduced_chi_square == pytest.approx(1) and found.autocorrelation == pytest.approx(0)
-    assert found.degrees_of_freedom == 8 - 5
-    first, second = found.per_curve
+    result = diagnose(made, runs((4, 4e3), (8, 4e3)))
+    assert result.reduced_chi_square == pytest.approx(1) and result.autocorrelation == pytest.approx(0)
+    assert result.degrees_of_freedom == 8 - 5
+    first, second = result.per_curve
     assert (first.n, first.points, first.reduced_chi_square, first.autocorrelation) == (
         4,
         4,
@@ -41,7 +41,7 @@ def test_numbers_by_hand():
         pytest.approx(-1),
     )
     assert second.autocorrelation == pytest.approx(1) and first.at_bounds == ()
-    assert found.ties == () and found.left_out == () and found.unequal_lengths is False
+    assert result.ties == () and result.left_out == () and result.unequal_lengths is False
 
 
 def test_a_chi_square_above_one():
@@ -49,25 +49,25 @@ def test_a_chi_square_above_one():
     1/3.
     """
     made = SweepEstimate([curve(4)], [], residuals={(16, 4): [np.array([3.0, 1, -1, -3]) / 100]}, parameter_count=3)
-    found = diagnose(made, runs((4, 4e3)))
-    assert found.reduced_chi_square == pytest.approx(2.5) and found.autocorrelation == pytest.approx(1 / 3)
+    result = diagnose(made, runs((4, 4e3)))
+    assert result.reduced_chi_square == pytest.approx(2.5) and result.autocorrelation == pytest.approx(1 / 3)
 
 
 def test_rounding_is_no_residual():
     made = SweepEstimate([curve(4)], [], residuals={(16, 4): [np.array([3.0, 1, -1, -3]) * 1e-16]}, parameter_count=3)
-    found = diagnose(made, runs((4, 4e3)))
-    assert found.reduced_chi_square is None and found.autocorrelation is None
+    result = diagnose(made, runs((4, 4e3)))
+    assert result.reduced_chi_square is None and result.autocorrelation is None
 
 
 def test_what_is_not_determined_or_left_out_is_named():
     curves = [curve(4, at_bounds=("C_mid",)), curve(8, determined=False), curve(16, C_peak=2500.0)]
-    found = diagnose(SweepEstimate(curves, [(16, 32, "2 points")]), runs((4, 4e3), (8, 4.3e3), (16, 4e3)))
-    assert [row.at_bounds for row in found.per_curve] == [("C_mid",), ("A",), ()]
-    assert found.left_out[0] == "no curve for B_p=16 n=32: 2 points"
-    assert "n=16: points beyond C = 2500" in found.left_out[1]
-    assert found.reduced_chi_square is None and found.degrees_of_freedom is None  # paper mode keeps no residuals
+    result = diagnose(SweepEstimate(curves, [(16, 32, "2 points")]), runs((4, 4e3), (8, 4.3e3), (16, 4e3)))
+    assert [row.at_bounds for row in result.per_curve] == [("C_mid",), ("A",), ()]
+    assert result.left_out[0] == "no curve for B_p=16 n=32: 2 points"
+    assert "n=16: points beyond C = 2500" in result.left_out[1]
+    assert result.reduced_chi_square is None and result.degrees_of_freedom is None  # paper mode keeps no residuals
     assert (
-        found.unequal_lengths is False
+        result.unequal_lengths is False
         and diagnose(SweepEstimate(curves, []), runs((4, 4e3), (8, 4.5e3))).unequal_lengths is True
     )
 
@@ -89,18 +89,18 @@ def draws(values, low=1e2, high=1e6):
 
 
 def test_sensitivity_by_hand():
-    found = reward_sensitivity([flat_curve(key) for key in A], None)
-    assert found is not None and found.C == pytest.approx(1e6)
-    assert found.over_n == RewardSpread(spread=found.over_n.spread, low=None, high=None, shared_value=16, cells=2)
-    assert found.over_B_p == RewardSpread(spread=found.over_B_p.spread, low=None, high=None, shared_value=4, cells=2)
-    assert (found.over_n.spread, found.over_B_p.spread) == pytest.approx((0.2, 0.05))
+    result = reward_sensitivity([flat_curve(key) for key in A], None)
+    assert result is not None and result.C == pytest.approx(1e6)
+    assert result.over_n == RewardSpread(spread=result.over_n.spread, low=None, high=None, shared_value=16, cells=2)
+    assert result.over_B_p == RewardSpread(spread=result.over_B_p.spread, low=None, high=None, shared_value=4, cells=2)
+    assert (result.over_n.spread, result.over_B_p.spread) == pytest.approx((0.2, 0.05))
 
 
 def test_sensitivity_is_where_most_cells_are():
     """Both n were measured at B_p = 64 alone; n = 4 at both B_p."""
-    found = reward_sensitivity([flat_curve((16, 4)), flat_curve((64, 4)), flat_curve((64, 16))], None)
-    assert found is not None and found.over_n.shared_value == 64 and found.over_n.spread == pytest.approx(0.25)
-    assert found.over_B_p.shared_value == 4
+    result = reward_sensitivity([flat_curve((16, 4)), flat_curve((64, 4)), flat_curve((64, 16))], None)
+    assert result is not None and result.over_n.shared_value == 64 and result.over_n.spread == pytest.approx(0.25)
+    assert result.over_B_p.shared_value == 4
     early = reward_sensitivity(
         [flat_curve((16, 4), 1e3), flat_curve((64, 4)), flat_curve((64, 16))], None
     )  # 16x4 ended earlier

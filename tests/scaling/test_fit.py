@@ -89,8 +89,8 @@ def test_derived_metrics_and_other_axes():
         [8 * c.C for c in rollouts.joint.crossovers], rel=1e-3
     )  # 8 a rollout
     hours = [replace(r, device_hours=tuple(1 + p.rollouts / 3600 for p in r.points)) for r in w.runs]
-    found = [c.C for c in fit(hours, compute="device_hours").joint.crossovers]
-    assert found == pytest.approx([c.C / 3600 for c in rollouts.joint.crossovers], rel=1e-3)
+    result = [c.C for c in fit(hours, compute="device_hours").joint.crossovers]
+    assert result == pytest.approx([c.C / 3600 for c in rollouts.joint.crossovers], rel=1e-3)
 
 
 def test_one_n_is_allowed():

@@ -63,24 +63,24 @@ def one_length(seed, reward, B_p=512, updates=60, every=3, noise=0.012):
 @pytest.mark.parametrize("seed", range(4))
 def test_runs_of_one_length_do_not_make_n_rise(seed):
     """One curve of C for every n: only the spans of C differ, and n = 64 is alone at the end."""
-    found = fit(one_length(seed, lambda C, n: 0.2 + 0.4 * C / (C + 1e5)), replicates=60)
-    assert found.joint.n_star.law.form == "constant" and found.joint.n_star.no_effect
-    assert found.joint.crossovers == ()
-    assert [f for f in found.flags if "n makes no difference here" in f.text]
+    result = fit(one_length(seed, lambda C, n: 0.2 + 0.4 * C / (C + 1e5)), replicates=60)
+    assert result.joint.n_star.law.form == "constant" and result.joint.n_star.no_effect
+    assert result.joint.crossovers == ()
+    assert [f for f in result.flags if "n makes no difference here" in f.text]
 
 
 def test_runs_of_one_length_whose_n_matters_cross_only_where_two_were_measured():
     def reward(C, n):
         return 0.2 + (0.25 + 0.05 * np.log2(n)) * C / (C + 4e3 * n**1.2)
 
-    found = fit(one_length(1, reward, noise=0.002), replicates=60)
+    result = fit(one_length(1, reward, noise=0.002), replicates=60)
     ends = {n: (512 * n * 3, 512 * n * 60) for n in (4, 8, 16, 32, 64)}
-    assert found.joint.n_star.no_effect is False
-    for c in found.joint.crossovers:
+    assert result.joint.n_star.no_effect is False
+    for c in result.joint.crossovers:
         assert max(ends[c.n_low][0], ends[c.n_high][0]) <= c.C <= min(ends[c.n_low][1], ends[c.n_high][1])
         assert reward(c.C, c.n_low) == pytest.approx(reward(c.C, c.n_high), abs=0.005)
-    last = found.joint.segments[-1]
-    assert last.n == 64 and last.censored_high and [f for f in found.flags if "cells of unequal length" in f.text]
+    last = result.joint.segments[-1]
+    assert last.n == 64 and last.censored_high and [f for f in result.flags if "cells of unequal length" in f.text]
 
 
 def test_where_n_makes_no_difference_the_law_is_constant_whatever_leads():

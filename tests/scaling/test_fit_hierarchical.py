@@ -56,9 +56,9 @@ def test_a_seed_changes_the_draws_and_their_means_by_little():
 
 
 def test_intervals_say_how_they_were_made():
-    said = FIRST.intervals
-    assert (said.level, said.replicates, said.problems) == (0.9, 60, 200)
-    assert said.run_sd_source == "estimated from the seeds (3 degrees of freedom)" and 0 < said.run_sd < 0.03
+    output = FIRST.intervals
+    assert (output.level, output.replicates, output.problems) == (0.9, 60, 200)
+    assert output.run_sd_source == "estimated from the seeds (3 degrees of freedom)" and 0 < output.run_sd < 0.03
     stated = fit(WORLD.runs, replicates=60, run_sd=0.05)
     assert (stated.intervals.run_sd, stated.intervals.run_sd_source) == (0.05, "as stated")
 

@@ -48,11 +48,11 @@ def test_in_range_figures_by_hand(two):
     C = np.array([2000.0, 20_000.0])
     true = one.true_best(two, C)
     near, far = one.Answer(true.n * 2, true.reward + 0.01), one.Answer(true.n * 4, true.reward - [0.02, 0.04])
-    found = one.in_range(two, {"near": near, "far": far}, C)
-    assert found["near"]["n_right"] == 1 and found["near"]["bias"] == pytest.approx(0.01)
-    assert found["far"]["n_right"] == 0 and found["far"]["bias"] == pytest.approx(-0.03)
-    own = two.on_problems(16, 2, 2000.0) + two.on_problems(16, 8, 20_000.0)
-    assert found["near"]["bias_on_problems"] == pytest.approx((near.reward.sum() - own) / 2)
+    result = one.in_range(two, {"near": near, "far": far}, C)
+    assert result["near"]["n_right"] == 1 and result["near"]["bias"] == pytest.approx(0.01)
+    assert result["far"]["n_right"] == 0 and result["far"]["bias"] == pytest.approx(-0.03)
+    specific = two.on_problems(16, 2, 2000.0) + two.on_problems(16, 8, 20_000.0)
+    assert result["near"]["bias_on_problems"] == pytest.approx((near.reward.sum() - specific) / 2)
 
 
 def test_hold_out_by_hand(two):
@@ -64,16 +64,19 @@ def test_hold_out_by_hand(two):
         one.Answer(np.array([8, 8]), np.array([0.6, 0.75])),
         one.Answer(np.array([8, 2]), np.array([0.6, 0.6])),
     )
-    found = one.held_out(two, {"right": right, "wrong": wrong}, hidden)
+    result = one.held_out(two, {"right": right, "wrong": wrong}, hidden)
     reached = [float(two.on_problems(16, 8, C)) for C in hidden]
     errors = [abs(0.6 - reached[0]), abs(0.75 - reached[1])]
-    assert found["right"]["error"] == pytest.approx(sum(errors) / 2) and found["right"][
+    assert result["right"]["error"] == pytest.approx(sum(errors) / 2) and result["right"][
         "error_at_end"
     ] == pytest.approx(errors[1])
-    assert (found["right"]["within"], found["right"]["regret"]) == (1, 0)
+    assert (result["right"]["within"], result["right"]["regret"]) == (1, 0)
     lost = 0.74 - 0.2 - 0.4 * 36 / 37
-    assert (found["wrong"]["within"], found["wrong"]["within_at_end"]) == (0.5, 0)
-    assert (found["wrong"]["regret"], found["wrong"]["regret_at_end"]) == (pytest.approx(lost / 2), pytest.approx(lost))
+    assert (result["wrong"]["within"], result["wrong"]["within_at_end"]) == (0.5, 0)
+    assert (result["wrong"]["regret"], result["wrong"]["regret_at_end"]) == (
+        pytest.approx(lost / 2),
+        pytest.approx(lost),
+    )
 
 
 def test_baselines_that_fit_nothing(two):
@@ -99,8 +102,8 @@ def made_fit(law=CONSTANT.law, crossovers=(), frontier=FRONTIER):
 
 def test_the_paper_s_extrapolation():
     fit = made_fit(Law("sigmoid", 2.0, 5.0, 4.0, 1.0))
-    found = one.extrapolated(fit, np.array([36_000.0, 1e9]))
-    assert found.n.tolist() == [8, 8] and found.reward == pytest.approx([0.74, 0.2 + 0.6 / (1 + 4e-6)])
+    result = one.extrapolated(fit, np.array([36_000.0, 1e9]))
+    assert result.n.tolist() == [8, 8] and result.reward == pytest.approx([0.74, 0.2 + 0.6 / (1 + 4e-6)])
     assert one.law_n(fit, np.array([100.0, 1e9]), [2, 4, 8]).tolist() == [2, 8]
 
 
@@ -117,8 +120,8 @@ def test_intervals_are_pooled_and_open_ends_are_infinite(two):
     fit = made_fit(crossovers=crossovers, frontier=frontier)
     fit = with_curve(fit, (16, 2), A_interval=(0.59, 0.7))
     fit = with_curve(fit, (16, 8), A_interval=(0.0, 0.1), determined=False)
-    found = one.crossover_coverage(two, fit)
-    assert found == one.Sums(2, 1, 1, pytest.approx(math.log10(7 / 6)))
+    result = one.crossover_coverage(two, fit)
+    assert result == one.Sums(2, 1, 1, pytest.approx(math.log10(7 / 6)))
     assert one.plateau_coverage(two, fit, True).hits == one.plateau_coverage(two, fit, False).hits == 1
     assert one.plateau_coverage(two, fit, False).cases == 2
     assert one.frontier_coverage(two, fit, np.array([2000.0, 30_000.0])) == one.Sums(2, 2, 2, pytest.approx(1.6))
@@ -145,14 +148,14 @@ def test_summary_means_shares_and_bounds():
         }  # fmt: skip
 
     broken = {"kind": "hill", "seed": 2, "mode": "hierarchical", "replicates": 9, "failed": "why"}
-    found = fit_quality.summary("hill", [line(0, 1.0, 0.004), line(1, 0.92, -0.002), broken])
-    own = found["methods"]["hierarchical"]
-    assert (own["n_right"], own["worlds_right"], own["bias"], own["bias_abs"]) == pytest.approx(
+    result = fit_quality.summary("hill", [line(0, 1.0, 0.004), line(1, 0.92, -0.002), broken])
+    specific = result["methods"]["hierarchical"]
+    assert (specific["n_right"], specific["worlds_right"], specific["bias"], specific["bias_abs"]) == pytest.approx(
         (0.96, 0.5, 0.001, 0.003)
     )
-    assert own["bias_se"] == pytest.approx(0.003)
-    assert found["coverage"]["frontier"] == {"share": 0.9, "cases": 20, "open": 10, "width": 0.2}
-    met = {a["figure"]: a["met"] for a in found["asked"]}
+    assert specific["bias_se"] == pytest.approx(0.003)
+    assert result["coverage"]["frontier"] == {"share": 0.9, "cases": 20, "open": 10, "width": 0.2}
+    met = {a["figure"]: a["met"] for a in result["asked"]}
     assert (
         met["n_right"]
         and met["bias"]
@@ -160,7 +163,7 @@ def test_summary_means_shares_and_bounds():
         and met["coverage.frontier"]
         and met["coverage.crossovers"] is None
     )
-    assert found["beaten"]["bias"] == {"paper": True} and found["failed"] == {"2": "why"} and found["worlds"] == 3
+    assert result["beaten"]["bias"] == {"paper": True} and result["failed"] == {"2": "why"} and result["worlds"] == 3
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:

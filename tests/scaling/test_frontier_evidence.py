@@ -99,9 +99,9 @@ def test_one_n_with_two_B_p_is_one_segment():
         (32, 4): [run(4, {50: (0, 0, 0, 0), 500: (4, 3, 3, 3)})],
         (32, 8): [run(8, {50: (0, 0, 0, 0), 500: (3, 3, 3, 3)})],
     }
-    found = segment_evidence(front, cells, "avg@4")
-    assert [(s.n, s.C_low, s.C_high) for s in found] == [(2, 1, 10), (4, 10, 1000), (8, 1000, 2000)]
-    middle = found[1]
+    result = segment_evidence(front, cells, "avg@4")
+    assert [(s.n, s.C_low, s.C_high) for s in result] == [(2, 1, 10), (4, 10, 1000), (8, 1000, 2000)]
+    middle = result[1]
     assert middle.neighbours == (NeighbourCell(n=2, B_p=16), NeighbourCell(n=8, B_p=32))
     # At 50: over (16, 2) d = (1, 1, 1, 0)/4, z = 3; over (32, 8) more. At 500: over (32, 8) z = 1.
     assert (middle.z, middle.at_C) == (pytest.approx(3.0), 54)

@@ -62,14 +62,14 @@ def test_the_cost_is_the_documented_one():
 
 
 def test_the_mode_is_that_of_an_independent_optimiser():
-    found = find_mode(1.0, DATA, initial_state(1.0, SWEEP), SCALES, iterations=200)
+    result = find_mode(1.0, DATA, initial_state(1.0, SWEEP), SCALES, iterations=200)
     other = least_squares(
         residuals, all_of(initial_state(1.0, SWEEP)), x_scale="jac", xtol=1e-14, ftol=1e-14, gtol=1e-12
     )
-    assert minus_two_log_posterior(1.0, DATA, found, SCALES) == pytest.approx(2 * other.cost, rel=1e-9)
+    assert minus_two_log_posterior(1.0, DATA, result, SCALES) == pytest.approx(2 * other.cost, rel=1e-9)
     theirs = unpacked(other.x)
-    assert found.theta == pytest.approx(theirs.theta, abs=1e-5)
-    assert found.e == pytest.approx(theirs.e, abs=1e-5) and found.R0 == pytest.approx(theirs.R0, abs=1e-6)
+    assert result.theta == pytest.approx(theirs.theta, abs=1e-5)
+    assert result.e == pytest.approx(theirs.e, abs=1e-5) and result.R0 == pytest.approx(theirs.R0, abs=1e-6)
 
 
 def test_an_outlier_counts_less_and_by_how_much():

@@ -121,10 +121,10 @@ def test_run_to_run_spread_and_where_it_is_from():
 
 def test_pooled_cells_share_one_curve():
     same = dict.fromkeys([(16, 4), (16, 16), (64, 4), (64, 16)], (0.6, 1.0, 5e3))
-    found = fit_shape(1.0, pool_over_n(packed(curves=same, noise=0.01)))
+    result = fit_shape(1.0, pool_over_n(packed(curves=same, noise=0.01)))
     x = np.array([1e3, 1e4, 1e5])
-    A, mid, lnB = found.state.theta.T
-    R = curve_value(x, found.state.R0, A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None])
+    A, mid, lnB = result.state.theta.T
+    R = curve_value(x, result.state.R0, A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None])
     assert np.ptp(R[:2], axis=0).max() < 1e-3 and np.ptp(R[2:], axis=0).max() < 1e-3
     assert pool_over_n(packed(curves={(64, 4): same[16, 4], (16, 16): same[16, 4]})).data.X.shape == (
         2,

@@ -66,7 +66,7 @@ def random_walk(scales: Scales, state: HierarchicalState, chains: int = 300, ste
     """float[chains, 4] by Metropolis, the proposals adapted to the chains' own spread during the first half."""
     rng = np.random.default_rng(5)
     v = np.concatenate([state.theta[0], [state.R0]]) + rng.normal(size=(chains, 4)) * [0.02, 0.05, 0.05, 0.003]
-    p, L, kept = log_density(v, scales, state), np.diag([0.02, 0.05, 0.05, 0.003]), []
+    p, L, remaining = log_density(v, scales, state), np.diag([0.02, 0.05, 0.05, 0.003]), []
     for i in range(steps):
         if i % 50 == 49 and i < steps // 2:
             L = np.linalg.cholesky(np.cov(v.T) + 1e-12 * np.eye(4)) * 2.38 / 2
@@ -75,8 +75,8 @@ def random_walk(scales: Scales, state: HierarchicalState, chains: int = 300, ste
         accept = np.log(rng.random(chains)) < q - p
         v, p = np.where(accept[:, None], trial, v), np.where(accept, q, p)
         if i > steps // 2 and i % 75 == 0:
-            kept.append(v)
-    return np.concatenate(kept)
+            remaining.append(v)
+    return np.concatenate(remaining)
 
 
 def test_draws_have_the_moments_of_a_random_walk():

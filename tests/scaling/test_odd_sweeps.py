@@ -24,8 +24,8 @@ def two(reward, first=C, second=C, seeds=1, base=True):
     """n = 2 and 8, at B_p = 1."""
     zero = [0.0] if base else []
     return [
-        run(1, n, s, c := np.array([*zero, *own]), reward(c)).run
-        for n, own in ((2, first), (8, second))
+        run(1, n, s, c := np.array([*zero, *specific]), reward(c)).run
+        for n, specific in ((2, first), (8, second))
         for s in range(seeds)
     ]
 

@@ -23,8 +23,8 @@ def seeds(curve, count=2, noise=0.01, seed=0, points=C):
 def test_a_known_peak_is_found(rate):
     true = Declining(Hill(0.2, 0.6, 1.2, 3e3), 2e4, rate)
     for seed in range(5):
-        found = find_peak(seeds(true.at, seed=seed), 0.2)
-        assert found is not None and found == pytest.approx(np.log10(true.C_peak), abs=0.35)
+        result = find_peak(seeds(true.at, seed=seed), 0.2)
+        assert result is not None and result == pytest.approx(np.log10(true.C_peak), abs=0.35)
 
 
 def test_without_noise_it_is_found_to_a_place():

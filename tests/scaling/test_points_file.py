@@ -26,11 +26,11 @@ def steps(law=TRUE, low=4.8, high=7.2, count=40):
 
 def test_a_known_law_is_recovered_from_its_own_points(tmp_path):
     C = np.logspace(4.8, 7, 30)
-    found = fit_points_file(write(tmp_path, zip(2 ** log2_n_star(TRUE, C), C, strict=True)))
-    law = found["n_star"]
+    result = fit_points_file(write(tmp_path, zip(2 ** log2_n_star(TRUE, C), C, strict=True)))
+    law = result["n_star"]
     assert law["form"] == "sigmoid"
     assert [law[k] for k in ("L", "k", "log10_C0", "b")] == pytest.approx([6.0, 4.5, 5.8, 2.8], abs=1e-6)
-    assert found["rmse"] < 1e-6 and law["intervals"]["L"] == pytest.approx([6, 6], abs=1e-4)
+    assert result["rmse"] < 1e-6 and law["intervals"]["L"] == pytest.approx([6, 6], abs=1e-4)
 
 
 def test_steps_give_the_law_back_as_well_as_rounding_lets_them_and_modes_agree(tmp_path):
@@ -48,14 +48,14 @@ def test_steps_give_the_law_back_as_well_as_rounding_lets_them_and_modes_agree(t
 
 def test_few_distinct_n_and_the_last_n_are_said(tmp_path):
     rows = [(n, c) for n, c in steps() if n in (8, 32, 64, 256, 512)]
-    found = fit_points_file(write(tmp_path, rows))
+    result = fit_points_file(write(tmp_path, rows))
     assert any(
-        f.startswith("only 5 distinct n (8, 32, 64, 256, 512) determine the 4 parameters") for f in found["flags"]
+        f.startswith("only 5 distinct n (8, 32, 64, 256, 512) determine the 4 parameters") for f in result["flags"]
     )
-    assert any("end at their largest n (512)" in f for f in found["flags"])
-    assert [row["n"] for row in found["leave_one_out"]] == [8, 32, 64, 256, 512]
+    assert any("end at their largest n (512)" in f for f in result["flags"])
+    assert [row["n"] for row in result["leave_one_out"]] == [8, 32, 64, 256, 512]
     # Without the largest n the law cannot rise so high.
-    assert found["leave_one_out"][-1]["b"] + found["leave_one_out"][-1]["L"] < 8.7
+    assert result["leave_one_out"][-1]["b"] + result["leave_one_out"][-1]["L"] < 8.7
 
 
 def test_falls_mixed_settings_and_filters(tmp_path):
@@ -69,13 +69,13 @@ def test_falls_mixed_settings_and_filters(tmp_path):
 
 
 def test_one_n_is_a_constant_and_says_so(tmp_path):
-    found = fit_points_file(write(tmp_path, [(8, 1e4), (8, 1e5), (8, 1e6)]))
-    assert (found["n_star"]["form"], found["n_star"]["b"], found["n_star"]["intervals"]) == (
+    result = fit_points_file(write(tmp_path, [(8, 1e4), (8, 1e5), (8, 1e6)]))
+    assert (result["n_star"]["form"], result["n_star"]["b"], result["n_star"]["intervals"]) == (
         "constant",
         3.0,
         {"b": [3.0, 3.0]},
     )
-    assert found["flags"] == [
+    assert result["flags"] == [
         "all 3 points have n = 8: n*(C) is taken as constant, because no other n was compared with it"
     ]
     assert fit_points_file(write(tmp_path, [(8, 1e4)]), mode="paper")["n_star"]["form"] == "constant"
@@ -83,23 +83,23 @@ def test_one_n_is_a_constant_and_says_so(tmp_path):
 
 
 def test_three_distinct_n_carry_no_sigmoid(tmp_path):
-    found = fit_points_file(write(tmp_path, [(8, 1e4), (8, 2e4), (16, 1e5), (16, 2e5), (32, 1e6), (32, 2e6)]))
-    assert found["n_star"]["form"] == "linear" and found["n_star"]["aicc"]["sigmoid"] is None
-    assert any("too few for sigmoid: 3 distinct n" in f for f in found["flags"])
-    assert set(found["n_star"]["intervals"]) == {"k", "b"}
+    result = fit_points_file(write(tmp_path, [(8, 1e4), (8, 2e4), (16, 1e5), (16, 2e5), (32, 1e6), (32, 2e6)]))
+    assert result["n_star"]["form"] == "linear" and result["n_star"]["aicc"]["sigmoid"] is None
+    assert any("too few for sigmoid: 3 distinct n" in f for f in result["flags"])
+    assert set(result["n_star"]["intervals"]) == {"k", "b"}
 
 
 @pytest.mark.parametrize("mode", ["hierarchical", "paper"])
 def test_two_distinct_n_give_no_law_and_say_where_each_was_best(tmp_path, mode):
-    found = fit_points_file(write(tmp_path, [(8, 1e4), (8, 2e4), (16, 1e5), (16, 2e5)]), mode=mode)
-    assert found["n_star"] is None and found["intervals"] is None and found["distinct_n"] == {"8": 2, "16": 2}
+    result = fit_points_file(write(tmp_path, [(8, 1e4), (8, 2e4), (16, 1e5), (16, 2e5)]), mode=mode)
+    assert result["n_star"] is None and result["intervals"] is None and result["distinct_n"] == {"8": 2, "16": 2}
     text = "no law: n = 8 from C = 1e+04 to 2e+04 and n = 16 from C = 1e+05 to 2e+05 are two values of n"
-    assert found["flags"] == [f"{text}, and a slope needs 3 at least"]
+    assert result["flags"] == [f"{text}, and a slope needs 3 at least"]
 
 
 def test_no_trend_is_a_constant(tmp_path):
-    found = fit_points_file(write(tmp_path, [((8, 16, 32)[i * 7 % 3], 10 ** (4 + i / 10)) for i in range(21)]))
-    assert found["n_star"]["form"] == "constant" and any("do not show n to change" in f for f in found["flags"])
+    result = fit_points_file(write(tmp_path, [((8, 16, 32)[i * 7 % 3], 10 ** (4 + i / 10)) for i in range(21)]))
+    assert result["n_star"]["form"] == "constant" and any("do not show n to change" in f for f in result["flags"])
 
 
 def test_a_point_of_two_sets_is_no_duplicate(tmp_path):

@@ -34,9 +34,9 @@ def test_its_spread_is_that_of_a_direct_bootstrap():
     """At a reward of .45: the mean over problems of the evaluations near there, problems drawn again, over 4000 draws.
     Many evaluations are averaged, so that the noise of single ones does not count."""
     sweep = packed()
-    found = problem_contributions(sweep, "avg@4", sweep.data.y)
-    assert found is not None and found.shape == (2, 200)
-    ours = apply_problem_shift(sample_problem_shifts(found, 4000, np.random.default_rng(0)), np.array([0.45]))[:, 0]
+    result = problem_contributions(sweep, "avg@4", sweep.data.y)
+    assert result is not None and result.shape == (2, 200)
+    ours = apply_problem_shift(sample_problem_shifts(result, 4000, np.random.default_rng(0)), np.array([0.45]))[:, 0]
     rows = [
         metric_per_problem(p.counts, 4, "avg@4")
         for r in WORLD.runs

@@ -155,7 +155,7 @@ def test_from_runs_by_way_of_json():
     w = world(B_p=(16, 64))
     r = recommend(FitResult.model_validate_json(fit(w.runs).model_dump_json()), 150_000)
     true = {key: h.at(150_000) for key, h in w.truth.items()}
-    chosen = true[r.allocation.B_p, r.allocation.n]
-    assert max(true.values()) - chosen < 0.0115
+    selected = true[r.allocation.B_p, r.allocation.n]
+    assert max(true.values()) - selected < 0.0115
     assert r.allocation.B_p == 16
-    assert 0 <= r.expected_reward - chosen < 0.06  # the paper's procedure overshoots
+    assert 0 <= r.expected_reward - selected < 0.06  # the paper's procedure overshoots

@@ -19,9 +19,9 @@ def bump(x):
 
 def test_a_sine_is_recovered():
     rng = np.random.default_rng(0)
-    found = fit_corrections(X, [bump(x) + SD * rng.standard_normal(60) for x in X], SD)
+    result = fit_corrections(X, [bump(x) + SD * rng.standard_normal(60) for x in X], SD)
     inner, hits = np.linspace(3.2, 4.8, 30), []
-    for correction in found:
+    for correction in result:
         assert correction is not None
         assert (
             correction.evaluate(10**inner) == pytest.approx(bump(inner), abs=0.014)

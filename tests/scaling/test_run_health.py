@@ -33,9 +33,9 @@ def made(rewards: Sequence[float], counted: bool = True, failed: str = "", seed:
         p = np.clip(mean + difficulty - difficulty.mean(), 0, 1)
         counts = rng.binomial(SAMPLES, p)
         value = counts.mean() / SAMPLES if counted else mean
-        own = {name: float(values[i - 1]) for name, values in train.items()} if i else {}
+        specific = {name: float(values[i - 1]) for name, values in train.items()} if i else {}
         right = tuple(counts.tolist()) if counted else ()
-        points.append(EvalPoint(1000 * i, 10 * i, 1000 * i, 0, {"avg@4": float(value)}, right, SAMPLES, own))
+        points.append(EvalPoint(1000 * i, 10 * i, 1000 * i, 0, {"avg@4": float(value)}, right, SAMPLES, specific))
     return RunRecord(Cell(8, 4, seed), tuple(points), "made up", failure_reason=failed)
 
 
@@ -148,11 +148,11 @@ def test_broken_runs_are_told_apart_and_named() -> None:
     flag = row.flags[0]
     assert (flag.name, flag.C) == ("collapsed", 6000) and "base policy" in flag.reason
     (left_out,) = flag_sentences(RunHealth(left_out=True, runs=(row,)))
-    (kept,) = flag_sentences(RunHealth(left_out=False, runs=(row,)))
+    (remaining,) = flag_sentences(RunHealth(left_out=False, runs=(row,)))
     assert left_out.startswith(
         f"B_p=8 n=4 seed 1 is left out of the fit ({INCLUDE_FLAGGED} puts it back): collapsed from C = 6,000: reward"
     )
-    assert "fitted all the same" in kept
+    assert "fitted all the same" in remaining
     with pytest.raises(
         InputError, match=rf"every run is flagged as broken \(1; made up: collapsed .*{INCLUDE_FLAGGED}"
     ):

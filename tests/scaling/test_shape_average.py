@@ -29,19 +29,19 @@ def test_a_short_look_tells_no_shape_and_all_take_part():
     sweep = packed(curves={k: (A, B, 1e5) for k, (A, B, _) in CURVES.items()}, noise=0.01)
     modes, weights = fit_all_tails(sweep, None)
     assert {f.tail: w for f, w in zip(modes, weights, strict=True)} == pytest.approx(TAIL_PRIOR, abs=0.2)
-    found = sample_posterior(sweep, modes, weights, OPTIONS)
-    assert len(set(found.tail.tolist())) >= 3 and found.theta.shape == (60, 3, 3)
+    result = sample_posterior(sweep, modes, weights, OPTIONS)
+    assert len(set(result.tail.tolist())) >= 3 and result.theta.shape == (60, 3, 3)
 
 
 def test_mean_curves_are_those_of_the_draws():
     sweep = packed(noise=0.005)
-    found = sample_posterior(sweep, *fit_all_tails(sweep, None), OPTIONS)
+    result = sample_posterior(sweep, *fit_all_tails(sweep, None), OPTIONS)
     C = np.geomspace(1e3, 1e5, 9)
     for j in range(3):
-        A, mid, lnB = (found.theta[:, j, i, None] for i in range(3))
-        drawn = curve_value(C, found.R0[:, None], A, np.exp(lnB), 10**mid, found.tail[:, None])
-        a, m, b, tail = found.mean_curves[j]
-        assert curve_value(C, found.R0.mean(), a, np.exp(b), 10**m, tail) == pytest.approx(drawn.mean(0), abs=2e-3)
+        A, mid, lnB = (result.theta[:, j, i, None] for i in range(3))
+        drawn = curve_value(C, result.R0[:, None], A, np.exp(lnB), 10**mid, result.tail[:, None])
+        a, m, b, tail = result.mean_curves[j]
+        assert curve_value(C, result.R0.mean(), a, np.exp(b), 10**m, tail) == pytest.approx(drawn.mean(0), abs=2e-3)
 
 
 def test_progress_is_told_and_a_seed_repeats():
@@ -58,7 +58,7 @@ def test_progress_is_told_and_a_seed_repeats():
 def test_residuals_are_noise_without_the_runs_luck():
     """Runs that lie off by .03 at their plateaus: what is left has the noise's size."""
     sweep = packed(noise=0.004, run_sd=0.03, seeds=4, points=30)
-    found = sample_posterior(sweep, *fit_all_tails(sweep, None), OPTIONS)
-    left = mean_curve_residuals(found, sweep)
+    result = sample_posterior(sweep, *fit_all_tails(sweep, None), OPTIONS)
+    left = mean_curve_residuals(result, sweep)
     assert left[sweep.has_point].std() == pytest.approx(0.004, rel=0.15)
-    assert found.evaluation_sd == pytest.approx(0.004, rel=0.15)
+    assert result.evaluation_sd == pytest.approx(0.004, rel=0.15)

@@ -58,9 +58,9 @@ def test_twenty_random_starts_find_one_optimum(true, sd):
     starts = np.column_stack([np.log(rng.uniform(0.3, 5, 20)), rng.uniform(3, 6, 20)])
     R = np.tile(runs.R, (20, 1))
     least_squares = fit_robust(best.space, R, starts, squared_influence)
-    found = fit_robust(best.space, R, least_squares.phi, huber_influence(best.residual_clip))
+    result = fit_robust(best.space, R, least_squares.phi, huber_influence(best.residual_clip))
     for name, value in best.parameters.items():
-        assert getattr(found, name) == pytest.approx(np.full(20, value), rel=1e-8, abs=1e-8), name
+        assert getattr(result, name) == pytest.approx(np.full(20, value), rel=1e-8, abs=1e-8), name
 
 
 def test_the_fit_is_a_minimum_of_hubers_loss():
@@ -99,9 +99,9 @@ def test_curves_of_many_data_sets_are_those_of_each():
     C = np.append(0.0, np.geomspace(1e3, 1e6, 25))
     y = np.stack([np.append(0.2, curve_value(C[1:], 0.2, A, 1.0, 3e4)) for A in (0.4, 0.6, 0.8)])
     space = search_space(C, (0.0, 1.0))
-    found = fit_robust(space, y, np.tile([0.3, 5.0], (3, 1)), squared_influence)
-    assert found.R0 + found.G == pytest.approx([0.4, 0.6, 0.8], abs=1e-9)
-    assert found.fitted_rewards == pytest.approx(y, abs=1e-9)
+    result = fit_robust(space, y, np.tile([0.3, 5.0], (3, 1)), squared_influence)
+    assert result.R0 + result.G == pytest.approx([0.4, 0.6, 0.8], abs=1e-9)
+    assert result.fitted_rewards == pytest.approx(y, abs=1e-9)
     assert hill_progress(space.log10_C, np.array([[0.0, 4.5]]))[0, [0, -1]] == pytest.approx([0, 1 / (1 + 10**-1.5)])
 
 
@@ -114,9 +114,9 @@ def test_intervals_hold_the_truth_and_shrink_with_points():
         low, high = parameter_intervals(drawn, fit.space)["A"]
         assert low < 0.7 < high
         widths.append(high - low)
-        found = curve_band(fit, drawn, np.geomspace(1e3, 1e6, 20))
-        assert np.all(found["low"] <= found["high"]) and np.all(
-            np.abs(found["reward"] - curve_value(found["C"], 0.2, 0.7, 1.1, 3e4)) < 0.02
+        result = curve_band(fit, drawn, np.geomspace(1e3, 1e6, 20))
+        assert np.all(result["low"] <= result["high"]) and np.all(
+            np.abs(result["reward"] - curve_value(result["C"], 0.2, 0.7, 1.1, 3e4)) < 0.02
         )
     assert widths[0] / widths[1] == pytest.approx(10**0.5, rel=0.35)
     again = parameter_intervals(bootstrap_replicates(fit, runs), fit.space)

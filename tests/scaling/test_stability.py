@@ -73,8 +73,8 @@ def test_a_training_metric_that_is_not_finite():
 def test_a_described_fall_is_overfitting_unless_training_reward_falls_too():
     """Validation falls from .5 to .3; training reward stays at .8, or falls to .6, by .2 > .05."""
     validation = [0.3, *[0.5] * 8, 0.3, 0.3, 0.3]
-    kept, broken = ([{"reward": r} for r in (0.5, *(0.8,) * 8, *(end,) * 3)] for end in (0.8, 0.6))
-    for train, is_stable in ((kept, True), (broken, False)):
+    remaining, broken = ([{"reward": r} for r in (0.5, *(0.8,) * 8, *(end,) * 3)] for end in (0.8, 0.6))
+    for train, is_stable in ((remaining, True), (broken, False)):
         track = run(validation)
         points = tuple(replace(p, train=t) for p, t in zip(track.run.points, train, strict=True))
         (v,) = assess_stability(

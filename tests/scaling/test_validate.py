@@ -63,10 +63,10 @@ def test_a_largest_n_that_makes_no_difference():
 
 def test_what_is_not_possible_says_why():
     one = [r for r in RISING if (r.cell.n, r.cell.seed) == (8, 0)]
-    found = validate(one, "avg@4", options=NO_INTERVALS)
-    assert found["compute"]["possible"] and found["compute"]["inside"] is None
-    assert found["largest_n"]["why"] == "only n = 8 was run, so nothing is left without the largest n; run a second n."
-    assert "no cell has two runs" in found["seed"]["why"]
+    result = validate(one, "avg@4", options=NO_INTERVALS)
+    assert result["compute"]["possible"] and result["compute"]["inside"] is None
+    assert result["largest_n"]["why"] == "only n = 8 was run, so nothing is left without the largest n; run a second n."
+    assert "no cell has two runs" in result["seed"]["why"]
     few = [replace(r, points=(r.points[0], *r.points[-3:])) for r in one]
     assert not validate(few, "avg@4", options=NO_INTERVALS)["compute"]["possible"]
     with pytest.raises(InputError, match="train"):
@@ -75,10 +75,12 @@ def test_what_is_not_possible_says_why():
 
 def test_an_n_alone_at_large_C_is_no_test_of_the_choice():
     """n = 32 alone beyond a quarter of the largest C: its choice there cannot be wrong, and is not counted as right."""
-    alone = [r if r.cell.n == 32 else replace(r, points=tuple(p for p in r.points if p.rollouts < 4e4)) for r in RISING]
-    found = validate(alone, "avg@4", options=NO_INTERVALS)
-    assert found["compute"]["n_chosen"] is None and "cannot be judged" in found["compute"]["says"]
-    assert found["seed"]["C"] < 4e4
+    single = [
+        r if r.cell.n == 32 else replace(r, points=tuple(p for p in r.points if p.rollouts < 4e4)) for r in RISING
+    ]
+    result = validate(single, "avg@4", options=NO_INTERVALS)
+    assert result["compute"]["n_chosen"] is None and "cannot be judged" in result["compute"]["says"]
+    assert result["seed"]["C"] < 4e4
 
 
 def test_paper_mode_has_no_interval_to_be_inside_of():

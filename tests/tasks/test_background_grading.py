@@ -39,10 +39,10 @@ class Slow:
         self.lots.append([p.id for p in problems])
         if "-1" in responses:
             raise InputError("problem 2 cannot be judged")
-        said = np.array([int(r) for r in responses])
-        kinds = {"timeout": int((said == 90).sum()), "crash": int((said > 90).sum())}
-        right = (said == [p.id for p in problems]).astype(np.float32)
-        return Grades(right, said < 90, {k: v for k, v in kinds.items() if v})
+        output = np.array([int(r) for r in responses])
+        kinds = {"timeout": int((output == 90).sum()), "crash": int((output > 90).sum())}
+        right = (output == [p.id for p in problems]).astype(np.float32)
+        return Grades(right, output < 90, {k: v for k, v in kinds.items() if v})
 
 
 def tokens(*said: int) -> list[np.ndarray]:
@@ -55,16 +55,16 @@ def grading(task: Slow, problems: list[Problem] = PROBLEMS) -> BackgroundGrader:
 
 def test_grades_are_by_index_and_what_waits_is_judged_together() -> None:
     task = Slow()
-    with grading(task) as found:
-        found.add_responses([4], tokens(4))
+    with grading(task) as result:
+        result.add_responses([4], tokens(4))
         assert task.judging.wait(10)
-        for number, said in ((6, 91), (0, 0), (5, 90), (2, 3)):
-            found.add_responses(np.array([number]), tokens(said))
-        found.add_responses([], [])
-        found.add_responses([1, 3], tokens(1, 90))
+        for number, output in ((6, 91), (0, 0), (5, 90), (2, 3)):
+            result.add_responses(np.array([number]), tokens(output))
+        result.add_responses([], [])
+        result.add_responses([1, 3], tokens(1, 90))
         assert not task.lots  # all were taken while the first is still judged
         task.gate.set()
-        grades = found.collect_grades()
+        grades = result.collect_grades()
     assert grades.rewards.tolist() == [1, 1, 0, 0, 1, 0, 0] and grades.rewards.dtype == np.float32
     assert grades.parsed.tolist() == [True, True, True, False, True, False, False]
     assert list(grades.failures.items()) == [("crash", 1), ("timeout", 2)]
@@ -75,19 +75,19 @@ def test_grades_are_by_index_and_what_waits_is_judged_together() -> None:
 def test_what_the_verifier_raises_reaches_the_caller() -> None:
     task = Slow()
     task.gate.set()
-    with pytest.raises(InputError, match="problem 2 cannot be judged"), grading(task) as found:
-        found.add_responses([2], tokens(-1))
-        found.collect_grades()
-    with pytest.raises(InputError, match="problem 2 cannot be judged"), grading(task) as found:
-        found.add_responses([2], tokens(-1))
+    with pytest.raises(InputError, match="problem 2 cannot be judged"), grading(task) as result:
+        result.add_responses([2], tokens(-1))
+        result.collect_grades()
+    with pytest.raises(InputError, match="problem 2 cannot be judged"), grading(task) as result:
+        result.add_responses([2], tokens(-1))
         for _ in range(1000):  # at one of the next calls, without asking for the grades
             threading.Event().wait(0.01)
-            found.add_responses([3], tokens(3))
+            result.add_responses([3], tokens(3))
 
 
 def test_nothing_to_judge() -> None:
     task = Slow()
-    with grading(task, []) as found:
-        found.add_responses(np.zeros(0, int), [])
-        grades = found.collect_grades()
+    with grading(task, []) as result:
+        result.add_responses(np.zeros(0, int), [])
+        grades = result.collect_grades()
     assert grades.rewards.shape == grades.parsed.shape == (0,) and grades.failures == {} and task.lots == []

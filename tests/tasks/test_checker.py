@@ -252,16 +252,16 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
 
 
 def test_threads_take_turns(checker: Checker) -> None:
-    found: dict[int, list[float]] = {}
+    result: dict[int, list[float]] = {}
     threads = [
-        threading.Thread(target=lambda k=k: found.update({k: grade(checker, ["good"] * k + ["bad"])[0]}))
+        threading.Thread(target=lambda k=k: result.update({k: grade(checker, ["good"] * k + ["bad"])[0]}))
         for k in range(8)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {k: [1.0] * k + [0.0] for k in range(8)}
+    assert result == {k: [1.0] * k + [0.0] for k in range(8)}
 
 
 def test_an_interrupt_ends_the_checks_under_way(rewards: Path) -> None:

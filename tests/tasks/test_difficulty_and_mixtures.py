@@ -91,8 +91,8 @@ def test_the_largest_mixture(
     sizes: tuple[int, ...], shares: tuple[float, ...], size: int | None, expected: tuple[int, ...]
 ) -> None:
     names = ("hard", "easy", "very_easy")
-    found = mixture_counts(dict(zip(names, sizes, strict=False)), dict(zip(names, shares, strict=False)), size)
-    assert tuple(found.values()) == expected
+    result = mixture_counts(dict(zip(names, sizes, strict=False)), dict(zip(names, shares, strict=False)), size)
+    assert tuple(result.values()) == expected
 
 
 def test_a_mixture_takes_from_each_part_at_random() -> None:

@@ -42,15 +42,15 @@ def test_a_label_for_each_problem_by_whole_evaluations(tmp_path: Path) -> None:
 
 
 def test_cut_at_any_byte_it_goes_on_to_the_same(tmp_path: Path) -> None:
-    whole = label(tmp_path / "whole", FakeLabeller())
+    full = label(tmp_path / "whole", FakeLabeller())
     data = (tmp_path / "whole").read_bytes()
     for size in (*range(0, len(data), 37), len(data) - 1, len(data)):
         path = tmp_path / f"cut{size}"
         path.write_bytes(data[:size])
         labeller = FakeLabeller()
-        assert label(path, labeller) == whole
-        kept = max(0, data[:size].count(b"\n") - 1)
-        assert len(labeller.asked) == len(PROBLEMS) - kept  # nothing is sampled twice
+        assert label(path, labeller) == full
+        remaining = max(0, data[:size].count(b"\n") - 1)
+        assert len(labeller.asked) == len(PROBLEMS) - remaining  # nothing is sampled twice
         assert sorted(path.read_bytes().splitlines()) == sorted(data.splitlines())
 
 

@@ -26,9 +26,9 @@ def test_an_epoch_repeats_nothing(problems: int, B_p: int) -> None:
 
 @pytest.mark.parametrize("first", [0, 1, 3, 4, 9, 26])
 def test_a_restart_goes_on_where_it_stopped(first: int) -> None:
-    whole = list(islice(EpochOrder(23, 5, seed=3), 30))
+    full = list(islice(EpochOrder(23, 5, seed=3), 30))
     again = list(islice(EpochOrder(23, 5, seed=3, first_update=first), 30 - first))
-    np.testing.assert_array_equal(np.stack(whole[first:]), np.stack(again))
+    np.testing.assert_array_equal(np.stack(full[first:]), np.stack(again))
 
 
 def test_seeds_meet_problems_in_orders_of_their_own() -> None:

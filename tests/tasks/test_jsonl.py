@@ -26,8 +26,8 @@ def write(folder: Path, *rows: Any, name: str = "p.jsonl") -> Path:
 
 def read(path: Path, **data: Any) -> list[Problem]:
     """All of a file's problems in its order."""
-    found = open_source(f"jsonl:{path}", DataConfig(**data)).problems(10**6, np.random.default_rng(0))
-    return sorted(found, key=lambda p: p.id)
+    result = open_source(f"jsonl:{path}", DataConfig(**data)).problems(10**6, np.random.default_rng(0))
+    return sorted(result, key=lambda p: p.id)
 
 
 def refused(path: Path, **data: Any) -> str:
@@ -137,8 +137,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     )
     plain = write(tmp_path, {"prompt": "a", "answer": "1"}, name="q.jsonl.gz")
     assert "cannot read" in refused(plain) and "Not a gzipped file" in refused(plain)
-    whole = gzip.compress("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(5000)).encode())
-    plain.write_bytes(whole[:-2000])
+    full = gzip.compress("".join(json.dumps({"prompt": f"{i}", "answer": "1"}) + "\n" for i in range(5000)).encode())
+    plain.write_bytes(full[:-2000])
     assert "cannot read" in refused(plain) and ", line " in refused(plain)
     path = tmp_path / "latin.jsonl"
     path.write_bytes(b'{"prompt": "a", "answer": "1"}\n{"prompt": "\xe9", "answer": "1"}\n')
@@ -154,8 +154,8 @@ def test_a_prompt_met_twice_is_kept_once_and_said(tmp_path: Path, capsys: pytest
         (1, "y", "2"),
         (5, "z", "3"),
     ]
-    said = capsys.readouterr().err
-    assert "note: " in said and "2 rows repeat an earlier prompt with the same answer" in said
-    assert "warning: " in said and "1 rows repeat an earlier prompt with ANOTHER answer" in said
+    output = capsys.readouterr().err
+    assert "note: " in output and "2 rows repeat an earlier prompt with the same answer" in output
+    assert "warning: " in output and "1 rows repeat an earlier prompt with ANOTHER answer" in output
     read(write(tmp_path, *rows[:2]))
     assert capsys.readouterr().err == ""

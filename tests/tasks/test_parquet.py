@@ -26,8 +26,8 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def read(argument: object, **data: Any) -> list[Problem]:
     """All problems in the order of the files."""
-    found = open_source(f"parquet:{argument}", DataConfig(**data)).problems(10**6, np.random.default_rng(0))
-    return sorted(found, key=lambda p: p.id)
+    result = open_source(f"parquet:{argument}", DataConfig(**data)).problems(10**6, np.random.default_rng(0))
+    return sorted(result, key=lambda p: p.id)
 
 
 def verl(i: int, truth: Any) -> dict[str, Any]:

@@ -82,10 +82,10 @@ def test_sums_are_right_distinct_and_have_ids_of_their_own() -> None:
 def test_no_two_sets_hold_a_problem_both_ways_round(task: str) -> None:
     """A held-out set is drawn independently of the training set: what both hold must be the same text to be found."""
     one, two = draw(task, 600, seed=0), draw(task, 600, seed=1)
-    numbers = {tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))): p.prompt for p in one}
-    both = [p for p in two if tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))) in numbers]
+    coefficients = {tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))): p.prompt for p in one}
+    both = [p for p in two if tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))) in coefficients]
     assert len(both) > 50
-    assert all(numbers[tuple(sorted(map(int, re.findall(r"\d+", p.prompt))))] == p.prompt for p in both)
+    assert all(coefficients[tuple(sorted(map(int, re.findall(r"\d+", p.prompt))))] == p.prompt for p in both)
     first_larger = [a > b for a, b in (map(int, re.findall(r"\d+", p.prompt)) for p in one) if a != b]
     assert 0.4 < np.mean(first_larger) < 0.6
 

@@ -125,13 +125,13 @@ def test_the_mixture_is_hard_and_easy() -> None:
 @pytest.mark.parametrize("operators", ["ABCDEFGH", "GABC"])
 def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: str) -> None:
     """Another operator's solver is right by chance: the exact rate of a class is over its pairs (a, b)."""
-    chosen = sorted("ABCDEFGH".index(o) for o in operators)
+    selected = sorted("ABCDEFGH".index(o) for o in operators)
     a, b = (x.reshape(-1) for x in np.mgrid[0:100, 0:100])
     answers = np.stack([a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10])
     exact = np.zeros((8, 5, 3))
-    for o in chosen:
+    for o in selected:
         weights = dict(zip([i for i in range(8) if i != o], CONFUSION_PROBABILITY[o], strict=True))
-        others = [i for i in chosen if i != o]
+        others = [i for i in selected if i != o]
         chance = sum(weights[i] * (answers[i] == answers[o]) for i in others) / sum(weights[i] for i in others)
         for x in range(5):
             for y in range(3):
@@ -141,23 +141,23 @@ def test_demonstrations_answer_rightly_as_often_as_the_mixture_says(operators: s
                 )
 
     task = build_task(CellConfig(task=f"solvers:{operators}"))
-    demonstrations = task.demonstrations(15_000 * len(chosen), np.random.default_rng(0), 6, 4)
+    demonstrations = task.demonstrations(15_000 * len(selected), np.random.default_rng(0), 6, 4)
     p = demonstrations.prompts
     a, o, b = p[:, 0] * 10 + p[:, 1], p[:, 2] - 10, p[:, 3] * 10 + p[:, 4]
-    given = np.array([int(task.decode(row)) for row in demonstrations.answers])
-    right = given == np.choose(
+    inputs = np.array([int(task.decode(row)) for row in demonstrations.answers])
+    right = inputs == np.choose(
         o, [a + b, abs(a - b), np.maximum(a, b), np.minimum(a, b), a, b, (a + b) % 10, (a * b) % 10]
     )
     seen, total = np.zeros((8, 5, 3)), np.zeros((8, 5, 3))
     np.add.at(total, (o, a % 5, b % 3), 1)
     np.add.at(seen, (o, a % 5, b % 3), right)
-    assert np.flatnonzero(total.sum((1, 2))).tolist() == chosen
-    seen, total, exact = (x[chosen] for x in (seen, total, exact))
+    assert np.flatnonzero(total.sum((1, 2))).tolist() == selected
+    seen, total, exact = (x[selected] for x in (seen, total, exact))
     assert np.abs(total.sum((1, 2)) - 15_000).max() < 4.5 * np.sqrt(15_000)
     z = (seen - total * exact) / np.sqrt(total * exact * (1 - exact))
     assert np.abs(z).max() < 4.5 and abs((z**2).mean() - 1) < 4 * np.sqrt(2 / z.size)
     assert (
-        np.corrcoef((seen / total).reshape(-1), CORRECT_PROBABILITY[chosen].reshape(-1))[0, 1] > 0.9
+        np.corrcoef((seen / total).reshape(-1), CORRECT_PROBABILITY[selected].reshape(-1))[0, 1] > 0.9
     )  # what is right by chance blurs it
 
 

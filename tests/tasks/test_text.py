@@ -94,18 +94,18 @@ def test_a_chat_prompt_is_the_template_of_the_tokenizer(folder: Path) -> None:
 def test_a_sources_own_conversation(folder: Path) -> None:
     turns = [("system", "Add."), ("user", "1 + 1 ="), ("assistant", "2"), ("user", "3 + 4 =")]
     talk = Problem(1, "3 + 4 =", "7", messages=tuple({"role": role, "content": content} for role, content in turns))
-    (found,) = prompts(task(folder, format="chat", template="{prompt} ?"), [talk])
+    (result,) = prompts(task(folder, format="chat", template="{prompt} ?"), [talk])
     every = [*turns[:-1], ("user", "3 + 4 = ?")]
     assert (
-        found
+        result
         == "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in every) + "<|im_start|>assistant\n"
     )
     with pytest.raises(InputError, match=r"problem 1 has a system message of its own, and cell\.prompt\.system is set"):
         prompts(task(folder, format="chat", system="Subtract."), [talk])
     with pytest.raises(InputError, match=r"problem 1 is a conversation of 4 messages.*format=chat"):
         prompts(task(folder), [talk])
-    alone = Problem(2, "3 + 4 =", "7", messages=talk.messages[3:])
-    assert prompts(task(folder), [alone]) == ["3 + 4 ="]
+    single = Problem(2, "3 + 4 =", "7", messages=talk.messages[3:])
+    assert prompts(task(folder), [single]) == ["3 + 4 ="]
 
 
 def test_long_prompts_are_never_cut(folder: Path) -> None:
@@ -144,9 +144,9 @@ def test_a_prompt_of_nothing_is_refused(folder: Path) -> None:
 def test_what_ends_a_response_is_cut_off(folder: Path, response: str, kept: str, text: str) -> None:
     made = task(folder, stop=("\n", "Question:"))
     every = ids(made, response)
-    own = every[: ends(made, every)]
-    assert made.tokenizer.decode(own) == kept
-    assert made.decode(own) == text
+    specific = every[: ends(made, every)]
+    assert made.tokenizer.decode(specific) == kept
+    assert made.decode(specific) == text
 
 
 def test_two_line_breaks_are_one_token_here(folder: Path) -> None:
@@ -198,8 +198,8 @@ def test_a_users_verifier_gets_the_prompt_and_its_failures_are_shown(folder: Pat
 def test_threads_share_a_task(folder: Path) -> None:
     made = task(folder)
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: made.encode(SUMS, 20).prompts.tolist(), range(50)))
-    assert all(prompt == found[0] for prompt in found)
+        result = list(pool.map(lambda _: made.encode(SUMS, 20).prompts.tolist(), range(50)))
+    assert all(prompt == result[0] for prompt in result)
 
 
 def test_build_task_makes_a_text_task_of_a_source(folder: Path) -> None:
@@ -317,13 +317,13 @@ def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:
     """Without the tokens that the tokenizer puts before every text; the default text is ScaleRL's."""
     folder = byte_level(tmp_path, bos=True)
     made = interrupted(folder, after=7, text="the cat sat<think>", unless="<think>")
-    found = made.stops.interruption
-    assert found is not None and (found.after, found.unless_token) == (
+    result = made.stops.interruption
+    assert result is not None and (result.after, result.unless_token) == (
         7,
         made.tokenizer.convert_tokens_to_ids("<think>"),
     )
-    assert made.tokenizer.decode(found.tokens) == "the cat sat<think>" and found.tokens[-1] == found.unless_token
-    assert made.decode(np.array(found.tokens)) == "the cat sat<think>"
+    assert made.tokenizer.decode(result.tokens) == "the cat sat<think>" and result.tokens[-1] == result.unless_token
+    assert made.decode(np.array(result.tokens)) == "the cat sat<think>"
     always = interrupted(folder, 200, after=7, unless="").stops.interruption
     assert always is not None and always.unless_token is None
     assert str(made.tokenizer.decode(always.tokens)).startswith("Okay, time is up.")

@@ -45,8 +45,10 @@ def write(folder: Path) -> dict[str, list[Problem]]:
 
 
 def read(argument: object, answer_key: str | None = None) -> list[Problem]:
-    found = open_source(f"tfds:{argument}", DataConfig(answer_key=answer_key)).problems(10**6, np.random.default_rng(0))
-    return sorted(found, key=lambda p: p.id)
+    result = open_source(f"tfds:{argument}", DataConfig(answer_key=answer_key)).problems(
+        10**6, np.random.default_rng(0)
+    )
+    return sorted(result, key=lambda p: p.id)
 
 
 def test_what_is_written_reads_back_equal(tmp_path: Path) -> None:

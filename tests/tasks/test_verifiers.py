@@ -97,9 +97,9 @@ def test_verifiers_in_process_fill_grades() -> None:
     ],
 )
 def test_outcomes_are_0_or_1(score: Any, expected: Verdict | str) -> None:
-    found = score_to_verdict(score, "x")
-    assert found == expected or found.failure == expected
-    assert found.correct is (isinstance(expected, Verdict) and expected.correct)
+    result = score_to_verdict(score, "x")
+    assert result == expected or result.failure == expected
+    assert result.correct is (isinstance(expected, Verdict) and expected.correct)
 
 
 @pytest.fixture

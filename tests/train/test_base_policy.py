@@ -57,8 +57,8 @@ def evaluator() -> Evaluator:
 
 @pytest.fixture(scope="module")
 def made(evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BasePolicy, list[str]]:
-    folder, said = tmp_path_factory.mktemp("run") / "base", []
-    return folder, run(folder, evaluator, said), said
+    folder, output = tmp_path_factory.mktemp("run") / "base", []
+    return folder, run(folder, evaluator, output), output
 
 
 def run(folder: Path, evaluator: Evaluator, said: list[str]) -> BasePolicy:
@@ -88,8 +88,8 @@ def same(one: BasePolicy, two: BasePolicy) -> bool:
 
 
 def test_what_is_made_is_kept_and_read_again(made: tuple[Path, BasePolicy, list[str]], evaluator: Evaluator) -> None:
-    folder, base, said = made
-    assert said[0].startswith("base policy: step 50 of 50, loss ") and said[1] == "labelling 60 problems by avg@8"
+    folder, base, output = made
+    assert output[0].startswith("base policy: step 50 of 50, loss ") and output[1] == "labelling 60 problems by avg@8"
     again: list[str] = []
     assert same(run(folder, evaluator, again), base) and not again
     assert sorted(p.name for p in folder.iterdir()) == [
@@ -117,21 +117,21 @@ def test_labels_are_no_draws_of_the_first_evaluation(
     """A problem chosen for how rarely it was solved would else be found, at C = 0, to be solved just as rarely."""
     _, base, _ = made
     both = base.training + base.validation
-    chosen = TokenizedProblems(both, TASK.encode(both, 6, 4))
-    found = evaluator.count_correct(
-        base.load_params(DECODER, mesh()), chosen, seed=CELL.data.seed, evaluation=0, repeats=2
+    selected = TokenizedProblems(both, TASK.encode(both, 6, 4))
+    result = evaluator.count_correct(
+        base.load_params(DECODER, mesh()), selected, seed=CELL.data.seed, evaluation=0, repeats=2
     )
     labels = [p.solved for p in both]
-    assert sum(labels) > 0 and found.correct.tolist() != labels
+    assert sum(labels) > 0 and result.correct.tolist() != labels
 
 
 def test_fifty_steps_teach_something(made: tuple[Path, BasePolicy, list[str]]) -> None:
-    _, base, said = made
+    _, base, output = made
     demonstrations = TASK.demonstrations(64, np.random.default_rng(7), 6, 4)
     before = jax.device_get(jax.jit(DECODER.init)(jax.random.key(0)))
     loss = jax.jit(lambda p: sft_loss(DECODER, p, demonstrations, TASK.eos))
     assert float(loss(params(base))) < 1.9 < np.log(24) < float(loss(before)) + 0.5
-    assert float(said[0].rsplit(" ", 1)[1]) == pytest.approx(float(loss(params(base))), abs=0.3)
+    assert float(output[0].rsplit(" ", 1)[1]) == pytest.approx(float(loss(params(base))), abs=0.3)
 
 
 @pytest.mark.parametrize("cores", [1, 3])
@@ -157,5 +157,5 @@ def test_torn_files_are_made_again_and_damaged_ones_refused(
     with pytest.raises(InputError, match=r"cannot be read.*remove the folder"):
         run(tmp_path, evaluator, [])
     (tmp_path / "problems.jsonl").unlink()  # killed before the problems were written: the parameters alone do not count
-    said: list[str] = []
-    assert same(run(tmp_path, evaluator, said), base) and said
+    output: list[str] = []
+    assert same(run(tmp_path, evaluator, output), base) and output

@@ -178,8 +178,8 @@ def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:
     """The run goes on, and gives the saved buffers away, while they are being written."""
     checkpoints = Checkpoints(tmp_path)
     state = some_state("auto", 3)
-    kept = jax.device_get(state)
-    kept = jax.tree.map(np.copy, kept)
+    remaining = jax.device_get(state)
+    remaining = jax.tree.map(np.copy, remaining)
     checkpoints.save(state, RunCursor(1, 1, 1))
     jax.block_until_ready(jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 1, s), donate_argnums=0)(state))
     checkpoints.close()
@@ -188,7 +188,7 @@ def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:
     restored = again.restore(like)
     again.close()
     assert restored is not None
-    check(restored[0], like, kept)
+    check(restored[0], like, remaining)
 
 
 @pytest.mark.parametrize("notes", [("source locations", "tensorstore_spec"), ("tensorstore_spec", "source locations")])
@@ -196,9 +196,9 @@ def test_why_a_state_cannot_be_written_is_said_without_tensorstores_notes(
     tmp_path: Path, notes: tuple[str, str]
 ) -> None:
     """Which come in any order, and are long."""
-    said = "UNKNOWN: Error writing: File too large [OS error 27: EFBIG] " + " ".join(
+    output = "UNKNOWN: Error writing: File too large [OS error 27: EFBIG] " + " ".join(
         f"[{note}='{'x' * 900}']" for note in notes
     )
     with Checkpoints(tmp_path / "checkpoint") as checkpoints:
-        message = str(checkpoints._write_error(ValueError(said)))
+        message = str(checkpoints._write_error(ValueError(output)))
     assert "(UNKNOWN: Error writing: File too large [OS error 27: EFBIG])" in message

@@ -97,9 +97,9 @@ def counts(evaluator: Evaluator, params: Params, chosen: TokenizedProblems = SET
 def test_a_policy_that_is_always_right_and_one_that_never_is(evaluator: Evaluator) -> None:
     assert counts(evaluator, always(4)).tolist() == [SAMPLES] * COUNT
     assert counts(evaluator, always(5)).tolist() == [0] * COUNT
-    found = evaluator.count_correct(placed(always(4), evaluator.mesh), SET, 0, 0)
-    np.testing.assert_array_equal(found.first_responses, np.full((COUNT, T), 4))
-    assert found.first_rewards.tolist() == [1] * COUNT and found.ended == 0
+    result = evaluator.count_correct(placed(always(4), evaluator.mesh), SET, 0, 0)
+    np.testing.assert_array_equal(result.first_responses, np.full((COUNT, T), 4))
+    assert result.first_rewards.tolist() == [1] * COUNT and result.ended == 0
 
 
 def test_counts_follow_the_exact_probabilities(evaluator: Evaluator) -> None:
@@ -126,18 +126,18 @@ def test_the_same_draws_for_a_seed_and_an_evaluation_and_others_for_others(evalu
 
 def test_a_problems_count_depends_on_no_other_problem(evaluator: Evaluator) -> None:
     """Nor on its place, nor on the copies of a problem that fill a call up."""
-    whole = counts(evaluator, policy())
-    for chosen in (np.arange(5), np.array([39]), np.random.default_rng(0).permutation(COUNT)):
-        np.testing.assert_array_equal(counts(evaluator, policy(), SET.select(chosen)), whole[chosen])
+    full = counts(evaluator, policy())
+    for selected in (np.arange(5), np.array([39]), np.random.default_rng(0).permutation(COUNT)):
+        np.testing.assert_array_equal(counts(evaluator, policy(), SET.select(selected)), full[selected])
 
 
 def test_first_rollouts_are_the_problems_own(evaluator: Evaluator) -> None:
     """What is shown of a problem is its first rollout: even where all of its rollouts were right, odd where none
     was.
     """
-    found = evaluator.count_correct(placed(policy(), evaluator.mesh), SET, 0, 1)
-    right = found.correct
-    for count, tokens, first in zip(right, found.first_responses, found.first_rewards, strict=True):
+    result = evaluator.count_correct(placed(policy(), evaluator.mesh), SET, 0, 1)
+    right = result.correct
+    for count, tokens, first in zip(right, result.first_responses, result.first_rewards, strict=True):
         assert first == (tokens[0] % 2 == 0)
         assert count not in (0, SAMPLES) or (tokens[0] % 2 == 0) == (count == SAMPLES)
     assert {0, SAMPLES} & set(right.tolist())

@@ -20,12 +20,12 @@ def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tm
     point = EvalPoint(target=64, M=3, rollouts=66, tokens=100, metrics={"avg@1": 0.5})
     for _ in range(2):  # a resumed cell meets its evaluation again, and writes it once
         write_samples(tmp_path / "samples.txt", task, problems, counts, point)
-    whole = (tmp_path / "samples.txt").read_bytes()
-    for size in (1, 20, 39, 40, 60, len(whole) - 1):  # torn in its head, at the end of that, and after it
-        (tmp_path / "samples.txt").write_bytes(b"C = 0 rollouts\n    2+3=6    wrong\n" + whole[:size])
+    full = (tmp_path / "samples.txt").read_bytes()
+    for size in (1, 20, 39, 40, 60, len(full) - 1):  # torn in its head, at the end of that, and after it
+        (tmp_path / "samples.txt").write_bytes(b"C = 0 rollouts\n    2+3=6    wrong\n" + full[:size])
         write_samples(tmp_path / "samples.txt", task, problems, counts, point)
-        assert (tmp_path / "samples.txt").read_bytes() == b"C = 0 rollouts\n    2+3=6    wrong\n" + whole
-    (tmp_path / "samples.txt").write_bytes(whole)
+        assert (tmp_path / "samples.txt").read_bytes() == b"C = 0 rollouts\n    2+3=6    wrong\n" + full
+    (tmp_path / "samples.txt").write_bytes(full)
     assert (tmp_path / "samples.txt").read_text().splitlines() == [
         "C = 66 rollouts, M = 3, avg@1 = 0.500",
         "    2+3=5    right",

@@ -42,8 +42,8 @@ def test_one_command_imports_and_the_rest_takes_it_like_a_run(isojax, tmp_path):
     runs = read_runs([tmp_path / "runs/real"])
     assert [(r.cell.name, len(r.points)) for r in runs] == [("16x4-s0", 11), ("16x8-s0", 11), ("16x16-s0", 11)]
     assert [p.rollouts for p in runs[0].points] == [64 * step for step in range(2, 13)]
-    said = json.loads((tmp_path / "runs/real/import.json").read_text())
-    assert said["map"] == {"reward": "reward_heldout"} and said["cells"]["16x8-s0"].endswith("runs.csv, line 13")
+    output = json.loads((tmp_path / "runs/real/import.json").read_text())
+    assert output["map"] == {"reward": "reward_heldout"} and output["cells"]["16x8-s0"].endswith("runs.csv, line 13")
     code, out, err = isojax("fit", "runs/real", "--json", "--mode", "paper")
     assert code == 0, err
     assert json.loads(out)["metric"] == "reward_heldout" and [c["n"] for c in json.loads(out)["curves"]] == [4, 8, 16]

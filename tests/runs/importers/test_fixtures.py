@@ -54,9 +54,9 @@ def expect(run, n, metric):
     ],
 )
 def test_known_curves(format, names, maps, cells):
-    found = imported(format, names, *maps)
-    assert len(found.runs) == len(cells) and not found.notes
-    for run, (n, metric) in zip(found.runs, cells.items(), strict=True):
+    result = imported(format, names, *maps)
+    assert len(result.runs) == len(cells) and not result.notes
+    for run, (n, metric) in zip(result.runs, cells.items(), strict=True):
         expect(run, n, metric)
 
 
@@ -117,8 +117,8 @@ def test_a_trainers_default_seed_numbers_its_runs(tmp_path):
         shutil.copytree(FIXTURES / "trl/checkpoint-6", tmp_path / f"{i}")
     file = tmp_path / "1/trainer_state.json"
     file.write_text(file.read_text().replace('"eval_reward": 0.', '"eval_reward": 0.0'))
-    found = read_logs([tmp_path / "0", tmp_path / "1"], "trl", {})
-    assert [r.cell.seed for r in found.runs] == [0, 1] and "numbered in the order given" in found.notes[0]
+    result = read_logs([tmp_path / "0", tmp_path / "1"], "trl", {})
+    assert [r.cell.seed for r in result.runs] == [0, 1] and "numbered in the order given" in result.notes[0]
     shutil.copy(tmp_path / "0/trainer_state.json", file)
     with pytest.raises(InputError, match="hold the same run"):
         read_logs([tmp_path / "0", tmp_path / "1"], "trl", {})
@@ -152,13 +152,13 @@ BINARY = {
 def test_a_torn_end_is_left_out_and_said(tmp_path, format):
     source, maps = BINARY[format]
     data = (FIXTURES / source).read_bytes()
-    whole = read_logs([FIXTURES / source], format, parse_field_map([maps])).runs[0].points
+    full = read_logs([FIXTURES / source], format, parse_field_map([maps])).runs[0].points
     file = tmp_path / Path(source).name
     for cut in (len(data) - 1, len(data) - 9, len(data) * 2 // 3):
         file.write_bytes(data[:cut])
-        found = read_logs([file], format, parse_field_map([maps]))
-        points = found.runs[0].points
-        assert points == whole[: len(points)] and any("torn" in note for note in found.notes)
+        result = read_logs([file], format, parse_field_map([maps]))
+        points = result.runs[0].points
+        assert points == full[: len(points)] and any("torn" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("format", BINARY)
@@ -191,9 +191,9 @@ def test_a_restart_takes_the_later_file(tmp_path):
                 writer.add_scalar("acc", 0.1 * step + shift, step)
     for i, file in enumerate(sorted(tmp_path.glob("*tfevents*"), key=lambda p: p.name[-1])):
         file.rename(tmp_path / f"{i}.tfevents")
-    found = read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=2"]))
-    assert [p.metrics["acc"] for p in found.runs[0].points] == pytest.approx([0, 0.1, 0.7, 0.8])
-    assert "2 values that 1.tfevents logs again" in found.notes[0]
+    result = read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=2"]))
+    assert [p.metrics["acc"] for p in result.runs[0].points] == pytest.approx([0, 0.1, 0.7, 0.8])
+    assert "2 values that 1.tfevents logs again" in result.notes[0]
 
 
 @pytest.mark.parametrize(

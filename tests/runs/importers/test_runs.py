@@ -16,10 +16,10 @@ def test_a_csv_of_four_runs_without_a_map(logged):
     text = "model,n,B_p,step,rollouts,reward\n" + "".join(
         f"base,{n},512,{step},{512 * n * step},0.{step}\n" for n in (4, 8, 16, 32) for step in (2, 3)
     )
-    found = logged("csv", text)
-    assert [run.cell for run in found.runs] == [Cell(512, n, 0) for n in (4, 8, 16, 32)]
-    assert curve(found.runs[0]) == [(2, 4096, 0.2), (3, 6144, 0.3)]
-    assert found.notes == ()
+    result = logged("csv", text)
+    assert [run.cell for run in result.runs] == [Cell(512, n, 0) for n in (4, 8, 16, 32)]
+    assert curve(result.runs[0]) == [(2, 4096, 0.2), (3, 6144, 0.3)]
+    assert result.notes == ()
 
 
 @pytest.mark.parametrize("delimiter", [",", "\t", ";"])
@@ -42,9 +42,9 @@ def test_updates_follow_from_rollouts_where_a_log_has_no_steps(logged):
 
 
 def test_rollouts_of_the_log_win_over_steps_and_it_is_said(logged):
-    found = logged("csv", "step,rollouts,reward\n1,100,.1\n2,180,.2\n", "n=5,B_p=20")
-    assert curve(found.runs[0]) == [(1, 100, 0.1), (2, 180, 0.2)]
-    assert "180 at step 2, not 2 x 20 x 5 = 200" in found.notes[0]
+    result = logged("csv", "step,rollouts,reward\n1,100,.1\n2,180,.2\n", "n=5,B_p=20")
+    assert curve(result.runs[0]) == [(1, 100, 0.1), (2, 180, 0.2)]
+    assert "180 at step 2, not 2 x 20 x 5 = 200" in result.notes[0]
 
 
 def test_lines_of_one_step_are_joined_and_training_is_averaged_between_evaluations(logged):
@@ -54,8 +54,10 @@ def test_lines_of_one_step_are_joined_and_training_is_averaged_between_evaluatio
         if step % 2 == 0:
             rows.append({"step": step, "val": 0.25 + step / 10, "ood": 0.5})
     rows.append({"step": 5, "loss/reward": 1.0})
-    found = logged("jsonl", rows, "reward=val,metric:ood=ood,train_reward=loss/reward,response_length=length,n=2,B_p=3")
-    base, first, second = found.runs[0].points
+    result = logged(
+        "jsonl", rows, "reward=val,metric:ood=ood,train_reward=loss/reward,response_length=length,n=2,B_p=3"
+    )
+    base, first, second = result.runs[0].points
     assert base.metrics == {"val": 0.25} and base.train == {}
     assert first.metrics == {"val": 0.45, "ood": 0.5}
     assert first.train == pytest.approx({"reward": 0.15, "kl": 1.5, "response_length": 15})
@@ -65,7 +67,7 @@ def test_lines_of_one_step_are_joined_and_training_is_averaged_between_evaluatio
         6 * 30,
         6 * 100,
     ]  # 6 rollouts per step, of 10, 20, 30, 40 tokens
-    assert "1 training rows after the last evaluation" in found.notes[0]
+    assert "1 training rows after the last evaluation" in result.notes[0]
 
 
 def test_an_evaluation_between_two_logged_lengths_takes_the_last_one(logged):
@@ -78,12 +80,12 @@ def test_a_run_column_separates_runs_and_seeds_are_numbered(logged):
     text = "name,step,reward\n" + "".join(
         f"{name},{s},{v}\n" for s in (1, 2) for name, v in (("b", 0.2 + s / 10), ("a", 0.1 + s / 10))
     )
-    found = logged("csv", text, "run=name", "n=4,B_p=2")
-    assert [(r.cell.seed, r.points[0].metrics["reward"]) for r in found.runs] == [
+    result = logged("csv", text, "run=name", "n=4,B_p=2")
+    assert [(r.cell.seed, r.points[0].metrics["reward"]) for r in result.runs] == [
         (0, pytest.approx(0.3)),
         (1, pytest.approx(0.2)),
     ]
-    assert found.notes == ("seeds of B_p = 2, n = 4 are numbered in the order given: b is 0, a is 1",)
+    assert result.notes == ("seeds of B_p = 2, n = 4 are numbered in the order given: b is 0, a is 1",)
 
 
 def test_runs_side_by_side_in_one_file_need_no_name(logged):
@@ -97,22 +99,22 @@ def test_files_are_runs_with_seeds_in_order_and_n_from_their_names(logged):
         for n in (4, 16)
         for i in (0, 1)
     }
-    found = logged("jsonl", logs, "n=n{}", "B_p=2")
-    assert [r.cell for r in found.runs] == [Cell(2, 4, 0), Cell(2, 4, 1), Cell(2, 16, 0), Cell(2, 16, 1)]
-    assert len(found.notes) == 2
+    result = logged("jsonl", logs, "n=n{}", "B_p=2")
+    assert [r.cell for r in result.runs] == [Cell(2, 4, 0), Cell(2, 4, 1), Cell(2, 16, 0), Cell(2, 16, 1)]
+    assert len(result.notes) == 2
 
 
 def test_the_seed_column_is_taken(logged):
-    found = logged("csv", "seed,step,reward,n,B_p\n7,1,.1,2,2\n3,1,.2,2,2\n7,2,.3,2,2\n3,2,.3,2,2\n")
-    assert [r.cell.seed for r in found.runs] == [3, 7] and found.notes == ()
+    result = logged("csv", "seed,step,reward,n,B_p\n7,1,.1,2,2\n3,1,.2,2,2\n7,2,.3,2,2\n3,2,.3,2,2\n")
+    assert [r.cell.seed for r in result.runs] == [3, 7] and result.notes == ()
 
 
 def test_names_of_metrics(logged):
     row = {"step": 1, "val/math/acc/mean@8": 0.5, "val/b": 0.25}
     by_default = logged("jsonl", [row], "reward=val/math/acc/mean@8,metric:hard=val/b,n=2,B_p=2").runs[0].points[0]
     assert by_default.metrics == {"avg@8": 0.5, "hard": 0.25} and by_default.samples == 8
-    asked = logged("jsonl", [row], "best@4=val/b,n=2,B_p=2").runs[0].points[0]
-    assert asked.metrics == {"best@4": 0.25} and asked.samples == 0
+    requested = logged("jsonl", [row], "best@4=val/b,n=2,B_p=2").runs[0].points[0]
+    assert requested.metrics == {"best@4": 0.25} and requested.samples == 0
 
 
 def test_percent_is_scaled(logged):
