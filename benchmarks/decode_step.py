@@ -86,8 +86,8 @@ def main() -> None:
             "slots": slots,
             "positions": args.positions,
             "unrolled": unrolled,
-            "ms_a_step": 1000 * step,
-            "tokens_a_second": slots / step,
+            "ms_per_step": 1000 * step,
+            "tokens_per_second": slots / step,
         }
         line |= {"matmul_gflops": rate / 1e9, "share": 2 * size * slots / step / rate}
         print(json.dumps({k: round(v, 4) for k, v in line.items()}), flush=True)

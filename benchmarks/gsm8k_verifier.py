@@ -83,7 +83,7 @@ def main() -> None:
         "mistakes": sum(total - good for total, good in counts.values()),
         "failures": grades.failures,
         "seconds": round(seconds, 2),
-        "checks_a_second": round(len(checks) / seconds),
+        "checks_per_second": round(len(checks) / seconds),
     }
     print(json.dumps(line))
 

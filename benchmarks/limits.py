@@ -126,7 +126,7 @@ def main() -> None:
     for rows in map(int, args.rows.split(",")):
         result = measure(shape, rows, args.repeats)
         limits = Limits(*(GIGABYTE * result[name] for name in ("product_gflops", "unembedding_gflops", "read_gbps")))
-        line = {"rows": rows} | result | {"floor_tokens_a_second": floor(shape, limits, rows, args.prompt, args.new)}
+        line = {"rows": rows} | result | {"floor_tokens_per_second": floor(shape, limits, rows, args.prompt, args.new)}
         print(json.dumps({k: round(v, 1) for k, v in line.items()}), flush=True)
 
 

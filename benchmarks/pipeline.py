@@ -1,5 +1,5 @@
-"""Sampling and training one after the other, and asynchronously: rollouts per second, and how much of the time each half
-is at work.
+"""Sampling and training one after the other, and asynchronously: rollouts per second, and how much of the time each
+of the two works.
 
     python benchmarks/pipeline.py [--model small|quickstart] [--B_p 32] [--n 8] [--k 1] [--updates 20] [--repeats 3]
         [--ways sync,mesh] [cell.rl.n_train=4 ...]
@@ -9,11 +9,11 @@ One cell of the quickstart's task and recipe from random weights, without evalua
 rollouts so that both halves have as much to do; one JSON line for each way:
 
     sync       the program that does both
-    turns      sampler and trainer by turns on one mesh, the sampler up to k updates ahead
+    turns      sampler and trainer alternate on one mesh, the sampler up to k updates ahead
     mesh       a simulated device for each
 
-`of_sync`: rollouts per second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in which
-each half worked, as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts
+`of_sync`: rollouts per second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in
+which each half worked, as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts
 as work: give both halves one, and compare `of_sync`. `staleness_mean`: the mean age of a token, in updates. Ways are
 interleaved; the figures are sums over repeats.
 
@@ -155,7 +155,7 @@ def compare(args: argparse.Namespace) -> None:
             "B_p": cell.B_p,
             "n": cell.n,
         }
-        line |= {"updates": updates, "wall": round(result["wall"], 4), "rollouts_a_second": round(rate[way], 1)}
+        line |= {"updates": updates, "wall": round(result["wall"], 4), "rollouts_per_second": round(rate[way], 1)}
         line |= {"of_sync": round(rate[way] / rate["sync"], 3)} if "sync" in rate else {}
         if way != "sync":
             shares = {half: result[half] / result["wall"] for half in ("sampler_busy", "trainer_busy")}

@@ -100,7 +100,7 @@ def main() -> None:
         "config": arguments.config,
         "slots": sweep.decode_slots,
         "microbatch": sweep.microbatch,
-        "microseconds_a_rollout": {f"{B_p}x{n}": round(1e6 * s, 2) for (B_p, n), s in medians.items()},
+        "microseconds_per_rollout": {f"{B_p}x{n}": round(1e6 * s, 2) for (B_p, n), s in medians.items()},
         "spread": {f"{B_p}x{n}": round((max(v) - min(v)) / medians[B_p, n], 3) for (B_p, n), v in measured.items()},
         "ratio": round(medians[timed[0]] / medians[timed[-1]], 3),
         "backend": jax.default_backend(),

@@ -264,7 +264,7 @@ def main() -> None:
                         if name:
                             lines.append(about | {"peer": name} | line)
                         elif claim.peers is ROLLOUTS:
-                            floors.setdefault(claim.name, []).append(line["floor_tokens_a_second"])
+                            floors.setdefault(claim.name, []).append(line["floor_tokens_per_second"])
                 except RuntimeError as e:
                     print(e, file=sys.stderr, flush=True)
                     failed = True

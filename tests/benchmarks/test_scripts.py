@@ -60,8 +60,8 @@ def test_sweep_overhead(scripts: Scripts) -> None:
     settings = [f"cell.model.{key}={value}" for key, value in SHAPE.items()]
     sweep = ("sweep.B_p=[4]", "sweep.n=[2,4]", "sweep.B_max=16", "sweep.seeds=1", "sweep.budget=64")
     (line,) = scripts("sweep_overhead", "quickstart", *settings, *sweep, "--rollouts", 16, "--repeats", 1)
-    assert line["programs"] == 1 and set(line["microseconds_a_rollout"]) == {"4x2", "4x4"} == set(line["spread"])
-    small, large = (line["microseconds_a_rollout"][cell] for cell in ("4x2", "4x4"))
+    assert line["programs"] == 1 and set(line["microseconds_per_rollout"]) == {"4x2", "4x4"} == set(line["spread"])
+    small, large = (line["microseconds_per_rollout"][cell] for cell in ("4x2", "4x4"))
     assert line["ratio"] == pytest.approx(small / large, rel=0.01) and small > 0
     assert set(line["spread"].values()) == {0}  # one repeat
 
@@ -74,7 +74,7 @@ def test_update_packing(scripts: Scripts) -> None:
     (line,) = scripts("update_packing", "--widths", "1,2", **sizes)
     assert line["positions_1"] == round(4 * 4 * 32 / line["tokens"], 2)
     assert 1 <= line["positions_2"] <= line["positions_1"]
-    assert line["gain_2"] == pytest.approx(line["tokens_a_second_2"] / line["tokens_a_second_1"], rel=0.05)
+    assert line["gain_2"] == pytest.approx(line["tokens_per_second_2"] / line["tokens_per_second_1"], rel=0.05)
 
 
 def test_vocabulary_blocks(scripts: Scripts) -> None:
@@ -104,7 +104,7 @@ def test_decode_step(scripts: Scripts, model: Path) -> None:
     lines = scripts("decode_step", model, "--slots", "4", "--positions", 16, STEPS=2, REPEATS=1)
     assert [line["unrolled"] for line in lines] == [True, False]
     for line in lines:
-        assert line["tokens_a_second"] == pytest.approx(4 / (line["ms_a_step"] / 1000), rel=0.01)
+        assert line["tokens_per_second"] == pytest.approx(4 / (line["ms_per_step"] / 1000), rel=0.01)
 
 
 def test_few_rows(scripts: Scripts) -> None:
@@ -202,8 +202,8 @@ def test_pipeline(scripts: Scripts) -> None:
     words = ("--ways", "sync,mesh", "--B_p", 4, "--n", 4, "--updates", 2, "--repeats", 1, *tiny)
     sync, mesh = scripts("pipeline", *words, MODELS={"small": ModelConfig(**SHAPE)})
     for line in (sync, mesh):
-        assert line["rollouts_a_second"] == pytest.approx(2 * 16 / line["wall"], rel=0.02)
-        assert line["of_sync"] == pytest.approx(line["rollouts_a_second"] / sync["rollouts_a_second"], rel=0.01)
+        assert line["rollouts_per_second"] == pytest.approx(2 * 16 / line["wall"], rel=0.02)
+        assert line["of_sync"] == pytest.approx(line["rollouts_per_second"] / sync["rollouts_per_second"], rel=0.01)
     assert (sync["k"], mesh["k"], sync["updates"]) == (None, 1, 2)
     assert 0 < mesh["sampler_busy"] < 1.5 and 0 < mesh["trainer_busy"] <= 1 and 0 <= mesh["staleness_mean"] <= 1
     assert mesh["busy"] == pytest.approx(mesh["sampler_busy"] + mesh["trainer_busy"], abs=0.002)

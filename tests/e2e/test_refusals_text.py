@@ -251,9 +251,8 @@ KINDS = ("timeout", "crash", "error", "memory")
 
 
 def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
-    """The first failure of each kind is reported, and all are counted: over all updates of an interval in `train`, over the set in
-    `metrics`.
-    """
+    """The first failure of each kind is reported, and all are counted: over all updates of an interval in `train`,
+    over the set in `metrics`."""
     (text.folder / "rewards.py").write_text(REWARDS)
     (text.folder / "p.jsonl").write_text(rows(5))
     (text.folder / "v.jsonl").write_text(
