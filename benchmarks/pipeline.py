@@ -13,9 +13,9 @@ rollouts so that both halves have as much to do; one JSON line for each way:
     mesh       a simulated device for each
 
 `of_sync`: rollouts per second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in
-which each half worked, as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core counts
-as work: give both halves one, and compare `of_sync`. `staleness_mean`: the mean age of a token, in updates. Ways are
-interleaved; the figures are sums over repeats.
+which each half worked, as it measures itself; where their sum `busy` is above 1, they overlapped. Waiting for a core
+counts as work: give both halves one, and compare `of_sync`. `staleness_mean`: the mean age of a token, in updates.
+Ways are interleaved; the figures are sums over repeats.
 
 `--learns`: what staleness costs. Runs of `ablations.py`'s scale in DIR, one seed for each k and way; a line each with
 base and final reward, their difference, and how old tokens really were (`staleness_mean`, the mean over the run;
