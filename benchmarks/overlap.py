@@ -34,8 +34,9 @@ from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import OnFinished, build_stream
 from isojax.tasks.grading.background_grading import BackgroundGrader
 from isojax.tasks.grading.checker import Checker
-from isojax.tasks.protocol import Grades, HostTask
+from isojax.tasks.protocol import Grades
 from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.text import TextTask
 
 REPEATS = 7
 MODEL = ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768)
@@ -49,7 +50,7 @@ def reward(completions):
 
 
 class Task:
-    """What of a HostTask grading wants."""
+    """What of a TextTask grading wants."""
 
     def __init__(self, checker: Checker) -> None:
         self.checker = checker
@@ -115,7 +116,7 @@ def main() -> None:
         path = Path(folder) / "rewards.py"
         path.write_text(REWARD.format(seconds=args.ms / 1000))
         with Checker(f"function:{path}:reward", num_workers=args.workers) as checker:
-            task = cast("HostTask", cast("Any", Task(checker)))
+            task = cast("TextTask", cast("Any", Task(checker)))
             drawn = run(lambda rollouts, tokens: None)
 
             def grade() -> np.ndarray:
