@@ -4,6 +4,7 @@
 
 How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
 - One update per batch of rollouts, so every update is on-policy, unless `cell.rl.max_staleness` is above 0.
+- The ratio is taken against the sampler's log-probabilities; no further pass computes old ones.
 - The loss is a mean over all response tokens of the batch; GRPO averages over the tokens of each response first.
 - The learning rate grows with the square root of the batch B = B_p n (IsoCompute Playbook, section 3).
 - KL (the k3 estimator, in the loss) and entropy enter only where the recipe sets them.
@@ -14,7 +15,8 @@ Where a fork makes its changes:
 - which problems a batch has: `EpochOrder` (tasks/epochs.py), made in train/restore.py
 - where rollouts and rewards come from: a RolloutSource (rl/rollout_source.py), chosen in train/programs.py
 - the reward: the task's `verify` (tasks/device/) or its verifier (tasks/verifiers/)
-- advantage, aggregation, loss: plug-ins named by `cell.rl` (rl/advantages, rl/losses; rl/train_step.py calls them)
+- advantage, aggregation, loss: plug-ins named by `cell.rl` (rl/advantages, rl/aggregations, rl/losses)
+- the loop itself: `run_updates`, in a copy of this file that launch/local/local_runner.py imports
 """
 
 import time
@@ -57,10 +59,10 @@ def is_finished(config: Config, cell: Cell, folder: Path, ledger: PointLedger | 
 def run_cell(
     programs: SweepPrograms, config: Config, base_policy: BasePolicy, cell: Cell, outputs: CellOutputs
 ) -> None:
-    """Trains one cell up to `config.sweep.budget`, which the launcher sets to this cell's target.
+    """Trains one cell up to the last value of its grid of C within `config.sweep.budget`, which the launcher sets.
 
     Raises:
-        FloatingPointError: loss or gradient were not finite in `cell.rl.max_consecutive_nonfinite` updates in a row.
+        FloatingPointError: loss or gradient were not finite in `max_consecutive_nonfinite` updates in a row.
             The ledger records it. Saved is the policy before them; --resume goes on with the update after them.
         Preempted: the process was asked to end; the state is saved.
     """
@@ -116,7 +118,7 @@ class CellTrainer:
                 self.fail()
             self.outputs.on_progress(CellProgress(self.cell, M * self.cell.B, None))
             # Clocks and signals differ between processes, and all must save at the same update: process 0's clock
-            # decides. At the target the one save of this M is that after the evaluation.
+            # decides. Only the first save of an M is written, so at the target the save waits for the evaluation.
             stop_and_save = multiprocess.allgather((preemption.requested(), self.checkpoint_due))
             stop, save_due = any(stop for stop, _ in stop_and_save), stop_and_save[0][1]
             if stop or (save_due and M < target_updates):
@@ -126,20 +128,20 @@ class CellTrainer:
 
     def run_updates(self, count: int) -> Metrics:
         """`count` updates, or fewer if too many in a row are not finite; the sums of their metrics. The rollout source
-        may give them in several batches, each of one update or more."""
+        may give their problems in several calls; every update samples its own rollouts."""
         programs, last_update = self.programs, self.cursor.M + count
         sums: Metrics = {}
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
-            # problems, rollouts and rewards (the fused program makes the latter two within the update)
+            # problems, rollouts and rewards (for a task verified on device, the update makes rollouts and rewards)
             batch = self.rollout_source.next_batch(self.state, updates_left)
             # advantages, loss, gradient, AdamW (rl/train_step.py); the state before is donated
             self.state, result = programs.rollout_programs.update(
                 self.state, self.start.base_params, batch.inputs, programs.coefficients
             )
-            # metrics; and rewards, where solved problems are left out
+            # metrics; where the recipe leaves out solved problems, the problem order receives the rewards
             metrics = finish_batch(batch, result, self.problem_order, self.cell.n)
             metrics |= self.rollout_source.finish_update(self.state)  # asynchronous: the new policy to the sampler
-            sums = merge_in_float32(sums, metrics)  # the same bits as the fused program's sums
+            sums = merge_in_float32(sums, metrics)  # as one compiled program for all updates adds them
         return sums
 
     def evaluate(self, eval_index: int, target: int) -> None:
@@ -172,7 +174,8 @@ class CellTrainer:
         M, skipped = self.cursor.M, int(self.state.consecutive_nonfinite)
         reason = (
             f"loss or gradient not finite in the updates {M - skipped + 1} to {M}, {skipped} in a row; the policy "
-            "before them is saved. Lower cell.rl.learning_rate"
+            "before them is saved. Lower cell.rl.learning_rate (under another name=), or check a loss or advantage of "
+            "your own"
         )
         self.save()
         self.checkpoints.wait()
