@@ -149,7 +149,7 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
     "prompts too long": (
         nothing,
         (*LAUNCH, "cell.sampling.prompt_length=1"),
-        ("none of 60 prompts has at most 1 tokens", "raise cell.sampling.prompt_length"),
+        ("none of 60 prompts has at most cell.sampling.prompt_length = 1 tokens", "raise it"),
     ),
     "no lengths": (
         without_settings("sampling"),
