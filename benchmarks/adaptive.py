@@ -1,24 +1,22 @@
 """Does `sweep.strategy=adaptive` find n*(C) with half of the grid's rollouts? Sweeps simulated on random worlds of
 known law.
 
-    python benchmarks/adaptive.py                             5 worlds of each kind, with 1 seed and with 3: 50 sweeps,
-    about 5 minutes python benchmarks/adaptive.py --kinds hill --worlds 20    others
+    python benchmarks/adaptive.py                             5 worlds of each kind, with 1 seed and with 3: 50 sweeps
+    python benchmarks/adaptive.py --kinds hill --worlds 20    20 worlds of one kind
 
-A round's runs are those of a world's full runs, revealed up to the targets that the policy asked for. The n of the
-fit's best curve (what
-`isojax recommend` gives where B_p is stable) is then compared with the world's truly best n, at the policy's 9 budgets
-from budget / 16
-to the budget:
+50 sweeps take about 5 minutes. A round's runs are a world's full runs, revealed up to the targets that the policy
+requests. The benchmark then compares the n of the fit's best curve (what `isojax recommend` gives where B_p is stable)
+with the world's truly best n, at the policy's 9 budgets from budget / 16 to the budget:
 
-    n_right    share of (world, budget) pairs whose n is within one step of the grid of n;  exact: the very n
+    n_right         share of (world, budget) pairs whose n is within one step of the grid of n;  exact: the same n
     worlds_right    share of worlds with all 9 budgets right
-    regret     true reward lost by the choice, mean
-    rollouts   spent, as a part of what the grid takes
+    regret          true reward lost by the choice, mean
+    rollouts        spent, as a share of what the grid takes
 
-of four sweeps: the policy's ("frontier"), the whole grid ("grid"), the grid with all runs to half the budget
+It does so for four sweeps: the policy's ("frontier"), the whole grid ("grid"), the grid with all runs to half the budget
 ("half_budget"), and, where there are three seeds, the grid with one of them ("one_seed"). One JSON line on standard
-output, progress on standard error. In worlds where n makes no difference ("same") any n is right, so they are counted
-in rollouts, rounds and regret alone."""
+output, progress on standard error. In worlds where n makes no difference ("same") every n is right, so only rollouts,
+rounds and regret count them."""
 
 from __future__ import annotations
 
