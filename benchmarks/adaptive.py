@@ -13,10 +13,10 @@ with the world's truly best n, at the policy's 9 budgets from budget / 16 to the
     regret          true reward lost by the choice, mean
     rollouts        spent, as a share of what the grid takes
 
-It does so for four sweeps: the policy's ("frontier"), the whole grid ("grid"), the grid with all runs to half the budget
-("half_budget"), and, where there are three seeds, the grid with one of them ("one_seed"). One JSON line on standard
-output, progress on standard error. In worlds where n makes no difference ("same") every n is right, so only rollouts,
-rounds and regret count them."""
+It does so for four sweeps: the policy's ("frontier"), the whole grid ("grid"), the grid with all runs to half the
+budget ("half_budget"), and, where there are three seeds, the grid with one of them ("one_seed"). One JSON line on
+standard output, progress on standard error. In worlds where n makes no difference ("same") every n is right, so these
+worlds enter only rollouts, rounds and regret."""
 
 from __future__ import annotations
 
