@@ -51,7 +51,7 @@ def test_what_is_printed(recommend: Callable[..., Outcome]) -> None:
         "regret 0.00",
     ):
         assert part in out
-    for part in ("16 *", "P(n is best)", "█" * 20, "16x16 promises most"):
+    for part in ("16 *", "P(n is best)", "█" * 20, "16x16 has the highest predicted reward"):
         assert part in out
     assert "n makes no difference here" not in out
 

@@ -65,7 +65,7 @@ def test_comments_hold_the_promise_the_reasons_and_the_learning_rate(name):
     text = rendered(name)
     head = [line for line in text.splitlines() if line.startswith("#")]
     assert text.startswith("\n".join(head)) and "B_p = 16" in head[0] and "Expected avg@4: 0.66" in head[1]
-    assert any("16x16 promises most" in line for line in head) and any(
+    assert any("16x16 has the highest predicted reward" in line for line in head) and any(
         "if your runs scaled it with sqrt(B)" in line for line in head
     )
     known = rendered(name, saved=load_config("quickstart", []))

@@ -30,7 +30,7 @@ def test_choice_intervals_and_reasons():
     assert r.equal_n == (16,) and recommend(document(), 1e5, epsilon=0.08).equal_n == (4, 16)
     assert r.regret < 0.001 and r.regret_interval[0] == 0
     assert (r.no_effect, r.extrapolated, r.times_measured, r.epsilon) == (False, False, 1.0, 0.005)
-    assert said(r, "n = 16: of 6 stable measured cells, 16x16 promises most (0.663)")
+    assert said(r, "n = 16: of 6 stable measured cells, 16x16 has the highest predicted reward (0.663)")
     assert said(r, "B_p = 16: the smallest stable one measured at n = 16")
     first = r.measured_cells[0]
     assert (first.B_p, first.n, first.M) == (16, 16, 390) and first.low < first.reward < first.high
@@ -171,7 +171,9 @@ def test_fixed_values_that_no_cell_has():
     r = recommend(fit, 1e5, fix={"B_p": 20})
     assert r.allocation == Allocation(20, 16, 312) and said(r, "chosen as at the nearest, B_p = 16")
     r = recommend(fit, 1e5, fix={"M": 10_000})
-    assert r.allocation == Allocation(2, 4, 10_000) and said(r, "of the measured n <= 10, 16x4 promises most")
+    assert r.allocation == Allocation(2, 4, 10_000) and said(
+        r, "of the measured n <= 10, 16x4 has the highest predicted reward"
+    )
     assert recommend(fit, 1e5, fix={"M": 40_000}).allocation == Allocation(1, 2, 40_000)
     r = recommend(document(unstable=(64,)), 1e5, fix={"B_p": 64})
     assert r.allocation.B_p == 64 and said(r, "was unstable: it fell")

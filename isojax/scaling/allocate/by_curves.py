@@ -55,7 +55,7 @@ def _explain_cell(
     kind_text = ("" if "B_p" in fix else "stable ") + ("measured cell" if allowed.sum() == 1 else "measured cells")
     B_p, n, best_B_p = ensemble.B_p[chosen_cell], ensemble.n[chosen_cell], ensemble.B_p[best_cell]
     request.reasons.append(
-        f"n = {n}: of {allowed.sum()} {kind_text}{limits_text}, {best_B_p}x{n} promises most "
+        f"n = {n}: of {allowed.sum()} {kind_text}{limits_text}, {best_B_p}x{n} has the highest predicted reward "
         f"({expected_rewards[best_cell]:.3f})"
     )
     if "B_p" in fix:
@@ -79,7 +79,7 @@ def _name_extrapolated_n(
         if (C_spent[cells_of_n] > ensemble.samples.C_high[cells_of_n] * (1 + 1e-9)).all():
             ends.append(f"n = {n} (measured up to C = {ensemble.samples.C_high[cells_of_n].max():.4g})")
     if ends:
-        request.reasons.append(f"compared by their curves' word alone, beyond their data: {', '.join(ends)}")
+        request.reasons.append(f"compared by their fitted curves beyond their data: {', '.join(ends)}")
 
 
 def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
@@ -131,7 +131,7 @@ def _allocate_smallest_cell(ensemble: CurveEnsemble, request: AllocationRequest)
 
 
 def _nearest_n(ensemble: CurveEnsemble, request: AllocationRequest, is_candidate: BoolArray, n_max: int) -> int:
-    """The n <= n_max whose best candidate promises most at C; where none was measured, the power of two below n_max."""
+    """The n <= n_max with the highest predicted reward at C; where none was measured, the power of two below n_max."""
     is_allowed = is_candidate & (ensemble.n <= n_max)
     if not is_allowed.any():
         n = constraints.floor_power_of_two(max(1, n_max))
@@ -139,5 +139,7 @@ def _nearest_n(ensemble: CurveEnsemble, request: AllocationRequest, is_candidate
         return n
     best_cell = int(np.where(is_allowed, ensemble.expected_rewards(request.C), -np.inf).argmax())
     n = int(ensemble.n[best_cell])
-    request.reasons.append(f"n = {n}: of the measured n <= {n_max}, {ensemble.B_p[best_cell]}x{n} promises most at C")
+    request.reasons.append(
+        f"n = {n}: of the measured n <= {n_max}, {ensemble.B_p[best_cell]}x{n} has the highest predicted reward at C"
+    )
     return n

@@ -62,7 +62,7 @@ def _choose_n(
             reasons.append(f"n = {n}: only {n_smallest} to {n_largest} were measured")
     else:
         reasons.append(
-            f"C is outside the frontier ({C_low:.6g} to {C_high:.6g}): n is the law's word alone, which saturates at "
+            f"C is outside the frontier ({C_low:.6g} to {C_high:.6g}): n is the law's alone, which saturates at "
             f"{2 ** (law.b + law.L):.3g}"
         )
         if not n_smallest <= n <= n_largest:
@@ -82,7 +82,7 @@ def _allocate_fixed_M(fit: FitResult, ensemble: CurveEnsemble, request: Allocati
         allocation = Allocation(int(ensemble.B_p[best_cell]), int(ensemble.n[best_cell]), M)
         request.reasons.append(
             f"M = {M}: given; of {len(fitting_cells)} stable cells with B_p n <= {B}, {allocation.B_p}x{allocation.n} "
-            f"promises most at C = {allocation.C}"
+            f"has the highest predicted reward at C = {allocation.C}"
         )
         return allocation
     n = _choose_n(fit, fit.joint, request, B, f"B_p n M <= C and B_max leave B = {B}")

@@ -126,8 +126,8 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, ex
         request.reasons.append(f"extrapolated because it was asked for: {statement}; {risks}")
     if C_measured_min > C:
         request.reasons.append(
-            f"C = {C:.6g} is below the smallest measured C = {C_measured_min:.6g}: what is promised there is the "
-            "curves' word alone"
+            f"C = {C:.6g} is below the smallest measured C = {C_measured_min:.6g}: the prediction there "
+            "comes from the fitted curves alone"
         )
 
 
