@@ -40,6 +40,7 @@ SLOW = (
     "launch/test_memory_model.py",
     "launch/test_templates_run.py",
     "models/test_hf_load.py",
+    "models/test_load_memory.py",
     "models/test_tpu_kernels.py",
     "report/test_browser.py",
     "rl/test_async_rollouts.py",

@@ -1,6 +1,6 @@
 """Makes a model's folder (config.json, safetensors, tokenizer) of a GGUF file, which the `gguf` package reads.
 
-Weights become float32. For llama, GGUF has rotated pairs in adjacent rows, a checkpoint has them half a head apart.
+Weights become float32. For llama, GGUF has rotated pairs in adjacent rows, a checkpoint in the two halves of a head.
 """
 
 from collections.abc import Callable, Mapping

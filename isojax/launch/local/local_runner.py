@@ -153,7 +153,7 @@ def train_cell(
             write_health(folder, cell, on_flags)
     except Preempted:
         raise
-    except Exception as e:
+    except Exception as e:  # one cell's failure, of any kind, does not end the others; it is returned and shown
         if is_out_of_memory(e):
             return RunFailed(out_of_memory_message(setup.config.sweep))
         return e

@@ -70,7 +70,7 @@ class RayScheduler:
             except KeyboardInterrupt:
                 signum = signal.SIGINT
                 preemption.request_preemption()
-            except Exception:
+            except Exception:  # whatever ended the loop; it is raised again when the cells have saved
                 preemption.request_preemption()
                 self._save_cells()
                 with suppress(InputError):  # what is recorded at a URL, for the fit
