@@ -26,8 +26,9 @@ from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner
 from isojax.models.families import llama
+from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import build_init_state
-from isojax.rl.train_step import TrainStep, make_coefficients
+from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.stop_strings import StopConditions

@@ -29,10 +29,8 @@ from isojax.distributed.sharding import make_mesh, shard_count
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.loss_weights import LossWeights
 from isojax.rl.metric import values
-from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
-from isojax.rl.train_step import make_coefficients
+from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.problem_sources import InMemorySource, open_source

@@ -32,9 +32,7 @@ from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import ROLLOUT_AXES, make_mesh, replicated, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.loss_weights import LossWeights
-from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
-from isojax.rl.train_step import make_coefficients
+from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
 from isojax.sampling.engine import build_engine, build_sampler
 from isojax.sampling.stream import sampler_state_shardings

@@ -3,7 +3,7 @@
     python benchmarks/update_packing.py [--widths 1,2,3,4]
 
 256 responses of lognormal length (sigma .8, mean 60, cut at 256) to 16 problems; T = 256, microbatches of 16. `packed`
-has the widths of rl/length_buckets.py, `flat` computes every response at T. Runs take turns; tokens per second (those
+has the widths of rl/gradient.py, `flat` computes every response at T. Runs take turns; tokens per second (those
 that count, prompts aside) by medians of the process's own CPU seconds. `positions`: how many each program computes for
 every token that counts.
 """
@@ -24,9 +24,7 @@ from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.transformer import Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.loss_weights import LossWeights
-from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
-from isojax.rl.train_step import make_coefficients
+from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 
 B_P, N, M, P, T, VOCAB, REPEATS = 16, 16, 16, 32, 256, 512, 5

@@ -138,7 +138,7 @@ def layer_backward_bytes(s: DeviceSizes, tokens: int, key_positions: int, key_pa
 
 
 def logits_bytes(s: DeviceSizes) -> int:
-    """Bytes of the logits of a microbatch, at the width (rl/length_buckets.py) that takes most."""
+    """Bytes of the logits of a microbatch, at the width (rl/gradient.py) that takes most."""
     widths = shapes.bucket_widths(s.shapes.response_length)
     return max(_logits_bytes_at_width(s, width, len(widths) > 1) for width in widths)
 

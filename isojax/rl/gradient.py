@@ -2,8 +2,9 @@
 
 For each block of g prompts, `decoder.prefill` runs under `jax.vjp`; a loop over microbatches of m responses adds up
 d(params) and d(prefix), and the pull-back of the latter follows. Where no block has more than one microbatch, prompts
-and responses go through the layers together (`PromptTokens`). All of it adds to one float32 gradient through references
-(`VJP.with_refs`). Loops have traced trip counts, so one program serves every B_p and n."""
+and responses go through the layers together (`PromptTokens`). A block's responses are sorted, longest first, and each
+microbatch is computed at the smallest of a few static widths that holds it. All of it adds to one float32 gradient
+through references (`VJP.with_refs`). Loops have traced trip counts, so one program serves every B_p and n."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,13 +17,12 @@ import numpy as np
 from jax import lax, shard_map
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Int
 
 from isojax.core.shapes import bucket_widths
 from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, positions_are_split, shard_count
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.transformer import Params, PrefixCache
-from isojax.rl.length_buckets import microbatch_buckets, response_lengths, sort_by_length
 from isojax.rl.metric import Metric, Metrics, combine
 from isojax.rl.objective import MetricSums, Microbatch, Objective, Prefix, PromptTokens, UpdateInputs
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, ShardSlice, make_shard_slice
@@ -55,6 +55,40 @@ class PromptBlock(NamedTuple):
     low: Array
     high: Array
     num_microbatches: Array
+
+
+def response_lengths(mask: Bool[Array, "rows T"]) -> Int[Array, " rows"]:
+    """How many positions of each response are needed: up to its last token that counts."""
+    return jnp.where(mask, jnp.arange(1, mask.shape[-1] + 1)[None], 0).max(-1)
+
+
+def sort_by_length(
+    lengths: Int[Array, " rows"], shard_slice: ShardSlice, n: Int[Array, ""], g: int, T: int
+) -> Int[Array, " rows"]:
+    """The rows of a shard with each block's responses longest first; blocks stay in order. Rows without a rollout come
+    last."""
+    row = jnp.arange(len(lengths))
+    block = ((shard_slice.first_rollout + row) // n - shard_slice.first_group) // g
+    sort_last = jnp.iinfo(jnp.int32).max
+    sort_key = jnp.where(row < shard_slice.rollout_count, block * (T + 1) + T - lengths, sort_last)
+    return jnp.argsort(sort_key, stable=True)
+
+
+def microbatch_buckets(
+    lengths: Int[Array, " rows"],
+    low: Int[Array, ""],
+    high: Int[Array, ""],
+    m: int,
+    widths: tuple[int, ...],
+    shards: int,
+) -> Int[Array, " _"]:
+    """For each microbatch of the rows [low, high), in order, which of the widths holds its longest response on every
+    shard: all take the same one, because a model split over `tensor` communicates inside."""
+    starts = low + m * jnp.arange(-(-len(lengths) // m))
+    longest = jnp.where(starts < high, lengths[jnp.minimum(starts, len(lengths) - 1)], 0)
+    if shards > 1:
+        longest = lax.pmax(longest, ROLLOUT_AXES)
+    return jnp.searchsorted(jnp.array(widths), longest)
 
 
 @dataclass(frozen=True)

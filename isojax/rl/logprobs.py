@@ -1,16 +1,19 @@
 """The log-probability of each response token and the exact entropy: from the logits [m T V], or, where these are many,
-over blocks of the vocabulary (rl/blockwise_logprobs.py)."""
+over blocks of the vocabulary, so that the logits are never held at once."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from isojax.core.shapes import MAX_DENSE_LOGITS, VOCABULARY_BLOCK, vocabulary_block
+from isojax.core.shapes import MAX_DENSE_LOGITS, MAX_SAVED_LOGITS, VOCABULARY_BLOCK, vocabulary_block
 from isojax.models.transformer import Decoder, Params
-from isojax.rl.blockwise_logprobs import VocabularyBlocks, blockwise_token_stats
-from isojax.sampling.logits import NUCLEUS_MASS_TOLERANCE, log_probs, nucleus, renormalize
+from isojax.sampling.logits import NEG_INF, NUCLEUS_MASS_TOLERANCE, log_probs, nucleus, renormalize
 
 MAX_BLOCK_TOKENS = VOCABULARY_BLOCK
 
@@ -97,3 +100,172 @@ def nucleus_token_stats(
         return policy_stats, None
     base_log_p = log_probs(decoder.logits(base_hidden.params, base_hidden.states), temperature)
     return policy_stats, token_logps(renormalize(base_log_p, in_nucleus), tokens)
+
+
+@dataclass(frozen=True)
+class VocabularyBlocks:
+    """Blocks of the vocabulary, over which an online log-sum-exp walks as flash attention does over keys
+    (arXiv:2205.14135, algorithm 1):
+
+        log p(y) = x_y - lse          d log p(y) / d x_v = [v = y] - p_v
+        H = lse - sum_v p_v x_v       d H / d x_v = -p_v (log p_v + H)
+
+    with x the logits over the temperature. Of more than MAX_SAVED_LOGITS, the gradient computes each block again.
+    Letters: m responses of T tokens; r hidden states, prompts' first, then those before the other tokens; v of a block.
+    """
+
+    vocab_axis: int  # of the unembedding: 0 of [V D], 1 of [D V]
+    temperature: float  # what logits are divided by
+    use_entropy: bool  # whether the entropy is differentiated
+    size: int  # tokens of a block
+
+    def loop(self, vocab: int, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
+        """`step(start, tokens of the block, carry)` over whole blocks, then over what is left of the vocabulary."""
+        num_blocks = vocab // self.size
+        carry = lax.fori_loop(0, num_blocks, lambda i, carry: step(i * self.size, self.size, carry), carry)
+        remainder = vocab % self.size
+        return step(jnp.int32(num_blocks * self.size), remainder, carry) if remainder else carry
+
+    def take(self, unembedding: Array, start: Array, size: int) -> Float[Array, "_ _"]:
+        """A block of the unembedding; nothing is transposed."""
+        return lax.dynamic_slice_in_dim(unembedding, start, size, self.vocab_axis)
+
+    def logits(self, states: Float[Array, "r D"], unembedding_block: Float[Array, "_ _"]) -> Float[Array, "r v"]:
+        """A block of logits over the temperature, in float32."""
+        equation = "rd,vd->rv" if self.vocab_axis == 0 else "rd,dv->rv"
+        return jnp.einsum(equation, states, unembedding_block, preferred_element_type=jnp.float32) / self.temperature
+
+
+class ForwardCarry(NamedTuple):
+    """What the loop over blocks adds up."""
+
+    max_logit: Float[Array, " r"]  # the largest so far
+    exp_sum: Float[Array, " r"]  # of exp(x - max)
+    weighted_sum: Float[Array, " r"]  # of exp(x - max) x
+    first_logits: Float[Array, " m"]  # of responses' first tokens
+    state_logits: Float[Array, " r"]  # of the other tokens
+    saved_logits: Float[Array, "r V"] | None  # all, where they are kept
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
+def blockwise_token_stats(
+    states: Float[Array, "r D"],
+    unembedding: Float[Array, "_ _"],
+    tokens: Int[Array, "m T"],
+    prefix_entry: Int[Array, " m"],
+    blocks: VocabularyBlocks,
+) -> tuple[Float[Array, "m T"], Float[Array, "m T"]]:
+    """(log-probabilities of the tokens, entropies). `states` and `prefix_entry` as `HiddenStates.unique_states` returns
+    them."""
+    return _forward(states, unembedding, tokens, prefix_entry, blocks, save_logits=False)[0]
+
+
+def _forward(
+    states: Array,
+    unembedding: Array,
+    tokens: Array,
+    prefix_entry: Array,
+    blocks: VocabularyBlocks,
+    save_logits: bool = True,
+) -> tuple[tuple[Array, Array], tuple]:
+    zeros, vocab = jnp.zeros(len(states), jnp.float32), unembedding.shape[blocks.vocab_axis]
+    first_tokens, state_tokens = tokens[:, 0], _state_tokens(tokens, len(states))
+    save_logits = save_logits and len(states) * vocab <= MAX_SAVED_LOGITS
+
+    def step(start: Array, size: int, carry: ForwardCarry) -> ForwardCarry:
+        x = blocks.logits(states, blocks.take(unembedding, start, size))
+        max_logit = jnp.maximum(carry.max_logit, x.max(-1))
+        rescale, weight = jnp.exp(carry.max_logit - max_logit), jnp.exp(x - max_logit[:, None])
+        first_logits = jnp.where(_token_in_block(first_tokens, start, size), x[prefix_entry], 0.0).sum(-1)
+        state_logits = jnp.where(_token_in_block(state_tokens, start, size), x, 0.0).sum(-1)
+        saved_logits = carry.saved_logits
+        if saved_logits is not None:
+            saved_logits = lax.dynamic_update_slice_in_dim(saved_logits, x, start, 1)
+        return ForwardCarry(
+            max_logit=max_logit,
+            exp_sum=carry.exp_sum * rescale + weight.sum(-1),
+            weighted_sum=carry.weighted_sum * rescale + (weight * x).sum(-1),
+            first_logits=carry.first_logits + first_logits,
+            state_logits=carry.state_logits + state_logits,
+            saved_logits=saved_logits,
+        )
+
+    carry = ForwardCarry(
+        max_logit=zeros + NEG_INF,
+        exp_sum=zeros,
+        weighted_sum=zeros,
+        first_logits=jnp.zeros(len(tokens), jnp.float32),
+        state_logits=zeros,
+        saved_logits=jnp.zeros((len(states), vocab), jnp.float32) if save_logits else None,
+    )
+    sums = blocks.loop(vocab, step, carry)
+    lse = sums.max_logit + jnp.log(sums.exp_sum)
+    state_entropy = lse - sums.weighted_sum / sums.exp_sum
+    logps = _states_to_tokens(sums.first_logits - lse[prefix_entry], sums.state_logits - lse, tokens)
+    entropies = _states_to_tokens(state_entropy[prefix_entry], state_entropy, tokens)
+    return (logps, entropies), (states, unembedding, tokens, prefix_entry, lse, state_entropy, sums.saved_logits)
+
+
+def _backward(blocks: VocabularyBlocks, residuals: tuple, cotangents: tuple[Array, Array]) -> tuple:
+    states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits = residuals
+    first_tokens, state_tokens = tokens[:, 0], _state_tokens(tokens, len(states))
+    num_prompts, vocab_axis = _num_prompt_states(tokens, len(states)), blocks.vocab_axis
+    # Sums over the responses of each prompt are products: on a GPU the order of a scatter's sums differs between runs.
+    sum_by_prompt = partial(jnp.dot, jax.nn.one_hot(prefix_entry, num_prompts, axis=0), precision=lax.Precision.HIGHEST)
+    d_first_logps = cotangents[0][:, :1] / blocks.temperature
+    d_logps, d_entropy = (
+        jnp.concatenate([sum_by_prompt(d[:, 0]), d[:, 1:].reshape(-1)])[:, None] / blocks.temperature
+        for d in cotangents
+    )
+
+    def step(start: Array, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        d_states, d_unembedding = carry
+        unembedding_block = blocks.take(unembedding, start, size)
+        if saved_logits is None:
+            logits = blocks.logits(states, unembedding_block)
+        else:
+            logits = lax.dynamic_slice_in_dim(saved_logits, start, size, 1)
+        log_p = logits - lse[:, None]
+        p = jnp.exp(log_p)
+        d_logits = jnp.where(_token_in_block(state_tokens, start, size), d_logps, 0.0) - p * d_logps
+        d_first = jnp.where(_token_in_block(first_tokens, start, size), d_first_logps, 0.0)
+        d_logits = d_logits.at[:num_prompts].add(sum_by_prompt(d_first))
+        if blocks.use_entropy:
+            d_logits = d_logits - p * (log_p + state_entropy[:, None]) * d_entropy
+        d_logits = d_logits.astype(unembedding.dtype)
+        d_block = jnp.einsum("rv,rd->vd" if vocab_axis == 0 else "rv,rd->dv", d_logits, states)
+        d_block = d_block.astype(unembedding.dtype)
+        d_unembedding = lax.dynamic_update_slice_in_dim(d_unembedding, d_block, start, vocab_axis)
+        equation = "rv,vd->rd" if vocab_axis == 0 else "rv,dv->rd"
+        from_block = jnp.einsum(equation, d_logits, unembedding_block, preferred_element_type=jnp.float32)
+        return d_states + from_block, d_unembedding
+
+    zeros = jnp.zeros(states.shape, jnp.float32), jnp.zeros_like(unembedding)
+    d_states, d_unembedding = blocks.loop(unembedding.shape[vocab_axis], step, zeros)
+    return d_states.astype(states.dtype), d_unembedding, None, None
+
+
+blockwise_token_stats.defvjp(_forward, _backward)
+
+
+def _num_prompt_states(tokens: Array, num_states: int) -> int:
+    """How many of the states are prompts', which come first."""
+    return num_states - tokens[:, 1:].size
+
+
+def _state_tokens(tokens: Array, num_states: int) -> Int[Array, " r"]:
+    """The token that follows each state, where it is the only one; -1 for prompts' states."""
+    of_prompts = jnp.full(_num_prompt_states(tokens, num_states), -1, tokens.dtype)
+    return jnp.concatenate([of_prompts, tokens[:, 1:].reshape(-1)])
+
+
+def _states_to_tokens(
+    first_values: Float[Array, " m"], state_values: Float[Array, " r"], tokens: Int[Array, "m T"]
+) -> Float[Array, "m T"]:
+    """Values of responses' first tokens, and those of responses' own states for the other tokens."""
+    other_values = state_values[_num_prompt_states(tokens, len(state_values)) :].reshape(tokens[:, 1:].shape)
+    return jnp.concatenate([first_values[:, None], other_values], 1)
+
+
+def _token_in_block(tokens: Int[Array, " r"], start: Array, size: int) -> Bool[Array, "r v"]:
+    return tokens[:, None] - start == jnp.arange(size)[None]

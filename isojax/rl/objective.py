@@ -1,20 +1,28 @@
-"""The policy's objective, which rl/gradient.py differentiates: a recipe's loss and regularisers over a microbatch of m
-responses, after prompts that have gone through the layers (`PrefixCache`) or go with them (`PromptTokens`)."""
+"""The policy's objective, which rl/gradient.py differentiates: a recipe's loss and regularisers.
+
+    sum over responses [ policy * sum_t loss_t + kl_coefficient * kl * sum_t kl_t
+                         - entropy_coefficient * entropy * sum_t H_t ]
+
+The weights `policy`, `kl` and `entropy` hold the whole aggregation, denominators and filters included."""
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float
 
 from isojax.core.config import RLConfig, SamplingConfig
+from isojax.core.config.rl import CriticConfig
 from isojax.models.fsdp import resolve_anchors
 from isojax.models.transformer import Decoder, Params, PrefixCache
+from isojax.rl.advantages import RewardedBatch, zero_variance
+from isojax.rl.aggregations import CountedResponses
 from isojax.rl.algorithm import Algorithm, loss_metrics, resolve_algorithm
 from isojax.rl.logprobs import HiddenStates, TokenStats, nucleus_token_stats, token_stats
-from isojax.rl.loss_weights import LossWeights
 from isojax.rl.losses import Clip
 from isojax.rl.metric import Reduction
 from isojax.sampling.batch import ProblemArrays
@@ -37,6 +45,68 @@ class Coefficients(NamedTuple):
     critic_clip: ArrayLike
     gamma: ArrayLike
     gae_lambda: ArrayLike
+
+
+def make_coefficients(config: RLConfig) -> Coefficients:
+    """The recipe's numbers as float32 scalars, which programs trace."""
+    algorithm, critic_config = resolve_algorithm(config), config.critic or CriticConfig()
+    return Coefficients(
+        clip=np.float32(algorithm.clip),
+        clip_high=np.float32(algorithm.clip_high),
+        kl=np.float32(config.kl),
+        entropy=np.float32(config.entropy),
+        tis_cap=np.float32(config.tis_cap),
+        learning_rate=np.float32(config.learning_rate),
+        weight_decay=np.float32(config.weight_decay),
+        max_grad_norm=np.float32(config.max_grad_norm),
+        critic_learning_rate=np.float32(critic_config.learning_rate),
+        critic_clip=np.float32(critic_config.clip),
+        gamma=np.float32(critic_config.gamma),
+        gae_lambda=np.float32(critic_config.gae_lambda),
+    )
+
+
+class LossWeights(NamedTuple):
+    """What each response brings to the loss: its weight f32[S rows] in each term, 0 where it has none."""
+
+    advantages: Array  # not a weight; f32[S rows], or one for each token, f32[S rows T]
+    policy: Array
+    kl: Array
+    entropy: Array
+
+
+def response_weights(
+    aggregation: ModuleType, batch: RewardedBatch, counted: Bool[Array, "*r"], T: int
+) -> Float[Array, "*r"]:
+    """The weight of each response's sum over its tokens (rl/aggregations); 0 where not `counted`."""
+    responses = CountedResponses(
+        lengths=batch.lengths,
+        tokens=jnp.where(counted, batch.lengths, 0).astype(jnp.float32),
+        groups=batch.groups,
+        counted=counted,
+        num_counted=jnp.maximum(counted.sum(), 1).astype(jnp.float32),
+        num_groups=batch.num_groups,
+        response_length=T,
+    )
+    return jnp.where(counted, aggregation.weight(responses), 0.0)
+
+
+def make_loss_weights(
+    rl: RLConfig,
+    aggregation: ModuleType,
+    advantages: Array,
+    batch: RewardedBatch,
+    train_mask: Bool[Array, "*r"],
+    T: int,
+) -> LossWeights:
+    """The weights of the responses in `train_mask`; a term that filters zero-variance groups leaves those out."""
+    has_advantage = train_mask & ~zero_variance(batch)
+
+    def term_weights(term: str) -> Array:
+        counted = has_advantage if term in rl.zero_variance_filter else train_mask
+        return response_weights(aggregation, batch, counted, T)
+
+    return LossWeights(advantages, term_weights("policy"), term_weights("kl"), term_weights("entropy"))
 
 
 class UpdateInputs(NamedTuple):
@@ -114,7 +184,7 @@ class PolicyInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyObjective:
-    """The loss of a recipe. vocab_split: whether devices share the vocabulary."""
+    """The loss of a recipe over a microbatch of m responses. vocab_split: whether devices share the vocabulary."""
 
     decoder: Decoder
     rl: RLConfig

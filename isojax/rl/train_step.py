@@ -7,26 +7,33 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from isojax.core.config import CellConfig
-from isojax.core.config.rl import CriticConfig, RLConfig
 from isojax.distributed.sharding import compiler_options, replicated
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import critic
 from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.loss_weights import LossWeights, choose_train_rollouts, drop_groups, groups_with_any, make_loss_weights
 from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
-from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective, UpdateInputs
+from isojax.rl.objective import (
+    Coefficients,
+    LossWeights,
+    PolicyInputs,
+    PolicyObjective,
+    UpdateInputs,
+    make_loss_weights,
+)
 from isojax.rl.optimizer import CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, SamplerShapes, buffer_row_groups
+from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.tasks.build import Task
 from isojax.tasks.stop_strings import StopConditions
+
+SUBSET_STREAM = 1  # of random numbers, within an update's, that choose n_train of n rollouts
 
 
 class BatchSignals(NamedTuple):
@@ -54,25 +61,6 @@ class UpdateResult(NamedTuple):
     metrics: Metrics  # merged over its updates
     # f32[D], of each problem's rewards; where the program computes them and cell.rl.no_positive_resampling reads them
     reward_sums: Array | None = None
-
-
-def make_coefficients(config: RLConfig) -> Coefficients:
-    """The recipe's numbers as float32 scalars, which programs trace."""
-    algorithm, critic_config = resolve_algorithm(config), config.critic or CriticConfig()
-    return Coefficients(
-        clip=np.float32(algorithm.clip),
-        clip_high=np.float32(algorithm.clip_high),
-        kl=np.float32(config.kl),
-        entropy=np.float32(config.entropy),
-        tis_cap=np.float32(config.tis_cap),
-        learning_rate=np.float32(config.learning_rate),
-        weight_decay=np.float32(config.weight_decay),
-        max_grad_norm=np.float32(config.max_grad_norm),
-        critic_learning_rate=np.float32(critic_config.learning_rate),
-        critic_clip=np.float32(critic_config.clip),
-        gamma=np.float32(critic_config.gamma),
-        gae_lambda=np.float32(critic_config.gae_lambda),
-    )
 
 
 class TrainStep:
@@ -242,3 +230,50 @@ def build_update(
 
     out_shardings = train_state_shardings(decoder, mesh, cell.rl.critic is not None), replicated(mesh)
     return jax.jit(update, donate_argnums=0, out_shardings=out_shardings, compiler_options=compiler_options(mesh))
+
+
+def choose_train_rollouts(
+    key: PRNGKeyArray, ids: Int[Array, " r"], batch: RewardedBatch, n_train: int
+) -> Bool[Array, "*r"]:
+    """A random choice of n_train rollouts of each group, by draws that belong to (problem id, rollout), so that neither
+    the mesh nor padding changes it. `ids`: the problem id of each row."""
+    valid, groups = batch.valid.reshape(-1), batch.groups.reshape(-1)
+    rollout = jnp.cumsum(valid) - 1  # rows are in the order of rollout numbers
+    keys = rollout_keys(jax.random.fold_in(key, SUBSET_STREAM), ids, rollout % batch.n)
+    uniform = uniforms(keys, jnp.zeros_like(rollout))
+    random_order = jnp.lexsort((uniform, jnp.where(valid, groups, batch.num_groups)))
+    rank = jnp.zeros_like(rollout).at[random_order].set(jnp.arange(len(rollout), dtype=rollout.dtype))
+    return (valid & (rank - groups * batch.n < n_train)).reshape(batch.valid.shape)
+
+
+def groups_with_any(
+    mask: Bool[Array, "S rows"], groups: Int[Array, "S rows"], num_groups: int
+) -> Bool[Array, " num_groups"]:
+    return jax.ops.segment_max(mask.astype(jnp.int32).reshape(-1), groups.reshape(-1), num_groups) > 0
+
+
+def drop_groups(
+    shapes: SamplerShapes,
+    problems: ProblemArrays,
+    columns: Any,
+    train_mask: Bool[Array, "S rows"],
+    B_p: Int[Array, ""],
+    n: Int[Array, ""],
+    group_size: Any,
+) -> tuple[ProblemArrays, Any, Bool[Array, "S rows"], Int[Array, ""]]:
+    """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order, at the front of the
+    buffers, so that the gradient's loops run over them alone: the remaining problems, the columns [S rows ...], which
+    rows hold a rollout, and B_p."""
+    groups, _ = buffer_row_groups(shapes, B_p, n)
+    shards, rows_per_shard = groups.shape
+    group_is_trained = groups_with_any(train_mask, groups, shapes.problem_rows)
+    group_order, num_groups = jnp.argsort(~group_is_trained, stable=True), group_is_trained.sum(dtype=jnp.int32)
+    rollouts_per_shard = (num_groups * group_size + shards - 1) // shards
+    row = jnp.arange(rows_per_shard)[None]
+    rollout = jnp.arange(shards)[:, None] * rollouts_per_shard + row
+    valid = (row < rollouts_per_shard) & (rollout < num_groups * group_size)
+    trained_rows = jnp.argsort(~train_mask.reshape(-1), stable=True)  # rows are in the order of their rollouts
+    source_row = trained_rows[jnp.where(valid, rollout, 0)]
+    remaining_columns = jax.tree.map(lambda x: x.reshape(shards * rows_per_shard, *x.shape[2:])[source_row], columns)
+    remaining_problems = ProblemArrays(*(x[group_order] for x in problems))
+    return remaining_problems, remaining_columns, valid, num_groups

@@ -15,7 +15,7 @@ import pytest
 
 from isojax.core.config import ModelConfig
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.rl import blockwise_logprobs, logprobs
+from isojax.rl import logprobs
 from isojax.scaling.law.n_star_law import Law, log2_n_star
 from tests.e2e.tiny_lm import make_model
 
@@ -83,7 +83,7 @@ def test_vocabulary_blocks(scripts: Scripts) -> None:
     """
     scripts.patch.setattr(logprobs, "MAX_BLOCK_TOKENS", 500)
     scripts.patch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
-    scripts.patch.setattr(blockwise_logprobs, "MAX_SAVED_LOGITS", 0)
+    scripts.patch.setattr(logprobs, "MAX_SAVED_LOGITS", 0)
     lines = scripts("vocabulary_blocks", "--sizes", "8,5000,16", REPEATS=1)
     assert [(line["tokens"], line["V"], line["D"], line["entropy"]) for line in lines] == [
         (8, 5000, 16, False),

@@ -39,8 +39,9 @@ from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.process_group import parse_process_group
+from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, adam, train_state_shardings
-from isojax.rl.train_step import build_update, make_coefficients
+from isojax.rl.train_step import build_update
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream

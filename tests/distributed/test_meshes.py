@@ -23,9 +23,7 @@ from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.critic import CriticInputs, build_critic, critic_param_shapes, critic_param_shardings, critic_params
 from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.loss_weights import LossWeights
-from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
-from isojax.rl.train_step import make_coefficients
+from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
 from tests.compiler import QUICK, flags

@@ -20,9 +20,7 @@ from isojax.distributed.sharding import shard_count
 from isojax.models.attention_autotune import select_attention
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.loss_weights import LossWeights
-from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
-from isojax.rl.train_step import make_coefficients
+from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.engine import build_engine
 from isojax.sampling.stream import build_stream

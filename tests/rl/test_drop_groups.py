@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.rl.loss_weights import drop_groups
+from isojax.rl.train_step import drop_groups
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, buffer_row_groups, make_sampler_shapes
 from tests.device import P, T, gather, quick_jit, random_problems, scatter
 

@@ -19,11 +19,10 @@ from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import ComputeOptions, Params
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.aggregations import token as token_mean
-from isojax.rl.loss_weights import make_loss_weights
 from isojax.rl.metric import values
-from isojax.rl.objective import Coefficients
+from isojax.rl.objective import Coefficients, make_coefficients, make_loss_weights
 from isojax.rl.optimizer import TrainState, adam, adamw_update, build_init_state, train_state_shardings
-from isojax.rl.train_step import BatchSignals, TrainStep, make_coefficients
+from isojax.rl.train_step import BatchSignals, TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, buffer_row_groups, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
 from tests.device import (

@@ -15,8 +15,9 @@ from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.rl.advantages import RewardedBatch, gae
 from isojax.rl.critic import generalised_advantages
 from isojax.rl.metric import values
+from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, adam
-from isojax.rl.train_step import TrainStep, make_coefficients
+from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, make_sampler_shapes
 from isojax.tasks.stop_strings import Interruption
 from tests.device import (

@@ -15,8 +15,7 @@ from isojax.core.config import RLConfig
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.objective import UpdateInputs, hidden_states
-from isojax.rl.train_step import make_coefficients
+from isojax.rl.objective import UpdateInputs, hidden_states, make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from tests.device import CONFIG, VOCAB, P, mesh, quick_jit, random_problems, scatter
 

@@ -15,12 +15,16 @@ import pytest
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.shapes import bucket_widths
 from isojax.distributed.sharding import shard_count
-from isojax.rl import length_buckets, logprobs
-from isojax.rl.gradient import ResponseBatch, build_gradient
-from isojax.rl.loss_weights import LossWeights
+from isojax.rl import logprobs
+from isojax.rl.gradient import (
+    ResponseBatch,
+    build_gradient,
+    microbatch_buckets,
+    response_lengths,
+    sort_by_length,
+)
 from isojax.rl.metric import value
-from isojax.rl.objective import PolicyInputs, PolicyObjective, UpdateInputs
-from isojax.rl.train_step import make_coefficients
+from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
 from tests.device import (
     DECODER,
@@ -54,23 +58,17 @@ def test_order_and_choices_by_hand() -> None:
     """
     mask = jnp.arange(8)[None] < jnp.array([2, 0, 8, 5, 1, 6, 7, 7])[:, None]
     mask = mask.at[1, 2].set(True)  # a token that counts after some that do not: all up to it are needed
-    length = length_buckets.response_lengths(mask)
+    length = response_lengths(mask)
     assert length.tolist() == [2, 3, 8, 5, 1, 6, 7, 7]
     part = make_shard_slice(jnp.int32(0), 2, jnp.int32(3), jnp.int32(4))
-    row = length_buckets.sort_by_length(length, part, jnp.int32(4), 1, 8)
+    row = sort_by_length(length, part, jnp.int32(4), 1, 8)
     assert row.tolist() == [2, 3, 1, 0, 5, 4, 6, 7]
     widths = (2, 4, 8)
-    assert length_buckets.microbatch_buckets(length[row], jnp.int32(0), jnp.int32(4), 2, widths, 1).tolist()[:2] == [
-        2,
-        1,
-    ]  # 8, 5 and 3, 2
-    assert length_buckets.microbatch_buckets(length[row], jnp.int32(4), jnp.int32(6), 1, widths, 1).tolist()[:2] == [
-        2,
-        0,
-    ]  # 6 and 1
-    assert (
-        length_buckets.microbatch_buckets(length[row], jnp.int32(4), jnp.int32(6), 1, widths, 1).tolist()[2:] == [0] * 6
-    )  # none of this block's
+    first_block = microbatch_buckets(length[row], jnp.int32(0), jnp.int32(4), 2, widths, 1).tolist()
+    assert first_block[:2] == [2, 1]  # 8, 5 and 3, 2
+    second_block = microbatch_buckets(length[row], jnp.int32(4), jnp.int32(6), 1, widths, 1).tolist()
+    assert second_block[:2] == [2, 0]  # 6 and 1
+    assert second_block[2:] == [0] * 6  # none of this block's
 
 
 def ragged() -> tuple[np.ndarray, ...]:

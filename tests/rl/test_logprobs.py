@@ -12,7 +12,7 @@ import pytest
 from isojax.core.config import ModelConfig
 from isojax.core.shapes import vocabulary_block
 from isojax.models.transformer import Decoder
-from isojax.rl import blockwise_logprobs, logprobs
+from isojax.rl import logprobs
 from tests.device import quick_jit
 
 WIDTH, TEMPERATURE = 16, 0.7
@@ -55,7 +55,7 @@ def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) ->
 
 
 @pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (1000, False), (640, True), (40, False)])
-@pytest.mark.parametrize(("use_entropy", "kept"), [(True, 0), (False, 0), (True, blockwise_logprobs.MAX_SAVED_LOGITS)])
+@pytest.mark.parametrize(("use_entropy", "kept"), [(True, 0), (False, 0), (True, logprobs.MAX_SAVED_LOGITS)])
 def test_blocks_equal_float64(
     vocab: int, tied: bool, use_entropy: bool, kept: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +63,7 @@ def test_blocks_equal_float64(
     exact in any case, and it makes no difference whether logits are kept for the gradient."""
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
-    monkeypatch.setattr(blockwise_logprobs, "MAX_SAVED_LOGITS", kept)
+    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", kept)
     model, (states, params, tokens) = decoder(vocab, tied), inputs(vocab, (3, 5), tied)
     rng = np.random.default_rng(0)
     advantages, spreads = rng.normal(size=(2, 3, 5)).astype(np.float32)
@@ -83,7 +83,7 @@ def test_blocks_equal_float64(
 
 @pytest.mark.parametrize(
     ("T", "responses", "plain", "kept"),
-    [(4, 5, 0, 0), (1, 5, 0, blockwise_logprobs.MAX_SAVED_LOGITS), (4, 2, 0, 0), (4, 5, logprobs.MAX_DENSE_LOGITS, 0)],
+    [(4, 5, 0, 0), (1, 5, 0, logprobs.MAX_SAVED_LOGITS), (4, 2, 0, 0), (4, 5, logprobs.MAX_DENSE_LOGITS, 0)],
 )
 def test_a_state_that_responses_share_counts_for_each(
     T: int, responses: int, plain: int, kept: int, monkeypatch: pytest.MonkeyPatch
@@ -92,7 +92,7 @@ def test_a_state_that_responses_share_counts_for_each(
     fewer than responses and are read once each, or are more; and in the plain form."""
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", plain)
-    monkeypatch.setattr(blockwise_logprobs, "MAX_SAVED_LOGITS", kept)
+    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", kept)
     model, (states, params, tokens) = decoder(1000, True), inputs(1000, (responses, 4), True)
     entry, rng = jnp.array([2, 2, 0, 2, 0][:responses]), np.random.default_rng(0)
     prompts, own, tokens = rng.normal(size=(3, WIDTH)).astype(np.float32), states[:, 1:T], tokens[:, :T]
@@ -184,7 +184,7 @@ def test_which_form_is_taken() -> None:
 def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over.
     Kept, they are held once; at V = 152k and 512 tokens they are too many for that."""
-    assert 512 * 151_936 > blockwise_logprobs.MAX_SAVED_LOGITS
+    assert 512 * 151_936 > logprobs.MAX_SAVED_LOGITS
     model = decoder(50_000, True)
     shapes = jax.ShapeDtypeStruct((1, 100, WIDTH), jnp.float32), jax.ShapeDtypeStruct((50_000, WIDTH), jnp.float32)
     tokens = jnp.zeros((1, 100), jnp.int32)
@@ -199,6 +199,6 @@ def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
         return account.temp_size_in_bytes
 
     plain, keeping = temporary(True), temporary(False)
-    monkeypatch.setattr(blockwise_logprobs, "MAX_SAVED_LOGITS", 0)
+    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", 0)
     assert temporary(False) < plain / 4
     assert 0.9 * 4 * 100 * 50_000 < keeping - temporary(False) < plain / 2

@@ -20,9 +20,16 @@ from isojax.core import registry
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.logprobs import entropy
-from isojax.rl.loss_weights import LossWeights, make_loss_weights, response_weights
 from isojax.rl.losses import Clip
-from isojax.rl.objective import Coefficients, Microbatch, PolicyInputs, PolicyObjective
+from isojax.rl.objective import (
+    Coefficients,
+    LossWeights,
+    Microbatch,
+    PolicyInputs,
+    PolicyObjective,
+    make_loss_weights,
+    response_weights,
+)
 from tests.device import DECODER, quick_jit
 from tests.rl import reference_losses as loops
 from tests.rl.reference_losses import Response

@@ -21,8 +21,9 @@ from isojax.models.transformer import Params
 from isojax.rl import critic
 from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.metric import values as metric_values
+from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import CriticState, TrainState, adam
-from isojax.rl.train_step import TrainStep, make_coefficients
+from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, SamplerShapes, make_sampler_shapes
 from tests.device import (
     CONFIG,

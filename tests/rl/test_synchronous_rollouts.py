@@ -17,6 +17,7 @@ from isojax.core.random_streams import TRAIN_STREAM
 from isojax.distributed.program import shapes_like
 from isojax.distributed.sharding import replicated, shard_count
 from isojax.rl.metric import Metrics, merge_in_float32
+from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.rl.rollout_source import CellProblems, RolloutSource, UpdateShapes, finish_batch
 from isojax.rl.synchronous_rollouts import (
@@ -25,7 +26,7 @@ from isojax.rl.synchronous_rollouts import (
     ProblemBatches,
     build_fused_update,
 )
-from isojax.rl.train_step import TrainStep, make_coefficients
+from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import ProblemArrays, gather_problems, make_sampler_shapes, problem_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import Grades

@@ -3,11 +3,11 @@ metrics)`.
 
 All are [m T]; where the mask is false nothing counts, and the loss is 0. `old_logps` are the log-probabilities that the
 ratio is taken against: the sampler's, with TIS the trainer's own. `clip` has `low` and `high`. A loss reduces nothing:
-the update gives each response its weight in the whole batch (rl/loss_weights.py).
+the update gives each response its weight in the whole batch (rl/objective.py).
 
 `DEFAULTS` of a module are what its recipe has where the config leaves a setting null; what is missing in it is GRPO's.
 `ADVANTAGE_ONLY`: nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed
-(`drop_groups` of rl/loss_weights.py). `CLIPS = False`: it has no use for `clip`."""
+(`drop_groups` of rl/train_step.py). `CLIPS = False`: it has no use for `clip`."""
 
 from typing import Any, NamedTuple
 
