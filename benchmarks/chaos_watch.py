@@ -109,7 +109,7 @@ def kill_at_phase(cell: str, report: str, after: float, aim: str | None) -> None
     where = "ending" if aim not in BEFORE and phase(result) == "preparing" else phase(result)
     line = {
         "phase": where,
-        "judging": any(("background_grading", "_grade_pending") in stack for stack in result),
+        "judging": any(("grading", "_grade_pending") in stack for stack in result),
         "saving": half_written(),
     }
     Path(report).write_text(json.dumps(line))

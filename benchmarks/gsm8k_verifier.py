@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from isojax.core.nouns import Problem
-from isojax.tasks.grading.checker import Checker
+from isojax.tasks.grading import Checker
 
 FORMS: dict[str, Callable[[str, str], str]] = {
     "solution": lambda solution, number: f"{solution}#### {number}",

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,11 +32,9 @@ from isojax.models.families import llama
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, response_tokens
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import OnFinished, build_stream
-from isojax.tasks.grading.background_grading import BackgroundGrader
-from isojax.tasks.grading.checker import Checker
+from isojax.tasks.grading import BackgroundGrader, Checker
 from isojax.tasks.protocol import Grades
 from isojax.tasks.stop_strings import StopConditions
-from isojax.tasks.text import TextTask
 
 REPEATS = 7
 MODEL = ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768)
@@ -55,11 +53,9 @@ class Task:
     def __init__(self, checker: Checker) -> None:
         self.checker = checker
 
-    def decode(self, tokens: np.ndarray) -> str:
-        return " ".join(map(str, tokens))
-
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
-        return self.checker.grade(problems, [p.prompt for p in problems], responses)
+    def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
+        texts = [" ".join(map(str, tokens)) for tokens in responses]
+        return self.checker.grade(problems, [p.prompt for p in problems], texts)
 
 
 def samplers(
@@ -116,14 +112,14 @@ def main() -> None:
         path = Path(folder) / "rewards.py"
         path.write_text(REWARD.format(seconds=args.ms / 1000))
         with Checker(f"function:{path}:reward", num_workers=args.workers) as checker:
-            task = cast("TextTask", cast("Any", Task(checker)))
+            task = Task(checker)
             drawn = run(lambda rollouts, tokens: None)
 
             def grade() -> np.ndarray:
-                return task.grade(requested, [task.decode(row) for row in drawn]).rewards
+                return task.grade_tokens(requested, drawn).rewards
 
             def together() -> np.ndarray:
-                with BackgroundGrader(task, requested) as grading:
+                with BackgroundGrader(task.grade_tokens, requested) as grading:
                     run(grading.add_responses)
                     return grading.collect_grades().rewards
 

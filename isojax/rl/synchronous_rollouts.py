@@ -46,7 +46,7 @@ from isojax.sampling.batch import (
 )
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
-from isojax.tasks.grading.background_grading import BackgroundGrader
+from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.protocol import DeviceTask
 from isojax.tasks.text import TextTask
 
@@ -202,7 +202,7 @@ class HostVerifiedRollouts(RolloutSource):
             state.step,
         )
         batch_problems = [self.problems.problems[q] for q in index for _ in range(cell.n)]
-        with BackgroundGrader(programs.task, batch_problems) as grading:
+        with BackgroundGrader(programs.task.grade_tokens, batch_problems) as grading:
             rollouts = programs.stream.run(
                 state.params, selected.problems, cell.B_p, cell.n, selected.key, grading.add_responses
             )

@@ -11,8 +11,8 @@ from isojax.core.config import CellConfig, DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.build import Task, is_on_device, read_problem_set
-from isojax.tasks.grading.math_answers import reference_answer
 from isojax.tasks.problem_sources import dedup_text, random_subset
+from isojax.tasks.verifiers.math import reference_answer
 
 ALL_PROBLEMS = 2**31 - 1  # every problem of a source
 

@@ -12,7 +12,7 @@ from isojax.core.config import InterruptConfig, ModelConfig, PromptConfig, Sampl
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
-from isojax.tasks.grading.checker import Checker
+from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource
 from isojax.tasks.protocol import EncodedProblems, Grades
 from isojax.tasks.stop_strings import Interruption, StopConditions, build_stop_table
@@ -172,6 +172,10 @@ class TextTask:
         """Judge one response to each problem; the verifier's prompt is the template filled in, without chat markup."""
         prompts = [self._fill_template(problem) for problem in problems]
         return self._started_checker().grade(problems, prompts, responses)
+
+    def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
+        """The same of responses in tokens i32[its length]."""
+        return self.grade(problems, [self.decode(tokens) for tokens in responses])
 
     def failure_examples(self) -> dict[str, str]:
         """The first failure of each kind that `grade` has met: {"timeout": "problem 17: no verdict within 5 s"}."""

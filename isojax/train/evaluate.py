@@ -26,7 +26,7 @@ from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
 from isojax.tasks.build import Task, is_on_device
-from isojax.tasks.grading.background_grading import BackgroundGrader
+from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.protocol import DeviceTask, EncodedProblems
 from isojax.tasks.text import TextTask
 
@@ -141,7 +141,7 @@ class HostGrader:
         samples: list[CallSamples] = []
         problems = [p for part, _ in calls for p in part.problems for _ in range(self.n)]
         rollouts_before = 0
-        with BackgroundGrader(self.task, problems) as grading:
+        with BackgroundGrader(self.task.grade_tokens, problems) as grading:
             for part, key in calls:
 
                 def on_finished(

@@ -11,8 +11,8 @@ from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint, Problem
 from isojax.rl.metric import values
 from isojax.tasks.build import Task
-from isojax.tasks.grading.math_answers import reference_answer
 from isojax.tasks.protocol import count_unfinished
+from isojax.tasks.verifiers.math import reference_answer
 from isojax.train.base_policy import BasePolicy
 from isojax.train.checkpoint import RunCursor
 from isojax.train.evaluate import EvalCounts

@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.grading.background_grading import BackgroundGrader
+from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.protocol import Grades
-from isojax.tasks.text import TextTask
 
 PROBLEMS = [Problem(i, str(i), str(i)) for i in range(7)]
 
@@ -29,17 +27,14 @@ class Slow:
         self.lots: list[list[int]] = []
         self.threads: set[int] = set()
 
-    def decode(self, tokens: np.ndarray) -> str:
+    def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
         self.threads.add(threading.get_ident())
-        return " ".join(map(str, tokens))
-
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
         self.judging.set()
         assert self.gate.wait(10)
         self.lots.append([p.id for p in problems])
-        if "-1" in responses:
+        output = np.concatenate(responses)
+        if -1 in output:
             raise InputError("problem 2 cannot be judged")
-        output = np.array([int(r) for r in responses])
         kinds = {"timeout": int((output == 90).sum()), "crash": int((output > 90).sum())}
         right = (output == [p.id for p in problems]).astype(np.float32)
         return Grades(right, output < 90, {k: v for k, v in kinds.items() if v})
@@ -50,7 +45,7 @@ def tokens(*said: int) -> list[np.ndarray]:
 
 
 def grading(task: Slow, problems: list[Problem] = PROBLEMS) -> BackgroundGrader:
-    return BackgroundGrader(cast("TextTask", cast("Any", task)), problems)
+    return BackgroundGrader(task.grade_tokens, problems)
 
 
 def test_grades_are_by_index_and_what_waits_is_judged_together() -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.grading import check_worker
-from isojax.tasks.grading.checker import Checker
+from isojax.tasks import check_process
+from isojax.tasks.grading import Checker
 
 REWARDS = '''
 import ctypes, os, signal, subprocess, sys, time
@@ -230,16 +230,16 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
             raise OSError(errno.ENOMEM, "Cannot allocate memory")
         return popen([sys.executable, "-c", "import time; time.sleep(1000)"], **options)
 
-    monkeypatch.setattr(check_worker, "RESTART_PAUSE", 0.01)
+    monkeypatch.setattr(check_process, "RESTART_PAUSE", 0.01)
     with Checker(f"function:{rewards}:reward", num_workers=1) as checker:
         descriptors = len(os.listdir("/dev/fd"))
-        receive = check_worker.CheckWorker._receive
+        receive = check_process.CheckWorker._receive
 
         def short(self: Any, seconds: float) -> Any:
-            starting = starts[0] <= failing and seconds == check_worker.START_TIMEOUT
+            starting = starts[0] <= failing and seconds == check_process.START_TIMEOUT
             return receive(self, 0.2 if starting else seconds)
 
-        monkeypatch.setattr(check_worker.CheckWorker, "_receive", short)
+        monkeypatch.setattr(check_process.CheckWorker, "_receive", short)
         monkeypatch.setattr(subprocess, "Popen", start)
         assert grade(checker, ["gone", "good", "bad"]) == ([0.0, 1.0, 0.0], [False, True, True], {"crash": 1})
         assert starts == [3] and len(os.listdir("/dev/fd")) <= descriptors
@@ -248,7 +248,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
             InputError, match=r"its process did not start: .*(Cannot allocate memory|no verdict within 0\.2 s)"
         ):
             grade(checker, ["gone", "good"])
-        assert starts == [check_worker.MAX_STARTS]
+        assert starts == [check_process.MAX_STARTS]
 
 
 def test_threads_take_turns(checker: Checker) -> None:
@@ -347,7 +347,7 @@ def test_what_cannot_start_is_said_at_once(
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal on a closed pipe")
 def test_workers_and_their_children_die_with_a_parent_that_is_killed(rewards: Path, tmp_path: Path) -> None:
     program = (
-        "from isojax.tasks.grading.checker import Checker; from isojax.core.nouns import Problem; import sys\n"
+        "from isojax.tasks.grading import Checker; from isojax.core.nouns import Problem; import sys\n"
         f"c = Checker('function:{rewards}:reward', timeout=1000, num_workers=1); print(c._workers[0]._process.pid,"
         " flush=True)\n"
         "c.grade([Problem(0, '', '')], [''], sys.argv[1:])"

@@ -11,9 +11,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.grading import math_answers
-from isojax.tasks.grading.checker import Checker
-from isojax.tasks.grading.user_functions import score_to_verdict
+from isojax.tasks.grading import Checker
 from isojax.tasks.verifiers import Check, Verdict, exact, function, integer, verl
 from isojax.tasks.verifiers import math as maths
 
@@ -97,7 +95,7 @@ def test_verifiers_in_process_fill_grades() -> None:
     ],
 )
 def test_outcomes_are_0_or_1(score: Any, expected: Verdict | str) -> None:
-    result = score_to_verdict(score, "x")
+    result = function.score_to_verdict(score, "x")
     assert result == expected or result.failure == expected
     assert result.correct is (isinstance(expected, Verdict) and expected.correct)
 
@@ -174,7 +172,7 @@ def test_verl_gets_its_columns_and_acc_goes_before_score(rewards: Path) -> None:
     ],
 )
 def test_gold_answers(answer: str, stated: str) -> None:
-    assert math_answers.reference_answer(answer) == stated
+    assert maths.reference_answer(answer) == stated
 
 
 @pytest.mark.parametrize(
@@ -198,19 +196,19 @@ def test_gold_answers(answer: str, stated: str) -> None:
     ],
 )
 def test_final_answers(response: str, stated: str | None) -> None:
-    assert math_answers.stated_answer(response) == stated
+    assert maths.stated_answer(response) == stated
 
 
 def test_a_response_that_repeats_boxes_is_read_in_one_pass() -> None:
-    assert math_answers.stated_answer(r"\boxed{7} " + r"\boxed{" * 100_000) == "7"
+    assert maths.stated_answer(r"\boxed{7} " + r"\boxed{" * 100_000) == "7"
 
 
 def test_a_response_that_repeats_itself_after_its_answer_is_read_in_one_pass() -> None:
     began = time.monotonic()
     for repeated in (", but", ", " + " " * 9, "** ", " and a"):
-        math_answers.stated_answer("The answer is 7" + repeated * 20_000)
-        math_answers.stated_answer("The answer is $7$" + repeated * 20_000)
-    math_answers.stated_answer("The answer is 7" + " " * 20_000 + "x")
+        maths.stated_answer("The answer is 7" + repeated * 20_000)
+        maths.stated_answer("The answer is $7$" + repeated * 20_000)
+    maths.stated_answer("The answer is 7" + " " * 20_000 + "x")
     assert time.monotonic() - began < 5
 
 

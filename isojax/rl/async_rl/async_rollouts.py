@@ -38,7 +38,7 @@ from isojax.sampling.batch import (
     row_index,
 )
 from isojax.tasks.build import Task, is_on_device
-from isojax.tasks.grading.background_grading import BackgroundGrader
+from isojax.tasks.grading import BackgroundGrader
 
 
 class AsyncPrograms(rollout_source.RolloutPrograms):
@@ -218,7 +218,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
         self.pending_batches[batch] = index, selected
         if not is_on_device(programs.task):
             batch_problems = [problems.problems[q] for q in index for _ in range(self.cell.n)]
-            self.grading[batch] = BackgroundGrader(programs.task, batch_problems)
+            self.grading[batch] = BackgroundGrader(programs.task.grade_tokens, batch_problems)
         return selected
 
     def _grade_finished(self, batch: int, rollout_index: np.ndarray, responses: list[np.ndarray]) -> None:

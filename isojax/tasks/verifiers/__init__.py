@@ -11,7 +11,9 @@ InputError from `build`, or from a check whose problem cannot be judged at all, 
 else an isolated check raises costs its own rollout only; a check that is not isolated must raise nothing else.
 """
 
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 from isojax.core.errors import InputError
@@ -34,3 +36,12 @@ def refuse_argument(verifier: str, argument: str) -> None:
     """InputError where a verifier that takes no argument is given one."""
     if argument:
         raise InputError(f"cell.verifier.use: {verifier} takes no argument, given {argument!r}; write {verifier}.")
+
+
+def describe_exception(error: BaseException) -> str:
+    """An exception in one line: where it was raised, and its message (at most 500 characters)."""
+    text = " ".join(traceback.format_exception_only(error)[-1].split())
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}: {text}"[:500]
+    frames = traceback.extract_tb(error.__traceback__)
+    return (f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {text}" if frames else text)[:500]

@@ -12,8 +12,8 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.grading.user_functions import load_function, score_to_verdict
 from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers.function import load_function, score_to_verdict
 
 ISOLATED, PURE = True, False
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")

@@ -1,12 +1,14 @@
-"""Grading responses in text, in worker processes that can be killed. A check that hangs, crashes, raises or takes too
-much memory costs its own rollout only (reward 0, counted by kind); the rest of its batch is checked again."""
+"""Grading responses in text while sampling goes on: a thread takes responses in whatever order they finish, and a
+Checker judges them. A verifier that may hang runs in processes that can be killed: a check that hangs, crashes, raises
+or takes too much memory costs its own rollout only (reward 0, counted by kind); the rest of its batch is checked
+again."""
 
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Self
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Self
 
 import numpy as np
 
@@ -14,12 +16,70 @@ from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.nouns import Problem
-from isojax.tasks.grading.check_worker import CheckWorker
-from isojax.tasks.grading.grading_worker import CheckRequest
+from isojax.distributed import multiprocess
+from isojax.tasks.check_process import CheckRequest, CheckWorker
 from isojax.tasks.protocol import Grades
 from isojax.tasks.verifiers import Check, Verdict
 
 CHECK_BATCH = 16  # checks sent to a worker at once; fewer when few are left
+
+# Judges one response i32[its length] to each problem.
+GradeFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], Grades]
+
+
+class BackgroundGrader:
+    """Grades of one response to each of `problems`, in which a problem may occur several times; a context."""
+
+    def __init__(self, grade: GradeFunction, problems: Sequence[Problem]) -> None:
+        self._grade, self._problems = grade, problems
+        self._rewards = np.zeros(len(problems), np.float32)
+        self._parsed = np.zeros(len(problems), bool)
+        self._failures: Counter[str] = Counter()
+        self._executor = ThreadPoolExecutor(1, "grade")
+        self._pending: deque[tuple[int, np.ndarray]] = deque()
+        self._futures: deque[Future[None]] = deque()
+
+    def add_responses(self, rollout_indices: Sequence[int] | np.ndarray, tokens: Sequence[np.ndarray]) -> None:
+        """Add responses i32[its length] to problems[i], i of `rollout_indices`; raises what grading has raised."""
+        while self._futures and self._futures[0].done():
+            self._futures.popleft().result()
+        self._pending.extend(zip(map(int, rollout_indices), tokens, strict=True))
+        self._futures.append(self._executor.submit(self._grade_pending))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The grades of all responses added so far, once these are checked; for JSON and `load_state_dict`."""
+        grades = self.collect_grades()
+        answers = {"rewards": grades.rewards.tolist(), "parsed": grades.parsed.tolist()}
+        return {**answers, "failures": grades.failures}
+
+    def load_state_dict(self, saved_state: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["parsed"]
+        self._failures.update(saved_state["failures"])
+
+    def collect_grades(self) -> Grades:
+        """All grades of all processes, in the order of `problems`; raises what grading has raised."""
+        while self._futures:
+            self._futures.popleft().result()
+        grades_by_process = multiprocess.allgather((self._rewards, self._parsed, self._failures))
+        rewards, parsed, failures = zip(*grades_by_process, strict=True)
+        counts = sum(failures, Counter[str]())
+        return Grades(np.sum(rewards, 0), np.any(parsed, 0), dict(sorted(counts.items())))
+
+    def _grade_pending(self) -> None:
+        pending = [self._pending.popleft() for _ in range(len(self._pending))]  # this thread alone takes from it
+        if not pending:
+            return
+        rollout_indices = [i for i, _ in pending]
+        grades = self._grade([self._problems[i] for i in rollout_indices], [tokens for _, tokens in pending])
+        self._rewards[rollout_indices], self._parsed[rollout_indices] = grades.rewards, grades.parsed
+        self._failures.update(grades.failures)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._executor.shutdown(cancel_futures=True)
 
 
 class Checker:
