@@ -47,7 +47,7 @@ from isojax.rl.async_rl.async_rollouts import AsyncRollouts
 from isojax.rl.metric import Metrics, merge
 from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import CellProblems, finish_batch
-from isojax.runs.ledger_reader import read_runs
+from isojax.runs.ledger import read_runs
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.build import build_task
 from isojax.tasks.epochs import EpochOrder

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from isojax.report.figures.catalogue import plot
-    from isojax.runs.ledger_reader import read_runs
+    from isojax.runs.ledger import read_runs
     from isojax.scaling.allocate.recommend import recommend
     from isojax.scaling.compare import compare_sweeps as compare
     from isojax.scaling.estimate import FitOptions
@@ -25,7 +25,7 @@ __all__ = ["FitOptions", "compare", "fit", "plot", "read_runs", "recommend"]
 
 # Name -> its module and its name there; a name is imported when it is first used.
 _LAZY_NAMES = {
-    "read_runs": ("isojax.runs.ledger_reader", "read_runs"),
+    "read_runs": ("isojax.runs.ledger", "read_runs"),
     "fit": ("isojax.scaling.fit", "fit"),
     "FitOptions": ("isojax.scaling.estimate", "FitOptions"),
     "recommend": ("isojax.scaling.allocate.recommend", "recommend"),

@@ -12,8 +12,7 @@ from isojax.cli.formatting import json_line_per_row, warn
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger import INCLUDE_FLAGGED
-from isojax.runs.ledger_reader import default_metric, read_runs
+from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
 from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs
 from isojax.scaling.estimate import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit

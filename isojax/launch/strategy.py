@@ -12,8 +12,7 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, RunRecord
 from isojax.launch.display import print_line
-from isojax.runs.ledger import RECORDS_FILE
-from isojax.runs.ledger_reader import read_run
+from isojax.runs.ledger import RECORDS_FILE, read_run
 from isojax.scaling.adaptive import AdaptivePolicy
 
 SUMMARY_FILE = "frontier.json"

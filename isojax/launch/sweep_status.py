@@ -15,8 +15,7 @@ from isojax.core.nouns import Cell
 from isojax.launch.planner import plan_cells
 from isojax.launch.resume import CONFIG_FILE
 from isojax.runs.folder_lock import is_locked
-from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE
-from isojax.runs.ledger_reader import latest_point, read_timing
+from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
 from isojax.runs.status import CellStatus, read_status
 
 STALE_SECONDS = 60.0  # age of status.json from which on its driver counts as gone

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger_reader import default_metric
+from isojax.runs.ledger import default_metric
 
 
 @dataclass(frozen=True)

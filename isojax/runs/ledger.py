@@ -1,4 +1,4 @@
-"""The run ledger: what a run measured, one JSON line per point, append-only and readable by any tool.
+"""The run ledger, written and read: what a run measured, one JSON line per point, append-only, readable by any tool.
 
 A cell's folder holds `records.jsonl` (a header line of kind "cell", then lines of kind "eval"; the same bits whenever
 the same run is repeated), `timing.jsonl` (wall-clock times) and, once it has ended, `health.json`, whether it ended
@@ -6,11 +6,13 @@ well. A torn last line, left by a kill or a full disk, loses that line alone."""
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
 
 from isojax.core.atomic_files import append_bytes, write_text
 from isojax.core.errors import InputError
@@ -22,36 +24,7 @@ HEALTH_FILE = "health.json"  # what flags a run as broken, written as it ends
 SCHEMA = 1
 # The option of commands that puts back runs flagged as broken (scaling/checks/run_health.py).
 INCLUDE_FLAGGED = "--include-flagged"
-
-
-class LedgerLines(NamedTuple):
-    """The rows of a ledger's file, the bytes they take, and whether a torn last line was left out."""
-
-    rows: list[dict[str, Any]]
-    complete_bytes: int
-    torn: bool
-
-
-def read_ledger_lines(path: Path) -> LedgerLines:
-    """The rows of records.jsonl or timing.jsonl, without a torn last line; InputError where another line is broken."""
-    try:
-        data = path.read_bytes()
-    except OSError as e:
-        raise InputError(f"cannot read the ledger {path}: {e.strerror or e}") from e
-    complete, _, torn = data.rpartition(b"\n")
-    rows: list[dict[str, Any]] = []
-    for line_number, line in enumerate(complete.split(b"\n") if complete else [], 1):
-        try:
-            row = json.loads(line)
-            if not isinstance(row, dict) or "kind" not in row:
-                raise ValueError("not a JSON object with a 'kind'")
-        except ValueError as e:
-            raise InputError(
-                f"{path}, line {line_number} is broken ({e}); only a torn last line can be left out. Restore the file,"
-                " or remove the cell's folder and run it again."
-            ) from e
-        rows.append(row)
-    return LedgerLines(rows, len(data) - len(torn), bool(torn))
+_POINT_ADAPTER = TypeAdapter(EvalPoint)
 
 
 class Ledger:
@@ -120,3 +93,193 @@ def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _header_row(cell: Cell, cell_hash: str) -> dict[str, Any]:
     return {"kind": "cell", "schema": SCHEMA, "B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "cell_hash": cell_hash}
+
+
+class LedgerLines(NamedTuple):
+    """The rows of a ledger's file, the bytes they take, and whether a torn last line was left out."""
+
+    rows: list[dict[str, Any]]
+    complete_bytes: int
+    torn: bool
+
+
+def read_ledger_lines(path: Path) -> LedgerLines:
+    """The rows of records.jsonl or timing.jsonl, without a torn last line; InputError where another line is broken."""
+    try:
+        data = path.read_bytes()
+    except OSError as e:
+        raise InputError(f"cannot read the ledger {path}: {e.strerror or e}") from e
+    complete, _, torn = data.rpartition(b"\n")
+    rows: list[dict[str, Any]] = []
+    for line_number, line in enumerate(complete.split(b"\n") if complete else [], 1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or "kind" not in row:
+                raise ValueError("not a JSON object with a 'kind'")
+        except ValueError as e:
+            raise InputError(
+                f"{path}, line {line_number} is broken ({e}); only a torn last line can be left out. Restore the file,"
+                " or remove the cell's folder and run it again."
+            ) from e
+        rows.append(row)
+    return LedgerLines(rows, len(data) - len(torn), bool(torn))
+
+
+def _parse_point(row: Mapping[str, Any], path: Path, line_number: int) -> EvalPoint:
+    try:
+        point = _POINT_ADAPTER.validate_python(row)
+        for name in ("target", "M", "rollouts", "tokens"):
+            if getattr(point, name) < 0:
+                raise ValueError(f"{name} is {row[name]}: it should be at least 0")
+    except ValueError as e:
+        raise InputError(
+            f"{path}, line {line_number} is not an evaluation ({_problem_of(e)}); expected target, M, rollouts, tokens"
+            " and metrics. Correct it."
+        ) from e
+    return point
+
+
+def _problem_of(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors()[0]
+    name = ".".join(map(str, first["loc"]))
+    return f"it has no {name!r}" if first["type"] == "missing" else f"{name} is {first['input']!r}: {first['msg']}"
+
+
+def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
+    """One cell's folder as a RunRecord; InputError where a line cannot be used, or there is no point. `warn` is called
+    with a text where the last line is torn and left out."""
+    path = folder / RECORDS_FILE
+    rows, _, torn = read_ledger_lines(path)
+    if torn and warn is not None:
+        warn(f"{path}: the last line is torn and was left out")
+    if not rows or rows[0]["kind"] != "cell":
+        raise InputError(
+            f"{path} holds no complete point: its first line is not a cell header. Run the cell (`isojax launch ..."
+            " --resume`), or leave it out."
+        )
+    header = rows[0]
+    try:
+        cell = Cell(int(header["B_p"]), int(header["n"]), int(header["seed"]))
+    except (KeyError, TypeError, ValueError) as e:
+        raise InputError(
+            f"{path}, line 1: the cell header {header} needs B_p, n and seed. Restore it, or import the log again."
+        ) from e
+    second_header_line = next((i for i, row in enumerate(rows[1:], 2) if row["kind"] == "cell"), None)
+    if second_header_line is not None:
+        raise InputError(
+            f"{path}, line {second_header_line} begins another run ({rows[second_header_line - 1]}) in the ledger of"
+            f" {header}; expected one run per file. Split it."
+        )
+    line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
+    points = [_parse_point(rows[i - 1], path, i) for i in line_numbers]
+    if not points:
+        raise InputError(
+            f"{path} holds no complete point. Run the cell (`isojax launch ... --resume`), or leave it out."
+        )
+    for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=True):
+        if b.rollouts <= a.rollouts:
+            is_repeated = b.rollouts == a.rollouts
+            problem = (
+                f"the point at {a.rollouts} rollouts is there twice"
+                if is_repeated
+                else (f"rollouts fall from {a.rollouts} to {b.rollouts}")
+            )
+            raise InputError(
+                f"{path}, line {i}: {problem}; expected points that rise in C. Correct the line, or remove it."
+            )
+    return RunRecord(
+        cell,
+        tuple(points),
+        str(path),
+        _device_hours(folder, points),
+        str(header.get("cell_hash", "")),
+        _failure_reason(rows),
+        line_numbers,
+    )
+
+
+def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
+    """target -> (seconds of wall clock since the point before, devices); empty where timing.jsonl cannot be read."""
+    try:
+        rows, _, _ = read_ledger_lines(folder / TIMING_FILE)
+        return {int(r["target"]): (float(r["seconds"]), int(r["devices"])) for r in rows if r["kind"] == "timing"}
+    except (InputError, KeyError, TypeError, ValueError):
+        # A run without times can be fitted; a command that asks for device hours says that they are missing.
+        return {}
+
+
+def _device_hours(folder: Path, points: Sequence[EvalPoint]) -> tuple[float, ...]:
+    """Device hours at each point, from timing.jsonl; empty where a clock is missing."""
+    timing = read_timing(folder)
+    if any(point.target not in timing for point in points):
+        return ()
+    timed_points = (timing[point.target] for point in points)
+    return tuple(accumulate(seconds * devices / 3600 for seconds, devices in timed_points))
+
+
+def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
+    """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger."""
+    path = folder / RECORDS_FILE
+    rows = read_ledger_lines(path).rows if path.exists() else []
+    evaluation_lines = [i for i, row in enumerate(rows, 1) if row["kind"] == "eval"]
+    failure_reason = _failure_reason(rows)
+    if not evaluation_lines:
+        return None, failure_reason
+    return _parse_point(rows[evaluation_lines[-1] - 1], path, evaluation_lines[-1]), failure_reason
+
+
+def _failure_reason(rows: Sequence[Mapping[str, Any]]) -> str:
+    return str(rows[-1].get("reason", "failed")) if rows and rows[-1]["kind"] == "failed" else ""
+
+
+def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
+    """The cells' folders below the given sweep folders, cell folders or ledgers; InputError where one holds none."""
+    folders: list[Path] = []
+    for path in map(Path, paths):
+        is_ledger = path.is_file() and path.name == RECORDS_FILE
+        cell_folders = [path.parent] if is_ledger else sorted(p.parent for p in path.rglob(RECORDS_FILE))
+        if not cell_folders:
+            problem = f"{path} holds no {RECORDS_FILE}" if path.exists() else f"no such run: {path}"
+            raise InputError(f"{problem}. Expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS_FILE}.")
+        folders += cell_folders
+    return folders
+
+
+def read_runs(paths: Iterable[str | Path], warn: Callable[[str], object] | None = None) -> list[RunRecord]:
+    """Every cell below the given sweep folders, cell folders or ledgers, sorted by cell.
+
+    Raises:
+        InputError: nothing there, a ledger that cannot be used, or two ledgers that clash.
+    """
+    runs = sorted((read_run(folder, warn) for folder in ledger_folders(paths)), key=lambda r: r.cell)
+    conflict = next(run_conflicts(runs), None)
+    if conflict is not None:
+        raise InputError(conflict)
+    return runs
+
+
+def default_metric(runs: Sequence[RunRecord]) -> str:
+    """The metric a fit takes where none is asked for: avg@k of the evaluations' k samples, else the first recorded."""
+    if not runs:
+        raise InputError("there is no run to fit; expected at least one RunRecord, as isojax.read_runs returns them.")
+    first_point = runs[0].points[0]
+    avg_metric = f"avg@{first_point.samples}"
+    return avg_metric if avg_metric in first_point.metrics else next(iter(first_point.metrics), avg_metric)
+
+
+def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
+    """Why sorted runs cannot be fitted together: two of one cell, or different `cell` settings."""
+    for a, b in pairwise(runs):
+        both_sources = f"{a.source}, line 1 and {b.source}, line 1"
+        if a.cell == b.cell:
+            yield (
+                f"two ledgers for the cell {a.cell.name}: {both_sources}. Fit one sweep at a time, or give each its own"
+                " seeds."
+            )
+        if a.cell_hash != b.cell_hash:
+            yield (
+                f"{both_sources} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r}),"
+                " expected one: one law cannot describe both. Fit them separately."
+            )

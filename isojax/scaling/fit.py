@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger_reader import default_metric
+from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity
 from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs

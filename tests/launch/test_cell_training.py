@@ -19,8 +19,7 @@ from isojax.launch.display import Display
 from isojax.launch.local import local_runner
 from isojax.launch.local.local_runner import out_of_memory_message, train_cells, write_health
 from isojax.launch.strategy import CellTarget
-from isojax.runs.ledger import Ledger
-from isojax.runs.ledger_reader import read_run
+from isojax.runs.ledger import Ledger, read_run
 
 
 def test_what_would_take_less_memory() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint
-from isojax.runs.ledger import RECORDS_FILE, TIMING_FILE, Ledger
-from isojax.runs.ledger_reader import read_run, read_runs
+from isojax.runs.ledger import RECORDS_FILE, TIMING_FILE, Ledger, read_run, read_runs
 
 CELL = Cell(16, 4, 0)
 

@@ -18,8 +18,7 @@ from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs import loggers
-from isojax.runs.ledger import Ledger
-from isojax.runs.ledger_reader import read_run
+from isojax.runs.ledger import Ledger, read_run
 from isojax.runs.logs.import_logs import read_logs
 
 CELL = Cell(16, 4, 3)

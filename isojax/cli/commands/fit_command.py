@@ -15,7 +15,7 @@ from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
 from isojax.report.wording import LAW_PARAMETERS, format_number, format_percent, format_range, law_is_drawn
-from isojax.runs.ledger_reader import default_metric, read_runs
+from isojax.runs.ledger import default_metric, read_runs
 from isojax.scaling.checks.run_health import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES
 from isojax.scaling.checks.validate import validate as predict_hidden_runs

@@ -14,7 +14,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.report.gains import report_gains
 from isojax.report.write import write_report
-from isojax.runs.ledger_reader import read_runs
+from isojax.runs.ledger import read_runs
 from isojax.runs.workspace import display_path
 from isojax.scaling.estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult

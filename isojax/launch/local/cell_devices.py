@@ -19,7 +19,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.launch import time_estimate
 from isojax.launch.autosize import GIB, DeviceBudget, host_memory
 from isojax.launch.process_group import check_multi_process
-from isojax.runs.ledger_reader import read_runs
+from isojax.runs.ledger import read_runs
 from isojax.tasks.build import Task, is_on_device
 
 

@@ -25,8 +25,7 @@ from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
 from isojax.runs.folder_lock import exclusive_lock
-from isojax.runs.ledger import HEALTH_FILE, Ledger
-from isojax.runs.ledger_reader import read_run
+from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import checkpoint_uploader
 from isojax.runs.object_store import run_in_thread

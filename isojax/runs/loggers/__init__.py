@@ -12,8 +12,7 @@ from isojax.core.config import Config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.registry import load
 from isojax.core.yaml_files import flatten
-from isojax.runs.ledger import Ledger
-from isojax.runs.ledger_reader import read_run
+from isojax.runs.ledger import Ledger, read_run
 
 
 class Logger(Protocol):

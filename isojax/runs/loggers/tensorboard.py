@@ -16,7 +16,7 @@ from tensorboardX.record_writer import masked_crc32c
 from isojax.core.atomic_files import append_bytes, write_bytes
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, RunRecord
-from isojax.runs.ledger_reader import read_timing
+from isojax.runs.ledger import read_timing
 from isojax.runs.loggers import cell_hparams, point_scalars
 
 Event: Any = vars(event_pb2)["Event"]  # protobuf makes its classes when it is imported

@@ -10,8 +10,7 @@ from statistics import median
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger import INCLUDE_FLAGGED
-from isojax.runs.ledger_reader import default_metric, ledger_folders, read_run, run_conflicts
+from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, ledger_folders, read_run, run_conflicts
 from isojax.scaling.checks.fit_flags import data_flags
 from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.estimate import build_tracks

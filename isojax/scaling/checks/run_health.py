@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import EvalPoint, RunRecord
-from isojax.runs.ledger import INCLUDE_FLAGGED
-from isojax.runs.ledger_reader import default_metric
+from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric
 from isojax.scaling.series import noise_sd, running_means
 from isojax.scaling.validation_metrics import TRAIN_REWARD, FloatArray, metric_value, paired_lead
 

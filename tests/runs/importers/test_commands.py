@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from isojax.cli import app
-from isojax.runs.ledger_reader import read_runs
+from isojax.runs.ledger import read_runs
 from tests.runs.importers.conftest import FIXTURES
 
 
