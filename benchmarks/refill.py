@@ -48,7 +48,7 @@ from isojax.models.transformer import Decoder, Params
 from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_sampler_shapes, make_shard_slice
 from isojax.sampling.engine import Engine, build_engine
-from isojax.sampling.sampler_state import SamplerState, Slots
+from isojax.sampling.slots import SamplerState, Slots
 from isojax.tasks.stop_strings import StopConditions
 
 MEAN, SIGMA, END = (

@@ -43,8 +43,8 @@ def main() -> None:
     from isojax.distributed.mesh_spec import parse_mesh
     from isojax.distributed.sharding import make_mesh, replicated
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
+    from isojax.rl.fused_rollouts import ProblemBatches
     from isojax.rl.metric import values
-    from isojax.rl.synchronous_rollouts import ProblemBatches
     from isojax.sampling.batch import ProblemArrays
     from isojax.tasks.build import build_task
     from isojax.tasks.epochs import EpochOrder

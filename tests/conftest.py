@@ -45,7 +45,7 @@ SLOW = (
     "report/test_browser.py",
     "rl/test_async_rollouts.py",
     "rl/test_gradient.py",
-    "rl/test_synchronous_rollouts.py",
+    "rl/test_rollout_source.py",
     "rl/test_last_token.py",
     "rl/test_length_buckets.py",
     "rl/test_recipe_gradients.py",

@@ -31,10 +31,10 @@ def main() -> None:
     from isojax_setup import Setup
 
     from isojax.core.machine import release_freed_memory
+    from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
     from isojax.rl.metric import values
     from isojax.rl.objective import make_coefficients
     from isojax.rl.optimizer import build_init_state
-    from isojax.rl.synchronous_rollouts import ProblemBatches, build_fused_update
 
     ids = child.read_prompts(args.prompts).ids
     rows, mesh = (int(args.variant[2:]), "auto") if args.variant.startswith("m=") else (0, args.variant or "auto")

@@ -15,7 +15,7 @@ MAX_DENSE_LOGITS = 2**22
 # Up to so many logits, those computed in blocks are saved for the gradient (rl/logprobs.py); 128 MiB.
 MAX_SAVED_LOGITS = 2**25
 MIN_BUCKET_WIDTH, MAX_BUCKETS = 16, 4  # widths of microbatches (rl/gradient.py)
-MAX_UPDATES_PER_CALL = 64  # of a program that verifies on device (rl/synchronous_rollouts.py)
+MAX_UPDATES_PER_CALL = 64  # of a program that verifies on device (rl/fused_rollouts.py)
 ASSUMED_TRAINING_PROBLEMS = 1000  # rows of that program's problem table, before problems are chosen
 
 

@@ -14,8 +14,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.core.errors import InputError
+from isojax.models.block import rope_frequencies
 from isojax.models.hf import hf_export, hf_load
-from isojax.models.rope import rope_frequencies
 from isojax.models.safetensors_io import TensorSources, new_model_folder, write_safetensors
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # GGUF's architectures; the families here have the same names

@@ -22,9 +22,8 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.distributed.sharding import partition_spec, positions_are_split
 from isojax.models.attention import self_attention
-from isojax.models.block import Block, rms_norm
+from isojax.models.block import Block, CosSin, rms_norm, rope_frequencies, rotary_cos_sin
 from isojax.models.fsdp import all_gather_weight, embedding_lookup, resolve_anchors
-from isojax.models.rope import CosSin, rope_frequencies, rotary_cos_sin
 from isojax.models.sequence_parallel import prefill_over_devices
 
 Params = dict[str, Any]

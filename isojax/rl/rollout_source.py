@@ -1,6 +1,8 @@
-"""Where the rollouts and rewards of the next update come from, as the training loop sees it: FusedRollouts and
-HostVerifiedRollouts (rl/synchronous_rollouts.py), AsyncRollouts (rl/async_rl/async_rollouts.py). A fork that gets
-rollouts elsewhere implements both protocols here."""
+"""Where the rollouts and rewards of the next update come from, as the training loop sees it: the two protocols, which
+a fork that gets rollouts elsewhere implements, and HostVerifiedRollouts, those of text tasks. It samples with the
+policy that will be trained; finished responses go to the verifier as text while the rest is sampled. The others are
+FusedRollouts (rl/fused_rollouts.py), of tasks that verify on device, and AsyncRollouts
+(rl/async_rl/async_rollouts.py)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,25 +13,30 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
+from isojax.core.config import CellConfig
 from isojax.core.nouns import Cell, Problem
 from isojax.core.random_streams import TRAIN_STREAM
 from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import replicated
-from isojax.models.transformer import Params
+from isojax.models.transformer import Decoder, Params
 from isojax.rl.metric import Metrics, mean, total
 from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import TrainState
-from isojax.rl.train_step import UpdateResult
+from isojax.rl.train_step import UpdateResult, build_update
 from isojax.sampling.batch import (
     ProblemArrays,
     RolloutBatch,
     SamplerShapes,
     gather_problems,
     problem_shapes,
+    rewards_to_buffer,
     rollout_shapes,
 )
+from isojax.sampling.stream import build_stream
 from isojax.tasks.epochs import EpochOrder
+from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.protocol import Grades, count_unfinished
+from isojax.tasks.text import TextTask
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,11 @@ def build_select_problems(mesh: Mesh) -> Program:
     return Program(jax.jit(select, out_shardings=replicated(mesh)))
 
 
+def padded_index(index: np.ndarray, problem_rows: int) -> np.ndarray:
+    """Rows of the problem table i32[B_p], followed by zeros up to `problem_rows`."""
+    return np.pad(index, (0, problem_rows - len(index))).astype(np.int32)
+
+
 def batch_shapes(shapes: SamplerShapes, mesh: Mesh, update_shapes: UpdateShapes, nucleus: bool) -> RolloutBatch:
     """The ShapeDtypeStructs of a batch. nucleus: whether top_p is below 1."""
     on_all = replicated(mesh)
@@ -134,6 +146,75 @@ def batch_shapes(shapes: SamplerShapes, mesh: Mesh, update_shapes: UpdateShapes,
     )
 
 
+class HostVerifiedPrograms(RolloutPrograms):
+    """The programs that choose problems, sample and train, in this order."""
+
+    updates_per_call = 1
+
+    def __init__(self, cell: CellConfig, decoder: Decoder, task: TextTask, shapes: SamplerShapes, mesh: Mesh):
+        self.task, self.shapes, self.mesh, self.nucleus = task, shapes, mesh, cell.sampling.top_p < 1
+        self.select_problems = build_select_problems(mesh)
+        self.stream = build_stream(decoder, shapes, mesh, cell.sampling, task.stops)
+        self.update = Program(build_update(cell, decoder, task, shapes, mesh))
+
+    def compile(self, shapes: UpdateShapes) -> None:
+        on_all, batch = replicated(self.mesh), batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
+        index, scalar = shape_on(on_all, (self.shapes.problem_rows,)), shape_on(on_all)
+        self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
+        rollouts = self.stream.compile(shapes.state.params, batch.problems)
+        batch = batch._replace(rollouts=rollouts)
+        self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
+
+    def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
+        """The programs that take the most memory, and the shapes of their arguments."""
+        batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
+        return {
+            "decode": (self.stream.advance, self.stream.advance_shapes(shapes.state.params, batch.problems)),
+            "learn": (self.update, (shapes.state, shapes.base_params, batch, shapes.coefficients)),
+        }
+
+
+class HostVerifiedRollouts(RolloutSource):
+    """The RolloutSource that samples with the policy that will be trained on it."""
+
+    def __init__(self, programs: HostVerifiedPrograms, problems: CellProblems):
+        self.programs, self.problems = programs, problems
+
+    def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
+        programs, cell = self.programs, self.problems.cell
+        index = next(self.problems.problem_order)
+        selected = programs.select_problems(
+            self.problems.problem_table,
+            padded_index(index, programs.shapes.problem_rows),
+            np.int32(cell.seed),
+            state.step,
+        )
+        batch_problems = [self.problems.problems[q] for q in index for _ in range(cell.n)]
+        with BackgroundGrader(programs.task.grade_tokens, batch_problems) as grading:
+            rollouts = programs.stream.run(
+                state.params, selected.problems, cell.B_p, cell.n, selected.key, grading.add_responses
+            )
+            grades = grading.collect_grades()
+        batch = RolloutBatch(
+            selected.problems,
+            rollouts,
+            rewards=rewards_to_buffer(programs.shapes, grades.rewards),
+            B_p=np.int32(cell.B_p),
+            n=np.int32(cell.n),
+            key_data=selected.key_data,
+        )
+        reward_sums = grades.rewards.reshape(-1, cell.n).sum(1)
+        return SourcedBatch(batch, index, reward_sums, verifier_metrics(grades))
+
+
+def verifier_metrics(grades: Grades) -> Metrics:
+    """What the host's verifier found in one batch."""
+    parsed_fraction = float(np.mean(grades.parsed)) if len(grades.parsed) else 0.0
+    failures = {"failures": count_unfinished(grades.failures), **grades.failures}
+    counts = {f"verifier_{kind}": total(float(count)) for kind, count in failures.items()}
+    return {"parsed_fraction": mean(parsed_fraction), **counts}
+
+
 def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: EpochOrder, n: int) -> Metrics:
     """The metrics of a batch as host numbers. Where the order leaves out solved problems, records the rewards in it."""
     metrics: Metrics = jax.tree.map(float, result.metrics) | batch.metrics
@@ -145,16 +226,3 @@ def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: Epoch
     problem_order.record_rewards(batch.problem_index, reward_sums, n)
     updates = len(batch.problem_index) // problem_order.B_p
     return metrics | {"dropped": mean(problem_order.dropped_fraction, updates)}
-
-
-def padded_index(index: np.ndarray, problem_rows: int) -> np.ndarray:
-    """Rows of the problem table i32[B_p], followed by zeros up to `problem_rows`."""
-    return np.pad(index, (0, problem_rows - len(index))).astype(np.int32)
-
-
-def verifier_metrics(grades: Grades) -> Metrics:
-    """What the host's verifier found in one batch."""
-    parsed_fraction = float(np.mean(grades.parsed)) if len(grades.parsed) else 0.0
-    failures = {"failures": count_unfinished(grades.failures), **grades.failures}
-    counts = {f"verifier_{kind}": total(float(count)) for kind, count in failures.items()}
-    return {"parsed_fraction": mean(parsed_fraction), **counts}

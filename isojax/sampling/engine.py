@@ -28,11 +28,17 @@ from isojax.distributed.sharding import ROLLOUT_AXES
 from isojax.models.decode import Decoding, KVCache
 from isojax.models.fsdp import all_gather_params
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.admission import admit, prefill, work_items
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, SamplingBatch, length_mask, make_shard_slice
-from isojax.sampling.interruption import apply_interruption, policy_token_mask
-from isojax.sampling.logits import log_probs, nucleus, renormalize, sample_token, uniforms
-from isojax.sampling.sampler_state import SamplerState, Slots, WorkQueue
+from isojax.sampling.logits import (
+    apply_interruption,
+    log_probs,
+    nucleus,
+    policy_token_mask,
+    renormalize,
+    sample_token,
+    uniforms,
+)
+from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
 from isojax.tasks.stop_strings import StopConditions
 
 CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again

@@ -23,10 +23,9 @@ from isojax.distributed.sharding import ROLLOUT_AXES, partition_spec, replicate_
 from isojax.models.decode import POSITION_AXES, KVCache
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import batch
-from isojax.sampling.admission import work_items
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, SamplingBatch
 from isojax.sampling.engine import Engine, build_engine
-from isojax.sampling.sampler_state import SamplerState
+from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.stop_strings import StopConditions
 
 OnFinished = Callable[[np.ndarray, list[np.ndarray]], None]

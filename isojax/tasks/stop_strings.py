@@ -10,7 +10,7 @@ from isojax.core.errors import InputError
 
 @dataclass(frozen=True)
 class Interruption:
-    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/interruption.py)."""
+    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/logits.py)."""
 
     after: int
     tokens: tuple[int, ...]

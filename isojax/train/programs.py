@@ -19,10 +19,17 @@ from isojax.distributed.program import shape_on, shapes_with_shardings
 from isojax.distributed.sharding import replicated, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
+from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
-from isojax.rl.rollout_source import CellProblems, RolloutPrograms, RolloutSource, UpdateShapes
-from isojax.rl.synchronous_rollouts import FusedPrograms, FusedRollouts, HostVerifiedPrograms, HostVerifiedRollouts
+from isojax.rl.rollout_source import (
+    CellProblems,
+    HostVerifiedPrograms,
+    HostVerifiedRollouts,
+    RolloutPrograms,
+    RolloutSource,
+    UpdateShapes,
+)
 from isojax.sampling.batch import make_sampler_shapes, problem_shapes
 from isojax.tasks.build import Task, is_on_device
 from isojax.train.evaluate import Evaluator, TokenizedProblems, tokenize

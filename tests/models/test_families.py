@@ -18,9 +18,9 @@ from safetensors.numpy import load_file
 from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling, load_config
 from isojax.core.errors import InputError
+from isojax.models.block import rope_frequencies
 from isojax.models.families import llama, qwen2, qwen3
 from isojax.models.hf.hf_config import find_family
-from isojax.models.rope import rope_frequencies
 from isojax.models.transformer import Decoder
 from tests.device import mesh, quick_jit
 from tests.models.agreement import differences, from_checkpoint

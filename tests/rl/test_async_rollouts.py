@@ -23,15 +23,15 @@ from isojax.distributed.program import shapes_like
 from isojax.distributed.sharding import make_mesh, replicated, shard_count
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
 from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, RolloutWorker
+from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.metric import Metrics, merge
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state
 from isojax.rl.rollout_source import CellProblems, UpdateShapes
-from isojax.rl.synchronous_rollouts import ProblemBatches, build_fused_update
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from tests.compiler import SAME_BITS
 from tests.device import CONFIG, DECODER, P, Parity, T, compile_with, mesh, placed, policy, random_problems
-from tests.rl.test_synchronous_rollouts import FixedOrder, Spoken, train_on
+from tests.rl.test_rollout_source import FixedOrder, Spoken, train_on
 
 Way = Literal["turns", "thread"]
 PAIRS = [(6, 4), (4, 9)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.device import MESHES
-from tests.rl.test_synchronous_rollouts import COUNT, RL, TABLE, B_p, FixedOrder, Spoken, Twin, index, n
+from tests.rl.test_rollout_source import COUNT, RL, TABLE, B_p, FixedOrder, Spoken, Twin, index, n
 
 
 @pytest.mark.parametrize("axes", ["auto", MESHES[0]])

@@ -18,7 +18,6 @@ from isojax.core.config import CellConfig
 from isojax.distributed.program import Program, shape_on, shapes_with_shardings
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.admission import work_items
 from isojax.sampling.batch import (
     ProblemArrays,
     RingSizes,
@@ -29,7 +28,7 @@ from isojax.sampling.batch import (
     make_shard_slice,
 )
 from isojax.sampling.engine import build_engine
-from isojax.sampling.sampler_state import SamplerState
+from isojax.sampling.slots import SamplerState, work_items
 from isojax.sampling.stream import (
     add_shard_axis,
     build_prepare_weights,

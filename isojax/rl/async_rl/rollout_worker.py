@@ -19,7 +19,7 @@ from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, SamplerPrograms, SamplerProgress
 from isojax.sampling.batch import ProblemArrays, Rollouts
-from isojax.sampling.sampler_state import SamplerState
+from isojax.sampling.slots import SamplerState
 
 # Called with a batch's number, the numbers i[r] in it of rollouts that have finished, and the tokens of each.
 FinishedCallback = Callable[[int, np.ndarray, list[np.ndarray]], None]

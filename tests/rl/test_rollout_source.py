@@ -16,15 +16,17 @@ from isojax.core.nouns import Cell, Problem
 from isojax.core.random_streams import TRAIN_STREAM
 from isojax.distributed.program import shapes_like
 from isojax.distributed.sharding import replicated, shard_count
+from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.metric import Metrics, merge_in_float32
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
-from isojax.rl.rollout_source import CellProblems, RolloutSource, UpdateShapes, finish_batch
-from isojax.rl.synchronous_rollouts import (
+from isojax.rl.rollout_source import (
+    CellProblems,
     HostVerifiedPrograms,
     HostVerifiedRollouts,
-    ProblemBatches,
-    build_fused_update,
+    RolloutSource,
+    UpdateShapes,
+    finish_batch,
 )
 from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import ProblemArrays, gather_problems, make_sampler_shapes, problem_shapes
