@@ -44,7 +44,7 @@ from isojax.launch.planner import resolve_sweep_sizes
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.scaling.checks.run_health import health_flags
-from isojax.scaling.validation_metrics import metric_value
+from isojax.scaling.tracks import metric_value
 
 LINES = "lines.jsonl"
 TRAINING = ("entropy", "kl", "grad_norm", "response_length", "zero_variance")

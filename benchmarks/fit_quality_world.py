@@ -34,7 +34,7 @@ from isojax.scaling.estimate import FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 from tests.scaling.synthetic import World, random_world
 
 METRIC = "avg@4"

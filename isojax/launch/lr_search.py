@@ -18,7 +18,7 @@ from isojax.core.nouns import RunRecord
 from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.scaling.checks.run_health import health_flags
-from isojax.scaling.validation_metrics import metric_value
+from isojax.scaling.tracks import metric_value
 
 RATE_STEP = 10**0.5
 MAX_EXTENSIONS = 2

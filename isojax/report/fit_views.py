@@ -14,7 +14,7 @@ from isojax.core.estimators import FloatArray
 from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.result import FitResult, FrontierFit
-from isojax.scaling.validation_metrics import make_track
+from isojax.scaling.tracks import make_track
 
 CurveBand = tuple[FloatArray, FloatArray]
 CellKey = tuple[int, int]  # (B_p, n)

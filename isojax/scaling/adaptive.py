@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.curves import fit_hierarchical
-from isojax.scaling.estimate import FitOptions, build_tracks
-from isojax.scaling.validation_metrics import FloatArray, group_by_cell
+from isojax.scaling.estimate import FitOptions
+from isojax.scaling.tracks import FloatArray, build_tracks, group_by_cell
 
 BUDGET_SPAN, N_LEVELS = 16, 9  # n*(C) is sought from budget / SPAN to the budget, at so many values of C
 INITIAL_EVALUATIONS = 4  # evaluations at C > 0 that every run has before anything is decided by it

@@ -14,7 +14,7 @@ from isojax.scaling.curves import single_run
 from isojax.scaling.curves.single_run import RunPoints, SingleRunFit
 from isojax.scaling.curves.varpro import VarproSolution, evaluate_solution
 from isojax.scaling.intervals import Interval, central_interval
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 FEW_POINTS = 10
 END_POINTS = 3  # distinct C whose mean is "at the end"

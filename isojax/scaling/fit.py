@@ -13,11 +13,11 @@ from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_ru
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode
 from isojax.scaling.curves.posterior_samples import to_curve_draws
-from isojax.scaling.estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate, base_reward, build_tracks
+from isojax.scaling.estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate
 from isojax.scaling.frontier.batch_law import fit_fixed_batches
 from isojax.scaling.frontier.fit_frontier import fit_frontier
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
-from isojax.scaling.validation_metrics import RunTrack, TracksByCell, group_by_cell
+from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward, build_tracks, group_by_cell
 
 # The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.
 MODES: Mapping[str, Callable[[TracksByCell, str, FitOptions], SweepEstimate]] = {

@@ -5,7 +5,7 @@ replicates and one seed for the whole package.
 import numpy as np
 from numpy.typing import ArrayLike
 
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 LEVEL = 0.9
 REPLICATES = 500

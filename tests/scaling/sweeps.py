@@ -13,7 +13,7 @@ from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.estimate import FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.result import FitResult
-from isojax.scaling.validation_metrics import FloatArray, RunTrack, group_by_cell, make_track
+from isojax.scaling.tracks import FloatArray, RunTrack, group_by_cell, make_track
 
 # (B_p, n) -> (A, B, C_mid), R0 = .2: the law of tests.scaling.documents.
 CURVES = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.7, 1.0, 8e3), (16, 64): (0.72, 1.0, 6e4)}

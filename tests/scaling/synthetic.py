@@ -25,7 +25,7 @@ from scipy.special import betaincinv
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 from tests.scaling.synthetic_curves import Hill, TrueCurve, best, progress
 from tests.scaling.synthetic_kinds import KINDS, Truth
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 
 from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 BEND = 0.1  # decades over which a rise turns into a fall
 _TINY = 1e-300  # stands for C = 0, where log C has no value

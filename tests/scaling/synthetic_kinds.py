@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 from tests.scaling.synthetic_curves import Declining, Hill, Stages, Stretched, TrueCurve
 
 Draw = np.random.Generator

@@ -9,7 +9,7 @@ from isojax.core.nouns import Cell
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.frontier.batch_law import fit_fixed_batches, monotone_cost
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import random_world
 

@@ -10,7 +10,7 @@ from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.posterior_samples import PosteriorSamples
 from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.result import RewardSpread
-from isojax.scaling.validation_metrics import group_by_cell
+from isojax.scaling.tracks import group_by_cell
 from tests.scaling.sweeps import run
 
 C = np.arange(1, 5) * 1000.0

@@ -5,7 +5,7 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.checks.fit_flags import staleness_flags
-from isojax.scaling.validation_metrics import group_by_cell, make_track
+from isojax.scaling.tracks import group_by_cell, make_track
 from tests.scaling.sweeps import fit
 
 

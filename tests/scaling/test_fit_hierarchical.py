@@ -10,7 +10,7 @@ from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.curves.fit_hierarchical import estimate
 from isojax.scaling.estimate import FitOptions
 from isojax.scaling.result import FitResult
-from isojax.scaling.validation_metrics import group_by_cell, make_track
+from isojax.scaling.tracks import group_by_cell, make_track
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import random_world, world
 

@@ -8,7 +8,7 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.frontier.envelope import Frontier, FrontierStretch
 from isojax.scaling.frontier.fit_frontier import segment_evidence
 from isojax.scaling.result import NeighbourCell
-from isojax.scaling.validation_metrics import make_track
+from isojax.scaling.tracks import make_track
 
 
 def run(n, evaluations, seed=0, samples=4):

@@ -4,7 +4,7 @@ import numpy as np
 
 from isojax.scaling.curves.hierarchical_prior import fit_shape, pack_sweep
 from isojax.scaling.law.n_effect_test import has_no_n_effect
-from isojax.scaling.validation_metrics import group_by_cell, make_track
+from isojax.scaling.tracks import group_by_cell, make_track
 from tests.scaling.sweeps import packed
 from tests.scaling.synthetic import random_world
 

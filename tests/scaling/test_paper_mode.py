@@ -6,7 +6,7 @@ import pytest
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.curves.hill import FittedCurve, curve_reward, curve_value
 from isojax.scaling.curves.paper_mode import fit_points, fit_records
-from isojax.scaling.validation_metrics import make_track
+from isojax.scaling.tracks import make_track
 
 C = np.geomspace(1e3, 1e6, 25)
 

@@ -9,7 +9,7 @@ import pytest
 
 from isojax.scaling.curves.hierarchical_prior import pack_sweep
 from isojax.scaling.curves.posterior_samples import apply_problem_shift, problem_contributions, sample_problem_shifts
-from isojax.scaling.validation_metrics import group_by_cell, make_track, metric_per_problem
+from isojax.scaling.tracks import group_by_cell, make_track, metric_per_problem
 from tests.scaling.synthetic import world
 
 WORLD = world(n=(2, 8), problems=200, samples=4, seeds=2)

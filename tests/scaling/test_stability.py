@@ -10,7 +10,7 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
-from isojax.scaling.validation_metrics import make_track
+from isojax.scaling.tracks import make_track
 from tests.scaling.sweeps import run as run_of
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Declining, Hill

@@ -16,7 +16,7 @@ from isojax.report import canvas
 from isojax.report.fit_views import FloatArray, all_n
 from isojax.report.wording import MIN_Z, format_compact, format_percent
 from isojax.scaling.result import FitResult
-from isojax.scaling.validation_metrics import as_float64
+from isojax.scaling.tracks import as_float64
 
 
 @dataclass(frozen=True)

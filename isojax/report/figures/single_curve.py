@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from isojax.report import canvas
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 MARKERS = "osD^v"
 HELD_OUT_COLOUR = "#2f6fb2"

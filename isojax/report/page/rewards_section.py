@@ -8,7 +8,7 @@ from isojax.report.fit_views import CellKey, runs_by_cell
 from isojax.report.page.markup import Html, html_section, html_table
 from isojax.report.wording import format_compact, format_reward
 from isojax.scaling.result import FitResult, FittedRun
-from isojax.scaling.validation_metrics import metric_value
+from isojax.scaling.tracks import metric_value
 
 
 def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:

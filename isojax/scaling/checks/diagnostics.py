@@ -7,13 +7,12 @@ from itertools import groupby
 
 import numpy as np
 
-from isojax.scaling import series
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.posterior_samples import PosteriorSamples, best_cells
 from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.result import CurveDiagnostics, FitDiagnostics, RewardSensitivity, RewardSpread, TiedRange
-from isojax.scaling.validation_metrics import TracksByCell
+from isojax.scaling.tracks import TracksByCell, autocorrelation, difference_sd, reduced_chi_square
 
 MAX_LENGTH_RATIO = 1.1  # a cell that ends earlier than the longest by more is a short one
 TIE_LEVEL = 0.9
@@ -24,15 +23,15 @@ def diagnose(estimate: SweepEstimate, cells: TracksByCell) -> FitDiagnostics:
     """Do the curves fit as well as the evaluations' own scatter allows, and what did they leave out?"""
     residuals_by_cell = estimate.residuals or {}
     all_residuals = [r for runs in residuals_by_cell.values() for r in runs]
-    evaluation_sd = series.difference_sd(all_residuals)
+    evaluation_sd = difference_sd(all_residuals)
     per_curve = []
     for c in estimate.curves:
         residuals = residuals_by_cell.get(c.key, [])
         row = CurveDiagnostics(
             B_p=c.B_p,
             n=c.n,
-            reduced_chi_square=series.reduced_chi_square(residuals, evaluation_sd),
-            autocorrelation=series.autocorrelation(residuals),
+            reduced_chi_square=reduced_chi_square(residuals, evaluation_sd),
+            autocorrelation=autocorrelation(residuals),
             points=c.points,
             at_bounds=(*c.at_bounds, *(() if c.determined else ("A",))),
         )
@@ -45,8 +44,8 @@ def diagnose(estimate: SweepEstimate, cells: TracksByCell) -> FitDiagnostics:
         if c.C_peak is not None
     ]
     return FitDiagnostics(
-        reduced_chi_square=series.reduced_chi_square(all_residuals, evaluation_sd),
-        autocorrelation=series.autocorrelation(all_residuals),
+        reduced_chi_square=reduced_chi_square(all_residuals, evaluation_sd),
+        autocorrelation=autocorrelation(all_residuals),
         degrees_of_freedom=sum(map(len, all_residuals)) - estimate.parameter_count if all_residuals else None,
         per_curve=tuple(per_curve),
         ties=find_ties(estimate.draws),

@@ -15,7 +15,7 @@ from isojax.scaling.estimate import SweepEstimate
 from isojax.scaling.frontier.envelope import Frontier
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, Law, law_limits
 from isojax.scaling.result import FitDiagnostics, FitFlag, FitResult, SegmentRow
-from isojax.scaling.validation_metrics import TracksByCell
+from isojax.scaling.tracks import TracksByCell
 
 MAX_AUTOCORRELATION = 0.3
 MAX_LISTED = 4

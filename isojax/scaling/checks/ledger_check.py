@@ -13,8 +13,7 @@ from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, ledger_folders, read_run, run_conflicts
 from isojax.scaling.checks.fit_flags import data_flags
 from isojax.scaling.checks.run_health import health_flags
-from isojax.scaling.estimate import build_tracks
-from isojax.scaling.validation_metrics import TracksByCell, group_by_cell, make_track
+from isojax.scaling.tracks import TracksByCell, build_tracks, group_by_cell, make_track
 
 GAP_RATIO = 3.0  # a stretch this many times as long as the median one, on both scales of C, is a gap
 RECOMMENDED_EVALUATIONS = 5  # at C > 0; a curve has three parameters

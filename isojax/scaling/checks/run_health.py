@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import EvalPoint, RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric
-from isojax.scaling.series import noise_sd, running_means
-from isojax.scaling.validation_metrics import TRAIN_REWARD, FloatArray, metric_value, paired_lead
+from isojax.scaling.tracks import TRAIN_REWARD, FloatArray, metric_value, noise_sd, paired_lead, running_means
 
 PERSISTENCE = 3
 MIN_CHANGE, Z_CHANGE = 0.02, 4.0  # a change of reward counts beyond both, in reward and in standard errors

@@ -10,8 +10,15 @@ import numpy as np
 
 from isojax.core.nouns import EvalPoint
 from isojax.scaling.checks.run_health import training_reward_fell
-from isojax.scaling.series import noise_sd, running_means
-from isojax.scaling.validation_metrics import TRAIN_REWARD, RunTrack, TracksByCell, evaluations_by_target, paired_lead
+from isojax.scaling.tracks import (
+    TRAIN_REWARD,
+    RunTrack,
+    TracksByCell,
+    evaluations_by_target,
+    noise_sd,
+    paired_lead,
+    running_means,
+)
 
 LAST_EVALUATIONS = 3
 MIN_DROP, Z_DROP = 0.05, 4.0  # in reward and in standard errors

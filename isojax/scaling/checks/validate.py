@@ -16,7 +16,7 @@ from isojax.scaling.estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.intervals import Interval
 from isojax.scaling.result import FitResult
-from isojax.scaling.validation_metrics import RunTrack, group_by_cell, make_track, select_points
+from isojax.scaling.tracks import RunTrack, group_by_cell, make_track, select_points
 
 VALIDATION_SCHEMA = 1
 HIDDEN_COMPUTE_FACTOR = 4.0

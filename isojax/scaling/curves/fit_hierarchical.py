@@ -19,7 +19,7 @@ from isojax.scaling.estimate import FitOptions, SweepEstimate
 from isojax.scaling.intervals import LEVEL, central_band, central_interval
 from isojax.scaling.law.n_effect_test import has_no_n_effect
 from isojax.scaling.result import IntervalSettings
-from isojax.scaling.validation_metrics import FloatArray, RunTrack, TracksByCell
+from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
 
 MIN_POINTS = 3
 # A plateau is determined where a curve has come this far on its way to it and its interval is no wider than that.

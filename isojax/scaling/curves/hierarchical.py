@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.scaling.curves.hill import progress_gradient
-from isojax.scaling.validation_metrics import FloatArray, as_float64
+from isojax.scaling.tracks import FloatArray, as_float64
 
 ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from isojax.scaling.curves import hierarchical
 from isojax.scaling.curves.hierarchical import HierarchicalState, Scales, SweepArrays
 from isojax.scaling.curves.hill import progress_gradient
-from isojax.scaling.validation_metrics import FloatArray, RunTrack, TracksByCell, as_float64
+from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, as_float64
 
 PRIOR_WEIGHT = 4.0
 PRIOR_TAU = np.array([0.005, 0.01, 0.04])  # of a cell around the surface: reward, decades, log

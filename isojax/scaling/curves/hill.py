@@ -15,7 +15,7 @@ from scipy.special import expit
 
 from isojax.scaling.curves.residual_correction import ResidualCorrection
 from isojax.scaling.intervals import Interval
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 HILL_TAIL, STRETCHED_TAIL = 1.0, 0.0
 EXPONENT_BOUNDS = (0.05, 10.0)

@@ -12,7 +12,7 @@ from isojax.scaling.curves import hierarchical
 from isojax.scaling.curves.hierarchical import SweepArrays
 from isojax.scaling.curves.hierarchical_prior import ShapeFit
 from isojax.scaling.curves.hill import LN10, progress_and_slope, scaled_log_compute
-from isojax.scaling.validation_metrics import FloatArray, as_float64
+from isojax.scaling.tracks import FloatArray, as_float64
 
 BINS_PER_RUN = 12
 LEAPFROG_STEPS, STEP_SIZE = 7, 1.1

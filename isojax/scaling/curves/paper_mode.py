@@ -10,9 +10,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from isojax.scaling.curves import varpro
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.estimate import FitOptions, SweepEstimate, base_reward
+from isojax.scaling.estimate import FitOptions, SweepEstimate
 from isojax.scaling.result import FitFlag
-from isojax.scaling.validation_metrics import RunTrack, TracksByCell
+from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward
 
 BIN_WIDTH = 0.005  # of reward (appendix A, Fig. 15)
 _EDGE_TOLERANCE = 1e-9  # a reward on a bin's edge belongs to the upper bin however it was rounded: .3 / .005 gives 60

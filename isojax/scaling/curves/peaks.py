@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL, progress_gradient
-from isojax.scaling.series import noise_sd
-from isojax.scaling.validation_metrics import FloatArray, RunTrack
+from isojax.scaling.tracks import FloatArray, RunTrack, noise_sd
 
 # A peak has to gain this much of twice the log likelihood, and its fall has to be this many standard errors steep.
 MIN_LOG_LIKELIHOOD_GAIN = 14.0

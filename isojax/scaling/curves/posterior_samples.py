@@ -18,7 +18,7 @@ from isojax.scaling.curves.residual_correction import ResidualCorrection
 from isojax.scaling.frontier.envelope import MIN_DECADES
 from isojax.scaling.intervals import Interval, central_interval
 from isojax.scaling.result import CurveDraws
-from isojax.scaling.validation_metrics import FloatArray, as_float64, correct_counts, metric_per_problem
+from isojax.scaling.tracks import FloatArray, as_float64, correct_counts, metric_per_problem
 
 _SEARCH_PER_DECADE = 40
 CURVE_REACH_DECADES = float(np.log10(4.0))

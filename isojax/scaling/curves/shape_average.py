@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from isojax.scaling import series
 from isojax.scaling.curves.hierarchical import Scales, find_mode, minus_two_log_posterior, predict_rewards
 from isojax.scaling.curves.hierarchical_prior import NOISELESS_SD, PackedSweep, ShapeFit, estimate_run_sd, fit_shape
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.hmc import run_hmc_chains
 from isojax.scaling.estimate import FitOptions
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray, autocorrelation, difference_sd
 
 # tail -> prior probability: ScaleRL's sigmoid as likely as all others together.
 TAIL_PRIOR = {1.0: 0.5, 0.75: 0.1, 0.5: 0.1, 0.25: 0.1, 0.0: 0.2}
@@ -80,7 +79,7 @@ def sample_posterior(
         mean_curves=np.array([_mean_curve(theta[:, j], R0, tail, packed, j) for j in range(len(packed.keys))]),
         scales=best_fit.scales,
         run_sd_from=best_fit.run_sd_from,
-        evaluation_sd=series.difference_sd(residuals_by_run),
+        evaluation_sd=difference_sd(residuals_by_run),
     )
 
 
@@ -113,7 +112,7 @@ def _sample_tails(
 def _variance_inflation(residuals_by_run: list[FloatArray]) -> float:
     """(1 + rho) / (1 - rho), by which correlation widens the variance of a mean: runs drift, or shapes differ."""
     neighbour_count = sum(max(len(r) - 1, 0) for r in residuals_by_run)
-    rho = min(series.autocorrelation(residuals_by_run) or 0.0, MAX_AUTOCORRELATION)
+    rho = min(autocorrelation(residuals_by_run) or 0.0, MAX_AUTOCORRELATION)
     is_significant = rho > max(0.1, 2 / np.sqrt(max(1, neighbour_count)))
     return (1 + rho) / (1 - rho) if is_significant else 1.0
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from isojax.scaling.curves import varpro
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, Interval, central_band, central_interval
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 PARAMETER_NAMES = ("R0", "A", "exponent", "C_mid")
 MIN_POINTS = 5  # distinct C: one more than there are parameters

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.scaling.curves.hill import C_MID_MARGIN_DECADES, EXPONENT_BOUNDS, progress_gradient
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 GRID_SHAPE = (16, 40)  # starts in ln exponent and log10 C_mid
 START_COUNT = 8  # the best corners of the grid, from each of which a search starts

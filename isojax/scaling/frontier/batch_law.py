@@ -14,7 +14,7 @@ from isojax.scaling.frontier.envelope import compute_frontier, spread_indices
 from isojax.scaling.frontier.fit_frontier import crossover_rows, frontier_rows, most_common_n_law
 from isojax.scaling.law.n_star_law import choose_law, fit_law
 from isojax.scaling.result import FixedBatchCrossover, FixedBatchFit, FixedBatchRow, FrontierRow, NStarOfMFit
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 MAX_LAW_POINTS = 40
 MAX_OBSERVATIONS = 20  # that the law's correlated points are worth

@@ -13,7 +13,7 @@ from scipy.optimize import root_scalar
 
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.result import FrontierRow
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 GRID_POINTS_PER_DECADE = 60  # at least; the ends of the measured range are grid points
 MIN_DECADES = 0.1  # about the distance of two evaluations: less was not measured

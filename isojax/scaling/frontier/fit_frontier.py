@@ -19,7 +19,7 @@ from isojax.scaling.frontier.envelope import Frontier, FrontierStretch, compute_
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.n_star_law import Law, choose_law, fit_law
 from isojax.scaling.result import FrontierRow
-from isojax.scaling.validation_metrics import (
+from isojax.scaling.tracks import (
     FloatArray,
     PairedDifference,
     TracksByCell,

@@ -9,7 +9,7 @@ import numpy as np
 
 from isojax.scaling.curves.hierarchical import HierarchicalState, find_mode, minus_two_log_posterior
 from isojax.scaling.curves.hierarchical_prior import POOLED_TAU, PackedSweep, ShapeFit, block_columns, pool_over_n
-from isojax.scaling.validation_metrics import FloatArray, as_float64
+from isojax.scaling.tracks import FloatArray, as_float64
 
 MIN_AIC_GAIN = 4.0
 _WEAK_SD = 10.0  # prior standard deviation of every column: none is favoured

@@ -21,7 +21,7 @@ from scipy.special import expit
 
 from isojax.scaling.curves import varpro
 from isojax.scaling.curves.hill import LN10
-from isojax.scaling.validation_metrics import FloatArray, as_float64
+from isojax.scaling.tracks import FloatArray, as_float64
 
 MIN_DISTINCT_N = 3  # values of n that a law with a slope needs: two show only where one n overtakes the other
 

@@ -16,7 +16,7 @@ from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
 from isojax.scaling.law import n_star_law
 from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N, Law, LawChoice
-from isojax.scaling.validation_metrics import FloatArray
+from isojax.scaling.tracks import FloatArray
 
 POINT_COLUMNS = ("n", "rollouts")
 MODES = ("hierarchical", "paper")

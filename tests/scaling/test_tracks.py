@@ -7,7 +7,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.validation_metrics import (
+from isojax.scaling.tracks import (
     EstimatorMetric,
     correct_counts,
     make_track,
