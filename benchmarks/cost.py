@@ -78,10 +78,10 @@ class Update:
         assert selected.microbatch and selected.prefill_batch
         mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
         pair = sizes.B_p, sizes.n
-        geometry = make_sampler_shapes([pair], 1, 32, selected.microbatch, sizes.P, sizes.T, selected.prefill_batch)
-        step = TrainStep(cell, decoder, StopConditions((), None), geometry, mesh)
-        sampler = build_sampler(decoder, geometry, mesh, sampling, StopConditions((), None))
-        rng, rows = np.random.default_rng(0), geometry.problem_rows
+        shapes = make_sampler_shapes([pair], 1, 32, selected.microbatch, sizes.P, sizes.T, selected.prefill_batch)
+        step = TrainStep(cell, decoder, StopConditions((), None), shapes, mesh)
+        sampler = build_sampler(decoder, shapes, mesh, sampling, StopConditions((), None))
+        rng, rows = np.random.default_rng(0), shapes.problem_rows
         prompts = rng.integers(0, sizes.V, (rows, sizes.P)).astype(np.int32)
         lengths = np.full(rows, sizes.P, np.int32)
         arrays = prompts, lengths, np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)
@@ -92,7 +92,7 @@ class Update:
             return sampler(params, problems, *scalars, key)
 
         def learn(state: Any, rollouts: Any, key: Any) -> Any:
-            _, live = buffer_row_groups(geometry, *scalars)
+            _, live = buffer_row_groups(shapes, *scalars)
             rewards = jnp.where(
                 live, rollouts.tokens.sum(-1) % 7 / 7.0, 0.0
             )  # arbitrary, and different inside every group

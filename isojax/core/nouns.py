@@ -112,7 +112,7 @@ class CellProgress:
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """What a measured cell promises for a budget."""
+    """What a measured cell is predicted to reach with a budget."""
 
     B_p: int
     n: int
@@ -133,13 +133,13 @@ class Recommendation:
     expected_reward: float  # at the allocation's C, by the curve of its cell or of the nearest measured one
     extrapolated: bool  # that C is beyond the cell's data
     reasons: tuple[str, ...]  # why, in words
-    # What the measured cells promise at the same budget, best first; empty where that was not asked for.
+    # The predictions for the measured cells at the same budget, best first; empty where not requested.
     measured_cells: tuple[MeasuredCell, ...]
     interval: Interval | None  # of the expected reward
     prediction_interval: Interval | None  # of the reward that one new run, evaluated like these, will show
     # n -> the share of replicates in which it holds the best cell; None also where no measured cell may be chosen.
     n_probability: dict[int, float] | None
-    equal_n: tuple[int, ...]  # the n whose best cell promises at most epsilon less than the best of all
+    equal_n: tuple[int, ...]  # the n whose best cell's prediction is at most epsilon below the best of all
     # Expected loss of reward against the best measured cell at this budget; None where none may be chosen.
     regret: float | None
     regret_interval: Interval | None

@@ -20,13 +20,13 @@ from isojax.scaling.tracks import FloatArray, build_tracks, group_by_cell
 
 BUDGET_SPAN, N_LEVELS = 16, 9  # n*(C) is sought from budget / SPAN to the budget, at so many values of C
 INITIAL_EVALUATIONS = 4  # evaluations at C > 0 that every run has before anything is decided by it
-MIN_EXTENSION = 1.7  # a run that goes on does so at least to this many times its C: fewer rounds, more to learn from
+MIN_EXTENSION = 1.7  # a run is extended at least to this many times its C: fewer rounds, more to learn in each
 MIN_RELATIVE_WORTH = 0.1  # a step that removes less uncertainty per rollout than this part of the best step's waits
 MIN_GAIN = 1e-4  # uncertainty that is worth no rollout, in steps of n
 REPLICATES = 100
-N_PERMUTATIONS = 4  # of the promises to other draws, which show what a useless evaluation seems to tell
-MIN_P_BEST = 0.05  # an n goes on if it is best in so many of the draws further on
-MAX_LAG = 8  # no (B_p, n) is left so many times behind the longest run: curves promise, they do not measure
+N_PERMUTATIONS = 4  # of the predicted rewards among draws: what an evaluation seems to reveal by chance
+MIN_P_BEST = 0.05  # an n continues if it is best in this share of the draws at some larger budget
+MAX_LAG = 8  # no (B_p, n) stays so many times behind the longest run: a curve predicts, only a run measures
 
 
 @dataclass(frozen=True)
@@ -237,9 +237,9 @@ class NStarUncertainty:
         """float[...]: the uncertainty where the draws count as float[..., Q] says."""
         return (np.tensordot(draw_weights, self._best_n_one_hot, 1) @ self._n_distance).min(-1).mean(-1)
 
-    def expected_reduction(self, promised_rewards: FloatArray) -> float:
+    def expected_reduction(self, predicted_rewards: FloatArray) -> float:
         """The uncertainty that one run's evaluation, float[Q] by the draws, removes on average, less that by chance."""
-        z = (promised_rewards[:, None] + self._measurement_noise[:, None] - promised_rewards) / self._measurement_sd
+        z = (predicted_rewards[:, None] + self._measurement_noise[:, None] - predicted_rewards) / self._measurement_sd
         draw_weights = np.exp(-0.5 * (z**2 - (z**2).min(1, keepdims=True)))
         draw_weights = draw_weights / draw_weights.sum(1, keepdims=True)
         permuted_uncertainty = np.mean([self._uncertainty(draw_weights[:, deal]).mean() for deal in self._permutations])

@@ -13,7 +13,7 @@ from isojax.core.nouns import Recommendation
 def header_comments(
     recommendation: Recommendation, sweep_config: Config | None, learning_rate_key: str, notes: Sequence[str]
 ) -> str:
-    """YAML comments for the top of a config: the allocation, what it promises and why, the learning rate, and notes."""
+    """YAML comments for the top of a config: the allocation, its expected reward, reasons, learning rate, and notes."""
     allocation, interval = recommendation.allocation, recommendation.interval
     interval_text = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
     lines = [

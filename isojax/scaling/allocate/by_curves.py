@@ -61,7 +61,7 @@ def _explain_cell(
     if "B_p" in fix:
         return
     if B_p != best_B_p:
-        B_p_text = f"the smallest stable one that promises within {request.epsilon:g} of it"
+        B_p_text = f"the smallest stable one whose predicted reward is within {request.epsilon:g} of its"
     elif (allowed & (ensemble.n == n) & (ensemble.B_p < B_p)).any():
         B_p_text = f"a smaller one gives away more than {request.epsilon:g}"
     else:

@@ -41,7 +41,7 @@ def recommend(
         fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
         extrapolate: answer beyond 4 times the largest measured C too.
         epsilon: a loss of reward that makes no difference.
-        with_measured_cells: whether to say what every measured cell promises, which takes as long as all the rest.
+        with_measured_cells: whether to predict every measured cell, which takes as long as all the rest.
 
     Raises:
         InputError: the fit cannot be used, C is out of reach, or the limits leave no allocation.
