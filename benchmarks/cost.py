@@ -31,7 +31,7 @@ from isojax.rl.optimizer import build_init_state
 from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, Upda
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.problem_sources import InMemorySource, open_source
-from isojax.tasks.stop_strings import StopConditions
-from isojax.tasks.text import TextTask
+from isojax.tasks.protocol import StopConditions
+from isojax.tasks.task import TextTask
 
 BOUND = 1e-4
 SHOTS = "3 + 4 = 7\n15 + 2 = 17\n8 + 26 = 34\n34 + 52 = 86\n{prompt}"

@@ -36,7 +36,7 @@ from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, Upda
 from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
 from isojax.sampling.engine import build_engine, build_sampler
 from isojax.sampling.stream import sampler_state_shardings
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 
 CELL, SLOTS, MICROBATCH = (4, 16), 16, 4
 STOPS = StopConditions((0,), None)

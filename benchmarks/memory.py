@@ -170,7 +170,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     from isojax.distributed.sharding import make_mesh
     from isojax.launch.autosize import DeviceBudget
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.tasks.build import build_task
+    from isojax.tasks.task import build_task
     from isojax.train.memory_analysis import (
         FAST_COMPILE_OPTIONS,
         AbstractTask,

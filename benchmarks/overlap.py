@@ -33,8 +33,7 @@ from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, response_t
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import OnFinished, build_stream
 from isojax.tasks.grading import BackgroundGrader, Checker
-from isojax.tasks.protocol import Grades
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import Grades, StopConditions
 
 REPEATS = 7
 MODEL = ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768)

@@ -49,8 +49,8 @@ from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import CellProblems, finish_batch
 from isojax.runs.ledger import read_runs
 from isojax.sampling.batch import ProblemArrays
-from isojax.tasks.build import build_task
 from isojax.tasks.epochs import EpochOrder
+from isojax.tasks.task import build_task
 from isojax.train.programs import SweepPrograms
 
 WAYS = ("sync", "turns", "mesh")

@@ -49,7 +49,7 @@ from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_sampler_shapes, make_shard_slice
 from isojax.sampling.engine import Engine, build_engine
 from isojax.sampling.slots import SamplerState, Slots
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 
 MEAN, SIGMA, END = (
     240.0,

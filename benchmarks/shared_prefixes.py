@@ -26,7 +26,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.models.hf import hf_load
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 
 REPEATS = 3
 

@@ -46,8 +46,8 @@ def main() -> None:
     from isojax.rl.fused_rollouts import ProblemBatches
     from isojax.rl.metric import values
     from isojax.sampling.batch import ProblemArrays
-    from isojax.tasks.build import build_task
     from isojax.tasks.epochs import EpochOrder
+    from isojax.tasks.task import build_task
     from isojax.train import base_policy
     from isojax.train.programs import SweepPrograms
 

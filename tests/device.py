@@ -18,8 +18,7 @@ from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays, SamplerShapes
-from isojax.tasks.protocol import EncodedProblems
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import EncodedProblems, StopConditions
 from tests.compiler import QUICK, SAME_BITS
 
 CONFIG = ModelConfig(family="tiny", layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp=48)

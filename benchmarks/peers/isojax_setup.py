@@ -16,7 +16,7 @@ from isojax.launch import planner
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 
 
 class Setup:

@@ -36,7 +36,7 @@ from isojax.sampling.stream import build_stream
 from isojax.tasks.epochs import EpochOrder
 from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.protocol import Grades, count_unfinished
-from isojax.tasks.text import TextTask
+from isojax.tasks.task import TextTask
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from isojax.rl.objective import (
 from isojax.rl.optimizer import CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, SamplerShapes, buffer_row_groups
 from isojax.sampling.logits import rollout_keys, uniforms
-from isojax.tasks.build import Task
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
+from isojax.tasks.task import Task
 
 SUBSET_STREAM = 1  # of random numbers, within an update's, that choose n_train of n rollouts
 

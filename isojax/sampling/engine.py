@@ -39,7 +39,7 @@ from isojax.sampling.logits import (
     uniforms,
 )
 from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 
 CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again
 

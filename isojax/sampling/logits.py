@@ -12,7 +12,7 @@ from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from isojax.tasks.stop_strings import Interruption
+from isojax.tasks.protocol import Interruption
 
 NEG_INF = -1e30  # log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0, not NaN
 DRAW_BLOCK_TOKENS = 512  # at most so many tokens of a large vocabulary make a block of the draw

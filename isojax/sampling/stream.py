@@ -26,7 +26,7 @@ from isojax.sampling import batch
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, SamplingBatch
 from isojax.sampling.engine import Engine, build_engine
 from isojax.sampling.slots import SamplerState, work_items
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 
 OnFinished = Callable[[np.ndarray, list[np.ndarray]], None]
 

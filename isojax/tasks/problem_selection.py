@@ -10,8 +10,8 @@ import numpy as np
 from isojax.core.config import CellConfig, DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.build import Task, is_on_device, read_problem_set
-from isojax.tasks.problem_sources import dedup_text, random_subset
+from isojax.tasks.problem_sources import dedup_text, open_source, random_subset
+from isojax.tasks.task import Task, build_device_task, is_on_device
 from isojax.tasks.verifiers.math import reference_answer
 
 ALL_PROBLEMS = 2**31 - 1  # every problem of a source
@@ -80,6 +80,12 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction) -> Probl
         if overlapping := drop_overlap(problems, training)[1]:
             notes.append(f"{overlapping} of {len(problems)} problems of {name} are also in the training set")
     return ProblemSelection(training, validation, out_of_range, extra_sets, notes)
+
+
+def read_problem_set(task: str, data: DataConfig, count: int, rng: np.random.Generator) -> list[Problem]:
+    """At most `count` problems of a task string."""
+    source = build_device_task(task) or open_source(task, data)
+    return source.problems(count, rng)
 
 
 def _largest_part_validation(cell: CellConfig) -> str:

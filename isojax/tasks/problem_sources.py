@@ -1,7 +1,13 @@
-"""Sources of problems in text: a file per kind in tasks/sources/, with `source(argument, data) -> ProblemSource`."""
+"""Sources of problems in text: a file per kind in tasks/sources/, with `source(argument, data) -> ProblemSource`. They
+share how rows of a file become problems (which columns hold prompt and answer, what they may contain, repeated rows),
+and how settings of a source that generates problems are read."""
 
+import functools
+import json
+import math
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +18,12 @@ from isojax.core import registry
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.tabular import DataRow, is_blank
+
+PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
+# A dot leads into an object. verl's schema comes first: a file in it may hold the solution's text under another of
+# these names.
+ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "final_answer", "target", "output")
 
 
 class ProblemSource(Protocol):
@@ -20,6 +32,12 @@ class ProblemSource(Protocol):
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """At most `count` distinct ones, a random choice in random order; ids are int32, the same in every run."""
         ...
+
+
+def open_source(task: str, data: DataConfig) -> ProblemSource:
+    """The source that `name` or `name:argument` means; whatever is wrong with it is an InputError before any work."""
+    name, _, argument = task.partition(":")
+    return registry.load("tasks.sources", name, "source").source(argument, data)
 
 
 @dataclass(frozen=True)
@@ -33,26 +51,141 @@ class InMemorySource:
         return random_subset(self.all_problems, count, rng)
 
 
-def open_source(task: str, data: DataConfig) -> ProblemSource:
-    """The source that `name` or `name:argument` means; whatever is wrong with it is an InputError before any work."""
-    name, _, argument = task.partition(":")
-    return registry.load("tasks.sources", name, "source").source(argument, data)
-
-
 def random_subset(problems: Sequence[Problem], count: int, rng: np.random.Generator) -> list[Problem]:
     """At most `count` of the problems, a random choice in random order."""
     return [problems[i] for i in rng.permutation(len(problems))[:count]]
 
 
-def canonical_order(a: int, b: int) -> tuple[int, int]:
-    """One order for two numbers that mean the same either way; the larger is first as often as the smaller."""
-    low, high = min(a, b), max(a, b)
-    return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)
+def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
+    """The rows as distinct problems; the first row decides which columns are read. An InputError names its place."""
+    problems: list[Problem] = []
+    prompt_column = answer_column = ""
+    for row in rows:
+        prompt_column = prompt_column or _find_column(row, "prompt", data.prompt_key, PROMPT_COLUMNS)
+        answer_column = answer_column or _find_column(row, "answer", data.answer_key, ANSWER_COLUMNS)
+        problems.append(_row_to_problem(row, prompt_column, answer_column))
+    if not problems:
+        raise InputError(f"{source} holds no problem; expected at least one row with a prompt and an answer.")
+    return drop_duplicates(problems, source)
+
+
+def _find_column(row: DataRow, setting: str, configured_name: str | None, usual_names: tuple[str, ...]) -> str:
+    """The column that cell.data names, else the first of the usual names that this row has."""
+    names = (configured_name,) if configured_name else usual_names
+    filled_columns = [name for name in names if _column_value(row.values, name) is not None]
+    # A column that is there but empty is reported as empty later, not as missing here.
+    candidates = filled_columns or [name for name in names if name in row.values]
+    if not candidates:
+        expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
+        raise InputError(
+            f"{row.location}: no {setting}: there are the columns {', '.join(row.values) or '(none)'}; expected"
+            f" {expected}. Name it by cell.data.{setting}_key=COLUMN."
+        )
+    return candidates[0]
+
+
+def _column_value(columns: Mapping[str, Any], name: str) -> Any:
+    """The value of a column, or of a.b within an object; None where there is none."""
+    value: Any = columns.get(name)
+    if value is None and "." in name:
+        object_name, _, inner_name = name.partition(".")
+        inner = columns.get(object_name)
+        value = _column_value(inner, inner_name) if isinstance(inner, Mapping) else None
+    return value
+
+
+def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Problem:
+    """One row as a problem; a list of {role, content} becomes `messages`, and verl's `ground_truth` stays as it is."""
+    prompt, answer = _column_value(row.values, prompt_column), _column_value(row.values, answer_column)
+    messages = _read_conversation(prompt, row, prompt_column) if isinstance(prompt, list) else ()
+    prompt_text = messages[-1]["content"] if messages else _value_as_text(prompt, row, prompt_column)
+    columns = {k: v for k, v in row.values.items() if k not in (prompt_column, answer_column)}
+    if "." in answer_column:
+        columns.setdefault("ground_truth", answer)
+    if isinstance(answer, list):
+        answer = answer[0] if len(answer) == 1 else json.dumps(answer, ensure_ascii=False)
+    answer_text = _value_as_text(answer, row, answer_column)
+    return Problem(row.index, prompt_text, answer_text, messages=messages, columns=columns)
+
+
+def _read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[dict[str, str], ...]:
+    """A list of {role, content} that ends with the user's turn; what others say may be empty."""
+    turns = []
+    for message in messages:
+        fields = message if isinstance(message, Mapping) else {}
+        role, content = fields.get("role"), fields.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise InputError(
+                f"{row.location}: {column!r} holds {str(message)[:80]!r}, expected text or a list of {{role, content}}."
+            )
+        if role == "user":
+            content = _value_as_text(content, row, f"content of {column}")
+        turns.append({"role": role, "content": content})
+    if not turns or turns[-1]["role"] != "user":
+        last = turns[-1]["role"] if turns else "nothing"
+        raise InputError(
+            f"{row.location}: the conversation in {column!r} ends with {last}; end it with a message of role user."
+        )
+    return tuple(turns)
+
+
+def _value_as_text(value: Any, row: DataRow, column: str) -> str:
+    """A value as text: text as it is, a number written out (72.0 as 72)."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        value = int(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return str(value)
+    place, fix = f"{row.location}: {column!r}", "Correct the row or remove it."
+    if is_blank(value):
+        raise InputError(f"{place} is missing or empty, expected text or a number. {fix}")
+    if not isinstance(value, str):
+        raise InputError(f"{place} is {str(value)[:80]!r} ({type(value).__name__}), expected text or a number. {fix}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as e:
+        raise InputError(f"{place} holds half a surrogate pair ({value[e.start]!r}), which is no text. {fix}") from e
+    return value
+
+
+def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
+    """The problems, each prompt once, by its first row. How many were left out is printed on stderr."""
+    problem_by_prompt: dict[str, Problem] = {}
+    same_answer = other_answer = 0
+    for problem in problems:
+        first_problem = problem_by_prompt.setdefault(dedup_text(problem), problem)
+        same_answer += first_problem is not problem and first_problem.answer == problem.answer
+        other_answer += first_problem.answer != problem.answer
+    repeated = "rows repeat an earlier prompt with"
+    if same_answer:
+        _print_once(f"note: {source}: {same_answer} {repeated} the same answer; each prompt is kept once.")
+    if other_answer:
+        _print_once(f"warning: {source}: {other_answer} {repeated} ANOTHER answer; the first answer is kept.")
+    return list(problem_by_prompt.values())
 
 
 def dedup_text(problem: Problem) -> str:
     """The text by which two problems are compared: the prompt, or all of the user's turns of a conversation."""
     return "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt
+
+
+@functools.cache  # a run opens a source several times, and should print its notes once
+def _print_once(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def to_plain_json(value: Any) -> Any:
+    """What a reader of tables gives, as plain JSON: bytes as text, arrays as lists, dates and decimals as printed."""
+    if isinstance(value, np.ndarray | np.generic):
+        return to_plain_json(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(k): to_plain_json(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_plain_json(v) for v in value]
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    return str(value)
 
 
 def read_settings(text: str, task: str) -> dict[str, Any]:
@@ -83,3 +216,9 @@ def read_range(text: str, task: str, usual: tuple[int, int], largest: int) -> tu
             f" {task}:low={usual[0]},high={usual[1]}."
         )
     return low, high
+
+
+def canonical_order(a: int, b: int) -> tuple[int, int]:
+    """One order for two numbers that mean the same either way; the larger is first as often as the smaller."""
+    low, high = min(a, b), max(a, b)
+    return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)

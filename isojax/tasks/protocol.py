@@ -1,14 +1,14 @@
-"""What a task is: problems, how they are written as tokens, what ends a response, and how it is verified. A file in
-tasks/device/ has `build(argument="") -> DeviceTask`."""
+"""What a task is: problems, how they are written as tokens, what ends a response or interrupts it, and how it is
+verified. A file in tasks/device/ has `build(argument="") -> DeviceTask`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.nouns import Problem
-from isojax.tasks.stop_strings import StopConditions
 
 
 class EncodedProblems(NamedTuple):
@@ -19,6 +19,46 @@ class EncodedProblems(NamedTuple):
     prompt_lengths: np.ndarray
     answers: np.ndarray
     ids: np.ndarray
+
+
+class TokenizedProblems(NamedTuple):
+    """Problems as text and as arrays."""
+
+    problems: list[Problem]
+    arrays: EncodedProblems
+
+    def select(self, rows: Sequence[int]) -> "TokenizedProblems":
+        """The problems at these positions."""
+        arrays = EncodedProblems(*(x[list(rows)] for x in self.arrays))
+        return TokenizedProblems([self.problems[i] for i in rows], arrays)
+
+
+@dataclass(frozen=True)
+class Interruption:
+    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/logits.py)."""
+
+    after: int
+    tokens: tuple[int, ...]
+    unless_token: int | None  # None: every response is interrupted
+
+
+@dataclass(frozen=True)
+class StopConditions:
+    """A response ends with a token of `tokens`, or with the one that completes a stop string: `transitions[state,
+    token]`, uint8 or uint16 [states, V], is the next state, from 0 on; the value `states` is a complete stop string."""
+
+    tokens: tuple[int, ...]
+    transitions: np.ndarray | None
+    interruption: Interruption | None = None  # of a response that goes on for too long
+
+    def contains_stop(self, tokens: Sequence[int]) -> bool:
+        """Whether a response of these tokens alone meets a stop."""
+        state = 0
+        for token in tokens:
+            state = 0 if self.transitions is None else int(self.transitions[state, token])
+            if token in self.tokens or (self.transitions is not None and state == len(self.transitions)):
+                return True
+        return False
 
 
 class Grades(NamedTuple):

@@ -31,10 +31,10 @@ from isojax.distributed import multiprocess
 from isojax.models import safetensors_io
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
-from isojax.tasks.build import is_on_device
-from isojax.tasks.difficulty_labels import ProgressCallback, compute_label_key, label_problems, stored_label_key
+from isojax.tasks.difficulty import ProgressCallback, compute_label_key, label_problems, stored_label_key
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
 from isojax.tasks.protocol import DeviceTask, EncodedProblems
+from isojax.tasks.task import is_on_device
 from isojax.train.evaluate import PolicyLabeller
 from isojax.train.programs import SweepPrograms
 

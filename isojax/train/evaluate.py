@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
 from isojax.core.config import SamplingConfig
-from isojax.core.nouns import Problem
 from isojax.core.random_streams import EVAL_STREAM, EXTRA_STREAM, LABEL_STREAM
 from isojax.distributed import multiprocess
 from isojax.distributed.program import Program, shape_on, shapes_with_shardings
@@ -25,29 +24,9 @@ from isojax.sampling import batch
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
-from isojax.tasks.build import Task, is_on_device
 from isojax.tasks.grading import BackgroundGrader
-from isojax.tasks.protocol import DeviceTask, EncodedProblems
-from isojax.tasks.text import TextTask
-
-
-class TokenizedProblems(NamedTuple):
-    """Problems as text and as arrays."""
-
-    problems: list[Problem]
-    arrays: EncodedProblems
-
-    def select(self, rows: Sequence[int]) -> "TokenizedProblems":
-        """The problems at these positions."""
-        arrays = EncodedProblems(*(x[list(rows)] for x in self.arrays))
-        return TokenizedProblems([self.problems[i] for i in rows], arrays)
-
-
-def tokenize(task: Task, sampling: SamplingConfig, problems: list[Problem]) -> TokenizedProblems:
-    """Problems with their host arrays."""
-    if is_on_device(task):
-        return TokenizedProblems(problems, task.encode(problems, sampling.prompt_length, sampling.response_length))
-    return TokenizedProblems(problems, task.encode(problems, sampling.prompt_length))
+from isojax.tasks.protocol import DeviceTask, EncodedProblems, TokenizedProblems
+from isojax.tasks.task import Task, TextTask, is_on_device
 
 
 class EvalCounts(NamedTuple):
@@ -254,7 +233,7 @@ class Evaluator:
 
 @dataclass(frozen=True)
 class PolicyLabeller:
-    """Labels problems by sampling a policy: the `Labeller` of tasks/difficulty_labels.py."""
+    """Labels problems by sampling a policy: the `Labeller` of tasks/difficulty.py."""
 
     evaluator: Evaluator
     params: Params

@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
-from isojax.tasks.build import Task
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
+from isojax.tasks.task import Task
 from isojax.train.programs import SweepPrograms
 
 HBM_GIB = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32}  # GiB of a chip, by the kind of device

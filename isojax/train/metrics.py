@@ -10,8 +10,8 @@ from isojax.core.config import PANEL, CellConfig
 from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint, Problem
 from isojax.rl.metric import values
-from isojax.tasks.build import Task
 from isojax.tasks.protocol import count_unfinished
+from isojax.tasks.task import Task
 from isojax.tasks.verifiers.math import reference_answer
 from isojax.train.base_policy import BasePolicy
 from isojax.train.checkpoint import RunCursor

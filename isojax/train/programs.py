@@ -31,8 +31,9 @@ from isojax.rl.rollout_source import (
     UpdateShapes,
 )
 from isojax.sampling.batch import make_sampler_shapes, problem_shapes
-from isojax.tasks.build import Task, is_on_device
-from isojax.train.evaluate import Evaluator, TokenizedProblems, tokenize
+from isojax.tasks.protocol import TokenizedProblems
+from isojax.tasks.task import Task, is_on_device, tokenize
+from isojax.train.evaluate import Evaluator
 
 LABEL_BATCH = 64  # problems of a language model that are labelled at once: as many as a kill may cost
 # Cells that run at the same time share programs: one compiles them, and the others wait instead of doing the same.

@@ -24,7 +24,7 @@ from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, Upda
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
 from isojax.sampling.engine import build_engine
 from isojax.sampling.stream import build_stream
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 from tests.device import CONFIG, DECODER, EOS, VOCAB, mesh, placed, policy, quick_jit
 from tests.hlo import collectives
 

@@ -118,7 +118,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from isojax.rl.optimizer import TrainState, adam, train_state_shardings
     from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
     from isojax.sampling.engine import build_sampler
-    from isojax.tasks.build import build_task
+    from isojax.tasks.task import build_task
 
     mesh = tpu_mesh(topology, mesh_text)
     task = build_task(config.cell)

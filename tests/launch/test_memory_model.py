@@ -22,7 +22,7 @@ from isojax.launch.autosize import (
 )
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-from isojax.tasks.build import build_task
+from isojax.tasks.task import build_task
 from isojax.train.memory_analysis import (
     FAST_COMPILE_OPTIONS,
     AbstractTask,

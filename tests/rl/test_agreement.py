@@ -15,7 +15,7 @@ from isojax.core.config import SamplingConfig
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 from tests.device import CONFIG, MESHES, P, mesh
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -19,7 +19,7 @@ from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, adam
 from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, make_sampler_shapes
-from isojax.tasks.stop_strings import Interruption
+from isojax.tasks.protocol import Interruption
 from tests.device import (
     CONFIG,
     DECODER,

@@ -69,10 +69,11 @@ class Spoken(Parity):
         self.shown.append(tokens.tolist())
         return super().decode(tokens)
 
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+    def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
+        texts = [self.decode(tokens) for tokens in responses]
         if self.refused in (p.id for p in problems):
             raise InputError(f"problem {self.refused} cannot be judged")
-        right = np.array([r == p.answer for p, r in zip(problems, responses, strict=True)], np.float32)
+        right = np.array([text == p.answer for p, text in zip(problems, texts, strict=True)], np.float32)
         lost = np.array([p.id in self.failing for p in problems], bool)
         self.graded += [p.id for p in problems]
         return Grades(

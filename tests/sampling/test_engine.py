@@ -18,7 +18,8 @@ from isojax.models.transformer import Decoder
 from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, buffer_row_groups, make_sampler_shapes
 from isojax.sampling.engine import build_sampler
-from isojax.tasks.stop_strings import StopConditions, build_stop_table
+from isojax.tasks.protocol import StopConditions
+from isojax.tasks.tokenizer import build_stop_table
 from tests.device import (
     CONFIG,
     DECODER,

@@ -23,7 +23,7 @@ from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_sampler_shapes, make_shard_slice
 from isojax.sampling.engine import build_engine, build_sampler
 from isojax.sampling.logits import NEG_INF, log_probs, rollout_keys, sample_token, uniforms
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 from tests.device import (
     CONFIG,
     EOS,

@@ -24,7 +24,8 @@ from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes, 
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.sampling.stream import build_stream
-from isojax.tasks.stop_strings import Interruption, StopConditions, build_stop_table
+from isojax.tasks.protocol import Interruption, StopConditions
+from isojax.tasks.tokenizer import build_stop_table
 from tests.device import (
     DECODER,
     EOS,

@@ -22,7 +22,7 @@ from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes, response_tokens
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import Stream, build_stream
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import StopConditions
 from tests.device import (
     CONFIG,
     DECODER,

@@ -135,7 +135,7 @@ def test_limits_that_make_no_problems(task: str) -> None:
 def test_no_source_loads_jax() -> None:
     program = (
         "import sys\n"
-        "from isojax.tasks import epochs, problem_sources, source_rows\n"
+        "from isojax.tasks import epochs, problem_sources\n"
         "from isojax.tasks.sources import addition, gcd, gym, jsonl, parquet, tfds\n"
         "print(sorted({'jax', 'tensorflow', 'pyarrow'} & set(sys.modules)))"
     )

@@ -8,9 +8,9 @@ import pytest
 from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.build import build_task
 from isojax.tasks.device import solvers
 from isojax.tasks.device.solvers import ALPHABET, CONFUSION_PROBABILITY, CORRECT_PROBABILITY
+from isojax.tasks.task import build_task
 
 TASK = solvers.build()
 BY_HAND = {"A": "54", "B": "20", "C": "37", "D": "17", "E": "17", "F": "37", "G": "4", "H": "9"}  # of 17 and 37

@@ -17,8 +17,10 @@ from isojax.core.nouns import Problem
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import make_sampler_shapes
 from isojax.tasks.device import solvers
+from isojax.tasks.protocol import TokenizedProblems
+from isojax.tasks.task import tokenize
 from isojax.train.base_policy import BasePolicy, prepare_base_policy, sft_loss
-from isojax.train.evaluate import Evaluator, TokenizedProblems, tokenize
+from isojax.train.evaluate import Evaluator
 from tests.device import CONFIG, DECODER, EOS, log_softmax, logits, mesh, policy
 
 CELL = CellConfig(

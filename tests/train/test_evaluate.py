@@ -15,8 +15,8 @@ from isojax.core.nouns import Problem
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
 from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
-from isojax.tasks.protocol import Grades
-from isojax.train.evaluate import Evaluator, TokenizedProblems
+from isojax.tasks.protocol import Grades, TokenizedProblems
+from isojax.train.evaluate import Evaluator
 from tests.device import (
     DECODER,
     MESHES,
@@ -47,9 +47,10 @@ class Spoken(Parity):
     def decode(self, tokens: np.ndarray) -> str:
         return "lost" if tokens[0] == FAILING else super().decode(tokens)
 
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
-        right = np.array([r == p.answer for p, r in zip(problems, responses, strict=True)], np.float32)
-        lost = np.array([r == "lost" for r in responses])
+    def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
+        texts = [self.decode(tokens) for tokens in responses]
+        right = np.array([text == p.answer for p, text in zip(problems, texts, strict=True)], np.float32)
+        lost = np.array([text == "lost" for text in texts])
         return Grades(right, ~lost, {"timeout": int(lost.sum())} if lost.any() else {})
 
 

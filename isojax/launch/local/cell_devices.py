@@ -20,7 +20,7 @@ from isojax.launch import time_estimate
 from isojax.launch.autosize import GIB, DeviceBudget, host_memory
 from isojax.launch.process_group import check_multi_process
 from isojax.runs.ledger import read_runs
-from isojax.tasks.build import Task, is_on_device
+from isojax.tasks.task import Task, is_on_device
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from isojax.launch.display import console, print_line
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_load
 from isojax.rl import algorithm
-from isojax.tasks.build import build_task
+from isojax.tasks.task import build_task
 from isojax.train import memory_analysis
 from isojax.train.memory_analysis import AbstractTask, OutOfMemory, ProgramMemory
 

@@ -23,11 +23,10 @@ from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint
 from isojax.report.figures.difficulty_histogram import draw_difficulty
 from isojax.runs.folder_lock import exclusive_lock
-from isojax.tasks import difficulty_splits
-from isojax.tasks.build import Task, is_on_device
-from isojax.tasks.difficulty_labels import compute_label_key, label_problems
+from isojax.tasks import difficulty
 from isojax.tasks.problem_selection import drop_long_prompts
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
+from isojax.tasks.task import Task, is_on_device
 from isojax.train.base_policy import BasePolicy
 from isojax.train.evaluate import PolicyLabeller
 from isojax.train.programs import SweepPrograms
@@ -68,14 +67,14 @@ def label_difficulty(
         if not is_on_device(task):
             for kind, example in task.failure_examples().items():
                 print(f"warning: verifier {kind}, each of reward 0; the first: {example}", file=sys.stderr)
-    splits = difficulty_splits.split_into_parts(labelled, unsolved, held_out, data.seed)
+    splits = difficulty.split_into_parts(labelled, unsolved, held_out, data.seed)
     write_text(folder / TABLE_FILE, _labels_csv(labelled))
-    ranges = dict(difficulty_splits.DIFFICULTY_RANGES)
+    ranges = dict(difficulty.DIFFICULTY_RANGES)
     if extremely_hard:
-        ranges[difficulty_splits.EXTREMELY_HARD] = (0.0, 0.0)
+        ranges[difficulty.EXTREMELY_HARD] = (0.0, 0.0)
     unsolved_by_id = {p.id: p for p in unsolved}
     labels = [(p.solved, p.attempts) for p in (unsolved_by_id.get(p.id, p) for p in labelled)]
-    draw_difficulty(labels, ranges, folder, difficulty_splits.EXTREMELY_HARD_ATTEMPTS)
+    draw_difficulty(labels, ranges, folder, difficulty.EXTREMELY_HARD_ATTEMPTS)
     metadata = {
         "model": cell.model.path,
         "task": cell.task,
@@ -109,17 +108,17 @@ def _label_with_model(
     programs = SweepPrograms(cell, sweep, [decode_shape], mesh, task)
     programs.labeller.compile()
     params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
-    label_key = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
+    label_key = difficulty.compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 
     def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
         labeller = PolicyLabeller(programs.labeller, params, programs.tokenize(problem_subset), seed)
-        return label_problems(folder / file_name, label_key, problem_subset, attempts, labeller, on_progress)
+        return difficulty.label_problems(folder / file_name, label_key, problem_subset, attempts, labeller, on_progress)
 
     labelled = label_subset(LABELS_FILE, problems, cell.data.attempts)
     unsolved = [p for p in labelled if not p.solved]
     if not extremely_hard or not unsolved:
         return labelled, []
-    relabelled = label_subset(EXTRA_LABELS_FILE, unsolved, difficulty_splits.EXTREMELY_HARD_ATTEMPTS)
+    relabelled = label_subset(EXTRA_LABELS_FILE, unsolved, difficulty.EXTREMELY_HARD_ATTEMPTS)
     return labelled, [p for p in relabelled if not p.solved]
 
 
@@ -131,6 +130,6 @@ def _labels_csv(labelled: list[Problem]) -> str:
     for p in labelled:
         interval = binomtest(p.solved, p.attempts).proportion_ci(0.9, method="wilson")
         rates = (p.difficulty, *interval)
-        part = difficulty_splits.difficulty_part(p) or ""
+        part = difficulty.difficulty_part(p) or ""
         writer.writerow([p.id, p.solved, p.attempts, *(f"{rate:.4f}" for rate in rates), part, p.prompt])
     return buffer.getvalue()

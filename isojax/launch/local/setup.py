@@ -25,10 +25,9 @@ from isojax.models.hf import hf_load
 from isojax.rl import algorithm
 from isojax.runs import loggers
 from isojax.runs.workspace import working_folder
-from isojax.tasks.build import Task, build_task, is_on_device
 from isojax.tasks.problem_selection import preview_selection
+from isojax.tasks.task import Task, build_task, is_on_device, tokenize
 from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, prepare_base_policy
-from isojax.train.evaluate import tokenize
 from isojax.train.programs import SweepPrograms
 
 

@@ -37,8 +37,8 @@ from isojax.sampling.batch import (
     rewards_to_buffer,
     row_index,
 )
-from isojax.tasks.build import Task, is_on_device
 from isojax.tasks.grading import BackgroundGrader
+from isojax.tasks.task import Task, is_on_device
 
 
 class AsyncPrograms(rollout_source.RolloutPrograms):

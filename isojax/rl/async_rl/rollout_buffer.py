@@ -36,7 +36,7 @@ from isojax.sampling.stream import (
     sampler_state_specs,
     squeeze_shard_axis,
 )
-from isojax.tasks.build import Task, is_on_device
+from isojax.tasks.task import Task, is_on_device
 
 
 class ProblemRing(NamedTuple):

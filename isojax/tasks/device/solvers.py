@@ -11,8 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.protocol import EncodedProblems
-from isojax.tasks.stop_strings import StopConditions
+from isojax.tasks.protocol import EncodedProblems, StopConditions
 
 ALPHABET = "0123456789ABCDEFGH=$ "
 OPERATORS = "ABCDEFGH"

@@ -8,8 +8,7 @@ from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.table_files import object_row, parse_json, read_lines, read_objects
 from isojax.core.tabular import DataRow
-from isojax.tasks.problem_sources import InMemorySource
-from isojax.tasks.source_rows import rows_to_problems
+from isojax.tasks.problem_sources import InMemorySource, rows_to_problems
 
 
 def source(argument: str, data: DataConfig) -> InMemorySource:

@@ -1,5 +1,5 @@
 """Problems from Parquet, `parquet:PATH`: a file, a folder or a pattern such as data/train-*.parquet, in verl's schema
-or flat columns (tasks/source_rows.py). A problem's id is its row's number over all files by name, from 0."""
+or flat columns (tasks/problem_sources.py). A problem's id is its row's number over all files by name, from 0."""
 
 import glob
 import importlib
@@ -9,8 +9,7 @@ from pathlib import Path
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow
-from isojax.tasks.problem_sources import InMemorySource
-from isojax.tasks.source_rows import rows_to_problems, to_plain_json
+from isojax.tasks.problem_sources import InMemorySource, rows_to_problems, to_plain_json
 
 
 def source(argument: str, data: DataConfig) -> InMemorySource:

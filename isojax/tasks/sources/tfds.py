@@ -1,6 +1,6 @@
 """Problems in a TFDS data set of ArrayRecord files, `tfds:FOLDER#SPLIT[,SPLIT...]`, read and written without
 TensorFlow. Without # the split `all` is read; flat features of another's data set are read as rows
-(tasks/source_rows.py)."""
+(tasks/problem_sources.py)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow
-from isojax.tasks.problem_sources import random_subset
-from isojax.tasks.source_rows import drop_duplicates, rows_to_problems, to_plain_json
+from isojax.tasks.problem_sources import drop_duplicates, random_subset, rows_to_problems, to_plain_json
 
 DATASET_NAME = "problems"
 INTEGER_FEATURES = ("id", "solved", "attempts")

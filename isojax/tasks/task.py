@@ -1,4 +1,6 @@
-"""A task in text. Nothing is tokenised twice: the policy is trained on the ids that were sampled."""
+"""From `cell.task` (NAME or NAME:ARGUMENT, as in `solvers:ABCG`, `addition`, `jsonl:train.jsonl`) to a task: one
+verified on device (tasks/device/), or a TextTask, which writes problems as tokens and grades responses. Nothing is
+tokenised twice: the policy is trained on the ids that were sampled."""
 
 import threading
 from collections.abc import Sequence
@@ -7,16 +9,32 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+from typing_extensions import TypeIs
 
-from isojax.core.config import InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
+from isojax.core import registry
+from isojax.core.config import (
+    CellConfig,
+    InterruptConfig,
+    ModelConfig,
+    PromptConfig,
+    SamplingConfig,
+    VerifierConfig,
+)
+from isojax.core.config.sweep import require_lengths
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
 from isojax.tasks.grading import Checker
-from isojax.tasks.problem_sources import ProblemSource
-from isojax.tasks.protocol import EncodedProblems, Grades
-from isojax.tasks.stop_strings import Interruption, StopConditions, build_stop_table
-from isojax.tasks.tokenizer import end_tokens, load_tokenizer, token_bytes
+from isojax.tasks.problem_sources import ProblemSource, open_source
+from isojax.tasks.protocol import (
+    DeviceTask,
+    EncodedProblems,
+    Grades,
+    Interruption,
+    StopConditions,
+    TokenizedProblems,
+)
+from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, token_bytes
 
 
 class TextTask:
@@ -245,3 +263,42 @@ class TextTask:
                         f" {type(error).__name__}: {error}. It may need to go without cell.prompt.system."
                     ) from error
         return ids
+
+
+Task = DeviceTask | TextTask
+
+
+def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
+    """The task of `cell.task`; `num_workers` processes check responses in text (None: one for each core)."""
+    device_task = build_device_task(cell.task)
+    if device_task is None:
+        require_lengths(cell)
+        source = open_source(cell.task, cell.data)
+        return TextTask(source, cell.model, cell.prompt, cell.verifier, num_workers, cell.sampling)
+    if cell.sampling.interrupt is not None:
+        raise InputError(
+            f"cell.sampling.interrupt is set and cell.task = {cell.task} writes no text; expected a task in text with"
+            " cell.model.path, such as cell.task=jsonl:FILE. Set cell.sampling.interrupt=null."
+        )
+    return device_task
+
+
+def build_device_task(task: str) -> DeviceTask | None:
+    """The task on device that a task string names; None where it names a source of text."""
+    name, _, argument = task.partition(":")
+    module = registry.load(("tasks.device", "tasks.sources"), name, "build", "source")
+    if "build" not in vars(module):
+        return None
+    return module.build(argument) if argument else module.build()
+
+
+def is_on_device(task: Task) -> TypeIs[DeviceTask]:
+    """Whether a task is verified inside the compiled program."""
+    return task.on_device
+
+
+def tokenize(task: Task, sampling: SamplingConfig, problems: list[Problem]) -> TokenizedProblems:
+    """Problems with their host arrays."""
+    if is_on_device(task):
+        return TokenizedProblems(problems, task.encode(problems, sampling.prompt_length, sampling.response_length))
+    return TokenizedProblems(problems, task.encode(problems, sampling.prompt_length))

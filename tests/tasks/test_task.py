@@ -15,9 +15,8 @@ import pytest
 from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.build import build_task, is_on_device
 from isojax.tasks.problem_sources import InMemorySource
-from isojax.tasks.text import TextTask
+from isojax.tasks.task import TextTask, build_task, is_on_device
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
 
 SUMS = [Problem(7, "12 + 7 =", "19"), Problem(3, "3 + 4 =", "7"), Problem(5, "1 + 1 =", "2")]
