@@ -6,6 +6,7 @@ A checkpoint (`cell.model.path`) is read from its own folder. A task with demons
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial, reduce
@@ -23,19 +24,20 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from isojax.core.atomic_files import write_bytes, write_text
-from isojax.core.config import CellConfig, ModelConfig
+from isojax.core.config import PANEL, CellConfig, ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.nouns import Problem
+from isojax.core.random_streams import LABEL_STREAM
 from isojax.distributed import multiprocess
 from isojax.models import safetensors_io
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.tasks.difficulty import ProgressCallback, compute_label_key, label_problems, stored_label_key
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
-from isojax.tasks.protocol import DeviceTask, EncodedProblems
+from isojax.tasks.protocol import DeviceTask, EncodedProblems, TokenizedProblems
 from isojax.tasks.task import is_on_device
-from isojax.train.evaluate import PolicyLabeller
+from isojax.train.evaluate import VALIDATION_SET, Evaluator
 from isojax.train.programs import SweepPrograms
 
 PARAMS_FILE, ABOUT_FILE = "params.safetensors", "about.json"
@@ -130,6 +132,32 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
     return jax.device_get(params)
 
 
+@dataclass(frozen=True)
+class PolicyLabeller:
+    """Labels problems by sampling a policy: the `Labeller` of tasks/difficulty.py."""
+
+    evaluator: Evaluator
+    params: Params
+    problem_set: TokenizedProblems
+    seed: int
+
+    @property
+    def problems_per_call(self) -> int:
+        return self.evaluator.problems_per_call
+
+    @property
+    def samples_per_problem(self) -> int:
+        return self.evaluator.samples_per_problem
+
+    def count_correct(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
+        """The correct rollouts of each problem."""
+        block = self.problem_set.select(problem_indices)
+        counts = self.evaluator.count_correct(
+            self.params, block, seed=self.seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
+        )
+        return [int(correct) for correct in counts.correct]
+
+
 def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: ProgressCallback) -> BasePolicy:
     """The base policy of a sweep and its problems: read from `folder`, or made and written there. InputError where
     problems of the wanted difficulty are too few, the checkpoint is not the sweep's, or the folder is damaged."""
@@ -203,3 +231,11 @@ def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> B
         if split.startswith(EXTRA_PREFIX)
     }
     return BasePolicy(folder, cell.model, training, validation, extra_sets)
+
+
+def eval_problem_sets(base_policy: BasePolicy, config: CellConfig) -> dict[str, list[Problem]]:
+    """The problem sets that are evaluated, by name: the validation set, then the extra sets, then the panel, a
+    random choice of the training problems."""
+    order = np.random.default_rng([config.data.seed, 5]).permutation(len(base_policy.training))
+    panel = [base_policy.training[i] for i in sorted(order[: config.eval.panel])]
+    return {VALIDATION_SET: base_policy.validation, **base_policy.extra_sets, **({PANEL: panel} if panel else {})}

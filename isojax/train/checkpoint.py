@@ -10,16 +10,22 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from inspect import iscoroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
+from zlib import crc32
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
+from jax import lax
+from jaxtyping import Array, UInt32
 
 from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.preemption import Preempted
@@ -27,8 +33,9 @@ from isojax.distributed import multiprocess
 from isojax.models.transformer import Params
 from isojax.rl.metric import Metric, Metrics
 from isojax.rl.optimizer import TrainState
-from isojax.train.checksums import array_checksums, json_checksum
-from isojax.train.outputs import StartUpload
+
+# Starts to copy a checkpoint elsewhere once the function says that it is no longer being written (runs/mirror.py).
+StartUpload = Callable[[Path, Callable[[], bool]], Future[None]]
 
 
 @dataclass(frozen=True)
@@ -236,6 +243,37 @@ def _read_host_data(path: Path) -> dict[str, Any]:
     if host_data.pop(HOST_CHECKSUM) != json_checksum(host_data):
         raise ValueError("the cursor is not what was saved")
     return host_data
+
+
+def json_checksum(data: dict[str, Any]) -> int:
+    """A checksum of plain data as JSON reads it back."""
+    return crc32(json.dumps(data, sort_keys=True).encode())
+
+
+def array_checksums(tree: Any) -> dict[str, int]:
+    """A checksum of each array's bits by its path in the tree; it does not depend on how the array is sharded."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    values = _leaf_checksums([x for _, x in leaves])
+    return {jax.tree_util.keystr(path): int(value) for (path, _), value in zip(leaves, values, strict=True)}
+
+
+@jax.jit
+def _leaf_checksums(arrays: list[Array]) -> list[UInt32[Array, ""]]:
+    return [_array_checksum(x) for x in arrays]
+
+
+def _array_checksum(x: Array) -> UInt32[Array, ""]:
+    """The sum modulo 2^32 of all words, each times an odd number that depends on its position: it changes when one word
+    changes, and when two are exchanged."""
+    if jnp.issubdtype(x.dtype, jnp.bool_):
+        words = x.astype(jnp.uint32)
+    else:
+        words = lax.bitcast_convert_type(x, np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(jnp.uint32)
+    word_index, stride = jnp.uint32(0), 1
+    for axis in reversed(range(x.ndim)):
+        word_index += lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= x.shape[axis]
+    return (words * (2 * word_index + 1)).sum(dtype=jnp.uint32)
 
 
 def _read_on_all_hosts(read: Callable[[], T]) -> T:

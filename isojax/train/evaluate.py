@@ -1,10 +1,8 @@
-"""Evaluation: how many of k rollouts of each problem are correct; every metric follows from these counts. Cells with
-the same seed meet the same draws at the same evaluation: a difference between them is a difference of their
-policies."""
+"""Evaluation: how many of k rollouts of each problem are correct, and the metrics that follow from these counts for the
+ledger. Cells with the same seed meet the same draws at the same evaluation: a difference between them is a difference
+of their policies."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain, count
 from typing import NamedTuple
 
@@ -14,19 +12,25 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
-from isojax.core.config import SamplingConfig
-from isojax.core.random_streams import EVAL_STREAM, EXTRA_STREAM, LABEL_STREAM
+from isojax.core.config import PANEL, SamplingConfig
+from isojax.core.estimators import summarize_counts
+from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.random_streams import EVAL_STREAM, EXTRA_STREAM
 from isojax.distributed import multiprocess
 from isojax.distributed.program import Program, shape_on, shapes_with_shardings
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Decoder, Params
+from isojax.rl.metric import values
 from isojax.sampling import batch
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
 from isojax.tasks.grading import BackgroundGrader
-from isojax.tasks.protocol import DeviceTask, EncodedProblems, TokenizedProblems
+from isojax.tasks.protocol import DeviceTask, EncodedProblems, TokenizedProblems, count_unfinished
 from isojax.tasks.task import Task, TextTask, is_on_device
+from isojax.train.checkpoint import RunCursor
+
+VALIDATION_SET = ""  # its name among the sets that are evaluated
 
 
 class EvalCounts(NamedTuple):
@@ -231,32 +235,55 @@ class Evaluator:
         }
 
 
-@dataclass(frozen=True)
-class PolicyLabeller:
-    """Labels problems by sampling a policy: the `Labeller` of tasks/difficulty.py."""
-
-    evaluator: Evaluator
-    params: Params
-    problem_set: TokenizedProblems
-    seed: int
-
-    @property
-    def problems_per_call(self) -> int:
-        return self.evaluator.problems_per_call
-
-    @property
-    def samples_per_problem(self) -> int:
-        return self.evaluator.samples_per_problem
-
-    def count_correct(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
-        """The correct rollouts of each problem."""
-        block = self.problem_set.select(problem_indices)
-        counts = self.evaluator.count_correct(
-            self.params, block, seed=self.seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
-        )
-        return [int(correct) for correct in counts.correct]
-
-
 def make_eval_key(seed: Array, random_stream: Array, evaluation: Array) -> PRNGKeyArray:
     """The key of an evaluation's draws."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), random_stream), evaluation)
+
+
+def make_eval_point(
+    target: int, cursor: RunCursor, cell: Cell, counts_by_set: dict[str, EvalCounts], samples: int
+) -> EvalPoint:
+    """What the ledger records of an evaluation, and of the updates since the one before (`cursor.sums`).
+
+    Where the gradient is not computed of groups without advantage, `entropy` and other metrics of tokens are means over
+    the trained tokens, a share `trained_token_fraction`; they are missing where nothing was trained.
+    """
+    train_metrics = values(cursor.sums)
+    tokens = train_metrics.pop("tokens", 0.0)
+    correct_by_set = {name: tuple(int(c) for c in counts.correct) for name, counts in counts_by_set.items()}
+    return EvalPoint(
+        target=target,
+        M=cursor.M,
+        rollouts=cursor.M * cell.B,
+        tokens=cursor.tokens + round(tokens),
+        metrics=eval_metrics(counts_by_set, samples),
+        counts=correct_by_set.pop(VALIDATION_SET),
+        samples=samples,
+        train=train_metrics,
+        extra=correct_by_set,
+    )
+
+
+def eval_metrics(counts_by_set: dict[str, EvalCounts], samples: int) -> dict[str, float]:
+    """The metrics of an evaluation: those of the validation set under their own names, those of each extra set with
+    the set's name before a slash; of the panel the counts suffice.
+
+    parsed_fraction: the share of rollouts with an answer in the expected form, correct or not.
+    truncated: the share that no stop condition ended.
+    verifier_failures: checks that the verifier did not finish; their rollouts count as wrong.
+    interrupted: the share that was interrupted to answer, where the recipe does that.
+    """
+    metrics: dict[str, float] = {}
+    for set_name, counts in counts_by_set.items():
+        if set_name == PANEL:
+            continue
+        rollouts = samples * len(counts.correct)
+        set_metrics = summarize_counts(counts.correct, samples) | {
+            "parsed_fraction": counts.parsed / rollouts,
+            "truncated": 1 - counts.ended / rollouts,
+            "verifier_failures": float(count_unfinished(counts.failures)),
+        }
+        if counts.interrupted is not None:
+            set_metrics["interrupted"] = counts.interrupted / rollouts
+        metrics |= {f"{set_name}/{name}" if set_name else name: value for name, value in set_metrics.items()}
+    return metrics

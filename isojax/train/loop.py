@@ -29,10 +29,10 @@ from isojax.core.nouns import Cell, CellProgress
 from isojax.distributed import multiprocess
 from isojax.rl.metric import Metrics, merge, merge_in_float32
 from isojax.rl.rollout_source import finish_batch
-from isojax.train.base_policy import BasePolicy
+from isojax.train.base_policy import BasePolicy, eval_problem_sets
 from isojax.train.checkpoint import Checkpoints, RunCursor, has_checkpoint
-from isojax.train.metrics import VALIDATION_SET, eval_problem_sets, make_eval_point, write_samples
-from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger
+from isojax.train.evaluate import VALIDATION_SET, make_eval_point
+from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, write_samples
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import CellState, open_cell
 

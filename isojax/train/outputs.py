@@ -1,14 +1,21 @@
-"""What a cell's run writes to, as its launcher hands it over; the training code opens none of it."""
+"""What a cell's run writes to, as its launcher hands it over (the training code opens none of it), and the rollouts
+that it shows to a person."""
 
+import os
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from isojax.core.nouns import CellProgress, EvalPoint
+from isojax.core.atomic_files import append_bytes
+from isojax.core.nouns import CellProgress, EvalPoint, Problem
+from isojax.tasks.task import Task
+from isojax.tasks.verifiers.math import reference_answer
+from isojax.train.checkpoint import StartUpload
+from isojax.train.evaluate import EvalCounts
 
 CHECKPOINT_FOLDER = "checkpoint"  # in a cell's folder
+SHOWN_SAMPLES = 4  # of an evaluation, in samples.txt
 
 
 class PointLedger(Protocol):
@@ -22,10 +29,6 @@ class PointLedger(Protocol):
     def record_failure(self, M: int, reason: str) -> None: ...
 
 
-# Starts to copy a checkpoint elsewhere once the function says that it is no longer being written (runs/mirror.py).
-StartUpload = Callable[[Path, Callable[[], bool]], Future[None]]
-
-
 @dataclass(frozen=True)
 class CellOutputs:
     """A cell's folder, its ledger (None in a process that does not write it), what copies its checkpoints, and what
@@ -35,3 +38,22 @@ class CellOutputs:
     ledger: PointLedger | None
     start_upload: StartUpload | None
     on_progress: Callable[[CellProgress], None]
+
+
+def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:
+    """Appends a few rollouts for a person to read. What an earlier attempt at the same evaluation has written is
+    replaced."""
+    metrics_text = ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
+    header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
+    lines = []
+    samples = zip(problems[:SHOWN_SAMPLES], counts.first_responses, counts.first_rewards, strict=False)
+    for problem, tokens, reward in samples:
+        verdict = "right" if reward == 1 else f"wrong, the answer is {reference_answer(problem.answer)}"
+        lines.append(f"    {problem.prompt}{task.decode(tokens)}    {verdict}\n")
+    old_text = path.read_bytes() if path.exists() else b""
+    retained = old_text.partition(header)[0]
+    if not retained.endswith(b"\n"):  # a header that a kill or a full disk cut off
+        retained = retained[: retained.rfind(b"\n") + 1]
+    if len(retained) < len(old_text):
+        os.truncate(path, len(retained))
+    append_bytes(path, header + "".join(lines).encode())

@@ -19,8 +19,7 @@ from isojax.cli.commands import report_command
 from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.ledger import Ledger, read_runs
-from isojax.train.evaluate import EvalCounts
-from isojax.train.metrics import eval_metrics
+from isojax.train.evaluate import EvalCounts, eval_metrics
 from tests.scaling.documents import document
 from tests.scaling.synthetic import world
 

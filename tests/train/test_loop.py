@@ -9,8 +9,9 @@ import numpy as np
 
 from isojax.core.config import CellConfig, DataConfig, EvalConfig
 from isojax.core.nouns import EvalPoint, Problem
+from isojax.train.base_policy import eval_problem_sets
 from isojax.train.evaluate import EvalCounts
-from isojax.train.metrics import eval_problem_sets, write_samples
+from isojax.train.outputs import write_samples
 
 
 def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from isojax.scaling.result import FitResult
 
 MAX_OTHER_METRICS = 6
 OTHER_REPLICATES = 200
-# What an evaluation records of its rollouts besides rewards (train/metrics.py).
+# What an evaluation records of its rollouts besides rewards (train/evaluate.py).
 NON_REWARD_METRICS = {"parsed_fraction", "truncated", "verifier_failures"}
 
 

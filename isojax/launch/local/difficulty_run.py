@@ -27,8 +27,7 @@ from isojax.tasks import difficulty
 from isojax.tasks.problem_selection import drop_long_prompts
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
 from isojax.tasks.task import Task, is_on_device
-from isojax.train.base_policy import BasePolicy
-from isojax.train.evaluate import PolicyLabeller
+from isojax.train.base_policy import BasePolicy, PolicyLabeller
 from isojax.train.programs import SweepPrograms
 
 LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
