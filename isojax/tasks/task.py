@@ -161,61 +161,6 @@ class TextTask:
         no_answers = np.zeros((len(problems), 0), np.int32)
         return EncodedProblems(prompts, lengths, no_answers, np.array([p.id for p in problems], np.int32))
 
-    def decode(self, tokens: np.ndarray) -> str:
-        """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out."""
-        # Runs of text between special tokens: a stop string does not reach across one.
-        text_runs: list[list[bytes]] = [[]]
-        for token in tokens.tolist():
-            if token in self.stops.tokens:
-                break
-            piece = self._token_bytes[token]
-            text_runs.append([]) if piece is None else text_runs[-1].append(piece)
-        decoded = b""
-        for run in map(b"".join, text_runs):
-            stop_positions = [position for stop in self._stop_strings if (position := run.find(stop)) >= 0]
-            decoded += run[: min(stop_positions, default=None)]
-            if stop_positions:
-                break
-        return decoded.decode(errors="replace")
-
-    def start_verifier(self) -> None:
-        """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""
-        self._started_checker()
-
-    def check_problems(self, problems: Sequence[Problem]) -> None:
-        """InputError where the verifier cannot judge a problem; one in processes tries the first problem only."""
-        self._started_checker().check_problems(problems, [self._fill_template(problem) for problem in problems])
-
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
-        """Judge one response to each problem; the verifier's prompt is the template filled in, without chat markup."""
-        prompts = [self._fill_template(problem) for problem in problems]
-        return self._started_checker().grade(problems, prompts, responses)
-
-    def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
-        """The same of responses in tokens i32[its length]."""
-        return self.grade(problems, [self.decode(tokens) for tokens in responses])
-
-    def failure_examples(self) -> dict[str, str]:
-        """The first failure of each kind that `grade` has met: {"timeout": "problem 17: no verdict within 5 s"}."""
-        return dict(self._checker.failure_examples) if self._checker is not None else {}
-
-    def close(self) -> None:
-        """End the verifier's processes."""
-        with self._checker_lock:
-            if self._checker is not None:
-                self._checker.close()
-                self._checker = None
-
-    def _started_checker(self) -> Checker:
-        with self._checker_lock:
-            if self._checker is None:
-                verifier = self._verifier
-                self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gb, self._num_workers)
-            return self._checker
-
-    def _fill_template(self, problem: Problem) -> str:
-        return self.prompt.template.replace("{prompt}", problem.prompt)
-
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
         """Each problem's prompt as token ids."""
         if self.prompt.format == "chat":
@@ -238,6 +183,9 @@ class TextTask:
                 )
             messages.insert(0, {"role": "system", "content": self.prompt.system})
         return [*messages, {"role": "user", "content": self._fill_template(problem)}]
+
+    def _fill_template(self, problem: Problem) -> str:
+        return self.prompt.template.replace("{prompt}", problem.prompt)
 
     def _tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
         """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
@@ -263,6 +211,58 @@ class TextTask:
                         f" {type(error).__name__}: {error}. It may need to go without cell.prompt.system."
                     ) from error
         return ids
+
+    def start_verifier(self) -> None:
+        """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""
+        self._started_checker()
+
+    def check_problems(self, problems: Sequence[Problem]) -> None:
+        """InputError where the verifier cannot judge a problem; one in processes tries the first problem only."""
+        self._started_checker().check_problems(problems, [self._fill_template(problem) for problem in problems])
+
+    def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
+        """Judge one response i32[its length] to each problem."""
+        return self.grade(problems, [self.decode(tokens) for tokens in responses])
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out."""
+        # Runs of text between special tokens: a stop string does not reach across one.
+        text_runs: list[list[bytes]] = [[]]
+        for token in tokens.tolist():
+            if token in self.stops.tokens:
+                break
+            piece = self._token_bytes[token]
+            text_runs.append([]) if piece is None else text_runs[-1].append(piece)
+        decoded = b""
+        for run in map(b"".join, text_runs):
+            stop_positions = [position for stop in self._stop_strings if (position := run.find(stop)) >= 0]
+            decoded += run[: min(stop_positions, default=None)]
+            if stop_positions:
+                break
+        return decoded.decode(errors="replace")
+
+    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+        """The same of responses in text; the verifier's prompt is the template filled in, without chat markup."""
+        prompts = [self._fill_template(problem) for problem in problems]
+        return self._started_checker().grade(problems, prompts, responses)
+
+    def _started_checker(self) -> Checker:
+        with self._checker_lock:
+            if self._checker is None:
+                verifier = self._verifier
+                self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gb, self._num_workers)
+            return self._checker
+
+    def failure_examples(self) -> dict[str, str]:
+        """The first failure of each kind that `grade` has met: {"timeout": "problem 17: no verdict within 5 s"}."""
+        return dict(self._checker.failure_examples) if self._checker is not None else {}
+
+    def close(self) -> None:
+        """End the verifier's processes."""
+        with self._checker_lock:
+            if self._checker is not None:
+                self._checker.close()
+                self._checker = None
 
 
 Task = DeviceTask | TextTask
