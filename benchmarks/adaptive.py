@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/sc
 from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.adaptive import AdaptivePolicy
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
-from isojax.scaling.estimate import FitOptions
+from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.fit import fit_all_runs
 from tests.scaling.synthetic import World, random_world
 from tests.scaling.synthetic_kinds import KINDS

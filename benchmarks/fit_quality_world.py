@@ -30,7 +30,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.estimate import FitOptions
+from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult

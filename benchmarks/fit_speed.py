@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/scaling
 
-from isojax.scaling.estimate import FitOptions
+from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.fit import fit_all_runs
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill

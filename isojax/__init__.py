@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from isojax.runs.ledger import read_runs
     from isojax.scaling.allocate.recommend import recommend
     from isojax.scaling.compare import compare_sweeps as compare
-    from isojax.scaling.estimate import FitOptions
+    from isojax.scaling.curves.sweep_estimate import FitOptions
     from isojax.scaling.fit import fit
 
 __version__ = "0.1.0"
@@ -27,7 +27,7 @@ __all__ = ["FitOptions", "compare", "fit", "plot", "read_runs", "recommend"]
 _LAZY_NAMES = {
     "read_runs": ("isojax.runs.ledger", "read_runs"),
     "fit": ("isojax.scaling.fit", "fit"),
-    "FitOptions": ("isojax.scaling.estimate", "FitOptions"),
+    "FitOptions": ("isojax.scaling.curves.sweep_estimate", "FitOptions"),
     "recommend": ("isojax.scaling.allocate.recommend", "recommend"),
     "compare": ("isojax.scaling.compare", "compare_sweeps"),
     "plot": ("isojax.report.figures.catalogue", "plot"),

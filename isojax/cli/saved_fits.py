@@ -14,7 +14,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
 from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs
-from isojax.scaling.estimate import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions
+from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit
 from isojax.scaling.intervals import REPLICATES
 from isojax.scaling.result import FitResult, FittedRun, read_fit_file

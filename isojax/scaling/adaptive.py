@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.curves import fit_hierarchical
-from isojax.scaling.estimate import FitOptions
+from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.tracks import FloatArray, build_tracks, group_by_cell
 
 BUDGET_SPAN, N_LEVELS = 16, 9  # n*(C) is sought from budget / SPAN to the budget, at so many values of C

@@ -14,9 +14,9 @@ from isojax.core.errors import InputError
 from isojax.scaling import comparison
 from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray, load_ensemble
 from isojax.scaling.comparison import EarlierSaturation, SweepComparison, SweepSummary
-from isojax.scaling.curves.posterior_samples import CURVE_REACH_DECADES
-from isojax.scaling.frontier.envelope import MIN_DECADES, spread_indices
+from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, MIN_DECADES
 from isojax.scaling.intervals import Interval, central_interval
+from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult
 
 PER_DECADE = 60

@@ -1,5 +1,6 @@
-"""Runs in, FitResult out: curves -> frontier -> n*(C), for all cells, each B_p, and each batch B = B_p n (IsoCompute
-Playbook, arXiv:2603.12151, section 4 and appendix A). The same records and seed give the same result, in any order.
+"""Runs in, FitResult out: tracks -> curves -> frontier -> n*(C), for all cells, each B_p, and each batch B = B_p n
+(IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A). The same records and seed give the same result, in
+any order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +10,14 @@ from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity
+from isojax.scaling.checks.frontier_evidence import segment_evidence
 from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode
-from isojax.scaling.curves.posterior_samples import to_curve_draws
-from isojax.scaling.estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate
-from isojax.scaling.frontier.batch_law import fit_fixed_batches
-from isojax.scaling.frontier.fit_frontier import fit_frontier
+from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate, to_curve_draws
+from isojax.scaling.law.batch_law import fit_fixed_batches
+from isojax.scaling.law.frontier import compute_frontier, crossover_rows, frontier_rows
+from isojax.scaling.law.n_star_law import fit_n_star
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
 from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward, build_tracks, group_by_cell
 
@@ -93,9 +95,14 @@ def fit_all_runs(
     )
 
 
-def _fitted_run(track: RunTrack) -> FittedRun:
-    ends = {"points": len(track.C), "C_max": float(track.C[-1]), "final_reward": float(track.R[-1])}
-    return FittedRun(B_p=track.run.cell.B_p, n=track.run.cell.n, seed=track.run.cell.seed, **ends)
+def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None:
+    if not estimate.curves:
+        reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
+        received = "1 run gives" if run_count == 1 else f"{run_count} runs give"
+        fix = "Evaluate more often or run longer" + (
+            ", or use the default mode, which takes every point." if mode == "paper" else "."
+        )
+        raise InputError(f"{received} no curve ({reasons}); expected at least one cell with enough points. {fix}")
 
 
 def _fit_frontiers(
@@ -113,11 +120,30 @@ def _fit_frontiers(
     return joint, tuple(by_B_p), flags
 
 
-def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None:
-    if not estimate.curves:
-        reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
-        received = "1 run gives" if run_count == 1 else f"{run_count} runs give"
-        fix = "Evaluate more often or run longer" + (
-            ", or use the default mode, which takes every point." if mode == "paper" else "."
-        )
-        raise InputError(f"{received} no curve ({reasons}); expected at least one cell with enough points. {fix}")
+def fit_frontier(
+    estimate: SweepEstimate, all_cells: TracksByCell, metric: str, B_p: int | None = None
+) -> tuple[FrontierFit, list[FitFlag]]:
+    """The frontier and law of all curves, or of those of one B_p, and their flags."""
+    curves = [c for c in estimate.curves if B_p in (None, c.B_p)]
+    cells = {key: seeds for key, seeds in all_cells.items() if B_p in (None, key[0])}
+    draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
+    measured_n = {n for _, n in cells}
+    targets = {p.target for seeds in cells.values() for t in seeds for p in t.run.points if p.rollouts > 0}
+    frontier = compute_frontier(curves)
+    segments = segment_evidence(frontier, cells, metric)
+    crossovers = crossover_rows(frontier, draws, uncrossed_too=estimate.no_effect is None)
+    n_star = fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), len(targets))
+    flags = list(fit_flags.frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect))
+    frontier_fit = FrontierFit(
+        B_p=B_p,
+        frontier=frontier_rows(frontier.points, draws),
+        crossovers=() if estimate.no_effect else crossovers,  # curves that differ by nothing cross nowhere
+        segments=segments,
+        n_star=n_star,
+    )
+    return frontier_fit, flags
+
+
+def _fitted_run(track: RunTrack) -> FittedRun:
+    ends = {"points": len(track.C), "C_max": float(track.C[-1]), "final_reward": float(track.R[-1])}
+    return FittedRun(B_p=track.run.cell.B_p, n=track.run.cell.n, seed=track.run.cell.seed, **ends)

@@ -3,6 +3,7 @@ exist is None. C is in the fit's unit, a reward in [0, 1]. An interval (low, hig
 None where there are none, and an open end where only one bound is None.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -13,7 +14,6 @@ from isojax.scaling.checks.run_health import RunHealth
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.intervals import Interval
-from isojax.scaling.law.n_star_law import Law
 
 SCHEMA_VERSION = 1
 Severity = Literal["info", "warning", "error"]
@@ -87,7 +87,7 @@ class NeighbourCell(ResultRow):
 
 
 class SegmentRow(ResultRow):
-    """Where one n holds the frontier, and its paired lead over the neighbouring cells (frontier/fit_frontier.py)."""
+    """Where one n holds the frontier, and its paired lead over the neighbouring cells (checks/frontier_evidence.py)."""
 
     n: int
     B_p: int  # the one that holds most of the segment
@@ -102,6 +102,18 @@ class SegmentRow(ResultRow):
     at_C: float | None = None  # where the lead was measured
     censored_low: bool  # the segment begins where data do, not where curves cross
     censored_high: bool
+
+
+@dataclass(frozen=True)
+class Law:
+    """n*(C), or n*(M) at a fixed batch; L, k and log10_C0 are 0, 0 and None where the form does not have them."""
+
+    form: str  # a key of FORMS (law/n_star_law.py)
+    L: float
+    k: float
+    log10_C0: float | None  # the x0 of the equation
+    b: float  # log2 n*, of the constant, of the line's middle, or of the sigmoid's lower level
+    at_bounds: tuple[str, ...] = ()  # parameters that the data do not determine
 
 
 class NStarIntervals(ResultRow):
@@ -201,7 +213,7 @@ class RewardSensitivity(ResultRow):
 
 
 class CurveDraws(ResultRow):
-    """The replicates of all curves (curves/posterior_samples.py), to five digits."""
+    """The replicates of all curves (PosteriorSamples of curves/sweep_estimate.py), to five digits."""
 
     cells: tuple[tuple[int, int], ...]  # (B_p, n) of each row of A, exponent and C_mid
     A: tuple[tuple[float, ...], ...]  # [cells, replicates]

@@ -16,7 +16,8 @@ import pytest
 from isojax.core.config import ModelConfig
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.rl import logprobs
-from isojax.scaling.law.n_star_law import Law, log2_n_star
+from isojax.scaling.law.n_star_law import log2_n_star
+from isojax.scaling.result import Law
 from tests.e2e.tiny_lm import make_model
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

@@ -16,8 +16,7 @@ import yaml
 from isojax.cli import app
 from isojax.core.config import load_config
 from isojax.launch.planner import plan_cells
-from isojax.scaling.law.n_star_law import Law
-from isojax.scaling.result import NStarFit
+from isojax.scaling.result import Law, NStarFit
 from tests.cli.conftest import Isojax, Outcome, error_of, write_sweep
 from tests.scaling.documents import document
 

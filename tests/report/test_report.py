@@ -21,8 +21,7 @@ from isojax.report.fit_views import frontier_views, measured_budget
 from isojax.report.page import charts, html_page
 from isojax.report.page.findings import main_findings
 from isojax.scaling.allocate.recommend import recommend
-from isojax.scaling.law.n_star_law import Law
-from isojax.scaling.result import CrossoverRow, FitResult, FrontierRow, NStarFit, SegmentRow
+from isojax.scaling.result import CrossoverRow, FitResult, FrontierRow, Law, NStarFit, SegmentRow
 
 
 class _Reader(HTMLParser):

@@ -10,7 +10,6 @@ import numpy as np
 
 from isojax.scaling.checks.stability import StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.law.n_star_law import Law
 from isojax.scaling.result import (
     CurveDraws,
     FitDiagnostics,
@@ -19,6 +18,7 @@ from isojax.scaling.result import (
     FrontierFit,
     FrontierRow,
     IntervalSettings,
+    Law,
     NStarFit,
 )
 

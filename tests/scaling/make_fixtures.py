@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.law.n_star_law import Law, log2_n_star
+from isojax.scaling.law.n_star_law import log2_n_star
+from isojax.scaling.result import Law
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Declining, Hill, TrueCurve
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.curves.hierarchical_prior import PackedSweep, pack_sweep
+from isojax.scaling.curves.hierarchical import PackedSweep, pack_sweep
 from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.estimate import FitOptions
+from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import FloatArray, RunTrack, group_by_cell, make_track

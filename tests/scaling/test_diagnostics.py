@@ -7,8 +7,7 @@ import pytest
 
 from isojax.scaling.checks.diagnostics import diagnose, find_ties, reward_sensitivity
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.curves.posterior_samples import PosteriorSamples
-from isojax.scaling.estimate import SweepEstimate
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate
 from isojax.scaling.result import RewardSpread
 from isojax.scaling.tracks import group_by_cell
 from tests.scaling.sweeps import run

@@ -13,8 +13,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.law.n_star_law import Law
-from isojax.scaling.result import FittedRun
+from isojax.scaling.result import FittedRun, Law
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import Hill, world
 

@@ -7,8 +7,8 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.curves.hill import FittedCurve, curve_value
-from isojax.scaling.estimate import SweepEstimate
-from isojax.scaling.frontier.fit_frontier import fit_frontier
+from isojax.scaling.curves.sweep_estimate import SweepEstimate
+from isojax.scaling.fit import fit_frontier
 from tests.scaling.sweeps import fit, run
 
 # .4 C / (C + 1000) = .8 C / (C + 5000) at C = 3000.

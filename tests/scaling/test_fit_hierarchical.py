@@ -8,7 +8,7 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.curves.fit_hierarchical import estimate
-from isojax.scaling.estimate import FitOptions
+from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import group_by_cell, make_track
 from tests.scaling.sweeps import fit

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from isojax.scaling.law.n_star_law import Law
-from isojax.scaling.result import CrossoverRow, FrontierRow, NStarFit
+from isojax.scaling.result import CrossoverRow, FrontierRow, Law, NStarFit
 from tests.scaling.documents import CONSTANT, FRONTIER, document, with_curve
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill

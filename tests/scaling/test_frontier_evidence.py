@@ -5,8 +5,8 @@ import math
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.frontier.envelope import Frontier, FrontierStretch
-from isojax.scaling.frontier.fit_frontier import segment_evidence
+from isojax.scaling.checks.frontier_evidence import segment_evidence
+from isojax.scaling.law.frontier import Frontier, FrontierStretch
 from isojax.scaling.result import NeighbourCell
 from isojax.scaling.tracks import make_track
 

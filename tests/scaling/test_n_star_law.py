@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from isojax.scaling.law.n_star_law import Law, choose_law, fit_law, log2_n_star, n_star, running_average
+from isojax.scaling.law.n_star_law import choose_law, fit_law, log2_n_star, n_star, running_average
+from isojax.scaling.result import Law
 
 # (L, k, log10 C0, b) as published: Fig. 7 easy and hard, Fig. 24, Fig. 21 easy (arXiv:2603.12151).
 PUBLISHED = [(6.09, 4.75, 5.84, 2.73), (4.47, 7.23, 5.84, 2.79), (6.62, 3.47, 9.18, 2.64), (5.67, 8.84, 6.08, 3.08)]

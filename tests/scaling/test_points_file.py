@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.scaling.law.n_star_law import Law, log2_n_star
+from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.law.points_file import fit_points_file
+from isojax.scaling.result import Law
 
 TRUE = Law("sigmoid", 6.0, 4.5, 5.8, 2.8)
 

@@ -5,16 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.posterior_samples import (
-    PosteriorSamples,
-    best_cells,
-    crossover_interval,
-    frontier_band,
-    log2_best_n,
-    to_curve_draws,
-)
-from isojax.scaling.curves.residual_correction import ResidualCorrection
+from isojax.scaling.curves.hill import ResidualCorrection
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples, best_cells, to_curve_draws
 from isojax.scaling.intervals import central_interval
+from isojax.scaling.law.frontier import crossover_interval, frontier_band
+from isojax.scaling.law.n_star_law import log2_best_n
 
 SMALL, LARGE = (16, 2), (16, 8)
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from isojax.scaling.curves.hierarchical_prior import pack_sweep
-from isojax.scaling.curves.posterior_samples import apply_problem_shift, problem_contributions, sample_problem_shifts
+from isojax.scaling.curves.fit_hierarchical import problem_contributions, sample_problem_shifts
+from isojax.scaling.curves.hierarchical import pack_sweep
+from isojax.scaling.curves.sweep_estimate import apply_problem_shift
 from isojax.scaling.tracks import group_by_cell, make_track, metric_per_problem
 from tests.scaling.synthetic import world
 

@@ -9,8 +9,7 @@ from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.checks.stability import StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.law.n_star_law import Law
-from isojax.scaling.result import FitResult, FittedRun, FrontierFit, FrontierRow, NStarFit
+from isojax.scaling.result import FitResult, FittedRun, FrontierFit, FrontierRow, Law, NStarFit
 from tests.scaling.documents import altered, document, without_draws
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import world

@@ -10,8 +10,7 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.recommend import recommend
-from isojax.scaling.law.n_star_law import Law
-from isojax.scaling.result import NStarFit
+from isojax.scaling.result import Law, NStarFit
 from tests.scaling.documents import SHAPES, altered, document, hill, with_curve, without_draws
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.scaling.checks.validate import validate
-from isojax.scaling.estimate import FitOptions
+from isojax.scaling.curves.sweep_estimate import FitOptions
 from tests.scaling.synthetic import world
 
 RISING = world(

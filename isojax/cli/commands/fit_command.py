@@ -20,7 +20,7 @@ from isojax.scaling.checks.run_health import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES
 from isojax.scaling.checks.validate import validate as predict_hidden_runs
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.estimate import DEFAULT_MODE, FitOptions
+from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult, FrontierFit
 
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]

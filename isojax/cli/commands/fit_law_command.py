@@ -10,7 +10,7 @@ from typer import Argument
 from isojax.cli.formatting import format_estimate, json_text, print_bootstrap, print_notes, text_table, to_json_value
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
 from isojax.report.wording import LAW_PARAMETERS, format_number, join_commas
-from isojax.scaling.estimate import DEFAULT_MODE
+from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE
 from isojax.scaling.law.points_file import fit_points_file
 
 FILE_HELP = "A CSV, TSV or JSON-lines file with columns n and rollouts."

@@ -16,7 +16,7 @@ from isojax.report.gains import report_gains
 from isojax.report.write import write_report
 from isojax.runs.ledger import read_runs
 from isojax.runs.workspace import display_path
-from isojax.scaling.estimate import DEFAULT_MODE, FitOptions
+from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult
 
 MAX_OTHER_METRICS = 6

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from isojax.core.estimators import FloatArray
 from isojax.scaling.allocate.constraints import AllocationRequest
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
-from isojax.scaling.curves.posterior_samples import PosteriorSamples, apply_problem_shift, from_curve_draws
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples, apply_problem_shift, from_curve_draws
 from isojax.scaling.intervals import LEVEL, central_band
 from isojax.scaling.result import FitResult
 

@@ -8,8 +8,7 @@ from itertools import groupby
 import numpy as np
 
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
-from isojax.scaling.curves.posterior_samples import PosteriorSamples, best_cells
-from isojax.scaling.estimate import SweepEstimate
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate, best_cells
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.result import CurveDiagnostics, FitDiagnostics, RewardSensitivity, RewardSpread, TiedRange
 from isojax.scaling.tracks import TracksByCell, autocorrelation, difference_sd, reduced_chi_square

@@ -11,10 +11,10 @@ from isojax.scaling.checks.diagnostics import cell_ends, short_cells
 from isojax.scaling.checks.run_health import RunHealth, flag_sentences
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.estimate import SweepEstimate
-from isojax.scaling.frontier.envelope import Frontier
-from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, Law, law_limits
-from isojax.scaling.result import FitDiagnostics, FitFlag, FitResult, SegmentRow
+from isojax.scaling.curves.sweep_estimate import SweepEstimate
+from isojax.scaling.law.frontier import Frontier
+from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, law_limits
+from isojax.scaling.result import FitDiagnostics, FitFlag, FitResult, Law, SegmentRow
 from isojax.scaling.tracks import TracksByCell
 
 MAX_AUTOCORRELATION = 0.3

@@ -12,7 +12,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
-from isojax.scaling.estimate import DEFAULT_OPTIONS, FitOptions
+from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.intervals import Interval
 from isojax.scaling.result import FitResult

@@ -1,5 +1,6 @@
-"""Mode "hierarchical": every curve from all points (the model is in hierarchical.py, how it departs from the paper's
-procedure in docs/laws.md). The curves are posterior means; intervals come from posterior draws.
+"""Mode "hierarchical", from tracks to curves: every curve from all points (the model is in hierarchical.py, how it
+departs from the paper's procedure in docs/laws.md). The curves are posterior means; intervals come from posterior
+draws, each on validation problems of its own.
 """
 
 from collections.abc import Sequence
@@ -7,23 +8,20 @@ from dataclasses import replace
 
 import numpy as np
 
-from isojax.scaling.curves import posterior_samples
-from isojax.scaling.curves.hierarchical import progress_at_points
-from isojax.scaling.curves.hierarchical_prior import PackedSweep, pack_sweep, pool_over_n
-from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.curves.peaks import find_peak
-from isojax.scaling.curves.posterior_samples import PosteriorSamples, apply_problem_shift
-from isojax.scaling.curves.residual_correction import ResidualCorrection, fit_corrections
-from isojax.scaling.curves.shape_average import CurvePosterior, fit_all_tails, mean_curve_residuals, sample_posterior
-from isojax.scaling.estimate import FitOptions, SweepEstimate
+from isojax.scaling.curves.departures import find_peak, fit_corrections
+from isojax.scaling.curves.hierarchical import PackedSweep, pack_sweep, pool_over_n, progress_at_points
+from isojax.scaling.curves.hill import FittedCurve, ResidualCorrection
+from isojax.scaling.curves.posterior_draws import CurvePosterior, mean_curve_residuals, sample_posterior
+from isojax.scaling.curves.posterior_mode import fit_all_tails, has_no_n_effect
+from isojax.scaling.curves.sweep_estimate import FitOptions, PosteriorSamples, SweepEstimate, apply_problem_shift
 from isojax.scaling.intervals import LEVEL, central_band, central_interval
-from isojax.scaling.law.n_effect_test import has_no_n_effect
 from isojax.scaling.result import IntervalSettings
-from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
+from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, as_float64, correct_counts, metric_per_problem
 
 MIN_POINTS = 3
 # A plateau is determined where a curve has come this far on its way to it and its interval is no wider than that.
 DETERMINED_PROGRESS, DETERMINED_WIDTH = 0.7, 0.12
+MAX_METRIC_ROUNDING = 5e-4  # a recorded metric further from that of its counts was not computed from them
 
 
 def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEstimate:
@@ -34,11 +32,7 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
     if sum((t.C > 0).sum() for seeds in usable.values() for t in seeds) <= MIN_POINTS:
         too_few = [(*key, f"fewer than {MIN_POINTS + 1} points at C > 0") for key in cells]
         return SweepEstimate([], unfitted_cells or too_few)
-    packed = pack_sweep(usable)
-    peaks = [find_peak(seeds, packed.base_reward) for seeds in packed.tracks]
-    log10_C_peaks = np.array([np.inf if peak is None else peak for peak in peaks])
-    before_peak = packed.data.x <= log10_C_peaks[:, None, None] + 1e-12
-    packed = replace(packed, data=replace(packed.data, weight=packed.data.weight * before_peak))
+    packed, log10_C_peaks = _leave_out_falls(pack_sweep(usable))
     shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
     is_n_irrelevant = options.pool_equal_n and has_no_n_effect(packed, shape_fits[0])
     if is_n_irrelevant:
@@ -52,11 +46,11 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
         [r[t] for r, t in zip(point_residuals, trained, strict=True)],
         posterior.evaluation_sd,
     )
-    contributions = posterior_samples.problem_contributions(packed, metric, packed.data.y - point_residuals)
+    contributions = problem_contributions(packed, metric, packed.data.y - point_residuals)
     shift = np.zeros((len(posterior.R0), 2))
     if contributions is not None:
         rng = np.random.default_rng([options.seed, 1])
-        shift = posterior_samples.sample_problem_shifts(contributions, len(posterior.R0), rng)
+        shift = sample_problem_shifts(contributions, len(posterior.R0), rng)
     has_intervals = options.replicates > 0
     shift_of_intervals = shift if has_intervals else None
     curves = [
@@ -91,6 +85,38 @@ def _unfitted_reason(seeds: Sequence[RunTrack]) -> str:
 def _measured_range(seeds: Sequence[RunTrack]) -> tuple[float, float]:
     """From where all seeds of a cell have data, C > 0, to the end of the longest."""
     return max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds), max(float(t.C[-1]) for t in seeds)
+
+
+def _leave_out_falls(packed: PackedSweep) -> tuple[PackedSweep, FloatArray]:
+    """The sweep without the points beyond a peak, and log10 C of each cell's peak; inf where it has none."""
+    peaks = [find_peak(seeds, packed.base_reward) for seeds in packed.tracks]
+    log10_C_peaks = np.array([np.inf if peak is None else peak for peak in peaks])
+    before_peak = packed.data.x <= log10_C_peaks[:, None, None] + 1e-12
+    data = replace(packed.data, weight=packed.data.weight * before_peak)
+    return replace(packed, data=data), log10_C_peaks
+
+
+def problem_contributions(packed: PackedSweep, metric: str, fitted_rewards: FloatArray) -> FloatArray | None:
+    """float[2, N]: what each problem contributes to (a, b), by least squares over all evaluations, where the curves'
+    rewards are float[J, S, P]; None unless each has the counts from which its metric was computed.
+    """
+    rewards_per_problem = []
+    evaluations = [pair for seeds in packed.tracks for t in seeds for pair in zip(t.run.points, t.R, strict=True)]
+    for point, recorded_reward in evaluations:
+        counts = correct_counts(point, metric)
+        problem_rewards = metric_per_problem(counts, point.samples, metric) if counts else None
+        if problem_rewards is None or abs(float(problem_rewards.mean()) - recorded_reward) > MAX_METRIC_ROUNDING:
+            return None
+        rewards_per_problem.append(problem_rewards)
+    R = np.clip(fitted_rewards[packed.has_point], 0.0, 1.0)
+    basis = (R * (1 - R))[:, None] * np.stack([np.ones_like(R), R], axis=1)
+    return as_float64(np.linalg.pinv(basis) @ np.stack(rewards_per_problem))
+
+
+def sample_problem_shifts(contributions: FloatArray, replicates: int, rng: np.random.Generator) -> FloatArray:
+    """(a, b) of each replicate, float[Q, 2]; contributions as `problem_contributions` gives them."""
+    N = contributions.shape[1]
+    return (rng.multinomial(N, np.full(N, 1 / N), size=replicates) / N - 1 / N) @ contributions.T
 
 
 def _summarise_curve(

@@ -1,4 +1,4 @@
-"""All curves of a sweep together: a hierarchical model and its posterior mode (docs/laws.md, "The model").
+"""All curves of a sweep together: the hierarchical model (docs/laws.md, "The model"), from runs to its arrays.
 
 Run r of cell j = (B_p, n) follows, at log10 C = x,
 
@@ -7,24 +7,28 @@ Run r of cell j = (B_p, n) follows, at log10 C = x,
     (A_j, mid_j, lnB_j) ~ N(X_j gamma, tau^2)    a surface over (n, B_p); cells depart from it by tau
     gamma ~ N(gamma0, gamma_sd^2)                wide for the surface's level and slopes, narrow for its roughness
 
-with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. Damped Gauss-Newton steps with soft-L1 weights
-improve all parameters together: the normal matrix is an arrow, of which e is eliminated first and the cells second.
+with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. Outliers count by a soft-L1 loss.
 Dimensions: J cells, S seeds, P points of a run, K columns of the surface.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from isojax.scaling.curves.hill import progress_gradient
-from isojax.scaling.tracks import FloatArray, as_float64
+from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, as_float64
 
 ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
 MID_DECADES = 2.5  # mid may be this many decades outside the points
-COST_TOLERANCE = 1e-13
-_TINY = 1e-9  # stands for a standard deviation of 0
+TINY_SD = 1e-9  # stands for a standard deviation of 0
+PRIOR_TAU = np.array([0.005, 0.01, 0.04])  # of a cell around the surface: reward, decades, log
+PRIOR_STEP_SD = np.array([0.02, 0.02])  # of the surface from one n to the next, around a line: reward, decades
+PRIOR_CURVATURE_SD = 0.03  # of A's curvature: reward gained or lost against a line over three doublings of n
+PRIOR_SLOPE_LNB_SD = 0.10  # of ln B over three doublings of n
+POOLED_TAU = 1e-4  # tau of cells that share one curve
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,101 @@ class SweepArrays:
         """float[3] each, lower and upper, of (A, mid, lnB): 0 <= A <= 1, as rewards are."""
         lower = np.array([0.0, self.x_low - MID_DECADES, LNB_RANGE[0]])
         return lower, np.array([1.0, self.x_high + MID_DECADES, LNB_RANGE[1]])
+
+
+@dataclass(frozen=True)
+class SurfacePrior:
+    """The prior of u = (R0, gamma)."""
+
+    mean: FloatArray  # [1 + K]
+    sd: FloatArray  # [1 + K]
+    sd_group: NDArray[np.intp]  # [1 + K], an index of PRIOR_STEP_SD where the sd is estimated, else -1
+
+
+@dataclass(frozen=True)
+class PackedSweep:
+    """A sweep's evaluations and prior."""
+
+    data: SweepArrays
+    has_point: NDArray[np.bool_]  # [J, S, P], where there is a point; data.weight is 0 at those that the fit leaves out
+    prior: SurfacePrior
+    keys: list[tuple[int, int]]  # (B_p, n) of each cell
+    tracks: list[list[RunTrack]]  # the seeds of each cell
+    base_reward: float | None  # the mean reward at C = 0; None where no run was evaluated there
+    tau: FloatArray  # [3], the prior of Scales.tau
+
+
+def pack_sweep(cells: TracksByCell) -> PackedSweep:
+    """The sweep as arrays; cells in rising order of (B_p, n)."""
+    keys = sorted(cells)
+    tracks = [list(cells[key]) for key in keys]
+    S, P = max(len(t) for t in tracks), max(len(t.C) for seeds in tracks for t in seeds)
+    x, y, weight = np.full((len(keys), S, P), -np.inf), np.zeros((len(keys), S, P)), np.zeros((len(keys), S, P))
+    for j, seeds in enumerate(tracks):
+        for s, t in enumerate(seeds):
+            with np.errstate(divide="ignore"):
+                x[j, s, : len(t.C)] = np.log10(t.C)
+            y[j, s, : len(t.C)], weight[j, s, : len(t.C)] = t.R, 1.0
+    has_compute = np.isfinite(x) & (weight > 0)
+    base_rewards = [t.R[0] for seeds in tracks for t in seeds if t.C[0] == 0]
+    x_low, x_high = float(x[has_compute].min()), float(x[has_compute].max())
+    base_reward = float(np.mean(base_rewards)) if base_rewards else None
+    X, prior = surface_columns(keys, (x_low + x_high) / 2)
+    data = SweepArrays(x, y, weight, X, x_low, x_high)
+    return PackedSweep(data, weight > 0, prior, keys, tracks, base_reward, PRIOR_TAU)
+
+
+def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> tuple[FloatArray, SurfacePrior]:
+    """The surface's columns X float[J, 3, K] for the cells (B_p, n), linearly independent, and their prior: A is
+    quadratic in log2 n and linear in log2 B_p, mid is linear in both, lnB is linear in log2 n.
+    """
+    log_B_p, log_n = np.log2(np.array(keys, dtype=np.float64)).T
+    log_n_scaled, log_B_p_scaled = ((v - v.mean()) / 3 for v in (log_n, log_B_p))
+    constant = np.ones(len(keys))
+    n_steps = [(log_n >= level).astype(np.float64) for level in np.unique(log_n)[1:]]
+    log_n_scaled = log_n_scaled * (_rank(constant, log_n_scaled) == 2)
+    log_B_p_scaled = log_B_p_scaled * (_rank(constant, log_n_scaled, log_B_p_scaled) > _rank(constant, log_n_scaled))
+    A_steps, mid_steps = ([(step, 0.0, sd, i) for step in n_steps] for i, sd in enumerate(PRIOR_STEP_SD))
+    # Of A, mid and lnB: (column, prior mean, prior sd, sd_group).
+    parameter_blocks = (
+        [
+            (constant, 0.0, 3.0, -1),
+            (log_n_scaled, 0.0, 1.0, -1),
+            (log_B_p_scaled, 0.0, 0.1, -1),
+            (log_n_scaled**2, 0.0, PRIOR_CURVATURE_SD, -1),
+            *A_steps,
+        ],
+        [(constant, mid_prior_mean, 3.0, -1), (log_n_scaled, 0.0, 2.0, -1), (log_B_p_scaled, 0.0, 0.5, -1), *mid_steps],
+        [(constant, 0.0, 0.7, -1), (log_n_scaled, 0.0, PRIOR_SLOPE_LNB_SD, -1)],
+    )
+    columns = [(c, *entry) for c, block in enumerate(parameter_blocks) for entry in block if entry[0].any()]
+    X = np.zeros((len(keys), 3, len(columns)))
+    for k, (c, column, *_) in enumerate(columns):
+        X[:, c, k] = column
+    _, _, means, sds, groups = zip(*columns, strict=True)
+    return X, SurfacePrior(np.array([0.0, *means]), np.array([3.0, *sds]), np.array([-1, *groups]))
+
+
+def _rank(*columns: FloatArray) -> int:
+    return int(np.linalg.matrix_rank(np.stack(columns, axis=1), tol=1e-8))
+
+
+def pool_over_n(packed: PackedSweep) -> PackedSweep:
+    """The same data if n makes no difference: one curve for each B_p, or one in all at a fixed batch B_p n."""
+    J, all_B_p = len(packed.keys), sorted({B_p for B_p, _ in packed.keys})
+    columns = np.array([[float(B_p == b) for b in all_B_p] for B_p, _ in packed.keys])
+    X = block_columns(columns if len(all_B_p) < J else np.ones((J, 1)))
+    curve_count = X.shape[2] // 3
+    mid_prior_mean = (packed.data.x_low + packed.data.x_high) / 2
+    mean = np.concatenate([[0.0], np.repeat([0.0, mid_prior_mean, 0.0], curve_count)])
+    sd = np.concatenate([[3.0], np.repeat([3.0, 3.0, 0.7], curve_count)])
+    prior = SurfacePrior(mean, sd, np.full(len(mean), -1))
+    return replace(packed, data=replace(packed.data, X=X), prior=prior, tau=np.full(3, POOLED_TAU))
+
+
+def block_columns(columns: FloatArray) -> FloatArray:
+    """X float[J, 3, 3 K] of a surface whose A, mid and lnB are each a combination of the columns float[J, K]."""
+    return as_float64(np.stack([np.kron(row, columns) for row in np.eye(3)], axis=1))
 
 
 @dataclass(frozen=True)
@@ -101,99 +200,4 @@ def minus_two_log_posterior(tail: float, data: SweepArrays, state: HierarchicalS
     loss = 2 * ROBUST_THRESHOLD_SD**2 * (np.sqrt(1 + (scaled_residual / ROBUST_THRESHOLD_SD) ** 2) - 1)
     surface_residual = state.theta - data.X @ state.u[1:]
     prior = (surface_residual**2 / scales.tau**2).sum() + (((state.u - scales.u_mean) / scales.u_sd) ** 2).sum()
-    return float((data.weight * loss).sum() + prior + (state.e**2).sum() / max(scales.run_sd, _TINY) ** 2)
-
-
-@dataclass(frozen=True)
-class _NormalEquations:
-    """Normal equations of (A, mid, lnB, R0) with e eliminated, and the terms from which e's own step follows."""
-
-    H: FloatArray  # [J, 4, 4]
-    g: FloatArray  # [J, 4]
-    cross: FloatArray  # [J, 4, S]
-    h_e: FloatArray  # [J, S]
-    g_e: FloatArray  # [J, S]
-
-
-def _normal_equations(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> _NormalEquations:
-    s, ds_d_mid, ds_d_lnB = progress_at_points(tail, data, state.theta)
-    gain = state.theta[:, 0, None, None] + state.e[..., None] - state.R0
-    residual = data.y - state.R0 - gain * s
-    W = robust_precision(tail, data, state, scales)
-    J = np.stack([s, gain * ds_d_mid, gain * ds_d_lnB, 1 - s], axis=1)  # [J, 4, S, P]
-    WJ = J * W[:, None]
-    e_precision = 1 / max(scales.run_sd, _TINY) ** 2
-    cross = np.einsum("jasp,jsp->jas", WJ, s)  # the derivative by e is that by A, run by run
-    h_e = (W * s * s).sum(-1) + e_precision
-    g_e = (W * s * residual).sum(-1) - state.e * e_precision
-    H = np.einsum("jasp,jbsp->jab", WJ, J) - np.einsum("jas,jbs,js->jab", cross, cross, 1 / h_e)
-    g = np.einsum("jasp,jsp->ja", WJ, residual) - np.einsum("jas,js->ja", cross, g_e / h_e)
-    return _NormalEquations(H, g, cross, h_e, g_e)
-
-
-def _solve_arrow(
-    data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float, normal: _NormalEquations
-) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-    """(step of theta, step of u, D^-1 border, the Schur complement of u): u = (R0, gamma) alone couples the cells."""
-    H, g, surface_precision = normal.H, normal.g, scales.tau**-2.0
-    PX = surface_precision[:, None] * data.X  # [J, 3, K]
-    surface_residual = state.theta - data.X @ state.u[1:]
-    block = H[:, :3, :3] + np.diag(surface_precision)
-    block = block + damping * block * np.eye(3)
-    border = np.concatenate([H[:, :3, 3:], -PX], axis=2)  # [J, 3, 1 + K]
-    schur = np.diag(scales.u_sd**-2.0)
-    schur[0, 0] += H[:, 3, 3].sum()
-    schur[1:, 1:] += np.einsum("jck,jcl->kl", PX, data.X)
-    u_gradient = np.concatenate([[g[:, 3].sum()], np.einsum("jck,jc->k", PX, surface_residual)])
-    u_gradient = u_gradient - (state.u - scales.u_mean) / scales.u_sd**2
-    theta_gradient = g[:, :3] - surface_precision * surface_residual
-    solutions = np.linalg.solve(block, np.concatenate([border, theta_gradient[..., None]], axis=2))
-    F, f = as_float64(solutions[..., :-1]), as_float64(solutions[..., -1])
-    schur = schur - np.einsum("jak,jal->kl", border, F)
-    du = as_float64(np.linalg.solve(schur, u_gradient - np.einsum("jak,ja->k", border, f)))
-    return f - F @ du, du, F, schur
-
-
-def _gauss_newton_step(
-    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float
-) -> HierarchicalState:
-    """One damped Gauss-Newton step, clipped to the bounds of theta."""
-    normal = _normal_equations(tail, data, state, scales)
-    d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
-    theta_R0_step = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
-    de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, theta_R0_step)) / normal.h_e
-    return HierarchicalState(np.clip(state.theta + d_theta, *data.theta_bounds), state.e + de, state.u + du)
-
-
-def find_mode(
-    tail: float, data: SweepArrays, initial_state: HierarchicalState, scales: Scales, iterations: int = 60
-) -> HierarchicalState:
-    """The posterior mode near `initial_state`; stops when the cost falls by less than COST_TOLERANCE of itself."""
-    state, current_cost, damping = initial_state, minus_two_log_posterior(tail, data, initial_state, scales), 1e-4
-    for _ in range(iterations):
-        trial = _gauss_newton_step(tail, data, state, scales, damping)
-        trial_cost = minus_two_log_posterior(tail, data, trial, scales)
-        if trial_cost > current_cost or not np.isfinite(trial_cost):
-            damping = damping * 10 + 1e-12
-            if damping > 1e8:
-                break
-            continue
-        converged = current_cost - trial_cost <= COST_TOLERANCE * (1 + abs(current_cost))
-        state, current_cost, damping = trial, trial_cost, damping * 0.1
-        if converged:
-            break
-    return state
-
-
-def posterior_covariances(
-    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales
-) -> tuple[FloatArray, FloatArray]:
-    """Covariances at the mode: float[J, 3, 3] of each cell's theta minus its surface, float[1 + K, 1 + K] of u."""
-    normal = _normal_equations(tail, data, state, scales)
-    _, _, F, schur = _solve_arrow(data, state, scales, 0.0, normal)
-    u_covariance = as_float64(np.linalg.inv(schur))
-    u_sensitivity = F.copy()  # theta - X gamma moves by -(F + X) du
-    u_sensitivity[:, :, 1:] += data.X
-    cell_covariance = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))
-    shared_covariance = np.einsum("jak,kl,jbl->jab", u_sensitivity, u_covariance, u_sensitivity)
-    return cell_covariance + shared_covariance, u_covariance
+    return float((data.weight * loss).sum() + prior + (state.e**2).sum() / max(scales.run_sd, TINY_SD) ** 2)

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from isojax.scaling.curves.residual_correction import ResidualCorrection
 from isojax.scaling.intervals import Interval
 from isojax.scaling.tracks import FloatArray
 
@@ -21,6 +20,8 @@ HILL_TAIL, STRETCHED_TAIL = 1.0, 0.0
 EXPONENT_BOUNDS = (0.05, 10.0)
 C_MID_MARGIN_DECADES = 2.0  # C_mid may be this many decades outside the points
 LN10 = float(np.log(10.0))
+FADE_DECADES = 0.3  # outside its knots a correction fades to 0 within so many
+_KNOT_CORRELATION = 0.7  # of a correction's error from one knot to the next
 _MIN_TAIL = 1e-6  # stands for the limit at tail = 0
 _MAX_ABS_Z = 60.0  # beyond it s is 0 or 1 in double precision
 
@@ -61,6 +62,31 @@ def curve_value(
     z = scaled_log_compute(log10_C, np.log10(C_mid), exponent)
     floor = np.asarray(R0, dtype=np.float64)
     return floor + (np.asarray(A) - floor) * progress_and_slope(z, tail)[0]
+
+
+@dataclass(frozen=True)
+class ResidualCorrection:
+    """A cell's correction at knots: log10_C rising, the reward to add, and its standard deviation."""
+
+    log10_C: tuple[float, ...]
+    value: tuple[float, ...]
+    sd: tuple[float, ...]
+
+    def evaluate(self, C: ArrayLike) -> FloatArray:
+        """Reward to add at C > 0, float[...] -> float[...]."""
+        knots = [self.log10_C[0] - FADE_DECADES, *self.log10_C, self.log10_C[-1] + FADE_DECADES]
+        return np.interp(np.log10(np.asarray(C, dtype=np.float64)), knots, [0.0, *self.value, 0.0])
+
+    def sample(self, C: ArrayLike, replicates: int, key: tuple[int, int]) -> FloatArray:
+        """The same of replicates, float[G] -> float[Q, G]; the cell's key seeds them, so that no file holds them."""
+        knot_weights = np.stack(
+            [ResidualCorrection(self.log10_C, tuple(row), self.sd).evaluate(C) for row in np.eye(len(self.log10_C))]
+        )
+        normal_draws = np.random.default_rng(key).normal(size=(replicates, len(self.log10_C)))
+        for k in range(1, len(self.log10_C)):
+            innovation = np.sqrt(1 - _KNOT_CORRELATION**2) * normal_draws[:, k]
+            normal_draws[:, k] = _KNOT_CORRELATION * normal_draws[:, k - 1] + innovation
+        return (np.array(self.value) + np.array(self.sd) * normal_draws) @ knot_weights
 
 
 @dataclass(frozen=True)

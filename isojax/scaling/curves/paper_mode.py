@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from isojax.scaling.curves import varpro
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.estimate import FitOptions, SweepEstimate
+from isojax.scaling.curves.sweep_estimate import FitOptions, SweepEstimate
 from isojax.scaling.result import FitFlag
 from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward
 

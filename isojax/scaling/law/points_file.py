@@ -15,7 +15,8 @@ from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, parse_number
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
 from isojax.scaling.law import n_star_law
-from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N, Law, LawChoice
+from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N, LawChoice
+from isojax.scaling.result import Law
 from isojax.scaling.tracks import FloatArray
 
 POINT_COLUMNS = ("n", "rollouts")

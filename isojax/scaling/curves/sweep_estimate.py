@@ -1,28 +1,59 @@
-"""Replicates of all curves of a sweep, and the intervals that follow. A replicate is one posterior draw of all curves,
-on N validation problems drawn with replacement, which shift all curves alike, by about R (1 - R) (a + b R): 0 at R = 0
-and R = 1, where problems cannot differ.
+"""What a mode of fitting takes and gives. A mode is a function (cells, metric, options) -> SweepEstimate, registered in
+fit.MODES: the curves and, where it has them, replicates of all curves. A replicate is one posterior draw, on N
+validation problems drawn with replacement, which shift all curves alike, by about R (1 - R) (a + b R): 0 at R = 0 and
+R = 1, where problems cannot differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isojax.scaling.curves.hierarchical_prior import PackedSweep
-from isojax.scaling.curves.hill import FittedCurve, curve_value
-from isojax.scaling.curves.residual_correction import ResidualCorrection
-from isojax.scaling.frontier.envelope import MIN_DECADES
-from isojax.scaling.intervals import Interval, central_interval
-from isojax.scaling.result import CurveDraws
-from isojax.scaling.tracks import FloatArray, as_float64, correct_counts, metric_per_problem
+from isojax.scaling.curves.hill import FittedCurve, ResidualCorrection, curve_value
+from isojax.scaling.intervals import REPLICATES, SEED
+from isojax.scaling.result import CurveDraws, IntervalSettings
+from isojax.scaling.tracks import FloatArray
 
-_SEARCH_PER_DECADE = 40
+DEFAULT_MODE = "hierarchical"
+# By how much outside its measured range a cell counts: about the distance of two evaluations (less was not measured),
+# or, where cells compete for the law, as far as a curve may be read.
+MIN_DECADES = 0.1
 CURVE_REACH_DECADES = float(np.log10(4.0))
-MAX_METRIC_ROUNDING = 5e-4  # a recorded metric further from that of its counts was not computed from them
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What a user may ask of a fit."""
+
+    mode: str = DEFAULT_MODE  # a key of fit.MODES
+    replicates: int = REPLICATES  # draws of all curves behind the intervals; 0: no intervals
+    seed: int = SEED  # of these draws
+    # Standard deviation of the reward at the plateau between runs that differ in their seed alone; None: estimated, or
+    # .01 assumed where no cell has two seeds.
+    run_sd: float | None = None
+    include_flagged: bool = False  # fit the runs that are flagged as broken (checks/run_health.py) too
+    pool_equal_n: bool = True  # one curve for all n where the data cannot distinguish them
+    on_progress: Callable[[int, int], None] | None = None  # called with (replicates done, of how many)
+
+
+DEFAULT_OPTIONS = FitOptions()
+
+
+@dataclass(frozen=True)
+class SweepEstimate:
+    """What a mode makes of the runs."""
+
+    curves: list[FittedCurve]  # of the cells that can carry one
+    unfitted_cells: list[tuple[int, int, str]]  # (B_p, n, reason) of the others
+    draws: PosteriorSamples | None = None  # replicates of the curves
+    intervals: IntervalSettings | None = None  # how the intervals are made from the draws
+    no_effect: bool | None = None  # n makes no difference that the data can show; None where the mode cannot say
+    residuals: dict[tuple[int, int], list[FloatArray]] | None = None  # of each run of a cell at C > 0, by rising C
+    noise_sd: float | None = None  # standard deviation of the reward of one evaluation
+    parameter_count: int = 0  # of all curves together
 
 
 @dataclass(frozen=True)
@@ -96,76 +127,12 @@ def apply_problem_shift(shifts: FloatArray, R: FloatArray) -> FloatArray:
     return R + R_clipped * (1 - R_clipped) * (a + b * R_clipped)
 
 
-def sample_problem_shifts(contributions: FloatArray, replicates: int, rng: np.random.Generator) -> FloatArray:
-    """(a, b) of each replicate, float[Q, 2]; contributions as `problem_contributions` gives them."""
-    N = contributions.shape[1]
-    return (rng.multinomial(N, np.full(N, 1 / N), size=replicates) / N - 1 / N) @ contributions.T
-
-
-def problem_contributions(packed: PackedSweep, metric: str, fitted_rewards: FloatArray) -> FloatArray | None:
-    """float[2, N]: what each problem contributes to (a, b), by least squares over all evaluations, where the curves'
-    rewards are float[J, S, P]; None unless each has the counts from which its metric was computed.
-    """
-    rewards_per_problem = []
-    evaluations = [pair for seeds in packed.tracks for t in seeds for pair in zip(t.run.points, t.R, strict=True)]
-    for point, recorded_reward in evaluations:
-        counts = correct_counts(point, metric)
-        problem_rewards = metric_per_problem(counts, point.samples, metric) if counts else None
-        if problem_rewards is None or abs(float(problem_rewards.mean()) - recorded_reward) > MAX_METRIC_ROUNDING:
-            return None
-        rewards_per_problem.append(problem_rewards)
-    R = np.clip(fitted_rewards[packed.has_point], 0.0, 1.0)
-    basis = (R * (1 - R))[:, None] * np.stack([np.ones_like(R), R], axis=1)
-    return as_float64(np.linalg.pinv(basis) @ np.stack(rewards_per_problem))
-
-
 def best_cells(
     draws: PosteriorSamples, C: ArrayLike, slack: float = MIN_DECADES
 ) -> tuple[FloatArray, NDArray[np.intp]]:
     """(float[Q, G] the frontier's reward, int[Q, G] which cell attains it) among the cells measured within `slack`."""
     R = np.where(draws.is_measured(C, slack), draws.rewards(C), -np.inf)
     return R.max(1), R.argmax(1)
-
-
-def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]:
-    """For each C: low and high of the frontier's reward, and in which share of the replicates each n leads."""
-    best_rewards, winner = best_cells(draws, C)
-    best_n = np.array([n for _, n in draws.keys])[winner]
-    rows = []
-    for rewards, n_values in zip(best_rewards.T, best_n.T, strict=True):
-        low, high = central_interval(rewards)
-        n, counts = np.unique(n_values, return_counts=True)
-        shares = dict(zip(n.tolist(), (counts / len(n_values)).round(4).tolist(), strict=True))
-        rows.append({"low": low, "high": high, "n_probability": shares})
-    return rows
-
-
-def crossover_interval(
-    draws: PosteriorSamples, low_cell: tuple[int, int], high_cell: tuple[int, int], fitted_crossing: float
-) -> Interval:
-    """Where high_cell overtakes low_cell within their data; of several crossings nearest to that of the fitted curves.
-    A replicate in which high_cell leads throughout counts as -inf, one in which it never leads as +inf.
-    """
-    pair = draws.for_cells([low_cell, high_cell])
-    log10_C_from, log10_C_to = float(np.log10(pair.C_low.max())), float(np.log10(pair.C_high.min()))
-    if not log10_C_from < log10_C_to:
-        return None, None
-    grid_points = max(8, int(np.ceil(_SEARCH_PER_DECADE * (log10_C_to - log10_C_from))) + 1)
-    log10_C = np.linspace(log10_C_from, log10_C_to, grid_points)
-    R = pair.rewards(10**log10_C)
-    lead = R[:, 1] - R[:, 0]
-    crosses = (lead[:, :-1] <= 0) & (lead[:, 1:] > 0)
-    fraction = np.abs(lead[:, :-1]) / np.maximum(np.abs(lead[:, :-1]) + np.abs(lead[:, 1:]), 1e-300)
-    crossings = np.where(crosses, log10_C[:-1] + fraction * np.diff(log10_C), np.inf)
-    nearest_crossing = crossings[np.arange(len(crossings)), np.abs(crossings - np.log10(fitted_crossing)).argmin(1)]
-    outside_range = np.where(lead[:, -1] > 0, -np.inf, np.inf)
-    low, high = central_interval(np.where(crosses.any(1), nearest_crossing, outside_range))
-    return None if low is None else 10**low, None if high is None else 10**high
-
-
-def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
-    """float[Q, G]: log2 of the best n; a cell competes by its curve up to CURVE_REACH_DECADES beyond its data."""
-    return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
 
 
 def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:

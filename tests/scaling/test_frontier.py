@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
-from isojax.scaling.frontier.envelope import Crossover, compute_frontier
+from isojax.scaling.law.frontier import Crossover, compute_frontier
 
 
 def curve(n, A, C_mid, low=1e2, high=1e6, B_p=16, B=1.0):

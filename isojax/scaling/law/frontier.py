@@ -1,22 +1,26 @@
 """The compute-optimal frontier: the upper envelope of the fitted curves, each inside its measured range (IsoCompute
 Playbook, arXiv:2603.12151, section 4.1, Fig. 6). A stretch shorter than `min_decades` goes to the neighbour that loses
 the least reward there, if that was measured to within `min_decades` of all of it (cells end at slightly different C).
+The replicates of the curves give the intervals of its rewards and of its crossovers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import root_scalar
 
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
-from isojax.scaling.result import FrontierRow
+from isojax.scaling.curves.sweep_estimate import MIN_DECADES, PosteriorSamples, best_cells
+from isojax.scaling.intervals import Interval, central_interval
+from isojax.scaling.result import CrossoverRow, FrontierRow
 from isojax.scaling.tracks import FloatArray
 
 GRID_POINTS_PER_DECADE = 60  # at least; the ends of the measured range are grid points
-MIN_DECADES = 0.1  # about the distance of two evaluations: less was not measured
+_SEARCH_PER_DECADE = 40  # of a replicate's crossings
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,6 @@ class Frontier:
     points: tuple[FrontierRow, ...]
     stretches: tuple[FrontierStretch, ...]
     crossovers: tuple[Crossover, ...]
-
-
-def spread_indices(length: int, count: int) -> NDArray[np.intp]:
-    """At most `count` of the indices 0 .. length - 1, evenly spread, both ends included."""
-    return np.unique(np.linspace(0, length - 1, count).round().astype(int))
 
 
 def compute_frontier(curves: Sequence[FittedCurve], min_decades: float = MIN_DECADES) -> Frontier:
@@ -139,3 +138,67 @@ def _takeover(
     # Merged stretches swap a little off their crossing: it counts if both were measured and the later curve leads
     # further on.
     return C, bool(overlap_start <= np.log10(C) <= overlap_end and earlier_lead(overlap_end) < 0)
+
+
+def frontier_rows(points: Sequence[FrontierRow], draws: PosteriorSamples | None) -> tuple[FrontierRow, ...]:
+    """The points with the intervals that replicates give."""
+    if draws is None:
+        return tuple(points)
+    band = frontier_band(draws, [p.C for p in points])
+    return tuple(p.model_copy(update=row) for p, row in zip(points, band, strict=True))
+
+
+def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]:
+    """For each C: low and high of the frontier's reward, and in which share of the replicates each n leads."""
+    best_rewards, winner = best_cells(draws, C)
+    best_n = np.array([n for _, n in draws.keys])[winner]
+    rows = []
+    for rewards, n_values in zip(best_rewards.T, best_n.T, strict=True):
+        low, high = central_interval(rewards)
+        n, counts = np.unique(n_values, return_counts=True)
+        shares = dict(zip(n.tolist(), (counts / len(n_values)).round(4).tolist(), strict=True))
+        rows.append({"low": low, "high": high, "n_probability": shares})
+    return rows
+
+
+def crossover_rows(
+    frontier: Frontier, draws: PosteriorSamples | None, uncrossed_too: bool = False
+) -> tuple[CrossoverRow, ...]:
+    """Changes of n where two measured curves cross, and where the data of one end only if `uncrossed_too`."""
+    changes = [(a, b) for a, b in pairwise(frontier.stretches) if a.n != b.n]
+    rows = []
+    for c, (before, after) in zip(frontier.crossovers, changes, strict=True):
+        if c.crossing or uncrossed_too:
+            low = high = None
+            if draws is not None:
+                low, high = crossover_interval(draws, (before.B_p, before.n), (after.B_p, after.n), c.C)
+            rows.append(CrossoverRow(n_low=c.n_low, n_high=c.n_high, C=c.C, low=low, high=high))
+    return tuple(rows)
+
+
+def crossover_interval(
+    draws: PosteriorSamples, low_cell: tuple[int, int], high_cell: tuple[int, int], fitted_crossing: float
+) -> Interval:
+    """Where high_cell overtakes low_cell within their data; of several crossings nearest to that of the fitted curves.
+    A replicate in which high_cell leads throughout counts as -inf, one in which it never leads as +inf.
+    """
+    pair = draws.for_cells([low_cell, high_cell])
+    log10_C_from, log10_C_to = float(np.log10(pair.C_low.max())), float(np.log10(pair.C_high.min()))
+    if not log10_C_from < log10_C_to:
+        return None, None
+    grid_points = max(8, int(np.ceil(_SEARCH_PER_DECADE * (log10_C_to - log10_C_from))) + 1)
+    log10_C = np.linspace(log10_C_from, log10_C_to, grid_points)
+    R = pair.rewards(10**log10_C)
+    lead = R[:, 1] - R[:, 0]
+    crosses = (lead[:, :-1] <= 0) & (lead[:, 1:] > 0)
+    fraction = np.abs(lead[:, :-1]) / np.maximum(np.abs(lead[:, :-1]) + np.abs(lead[:, 1:]), 1e-300)
+    crossings = np.where(crosses, log10_C[:-1] + fraction * np.diff(log10_C), np.inf)
+    nearest_crossing = crossings[np.arange(len(crossings)), np.abs(crossings - np.log10(fitted_crossing)).argmin(1)]
+    outside_range = np.where(lead[:, -1] > 0, -np.inf, np.inf)
+    low, high = central_interval(np.where(crosses.any(1), nearest_crossing, outside_range))
+    return None if low is None else 10**low, None if high is None else 10**high
+
+
+def spread_indices(length: int, count: int) -> NDArray[np.intp]:
+    """At most `count` of the indices 0 .. length - 1, evenly spread, both ends included."""
+    return np.unique(np.linspace(0, length - 1, count).round().astype(int))

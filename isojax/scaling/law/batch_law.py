@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.curves.posterior_samples import PosteriorSamples
-from isojax.scaling.estimate import SweepEstimate
-from isojax.scaling.frontier.envelope import compute_frontier, spread_indices
-from isojax.scaling.frontier.fit_frontier import crossover_rows, frontier_rows, most_common_n_law
-from isojax.scaling.law.n_star_law import choose_law, fit_law
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate
+from isojax.scaling.law.frontier import compute_frontier, crossover_rows, frontier_rows, spread_indices
+from isojax.scaling.law.n_star_law import choose_law, fit_law, most_common_n_law
 from isojax.scaling.result import FixedBatchCrossover, FixedBatchFit, FixedBatchRow, FrontierRow, NStarOfMFit
 from isojax.scaling.tracks import FloatArray
 

@@ -1,0 +1,275 @@
+"""Draws of all curves, and each cell's mean curve: Hamiltonian Monte Carlo on the model of hierarchical.py, one chain
+per replicate, over v = (theta of every cell, R0), whitened by the curvature at the mode. e and gamma are integrated out
+exactly; the shape's tail is drawn by its probability. A run's points are averaged in at most BINS_PER_RUN bins of
+log C, and the change that this makes at the mode is subtracted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from isojax.scaling.curves.hierarchical import PackedSweep, Scales, SweepArrays, predict_rewards, robust_precision
+from isojax.scaling.curves.hill import LN10, curve_value, progress_and_slope, scaled_log_compute
+from isojax.scaling.curves.posterior_mode import NOISELESS_SD, ShapeFit, estimate_run_sd, find_mode
+from isojax.scaling.curves.sweep_estimate import FitOptions
+from isojax.scaling.tracks import FloatArray, as_float64, autocorrelation, difference_sd
+
+MIN_TAIL_PROBABILITY = 0.01
+CHAINS_PER_CHUNK = 50  # so many fit into a processor cache, and progress is reported after each chunk
+DEFAULT_DRAW_COUNT = 200  # behind the mean curves where no intervals are wanted
+BINS_PER_RUN = 12
+LEAPFROG_STEPS, STEP_SIZE = 7, 1.1
+HMC_ITERATIONS = 30
+MAX_START_HALVINGS = 20
+MEAN_CURVE_REACH = 6.0  # each cell's mean curve is the closest up to this times the end of all data
+MAX_AUTOCORRELATION = 0.8
+_GRID_POINTS = 32
+
+# Of each chain, in whitened coordinates: position float[Q, d], potential float[Q, 1], its gradient float[Q, d].
+ChainStates = tuple[FloatArray, FloatArray, FloatArray]
+
+
+@dataclass(frozen=True)
+class CurvePosterior:
+    """All curves given the evaluations."""
+
+    theta: FloatArray  # [Q, J, 3], (A, log10 C_mid, ln exponent) of each draw
+    R0: FloatArray  # [Q]
+    tail: FloatArray  # [Q]
+    mean_curves: FloatArray  # [J, 4], (A, log10 C_mid, ln exponent, tail) of each cell
+    scales: Scales  # at the likeliest mode
+    run_sd_from: str  # where its run_sd comes from
+    evaluation_sd: float  # of one evaluation, from the differences of neighbours
+
+
+def sample_posterior(
+    packed: PackedSweep, shape_fits: list[ShapeFit], tail_probabilities: FloatArray, options: FitOptions
+) -> CurvePosterior:
+    """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found, and mean curves."""
+    best_fit, data = shape_fits[0], packed.data
+    mode_residuals = data.y - predict_rewards(best_fit.tail, data, best_fit.state)
+    residuals_by_run = [mode_residuals[run][data.weight[run] > 0] for run in np.ndindex(data.weight.shape[:2])]
+    draw_count = options.replicates or DEFAULT_DRAW_COUNT
+    if best_fit.scales.noise_sd < NOISELESS_SD:
+        theta = np.repeat(best_fit.state.theta[None], draw_count, axis=0)
+        R0, tail = np.full(draw_count, best_fit.state.R0), np.full(draw_count, best_fit.tail)
+    else:
+        noise_sd = best_fit.scales.noise_sd * np.sqrt(_variance_inflation(residuals_by_run))
+        scales = replace(best_fit.scales, noise_sd=noise_sd)
+        shape_fits = [
+            replace(f, scales=scales, state=find_mode(f.tail, data, f.state, scales, iterations=200))
+            for f in shape_fits
+        ]
+        *_, degrees_of_freedom = estimate_run_sd(best_fit.tail, data, shape_fits[0].state, noise_sd, options.run_sd)
+        theta, R0, tail = _sample_tails(shape_fits, tail_probabilities, packed, degrees_of_freedom, options)
+    return CurvePosterior(
+        theta=theta,
+        R0=R0,
+        tail=tail,
+        mean_curves=np.array([_mean_curve(theta[:, j], R0, tail, packed, j) for j in range(len(packed.keys))]),
+        scales=best_fit.scales,
+        run_sd_from=best_fit.run_sd_from,
+        evaluation_sd=difference_sd(residuals_by_run),
+    )
+
+
+def _variance_inflation(residuals_by_run: list[FloatArray]) -> float:
+    """(1 + rho) / (1 - rho), by which correlation widens the variance of a mean: runs drift, or shapes differ."""
+    neighbour_count = sum(max(len(r) - 1, 0) for r in residuals_by_run)
+    rho = min(autocorrelation(residuals_by_run) or 0.0, MAX_AUTOCORRELATION)
+    is_significant = rho > max(0.1, 2 / np.sqrt(max(1, neighbour_count)))
+    return (1 + rho) / (1 - rho) if is_significant else 1.0
+
+
+def _sample_tails(
+    shape_fits: list[ShapeFit],
+    tail_probabilities: FloatArray,
+    packed: PackedSweep,
+    degrees_of_freedom: float,
+    options: FitOptions,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(theta, R0, tail) of the draws; degrees_of_freedom: of the run-to-run standard deviation."""
+    rng, draw_count = np.random.default_rng(options.seed), options.replicates or DEFAULT_DRAW_COUNT
+    kept_probabilities = np.where(tail_probabilities >= MIN_TAIL_PROBABILITY, tail_probabilities, 0.0)
+    draws_per_tail = rng.multinomial(draw_count, kept_probabilities / kept_probabilities.sum())
+    chunks, drawn_count = [], 0
+    for f, tail_draw_count in zip(shape_fits, draws_per_tail, strict=True):
+        for chunk_start in range(0, int(tail_draw_count), CHAINS_PER_CHUNK):
+            chunk_size = min(CHAINS_PER_CHUNK, int(tail_draw_count) - chunk_start)
+            relative_variance = degrees_of_freedom / rng.chisquare(degrees_of_freedom, chunk_size)
+            run_sds = f.scales.run_sd * np.sqrt(relative_variance)
+            theta, R0 = run_hmc_chains(packed.data, f, run_sds, rng)
+            chunks.append((theta, R0, np.full(chunk_size, f.tail)))
+            drawn_count += chunk_size
+            if options.on_progress is not None:
+                options.on_progress(drawn_count, draw_count)
+    theta, R0, tail = (np.concatenate(part) for part in zip(*chunks, strict=True))
+    return theta, R0, tail
+
+
+def run_hmc_chains(
+    data: SweepArrays, fit: ShapeFit, run_sds: FloatArray, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """(theta float[Q, J, 3], R0 float[Q]): a draw of each of Q chains from around the mode, each of its own run_sd."""
+    target, chain_count = _make_target(data, fit, run_sds), len(run_sds)
+    mode = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
+    T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), mode)
+
+    def evaluate(position: FloatArray) -> ChainStates:
+        potential, gradient = target.value_and_gradient(mode + position @ T.T)
+        return position, potential[:, None], gradient @ T
+
+    chains = evaluate(rng.normal(size=(chain_count, len(mode))) * 0.7)
+    for _ in range(MAX_START_HALVINGS):  # towards the mode: a chain that begins outside the bounds would never come in
+        inside = np.isfinite(chains[1])
+        if inside.all():
+            break
+        chains = evaluate(np.where(inside, chains[0], 0.5 * chains[0]))
+    for _ in range(HMC_ITERATIONS):
+        momentum = rng.normal(size=chains[0].shape)
+        step_size = STEP_SIZE / len(mode) ** 0.25 * rng.uniform(0.6, 1.1, size=(chain_count, 1))
+        trial, end_momentum = _leapfrog(evaluate, chains, momentum, step_size)
+        with np.errstate(invalid="ignore"):
+            kinetic_change = 0.5 * (momentum**2 - end_momentum**2).sum(1, keepdims=True)
+            accepted = np.log(rng.random((chain_count, 1))) < chains[1] - trial[1] + kinetic_change
+        position, potential, gradient = (np.where(accepted, new, old) for new, old in zip(trial, chains, strict=True))
+        chains = position, potential, gradient
+    v = mode + chains[0] @ T.T
+    return v[:, :-1].reshape(chain_count, -1, 3), v[:, -1]
+
+
+def _leapfrog(
+    evaluate: Callable[[FloatArray], ChainStates], chains: ChainStates, momentum: FloatArray, step_size: FloatArray
+) -> tuple[ChainStates, FloatArray]:
+    """(chains, momentum) after LEAPFROG_STEPS steps of Hamilton's equations."""
+    momentum = momentum - 0.5 * step_size * chains[2]
+    for i in range(LEAPFROG_STEPS):
+        chains = evaluate(chains[0] + step_size * momentum)
+        momentum = momentum - (1.0 if i < LEAPFROG_STEPS - 1 else 0.5) * step_size * chains[2]
+    return chains, momentum
+
+
+@dataclass(frozen=True)
+class _PotentialEnergy:
+    """Minus the log posterior of v, which can be evaluated for many chains at once."""
+
+    tail: float
+    x: FloatArray  # [J, S, K], of each bin: log10 C
+    y: FloatArray  # [J, S, K], reward
+    W: FloatArray  # [J, S, K], precision; 0: an empty bin
+    y0: float  # reward and precision of all evaluations at C = 0 together
+    W0: float
+    prior_mean: FloatArray  # [3J], of theta with gamma integrated out
+    prior_precision: FloatArray  # [3J, 3J]
+    run_precision: FloatArray  # [1 or Q, 1, 1], 1 / run_sd^2
+    lower: FloatArray  # [3], bounds of (A, mid, lnB)
+    upper: FloatArray
+
+    def value_and_gradient(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """(float[Q], its gradient float[Q, 3J + 1]) at v float[Q, 3J + 1]; infinite outside the bounds."""
+        Q, J = len(v), len(self.x)
+        theta, R0 = v[:, :-1].reshape(Q, J, 3), v[:, -1]
+        outside = ((theta < self.lower) | (theta > self.upper)).any((1, 2))
+        theta = np.clip(theta, self.lower - 1, self.upper + 1)  # so that refused positions do not overflow
+        A, mid, B = (t[..., None, None] for t in (theta[..., 0], theta[..., 1], np.exp(theta[..., 2])))
+        z = scaled_log_compute(self.x, mid, B)
+        s, slope = progress_and_slope(z, self.tail)
+        gain = A - R0[:, None, None, None]
+        residual = self.y - R0[:, None, None, None] - gain * s
+        Ws = self.W * s
+        e_precision = (Ws * s).sum(-1) + self.run_precision
+        e = (Ws * residual).sum(-1) / e_precision
+        weighted_residual = self.W * (residual - e[..., None] * s)
+        prior_residual = theta.reshape(Q, -1) - self.prior_mean
+        prior_gradient = prior_residual @ self.prior_precision
+        misfit = (weighted_residual * residual).sum((1, 2, 3)) + np.log(e_precision).sum((1, 2))
+        potential = 0.5 * (misfit + (prior_residual * prior_gradient).sum(1) + self.W0 * (self.y0 - R0) ** 2)
+        # d/dtheta: e is at its optimum, so it contributes through s and log(e_precision) alone.
+        shape_gradient = (Ws / e_precision[..., None] - weighted_residual * (gain + e[..., None])) * slope
+        theta_gradient = np.stack(
+            [
+                -(weighted_residual * s).sum((2, 3)),
+                -LN10 * B[..., 0, 0] * shape_gradient.sum((2, 3)),
+                (shape_gradient * z).sum((2, 3)),
+            ],
+            axis=2,
+        )
+        R0_gradient = -(weighted_residual * (1 - s)).sum((1, 2, 3)) - self.W0 * (self.y0 - R0)
+        gradient = np.concatenate([theta_gradient.reshape(Q, -1) + prior_gradient, R0_gradient[:, None]], axis=1)
+        return np.where(outside, np.inf, potential), gradient
+
+
+def _make_target(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray) -> _PotentialEnergy:
+    (J, S, _), tail, state, scales = data.weight.shape, fit.tail, fit.state, fit.scales
+    precision = robust_precision(tail, data, state, scales)
+    residual = data.y - predict_rewards(tail, data, state, with_run_effect=False)
+    x, mean_residual, W = (np.zeros((J, S, BINS_PER_RUN)) for _ in range(3))
+    for j, s in np.ndindex(J, S):
+        usable = data.trained[j, s]
+        if not usable.any():
+            continue
+        log10_C, point_precision = data.x[j, s, usable], precision[j, s, usable]
+        relative_position = (log10_C - log10_C[0]) / max(np.ptp(log10_C), 1e-9)
+        bin_index = np.minimum((relative_position * BINS_PER_RUN).astype(int), BINS_PER_RUN - 1)
+        W[j, s] = np.bincount(bin_index, point_precision, BINS_PER_RUN)
+        bin_precision = np.maximum(W[j, s], 1e-300)
+        x[j, s] = np.bincount(bin_index, point_precision * log10_C, BINS_PER_RUN) / bin_precision
+        weighted_residual = point_precision * residual[j, s, usable]
+        mean_residual[j, s] = np.bincount(bin_index, weighted_residual, BINS_PER_RUN) / bin_precision
+    bins = replace(data, x=x, y=mean_residual, weight=W)
+    y = predict_rewards(tail, bins, state, with_run_effect=False) + mean_residual
+    at_zero = ~np.isfinite(data.x) & (data.weight > 0)
+    W0 = float(precision[at_zero].sum())
+    y0 = float((precision[at_zero] * data.y[at_zero]).sum() / W0) if W0 else 0.0
+    X_flat = data.X.reshape(3 * J, -1)
+    covariance = np.diag(np.tile(scales.tau**2, J)) + (X_flat * scales.u_sd[1:] ** 2) @ X_flat.T
+    prior_terms = (X_flat @ scales.u_mean[1:], as_float64(np.linalg.inv(covariance)))
+    run_precision = np.maximum(run_sds, 1e-9)[:, None, None] ** -2.0
+    return _PotentialEnergy(tail, x, y, W, y0, W0, *prior_terms, run_precision, *data.theta_bounds)
+
+
+def _whitening_matrix(target: _PotentialEnergy, v: FloatArray) -> FloatArray:
+    """float[d, d] T with T T' the inverse curvature at v, by central differences of the gradient."""
+    prior_precision = np.append(np.diag(target.prior_precision), target.W0)
+    step_sizes = 1e-4 / np.sqrt(np.maximum(prior_precision, 1.0))
+    forward, backward = (target.value_and_gradient(v + sign * np.diag(step_sizes))[1] for sign in (1, -1))
+    H = (forward - backward) / (2 * step_sizes[:, None])
+    eigenvalues, eigenvectors = np.linalg.eigh((H + H.T) / 2)
+    return eigenvectors / np.sqrt(np.maximum(eigenvalues, 1e-3 * np.median(np.abs(eigenvalues))))
+
+
+def _mean_curve(theta: FloatArray, R0: FloatArray, tail: FloatArray, packed: PackedSweep, j: int) -> FloatArray:
+    """float[4]: the curve nearest to the mean of cell j's draws, theta float[Q, 3]."""
+    C_start = 10 ** packed.data.x[j][packed.data.trained[j]].min()
+    C = np.geomspace(C_start, MEAN_CURVE_REACH * 10**packed.data.x_high, _GRID_POINTS)
+    A, mid, lnB = theta.T[:, :, None]
+    mean_rewards = curve_value(C, R0[:, None], A, np.exp(lnB), 10**mid, tail[:, None]).mean(0)
+
+    def residual(parameters: FloatArray) -> FloatArray:
+        A, mid, lnB, tail = parameters
+        return curve_value(C, R0.mean(), A, np.exp(lnB), 10**mid, tail) - mean_rewards
+
+    start = np.append(theta.mean(0), tail.mean())
+    if np.ptp(tail) == 0 and np.abs(residual(start)).max() < 1e-9:
+        return start
+    lower = np.array([0.0, start[1] - 3, start[2] - 3, 0.0])
+    upper = np.array([1.0, start[1] + 3, start[2] + 3, 1.0])
+    scale = np.array([0.1, 0.3, 0.3, 0.5])
+    return least_squares(residual, np.clip(start, lower, upper), bounds=(lower, upper), x_scale=scale).x
+
+
+def mean_curve_residuals(posterior: CurvePosterior, packed: PackedSweep) -> FloatArray:
+    """float[J, S, P]: evaluations minus the mean curves and the run effects; 0 where there is no point."""
+    A, mid, lnB, tail = posterior.mean_curves.T[:, :, None, None]
+    has_compute, R0 = np.isfinite(packed.data.x), float(posterior.R0.mean())
+    C = 10 ** np.where(has_compute, packed.data.x, packed.data.x_low)
+    s = curve_value(C, 0.0, 1.0, np.exp(lnB), 10**mid, tail) * has_compute
+    weight, residuals = packed.data.weight, packed.data.y - R0 - (A - R0) * s
+    # The run effects that explain these residuals, shrunk by their prior.
+    noise_variance = max(posterior.scales.noise_sd, 1e-12) ** 2
+    run_precision = 1 / max(posterior.scales.run_sd, 1e-9) ** 2
+    information = (weight * s * s).sum(-1) / noise_variance
+    e = (weight * s * residuals).sum(-1) / noise_variance / (information + run_precision)
+    return (residuals - e[..., None] * s) * weight

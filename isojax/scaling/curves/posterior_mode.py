@@ -1,0 +1,293 @@
+"""The posterior mode of the hierarchical model, for each of the shapes of TAIL_PRIOR, and whether n matters at all.
+
+Damped Gauss-Newton steps improve all curves together: the normal matrix is an arrow, of which e is eliminated first and
+the cells second. tau, noise and run-to-run effect are estimated with the curves, under priors worth PRIOR_WEIGHT
+observations, because few cells say little about their own spread.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from isojax.scaling.curves.hierarchical import (
+    POOLED_TAU,
+    PRIOR_STEP_SD,
+    TINY_SD,
+    HierarchicalState,
+    PackedSweep,
+    Scales,
+    SweepArrays,
+    block_columns,
+    minus_two_log_posterior,
+    pool_over_n,
+    predict_rewards,
+    progress_at_points,
+    robust_precision,
+)
+from isojax.scaling.curves.hill import progress_gradient
+from isojax.scaling.tracks import FloatArray, as_float64
+
+# tail -> prior probability: ScaleRL's sigmoid as likely as all others together.
+TAIL_PRIOR = {1.0: 0.5, 0.75: 0.1, 0.5: 0.1, 0.25: 0.1, 0.0: 0.2}
+PRIOR_WEIGHT = 4.0
+PRIOR_RUN_SD = 0.01
+NOISELESS_SD = 1e-6  # below this the points are a computed curve, without variation between runs either
+SCALE_ROUNDS, MAX_SCALE_ROUNDS = 8, 60  # tau and the surface's steps are held after the first
+COST_TOLERANCE = 1e-13
+# n matters if curves that differ with n have an AIC smaller by this: "considerably less support" for one curve (Burnham
+# and Anderson, Model Selection, section 2.6).
+MIN_AIC_GAIN = 4.0
+_WEAK_SD = 10.0  # prior standard deviation of every column: none is favoured
+
+
+@dataclass(frozen=True)
+class ShapeFit:
+    """The posterior mode of one shape, its standard deviations, and where run_sd comes from, in words."""
+
+    tail: float
+    state: HierarchicalState
+    scales: Scales
+    run_sd_from: str
+
+
+def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[list[ShapeFit], FloatArray]:
+    """(the mode of each tail, the likeliest first, all under the scales of the best one; their probabilities)."""
+    shape_fits = [fit_shape(tail, packed, stated_run_sd) for tail in TAIL_PRIOR]
+    best_fit = min(shape_fits, key=lambda f: f.scales.noise_sd)
+    scales = best_fit.scales
+    shape_fits = [
+        ShapeFit(f.tail, find_mode(f.tail, packed.data, f.state, scales, iterations=200), scales, best_fit.run_sd_from)
+        for f in shape_fits
+    ]
+    costs = np.array([minus_two_log_posterior(f.tail, packed.data, f.state, scales) for f in shape_fits])
+    tail_weights = np.array(list(TAIL_PRIOR.values())) * np.exp(-0.5 * (costs - costs.min()))
+    order = np.argsort(-tail_weights, kind="stable")
+    return [shape_fits[i] for i in order], tail_weights[order] / tail_weights.sum()
+
+
+def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = None) -> ShapeFit:
+    """The posterior mode of one shape; its standard deviations and its curves are estimated in turn."""
+    data, state = packed.data, initial_state(tail, packed)
+    run_count = int((data.weight.sum(-1) > 0).sum())
+    parameter_count = 1 + 2 * len(data.X) + run_count  # R0, three per cell, and one for each further seed of a cell
+    initial_noise_sd = np.sqrt(np.mean((data.y - predict_rewards(tail, data, state))[data.weight > 0] ** 2)) + 1e-4
+    scales = Scales(float(initial_noise_sd), PRIOR_RUN_SD, packed.tau, packed.prior.mean, packed.prior.sd)
+    run_sd_from = ""
+    for i in range(MAX_SCALE_ROUNDS):
+        state = find_mode(tail, data, state, scales, iterations=12 if i < SCALE_ROUNDS else 40)
+        previous_noise_sd = scales.noise_sd
+        noise_sd = robust_noise_sd(data, data.y - predict_rewards(tail, data, state), parameter_count)
+        run_sd, run_sd_from, _ = estimate_run_sd(tail, data, state, noise_sd, stated_run_sd)
+        scales = replace(scales, noise_sd=max(noise_sd, 1e-9), run_sd=run_sd)
+        if i < SCALE_ROUNDS:
+            scales = _update_scales(tail, packed, state, scales)
+        elif noise_sd <= 1e-9 or abs(np.log(noise_sd / previous_noise_sd)) < 1e-3:
+            break
+    return ShapeFit(tail, find_mode(tail, data, state, scales, iterations=200), scales, run_sd_from)
+
+
+def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
+    """For each cell the best corner of a grid of (mid, lnB) with A by least squares; R0 at C = 0 or the lowest seen."""
+    data = packed.data
+    J, S, _ = data.weight.shape
+    floor = packed.base_reward if packed.base_reward is not None else float(np.min(data.y[data.weight > 0]))
+    mids, lnBs = np.meshgrid(
+        np.linspace(data.x_low - 0.5, data.x_high + 1.0, 25), np.log([0.4, 0.7, 1.0, 1.5, 2.2]), indexing="ij"
+    )
+    theta = np.zeros((J, 3))
+    for j in range(J):
+        x, rewards_above_floor = data.x[j][data.trained[j]], data.y[j][data.trained[j]] - floor
+        s = progress_gradient(x, mids[..., None], lnBs[..., None], tail)[0]
+        gain = np.clip((s * rewards_above_floor).sum(-1) / np.maximum((s * s).sum(-1), 1e-12), -floor, 1.0 - floor)
+        squared_error = ((gain[..., None] * s - rewards_above_floor) ** 2).sum(-1)
+        corner = int(squared_error.argmin())
+        theta[j] = floor + gain.flat[corner], mids.flat[corner], lnBs.flat[corner]
+    # gamma is that of the surface nearest to the cells under its prior.
+    scale = packed.prior.sd[1:] / 0.01
+    X_flat = data.X.reshape(3 * J, -1)
+    design = np.concatenate([X_flat * scale, np.eye(len(scale))])
+    targets = np.concatenate([theta.reshape(-1), packed.prior.mean[1:] / scale])
+    gamma = np.linalg.lstsq(design, targets, rcond=None)[0] * scale
+    return HierarchicalState(theta, np.zeros((J, S)), np.concatenate([[floor], gamma]))
+
+
+def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: int) -> float:
+    """A robust standard deviation of residuals float[J, S, P], clipped at two of them (Huber's second proposal)."""
+    squared_residuals = residuals[data.weight > 0] ** 2
+    variance = float(np.median(squared_residuals)) / 0.455
+    for _ in range(30):
+        variance = float(np.mean(np.minimum(squared_residuals, 4 * variance))) / 0.9205
+    degrees_of_freedom = max(1, len(squared_residuals) - parameter_count)
+    return float(np.sqrt(max(variance * len(squared_residuals) / degrees_of_freedom, 1e-24)))
+
+
+def estimate_run_sd(
+    tail: float, data: SweepArrays, state: HierarchicalState, noise_sd: float, stated_run_sd: float | None
+) -> tuple[float, str, float]:
+    """(run-to-run sd, its source in words, its degrees of freedom), from the spread of the seeds' offsets within cells
+    less that of noise, under a prior worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD.
+    """
+    if stated_run_sd is not None:
+        return stated_run_sd, "as stated", 100.0
+    s = progress_at_points(tail, data, state.theta)[0]
+    residuals = data.y - predict_rewards(tail, data, state, with_run_effect=False)
+    weight = (data.weight * s * s).sum(-1)
+    is_informative = weight > 0.2
+    offset = np.where(is_informative, (data.weight * s * residuals).sum(-1) / np.maximum(weight, 1e-9), 0.0)
+    seed_count = is_informative.sum(1)
+    cell_mean = offset.sum(1) / np.maximum(seed_count, 1)
+    spread = is_informative * (offset - cell_mean[:, None]) ** 2
+    spread_of_noise = is_informative * (1 - 1 / np.maximum(seed_count, 1))[:, None] * noise_sd**2
+    excess_spread = max(float((spread - spread_of_noise / np.maximum(weight, 0.2)).sum()), 0.0)
+    degrees_of_freedom = float(np.maximum(seed_count - 1, 0).sum())
+    if noise_sd < NOISELESS_SD:
+        return float(np.sqrt(excess_spread / max(degrees_of_freedom, 1.0))), "none: the points have no noise", 100.0
+    if not degrees_of_freedom:
+        source = f"assumed ({PRIOR_RUN_SD:g} of reward): one seed per cell cannot show it; state yours with --run-sd"
+        return PRIOR_RUN_SD, source, PRIOR_WEIGHT
+    variance = (PRIOR_WEIGHT * PRIOR_RUN_SD**2 + excess_spread) / (PRIOR_WEIGHT + degrees_of_freedom)
+    source = f"estimated from the seeds ({degrees_of_freedom:.0f} degrees of freedom)"
+    return float(np.sqrt(variance)), source, PRIOR_WEIGHT + degrees_of_freedom
+
+
+def _update_scales(tail: float, packed: PackedSweep, state: HierarchicalState, scales: Scales) -> Scales:
+    """tau and the standard deviations of the surface's steps: one step of expectation maximisation."""
+    cell_covariance, u_covariance = posterior_covariances(tail, packed.data, state, scales)
+    surface_residual = state.theta - packed.data.X @ state.u[1:]
+    sum_of_squares = (surface_residual**2).sum(0) + np.einsum("jcc->c", cell_covariance)
+    tau = np.sqrt((PRIOR_WEIGHT * packed.tau**2 + sum_of_squares) / (PRIOR_WEIGHT + len(surface_residual)))
+    u_sd, second_moment = scales.u_sd.copy(), state.u**2 + np.diag(u_covariance)
+    for i, prior_sd in enumerate(PRIOR_STEP_SD):
+        in_group = packed.prior.sd_group == i
+        u_sd[in_group] = np.sqrt(
+            (PRIOR_WEIGHT * prior_sd**2 + second_moment[in_group].sum()) / (PRIOR_WEIGHT + in_group.sum())
+        )
+    return replace(scales, tau=tau, u_sd=u_sd)
+
+
+def find_mode(
+    tail: float, data: SweepArrays, initial_state: HierarchicalState, scales: Scales, iterations: int = 60
+) -> HierarchicalState:
+    """The posterior mode near `initial_state`; stops when the cost falls by less than COST_TOLERANCE of itself."""
+    state, current_cost, damping = initial_state, minus_two_log_posterior(tail, data, initial_state, scales), 1e-4
+    for _ in range(iterations):
+        trial = _gauss_newton_step(tail, data, state, scales, damping)
+        trial_cost = minus_two_log_posterior(tail, data, trial, scales)
+        if trial_cost > current_cost or not np.isfinite(trial_cost):
+            damping = damping * 10 + 1e-12
+            if damping > 1e8:
+                break
+            continue
+        converged = current_cost - trial_cost <= COST_TOLERANCE * (1 + abs(current_cost))
+        state, current_cost, damping = trial, trial_cost, damping * 0.1
+        if converged:
+            break
+    return state
+
+
+def _gauss_newton_step(
+    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float
+) -> HierarchicalState:
+    """One damped Gauss-Newton step, clipped to the bounds of theta."""
+    normal = _normal_equations(tail, data, state, scales)
+    d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
+    theta_R0_step = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
+    de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, theta_R0_step)) / normal.h_e
+    return HierarchicalState(np.clip(state.theta + d_theta, *data.theta_bounds), state.e + de, state.u + du)
+
+
+@dataclass(frozen=True)
+class _NormalEquations:
+    """Normal equations of (A, mid, lnB, R0) with e eliminated, and the terms from which e's own step follows."""
+
+    H: FloatArray  # [J, 4, 4]
+    g: FloatArray  # [J, 4]
+    cross: FloatArray  # [J, 4, S]
+    h_e: FloatArray  # [J, S]
+    g_e: FloatArray  # [J, S]
+
+
+def _normal_equations(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> _NormalEquations:
+    s, ds_d_mid, ds_d_lnB = progress_at_points(tail, data, state.theta)
+    gain = state.theta[:, 0, None, None] + state.e[..., None] - state.R0
+    residual = data.y - state.R0 - gain * s
+    W = robust_precision(tail, data, state, scales)
+    J = np.stack([s, gain * ds_d_mid, gain * ds_d_lnB, 1 - s], axis=1)  # [J, 4, S, P]
+    WJ = J * W[:, None]
+    e_precision = 1 / max(scales.run_sd, TINY_SD) ** 2
+    cross = np.einsum("jasp,jsp->jas", WJ, s)  # the derivative by e is that by A, run by run
+    h_e = (W * s * s).sum(-1) + e_precision
+    g_e = (W * s * residual).sum(-1) - state.e * e_precision
+    H = np.einsum("jasp,jbsp->jab", WJ, J) - np.einsum("jas,jbs,js->jab", cross, cross, 1 / h_e)
+    g = np.einsum("jasp,jsp->ja", WJ, residual) - np.einsum("jas,js->ja", cross, g_e / h_e)
+    return _NormalEquations(H, g, cross, h_e, g_e)
+
+
+def _solve_arrow(
+    data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float, normal: _NormalEquations
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """(step of theta, step of u, D^-1 border, the Schur complement of u): u = (R0, gamma) alone couples the cells."""
+    H, g, surface_precision = normal.H, normal.g, scales.tau**-2.0
+    PX = surface_precision[:, None] * data.X  # [J, 3, K]
+    surface_residual = state.theta - data.X @ state.u[1:]
+    block = H[:, :3, :3] + np.diag(surface_precision)
+    block = block + damping * block * np.eye(3)
+    border = np.concatenate([H[:, :3, 3:], -PX], axis=2)  # [J, 3, 1 + K]
+    schur = np.diag(scales.u_sd**-2.0)
+    schur[0, 0] += H[:, 3, 3].sum()
+    schur[1:, 1:] += np.einsum("jck,jcl->kl", PX, data.X)
+    u_gradient = np.concatenate([[g[:, 3].sum()], np.einsum("jck,jc->k", PX, surface_residual)])
+    u_gradient = u_gradient - (state.u - scales.u_mean) / scales.u_sd**2
+    theta_gradient = g[:, :3] - surface_precision * surface_residual
+    solutions = np.linalg.solve(block, np.concatenate([border, theta_gradient[..., None]], axis=2))
+    F, f = as_float64(solutions[..., :-1]), as_float64(solutions[..., -1])
+    schur = schur - np.einsum("jak,jal->kl", border, F)
+    du = as_float64(np.linalg.solve(schur, u_gradient - np.einsum("jak,ja->k", border, f)))
+    return f - F @ du, du, F, schur
+
+
+def posterior_covariances(
+    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales
+) -> tuple[FloatArray, FloatArray]:
+    """Covariances at the mode: float[J, 3, 3] of each cell's theta minus its surface, float[1 + K, 1 + K] of u."""
+    normal = _normal_equations(tail, data, state, scales)
+    _, _, F, schur = _solve_arrow(data, state, scales, 0.0, normal)
+    u_covariance = as_float64(np.linalg.inv(schur))
+    u_sensitivity = F.copy()  # theta - X gamma moves by -(F + X) du
+    u_sensitivity[:, :, 1:] += data.X
+    cell_covariance = np.linalg.inv(normal.H[:, :3, :3] + np.diag(scales.tau**-2.0))
+    shared_covariance = np.einsum("jak,kl,jbl->jab", u_sensitivity, u_covariance, u_sensitivity)
+    return cell_covariance + shared_covariance, u_covariance
+
+
+def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
+    """Whether one curve for each B_p does as well, by AIC at the likeliest shape and standard deviations, as curves
+    that change linearly with log2 n and as a free curve for each cell; False where only one n was measured, because
+    nothing was compared.
+    """
+    if len({n for _, n in packed.keys}) < 2:
+        return False
+    J = len(packed.keys)
+    B_p_columns = pool_over_n(packed).data.X[:, 0]
+    B_p_columns = B_p_columns[:, B_p_columns.any(0)]
+    log2_n = np.log2([n for _, n in packed.keys])
+    common_deviance = _deviance(shape_fit, packed, B_p_columns)
+    linear_deviance = _deviance(shape_fit, packed, np.column_stack([B_p_columns, log2_n - log2_n.mean()]))
+    free_deviance = _deviance(shape_fit, packed, np.eye(J))
+    return (
+        common_deviance - linear_deviance - 2 * 3 < MIN_AIC_GAIN
+        and common_deviance - free_deviance - 2 * 3 * (J - B_p_columns.shape[1]) < MIN_AIC_GAIN
+    )
+
+
+def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> float:
+    """Minus twice the greatest log likelihood of curves with A, mid and lnB in the span of the columns, float[J, K]."""
+    J, K = columns.shape
+    X = block_columns(columns)
+    gamma = as_float64(np.linalg.lstsq(X.reshape(3 * J, -1), shape_fit.state.theta.reshape(-1), rcond=None)[0])
+    data = replace(packed.data, X=X)
+    weak_sd = np.full(1 + 3 * K, _WEAK_SD)
+    scales = replace(shape_fit.scales, tau=np.full(3, POOLED_TAU), u_mean=np.zeros_like(weak_sd), u_sd=weak_sd)
+    state = HierarchicalState(X @ gamma, shape_fit.state.e, np.concatenate([shape_fit.state.u[:1], gamma]))
+    mode = find_mode(shape_fit.tail, data, state, scales, iterations=100)
+    return minus_two_log_posterior(shape_fit.tail, data, mode, scales)
