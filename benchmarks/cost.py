@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isojax.core.config import CellConfig, ModelConfig, PrecisionConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner
@@ -29,7 +30,7 @@ from isojax.models.families import llama
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import build_init_state
 from isojax.rl.train_step import TrainStep
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import StopConditions
 

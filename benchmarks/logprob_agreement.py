@@ -24,6 +24,7 @@ from jax.sharding import Mesh
 from isojax.core import registry
 from isojax.core.config import DataConfig, ModelConfig, PromptConfig, RLConfig, SamplingConfig, VerifierConfig
 from isojax.core.nouns import Problem
+from isojax.core.shapes import SamplerShapes, make_sampler_shapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh, shard_count
 from isojax.models.hf import hf_load
@@ -31,7 +32,7 @@ from isojax.models.transformer import Decoder, Params
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.metric import values
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
-from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.problem_sources import InMemorySource, open_source
 from isojax.tasks.protocol import StopConditions

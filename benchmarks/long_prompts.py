@@ -28,12 +28,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isojax.core.config import RLConfig, SamplingConfig, load_config
+from isojax.core.shapes import SamplerShapes, make_sampler_shapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import ROLLOUT_AXES, make_mesh, replicated, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
-from isojax.sampling.batch import ProblemArrays, SamplerShapes, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from isojax.sampling.engine import build_engine, build_sampler
 from isojax.sampling.stream import sampler_state_shardings
 from isojax.tasks.protocol import StopConditions

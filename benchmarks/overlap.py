@@ -26,10 +26,11 @@ import numpy as np
 
 from isojax.core.config import ModelConfig, SamplingConfig
 from isojax.core.nouns import Problem
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.families import llama
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, response_tokens
+from isojax.sampling.batch import ProblemArrays, response_tokens
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import OnFinished, build_stream
 from isojax.tasks.grading import BackgroundGrader, Checker

@@ -40,13 +40,14 @@ from jax import lax
 from scipy.special import log_ndtr
 
 from isojax.core.config import ModelConfig, SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.decode import Decoding, KVCache
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import engine as engine_module
-from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_sampler_shapes, make_shard_slice
+from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_shard_slice
 from isojax.sampling.engine import Engine, build_engine
 from isojax.sampling.slots import SamplerState, Slots
 from isojax.tasks.protocol import StopConditions

@@ -21,10 +21,11 @@ import numpy as np
 
 from isojax.core import registry
 from isojax.core.config import ModelConfig, SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.hf import hf_load
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import StopConditions
 

@@ -20,12 +20,13 @@ import numpy as np
 
 from isojax.core import shapes
 from isojax.core.config import ModelConfig, RLConfig, SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.transformer import Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 
 B_P, N, M, P, T, VOCAB, REPEATS = 16, 16, 16, 32, 256, 512, 5
 MODEL = ModelConfig(layers=4, width=128, heads=4, kv_heads=2, head_dim=32, mlp=384)

@@ -14,10 +14,11 @@ from jax.sharding import Mesh
 
 from isojax.core.config import ModelConfig
 from isojax.core.nouns import Problem
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.batch import ProblemArrays, SamplerShapes
+from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.protocol import EncodedProblems, StopConditions
 from tests.compiler import QUICK, SAME_BITS
 

@@ -10,12 +10,13 @@ from child import threads
 
 from isojax.core import registry
 from isojax.core.config import CellConfig, ModelConfig, PrecisionConfig, RLConfig, SamplingConfig, SweepConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh, shard_count
 from isojax.launch import planner
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.protocol import StopConditions
 
 

@@ -12,13 +12,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import ROLLOUT_AXES, manual_specs, partition_specs
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.gradient import GradientAccumulator, ResponseBatch, build_gradient, map_over_shards
 from isojax.rl.metric import Metrics, Reduction
 from isojax.rl.objective import MetricSums, Microbatch, Prefix, UpdateInputs, hidden_states, sum_over_tokens
-from isojax.sampling.batch import ProblemArrays, SamplerShapes
+from isojax.sampling.batch import ProblemArrays
 
 
 class CriticInputs(NamedTuple):

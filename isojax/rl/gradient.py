@@ -19,13 +19,13 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
-from isojax.core.shapes import bucket_widths
+from isojax.core.shapes import SamplerShapes, bucket_widths
 from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, positions_are_split, shard_count
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.transformer import Params, PrefixCache
 from isojax.rl.metric import Metric, Metrics, combine
 from isojax.rl.objective import MetricSums, Microbatch, Objective, Prefix, PromptTokens, UpdateInputs
-from isojax.sampling.batch import ProblemArrays, SamplerShapes, ShardSlice, make_shard_slice
+from isojax.sampling.batch import ProblemArrays, ShardSlice, make_shard_slice
 
 
 class ResponseBatch(NamedTuple):

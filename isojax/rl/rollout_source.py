@@ -16,6 +16,7 @@ from jaxtyping import Array, PRNGKeyArray
 from isojax.core.config import CellConfig
 from isojax.core.nouns import Cell, Problem
 from isojax.core.random_streams import TRAIN_STREAM
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Decoder, Params
@@ -26,7 +27,6 @@ from isojax.rl.train_step import UpdateResult, build_update
 from isojax.sampling.batch import (
     ProblemArrays,
     RolloutBatch,
-    SamplerShapes,
     gather_problems,
     problem_shapes,
     rewards_to_buffer,

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from isojax.core.config import CellConfig
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import compiler_options, replicated
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import critic
@@ -28,7 +29,7 @@ from isojax.rl.objective import (
     make_loss_weights,
 )
 from isojax.rl.optimizer import CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, SamplerShapes, buffer_row_groups
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import Task

@@ -12,8 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
-from isojax.core.shapes import SamplerShapes as SamplerShapes
-from isojax.core.shapes import make_sampler_shapes as make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.program import shape_on
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated
 

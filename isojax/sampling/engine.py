@@ -23,12 +23,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from isojax.core.config import SamplingConfig
 from isojax.core.errors import InputError
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed import sharding
 from isojax.distributed.sharding import ROLLOUT_AXES
 from isojax.models.decode import Decoding, KVCache
 from isojax.models.fsdp import all_gather_params
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, SamplingBatch, length_mask, make_shard_slice
+from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch, length_mask, make_shard_slice
 from isojax.sampling.logits import (
     apply_interruption,
     log_probs,

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
+from isojax.core.shapes import SamplerShapes
 from isojax.models.decode import Decoding, KVCache
 from isojax.models.transformer import Params
-from isojax.sampling.batch import SamplerShapes, SamplingBatch
+from isojax.sampling.batch import SamplingBatch
 from isojax.sampling.logits import rollout_keys
 
 

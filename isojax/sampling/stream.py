@@ -17,13 +17,14 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
 from isojax.core.config import SamplingConfig
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed import multiprocess
 from isojax.distributed.program import Program, shape_on
 from isojax.distributed.sharding import ROLLOUT_AXES, partition_spec, replicate_over_rollout_axes, replicated
 from isojax.models.decode import POSITION_AXES, KVCache
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import batch
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, SamplingBatch
+from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch
 from isojax.sampling.engine import Engine, build_engine
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.protocol import StopConditions

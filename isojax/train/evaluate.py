@@ -16,13 +16,14 @@ from isojax.core.config import PANEL, SamplingConfig
 from isojax.core.estimators import summarize_counts
 from isojax.core.nouns import Cell, EvalPoint
 from isojax.core.random_streams import EVAL_STREAM, EXTRA_STREAM
+from isojax.core.shapes import SamplerShapes, make_sampler_shapes
 from isojax.distributed import multiprocess
 from isojax.distributed.program import Program, shape_on, shapes_with_shardings
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.metric import values
 from isojax.sampling import batch
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes
+from isojax.sampling.batch import ProblemArrays, Rollouts
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
 from isojax.tasks.grading import BackgroundGrader
@@ -173,7 +174,7 @@ class Evaluator:
         self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
         self._has_interruption = task.stops.interruption is not None
         slots_per_prefix = trainer_shapes.slots_per_prefix
-        shapes = batch.make_sampler_shapes(
+        shapes = make_sampler_shapes(
             [(problems_per_call, samples_per_problem)],
             trainer_shapes.shards,
             slots=trainer_shapes.slots,

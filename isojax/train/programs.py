@@ -15,6 +15,7 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.machine import release_freed_memory
 from isojax.core.nouns import Problem
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.program import shape_on, shapes_with_shardings
 from isojax.distributed.sharding import replicated, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
@@ -30,7 +31,7 @@ from isojax.rl.rollout_source import (
     RolloutSource,
     UpdateShapes,
 )
-from isojax.sampling.batch import make_sampler_shapes, problem_shapes
+from isojax.sampling.batch import problem_shapes
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import Task, is_on_device, tokenize
 from isojax.train.evaluate import Evaluator

@@ -36,13 +36,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.process_group import parse_process_group
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, adam, train_state_shardings
 from isojax.rl.train_step import build_update
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
 from tests.device import CONFIG, DECODER, Parity, mesh, policy, quick_jit, random_problems, scatter

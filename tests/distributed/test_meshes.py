@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig, SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.critic import CriticInputs, build_critic, critic_param_shapes, critic_param_shardings, critic_params
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from isojax.sampling.engine import build_sampler
 from tests.compiler import QUICK, flags
 from tests.device import CONFIG, DECODER, VOCAB, P, Parity, T, mesh, placed, policy, quick_jit, random_problems, scatter

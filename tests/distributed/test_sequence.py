@@ -16,12 +16,13 @@ import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig, SweepConfig
 from isojax.core.errors import InputError
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.attention_autotune import select_attention
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from isojax.sampling.engine import build_engine
 from isojax.sampling.stream import build_stream
 from isojax.tasks.protocol import StopConditions

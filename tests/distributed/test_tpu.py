@@ -110,13 +110,13 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from jax.sharding import NamedSharding, PartitionSpec
 
     from isojax.core import registry
-    from isojax.core.shapes import MAX_UPDATES_PER_CALL
+    from isojax.core.shapes import MAX_UPDATES_PER_CALL, make_sampler_shapes
     from isojax.distributed.sharding import replicated, shard_count
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
     from isojax.rl.objective import make_coefficients
     from isojax.rl.optimizer import TrainState, adam, train_state_shardings
-    from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+    from isojax.sampling.batch import ProblemArrays
     from isojax.sampling.engine import build_sampler
     from isojax.tasks.task import build_task
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from isojax.core.config import SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.protocol import StopConditions
 from tests.device import CONFIG, MESHES, P, mesh
 

@@ -18,6 +18,7 @@ import pytest
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Problem
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.program import shapes_like
 from isojax.distributed.sharding import make_mesh, replicated, shard_count
@@ -28,7 +29,7 @@ from isojax.rl.metric import Metrics, merge
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state
 from isojax.rl.rollout_source import CellProblems, UpdateShapes
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from tests.compiler import SAME_BITS
 from tests.device import CONFIG, DECODER, P, Parity, T, compile_with, mesh, placed, policy, random_problems
 from tests.rl.test_rollout_source import FixedOrder, Spoken, train_on

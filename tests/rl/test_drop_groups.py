@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from isojax.core.shapes import SamplerShapes, make_sampler_shapes
 from isojax.rl.train_step import drop_groups
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, buffer_row_groups, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays, Rollouts, buffer_row_groups
 from tests.device import P, T, gather, quick_jit, random_problems, scatter
 
 CELLS = [(13, 7), (5, 4)]

@@ -15,6 +15,7 @@ import optax
 import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import ComputeOptions, Params
 from isojax.rl.advantages import RewardedBatch
@@ -23,7 +24,7 @@ from isojax.rl.metric import values
 from isojax.rl.objective import Coefficients, make_coefficients, make_loss_weights
 from isojax.rl.optimizer import TrainState, adam, adamw_update, build_init_state, train_state_shardings
 from isojax.rl.train_step import BatchSignals, TrainStep
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, buffer_row_groups, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, buffer_row_groups
 from isojax.sampling.engine import build_sampler
 from tests.device import (
     CONFIG,

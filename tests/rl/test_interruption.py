@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.rl.advantages import RewardedBatch, gae
 from isojax.rl.critic import generalised_advantages
 from isojax.rl.metric import values
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, adam
 from isojax.rl.train_step import TrainStep
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.tasks.protocol import Interruption
 from tests.device import (
     CONFIG,

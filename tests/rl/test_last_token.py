@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import UpdateInputs, hidden_states, make_coefficients
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from tests.device import CONFIG, VOCAB, P, mesh, quick_jit, random_problems, scatter
 
 B_P, N = 5, 3

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig, SamplingConfig
-from isojax.core.shapes import bucket_widths
+from isojax.core.shapes import bucket_widths, make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.rl import logprobs
 from isojax.rl.gradient import (
@@ -25,7 +25,7 @@ from isojax.rl.gradient import (
 )
 from isojax.rl.metric import value
 from isojax.rl.objective import LossWeights, PolicyInputs, PolicyObjective, UpdateInputs, make_coefficients
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes, make_shard_slice
+from isojax.sampling.batch import ProblemArrays, make_shard_slice
 from tests.device import (
     DECODER,
     MESHES,

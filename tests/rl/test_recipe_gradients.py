@@ -16,6 +16,7 @@ import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.config.rl import CriticConfig
+from isojax.core.shapes import SamplerShapes, make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
 from isojax.rl import critic
@@ -24,7 +25,7 @@ from isojax.rl.metric import values as metric_values
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import CriticState, TrainState, adam
 from isojax.rl.train_step import TrainStep
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, SamplerShapes, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from tests.device import (
     CONFIG,
     DECODER,

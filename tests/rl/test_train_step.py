@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from isojax.core.config import CellConfig, RLConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state
 from isojax.rl.train_step import TrainStep
-from isojax.sampling.batch import make_sampler_shapes
 from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, mesh, placed, policy, random_problems
 from tests.hlo import check_kept_apart, collectives
 

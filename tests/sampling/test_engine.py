@@ -13,10 +13,11 @@ import pytest
 from scipy.stats import chisquare
 
 from isojax.core.config import SamplingConfig
+from isojax.core.shapes import SamplerShapes, make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder
 from isojax.sampling import engine as engine_module
-from isojax.sampling.batch import ProblemArrays, Rollouts, SamplerShapes, buffer_row_groups, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays, Rollouts, buffer_row_groups
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.tokenizer import build_stop_table

@@ -16,11 +16,12 @@ import pytest
 from scipy.stats import chisquare
 
 from isojax.core.config import SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.decode import Decoding
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import engine as engine_module
-from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_sampler_shapes, make_shard_slice
+from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_shard_slice
 from isojax.sampling.engine import build_engine, build_sampler
 from isojax.sampling.logits import NEG_INF, log_probs, rollout_keys, sample_token, uniforms
 from isojax.tasks.protocol import StopConditions

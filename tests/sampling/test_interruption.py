@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 from isojax.core.config import SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.sampling import engine
-from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes, response_tokens
+from isojax.sampling.batch import ProblemArrays, Rollouts, response_tokens
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.sampling.stream import build_stream

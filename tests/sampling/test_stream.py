@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 
 from isojax.core.config import SamplingConfig
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder
 from isojax.sampling import engine
-from isojax.sampling.batch import ProblemArrays, Rollouts, make_sampler_shapes, response_tokens
+from isojax.sampling.batch import ProblemArrays, Rollouts, response_tokens
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import Stream, build_stream
 from isojax.tasks.protocol import StopConditions

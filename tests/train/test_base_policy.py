@@ -14,8 +14,8 @@ from flax.traverse_util import flatten_dict
 from isojax.core.config import BasePolicyConfig, CellConfig, DataConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.shapes import make_sampler_shapes
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.batch import make_sampler_shapes
 from isojax.tasks.device import solvers
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import tokenize

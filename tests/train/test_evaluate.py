@@ -12,9 +12,10 @@ import pytest
 
 from isojax.core.config import SamplingConfig
 from isojax.core.nouns import Problem
+from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
-from isojax.sampling.batch import ProblemArrays, make_sampler_shapes
+from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.protocol import Grades, TokenizedProblems
 from isojax.train.evaluate import Evaluator
 from tests.device import (

@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
-from isojax.core.shapes import MAX_UPDATES_PER_CALL
+from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
 from isojax.distributed.program import Program, shape_on, shapes_like
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.models.transformer import Decoder, Params
@@ -28,15 +28,7 @@ from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, Roll
 from isojax.rl.metric import Metric, Metrics, mean
 from isojax.rl.optimizer import TrainState
 from isojax.rl.train_step import build_update
-from isojax.sampling.batch import (
-    ProblemArrays,
-    RolloutBatch,
-    Rollouts,
-    SamplerShapes,
-    buffer_row_groups,
-    rewards_to_buffer,
-    row_index,
-)
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, buffer_row_groups, rewards_to_buffer, row_index
 from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.task import Task, is_on_device
 

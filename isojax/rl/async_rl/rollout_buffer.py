@@ -15,18 +15,11 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from isojax.core.config import CellConfig
+from isojax.core.shapes import SamplerShapes, make_sampler_shapes
 from isojax.distributed.program import Program, shape_on, shapes_with_shardings
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.models.transformer import Decoder, Params
-from isojax.sampling.batch import (
-    ProblemArrays,
-    RingSizes,
-    Rollouts,
-    SamplerShapes,
-    SamplingBatch,
-    make_sampler_shapes,
-    make_shard_slice,
-)
+from isojax.sampling.batch import ProblemArrays, RingSizes, Rollouts, SamplingBatch, make_shard_slice
 from isojax.sampling.engine import build_engine
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.sampling.stream import (
