@@ -5,10 +5,10 @@ of these forms, with x = log10 C (or log10 M at a fixed batch B):
     linear     log2 n*(C) = b + k (x - x0),   x0 the centre of the points
     sigmoid    log2 n*(C) = b + L / (1 + exp(-k (x - x0)))     (the paper's)
 
-`fit_law` is the paper's, through a centred running average over AVERAGING_WINDOW decades (the paper does not publish
-its window). `choose_law`, of mode "hierarchical", weights points and chooses the form by AICc (Hurvich and Tsai 1989;
-where variances are known QAICc, Burnham and Anderson 2002, section 2.5). Both saturate at most at twice the largest n
-measured. A fork adds a form by adding an entry to FORMS.
+`fit_n_star` fits one to a frontier: by `fit_law`, the paper's, through a centred running average over AVERAGING_WINDOW
+decades (the paper does not publish its window), or in mode "hierarchical" by `choose_law`, which weights points and
+chooses the form by AICc (Hurvich and Tsai 1989; where variances are known QAICc, Burnham and Anderson 2002, section
+2.5). Both saturate at most at twice the largest n measured. A fork adds a form by adding an entry to FORMS.
 """
 
 import math
@@ -34,8 +34,8 @@ C0_MARGIN_DECADES = 1.0  # C0 may be this many decades outside the frontier
 L_MARGIN = 1e-3  # of its range: a smaller L is at its bound
 MAX_SATURATION_RATIO = 2**0.5  # a law that saturates at more than this times its value where the data end is a guess
 AVERAGING_WINDOW = 0.25
-MAX_LAW_POINTS = 24
-BAND_POINTS = 40
+MAX_LAW_POINTS = 24  # of a frontier, to which its law is fitted
+BAND_POINTS = 40  # of a frontier, at which the replicates' best n gets an interval
 # Residuals of log2 n below this are rounding: all forms that reach it count as equally exact.
 EXACT_RESIDUAL = 1e-6
 
@@ -140,6 +140,59 @@ def n_star(law: Law, C: ArrayLike) -> FloatArray:
     return 2.0 ** log2_n_star(law, C)
 
 
+def fit_n_star(
+    frontier: Frontier, draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int, target_count: int
+) -> NStarFit:
+    """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance plus that of the
+    grid of n (a uniform error of one step); the paper's sigmoid in a mode that cannot say whether n matters.
+    """
+    C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
+    if no_effect is None:
+        return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
+    band = None if draws is None else _n_star_band(draws, C[spread_indices(len(C), BAND_POINTS)])
+    if no_effect:
+        return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
+    law_indices = spread_indices(len(C), MAX_LAW_POINTS)
+    observations = min(target_count, len(law_indices))
+    log2_n, variance, intervals = np.log2(n[law_indices]), None, None
+    if draws is not None:
+        log2_n_replicates = log2_best_n(draws, C[law_indices])
+        log2_n = log2_n_replicates.mean(0)
+        steps = np.diff(np.log2(np.unique(n)))
+        variance = log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
+        # The law's own parameters trade off against one another: an interval for each would say less.
+        intervals = NStarIntervals(
+            n_at_low_C=_n_interval(log2_n_replicates[:, 0]),
+            n_at_middle_C=_n_interval(log2_n_replicates[:, len(law_indices) // 2]),
+            n_at_high_C=_n_interval(log2_n_replicates[:, -1]),
+        )
+    choice = choose_law(C[law_indices], log2_n, n_largest, variance, observations)
+    return NStarFit(law=choice.law, no_effect=False, aicc=choice.aicc, band=band, intervals=intervals)
+
+
+def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
+    """float[Q, G]: log2 of the best n; a cell competes by its curve up to CURVE_REACH_DECADES beyond its data."""
+    return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
+
+
+def _n_interval(log2_n: FloatArray) -> tuple[float, float]:
+    """The interval of n over replicates of log2 n, float[Q], all finite."""
+    low, high = central_interval(log2_n)
+    return 2 ** (low or 0.0), 2 ** (high or 0.0)
+
+
+def _n_star_band(draws: PosteriorSamples, C: FloatArray) -> tuple[NStarBandRow, ...]:
+    """90% of the replicates' best n at some budgets."""
+    intervals = [_n_interval(column) for column in log2_best_n(draws, C).T]
+    return tuple(NStarBandRow(C=at, low=low, high=high) for at, (low, high) in zip(C.tolist(), intervals, strict=True))
+
+
+def most_common_n_law(n: ArrayLike) -> Law:
+    """Where n makes no difference: constant at the n that the frontier has most often, int[points]."""
+    values, counts = np.unique(n, return_counts=True)
+    return Law("constant", 0.0, 0.0, None, float(np.log2(values[counts.argmax()])))
+
+
 def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
     """The mean of y over all points within window / 2 of each x; float[points]."""
     within_window = np.abs(x[:, None] - x[None, :]) <= window / 2 + 1e-12
@@ -242,56 +295,3 @@ def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str
     if n_saturation > MAX_SATURATION_RATIO * n_at_end:
         text = f"it saturates at n = {n_saturation:.3g}, but has come to {n_at_end:.3g} where the data end"
         yield "law_beyond_data", f"{beyond}: {text}"
-
-
-def fit_n_star(
-    frontier: Frontier, draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int, target_count: int
-) -> NStarFit:
-    """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance plus that of the
-    grid of n (a uniform error of one step); the paper's sigmoid in a mode that cannot say whether n matters.
-    """
-    C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
-    if no_effect is None:
-        return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
-    band = None if draws is None else _n_star_band(draws, C[spread_indices(len(C), BAND_POINTS)])
-    if no_effect:
-        return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
-    law_indices = spread_indices(len(C), MAX_LAW_POINTS)
-    observations = min(target_count, len(law_indices))
-    log2_n, variance, intervals = np.log2(n[law_indices]), None, None
-    if draws is not None:
-        log2_n_replicates = log2_best_n(draws, C[law_indices])
-        log2_n = log2_n_replicates.mean(0)
-        steps = np.diff(np.log2(np.unique(n)))
-        variance = log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
-        # The law's own parameters trade off against one another: an interval for each would say less.
-        intervals = NStarIntervals(
-            n_at_low_C=_n_interval(log2_n_replicates[:, 0]),
-            n_at_middle_C=_n_interval(log2_n_replicates[:, len(law_indices) // 2]),
-            n_at_high_C=_n_interval(log2_n_replicates[:, -1]),
-        )
-    choice = choose_law(C[law_indices], log2_n, n_largest, variance, observations)
-    return NStarFit(law=choice.law, no_effect=False, aicc=choice.aicc, band=band, intervals=intervals)
-
-
-def most_common_n_law(n: ArrayLike) -> Law:
-    """Where n makes no difference: constant at the n that the frontier has most often, int[points]."""
-    values, counts = np.unique(n, return_counts=True)
-    return Law("constant", 0.0, 0.0, None, float(np.log2(values[counts.argmax()])))
-
-
-def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
-    """float[Q, G]: log2 of the best n; a cell competes by its curve up to CURVE_REACH_DECADES beyond its data."""
-    return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
-
-
-def _n_interval(log2_n: FloatArray) -> tuple[float, float]:
-    """The interval of n over replicates of log2 n, float[Q], all finite."""
-    low, high = central_interval(log2_n)
-    return 2 ** (low or 0.0), 2 ** (high or 0.0)
-
-
-def _n_star_band(draws: PosteriorSamples, C: FloatArray) -> tuple[NStarBandRow, ...]:
-    """90% of the replicates' best n at some budgets."""
-    intervals = [_n_interval(column) for column in log2_best_n(draws, C).T]
-    return tuple(NStarBandRow(C=at, low=low, high=high) for at, (low, high) in zip(C.tolist(), intervals, strict=True))
