@@ -27,6 +27,7 @@ SLOW = (
     "e2e/test_faults.py",
     "e2e/test_hosts.py",
     "e2e/test_interruption.py",
+    "e2e/test_lost_terminal.py",
     "e2e/test_mesh.py",
     "e2e/test_pipeline.py",
     "e2e/test_ray.py",

@@ -3,24 +3,26 @@ neither SciPy nor jax; an InputError is one line `error: ...` on standard error 
 
 import importlib
 import sys
-from typing import Annotated, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from isojax import __version__
 from isojax.cli.options import new_app
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
+from isojax.core.terminal import guard_output, printable
 from isojax.runs.workspace import display_path, localize
 
 
 class LazyCommand(NamedTuple):
-    """A command: its name, the first sentence of its help, and whether it computes with jax in this process."""
+    """A command: its name, the first sentence of its help, and whether it is a run: hours of jax in this process."""
 
     name: str
     summary: str
-    loads_jax: bool = False
+    is_run: bool = False
 
     def load(self) -> typer.Typer:
         """Import it: the typer app of its module, or an app of the function that has the command's name."""
@@ -50,23 +52,22 @@ COMMANDS = (
     LazyCommand("difficulty", "Label problems by the base model's avg@k, and split them by difficulty.", True),
     LazyCommand("lr-search", "Find the learning rate by short runs at one batch size.", True),
 )
-# The command that is imported reads its own options; whoever finds it takes none.
-PASS_ARGUMENTS = {
-    "allow_extra_args": True, "allow_interspersed_args": False, "help_option_names": [], "ignore_unknown_options": True,
-}  # fmt: skip
-
-app = new_app(no_args_is_help=True)
 
 
-def _add_command(command: LazyCommand) -> None:
-    def run(ctx: typer.Context) -> None:
-        command.load()(ctx.args, prog_name=ctx.command_path)
+class LazyGroup(TyperGroup):
+    """The commands by their summaries; the one that is called, or completed by a shell, is imported."""
 
-    app.command(command.name, help=command.summary, context_settings=PASS_ARGUMENTS)(run)
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        name, command, remaining = super().resolve_command(ctx, args)
+        for lazy_command in COMMANDS:
+            if lazy_command.name == name:
+                command = typer.main.get_command(lazy_command.load())
+        return name, command, remaining
 
 
+app = new_app(cls=LazyGroup, no_args_is_help=True, add_completion=True)
 for _command in COMMANDS:
-    _add_command(_command)
+    app.command(_command.name, help=_command.summary)(lambda: None)
 
 
 def _print_version(requested: bool) -> None:
@@ -75,7 +76,9 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-VersionOption = Annotated[bool, typer.Option(callback=_print_version, is_eager=True, help="Print the version.")]
+VersionOption = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+]
 
 
 @app.callback()
@@ -88,30 +91,36 @@ def _root(version: VersionOption = False) -> None:
 
 def main() -> NoReturn:
     """The console script `isojax`: like `python -m`, it finds a fork's modules in the folder it is called in."""
-    if any(command.loads_jax for command in COMMANDS if command.name in sys.argv[1:2]):
+    is_run = any(command.is_run for command in COMMANDS if command.name in sys.argv[1:2])
+    if is_run:
         use_huge_pages()
     sys.path.insert(0, "")
-    _run(app, "isojax")
+    _run(app, "isojax", is_run)
 
 
 def main_launch() -> NoReturn:
     """`python -m isojax.launch`."""
     use_huge_pages()
-    _run(LAUNCH.load(), "python -m isojax.launch")
+    _run(LAUNCH.load(), "python -m isojax.launch", is_run=True)
 
 
 def main_train() -> NoReturn:
     """`python -m isojax.train`."""
     use_huge_pages()
-    _run(TRAIN.load(), "python -m isojax.train")
+    _run(TRAIN.load(), "python -m isojax.train", is_run=True)
 
 
-def _run(typer_app: typer.Typer, program: str) -> NoReturn:
+def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
     """Run a command and exit: 0; 2 after an InputError, as after usage errors; 1 after a failed run; 143 after
-    SIGTERM."""
+    SIGTERM; 141 where nobody reads what a command prints that is no run."""
+    guard_output(is_run)
     try:
-        with localize(sys.argv[1:]) as arguments:
-            typer_app(arguments, prog_name=program)
+        try:
+            with localize(sys.argv[1:]) as arguments:
+                typer_app(arguments, prog_name=program)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except InputError as e:
         _exit("error", e, 2)
     except PermissionError as e:  # merely to ask whether a file exists may raise it
@@ -124,5 +133,5 @@ def _run(typer_app: typer.Typer, program: str) -> NoReturn:
 
 
 def _exit(label: str, message: object, code: int) -> NoReturn:
-    print(f"{label}: {display_path(message)}", file=sys.stderr)
+    print(f"{label}: {printable(display_path(message))}", file=sys.stderr)
     sys.exit(code)

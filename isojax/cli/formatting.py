@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from isojax.core import terminal
 from isojax.core.errors import InputError
+from isojax.report.console import SafeConsole
 from isojax.report.wording import format_number, format_range
 from isojax.runs.workspace import display_path
 
@@ -51,30 +51,20 @@ def json_line_per_row(document: Mapping[str, Any]) -> str:
     return "{\n " + ",\n ".join(f"{json.dumps(key)}: {value_text(value)}" for key, value in document.items()) + "\n}\n"
 
 
-def text_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 0) -> Table:
-    """A table of the command line: the first `text_columns` columns are text, the others right-aligned numbers."""
-    table = Table(title=title, title_justify="left")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < text_columns else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def print_line(text: str) -> None:
     """One line on standard output as it is, such as a path to copy."""
-    Console().print(text, soft_wrap=True, highlight=False, markup=False)
+    SafeConsole().print(text, soft_wrap=True, highlight=False, markup=False)
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:
     """What a reader must know, one line each."""
     for note in notes:
-        console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False)
+        console.print(f"[yellow]note:[/yellow] {escape(note)}")
 
 
 def warn(message: str) -> None:
-    """One line on standard error."""
-    print(f"warning: {display_path(message)}", file=sys.stderr)
+    """One line on standard error; with URLs in place of their mirrors."""
+    terminal.warn(display_path(message))
 
 
 def format_estimate(value: float, bounds: Sequence[float | None] | None) -> tuple[str, str]:

@@ -2,13 +2,33 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option, Typer
 
-from isojax.core.config import Config, load_configs
+from isojax.core import registry
+from isojax.core.config import Config, config_names, load_configs
 from isojax.core.errors import InputError
 from isojax.runs.ledger import INCLUDE_FLAGGED
+
+
+def complete_config(incomplete: str) -> list[str]:
+    """For a shell: the configs whose names begin so, the YAML files of this folder among them."""
+    return [name for name in [*config_names(), *map(str, Path().glob("*.yaml"))] if name.startswith(incomplete)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """For a shell: the runs whose folders begin so, in runs/ or where the word points to."""
+    folder = Path(incomplete.rpartition("/")[0]) if "/" in incomplete else Path("runs")
+    runs = [str(path) for path in folder.glob("*/") if (path / "cells").is_dir()]
+    return sorted(run for run in runs if run.startswith(incomplete))
+
+
+def complete_log_format(incomplete: str) -> list[str]:
+    """For a shell: the formats of other trainers' logs."""
+    return [name for name in registry.plugin_names(["runs.importers"], ("read",)) if name.startswith(incomplete)]
+
 
 FitMode = Literal["hierarchical", "paper"]
 MODE_HELP = (
@@ -25,7 +45,9 @@ IncludeFlaggedOption = Annotated[
 WHERE_HELP = "Take only the rows of the file with this value; may be repeated."
 WhereOption = Annotated[list[str] | None, Option(metavar="COL=VALUE", help=WHERE_HELP)]
 CONFIG_HELP = "Configs, later ones over earlier ones, then overrides."
-ConfigArguments = Annotated[list[str] | None, Argument(metavar="CONFIG|KEY=VALUE", help=CONFIG_HELP)]
+ConfigArguments = Annotated[
+    list[str] | None, Argument(metavar="CONFIG|KEY=VALUE", help=CONFIG_HELP, autocompletion=complete_config)
+]
 MESH_HELP = "Device mesh, such as data=2,tensor=1; the same as run.mesh=..."
 MeshOption = Annotated[str | None, Option(metavar="auto|AXIS=N,...", help=MESH_HELP)]
 RAY_HELP = "Run the cells on a Ray cluster, this machine (local) or one that is up; as run.ray=..."
@@ -45,7 +67,7 @@ def new_app(**settings: Any) -> Typer:
     """A typer app that looks as all of isojax's do."""
     help_names = {"help_option_names": ["-h", "--help"]}
     style: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
-    return Typer(context_settings=help_names, **style, **settings)
+    return Typer(context_settings=help_names, **(style | settings))
 
 
 def read_config(

@@ -5,13 +5,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from isojax.cli.formatting import json_line_per_row, warn
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.core.terminal import printable
+from isojax.report.console import SafeConsole
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
 from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions
@@ -58,9 +60,9 @@ def fit_runs(
 def progress_bar(options: FitOptions, description: str) -> Iterator[FitOptions]:
     """The options of a fit that moves a bar on standard error, where that is a terminal; it vanishes when done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(description, total=None)
+        task = progress.add_task(escape(printable(description)), total=None)
         yield replace(options, on_progress=lambda done, total: progress.update(task, completed=done, total=total))
 
 

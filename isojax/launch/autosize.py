@@ -1,7 +1,6 @@
 """Slots R and microbatch m that fit a device: planner.py's, halved until the estimate of memory_model.py fits."""
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import make_sampler_shapes
+from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.memory_model import DeviceSizes, MemoryEstimate, estimate_memory
 from isojax.launch.planner import resolve_sweep_sizes
@@ -93,7 +93,7 @@ def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: boo
     """The sweep with sizes that fit, where the run is new; a warning names sizes that are set and do not seem to."""
     sweep = fit_to_memory(requested, budget) if is_new_run else requested
     if shortage := _shortage(sweep, budget):
-        print(f"warning: {shortage} A new run that leaves them out gets sizes that fit.", file=sys.stderr)
+        warn(f"{shortage} A new run that leaves them out gets sizes that fit.")
     return sweep
 
 

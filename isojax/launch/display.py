@@ -7,23 +7,22 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
 from isojax.launch.autosize import DeviceBudget, format_bytes
 from isojax.launch.time_estimate import Forecast
+from isojax.report.console import SafeConsole, text_table
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.runs.workspace import display_path
 
-console = Console(stderr=True)
+console = SafeConsole(stderr=True)
 
 
 def print_line(text: str) -> None:
     """A line on standard error, without colours, and not wrapped."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
+    console.print(text, soft_wrap=True, markup=False)
 
 
 def print_plan(
@@ -47,26 +46,24 @@ def print_plan(
     console.print(
         f"memory of a device, the same for every cell: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak "
         f"of sampling and {format_bytes(memory.update_peak)} at the update's, of {format_bytes(budget.device_memory)}",
-        highlight=False,
     )
     if forecast:
         duration = format_duration(forecast.sweep_seconds)
-        console.print(f"time: {duration} for the sweep, from {forecast.source}", highlight=False)
+        console.print(f"time: {duration} for the sweep, from {forecast.source}")
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forecast | None = None) -> None:
     final_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
-    table = Table(title=f"{config.name}: {len(cells)} cells in {display_path(folder)}", title_justify="left")
-    for heading in ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ())):
-        table.add_column(heading, justify="right")
+    columns = ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ()))
+    rows = []
     for B_p, n in sorted({(c.B_p, c.n) for c in cells}):
         C = Cell(B_p, n, 0).rollouts_to_reach(final_target)
         row = [str(number) for number in (B_p, n, B_p * n, C // (B_p * n), C, config.sweep.seeds)]
         if forecast:
             rate = forecast.rollouts_per_second[B_p, n]
             row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(forecast.cell_seconds[B_p, n])]
-        table.add_row(*row)
-    console.print(table)
+        rows.append(row)
+    console.print(text_table(f"{config.name}: {len(cells)} cells in {display_path(folder)}", columns, rows))
 
 
 def format_duration(seconds: float) -> str:
@@ -114,7 +111,7 @@ class Display:
     def show_preparation(self, text: str, fraction: float) -> None:
         self._progress.update(self._base_task, note=text, completed=fraction)
         if not console.is_terminal and (fraction * 10) % 1 < 1e-9:
-            console.print(text)
+            print_line(text)
         self._started_at = time.monotonic()
 
     def update_cell(self, progress: CellProgress) -> None:
@@ -149,7 +146,7 @@ class Display:
                 self._rollouts_at_resume[cell] = self._target_rollouts[cell]
             elif not failed:
                 outcome = f"reward {self._rewards[cell]:.3f}"
-            console.print(f"cell {cell.name}: {outcome}; {self._update_sweep_line()}", highlight=False)
+            print_line(f"cell {cell.name}: {outcome}; {self._update_sweep_line()}")
 
     def _update_sweep_line(self) -> str:
         """Update the live line; returns its note."""

@@ -1,12 +1,12 @@
 """What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of it may change."""
 
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
 from isojax.core.atomic_files import write_error
 from isojax.core.config import AUTOSIZED_SETTINGS, Config, load_config
 from isojax.core.errors import InputError
+from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
 from isojax.runs.status import STATUS_FILE
 
@@ -44,10 +44,9 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
     except InputError as e:
         raise InputError(f"{e} To go on as it was: isojax launch {folder / CONFIG_FILE} --resume") from e
     if saved_config.run.mesh != config.run.mesh:
-        print(
-            f"warning: {folder} was run with --mesh {saved_config.run.mesh}; "
-            f"under {config.run.mesh} its cells go on equal to rounding only",
-            file=sys.stderr,
+        warn(
+            f"{folder} was run with --mesh {saved_config.run.mesh}; "
+            f"under {config.run.mesh} its cells go on equal to rounding only"
         )
     saved_sizes = {key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
     return config.model_copy(update={"sweep": config.sweep.model_copy(update=saved_sizes)})

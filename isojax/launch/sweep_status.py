@@ -12,6 +12,7 @@ from typing import Literal
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.launch.display import format_duration
 from isojax.launch.planner import plan_cells
 from isojax.launch.resume import CONFIG_FILE
 from isojax.runs.folder_lock import is_locked
@@ -53,6 +54,7 @@ class SweepStatus:
     rate: float | None  # rollouts/s of the running cells
     seconds_left: float | None  # at that rate
     lost: str  # a sentence about a driver that has ended without a word; else empty
+    unread: str  # a sentence about a driver that prints to nobody; else empty
 
     def count(self, state: str) -> int:
         return sum(cell.state == state for cell in self.cells)
@@ -67,8 +69,8 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
         )
     config, now = load_config(str(folder / CONFIG_FILE)), time.time() if now is None else now
     driver, locked = read_status(folder), is_locked(folder)
-    driver_alive = driver is not None and not driver.ended and now - driver.time < STALE_SECONDS
-    driver_cells = driver.cells if driver is not None else {}
+    driver_cells = driver.cells if driver is not None else {}  # none of a sweep on one machine
+    driver_alive = bool(driver is not None and driver_cells and not driver.ended and now - driver.time < STALE_SECONDS)
     last_target, is_grid = config.cell.eval.evaluation_targets(config.sweep.budget)[-1], config.sweep.strategy == "grid"
     cells = []
     for cell in _known_cells(folder, config, driver_cells):
@@ -83,12 +85,15 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
     rate = sum(cell.rate or mean_rate for cell in cells if cell.state == "running") or None
     failed_rollouts = sum(cell.goal - cell.rollouts for cell in cells if cell.state == "failed" and cell.goal)
     seconds_left = max(0, budget - rollouts - failed_rollouts) / rate if rate else None
-    lost = ""
-    if driver is not None and not (driver.ended or driver_alive or locked):
-        driver_name = f"its driver (process {driver.pid} on {driver.host})"
-        lost = f"{driver_name} has not written its status for {now - driver.time:.0f} s"
-    running = driver_alive or locked
-    return SweepStatus(config.name, folder, running, tuple(cells), rollouts, budget, rate, seconds_left, lost)
+    running, lost, unread = driver_alive or locked, "", ""
+    if driver is not None and not driver.ended:
+        driver_name = f"process {driver.pid} on {driver.host}"
+        if driver_cells and not running:
+            lost = f"its driver ({driver_name}) has not written its status for {now - driver.time:.0f} s"
+        if running and driver.output_lost is not None:
+            age = format_duration(now - driver.output_lost)
+            unread = f"nobody reads what {driver_name} prints, for {age}; it goes on. kill {driver.pid} saves its state"
+    return SweepStatus(config.name, folder, running, tuple(cells), rollouts, budget, rate, seconds_left, lost, unread)
 
 
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from isojax.core.terminal import guard_output
+
 KEEPALIVE_IDLE = 10  # seconds without data before the first probe
 KEEPALIVE_INTERVAL = 5  # seconds between probes
 KEEPALIVE_PROBES = 3  # unanswered probes until the connection breaks
@@ -195,6 +197,7 @@ def main(arguments: dict[str, Any]) -> None:
     """The watchdog's process. It ends with its parent, and ignores the signals that are meant for the parent."""
     for signal_number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signal_number, signal.SIG_IGN)
+    guard_output(is_run=True)
     try:
         watchdog = Watchdog(**arguments)
     except OSError as e:

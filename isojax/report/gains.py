@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from isojax.core.nouns import RunRecord
+from isojax.report.console import text_table
 from isojax.runs.ledger import default_metric
 
 
@@ -56,10 +56,9 @@ def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> N
     if not gains:
         return
     constant_text = f"the best constant answer, {constant['answer']!r}, gets {constant['reward']:.3f}"
-    table = Table(title=f"gain in {metric}; {constant_text}")
-    for head in ("B_p x n, seed", "base", "last", "gain", "format alone", "better answers"):
-        table.add_column(head, justify="right")
+    columns = ("B_p x n, seed", "base", "last", "gain", "format alone", "better answers")
+    rows = []
     for cell, g in gains.items():
         parts = (g.gain, g.format_alone, g.better_answers)
-        table.add_row(cell, f"{g.base:.3f}", f"{g.last:.3f}", *(f"{part:+.3f}" for part in parts))
-    console.print(table)
+        rows.append([cell, f"{g.base:.3f}", f"{g.last:.3f}", *(f"{part:+.3f}" for part in parts)])
+    console.print(text_table(f"gain in {metric}; {constant_text}", columns, rows, text_columns=1))

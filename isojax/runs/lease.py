@@ -3,7 +3,6 @@
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -11,6 +10,7 @@ from typing import Any, Self
 from uuid import uuid4
 
 from isojax.core.errors import InputError, RunFailed
+from isojax.core.terminal import note
 from isojax.runs.object_store import RemoteFolder
 
 LOCK_OBJECT = ".lock"
@@ -59,7 +59,7 @@ class Lease:
         if first_lock is None or _holder_is_dead(first_lock) or _is_stale(first_lock):
             return
         holder = _holder_name(first_lock)
-        print(f"waiting to see whether {holder}, which has written to {self._remote.url}, is alive", file=sys.stderr)
+        note(f"waiting to see whether {holder}, which has written to {self._remote.url}, is alive")
         lock: dict[str, Any] | None = first_lock
         while lock is not None and not _is_stale(lock):
             if lock != first_lock:

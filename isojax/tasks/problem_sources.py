@@ -19,6 +19,7 @@ from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow, is_blank
+from isojax.core.terminal import printable
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
 # A dot leads into an object. verl's schema comes first: a file in it may hold the solution's text under another of
@@ -170,7 +171,7 @@ def dedup_text(problem: Problem) -> str:
 
 @functools.cache  # a run opens a source several times, and should print its notes once
 def _print_once(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def to_plain_json(value: Any) -> Any:

@@ -4,7 +4,6 @@ A checkpoint (`cell.model.path`) is read from its own folder. A task with demons
 `params.safetensors`. `problems.jsonl` holds the chosen problems with their split; it is written last, in one step."""
 
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +28,7 @@ from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.nouns import Problem
 from isojax.core.random_streams import LABEL_STREAM
+from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.models import safetensors_io
 from isojax.models.hf import hf_load
@@ -175,7 +175,7 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
             stored_key = stored_label_key(labels_path) if multiprocess.is_primary() else None
             if stored_key and stored_key != label_key:
                 problem = "are of other settings or problems; they are made again"
-                print(f"warning: the labels in {labels_path} {problem}", file=sys.stderr)
+                warn(f"the labels in {labels_path} {problem}")
                 labels_path.unlink()
             params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
             programs.labeller.compile()
@@ -185,7 +185,7 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
         selection = select_problems(cell, task, label)
         if multiprocess.is_primary():
             for note in selection.notes:
-                print(f"warning: {note}", file=sys.stderr)
+                warn(note)
             _save_problems(folder, selection, fingerprint, with_constant=not is_on_device(task))
         multiprocess.barrier("the problems are chosen")
     return load_base_policy(folder, cell, fingerprint)

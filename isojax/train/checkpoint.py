@@ -29,6 +29,7 @@ from jaxtyping import Array, UInt32
 
 from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.preemption import Preempted
+from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.models.transformer import Params
 from isojax.rl.metric import Metric, Metrics
@@ -146,7 +147,7 @@ class Checkpoints:
             self._manager.close()
         if multiprocess.is_primary():
             path = self.folder / str(M)
-            print(f"warning: the checkpoint {path} {reason}; moved to {new_path}; {consequence}", file=sys.stderr)
+            warn(f"the checkpoint {path} {reason}; moved to {new_path}; {consequence}")
             path.rename(new_path)
         multiprocess.barrier("a checkpoint is moved aside")
         self._open()

@@ -1,6 +1,5 @@
 """A cell's state at its start: from its newest usable checkpoint, or from the base policy."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ import jax
 import numpy as np
 
 from isojax.core.nouns import Cell
+from isojax.core.terminal import warn
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.optimizer import TrainState
@@ -47,7 +47,7 @@ def open_cell(
     while restored is None:
         state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
         if cursor.pending is not None and not programs.rollout_programs.can_restore(cursor.pending):
-            print(f"warning: {cell.name}: rollouts in progress, of another mesh, are sampled again", file=sys.stderr)
+            warn(f"{cell.name}: rollouts in progress, of another mesh, are sampled again")
             cursor = replace(cursor, pending=None)
         problem_order, source = _open_rollouts(programs, base_policy, cell, cursor)
         restored = CellState(cell, state, cursor, base_params, problem_order, source)

@@ -3,14 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.formatting import check_figure_path, json_text, print_line, print_notes, text_table, write_figure
-from isojax.cli.options import JsonOption
+from isojax.cli.formatting import check_figure_path, json_text, print_line, print_notes, write_figure
+from isojax.cli.options import JsonOption, complete_run
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
+from isojax.report.console import SafeConsole, text_table
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.report.wording import format_difference, format_interval, format_number, format_reward, join_commas
 from isojax.runs.workspace import display_path
@@ -20,7 +20,10 @@ from isojax.scaling.result import FitResult
 
 
 def compare(
-    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Sweep folders or fit.json files, at least two.")],
+    runs: Annotated[
+        list[Path],
+        Argument(metavar="RUN...", help="Sweep folders or fit.json files, at least two.", autocompletion=complete_run),
+    ],
     labels: Annotated[
         str | None, Option(metavar="A,B,...", help="Names for them.", show_default="the folders'")
     ] = None,
@@ -64,7 +67,7 @@ def compare(
     if as_json:
         print(json_text(comparison))
         return
-    print_comparison(Console(), comparison)
+    print_comparison(SafeConsole(), comparison)
     if out is not None:
         print_line(f"wrote {out}")
 
@@ -81,20 +84,20 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
     return make_fit([sweep_folder(run)], metric, "rollouts")
 
 
-def print_comparison(console: Console, comparison: SweepComparison) -> None:
+def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     """n* and the frontier at a few budgets, then what follows from them in sentences."""
     sweeps = comparison.sweeps
     columns = ["C =", *(format_number(row.C) for row in sweeps[0].at)]
-    best_n = [[escape(sweep.label), *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
-    rewards = [[escape(sweep.label), *map(_format_reward, sweep.at)] for sweep in sweeps]
-    title = f"best n ({escape(comparison.metric)} against {comparison.compute})"
+    best_n = [[sweep.label, *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
+    rewards = [[sweep.label, *map(_format_reward, sweep.at)] for sweep in sweeps]
+    title = f"best n ({comparison.metric} against {comparison.compute})"
     console.print(text_table(title, columns, best_n, text_columns=1))
     console.print(text_table("frontier reward", columns, rewards, text_columns=1))
-    columns = ("", "base", "reward", f"against {escape(sweeps[0].label)}", "n* levels off", "overfits")
+    columns = ("", "base", "reward", f"against {sweeps[0].label}", "n* levels off", "overfits")
     title = f"at C = {format_number(comparison.C_high)}, the largest that all measured"
     console.print(text_table(title, columns, map(_largest_budget_row, sweeps), text_columns=1))
     for sentence in comparison.sentences:
-        console.print(f"  {escape(sentence)}", highlight=False)
+        console.print(f"  {escape(sentence)}")
     print_notes(console, comparison.notes)
 
 
@@ -106,7 +109,7 @@ def _largest_budget_row(sweep: SweepSummary) -> list[str]:
         difference = format_difference(found.value) + interval
     overfits = join_commas(f"n = {cell.n} from {format_number(cell.C)}" for cell in sweep.overfitting) or "-"
     rewards = (format_reward(sweep.base_reward), _format_reward(sweep.at[-1]), difference)
-    return [escape(sweep.label), *rewards, _format_saturation(sweep.saturation), overfits]
+    return [sweep.label, *rewards, _format_saturation(sweep.saturation), overfits]
 
 
 def _format_best_n(sweep: SweepSummary, row: BudgetRow) -> str:

@@ -4,12 +4,12 @@ import importlib
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from rich.progress import Progress
 from typer import Option
 
-from isojax.cli.formatting import print_line, text_table
+from isojax.cli.formatting import print_line
 from isojax.cli.options import ConfigArguments, MeshOption, read_config
+from isojax.report.console import SafeConsole, text_table
 
 HELD_OUT_HELP = "Problems of each part held out for validation, at most half."
 HARD_HELP = "Sample problems with none right up to 128 times; none right of 128 is Extremely Hard."
@@ -37,7 +37,7 @@ def difficulty(
     config = read_config(words, mesh, None)
     folder = out or Path("difficulty") / config.name
     difficulty_run = importlib.import_module("isojax.launch.local.difficulty_run")
-    stderr_console = Console(stderr=True)
+    stderr_console = SafeConsole(stderr=True)
     with Progress(console=stderr_console, disable=not stderr_console.is_terminal) as progress:
         task = progress.add_task("reading the model and the problems", total=1.0)
 
@@ -50,5 +50,5 @@ def difficulty(
     mean_difficulty = sum(p.difficulty for p in labelled) / len(labelled)
     title = f"{len(labelled)} problems, mean avg@{labelled[0].attempts} {mean_difficulty:.3f}"
     rows = [[name, str(len(part)), f"{len(part) / len(labelled):.1%}"] for name, part in splits.items()]
-    Console().print(text_table(title, ("split", "problems", "of all"), rows, text_columns=1))
+    SafeConsole().print(text_table(title, ("split", "problems", "of all"), rows, text_columns=1))
     print_line(f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}")

@@ -6,14 +6,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich.console import Console
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.formatting import json_text, print_notes, text_table, to_json_value, warn
-from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption
+from isojax.cli.formatting import json_text, print_notes, to_json_value, warn
+from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, complete_run
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
+from isojax.report.console import SafeConsole, text_table
 from isojax.report.wording import LAW_PARAMETERS, format_number, format_percent, format_range, law_is_drawn
 from isojax.runs.ledger import default_metric, read_runs
 from isojax.scaling.checks.run_health import healthy_runs
@@ -38,7 +38,10 @@ VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."
 
 
 def fit(
-    runs: Annotated[list[Path], Argument(help="Sweep folders, cell folders or ledgers, such as runs/quickstart.")],
+    runs: Annotated[
+        list[Path],
+        Argument(help="Sweep folders, cell folders or ledgers, such as runs/quickstart.", autocompletion=complete_run),
+    ],
     metric: MetricOption = None,
     compute: Annotated[ComputeUnit, Option(help="What compute is counted in.")] = "rollouts",
     mode: ModeOption = DEFAULT_MODE,
@@ -67,12 +70,12 @@ def fit(
     if as_json:
         print(json_text(to_json_value(result) | ({"validation": validation} if validation else {})))
         return
-    print_fit(Console(), result)
+    print_fit(SafeConsole(), result)
     if validation:
-        print_validation(Console(), validation)
+        print_validation(SafeConsole(), validation)
 
 
-def print_fit(console: Console, fit: FitResult) -> None:
+def print_fit(console: SafeConsole, fit: FitResult) -> None:
     """The curves, which n leads where, the crossovers, n*(C) and the flags, with intervals where the fit has them."""
     level = "" if fit.intervals is None else format_percent(fit.intervals.level)
     columns = ("B_p", "n", "R0", "A", level, "exponent", "C_mid")
@@ -83,7 +86,7 @@ def print_fit(console: Console, fit: FitResult) -> None:
     for row in fit.joint.crossovers:
         interval = format_range((row.low, row.high), format_number)
         place = format_number(row.C) + ("" if interval == "-" else f" ({interval})")
-        console.print(f"n = {row.n_low} gives way to n = {row.n_high} at C = {place}", highlight=False)
+        console.print(f"n = {row.n_low} gives way to n = {row.n_high} at C = {place}")
     _print_law(console, fit.joint, level)
     print_notes(console, (flag.text for flag in fit.flags))
 
@@ -107,7 +110,7 @@ def _frontier_rows(view: FrontierFit) -> list[list[str]]:
     return rows
 
 
-def _print_law(console: Console, view: FrontierFit, level: str) -> None:
+def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:
     n_star, law = view.n_star, view.n_star.law
     if n_star.no_effect:
         description = "n makes no difference here"
@@ -118,12 +121,12 @@ def _print_law(console: Console, view: FrontierFit, level: str) -> None:
     else:
         parameters = ", ".join(f"{name} = {format_number(getattr(law, name))}" for name in LAW_PARAMETERS[law.form])
         description = f"{law.form}; {parameters}"
-    console.print(f"[bold]n*(C)[/bold]: {description}", highlight=False)
+    console.print(f"[bold]n*(C)[/bold]: {description}")
     if n_star.intervals is not None and not n_star.no_effect and law_is_drawn(view):
         bounds = n_star.intervals
         places = {"low": bounds.n_at_low_C, "middle": bounds.n_at_middle_C, "high": bounds.n_at_high_C}
         intervals = "; ".join(f"{format_range(interval, format_number)} at {at} C" for at, interval in places.items())
-        console.print(f"  {level} interval of the best measured n: {intervals}", highlight=False)
+        console.print(f"  {level} interval of the best measured n: {intervals}")
 
 
 def make_validation(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions) -> dict[str, Any]:
@@ -139,7 +142,7 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
     return validation
 
 
-def print_validation(console: Console, validation: Mapping[str, Any]) -> None:
+def print_validation(console: SafeConsole, validation: Mapping[str, Any]) -> None:
     """The trials in a table, then each in sentences."""
     title = f"validation: the fit's predictions of runs that it has not seen ({validation['mode']} mode)"
     columns = ("hidden", "points", "error", "|error|", "inside", "n chosen", "n best", "regret")
@@ -149,11 +152,11 @@ def print_validation(console: Console, validation: Mapping[str, Any]) -> None:
         "error: predicted less measured, mean over the points; |error|: of its absolute value",
         "inside: of the 90% interval for one new run on the same validation problems; 90% is to be expected",
     ):
-        console.print(line, highlight=False)
+        console.print(line)
     for key, name in TRIALS.items():
         trial = validation[key]
         explanation = trial["says"] if trial["possible"] else f"not possible: {trial['why']}"
-        console.print(f"[bold]{name}[/bold]: {escape(explanation)}", highlight=False)
+        console.print(f"[bold]{name}[/bold]: {escape(explanation)}")
 
 
 def _trial_columns(key: str, trial: Mapping[str, Any]) -> list[str]:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
 from rich.markup import escape
 from typer import Argument, Option
 
 from isojax.cli import formatting
 from isojax.cli.options import JsonOption, WhereOption
+from isojax.report.console import SafeConsole, text_table
 from isojax.report.figures.single_curve import single_curve_figure
 from isojax.report.wording import format_number
 from isojax.scaling.curve_file import fit_curve_file
@@ -57,21 +57,21 @@ def fit_curve(
     if as_json:
         print(formatting.json_text(fit_document))
         return
-    _print_curve(Console(), fit_document)
+    _print_curve(SafeConsole(), fit_document)
     if plot_path is not None:
         formatting.print_line(f"wrote {plot_path}")
 
 
-def _print_curve(console: Console, document: Mapping[str, Any]) -> None:
+def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
     seeds = f" of {document['seeds']} seeds" if document["seeds"] > 1 else ""
     points = f"{document['points']} points{seeds}, rms residual {document['rmse']:.3g}"
-    console.print(escape(f"{document['y']} against {document['x']}: {points}"), highlight=False)
+    console.print(escape(f"{document['y']} against {document['x']}: {points}"))
     meanings = {"R0": "at C = 0", "A": "plateau", "exponent": "steepness", "C_mid": "half the gain"}
     rows = [
         [f"{name} ({meaning})", *formatting.format_estimate(document[name], document["intervals"][name])]
         for name, meaning in meanings.items()
     ]
-    console.print(formatting.text_table("", ("parameter", "value", "90% interval"), rows, text_columns=1))
+    console.print(text_table("", ("parameter", "value", "90% interval"), rows, text_columns=1))
     formatting.print_bootstrap(console, document["bootstrap"])
     if (held_out := document["beyond"]) is not None:
         errors = (
@@ -81,5 +81,5 @@ def _print_curve(console: Console, document: Mapping[str, Any]) -> None:
         predicted, interval = formatting.format_estimate(held_out["predicted_at_end"], held_out["interval_at_end"])
         end = f"at the end {predicted} ({interval}) against {format_number(held_out['measured_at_end'])} measured"
         place = f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
-        console.print(f"{place}; {errors}; {end}", highlight=False)
+        console.print(f"{place}; {errors}; {end}")
     formatting.print_notes(console, document["flags"])

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
 from typer import Argument
 
-from isojax.cli.formatting import format_estimate, json_text, print_bootstrap, print_notes, text_table, to_json_value
+from isojax.cli.formatting import format_estimate, json_text, print_bootstrap, print_notes, to_json_value
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
+from isojax.report.console import SafeConsole, text_table
 from isojax.report.wording import LAW_PARAMETERS, format_number, join_commas
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE
 from isojax.scaling.law.points_file import fit_points_file
@@ -35,13 +35,13 @@ def fit_law(
     if as_json:
         print(json_text(fit_document))
     else:
-        _print_law(Console(), fit_document)
+        _print_law(SafeConsole(), fit_document)
 
 
-def _print_law(console: Console, document: Mapping[str, Any]) -> None:
+def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
     counts = join_commas(f"{n} ({points})" for n, points in document["distinct_n"].items())
     C_range = f"C = {format_number(document['C_low'])} to {format_number(document['C_high'])}"
-    console.print(f"{document['points']} points, {C_range}; n (points): {counts}", highlight=False)
+    console.print(f"{document['points']} points, {C_range}; n (points): {counts}")
     if (law := document["n_star"]) is not None:
         intervals = law["intervals"] or {}
         parameters = [name for name in LAW_PARAMETERS["sigmoid"] if law[name] is not None]
@@ -53,7 +53,7 @@ def _print_law(console: Console, document: Mapping[str, Any]) -> None:
             scores = (
                 f"{form} {'too few points' if value is None else f'{value:.1f}'}" for form, value in law["aicc"].items()
             )
-            console.print(f"AICc (smallest best): {join_commas(scores)}", highlight=False)
+            console.print(f"AICc (smallest best): {join_commas(scores)}")
         if document["intervals"]:
             print_bootstrap(console, document["intervals"])
     print_notes(console, document["flags"])

@@ -4,7 +4,6 @@ import importlib
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from typer import Option
 
 from isojax.cli import options
@@ -16,6 +15,7 @@ from isojax.cli.saved_fits import make_fit
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch.process_group import ProcessGroup, parse_process_group
+from isojax.report.console import SafeConsole
 from isojax.runs.workspace import display_path, remote_workspace, working_folder
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
@@ -85,7 +85,7 @@ def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: Proce
         raise run_failure or RunFailed(
             f"the cells ran and are recorded in {sweep_dir}, but the fit or the report failed: {e}"
         ) from e
-    console = Console()
+    console = SafeConsole()
     print_fit(console, fit)
     _print_recommendations(console, config, fit)
     print_gains(console, sweep_dir)
@@ -95,7 +95,7 @@ def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: Proce
         raise run_failure
 
 
-def _print_recommendations(console: Console, config: Config, fit: FitResult) -> None:
+def _print_recommendations(console: SafeConsole, config: Config, fit: FitResult) -> None:
     """How to spend the sweep's own budget per cell, and 4 times as much."""
     for budget in (config.sweep.budget, 4 * config.sweep.budget):
         try:  # runs end at their last evaluation, so 4 times the budget may be more than 4 times what was measured

@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
 from rich.markup import escape
 from typer import Option
 
-from isojax.cli.formatting import json_text, parse_count, print_line, text_table, to_json_value
+from isojax.cli.formatting import json_text, parse_count, print_line, to_json_value
 from isojax.cli.options import ConfigArguments, DryRunOption, JsonOption, MeshOption, ResumeOption, read_config
 from isojax.core.atomic_files import write_bytes, write_text
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch import lr_search as search
 from isojax.launch.lr_search import SearchPlan, rate_name, round_rate
+from isojax.report.console import SafeConsole, text_table
 from isojax.report.figures.learning_rates import learning_rate_figure
 from isojax.runs.workspace import working_folder
 
@@ -131,7 +131,7 @@ def print_search(document: Mapping[str, Any], folder: Path, as_json: bool) -> No
     if as_json:
         print(json_text(document))
         return
-    console = Console()
+    console = SafeConsole()
     batch = f"B_p x n = {document['B_p']} x {document['n']}, {document['budget']:,} rollouts per run"
     rows = []
     marks = {document["best"]: "best", document["learning_rate"]: "taken"}
@@ -140,9 +140,9 @@ def print_search(document: Mapping[str, Any], folder: Path, as_json: bool) -> No
         mark = "out" if row["flags"] else marks.get(row["rate"], "")
         rows.append([rate_name(row["rate"]), str(row["B"]), *metrics, mark])
     columns = ("rate", "B", "reward", "s.e.", "entropy", "gradient norm", "")
-    console.print(text_table(escape(f"{batch}; reward: {document['score']}"), columns, rows))
+    console.print(text_table(f"{batch}; reward: {document['score']}", columns, rows))
     for sentence in document["says"]:
-        console.print(f"  {escape(sentence)}", soft_wrap=True, highlight=False)
+        console.print(f"  {escape(sentence)}", soft_wrap=True)
     if document["learning_rate"] is not None:
         print_line("put into the config, or on the command line:")
         rate = f"cell.rl.learning_rate={rate_name(document['learning_rate'])}"

@@ -6,14 +6,12 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text, print_line
 from isojax.cli.options import JsonOption, new_app
 from isojax.core.errors import InputError
+from isojax.report.console import SafeConsole, text_table
 
 DtypeOption = Annotated[Literal["float32", "bfloat16"], Option(help="What the weights are stored in.")]
 SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
@@ -87,11 +85,9 @@ def show(folder: Annotated[Path, Argument(help="A model's folder.")], as_json: J
     if as_json:
         print(json_text(description))
         return
-    table = Table(show_header=False, title=escape(str(folder)))
-    for key, value in description.items():
-        if value is not None:
-            table.add_row(key.replace("_", " "), escape(_format_value(value)))
-    Console().print(table)
+    known = {key.replace("_", " "): value for key, value in description.items() if value is not None}
+    rows = [[key, _format_value(value)] for key, value in known.items()]
+    SafeConsole().print(text_table(str(folder), ("", ""), rows, text_columns=2))
 
 
 def _format_value(value: Any) -> str:

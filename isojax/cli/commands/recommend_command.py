@@ -4,19 +4,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from typer import Argument, Option
 
-from isojax.cli.formatting import json_text, parse_count, print_line, print_notes, text_table
-from isojax.cli.options import IncludeFlaggedOption, JsonOption
+from isojax.cli.formatting import json_text, parse_count, print_line, print_notes
+from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core import registry
 from isojax.core.atomic_files import write_text
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import MeasuredCell, Recommendation
+from isojax.report.console import SafeConsole, TextTable, text_table
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
 from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.recommend import recommend as choose
@@ -34,7 +33,7 @@ WRITE_HELP = "Write a config that spends it so; an existing file is kept."
 
 
 def recommend(
-    run: Annotated[Path, Argument(help="A sweep's folder or a fit.json.")],
+    run: Annotated[Path, Argument(help="A sweep's folder or a fit.json.", autocompletion=complete_run)],
     budget: Annotated[str, Option(metavar="C", help="Rollouts to spend, such as 1e6.")],
     B_max: Annotated[int | None, Option("--B-max", metavar="N", min=1, help=B_MAX_HELP)] = None,
     fix: Annotated[list[str] | None, Option(metavar="M=..|B=..|B_p=..", help="Hold this at a value.")] = None,
@@ -77,7 +76,7 @@ def recommend(
         answer = {key: getattr(recommendation, key) for key in RECOMMENDATION_KEYS}
         print(json_text({"budget": rollouts, **allocation, **answer, "health": fit.health}))
         return
-    console = Console()
+    console = SafeConsole()
     print_recommendation(console, recommendation, rollouts)
     print_notes(console, flag_sentences(fit.health))
     if write is not None:
@@ -99,36 +98,36 @@ def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
     return fixed
 
 
-def print_recommendation(console: Console, recommendation: Recommendation, budget: int) -> None:
+def print_recommendation(console: SafeConsole, recommendation: Recommendation, budget: int) -> None:
     """The allocation for a budget, its expected reward with interval, every n at that budget, and the reasons."""
     allocation = recommendation.allocation
     if recommendation.no_effect:
         sentence = " at one and the same B_p"
         if len(recommendation.equal_n) > 1:
             sentence = f": any of n = {join_commas(recommendation.equal_n)} will do"
-        console.print(f"[bold]n makes no difference here[/bold]{sentence}", highlight=False)
+        console.print(f"[bold]n makes no difference here[/bold]{sentence}")
     headline = f"for {budget:,} rollouts: B_p = {allocation.B_p}, n = {allocation.n}, M = {allocation.M}"
     size = f"(B = {allocation.B}, C = {allocation.C:,})"
     range_note = " (beyond the measured range)" if recommendation.extrapolated else ""
     reward = f"expected reward {format_reward(recommendation.expected_reward)}{range_note}"
-    console.print(f"[bold]{headline}[/bold] {size}, {reward}", highlight=False)
+    console.print(f"[bold]{headline}[/bold] {size}, {reward}")
     if recommendation.interval and recommendation.prediction_interval:
         interval, new_run = format_range(recommendation.interval), format_range(recommendation.prediction_interval)
         sentence = f"{format_percent(recommendation.level)} interval of that {interval}"
-        console.print(f"  {sentence}; one new run will measure {new_run}", highlight=False)
+        console.print(f"  {sentence}; one new run will measure {new_run}")
     if recommendation.regret is None:
         regret = "regret unknown: no measured cell agrees with these limits, so there is none to compare with"
     else:
         interval = f" ({format_range(recommendation.regret_interval)})" if recommendation.regret_interval else ""
         regret = f"regret {recommendation.regret:.4f}{interval}: the loss to expect against the best measured cell"
-    console.print(f"  {regret}", highlight=False)
+    console.print(f"  {regret}")
     if recommendation.measured_cells:
         console.print(_measured_cells_table(recommendation))
     for reason in recommendation.reasons:
-        console.print(f"  {escape(str(reason))}", highlight=False)
+        console.print(f"  {escape(str(reason))}")
 
 
-def _measured_cells_table(recommendation: Recommendation) -> Table:
+def _measured_cells_table(recommendation: Recommendation) -> TextTable:
     """Each n's best measured cell at this budget; a mark where it loses at most epsilon."""
     columns = ["n", "B_p", "reward", f"{format_percent(recommendation.level)} interval"]
     if recommendation.n_probability:

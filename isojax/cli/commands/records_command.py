@@ -1,19 +1,18 @@
 """`isojax records import|check`: other trainers' logs into ledgers, and what ledgers hold before a fit."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text, print_line
-from isojax.cli.options import JsonOption, new_app
+from isojax.cli.options import JsonOption, complete_log_format, complete_run, new_app
+from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.report.console import SafeConsole, TextTable, text_table
 from isojax.runs.logs.column_map import FIELD_HELP, parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 from isojax.scaling.checks.ledger_check import check_ledgers
@@ -55,26 +54,31 @@ def _root() -> None:
 @app.command("import", help=IMPORT_HELP)
 def import_logs(
     files: Annotated[list[Path], Argument(help=FILES_HELP)],
-    log_format: Annotated[str, Option("--from", metavar="FORMAT", help=FORMAT_HELP)],
+    log_format: Annotated[
+        str, Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format)
+    ],
     out: Annotated[Path, Option(metavar="DIR", help=OUT_HELP)],
     map_options: Annotated[list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help=MAP_HELP)] = None,
 ) -> None:
     """Logs in, a sweep's folder of ledgers out."""
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)
-    with Console(stderr=True).status("reading and writing"):
+    with SafeConsole(stderr=True).status("reading and writing"):
         imported = read_logs(files, log_format, field_map)
         manifest = {"format": log_format, "files": [str(path) for path in files], "map": field_map}
         write_ledgers(imported, out, manifest)
     for note in imported.notes:
-        print(f"note: {note}", file=sys.stderr)
-    Console().print(_runs_table(imported.runs, f"{_count_noun(len(imported.runs), 'run')} in {out}"))
+        terminal.note(note)
+    SafeConsole().print(_runs_table(imported.runs, f"{_count_noun(len(imported.runs), 'run')} in {out}"))
     print_line(f"next: isojax records check {out}, then isojax fit {out}")
 
 
 @app.command()
 def check(
-    paths: Annotated[list[Path], Argument(metavar="PATH...", help="Sweep folders, cell folders or ledgers.")],
+    paths: Annotated[
+        list[Path],
+        Argument(metavar="PATH...", help="Sweep folders, cell folders or ledgers.", autocompletion=complete_run),
+    ],
     as_json: JsonOption = False,
 ) -> None:
     """Look at ledgers before a fit: what is there, what is missing, and what `isojax fit` would refuse (exit code 2,
@@ -85,18 +89,18 @@ def check(
       isojax records check runs/real
       isojax records check runs/a runs/b --json | jq .problems
     """
-    with Console(stderr=True).status("reading"):
+    with SafeConsole(stderr=True).status("reading"):
         found = check_ledgers(paths)
     if as_json:
         cells = [_run_json(run) for run in found.runs]
         print(json_text({"metric": found.metric, "cells": cells, "problems": found.errors, "notes": found.notes}))
     else:
-        console = Console()
+        console = SafeConsole()
         if found.runs:
             console.print(_runs_table(found.runs, f"{_count_noun(len(found.runs), 'run')}, metric {found.metric}"))
         for label, lines in (("[red]problem:[/red]", found.errors), ("[yellow]note:[/yellow]", found.notes)):
             for line in lines:
-                console.print(f"{label} {escape(line)}", soft_wrap=True, highlight=False)
+                console.print(f"{label} {escape(line)}", soft_wrap=True)
     if found.errors:
         summary = f"{_count_noun(len(found.errors), 'problem')} that `isojax fit` would refuse"
         raise InputError(f"{summary}; the first: {found.errors[0]}")
@@ -120,22 +124,19 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
     }
 
 
-def _runs_table(runs: Sequence[RunRecord], title: str) -> Table:
+def _runs_table(runs: Sequence[RunRecord], title: str) -> TextTable:
     """One line per run: its cell, how far it goes, and what was measured."""
-    table = Table(title=escape(title), title_justify="left")
-    for column in ("B_p", "n", "seed", "points", "C", "M"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("measured", overflow="fold")
+    rows = []
     for run in runs:
         cell = _run_json(run)
         measured = list(cell["metrics"])
         if cell["right_answers"]:
             measured.append("right answers {} x {}".format(*cell["right_answers"]))
         measured += [label for label, key in (("tokens", "tokens"), ("device hours", "device_hours")) if cell[key]]
-        numbers = (f"{cell[key]:,}" for key in ("B_p", "n", "seed", "points"))
         ranges = (" - ".join(f"{v:,}" for v in cell[key]) for key in ("C", "M"))
-        table.add_row(*numbers, *ranges, escape(", ".join(measured)))
-    return table
+        numbers = (f"{cell[key]:,}" for key in ("B_p", "n", "seed", "points"))
+        rows.append([*numbers, *ranges, ", ".join(measured)])
+    return text_table(title, ("B_p", "n", "seed", "points", "C", "M", "measured"), rows, last_is_text=True)
 
 
 def _count_noun(count: int, noun: str) -> str:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from isojax.cli.formatting import print_line, warn
-from isojax.cli.options import IncludeFlaggedOption
+from isojax.cli.options import IncludeFlaggedOption, complete_run
 from isojax.cli.saved_fits import fit_runs, read_fit, sweep_folder
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.report.console import SafeConsole
 from isojax.report.gains import report_gains
 from isojax.report.write import write_report
 from isojax.runs.ledger import read_runs
@@ -26,7 +26,8 @@ NON_REWARD_METRICS = {"parsed_fraction", "truncated", "verifier_failures"}
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="A sweep's folder.")], include_flagged: IncludeFlaggedOption = False
+    run: Annotated[Path, typer.Argument(help="A sweep's folder.", autocompletion=complete_run)],
+    include_flagged: IncludeFlaggedOption = False,
 ) -> None:
     """Rebuild a sweep's figures and report.html from its ledgers and its fit.json.
 
@@ -47,7 +48,7 @@ def draw_report(folder: Path, fit: FitResult) -> Path:
     return write_report(folder, [fit, *other_fits(runs, fit)], fitted_runs)
 
 
-def print_gains(console: Console, folder: Path) -> None:
+def print_gains(console: SafeConsole, folder: Path) -> None:
     """Print how much each run of a sweep gained over the base policy."""
     report_gains(console, folder, read_runs([folder], warn))
 

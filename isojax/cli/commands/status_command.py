@@ -7,17 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text
-from isojax.cli.options import JsonOption
+from isojax.cli.options import JsonOption, complete_run
 from isojax.core.errors import InputError
 from isojax.launch.display import format_duration
 from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_status
+from isojax.report.console import SafeConsole, TextTable, text_table
 from isojax.runs.workspace import refresh
 
 REFRESH_SECONDS = 2.0  # between two readings
@@ -25,7 +26,10 @@ STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "interrupte
 
 
 def status(
-    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Sweeps' folders, such as runs/quickstart.")],
+    runs: Annotated[
+        list[Path],
+        Argument(metavar="RUN...", help="Sweeps' folders, such as runs/quickstart.", autocompletion=complete_run),
+    ],
     watch: Annotated[bool, Option("--watch", help="Refresh every 2 seconds until nothing runs, or Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,7 +52,7 @@ def status(
     if as_json:
         print(json_text({"sweeps": [_sweep_json(sweep) for sweep in sweeps]}))
         return
-    console = Console()
+    console = SafeConsole()
     if not watch:
         console.print(_render_sweeps(sweeps))
         return
@@ -74,22 +78,20 @@ def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:
     return Group(*(renderable for sweep in sweeps for renderable in (_cells_table(sweep), *_summary_lines(sweep))))
 
 
-def _cells_table(sweep: SweepStatus) -> Table:
-    table = Table(title=escape(f"{sweep.name} in {sweep.folder}"), title_justify="left")
-    for header in ("cell", "state", "C", "of budget", "reward", "rollouts/s", "last point"):
-        table.add_column(header, justify="left" if header in ("cell", "state") else "right", no_wrap=True)
+def _cells_table(sweep: SweepStatus) -> TextTable:
+    columns = ["cell", "state", "C", "of budget", "reward", "rollouts/s", "last point"]
     has_placement = any(cell.attempts is not None for cell in sweep.cells)
     if has_placement:
-        table.add_column("attempts", justify="right", no_wrap=True)
-        table.add_column("where")
+        columns += ["attempts", "where"]
+    rows = []
     for cell in sweep.cells:
-        placement_columns = (_format_number(cell.attempts), escape(cell.where)) if has_placement else ()
-        table.add_row(*_cell_row(cell), *placement_columns)
-    return table
+        placement_columns = (_format_number(cell.attempts), cell.where) if has_placement else ()
+        rows.append([*_cell_row(cell), *placement_columns])
+    return text_table(f"{sweep.name} in {sweep.folder}", columns, rows, 2, has_placement)
 
 
-def _cell_row(cell: CellSummary) -> tuple[str, ...]:
-    state = f"[{STATE_COLORS[cell.state]}]{cell.state}[/]{' (flagged)' if cell.flags else ''}"
+def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
+    state = Text(cell.state, STATE_COLORS[cell.state]).append(" (flagged)" if cell.flags else "", "default")
     budget_share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
     reward = "-" if cell.reward is None else f"{cell.reward:.3f}"
     last_point_age = "-" if cell.age is None else f"{format_duration(max(0.0, cell.age))} ago"
@@ -108,6 +110,8 @@ def _summary_lines(sweep: SweepStatus) -> list[str]:
     if sweep.rate and sweep.seconds_left is not None:
         summary += f"; {_format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
     lines = [summary]
+    if sweep.unread:
+        lines.append(f"[yellow]note:[/yellow] {escape(sweep.unread)}")
     if sweep.lost:
         lines.append(f"[yellow]warning:[/yellow] {escape(sweep.lost)}")
     for cell in sweep.cells:

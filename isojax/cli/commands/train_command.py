@@ -2,12 +2,11 @@
 
 import importlib
 
-from rich.console import Console
-
 from isojax.cli import options
 from isojax.cli.commands.report_command import print_gains
 from isojax.cli.formatting import print_line
 from isojax.launch.process_group import parse_process_group
+from isojax.report.console import SafeConsole
 from isojax.runs.workspace import display_path, remote_workspace
 
 
@@ -32,5 +31,5 @@ def train(
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process):
         folder = runner.train(config, resume, process_group)
         if folder is not None:
-            print_gains(Console(), folder)
+            print_gains(SafeConsole(), folder)
             print_line(f"run: {display_path(folder)}")

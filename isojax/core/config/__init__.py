@@ -2,7 +2,7 @@
 `run` says where and how to run."""
 
 from isojax.core.config.data import PANEL, DataConfig, PromptConfig, VerifierConfig
-from isojax.core.config.load import Config, config_hash, load_config, load_configs, save_config
+from isojax.core.config.load import Config, config_hash, config_names, load_config, load_configs, save_config
 from isojax.core.config.model import (
     BasePolicyConfig,
     InterruptConfig,

@@ -33,6 +33,13 @@ def config_roots() -> list[Path]:
     return [Path("configs"), package / "configs" if (package / "configs").is_dir() else package.parent / "configs"]
 
 
+def config_names() -> list[str]:
+    """The named configs: quickstart, models/smollm2-135m."""
+    return sorted(
+        {p.relative_to(root).with_suffix("").as_posix() for root in config_roots() for p in root.rglob("*.yaml")}
+    )
+
+
 def find_config(name_or_path: str) -> Path:
     """The YAML file meant by a path or a name: `quickstart`, `hard.yaml`, `../mine.yaml`."""
     if Path(name_or_path).is_file():
@@ -41,9 +48,7 @@ def find_config(name_or_path: str) -> Path:
         for path in (root / name_or_path, root / f"{name_or_path}.yaml"):
             if path.is_file():
                 return path
-    names = sorted(
-        {p.relative_to(root).with_suffix("").as_posix() for root in config_roots() for p in root.rglob("*.yaml")}
-    )
+    names = config_names()
     suggestions = difflib.get_close_matches(name_or_path, names, n=1)
     hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known names: {', '.join(names) or 'none'}."
     roots = " or ".join(map(str, config_roots()))

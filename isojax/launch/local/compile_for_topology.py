@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 import jax
-from rich.table import Table
 
 from isojax.core import registry
 from isojax.core.config import Config
@@ -15,6 +14,7 @@ from isojax.launch.autosize import GIB, DeviceBudget, fit_to_memory, format_byte
 from isojax.launch.display import console, print_line
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_load
+from isojax.report.console import text_table
 from isojax.rl import algorithm
 from isojax.tasks.task import build_task
 from isojax.train import memory_analysis
@@ -45,19 +45,17 @@ def compile_for_topology(config: Config, topology: str) -> None:
         f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({chip.device_kind}, "
         f"{format_bytes(device_memory)} each), mesh {config.run.mesh}: R = {sweep.decode_slots}, "
         f"m = {sweep.microbatch}, g = {sweep.prefill_batch}, W = {sweep.slots_per_prefix}",
-        highlight=False,
     )
-    table = Table()
-    for heading in ("program", "arguments", "outputs", "temporaries", "peak", "planner", "", "compiled in"):
-        table.add_column(heading, justify="right")
+    headings = ("program", "arguments", "outputs", "temporaries", "peak", "planner", "", "compiled in")
+    rows = []
     # What is compiled for chips that are not here cannot be read back from the cache.
     jax.config.update("jax_enable_compilation_cache", False)
     planned_bytes, mesh = budget.estimate(sweep).program_bytes, make_mesh(mesh_shape, devices)
     for name, program in memory_analysis.build_abstract_programs(cell, sweep, pairs, mesh, task).items():
         started_at = time.monotonic()
         columns = _usage_columns(memory_analysis.compile_for_memory(*program), device_memory, planned_bytes[name])
-        table.add_row(name, *columns, f"{time.monotonic() - started_at:.0f} s")
-    console.print(table)
+        rows.append([name, *columns, f"{time.monotonic() - started_at:.0f} s"])
+    console.print(text_table("", headings, rows, text_columns=1))
 
 
 def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, planned_bytes: int) -> tuple[str, ...]:

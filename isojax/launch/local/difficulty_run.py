@@ -3,7 +3,6 @@ histogram (the paper's Fig. 2), and write `splits/`, a TFDS data set to train on
 
 import csv
 import io
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, DataConfig, config_hash
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch.local.setup import open_task, resolve_config, start_jax
@@ -65,7 +65,7 @@ def label_difficulty(
         labelled, unsolved = _label_with_model(config, task, folder, extremely_hard, on_progress)
         if not is_on_device(task):
             for kind, example in task.failure_examples().items():
-                print(f"warning: verifier {kind}, each of reward 0; the first: {example}", file=sys.stderr)
+                warn(f"verifier {kind}, each of reward 0; the first: {example}")
     splits = difficulty.split_into_parts(labelled, unsolved, held_out, data.seed)
     write_text(folder / TABLE_FILE, _labels_csv(labelled))
     ranges = dict(difficulty.DIFFICULTY_RANGES)
@@ -95,7 +95,7 @@ def _label_with_model(
     notes: list[str] = []
     problems = drop_long_prompts(cell, task, candidates, "problems", notes)
     for note in notes:
-        print(f"warning: {note}", file=sys.stderr)
+        warn(note)
     if not is_on_device(task):
         task.check_problems(problems)
     devices = jax.local_devices()

@@ -5,7 +5,7 @@ import json
 import queue
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import checkpoint_uploader
 from isojax.runs.object_store import run_in_thread
+from isojax.runs.status import lost_output_recorded
 from isojax.scaling.checks.run_health import health_flags
 from isojax.train.base_policy import BasePolicy
 from isojax.train.loop import is_finished, run_cell
@@ -49,7 +50,10 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             forecast = forecast_sweep(setup.config, cells, budget, devices, folder) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
             if not dry_run:
-                with exclusive_lock(folder) if is_primary else nullcontext():
+                with ExitStack() as stack:
+                    if is_primary:
+                        stack.enter_context(exclusive_lock(folder))
+                        stack.enter_context(lost_output_recorded(folder))
                     check_shared_folder(folder)
                     _run_cells(setup)
         return folder if is_primary else None

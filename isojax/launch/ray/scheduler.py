@@ -4,7 +4,6 @@ again after a pause. The first group makes the base policy, which the others fin
 
 import os
 import signal
-import socket
 import time
 from concurrent import futures
 from contextlib import suppress
@@ -25,7 +24,7 @@ from isojax.launch.ray.ray_actor import CELL_FAILED, PREEMPTED, TOKEN_FILE, Call
 from isojax.launch.ray.ray_processes import POLL_SECONDS, ActiveGroup, RayProcessGroup, WorkerLost
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.strategy import training_rounds
-from isojax.runs.status import CellStatus, DriverStatus, write_status
+from isojax.runs.status import CellStatus, driver_status, write_status
 from isojax.runs.workspace import refresh
 
 STATUS_INTERVAL = 2.0  # seconds between two writings of status.json
@@ -270,5 +269,4 @@ class RayScheduler:
     def _write_status(self, ended: bool = False) -> None:
         self.status_written_at = time.monotonic()
         cells = {cell.name: status for cell, status in self.cell_queue.status.items()}
-        host, pid = socket.gethostname(), os.getpid()
-        write_status(self.folder, DriverStatus(time=time.time(), host=host, pid=pid, ended=ended, cells=cells))
+        write_status(self.folder, driver_status(ended, cells))

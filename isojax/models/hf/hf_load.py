@@ -23,6 +23,7 @@ from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
+from isojax.core.terminal import printable
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_config import find_family
 from isojax.models.safetensors_io import DTYPES, StoredTensor, read_headers
@@ -152,7 +153,7 @@ def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Map
 
 @functools.cache  # a sweep reads its base model once per cell, and one warning is enough
 def _warn_once(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def check_weights(config: ModelConfig) -> None:

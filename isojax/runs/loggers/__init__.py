@@ -3,7 +3,6 @@ by its path, with `begin(folder, cell, config) -> Logger` and, where it may be u
 InputError before any work. What a logger writes is a function of the ledger: it gets all of it when the cell is
 opened and after each further point, so no kill loses a point or writes one twice."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -11,6 +10,7 @@ from typing import Protocol
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.registry import load
+from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
 from isojax.runs.ledger import Ledger, read_run
 
@@ -43,10 +43,8 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
             call()
         except Exception as e:  # of a library, its network or its disk; no curve is worth the run
             active.pop(name, None)
-            print(
-                f"warning: {cell.name}: the logger {name} failed ({e}); the run continues without it, its ledger has"
-                " every point",
-                file=sys.stderr,
+            warn(
+                f"{cell.name}: the logger {name} failed ({e}); the run continues without it, its ledger has every point"
             )
 
     def begin(name: str) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.terminal import note
 from isojax.tasks.problem_sources import random_subset, read_settings
 from isojax.tasks.verifiers.gym import to_tagged_json
 
@@ -79,7 +80,7 @@ class GeneratorSource:
             )
         if len(items) < count:
             items_text = f"{len(items)} distinct problems among {self.settings['size']} items"
-            print(f"note: {task_text}: {items_text}, fewer than {count}.", file=sys.stderr)
+            note(f"{task_text}: {items_text}, fewer than {count}.")
         # Without `size`: the scorer makes no items.
         scorer_settings = {k: v for k, v in self.settings.items() if k != "size"}
         problems = [

@@ -1,0 +1,100 @@
+"""What this process prints: texts are made harmless to a terminal, and a run outlives the terminal that started it."""
+
+import errno
+import io
+import os
+import re
+import signal
+import sys
+import time
+from typing import Any, NoReturn, TextIO
+
+from isojax.core.errors import RunFailed
+
+MAX_CHARACTERS = 4000  # of a message or of a cell of a table
+# Control characters but tab and newline, separators of lines, marks that reverse the direction of text, and the
+# surrogates that stand for bytes of a file's name.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_READER_GONE = (errno.EPIPE, errno.EIO)  # of a pipe; of a terminal
+_EXIT_CODE_SIGPIPE = 128 + signal.SIGPIPE  # what a shell says of a program that wrote to a closed pipe
+
+_first_loss_at: float | None = None
+
+
+def printable(text: object) -> str:
+    """A text from anywhere for a terminal: control characters as escapes (\\x1b), and a long one without its middle."""
+    return shorten(escape_controls(str(text)))
+
+
+def escape_controls(text: str) -> str:
+    """A text with its control characters as escapes: \\x1b."""
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def shorten(text: Any) -> Any:
+    """A long text, a str or rich's Text, without its middle, and with a note of its length."""
+    if len(text) <= MAX_CHARACTERS:
+        return text
+    head, tail = text[: MAX_CHARACTERS * 3 // 4], text[-MAX_CHARACTERS // 4 :]
+    return head + f" ... ({len(text):,} characters) ... " + tail
+
+
+def warn(message: object) -> None:
+    """One line on standard error: what may be wrong."""
+    print(f"warning: {printable(message)}", file=sys.stderr)
+
+
+def note(message: object) -> None:
+    """One line on standard error: what to know."""
+    print(f"note: {printable(message)}", file=sys.stderr)
+
+
+def output_lost_at() -> float | None:
+    """Since when (Unix seconds) nobody reads what this process prints; None while someone may."""
+    return _first_loss_at
+
+
+def guard_output(is_run: bool) -> None:
+    """Decide what becomes of this process when its terminal, or the `head` behind it, goes away. A run goes on: what it
+    prints is dropped, and SIGHUP is ignored by it and by the processes it starts. Another command ends, quietly."""
+    if is_run:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for name in ("stdout", "stderr"):
+        stream = vars(sys)[name]
+        if stream is not None and stream is vars(sys)[f"__{name}__"]:  # else a test or a notebook reads it
+            setattr(sys, name, _guarded(stream, is_run))
+
+
+def _guarded(stream: TextIO, is_run: bool) -> TextIO:
+    stream.flush()
+    raw = _GuardedFile(stream.fileno(), is_run)
+    options: dict[str, Any] = {"encoding": stream.encoding, "line_buffering": stream.isatty() or stream is sys.stderr}
+    return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", **options)
+
+
+class _GuardedFile(io.FileIO):
+    """A standard stream whose reader may go away."""
+
+    def __init__(self, file_descriptor: int, is_run: bool):
+        super().__init__(file_descriptor, "wb", closefd=False)
+        self._is_run = is_run
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as e:
+            if e.errno in _READER_GONE or not self._is_run:
+                null_fd = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null_fd, self.fileno())  # for libraries and processes that write there too
+                os.close(null_fd)
+            return self._drop(data) if self._is_run else self._end(e)
+
+    def _drop(self, data: Any) -> int:
+        global _first_loss_at  # noqa: PLW0603 - of the process, as its streams are
+        _first_loss_at = _first_loss_at or time.time()
+        return memoryview(data).nbytes
+
+    def _end(self, error: OSError) -> NoReturn:
+        if error.errno in _READER_GONE:
+            raise SystemExit(_EXIT_CODE_SIGPIPE)
+        raise RunFailed(f"cannot write what this command prints: {error.strerror}.") from error

@@ -1,0 +1,81 @@
+"""What a shell completes, and how a mistyped word is answered; neither loads jax."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Isojax
+from tests.e2e.conftest import REPOSITORY, SCRIPT
+
+WITHOUT_JAX = f"import sys; sys.modules['jax'] = None; {SCRIPT}"  # an import of jax would end it
+Complete = Callable[..., list[str]]
+
+
+@pytest.fixture
+def complete(tmp_path: Path) -> Complete:
+    """What bash is offered for the last of the words."""
+    (tmp_path / "mine.yaml").write_text("name: mine\n")
+    for name in ("first", "second"):
+        (tmp_path / "runs" / name / "cells").mkdir(parents=True)
+    (tmp_path / "runs" / "notes").mkdir()
+
+    def run(*words: str) -> list[str]:
+        request = {"COMP_WORDS": " ".join(["isojax", *words]), "COMP_CWORD": str(len(words))}
+        environment = {**os.environ, **request, "_ISOJAX_COMPLETE": "complete_bash", "PYTHONPATH": str(REPOSITORY)}
+        command = [sys.executable, "-c", WITHOUT_JAX]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.stderr == ""
+        return done.stdout.split()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["la"], ["launch"]),
+        (["launch", "models/q"], ["models/qwen2.5-7b-instruct", "models/qwen3-4b-instruct"]),
+        (["launch", "quickstart", "m"], ["mine.yaml"]),
+        (["launch", "--res"], ["--resume"]),
+        (["fit", "r"], ["runs/first", "runs/second"]),
+        (["status", "runs/s"], ["runs/second"]),
+        (["fit", "--mode", "p"], ["paper"]),
+        (["records", "import", "--from", "t"], ["tensorboard", "trl"]),
+    ],
+)
+def test_a_shell_completes(complete: Complete, words: list[str], offered: list[str]) -> None:
+    found = complete(*words)
+    assert set(offered) <= set(found) and all(name.startswith(words[-1]) for name in found)
+    assert "runs/notes" not in found  # holds no cells
+
+
+def test_the_completion_installs_itself(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert "_ISOJAX_COMPLETE=complete_bash" in isojax("--show-completion", "bash")[1]
+    assert isojax("--install-completion", "bash")[0] == 0
+    assert "isojax.sh" in (tmp_path / ".bashrc").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["lanch"], "launch"),
+        (["recomend", "runs/x"], "recommend"),
+        (["records", "chek"], "check"),
+        (["launch", "--dryrun"], "--dry-run"),
+        (["fit", "--josn", "runs/x"], "--json"),
+        (["launch", "quickstat"], "quickstart"),
+        (["launch", "sweep.sed=1"], "sweep.seed"),
+    ],
+)
+def test_a_mistyped_word_is_answered_by_the_one_meant(isojax: Isojax, words: list[str], meant: str) -> None:
+    code, _, err = isojax(*words)
+    assert code == 2 and meant in err
