@@ -38,7 +38,7 @@ def test_choice_intervals_and_reasons():
 def test_the_smallest_stable_B_p_within_epsilon():
     near = {**SHAPES, (16, 16): (0.694, 1.0, 8e3), (64, 16): (0.7, 1.0, 8e3)}  # they differ by .0056 at 1e5
     r = recommend(document(near), 1e5, epsilon=0.006)
-    assert r.allocation.B_p == 16 and said(r, "the smallest stable one that promises within 0.006 of it")
+    assert r.allocation.B_p == 16 and said(r, "the smallest stable one whose predicted reward is within 0.006 of its")
     r = recommend(document(near), 1e5)
     assert r.allocation.B_p == 64 and said(r, "a smaller one gives away more than 0.005")
     r = recommend(document(unstable=(16,)), 1e5)
