@@ -52,6 +52,7 @@ SLOW = (
     "rl/test_recipe_gradients.py",
     "sampling/test_exactness.py",
     "sampling/test_stream.py",
+    "tasks/test_hostile_checks.py",
 )
 # Among them those with a test of a minute: first, so that no worker is left alone with one at the end.
 LONGEST = ("test_tpu.py", "test_tpu_kernels.py", "test_docs.py", "test_compilations.py", "test_ray.py", "test_chaos.py")

@@ -74,7 +74,7 @@ def reward(completions, answer, prompts):
     return [scores.get(what, float(what == answer[0]))]
 
 def pid(completions):
-    return [float(str(os.getpid()) == completions[0])]
+    return [float(str(os.getppid()) == completions[0])]  # the guard's
 
 def column(completions, level):
     return [float(level[0] == 3)]
@@ -231,13 +231,14 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
         return popen([sys.executable, "-c", "import time; time.sleep(1000)"], **options)
 
     monkeypatch.setattr(check_process, "RESTART_PAUSE", 0.01)
+    monkeypatch.setattr(check_process, "STOP_TIMEOUT", 0.1)
     with Checker(f"function:{rewards}:reward", num_workers=1) as checker:
         descriptors = len(os.listdir("/dev/fd"))
         receive = check_process.CheckWorker._receive
 
-        def short(self: Any, seconds: float) -> Any:
+        def short(self: Any, nonce: str, seconds: float) -> Any:
             starting = starts[0] <= failing and seconds == check_process.START_TIMEOUT
-            return receive(self, 0.2 if starting else seconds)
+            return receive(self, nonce, 0.2 if starting else seconds)
 
         monkeypatch.setattr(check_process.CheckWorker, "_receive", short)
         monkeypatch.setattr(subprocess, "Popen", start)

@@ -25,7 +25,7 @@ class Verdict(NamedTuple):
 
     correct: bool  # reward 1, else 0
     parsed: bool  # an answer was found in the response, correct or not
-    failure: str = ""  # why there is no plain verdict: partial, error, memory, timeout or crash
+    failure: str = ""  # no plain verdict: partial, error, memory, machine, timeout, crash, forged
     message: str = ""  # what happened, in one line
 
 
