@@ -200,6 +200,6 @@ def test_limits_that_leave_nothing():
 def test_paper_mode_keeps_the_papers_rule():
     law = NStarFit(law=Law("sigmoid", 4.0, 5.0, 9.0, 2.0), no_effect=False)
     r = recommend(without_draws(document(n_star=law), "paper"), 1e5)
-    assert r.allocation == Allocation(16, 4, 1562)  # n*(1e5) = 2^2, though 16x16 promises more
+    assert r.allocation == Allocation(16, 4, 1562)  # n*(1e5) = 2^2, though 16x16 is predicted to reach more
     assert (r.interval, r.prediction_interval, r.n_probability, r.regret_interval) == (None, None, None, None)
     assert r.equal_n == (16,) and r.regret == pytest.approx(0.5 / 1.08 - 0.4 / 1.02)
