@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
@@ -46,7 +46,7 @@ class CheckWorkerLost(Exception):
 class CheckWorker:
     """One process of checks. One thread at a time may use it, except for `kill`."""
 
-    def __init__(self, verifier: str, memory_bytes: int, timeout: float) -> None:
+    def __init__(self, verifier: str | Mapping[str, str], memory_bytes: int, timeout: float) -> None:
         self._verifier, self._memory_bytes, self._timeout = verifier, memory_bytes, timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None

@@ -18,11 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NoReturn
 
-from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.check_process import CheckRequest
-from isojax.tasks.verifiers import Check, Verdict, describe_exception
+from isojax.tasks.verifiers import Check, Verdict, describe_exception, load_verifier
 
 MAX_MESSAGE_LENGTH = 2000  # characters of a verdict's message
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
@@ -92,13 +91,12 @@ def _serve(socket_fd: int) -> None:
     os.register_at_fork(after_in_child=lambda: os.dup2(0, socket_fd))  # a child reads no requests
     with socket.socket(fileno=socket_fd) as connection, connection.makefile("rb") as reader:
         nonce, (verifier, memory_bytes) = pickle.load(reader)
-        name, _, argument = verifier.partition(":")
         try:
             _limit_memory(memory_bytes)
-            check: Check = registry.load("tasks.verifiers", name, "build").build(argument)
+            check = load_verifier(verifier).build()
         except BaseException as e:  # a user's code may raise anything; the parent makes an InputError of it
             is_described = isinstance(e, InputError)
-            error = str(e) if is_described else f"cell.verifier.use = {name}: {describe_exception(e)}"
+            error = str(e) if is_described else f"cell.verifier.use = {verifier}: {describe_exception(e)}"
             _reply(connection, nonce, error[:MAX_MESSAGE_LENGTH])
             return
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -136,8 +134,9 @@ def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Ver
     """The check's verdict; of one that raises, a failure: memory, machine (no descriptor, disk or process is left),
     input (the problem cannot be judged) or error."""
     try:
-        correct, parsed, failure, message = check(problem, prompt, response)
-        return Verdict(bool(correct), bool(parsed), str(failure), str(message)[:MAX_MESSAGE_LENGTH])
+        correct, parsed, failure, message, scores = Verdict(*check(problem, prompt, response))
+        plain_scores = None if scores is None else {str(name): float(score) for name, score in scores.items()}
+        return Verdict(bool(correct), bool(parsed), str(failure), str(message)[:MAX_MESSAGE_LENGTH], plain_scores)
     except MemoryError:
         pass  # returned below, when the frames that hold the memory are gone
     except InputError as e:

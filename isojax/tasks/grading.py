@@ -12,14 +12,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.nouns import Problem
 from isojax.distributed import multiprocess
 from isojax.tasks.check_process import CheckRequest, CheckWorker
 from isojax.tasks.protocol import Grades
-from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers import Check, Verdict, load_verifier
 
 CHECK_BATCH = 16  # checks sent to a worker at once; fewer when few are left
 
@@ -86,21 +85,19 @@ class Checker:
     """A verifier, and the processes it runs in where it needs them."""
 
     def __init__(
-        self, verifier: str, timeout: float = 5.0, memory_gb: float = 4.0, num_workers: int | None = None
+        self,
+        verifier: str | Mapping[str, str],
+        timeout: float = 5.0,
+        memory_gb: float = 4.0,
+        num_workers: int | None = None,
     ) -> None:
         """Start a worker. `timeout`: seconds per check; `memory_gb`: per worker; `num_workers`: None: one per core."""
-        name, _, argument = verifier.partition(":")
-        module = registry.load("tasks.verifiers", name, "build")
-        if missing_flags := [flag for flag in ("ISOLATED", "PURE") if flag not in vars(module)]:
-            raise InputError(
-                f"cell.verifier.use: {module.__name__} has no {' and no '.join(missing_flags)}; expected both as the"
-                " docstring of isojax.tasks.verifiers says."
-            )
+        loaded = load_verifier(verifier)
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
         self._lock = threading.Lock()
-        self._pure: bool = module.PURE
-        self._check: Check | None = None if module.ISOLATED else module.build(argument)
-        count = (num_workers or cores()) if module.ISOLATED else 0
+        self._pure = loaded.pure
+        self._check: Check | None = None if loaded.isolated else loaded.build()
+        count = (num_workers or cores()) if loaded.isolated else 0
         self._workers = [CheckWorker(verifier, int(memory_gb * 2**30), timeout) for _ in range(count)]
         self._stop_workers = weakref.finalize(self, _stop_all, self._workers)  # also at the interpreter's exit
         if self._workers:

@@ -153,7 +153,7 @@ def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
         ("segfault", "crash", "problem 1: the process died of SIGSEGV"),
         ("forked and gone", "crash", "problem 1: the process exited with 9"),
         ("locked", "timeout", "problem 1: no verdict within 0.5 s"),
-        ("partial", "partial", "problem 1: a score of 0.5 counts as 0: outcomes are 0 or 1"),
+        ("partial", "partial", "problem 1: a score of 0.5 counts as 0: cell.reward.kind = binary"),
         (
             "none",
             "error",

@@ -1,4 +1,5 @@
-"""Verifiers judge responses correct or not: one file each, which runs in small processes and imports little.
+"""Verifiers judge responses, correct or not, or by scores: one file each, which runs in small processes and imports
+little.
 
 A verifier's file has
 
@@ -12,24 +13,78 @@ else an isolated check raises costs its own rollout only; a check that is not is
 """
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+
+MAIN_SCORE = "score"  # the name of the score where a verifier gives one alone
 
 
 class Verdict(NamedTuple):
     """What a check says of one response."""
 
-    correct: bool  # reward 1, else 0
+    correct: bool  # the reward where rewards are binary
     parsed: bool  # an answer was found in the response, correct or not
     failure: str = ""  # no plain verdict: partial, error, memory, machine, timeout, crash, forged
     message: str = ""  # what happened, in one line
+    scores: Mapping[str, float] | None = None  # by name, for graded rewards; None: `correct` is the only one
+
+    def scores_by_name(self) -> Mapping[str, float]:
+        """Its scores, at least one."""
+        return {MAIN_SCORE: float(self.correct)} if self.scores is None else self.scores
 
 
 Check = Callable[[Problem, str, str], Verdict]  # (problem, the prompt template filled in, response)
+
+
+class LoadedVerifier(NamedTuple):
+    """What `cell.verifier.use` names."""
+
+    isolated: bool
+    pure: bool
+    build: Callable[[], Check]
+
+
+def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
+    """One verifier, or several by the name of their score; InputError where there is none of a name."""
+    if isinstance(use, str):
+        name, _, argument = use.partition(":")
+        module = registry.load("tasks.verifiers", name, "build")
+        if missing_flags := [flag for flag in ("ISOLATED", "PURE") if flag not in vars(module)]:
+            raise InputError(
+                f"cell.verifier.use: {module.__name__} has no {' and no '.join(missing_flags)}; expected both as the"
+                " docstring of isojax.tasks.verifiers says."
+            )
+        return LoadedVerifier(module.ISOLATED, module.PURE, partial(module.build, argument))
+    verifiers = {name: load_verifier(one) for name, one in use.items()}
+    return LoadedVerifier(
+        isolated=any(verifier.isolated for verifier in verifiers.values()),
+        pure=all(verifier.pure for verifier in verifiers.values()),
+        build=lambda: _combine({name: verifier.build() for name, verifier in verifiers.items()}),
+    )
+
+
+def _combine(checks: Mapping[str, Check]) -> Check:
+    """The check that makes all of `checks`: their scores by name, correct where all are; the first failure ends it."""
+
+    def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        verdicts: dict[str, Verdict] = {}
+        for name, check_one in checks.items():
+            verdict = verdicts[name] = check_one(problem, prompt, response)
+            if verdict.failure not in ("", "partial"):
+                return verdict._replace(message=f"{name}: {verdict.message}", scores=None)
+        return Verdict(
+            correct=all(verdict.correct for verdict in verdicts.values()),
+            parsed=any(verdict.parsed for verdict in verdicts.values()),
+            scores={name: verdict.scores_by_name()[MAIN_SCORE] for name, verdict in verdicts.items()},
+        )
+
+    return check
 
 
 def refuse_argument(verifier: str, argument: str) -> None:

@@ -3,7 +3,7 @@
     def my_reward(prompts, completions, answer, **columns) -> list[float]
 
 It is called with lists of one: the prompt's and the response's text, the reference answer, and every column of the
-problem that it names (all where it takes `**columns`). A score of 1 is correct, any other is not.
+problem that it names (all where it takes `**columns`). Binary rewards: a score of 1 is correct, any other is not.
 """
 
 import importlib
@@ -19,7 +19,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict, describe_exception
+from isojax.tasks.verifiers import MAIN_SCORE, Check, Verdict, describe_exception
 
 ISOLATED, PURE = True, False
 SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
@@ -93,7 +93,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def score_to_verdict(score: Any, response: str) -> Verdict:
-    """1 (or True) is correct, any other number is not; those but 0, 1 and -1 are counted as `partial` failures."""
+    """1 (or True) is correct, any other number is not; those but 0, 1 and -1 are `partial` where rewards are binary."""
     try:
         if isinstance(score, str):
             raise TypeError("a text is no score")
@@ -105,5 +105,6 @@ def score_to_verdict(score: Any, response: str) -> Verdict:
         return Verdict(False, False, "error", f"expected a score of 0 or 1, given {value}")
     parsed = bool(response.strip())
     if all(abs(value - plain) > SCORE_TOLERANCE for plain in (-1, 0, 1)):
-        return Verdict(False, parsed, "partial", f"a score of {value:g} counts as 0: outcomes are 0 or 1")
-    return Verdict(abs(value - 1) <= SCORE_TOLERANCE, parsed)
+        message = f"a score of {value:g} counts as 0: cell.reward.kind = binary"
+        return Verdict(False, parsed, "partial", message, {MAIN_SCORE: value})
+    return Verdict(abs(value - 1) <= SCORE_TOLERANCE, parsed, scores={MAIN_SCORE: value})

@@ -10,7 +10,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict, refuse_argument
+from isojax.tasks.verifiers import MAIN_SCORE, Check, Verdict, refuse_argument
 
 ISOLATED, PURE = True, True
 
@@ -36,8 +36,9 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
         )
     tagged_answers = _ANSWER_TAG.findall(response)
     answer = (tagged_answers[-1] if tagged_answers else response).strip()
-    score = _scorer(columns["gym"], json.dumps(columns["settings"], sort_keys=True))
-    return Verdict(bool(answer) and abs(score(answer, from_tagged_json(columns["entry"])) - 1) < 1e-6, bool(answer))
+    scorer = _scorer(columns["gym"], json.dumps(columns["settings"], sort_keys=True))
+    score = scorer(answer, from_tagged_json(columns["entry"])) if answer else 0.0
+    return Verdict(abs(score - 1) < 1e-6, bool(answer), scores={MAIN_SCORE: score})
 
 
 @functools.cache

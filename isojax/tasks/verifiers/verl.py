@@ -3,16 +3,18 @@
     def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
 data_source, ground_truth (or reward_model's, else the answer) and extra_info are the problem's columns. Of a dict,
-"acc" is the outcome where there is one, else "score". An outcome of 1 is correct, any other is not.
+binary rewards take "acc" where there is one, else "score": 1 is correct, any other is not. Graded rewards take "score",
+or the entries that `cell.reward.weights` names.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers import MAIN_SCORE, Check, Verdict
 from isojax.tasks.verifiers.function import load_function, score_to_verdict
 
 ISOLATED, PURE = True, False
@@ -36,12 +38,23 @@ def build(argument: str) -> Check:
             if "acc" not in score and "score" not in score:
                 keys = ", ".join(map(str, score)) or "nothing"
                 return Verdict(False, False, "error", f'expected a dict with "score", given one with {keys}')
-            score = score["acc"] if "acc" in score else score["score"]
+            verdict = score_to_verdict(score["acc"] if "acc" in score else score["score"], response)
+            return verdict._replace(scores=_numbers(score))
         elif isinstance(score, tuple | list) and score:
             score = score[0]  # as verl reads them: (score, a comment)
         return score_to_verdict(score, response)
 
     return check
+
+
+def _numbers(score: Mapping[Any, Any]) -> dict[str, float]:
+    """The entries that are numbers; "acc" is the main score where "score" is none."""
+    numbers: dict[str, float] = {}
+    for name, value in score.items():
+        with suppress(TypeError, ValueError, OverflowError):
+            if not isinstance(value, str):
+                numbers[str(name)] = float(value)
+    return {MAIN_SCORE: numbers["acc"], **numbers} if "acc" in numbers else numbers
 
 
 def _check_parameters(function: Callable[..., Any], argument: str) -> None:
