@@ -19,7 +19,7 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-all lint format bench-peers clean
+.PHONY: help quickstart test test-slow test-all lint format record-flags bench-peers clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -46,6 +46,9 @@ lint: $(VENV)/.stamp-dev ## ruff and pyright
 format: $(VENV)/.stamp-dev ## let ruff fix what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+record-flags: $(VENV)/.stamp-test ## record the flags of gcloud, kubectl, Ray and SLURM from their --help, for the tests of launch/
+	$(BIN)/python -m tests.launch.record_flags
 
 bench-peers: $(VENV)/.stamp-run $(MODEL)/config.json $(foreach peer,transformers tunix trl,$(PEERS)/$(peer)/.stamp) ## install transformers, Tunix and TRL, each in its own environment, and compare their times with isojax's; ARGS="--only step-4x8" passes on
 	$(BIN)/python benchmarks/peers/compare.py $(MODEL) $(ARGS)

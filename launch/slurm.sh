@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A SLURM job of GPU nodes, and a sweep on it.
 #
+#   python3 -m venv ~/.isojax && ~/.isojax/bin/pip install '.[ray,cuda]'      once, in the checkout; a folder that all nodes see
 #   sbatch launch/slurm.sh my.yaml               Ray inside the allocation: one cell per node, on all nodes at the same time
 #   MODE=one sbatch launch/slurm.sh my.yaml      all GPUs are one run: one process per GPU, cells one after the other
 #   scancel JOB                                  ends the job; the records stay
@@ -21,20 +22,21 @@ set -euo pipefail
 
 MODE=${MODE:-ray}                       # ray, or one
 RUNS=${RUNS:-$PWD/runs}                 # run.dir; a folder that all nodes see
-VENV=${VENV:-$HOME/.isojax}             # Python's environment, which all nodes see too; created from ISOJAX if it does not exist
+VENV=${VENV:-$HOME/.isojax}             # Python's environment with isojax, which all nodes see too; prepared before the job
 GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-8}}  # per node
 MESH=${MESH:-}                          # by default fsdp over one node (ray), or over all nodes (one)
 HEAD=${HEAD:-}                          # ray: the first node's address for the other nodes; by default that of its first interface
 PORT=${PORT:-6379}                      # ray: the head's port
 
-if [ "$#" -eq 0 ]; then
-    echo "error: given no config, expected one: sbatch launch/slurm.sh my.yaml" >&2
+[ -n "${SLURM_JOB_ID:-}" ] || { echo "error: no SLURM job here; start it by: sbatch launch/slurm.sh my.yaml" >&2 && exit 2; }
+[ "$#" -gt 0 ] || { echo "error: given no config, expected one: sbatch launch/slurm.sh my.yaml" >&2 && exit 2; }
+[[ $MODE =~ ^(ray|one)$ ]] || { echo "error: given MODE=$MODE, expected ray or one" >&2 && exit 2; }
+needs=isojax,jax
+[ "$MODE" != ray ] || needs=$needs,ray
+if ! srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$VENV/bin/python" -c "import $needs"; then
+    echo "error: given VENV=$VENV, expected an environment on every node with $needs in it; the lines above say which is not. Prepare it
+before the job, in a folder that all nodes see: python3 -m venv $VENV && $VENV/bin/pip install '.[ray,cuda]' (in isojax's checkout)" >&2
     exit 2
-fi
-if [ ! -x "$VENV/bin/isojax" ]; then
-    : "${ISOJAX:?no isojax in $VENV; set what to install, such as ISOJAX="isojax[ray,cuda] @ git+https://github.com/OWNER/isojax"}"
-    python3 -m venv "$VENV"
-    "$VENV/bin/pip" install -q "$ISOJAX"
 fi
 export PATH=$VENV/bin:$PATH
 
@@ -84,5 +86,4 @@ over_ray() {
 case $MODE in
 ray) over_ray "$@" ;;
 one) one "$@" ;;
-*) echo "error: given MODE=$MODE, expected ray or one" >&2 && exit 2 ;;
 esac

@@ -116,7 +116,7 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """Of a program with the gradient in it. On a TPU, where fsdp splits the model, one of XLA's passes fails an assertion
-    ("user->opcode() == HloOpcode::kAdd") for some shapes, and is left out."""
+    """Of a program with the gradient in it. On a TPU, where fsdp splits the model, one of XLA's passes fails an
+    assertion ("user->opcode() == HloOpcode::kAdd") for some shapes, and is left out."""
     needs_workaround = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1
     return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"} if needs_workaround else None

@@ -12,6 +12,7 @@ from typing import Any
 
 import jsonschema
 import kubernetes_validate
+import ray
 import typer
 import yaml
 from ray._private.accelerators import TPUAcceleratorManager
@@ -57,8 +58,20 @@ def check_shell(text: str) -> None:
         raise ValueError(done.stdout + done.stderr)
 
 
+def check_dockerfile(text: str) -> None:
+    """ValueError where it does not begin with an image of the Ray that is tested here, or copies what is not there."""
+    (base,) = re.findall(r"^FROM (.*)$", text, re.M)
+    if base != f"rayproject/ray:{ray.__version__}-py312":
+        raise ValueError(f"{base} is not an image of Ray {ray.__version__}")
+    copied = [word for line in re.findall(r"^COPY (.*) \S+$", text, re.M) for word in line.split()]
+    if missing := [word for word in copied if not (ROOT / word).exists()]:
+        raise ValueError(f"not in the checkout: {missing}")
+
+
 def check_ray_cluster(text: str) -> None:
     """ValueError or ValidationError where `ray up` would refuse it, or a slice is not what its type says."""
+    if f"ray[default]=={ray.__version__}" not in text:
+        raise ValueError(f"not the version of Ray that is tested here, {ray.__version__}")
     config = prepare_config(yaml.safe_load(text))
     validate_config(config)
     for name, kind in config["available_node_types"].items():
@@ -85,6 +98,8 @@ def check_kubernetes(text: str) -> None:
             continue
         jsonschema.validate(document, yaml.safe_load((ROOT / "tests/launch/kuberay_rayjob.yaml").read_text()))
         cluster = document["spec"]["rayClusterSpec"]
+        if cluster["rayVersion"] != ray.__version__:
+            raise ValueError(f"rayVersion {cluster['rayVersion']} is not the {ray.__version__} of launch/Dockerfile")
         for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
             template = {
                 "apiVersion": "v1",

@@ -18,6 +18,7 @@ from tests.launch.templates import (
     LAUNCH,
     ROOT,
     check_command,
+    check_dockerfile,
     check_kubernetes,
     check_ray_cluster,
     check_shell,
@@ -25,6 +26,7 @@ from tests.launch.templates import (
 )
 
 CHECKS = {
+    "Dockerfile": check_dockerfile,
     "tpu_pod.sh": check_shell,
     "slurm.sh": check_shell,
     "gke_kuberay.yaml": check_kubernetes,
@@ -54,6 +56,10 @@ MISTAKES = {
         "- name: sweeps\n              configMap",
         "sweep",
     ),
+    "another Ray in the cluster": ("gke_kuberay.yaml", 'rayVersion: "2', 'rayVersion: "1', "rayVersion 1"),
+    "another Ray in the image": ("Dockerfile", "FROM rayproject/ray:2", "FROM rayproject/ray:1", "not an image of Ray"),
+    "another Ray on the machines": ("ray_cluster.yaml", "ray[default]==2", "ray[default]==1", "not the version of Ray"),
+    "a folder that is not there": ("Dockerfile", "COPY configs", "COPY config", "config"),
     "hosts that are too few": ("gke_kuberay.yaml", "numOfHosts: 4", "numOfHosts: 2", "no slice of 4x4"),
 }
 
@@ -118,3 +124,13 @@ def test_it_begins_with_what_it_is_how_it_starts_and_how_it_ends(name: str) -> N
     assert head
     assert re.search(rf"#   .*launch/{re.escape(name)}", head[0])  # the command that starts it
     assert re.search(r"#   .*(scancel|delete| down)", head[0])
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_is_to_be_filled_in_is_marked(name: str) -> None:
+    """Values in capitals, such as PROJECT, stand only in lines that say `edit`; nobody's account anywhere."""
+    text = (LAUNCH / name).read_text()
+    assert not re.search(r"OWNER|github\.com/(?!google)", text)
+    if name.endswith(".yaml"):
+        values = [line for line in text.splitlines() if not line.startswith("#") and "# edit" not in line]
+        assert not [line for line in values if re.search(r"\b(PROJECT|REGION|ZONE|IMAGE|NAME)\b", line)]
