@@ -44,6 +44,14 @@ def test_xlas_figures_stand_beside_the_planners() -> None:
 
 
 @needs_libtpu
+@pytest.mark.parametrize(("topology", "mesh"), [("v5e:4x4", "fsdp=16"), ("v5e:2x4", "fsdp=8")])
+def test_the_meshes_of_the_templates_compile(topology: str, mesh: str) -> None:
+    """Of launch/'s tpu_pod.sh, gke_kuberay.yaml and ray_cluster.yaml; quickstart's responses have one width."""
+    done = isojax("quickstart", "--dry-run", "--topology", topology, "--mesh", mesh)
+    assert done.returncode == 0 and " fits " in done.stderr, done.stderr
+
+
+@needs_libtpu
 def test_an_unknown_topology_is_refused() -> None:
     done = isojax("quickstart", "--dry-run", "--topology", "v5e:3x3")
     assert done.returncode == 2 and "Traceback" not in done.stderr

@@ -5,6 +5,7 @@ they are asked.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launch.command_flags import TOOLS, check_call, recorded
 from tests.launch.templates import LAUNCH, ROOT, check_command
 
 WRITE = """#!/bin/bash
@@ -34,8 +36,11 @@ STAND_INS = {
         if [ -n "$LASTS" ]; then {HOLD}; fi; exit "${{FAILS:-0}}"\n""",
     # A slice of two hosts; what is asked of a host is run here, in the home of that host.
     "gcloud": """[[ $* != *"describe"* ]] || { case $* in
-        *networkEndpoints*) echo 10.0.0.7 ;; *state.state*) echo ACTIVE ;; *) [ -n "$STATE" ] && echo "$STATE" ;; esac
+        *networkEndpoints*) echo 10.0.0.7 ;;
+        *state.state*) tr '\\037' ' ' < "$ASKED" | grep -q 'queued-resources create' && echo ACTIVE ;;
+        *) [ -n "$STATE" ] && echo "$STATE" ;; esac
         exit; }
+    [[ $* != *" create "* ]] || exit "${FAILS:-0}"
     [[ $* == *" ssh "* ]] || exit 0
     for last; do :; done
     for HOST in 7 8; do
@@ -44,8 +49,11 @@ STAND_INS = {
     "hostname": 'echo "10.0.0.$HOST 172.17.0.1"\n',
     "mountpoint": "exit 1\n",
     "pgrep": "exit 1\n",
-    **dict.fromkeys(("pkill", "sudo", "python3"), ""),
+    **dict.fromkeys(("pkill", "sudo", "python", "python3"), ""),
 }
+
+
+RECORD = recorded()
 
 
 class Stage:
@@ -61,6 +69,7 @@ class Stage:
         slurm = {
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "node-[a-c]",
+            "SLURM_JOB_NUM_NODES": "3",
             "SLURM_CPUS_PER_TASK": "8",
             "SLURM_NTASKS_PER_NODE": "8",
         }
@@ -73,17 +82,24 @@ class Stage:
         }
         self.environment = {**os.environ, **slurm, **specific, "LASTS": "", "FAILS": "", "STATE": "", "NODES": "0"}
 
-    def start(self, template: str, *words: str, **environment: str) -> subprocess.Popen[str]:
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    def start(
+        self, template: str, *words: str, stdin: int = subprocess.DEVNULL, **environment: str
+    ) -> subprocess.Popen[str]:
+        pipes = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         command = ["bash", str(LAUNCH / template), *words]
         return subprocess.Popen(command, cwd=self.folder, env={**self.environment, **environment}, text=True, **pipes)  # type: ignore[call-overload]
 
-    def run(self, template: str, *words: str, code: int = 0, **environment: str) -> str:
-        """What it says on standard error, after it has ended with `code`."""
-        process = self.start(template, *words, **environment)
-        _, err = process.communicate(timeout=30)
+    def run(
+        self, template: str, *words: str, code: int = 0, stdin: int = subprocess.DEVNULL, **environment: str
+    ) -> str:
+        """What it prints, after it has ended with `code`; what it asked of the tools is what their flags allow."""
+        process = self.start(template, *words, stdin=stdin, **environment)
+        out, err = process.communicate(timeout=30)
         assert process.returncode == code, err
-        return err
+        for _, call in self.asked():
+            if call[0] in TOOLS and call[1] not in ("answered", "ended", "up"):
+                check_call(call, RECORD)
+        return err + out
 
     def asked(self, *beginning: str) -> list[tuple[str, list[str]]]:
         """(host, words) of the commands so far whose words begin so."""
@@ -102,7 +118,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
 def test_slurm_makes_a_ray_cluster_in_the_allocation_and_ends_it(stage: Stage) -> None:
     stage.run("slurm.sh", "my.yaml", "sweep.seeds=2", NODES="2")
     everything = [words for _, words in stage.asked()]
-    head, workers = [words for words in everything if words[0] == "srun"]
+    check, head, workers = [words for words in everything if words[0] == "srun"]
+    assert check[1:4] == ["--nodes=3", "--ntasks=3", "--ntasks-per-node=1"]
+    assert stage.asked("python") == [("7", ["python", "-c", "import isojax,jax,ray"])]
     ((_, driver),) = stage.asked("isojax")
     assert {"--nodes=1", "--ntasks=1", "--nodelist=node-a", "--cpus-per-task=64"} <= set(head)
     assert head[head.index("ray") :][:4] == ["ray", "start", "--head", "--block"]
@@ -144,7 +162,8 @@ def test_slurms_signal_reaches_the_sweep_and_its_code_is_the_jobs(stage: Stage) 
 
 def test_slurm_starts_a_process_for_each_gpu_as_one_run(stage: Stage) -> None:
     stage.run("slurm.sh", "my.yaml", MODE="one", GPUS="4")
-    ((_, step),) = stage.asked("srun")
+    (_, check), (_, step) = stage.asked("srun")
+    assert check[-1] == "import isojax,jax"
     assert step[:2] == ["srun", "--ntasks-per-node=4"]
     ((_, one),) = stage.asked("isojax")
     assert one[3:6] == ["--resume", "--processes", "auto"]
@@ -158,40 +177,91 @@ def test_slurm_starts_a_process_for_each_gpu_as_one_run(stage: Stage) -> None:
     [
         ([], {}, "given no config"),
         (["my.yaml"], {"MODE": "two"}, "given MODE=two, expected ray or one"),
-        (["my.yaml"], {"VENV": "/nowhere"}, "no isojax in /nowhere"),
+        (["my.yaml"], {"SLURM_JOB_ID": ""}, "no SLURM job here"),
+        (["my.yaml"], {"VENV": "/nowhere"}, "given VENV=/nowhere, expected an environment on every node"),
     ],
 )
 def test_slurm_refuses_before_it_starts_anything(
     words: list[str], environment: dict[str, str], says: str, stage: Stage
 ) -> None:
-    code = 1 if "VENV" in environment else 2
-    assert says in stage.run("slurm.sh", *words, code=code, **environment)
-    assert not stage.asked()
+    assert says in stage.run("slurm.sh", *words, code=2, **environment)
+    assert not stage.asked("isojax") and not stage.asked("ray") and not stage.asked("pip")
+
+
+def on_hosts(stage: Stage) -> list[tuple[str, list[str]]]:
+    """The sweeps started on hosts; the check of the config on this machine is left out."""
+    return [(host, words) for host, words in stage.asked("isojax", "launch") if "--dry-run" not in words]
 
 
 def test_a_tpu_pod_is_made_installed_and_runs_one_command_on_every_host(stage: Stage) -> None:
-    stage.run("tpu_pod.sh", "run", "my.yaml", "sweep.seeds=2", NFS="10.0.0.2:/runs", SPOT="1")
+    said = stage.run("tpu_pod.sh", "run", "my.yaml", "sweep.seeds=2", "--yes", NFS="10.0.0.2:/runs", SPOT="1")
     verbs = [words[4] for _, words in stage.asked("gcloud", "compute", "tpus", "tpu-vm")]
     assert verbs == ["describe", "create", "scp", "ssh", "ssh", "scp", "ssh"]
     ((_, create),) = stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
     assert create[5:] == [
         "isojax",
+        "--version=v2-alpha-tpuv5-lite",
         "--zone=us-west4-a",
         "--accelerator-type=v5litepod-16",
-        "--runtime-version=v2-alpha-tpuv5-lite",
+        "--network=default",
         "--spot",
     ]
     installs = [(host, words[-1]) for host, words in stage.asked("python3", "-m", "uv", "pip", "install")]
     assert installs == [(host, f"isojax[ray,tpu] @ file://{stage.folder}/isojax.tar.gz") for host in "78"]
     assert [host for host, _ in stage.asked("sudo", "mount", "-t", "nfs", "10.0.0.2:/runs", "/mnt/runs")] == ["7", "8"]
-    (first, line), (second, same) = stage.asked("isojax")
+    (first, line), (second, same) = on_hosts(stage)
     assert (first, second) == ("7", "8") and line == same and "--processes" in line
     config = check_command(line)
-    assert config is not None and (config.sweep.seeds, config.run.mesh, config.run.dir) == (2, "fsdp=-1", "/mnt/runs")
+    assert config is not None and (config.sweep.seeds, config.run.mesh, config.run.dir) == (2, "fsdp=16", "/mnt/runs")
+    assert "note: isojax in us-west4-a costs as long as it exists" in said and "launch/tpu_pod.sh down" in said
+
+
+def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(stage: Stage) -> None:
+    said = stage.run("tpu_pod.sh", "plan", "my.yaml", PRICE="1.20", SLICE="v5p:2x2x2", ZONE="us-east5-a", QUEUED="1")
+    for line in (
+        r"slice +isojax in us-east5-a",
+        r"type +v5p:2x2x2, 8 chips \(v5p-16, software v2-alpha-tpuv5\)",
+        r"terms +on demand; from the queue",
+        r"cost +9.60 an hour, 230 a day",
+        r"command +gcloud compute tpus queued-resources create isojax .*--runtime-version=v2-alpha-tpuv5 ",
+    ):
+        assert re.search(line, said), said
+    ((_, check),) = stage.asked("isojax")
+    assert check[3:] == ["--dry-run", "--topology", "v5p:2x2x2", "--mesh", "fsdp=8", "run.dir=/mnt/runs"]
+    assert check_command(check) is not None
+    assert re.search(r"spot, .*; at once\ncost +PRICE is not given", stage.run("tpu_pod.sh", "plan", SPOT="1"))
+    assert not stage.asked("gcloud")
+
+
+def test_nothing_is_created_without_a_yes(stage: Stage) -> None:
+    assert "expected --yes" in stage.run("tpu_pod.sh", "run", "my.yaml", code=2)
+    assert "expected --yes" in stage.run("tpu_pod.sh", "join", HEAD="10.0.0.99", code=2)
+    answers, terminal = os.openpty()
+    os.write(answers, b"n\n")
+    assert "nothing was changed" in stage.run("tpu_pod.sh", "run", "my.yaml", code=1, stdin=terminal)
+    assert not stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create") and not on_hosts(stage)
+    os.write(answers, b"y\n")
+    stage.run("tpu_pod.sh", "run", "my.yaml", stdin=terminal)
+    assert stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create") and on_hosts(stage)
+
+
+def test_a_config_that_isojax_refuses_creates_nothing(stage: Stage) -> None:
+    said = stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", code=2, FAILS="2")
+    assert "isojax refuses this sweep" in said and "CHECK=0" in said and "note:" not in said
+    assert not stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
+    (stage.folder / ".isojax/bin/isojax").unlink()
+    copy = shutil.copytree(LAUNCH, stage.folder / "checkout/launch") / "tpu_pod.sh"  # of a checkout without .venv
+    path = f"{stage.folder}/.isojax/bin:/usr/bin:/bin"
+    assert "no isojax on this machine" in stage.run(str(copy), "run", "my.yaml", "--yes", code=2, PATH=path)
+
+
+def test_a_slice_that_gcloud_refuses_leaves_no_reminder(stage: Stage) -> None:
+    said = stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", code=1, CHECK="0", FAILS="1")
+    assert "gcloud did not create isojax" in said and "tpu-vm list --zone=us-west4-a" in said and "note:" not in said
 
 
 def test_a_tpu_pod_that_is_there_becomes_a_ray_cluster(stage: Stage) -> None:
-    stage.run("tpu_pod.sh", "ray", "my.yaml", STATE="READY", ISOJAX="isojax[ray,tpu]")
+    said = stage.run("tpu_pod.sh", "ray", "my.yaml", STATE="READY", ISOJAX="isojax[ray,tpu]")
     assert not stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
     assert {words[-1] for _, words in stage.asked("python3", "-m", "uv", "pip", "install")} >= {"isojax[ray,tpu]"}
     starts = [(host, words[2:]) for host, words in stage.asked("ray", "start")]
@@ -203,6 +273,7 @@ def test_a_tpu_pod_that_is_there_becomes_a_ray_cluster(stage: Stage) -> None:
     assert host == "7" and line[line.index("--ray") + 1] == "auto"
     config = check_command(line)
     assert config is not None and (config.run.mesh, config.run.process_group.tpu) == ("fsdp=16", "v5e:4x4")
+    assert "costs as long as it exists" in said
 
 
 def test_another_slice_joins(stage: Stage) -> None:
@@ -213,18 +284,21 @@ def test_another_slice_joins(stage: Stage) -> None:
 
 
 def test_a_slice_from_the_queue_is_stopped_and_deleted(stage: Stage) -> None:
-    stage.run("tpu_pod.sh", "run", "my.yaml", QUEUED="1", ISOJAX="isojax")
-    assert stage.asked("gcloud", "compute", "tpus", "queued-resources", "describe")
-    assert len(stage.asked("isojax")) == 2
+    stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", QUEUED="1", ISOJAX="isojax")
+    ((_, create),) = stage.asked("gcloud", "compute", "tpus", "queued-resources", "create")
+    assert {"--node-id=isojax", "--runtime-version=v2-alpha-tpuv5-lite"} <= set(create)
+    assert len(on_hosts(stage)) == 2
     stage.run("tpu_pod.sh", "status", "my")
     assert stage.asked("isojax", "status") == [("7", ["isojax", "status", "/mnt/runs/my"])]
-    stage.run("tpu_pod.sh", "stop")
+    assert "costs as long as it exists" in stage.run("tpu_pod.sh", "stop")
     assert (
         [host for host, _ in stage.asked("pkill", "-TERM")]
         == ["7", "8"]
         == [host for host, _ in stage.asked("ray", "stop")]
     )
-    stage.run("tpu_pod.sh", "down", QUEUED="1")
+    assert "expected --yes" in stage.run("tpu_pod.sh", "down", code=2)
+    assert not stage.asked("gcloud", "compute", "tpus", "queued-resources", "delete")
+    said = stage.run("tpu_pod.sh", "down", "--yes", NFS="10.0.0.2:/runs")
     assert stage.asked("gcloud")[-1][1][3:] == [
         "queued-resources",
         "delete",
@@ -233,11 +307,31 @@ def test_a_slice_from_the_queue_is_stopped_and_deleted(stage: Stage) -> None:
         "--force",
         "--quiet",
     ]
+    assert "What stays, and goes on costing" in said and "10.0.0.2:/runs" in said
+
+
+def test_down_deletes_what_is_there(stage: Stage) -> None:
+    stage.run("tpu_pod.sh", "down", "--yes", STATE="PREEMPTED")
+    assert stage.asked("gcloud")[-1][1][3:] == ["tpu-vm", "delete", "isojax", "--zone=us-west4-a", "--quiet"]
+    assert "nothing was deleted" in stage.run("tpu_pod.sh", "down", "--yes", code=1)
 
 
 @pytest.mark.parametrize(
-    ("words", "state", "says"), [([], "", "launch/tpu_pod.sh run my.yaml"), (["run", "my.yaml"], "PREEMPTED", "down")]
+    ("words", "environment", "code", "says"),
+    [
+        ([], {}, 2, "launch/tpu_pod.sh run my.yaml"),
+        (["run"], {}, 2, "launch/tpu_pod.sh run my.yaml"),
+        (["--help"], {}, 0, "launch/tpu_pod.sh run my.yaml"),
+        (["join"], {}, 2, "given no HEAD"),
+        (["plan"], {"SLICE": "v5litepod-16"}, 2, "given SLICE=v5litepod-16, expected"),
+        (["plan"], {"SLICE": "v5e:16"}, 2, "expected a shape such as 4x4"),
+        (["plan"], {"PRICE": "cheap"}, 2, "given PRICE=cheap, expected a number"),
+        (["plan"], {"SPOT": "no"}, 2, "SPOT=no"),
+        (["run", "my.yaml"], {"STATE": "PREEMPTED"}, 1, "down"),
+    ],
 )
-def test_what_a_pod_cannot_do_is_said(words: list[str], state: str, says: str, stage: Stage) -> None:
-    assert says in stage.run("tpu_pod.sh", *words, code=1 if words else 2, STATE=state)
+def test_what_a_pod_cannot_do_is_said(
+    words: list[str], environment: dict[str, str], code: int, says: str, stage: Stage
+) -> None:
+    assert says in stage.run("tpu_pod.sh", *words, code=code, **environment)
     assert not stage.asked("isojax")
