@@ -39,3 +39,13 @@ def test_every_benchmark_is_explained() -> None:
     helpers = {"ablation_arms", "ablation_figures", "chaos_watch", "fit_quality_world"}
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - helpers
     assert {name for name in scripts if f"`{name}.py`" not in text} == set()
+
+
+def test_a_rollout_passes_at_most_30_files_and_each_has_the_functions_that_the_table_names() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = re.findall(r"^\| \d+ \| \[`([\w/]+\.py)`\]\(.*?\) \| (.*?): ", text, re.M)
+    assert 20 < len(rows) == len({path for path, _ in rows}) <= 30
+    for path, functions in rows:
+        code = (ROOT / "isojax" / path).read_text()
+        for name in re.findall(r"`([\w.]+)`", functions):
+            assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", code), f"{path} has no {name}"
