@@ -28,7 +28,7 @@ help: ## this list
 quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on with it), fit the law, write the report
 	$(BIN)/python -m isojax.launch quickstart --resume $(ARGS)
 
-PYTEST := JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 $(BIN)/python -m pytest -n $(JOBS)
+PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(JOBS)
 
 test: $(VENV)/.stamp-test ## install and run the fast tests, some minutes in all; ARGS="tests/cli/test_cli.py -x" passes on
 	$(PYTEST) $(if $(findstring tests/,$(ARGS)),,-m "not slow") $(ARGS)

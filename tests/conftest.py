@@ -80,9 +80,6 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.SIGINT, signal.default_int_handler
     )  # also for the commands it starts, where a shell runs it in the background
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    os.environ.setdefault(
-        "TPU_SKIP_MDS_QUERY", "1"
-    )  # libtpu on a machine without a TPU asks a metadata server that is not there
     os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")
     os.environ.setdefault(
         "JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0"

@@ -4,6 +4,7 @@ import ctypes
 import os
 import platform
 import sys
+from glob import glob
 from pathlib import Path
 
 TUNABLES_VARIABLE, TUNABLES_VALUE = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
@@ -34,6 +35,14 @@ def huge_pages_available() -> bool:
         return "[madvise]" in KERNEL_SETTING.read_text()
     except OSError:
         return False
+
+
+def silence_libtpu() -> None:
+    """Spare a machine without a TPU the lines in which libtpu, which jax loads where it is installed, says what it
+    misses. Call it once jax is imported, which sets TPU_SKIP_MDS_QUERY where it finds no TPU."""
+    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1" and not (glob("/dev/accel*") or glob("/dev/vfio/[0-9]*")):
+        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 
 
 def release_freed_memory() -> None:

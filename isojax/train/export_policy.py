@@ -8,6 +8,7 @@ from jax.sharding import SingleDeviceSharding
 from isojax.core import registry
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
+from isojax.core.machine import silence_libtpu
 from isojax.models.hf import hf_export, hf_load
 from isojax.train.checkpoint import restore_params
 
@@ -37,6 +38,7 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
             "FOLDER."
         )
     decoder = registry.load("models.families", model.family, "build").build(model, model.vocab)
+    silence_libtpu()
     sharding = SingleDeviceSharding(jax.local_devices()[0])
     template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), decoder.shapes())
     restored = restore_params(cell_folder / "checkpoint", template)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
+from isojax.core.machine import silence_libtpu
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import Task
@@ -67,8 +68,7 @@ def topology_devices(topology: str) -> list[Any]:
         )
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened, so another process may do the same
-    for name, value in (("TPU_WORKER_HOSTNAMES", "localhost"), ("TPU_ACCELERATOR_TYPE", "v5litepod-4")):
-        os.environ.setdefault(name, value)  # else libtpu says at length that this is no TPU's host
+    silence_libtpu()
     from jax.experimental.topologies import get_topology_desc
 
     try:

@@ -63,3 +63,15 @@ def test_where_it_helps(
     assert machine.huge_pages_available() == expected
     monkeypatch.setattr(machine, "KERNEL_SETTING", tmp_path / "missing")
     assert not machine.huge_pages_available()
+
+
+def test_libtpu_is_silent_where_there_is_no_tpu() -> None:
+    """Nothing is printed though jax loads it, and the user has set no variable."""
+    pytest.importorskip("libtpu")
+    program = "import jax; from isojax.core.machine import silence_libtpu; silence_libtpu(); print(jax.devices())"
+    mine = ("JAX_PLATFORMS", "TPU_SKIP_MDS_QUERY", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE")
+    environment = {name: value for name, value in os.environ.items() if name not in mine}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stderr == "" and "Device" in done.stdout

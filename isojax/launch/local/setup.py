@@ -12,7 +12,7 @@ import numpy as np
 from isojax.core.config import Config, DataConfig, PrecisionConfig, save_config
 from isojax.core.config.sweep import require_learning_rate
 from isojax.core.errors import InputError
-from isojax.core.machine import cores
+from isojax.core.machine import cores, silence_libtpu
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.distributed.mesh_spec import MeshShape
@@ -33,6 +33,7 @@ from isojax.train.programs import SweepPrograms
 
 def start_jax(config: Config) -> None:
     """Configure jax before its first use: a device for every core of a CPU, and the persistent compilation cache."""
+    silence_libtpu()
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", cores())
     if config.run.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
