@@ -161,6 +161,12 @@ class TextTask:
         no_answers = np.zeros((len(problems), 0), np.int32)
         return EncodedProblems(prompts, lengths, no_answers, np.array([p.id for p in problems], np.int32))
 
+    def prompt_texts(self, problems: Sequence[Problem]) -> list[str]:
+        """Each problem's prompt as the model reads it, with its special tokens and the markup of its chat."""
+        prompt_tokens = self._prompt_tokens(problems)
+        with self._tokenizer_lock:
+            return [self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in prompt_tokens]
+
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
         """Each problem's prompt as token ids."""
         if self.prompt.format == "chat":

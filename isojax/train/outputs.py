@@ -9,7 +9,7 @@ from typing import Protocol
 
 from isojax.core.atomic_files import append_bytes
 from isojax.core.nouns import CellProgress, EvalPoint, Problem
-from isojax.tasks.task import Task
+from isojax.tasks.task import Task, is_on_device
 from isojax.tasks.verifiers.math import reference_answer
 from isojax.train.checkpoint import StartUpload
 from isojax.train.evaluate import EvalCounts
@@ -41,15 +41,18 @@ class CellOutputs:
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:
-    """Appends a few rollouts for a person to read. What an earlier attempt at the same evaluation has written is
-    replaced."""
+    """Appends a few rollouts for a person to read, after their whole prompts. What an earlier attempt at the same
+    evaluation has written is replaced."""
     metrics_text = ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
     header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
     lines = []
-    samples = zip(problems[:SHOWN_SAMPLES], counts.first_responses, counts.first_rewards, strict=False)
-    for problem, tokens, reward in samples:
-        verdict = "right" if reward == 1 else f"wrong, the answer is {reference_answer(problem.answer)}"
-        lines.append(f"    {problem.prompt}{task.decode(tokens)}    {verdict}\n")
+    shown = problems[:SHOWN_SAMPLES]
+    prompts = [problem.prompt for problem in shown] if is_on_device(task) else task.prompt_texts(shown)
+    samples = zip(shown, prompts, counts.first_responses, counts.first_rewards, strict=False)
+    for problem, prompt, tokens, reward in samples:
+        verdict = "correct" if reward == 1 else f"wrong, the answer is {reference_answer(problem.answer)}"
+        rollout = f"{prompt}{task.decode(tokens)}".replace("\n", "\n    ")
+        lines.append(f"    {rollout}    {verdict}\n")
     old_text = path.read_bytes() if path.exists() else b""
     retained = old_text.partition(header)[0]
     if not retained.endswith(b"\n"):  # a header that a kill or a full disk cut off

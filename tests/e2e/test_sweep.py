@@ -119,7 +119,7 @@ def test_samples_can_be_read(whole: Any) -> None:
     assert [int(line.split()[2]) for line in heads] == [row["rollouts"] for row in whole.rows("8x2-s0")]
     answers = [line.split("    ") for line in text.splitlines() if line.startswith(" ")]
     assert len(answers) >= len(heads) and all(
-        verdict == "right" or verdict.startswith("wrong, the answer is ") for *_, verdict in answers
+        verdict == "correct" or verdict.startswith("wrong, the answer is ") for *_, verdict in answers
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 import signal
 import time
@@ -113,11 +114,12 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
         text = (unbroken.run("sums") / "cells" / cell / "samples.txt").read_text()
         heads = [line for line in text.splitlines() if line.startswith("C = ")]
         assert [int(line.split()[2]) for line in heads] == [row["rollouts"] for row in rows]
-        verdicts = [line.rpartition("    ")[2] for line in text.split("\n") if line.startswith("    ")]
-        assert {"right"} < set(verdicts) and set(verdicts) - {"right"} <= {
+        verdicts = re.findall("    (correct|wrong, .*)\n", text)
+        assert {"correct"} < set(verdicts) and set(verdicts) - {"correct"} <= {
             f"wrong, the answer is {p['answer']}" for p in validation
         }
-        assert all(p["prompt"] in text for p in validation[:4])
+        assert len(verdicts) == 4 * len(heads)
+        assert all(f"    3 + 4 = 7\n    {p['prompt']}" in text for p in validation[:4])  # the whole template
 
 
 def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroken: Isojax) -> None:

@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from isojax.core.config import CellConfig, DataConfig, EvalConfig
+from isojax.core.config import CellConfig, DataConfig, EvalConfig, ModelConfig, PromptConfig, VerifierConfig
 from isojax.core.nouns import EvalPoint, Problem
+from isojax.tasks.problem_sources import InMemorySource
+from isojax.tasks.task import TextTask
 from isojax.train.base_policy import eval_problem_sets
 from isojax.train.evaluate import EvalCounts
 from isojax.train.outputs import write_samples
+from tests.tasks.tokenizer_folders import byte_level
 
 
 def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tmp_path: Path) -> None:
     problems = [Problem(0, "2+3=", "5"), Problem(1, "2*3=", "Twice 3.\nThat is <<2*3=6>>6.\n#### 6")]
-    task: Any = SimpleNamespace(decode=lambda tokens: "".join(map(str, tokens)))
+    task: Any = SimpleNamespace(on_device=True, decode=lambda tokens: "".join(map(str, tokens)))
     counts = EvalCounts(np.array([1, 0]), [np.array([5]), np.array([4, 2])], np.array([1.0, 0.0]), 2, 2, Counter())
     point = EvalPoint(target=64, M=3, rollouts=66, tokens=100, metrics={"avg@1": 0.5})
     for _ in range(2):  # a resumed cell meets its evaluation again, and writes it once
@@ -29,8 +32,24 @@ def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tm
     (tmp_path / "samples.txt").write_bytes(full)
     assert (tmp_path / "samples.txt").read_text().splitlines() == [
         "C = 66 rollouts, M = 3, avg@1 = 0.500",
-        "    2+3=5    right",
+        "    2+3=5    correct",
         "    2*3=42    wrong, the answer is 6",
+    ]
+
+
+def test_samples_show_a_text_tasks_prompt_as_the_model_reads_it(tmp_path: Path) -> None:
+    chat = PromptConfig(format="chat", system="Be brief.", template="{prompt}?")
+    problems, model = [Problem(0, "3 + 4 =", "7")], ModelConfig(path=str(byte_level(tmp_path)))
+    task = TextTask(InMemorySource(problems), model, chat, VerifierConfig(use="exact"))
+    counts = EvalCounts(np.array([1]), [task.encode(problems, 99).prompts[0, -1:]], np.array([1.0]), 1, 1, Counter())
+    write_samples(tmp_path / "samples.txt", task, problems, counts, EvalPoint(0, 0, 0, 0, {"avg@1": 1.0}))
+    assert (tmp_path / "samples.txt").read_text().splitlines()[1:] == [
+        "    <|im_start|>system",
+        "    Be brief.<|im_end|>",
+        "    <|im_start|>user",
+        "    3 + 4 =?<|im_end|>",
+        "    <|im_start|>assistant",
+        "        correct",
     ]
 
 
