@@ -165,7 +165,7 @@ class TextTask:
         """Each problem's prompt as the model reads it, with its special tokens and the markup of its chat."""
         prompt_tokens = self._prompt_tokens(problems)
         with self._tokenizer_lock:
-            return [self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in prompt_tokens]
+            return [str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in prompt_tokens]
 
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
         """Each problem's prompt as token ids."""
