@@ -45,7 +45,7 @@ def print_plan(
     breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
     console.print(
         f"memory of a device, the same for every cell: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak "
-        f"of sampling and {format_bytes(memory.update_peak)} at the update's, of {format_bytes(budget.device_memory)}",
+        f"of sampling and {format_bytes(memory.update_peak)} at the update's, of {format_bytes(budget.device_memory)}"
     )
     if forecast:
         duration = format_duration(forecast.sweep_seconds)

@@ -12,28 +12,14 @@ import numpy as np
 from typing_extensions import TypeIs
 
 from isojax.core import registry
-from isojax.core.config import (
-    CellConfig,
-    InterruptConfig,
-    ModelConfig,
-    PromptConfig,
-    SamplingConfig,
-    VerifierConfig,
-)
+from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.core.config.sweep import require_lengths
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
-from isojax.tasks.protocol import (
-    DeviceTask,
-    EncodedProblems,
-    Grades,
-    Interruption,
-    StopConditions,
-    TokenizedProblems,
-)
+from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
 from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, token_bytes
 
 

@@ -44,7 +44,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     console.print(
         f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({chip.device_kind}, "
         f"{format_bytes(device_memory)} each), mesh {config.run.mesh}: R = {sweep.decode_slots}, "
-        f"m = {sweep.microbatch}, g = {sweep.prefill_batch}, W = {sweep.slots_per_prefix}",
+        f"m = {sweep.microbatch}, g = {sweep.prefill_batch}, W = {sweep.slots_per_prefix}"
     )
     headings = ("program", "arguments", "outputs", "temporaries", "peak", "planner", "", "compiled in")
     rows = []
