@@ -17,7 +17,8 @@ import yaml
 RECORD = Path(__file__).with_suffix(".yaml")
 TOOLS = ("gcloud", "kubectl", "ray", "srun", "sbatch", "scancel")
 COMMAND = (
-    r"gcloud (?:(?:alpha|beta) )?(?:artifacts|auth|compute|container|filestore|services)(?: [a-z][a-z-]*)+"
+    r"gcloud (?:(?:alpha|beta) )?(?:artifacts|auth|compute|config|container|filestore|quotas|services)"
+    r"(?: [a-z][a-z-]*)+"
     r"|kubectl [a-z]+|ray (?:attach|down|exec|job submit|rsync-up|start|status|stop|up)|srun|sbatch|scancel"
 )
 WORD = r"""(?:"[^"\n]*"|'[^'\n]*'|\$\{[^}\n]*\}|[^\s"'`;|&()<>#])+"""

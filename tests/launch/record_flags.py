@@ -62,10 +62,10 @@ def read_command(call: list[str]) -> tuple[str, dict[str, list[str]]]:
     if call[0] == "gcloud":
         words = takewhile(lambda word: re.fullmatch(r"[a-z][a-z-]*", word), call)
         synopsis = re.findall(r"^SYNOPSIS\n(.*?)^[A-Z]", ask(*words, "--help"), re.S | re.M)[0]
-        verb = re.findall(r"gcloud(?: [a-z-]+)+", " ".join(synopsis.split()))[0]
+        verb = re.findall(r"gcloud(?: [a-z][a-z-]*)+", " ".join(synopsis.split()))[0]
         flags, required = gcloud_flags(synopsis)
         return verb, {"required": required, "flags": flags}
-    verb_length = {"kubectl": 2, "ray": 3 if call[1] == "job" else 2}.get(call[0], 1)
+    verb_length = {"kubectl": 2, "ray": 3 if "job" in call[:2] else 2}.get(call[0], 1)
     return " ".join(call[:verb_length]), {"required": [], "flags": help_flags(ask(*call[:verb_length], "--help"))}
 
 

@@ -335,3 +335,26 @@ def test_what_a_pod_cannot_do_is_said(
 ) -> None:
     assert says in stage.run("tpu_pod.sh", *words, code=code, **environment)
     assert not stage.asked("isojax")
+
+
+@pytest.mark.parametrize("page", ["docs/clusters.md", "launch/tpu_pod.sh", "launch/slurm.sh"])
+def test_the_commands_of_a_page_run(page: str, stage: Stage) -> None:
+    """As they are written, with a yes, on a slice that is there; sbatch starts the script as a job."""
+    lines = re.findall(
+        r"(?:^|[ `])((?:[A-Z]+=[\w.:/-]+ )*)(sbatch )?launch/(\w+\.sh)((?: [a-z][\w.-]*)+)",
+        (ROOT / page).read_text().replace("sbatch\n", "sbatch "),
+        re.M,
+    )
+    assert len(lines) >= 2
+    for settings, sbatch, template, words in lines:
+        if template == "slurm.sh" and not sbatch:
+            continue
+        environment = dict(setting.split("=") for setting in settings.split())
+        nodes = "0" if environment.get("MODE") == "one" else "2"
+        yes = ["--yes"] if template == "tpu_pod.sh" else []
+        (stage.folder / "asked").unlink(missing_ok=True)
+        stage.run(template, *words.split(), *yes, **{"NODES": nodes if sbatch else "0", "STATE": "READY"} | environment)
+    if page == "docs/clusters.md":
+        (plan,) = re.findall(r" +(slice  .*?) +```", (ROOT / page).read_text(), re.S)
+        said = stage.run("tpu_pod.sh", "plan", PRICE="1.20", SLICE="v5e:4x4", ZONE="us-west4-a")
+        assert said.startswith(re.sub(r"\n +", "\n", plan))
