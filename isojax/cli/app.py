@@ -6,10 +6,9 @@ import sys
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
-from typer.core import TyperGroup
 
 from isojax import __version__
-from isojax.cli.options import new_app
+from isojax.cli.options import CommandGroup, new_app
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
@@ -54,7 +53,7 @@ COMMANDS = (
 )
 
 
-class LazyGroup(TyperGroup):
+class LazyGroup(CommandGroup):
     """The commands by their summaries; the one that is called, or completed by a shell, is imported."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
@@ -85,7 +84,7 @@ VersionOption = Annotated[
 def _root(version: VersionOption = False) -> None:
     """Given a base model, a problem set and a budget of C rollouts: which (B_p, n, M) gives the best policy?
 
-    [bold]launch[/bold] runs a sweep, fits it and reports; the other commands are its parts.
+    launch runs a sweep, fits it and reports; the other commands are its parts.
     """
 
 

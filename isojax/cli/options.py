@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Sequence
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option, Typer
+from typer.core import TyperGroup
 
 from isojax.core import registry
 from isojax.core.config import Config, config_names, load_configs
@@ -63,11 +65,21 @@ CoordinatorOption = Annotated[
 ]
 
 
+class CommandGroup(TyperGroup):
+    """Commands, each listed by the whole first paragraph of its help."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.short_help = cleandoc(command.help or "").partition("\n\n")[0].replace("\n", " ")
+        return command
+
+
 def new_app(**settings: Any) -> Typer:
-    """A typer app that looks as all of isojax's do."""
-    help_names = {"help_option_names": ["-h", "--help"]}
-    style: dict[str, Any] = {"rich_markup_mode": "rich", "pretty_exceptions_enable": False, "add_completion": False}
-    return Typer(context_settings=help_names, **(style | settings))
+    """A typer app that looks as all of isojax's do: its help is plain text, of which nothing is cut at any width."""
+    defaults: dict[str, Any] = {"cls": CommandGroup, "add_completion": False, "pretty_exceptions_enable": False}
+    contexts = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    return Typer(context_settings=contexts, rich_markup_mode=None, **(defaults | settings))
 
 
 def read_config(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from isojax.cli import app
 from tests.cli.conftest import Isojax
 from tests.e2e.conftest import REPOSITORY, SCRIPT
 
@@ -79,3 +81,24 @@ def test_the_completion_installs_itself(isojax: Isojax, tmp_path: Path, monkeypa
 def test_a_mistyped_word_is_answered_by_the_one_meant(isojax: Isojax, words: list[str], meant: str) -> None:
     code, _, err = isojax(*words)
     assert code == 2 and meant in err
+
+
+COMMANDS = [command.name for command in app.COMMANDS]
+
+
+@pytest.mark.parametrize("width", ["60", "80"])
+@pytest.mark.parametrize(
+    "words",
+    [[], *([name] for name in COMMANDS), ["records", "import"], ["records", "check"], ["model", "import"]],
+    ids=" ".join,
+)
+def test_help_holds_in_a_narrow_terminal(
+    isojax: Isojax, monkeypatch: pytest.MonkeyPatch, words: list[str], width: str
+) -> None:
+    """Nothing is cut, and but for examples to copy and their tables no line is longer."""
+    monkeypatch.setenv("COLUMNS", width)
+    code, out, _ = isojax(*words, "--help")
+    assert code == 0 and "…" not in out and not re.search(r"\w\.\.\.$", out, re.MULTILINE)
+    long_lines = [line for line in out.splitlines() if len(line) > int(width)]
+    start, _, rest = out.partition("  Example")
+    assert not [line for line in long_lines if line in start or line in rest.partition("\n\n")[2].partition("\n\n")[2]]

@@ -22,7 +22,7 @@ from isojax.scaling.result import FitResult
 def compare(
     runs: Annotated[
         list[Path],
-        Argument(metavar="RUN...", help="Sweep folders or fit.json files, at least two.", autocompletion=complete_run),
+        Argument(metavar="RUN", help="Sweep folders or fit.json files, at least two.", autocompletion=complete_run),
     ],
     labels: Annotated[
         str | None, Option(metavar="A,B,...", help="Names for them.", show_default="the folders'")
@@ -36,7 +36,7 @@ def compare(
     A folder without fit.json is fitted first. Compared over the budgets that all of them measured.
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax compare runs/D6000 runs/D500
       isojax compare runs/a runs/b runs/c --labels GRPO,DAPO,CISPO --metric best@4
       isojax compare runs/easy/fit.json runs/hard/fit.json --out difficulty.pdf

@@ -29,7 +29,7 @@ def difficulty(
     labels.csv (with 90% intervals), the histogram difficulty.png, and splits/, a data set to train on.
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax difficulty smollm2_cpu cell.data.candidates=500
       isojax difficulty gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER --extremely-hard
       isojax launch my.yaml cell.task=tfds:difficulty/gsm8k/splits 'cell.data.mixture={hard: 0.5, easy: 0.5}'

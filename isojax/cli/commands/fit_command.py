@@ -59,7 +59,7 @@ def fit(
     collapse, a loss that is not finite: docs/recipes.md) are left out, and named.
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax fit runs/quickstart
       isojax fit runs/quickstart --compute tokens --json | jq .joint.n_star
       isojax fit runs/quickstart --validate    hides the top 4x of compute, the largest n, one seed; validation.json

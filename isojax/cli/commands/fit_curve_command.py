@@ -41,7 +41,7 @@ def fit_curve(
     first part would have predicted the rest.
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax fit-curve log.csv --x rollouts --y val_acc
       isojax fit-curve log.csv --x rollouts --y val_acc --fit-below 250000
       isojax fit-curve runs.jsonl --x step --y val.acc --where n=16 --group seed --plot curve.pdf

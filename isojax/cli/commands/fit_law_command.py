@@ -27,7 +27,7 @@ def fit_law(
     A point says that n was best at C rollouts, as read off a published figure.
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax fit-law points.csv --where set=easy
       isojax fit-law points.csv --mode paper --json | jq .n_star
     """

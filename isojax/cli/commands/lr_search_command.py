@@ -52,7 +52,7 @@ def lr_search(
     out; of those within a standard error of the best, the lowest is taken.
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax lr-search quickstart
       isojax lr-search quickstart --dry-run                       what would run
       isojax lr-search my.yaml --rates 3e-7,1e-6,3e-6 --B_p 128 --n 8

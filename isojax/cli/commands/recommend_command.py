@@ -52,7 +52,7 @@ def recommend(
     that loses less than --epsilon of reward, M = floor(C / (n B_p)).
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax recommend runs/quickstart --budget 5e5
       isojax recommend runs/quickstart --budget 5e5 --B-max 512 --fix B_p=32
       isojax recommend runs/quickstart --budget 5e5 --write best.yaml

@@ -17,7 +17,7 @@ from isojax.runs.logs.column_map import FIELD_HELP, parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 from isojax.scaling.checks.ledger_check import check_ledgers
 
-FIELDS_HELP = "\n".join(f"  {name:17}{words.replace('[', chr(92) + '[')}" for name, words in FIELD_HELP.items())
+FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.items())
 IMPORT_HELP = f"""
 Turn other trainers' logs into ledgers, so that `isojax fit DIR` takes them like runs of its own.
 
@@ -25,7 +25,7 @@ Columns named as the fields below, or as verl and TRL name them, need no --map. 
 or in one, separated by B_p, n and seed, or by a column (run=COLUMN). DIR is written whole or not at all.
 
 \b
-[bold]Examples[/bold]
+Examples
   isojax records import runs.csv --from csv --map reward=val_acc --out runs/real
   isojax records import n8.jsonl n16.jsonl --from verl --map B_p=512,n=n{{}} --out runs/verl
   isojax records import out/checkpoint-500 --from trl --out runs/trl
@@ -33,7 +33,7 @@ or in one, separated by B_p, n and seed, or by a column (run=COLUMN). DIR is wri
   isojax records import tb/ --from tensorboard --map reward=val/acc,n=n{{}},B_p=64 --out runs/tb
 
 \b
-[bold]Fields[/bold]
+Fields
 {FIELDS_HELP}
   metric:NAME      a further validation metric; avg@4=COLUMN is short for metric:avg@4=COLUMN
   train:NAME       a further training metric, averaged between evaluations
@@ -77,7 +77,7 @@ def import_logs(
 def check(
     paths: Annotated[
         list[Path],
-        Argument(metavar="PATH...", help="Sweep folders, cell folders or ledgers.", autocompletion=complete_run),
+        Argument(metavar="PATH", help="Sweep folders, cell folders or ledgers.", autocompletion=complete_run),
     ],
     as_json: JsonOption = False,
 ) -> None:
@@ -85,7 +85,7 @@ def check(
     with file and line).
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax records check runs/real
       isojax records check runs/a runs/b --json | jq .problems
     """

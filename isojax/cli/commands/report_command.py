@@ -32,7 +32,7 @@ def report(
     """Rebuild a sweep's figures and report.html from its ledgers and its fit.json.
 
     \b
-    [bold]Example[/bold]
+    Example
       isojax report runs/quickstart
     """
     folder = sweep_folder(run)

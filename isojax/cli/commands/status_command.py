@@ -28,7 +28,7 @@ STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "interrupte
 def status(
     runs: Annotated[
         list[Path],
-        Argument(metavar="RUN...", help="Sweeps' folders, such as runs/quickstart.", autocompletion=complete_run),
+        Argument(metavar="RUN", help="Sweeps' folders, such as runs/quickstart.", autocompletion=complete_run),
     ],
     watch: Annotated[bool, Option("--watch", help="Refresh every 2 seconds until nothing runs, or Ctrl-C.")] = False,
     as_json: JsonOption = False,
@@ -39,10 +39,10 @@ def status(
     running, interrupted (nothing runs it; --resume goes on with it), failed or done. Curves: tensorboard --logdir RUN.
 
     \b
-    [bold]Examples[/bold]
+    Examples
       isojax status runs/quickstart
       isojax status runs/quickstart runs/hard --watch
-      isojax status runs/quickstart --json | jq '.sweeps\\[0].seconds_left'
+      isojax status runs/quickstart --json | jq '.sweeps[0].seconds_left'
     """
     if watch and as_json:
         raise InputError(

@@ -21,8 +21,8 @@ def train(
     """Train one run: a config whose sweep is a single cell. It is recorded as a sweep's cell is: runs/<name>/cells/.
 
     \b
-    [bold]Examples[/bold]
-      isojax train quickstart name=one 'sweep.B_p=\\[16]' 'sweep.n=\\[8]' sweep.seeds=1
+    Examples
+      isojax train quickstart name=one 'sweep.B_p=[16]' 'sweep.n=[8]' sweep.seeds=1
       isojax train best.yaml      from: isojax recommend RUN --budget C --write best.yaml
     """
     config = options.read_config(words, mesh, None)
