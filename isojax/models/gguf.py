@@ -3,12 +3,15 @@
 Weights become float32. For llama, GGUF has rotated pairs in adjacent rows, a checkpoint in the two halves of a head.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
+from gguf.quants import dequantize
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from isojax.core import registry
@@ -37,32 +40,39 @@ CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # token types
 def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
     """Make a model's folder of a GGUF file; InputError where the file cannot be used, or the folder exists."""
     with new_model_folder(folder) as temp:
-        reader = open_gguf(path)
-        metadata = {key: field.contents() for key, field in reader.fields.items()}
-        gguf_tensors = {tensor.name: tensor for tensor in reader.tensors}
-        config = read_model_config(path, metadata, gguf_tensors)
-        tensors = plan_tensors(path, config, gguf_tensors)
-        tokenizer, tokenizer_config = build_tokenizer(path, metadata)
-        special_ids = special_token_ids(metadata)
-        token_ids = {f"{name}_token_id": special_ids[name] for name in ("bos", "eos", "pad") if name in special_ids}
-        max_positions = metadata.get(f"{config.family}.context_length", hf_export.DEFAULT_MAX_POSITIONS)
-        config_json = hf_export.make_config_json(config, max_positions, dtype)
-        hf_export.write_json(temp / hf_load.CONFIG_FILE, config_json | token_ids)
-        hf_export.write_json(temp / "generation_config.json", token_ids)
-        hf_export.write_json(temp / "tokenizer_config.json", tokenizer_config)
-        tokenizer.save(str(temp / "tokenizer.json"))
-        write_safetensors(temp, tensors, dtype)
+        convert_gguf(path, temp, dtype)
 
 
-def open_gguf(path: Path) -> Any:
-    try:
-        from gguf import GGUFReader
-    except ModuleNotFoundError as e:
-        raise InputError('reading a GGUF file needs the gguf package: pip install "isojax[gguf]"') from e
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+def convert_gguf(path: Path, folder: Path, dtype: str, source: Mapping[str, str] | None = None) -> None:
+    """Fill an empty folder; `source` is where the file came from."""
+    reader = open_gguf(path)
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    gguf_tensors = {tensor.name: tensor for tensor in reader.tensors}
+    config = read_model_config(path, metadata, gguf_tensors)
+    tensors = plan_tensors(path, config, gguf_tensors)
+    tokenizer, tokenizer_config = build_tokenizer(path, metadata)
+    special_ids = special_token_ids(metadata)
+    token_ids = {f"{name}_token_id": special_ids[name] for name in ("bos", "eos", "pad") if name in special_ids}
+    max_positions = metadata.get(f"{config.family}.context_length", hf_export.DEFAULT_MAX_POSITIONS)
+    config_json = hf_export.make_config_json(config, max_positions, dtype)
+    hf_export.write_json(folder / hf_load.CONFIG_FILE, config_json | token_ids)
+    hf_export.write_json(folder / "generation_config.json", token_ids)
+    hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_safetensors(folder, tensors, dtype)
+    hf_export.write_json(folder / hf_load.SOURCE_FILE, {**(source or {}), "file": path.name, "sha256": sha256_of(path)})
+
+
+def open_gguf(path: Path) -> gguf.GGUFReader:
     if not path.is_file():
         raise InputError(f"{path}: no such file; expected a GGUF file.")
     try:
-        return GGUFReader(path)
+        return gguf.GGUFReader(path)
     except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as e:
         raise InputError(f"{path}: not a whole GGUF file ({e}). Copy it again.") from e
 
@@ -123,8 +133,6 @@ def as_decimal(value: Any) -> Any:
 
 def plan_tensors(path: Path, config: ModelConfig, gguf_tensors: Mapping[str, Any]) -> TensorSources:
     """The checkpoint's tensors by name; InputError for those that are missing, misshapen or unknown."""
-    import gguf
-
     tensors: dict[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]] = {}
     name_map = gguf.get_tensor_name_map(gguf.MODEL_ARCH[config.family.upper()], config.layers)
     known_names, problems = {UNEMBEDDING, ROPE_FREQS}, []
@@ -150,8 +158,6 @@ def plan_tensors(path: Path, config: ModelConfig, gguf_tensors: Mapping[str, Any
 
 def dequantize_tensor(path: Path, tensor: Any, heads: int | None) -> np.ndarray:
     """A tensor dequantised to float32; with `heads`, its rows of adjacent pairs in the order of halves."""
-    from gguf.quants import dequantize
-
     try:
         dequantized = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
     except NotImplementedError as e:

@@ -53,11 +53,7 @@ def weight_files(folder: Path) -> list[Path]:
         )
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
-    if (folder / INDEX_FILE).is_file():
-        names = read_json_object(folder / INDEX_FILE).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise InputError(f"{folder / INDEX_FILE}: has no weight_map (tensor -> file). Copy it again.")
-        paths = [folder / Path(str(name)).name for name in sorted(set(names.values()))]
+    if paths := [folder / name for name in indexed_names(folder)]:
         if missing := [path.name for path in paths if not path.is_file()]:
             raise InputError(f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. Copy it too.")
         return paths
@@ -71,6 +67,16 @@ def weight_files(folder: Path) -> list[Path]:
         f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE} with its files; {found_instead}. Get the *.safetensors of "
         "the same model, or convert it with transformers: model.save_pretrained(FOLDER)."
     )
+
+
+def indexed_names(folder: Path) -> list[str]:
+    """The files that the folder's index names; none where there is no index."""
+    if not (folder / INDEX_FILE).is_file():
+        return []
+    names = read_json_object(folder / INDEX_FILE).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise InputError(f"{folder / INDEX_FILE}: has no weight_map (tensor -> file). Copy it again.")
+    return sorted({Path(str(name)).name for name in names.values()})
 
 
 def read_headers(folder: Path) -> dict[str, StoredTensor]:

@@ -186,15 +186,18 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
         if multiprocess.is_primary():
             for note in selection.notes:
                 warn(note)
-            _save_problems(folder, selection, fingerprint, with_constant=not is_on_device(task))
+            _save_problems(folder, cell.model, selection, fingerprint, with_constant=not is_on_device(task))
         multiprocess.barrier("the problems are chosen")
     return load_base_policy(folder, cell, fingerprint)
 
 
-def _save_problems(folder: Path, selection: ProblemSelection, fingerprint: str, with_constant: bool) -> None:
+def _save_problems(
+    folder: Path, model: ModelConfig, selection: ProblemSelection, fingerprint: str, with_constant: bool
+) -> None:
     constant_answer = best_constant(selection.validation) if with_constant else None
     constant = dict(zip(("answer", "reward"), constant_answer, strict=True)) if constant_answer else None
-    about = {"checkpoint": fingerprint, "notes": selection.notes, "best_constant": constant}
+    source = hf_load.read_source(Path(model.path)) if model.path else None
+    about = {"checkpoint": fingerprint, "source": source, "notes": selection.notes, "best_constant": constant}
     write_text(folder / ABOUT_FILE, json.dumps(about, indent=1) + "\n")
     problems_by_split = {
         "training": selection.training,

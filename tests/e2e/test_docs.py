@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.hub_stand_in import serve_hub
 from tests.compiler import QUICK, flags
 from tests.e2e import tiny_lm
 from tests.e2e.conftest import REPOSITORY, TINY, Fork
@@ -116,9 +117,13 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         elif words[:2] == ["pip", "install"]:
             extras = re.search(r"\[(.*)\]", words[-1])
             declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-            assert extras and set(extras[1].split(",")) <= set(declared), line
-        elif words[:4] == ["isojax", "model", "import", "smollm2"]:  # tests/models/test_gguf.py imports it
+            assert set(extras[1].split(",") if extras else []) <= set(declared), line
+        elif words[:4] == ["isojax", "model", "import", "smollm2"]:  # tests/cli/test_model_import.py imports it
             assert (isojax.folder / "models/smollm2-135m").is_dir()
+        elif words[:3] == ["isojax", "model", "import"]:
+            with serve_hub() as hub:
+                hub.add(words[3], isojax.folder / "models/qwen")
+                isojax.ok(*words[1:], HF_ENDPOINT=hub.url, HF_HOME=str(isojax.folder / "hub"))
         elif words[0] == "isojax":
             few, settings = (FEW, {"XLA_FLAGS": flags(QUICK, devices=1)}) if extra else ((), {})
             isojax.quick_ok(

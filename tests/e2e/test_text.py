@@ -16,6 +16,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from isojax.core.config import DataConfig
+from isojax.models.hf.hf_export import write_json
+from isojax.models.hf.hf_load import SOURCE_FILE
 from isojax.tasks.problem_sources import open_source
 from tests.compiler import QUICK, flags
 from tests.e2e.conftest import SECONDS, Fork, Isojax, Nursery
@@ -53,9 +55,12 @@ CELLS = {
 LABELLING = ("difficulty", "sums.yaml", "cell.data.candidates=150", "cell.data.attempts=16", "--held-out", "4")
 
 
+SOURCE = {"hub": "https://hub.example", "repository": "org/lm", "commit": "0" * 40}
+
+
 def prepare(place: Isojax) -> Isojax:
     """A folder with a language model, a verifier and sums.yaml."""
-    make_model(place.folder / "lm")
+    write_json(make_model(place.folder / "lm") / SOURCE_FILE, SOURCE)
     (place.folder / "rewards.py").write_text(REWARDS)
     (place.folder / "sums.yaml").write_text(SETTINGS)
     return place
@@ -89,6 +94,7 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
         json.loads(line) for line in (unbroken.run("sums") / "base" / "problems.jsonl").read_text().splitlines()
     ]
     validation = [p for p in problems if p["split"] == "validation"]
+    assert json.loads((unbroken.run("sums") / "base" / "about.json").read_text())["source"] == SOURCE
     assert len(problems) == 60 and len(validation) == 8 and all(p["attempts"] == 0 for p in problems)
     for cell, (B, targets) in CELLS.items():
         rows = unbroken.rows(cell, "sums")

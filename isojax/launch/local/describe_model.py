@@ -28,6 +28,7 @@ def describe_model(folder: Path) -> dict[str, Any]:
         "files": len(safetensors_io.weight_files(folder)),
         "bytes": sum(safetensors_io.DTYPES[tensor.dtype].itemsize * math.prod(tensor.shape) for tensor in tensors),
         "fingerprint": safetensors_io.fingerprint(folder),
+        "source": hf_load.read_source(folder),
     }
     try:
         tokenizer = load_tokenizer(folder)

@@ -6,6 +6,7 @@ A checkpoint stores one matrix per layer, [out, in], with heads joined; a decode
 
 import functools
 import math
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
@@ -30,7 +31,9 @@ from isojax.models.safetensors_io import DTYPES, StoredTensor, read_headers
 from isojax.models.transformer import Decoder, Params
 
 CONFIG_FILE = "config.json"
+SOURCE_FILE = "model_source.json"  # where `isojax model import` took the folder from
 MAX_LISTED = 4
+HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # ORG/NAME
 Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on each axis
 
 
@@ -116,13 +119,21 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 def read_config(folder: Path) -> dict[str, Any]:
     expected = "expected a model's folder with config.json, *.safetensors and a tokenizer"
     if not folder.is_dir():
-        raise InputError(f"cell.model.path = {folder}: no such folder; {expected}.")
+        fix = f"Fetch a model first: isojax model import smollm2, or isojax model import ORG/NAME --out {folder}"
+        if re.fullmatch(HUB_ID, str(folder)) and not folder.parent.exists() and folder.parent.name != "models":
+            fix = f"If it is a model hub's: isojax model import {folder}, and then cell.model.path=models/{folder.name}"
+        raise InputError(f"cell.model.path = {folder}: no such folder; {expected}. {fix}")
     if not (folder / CONFIG_FILE).is_file():
         fix = "Copy the whole folder of the model."
         if gguf := next(folder.glob("*.gguf"), None):
             fix = f"Make such a folder of {gguf.name}: isojax model import {gguf}"
         raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. {fix}")
     return read_json_object(folder / CONFIG_FILE)
+
+
+def read_source(folder: Path) -> dict[str, Any] | None:
+    """None for a folder that isojax did not import."""
+    return read_json_object(folder / SOURCE_FILE) if (folder / SOURCE_FILE).is_file() else None
 
 
 def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Mapping[str, StoredTensor]) -> None:

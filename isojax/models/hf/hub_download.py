@@ -1,0 +1,76 @@
+"""Fetches a model from a hub by huggingface_hub: safetensors, config.json, tokenizer and licence, of one commit.
+
+Files land in huggingface_hub's cache, where an interrupted download continues and HF_ENDPOINT, HF_TOKEN, HF_HOME and
+HF_HUB_OFFLINE act as its users expect. The model's folder takes its name when all is there and fits config.json.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from huggingface_hub import constants, errors, snapshot_download
+from huggingface_hub.utils import httpx
+
+from isojax.core.config import ModelConfig
+from isojax.core.errors import InputError
+from isojax.models.hf import hf_export, hf_load
+from isojax.models.safetensors_io import INDEX_FILE, SINGLE_FILE, indexed_names, new_model_folder, weight_files
+
+SMALL_FILES = (hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES)
+
+
+def import_from_hub(repository: str, revision: str | None, folder: Path) -> None:
+    """Make a model's folder of ORG/NAME at a branch, tag or commit; InputError, before any weight is fetched, where
+    isojax cannot run the model."""
+    if Path(repository).exists() or not re.fullmatch(hf_load.HUB_ID, repository):
+        expected = "expected smollm2, a file that ends in .gguf, or a model hub's ORG/NAME"
+        raise InputError(f"given {repository!r}, {expected}. A folder with *.safetensors is used as it is.")
+    with new_model_folder(folder) as temp:
+        snapshot = _download(repository, revision, SMALL_FILES)
+        commit = snapshot.name
+        try:
+            model = hf_load.resolve_model(ModelConfig(path=str(snapshot)))
+            _download(repository, commit, indexed_names(snapshot) or [SINGLE_FILE])
+            hf_load.check_weights(model)
+        except InputError as e:
+            raise InputError(str(e).replace(str(snapshot), f"{repository}@{commit[:12]}")) from e
+        for file in {file for pattern in SMALL_FILES for file in snapshot.glob(pattern)}:
+            shutil.copyfile(file, temp / file.name)
+        for file in weight_files(snapshot):
+            try:  # a hard link to the cache's file takes no room, and stays when the cache is cleared
+                os.link(file.resolve(), temp / file.name)
+            except OSError:  # another file system, or one without links
+                shutil.copyfile(file, temp / file.name)
+        source = {"hub": constants.ENDPOINT, "repository": repository, "commit": commit}
+        hf_export.write_json(temp / hf_load.SOURCE_FILE, source)
+
+
+def _download(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
+    """The cache's folder of the commit, whose name is its hash."""
+    try:
+        return Path(
+            snapshot_download(repository, revision=revision, allow_patterns=list(patterns), ignore_patterns="*/*")
+        )
+    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as e:  # RuntimeError: hf_xet's, in the middle of a file
+        raise InputError(_explain(e, repository, revision)) from e
+
+
+def _explain(error: Exception, repository: str, revision: str | None) -> str:
+    hub, log_in = constants.ENDPOINT, "log in by `hf auth login`, or set HF_TOKEN."
+    if isinstance(error, errors.GatedRepoError):
+        return f"{repository} is gated. Accept its terms at {hub}/{repository}; then {log_in}"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return f"{repository}: no such model at {hub}, or a private one. Correct the name; for a private one {log_in}"
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"--revision: given {revision!r}, expected a branch, tag or commit of {repository}."
+    if constants.HF_HUB_OFFLINE:
+        cache = f"{constants.HF_HUB_CACHE} does not hold all of {repository}"
+        return f"HF_HUB_OFFLINE is set, and {cache}. Unset it, or copy the cache of a machine that has fetched it."
+    cause = error.__cause__ if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ else error
+    reason = (str(cause).strip() or repr(cause)).splitlines()[0].rstrip(".")
+    return (
+        f"{repository} could not be fetched from {hub}: {reason}. What was fetched is kept: the same command goes on "
+        "from there. HF_ENDPOINT names a mirror; or copy the model's folder here, and set cell.model.path to it."
+    )
