@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from rich.markup import escape
 from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.report.console import SafeConsole
-from isojax.report.wording import format_number, format_range
 from isojax.runs.workspace import display_path
 
 
@@ -65,11 +64,6 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
 def warn(message: str) -> None:
     """One line on standard error; with URLs in place of their mirrors."""
     terminal.warn(display_path(message))
-
-
-def format_estimate(value: float, bounds: Sequence[float | None] | None) -> tuple[str, str]:
-    """A number and its interval, for two columns of a table."""
-    return format_number(value), format_range(bounds, format_number)
 
 
 def print_bootstrap(console: Console, settings: Mapping[str, Any]) -> None:

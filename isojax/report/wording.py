@@ -109,6 +109,11 @@ def segment_verdict(segment: SegmentRow) -> tuple[bool, str]:
     return True, f"Holds: {segment.decades:.2f} decade long, ahead by {segment.z:.1f} standard errors"
 
 
+def format_estimate(value: float, bounds: Sequence[float | None] | None) -> tuple[str, str]:
+    """A number and its interval, for two columns of a table."""
+    return format_number(value), format_range(bounds, format_number)
+
+
 def law_is_drawn(view: FrontierFit) -> bool:
     """Whether the frontier has enough values of n to show a law: one (constant), or three and more."""
     values = len({point.n for point in view.frontier})

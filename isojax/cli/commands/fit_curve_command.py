@@ -11,7 +11,7 @@ from isojax.cli import formatting
 from isojax.cli.options import JsonOption, WhereOption
 from isojax.report.console import SafeConsole, text_table
 from isojax.report.figures.single_curve import single_curve_figure
-from isojax.report.wording import format_number
+from isojax.report.wording import format_estimate, format_number
 from isojax.scaling.curve_file import fit_curve_file
 
 FILE_HELP = "CSV, TSV or JSON lines: a row for each evaluation."
@@ -68,7 +68,7 @@ def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
     console.print(escape(f"{document['y']} against {document['x']}: {points}"))
     meanings = {"R0": "at C = 0", "A": "plateau", "exponent": "steepness", "C_mid": "half the gain"}
     rows = [
-        [f"{name} ({meaning})", *formatting.format_estimate(document[name], document["intervals"][name])]
+        [f"{name} ({meaning})", *format_estimate(document[name], document["intervals"][name])]
         for name, meaning in meanings.items()
     ]
     console.print(text_table("", ("parameter", "value", "90% interval"), rows, text_columns=1))
@@ -78,7 +78,7 @@ def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
             f"curve minus measured {held_out['mean_error']:+.4f} on average, "
             f"{held_out['mean_absolute_error']:.4f} in absolute value, {held_out['max_absolute_error']:.4f} at most"
         )
-        predicted, interval = formatting.format_estimate(held_out["predicted_at_end"], held_out["interval_at_end"])
+        predicted, interval = format_estimate(held_out["predicted_at_end"], held_out["interval_at_end"])
         end = f"at the end {predicted} ({interval}) against {format_number(held_out['measured_at_end'])} measured"
         place = f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
         console.print(f"{place}; {errors}; {end}")

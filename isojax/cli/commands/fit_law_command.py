@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from isojax.cli.formatting import format_estimate, json_text, print_bootstrap, print_notes, to_json_value
+from isojax.cli.formatting import json_text, print_bootstrap, print_notes, to_json_value
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
 from isojax.report.console import SafeConsole, text_table
-from isojax.report.wording import LAW_PARAMETERS, format_number, join_commas
+from isojax.report.wording import LAW_PARAMETERS, format_estimate, format_number, join_commas
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE
 from isojax.scaling.law.points_file import fit_points_file
 

@@ -7,18 +7,10 @@ from typing import Annotated
 from typer import Option
 
 from isojax.cli import options
-from isojax.cli.commands.fit_command import print_fit
-from isojax.cli.commands.recommend_command import print_recommendation
-from isojax.cli.commands.report_command import draw_report, print_gains
-from isojax.cli.formatting import print_line, warn
-from isojax.cli.saved_fits import make_fit
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch.process_group import ProcessGroup, parse_process_group
-from isojax.report.console import SafeConsole
-from isojax.runs.workspace import display_path, remote_workspace, working_folder
-from isojax.scaling.allocate.recommend import recommend
-from isojax.scaling.result import FitResult
+from isojax.runs.workspace import remote_workspace, working_folder
 
 TOPOLOGY_HELP = "With --dry-run: compile for TPUs that are not here, such as v5e:4x4, and say what fits."
 NO_REPORT_HELP = "Train and fit; draw no figures (isojax report RUN does that later)."
@@ -79,26 +71,10 @@ def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: Proce
     if dry_run or sweep_dir is None:
         return
     try:
-        fit = make_fit([sweep_dir], None, "rollouts")
-        report_path = draw_report(sweep_dir, fit) if with_report else None
+        importlib.import_module("isojax.cli.fit_and_report").fit_and_report(config, sweep_dir, with_report)
     except InputError as e:
         raise run_failure or RunFailed(
             f"the cells ran and are recorded in {sweep_dir}, but the fit or the report failed: {e}"
         ) from e
-    console = SafeConsole()
-    print_fit(console, fit)
-    _print_recommendations(console, config, fit)
-    print_gains(console, sweep_dir)
-    if report_path is not None:
-        print_line(f"report: {display_path(report_path)}")
     if run_failure is not None:
         raise run_failure
-
-
-def _print_recommendations(console: SafeConsole, config: Config, fit: FitResult) -> None:
-    """How to spend the sweep's own budget per cell, and 4 times as much."""
-    for budget in (config.sweep.budget, 4 * config.sweep.budget):
-        try:  # runs end at their last evaluation, so 4 times the budget may be more than 4 times what was measured
-            print_recommendation(console, recommend(fit, budget, extrapolate=True), budget)
-        except InputError as e:  # the sweep and its fit are there, only this budget has no answer
-            warn(f"no recommendation for {budget} rollouts: {e}")

@@ -11,8 +11,6 @@ from isojax.cli.options import IncludeFlaggedOption, complete_run
 from isojax.cli.saved_fits import fit_runs, read_fit, sweep_folder
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.report.console import SafeConsole
-from isojax.report.gains import report_gains
 from isojax.report.write import write_report
 from isojax.runs.ledger import read_runs
 from isojax.runs.workspace import display_path
@@ -46,11 +44,6 @@ def draw_report(folder: Path, fit: FitResult) -> Path:
     fitted_cells = {(run.B_p, run.n, run.seed) for run in fit.runs}
     fitted_runs = [run for run in runs if (run.cell.B_p, run.cell.n, run.cell.seed) in fitted_cells]
     return write_report(folder, [fit, *other_fits(runs, fit)], fitted_runs)
-
-
-def print_gains(console: SafeConsole, folder: Path) -> None:
-    """Print how much each run of a sweep gained over the base policy."""
-    report_gains(console, folder, read_runs([folder], warn))
 
 
 def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult]:

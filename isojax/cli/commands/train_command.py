@@ -3,10 +3,11 @@
 import importlib
 
 from isojax.cli import options
-from isojax.cli.commands.report_command import print_gains
-from isojax.cli.formatting import print_line
+from isojax.cli.formatting import print_line, warn
 from isojax.launch.process_group import parse_process_group
 from isojax.report.console import SafeConsole
+from isojax.report.gains import report_gains
+from isojax.runs.ledger import read_runs
 from isojax.runs.workspace import display_path, remote_workspace
 
 
@@ -31,5 +32,5 @@ def train(
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process):
         folder = runner.train(config, resume, process_group)
         if folder is not None:
-            print_gains(SafeConsole(), folder)
+            report_gains(SafeConsole(), folder, read_runs([folder], warn))
             print_line(f"run: {display_path(folder)}")
