@@ -13,7 +13,7 @@ from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
 from isojax.launch.autosize import DeviceBudget, format_bytes
 from isojax.launch.time_estimate import Forecast
-from isojax.report.console import SafeConsole, text_table
+from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.ledger import INCLUDE_FLAGGED
 from isojax.runs.workspace import display_path
 
@@ -63,7 +63,7 @@ def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forec
             rate = forecast.rollouts_per_second[B_p, n]
             row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(forecast.cell_seconds[B_p, n])]
         rows.append(row)
-    console.print(text_table(f"{config.name}: {len(cells)} cells in {display_path(folder)}", columns, rows))
+    console.print(TextTable(f"{config.name}: {len(cells)} cells in {display_path(folder)}", columns, rows))
 
 
 def format_duration(seconds: float) -> str:

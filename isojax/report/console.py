@@ -1,7 +1,6 @@
 """What people read in a terminal: a console that no text can harm, and tables that lose nothing in a narrow one."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rich.box import HEAVY_HEAD, Box
@@ -24,25 +23,33 @@ class SafeConsole(Console):
         return shorten(super().render_str(escape_controls(text), **options))  # no tag of the markup is cut in two
 
 
-@dataclass(frozen=True)
-class TextTable:
-    """A table whose first `text_columns` columns are text, as the last one may be, the others right-aligned numbers.
-    Where it is too wide, its headings are broken, then its text; where that does not suffice, each row is a line that
-    names its values."""
+# From the widest to the narrowest: (lines, headings on one line, texts on one line).
+LAYOUTS = ((HEAVY_HEAD, True, True), (HEAVY_HEAD, False, True), (HEAVY_HEAD, False, False), (None, False, False))
 
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str | Text]]
-    text_columns: int
-    last_is_text: bool
+
+class TextTable:
+    """A table of texts that come from anywhere. The first `text_columns` columns are text, as the last one may be, the
+    others right-aligned numbers. Where it is too wide, its headings are broken, then its texts; where that does not
+    suffice, each row is a line that names its values."""
+
+    def __init__(
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[str | Text]],
+        text_columns: int = 0,
+        last_is_text: bool = False,
+    ):
+        self.title, self.columns = printable(title), [printable(column) for column in columns]
+        self.rows = [[cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row] for row in rows]
+        self.text_indices = {*range(text_columns), *([len(columns) - 1] if last_is_text else [])}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         if self.title:
             yield Text(self.title, "table.title")
-        wide = options.update(max_width=10_000)
-        for box, keeps_headings, keeps_text in self._layouts():
+        for box, keeps_headings, keeps_text in LAYOUTS:
             table = self._table(box, keeps_headings)
-            width = Measurement.get(console, wide, table)
+            width = Measurement.get(console, options.update(max_width=10_000), table)
             if (width.maximum if keeps_text else width.minimum) <= options.max_width:
                 yield table
                 return
@@ -50,39 +57,14 @@ class TextTable:
             named_cells = zip(self.columns, row, strict=True)
             yield Text(", ").join(Text.assemble(f"{name} " if name else "", cell) for name, cell in named_cells)
 
-    def _layouts(self) -> Iterator[tuple[Box | None, bool, bool]]:
-        """From the widest to the narrowest: (lines, headings on one line, texts on one line)."""
-        yield HEAVY_HEAD, True, True
-        yield HEAVY_HEAD, False, True
-        yield HEAVY_HEAD, False, False
-        yield None, False, False
-
     def _table(self, box: Box | None, keeps_headings: bool) -> Table:
         table = Table(box=box, pad_edge=box is not None)
         for i, heading in enumerate(self.columns):
             words = [heading] if keeps_headings else heading.split()
             width = max(map(cell_len, [*words, *(str(row[i]) for row in self.rows)]), default=0)
-            is_text = i < self.text_columns or (self.last_is_text and i == len(self.columns) - 1)
+            is_text = i in self.text_indices
             justify = "left" if is_text else "right"
-            table.add_column(heading, justify=justify, width=None if is_text else width, overflow="fold")
+            table.add_column(Text(heading), justify=justify, width=None if is_text else width, overflow="fold")
         for row in self.rows:
             table.add_row(*row)
         return table
-
-
-def text_table(
-    title: str,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str | Text]],
-    text_columns: int = 0,
-    last_is_text: bool = False,
-) -> TextTable:
-    """A table of texts that come from anywhere: nothing in them is markup."""
-
-    def plain(cell: str | Text) -> Text:
-        return cell if isinstance(cell, Text) else Text(printable(cell))
-
-    plain_rows = [[plain(cell) for cell in row] for row in rows]
-    return TextTable(
-        printable(title), [printable(column) for column in columns], plain_rows, text_columns, last_is_text
-    )

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from isojax.core.nouns import RunRecord
-from isojax.report.console import text_table
+from isojax.report.console import TextTable
 from isojax.runs.ledger import default_metric
 
 
@@ -61,4 +61,4 @@ def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> N
     for cell, g in gains.items():
         parts = (g.gain, g.format_alone, g.better_answers)
         rows.append([cell, f"{g.base:.3f}", f"{g.last:.3f}", *(f"{part:+.3f}" for part in parts)])
-    console.print(text_table(f"gain in {metric}; {constant_text}", columns, rows, text_columns=1))
+    console.print(TextTable(f"gain in {metric}; {constant_text}", columns, rows, text_columns=1))

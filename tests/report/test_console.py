@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.markup import escape
 from rich.text import Text
 
-from isojax.report.console import SafeConsole, text_table
+from isojax.report.console import SafeConsole, TextTable
 
 COLUMNS = ("cell", "of budget", "reward", "last evaluation", "where")
 ROWS = [["16x8-s0", "100%", "0.7812", "2.5 min ago", "node-1, node-2"], ["512x16-s1", "8%", "-", "-", "node-12"]]
@@ -20,7 +20,7 @@ def lines(width: int, *rows: list[str], monkeypatch: pytest.MonkeyPatch) -> list
     monkeypatch.setenv("COLUMNS", str(width))
     console = SafeConsole()
     with console.capture() as capture:
-        console.print(text_table("a sweep in runs/sweep", COLUMNS, rows, text_columns=1, last_is_text=True))
+        console.print(TextTable("a sweep in runs/sweep", COLUMNS, rows, text_columns=1, last_is_text=True))
     return capture.get().splitlines()
 
 

@@ -10,7 +10,7 @@ from isojax.cli.formatting import check_figure_path, json_text, print_line, prin
 from isojax.cli.options import JsonOption, complete_run
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
-from isojax.report.console import SafeConsole, text_table
+from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.report.wording import format_difference, format_interval, format_number, format_reward, join_commas
 from isojax.runs.workspace import display_path
@@ -91,11 +91,11 @@ def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     best_n = [[sweep.label, *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
     rewards = [[sweep.label, *map(_format_reward, sweep.at)] for sweep in sweeps]
     title = f"best n ({comparison.metric} against {comparison.compute})"
-    console.print(text_table(title, columns, best_n, text_columns=1))
-    console.print(text_table("frontier reward", columns, rewards, text_columns=1))
+    console.print(TextTable(title, columns, best_n, text_columns=1))
+    console.print(TextTable("frontier reward", columns, rewards, text_columns=1))
     columns = ("", "base", "reward", f"against {sweeps[0].label}", "n* levels off", "overfits")
     title = f"at C = {format_number(comparison.C_high)}, the largest that all measured"
-    console.print(text_table(title, columns, map(_largest_budget_row, sweeps), text_columns=1))
+    console.print(TextTable(title, columns, map(_largest_budget_row, sweeps), text_columns=1))
     for sentence in comparison.sentences:
         console.print(f"  {escape(sentence)}")
     print_notes(console, comparison.notes)

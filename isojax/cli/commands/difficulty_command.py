@@ -9,7 +9,7 @@ from typer import Option
 
 from isojax.cli.formatting import print_line
 from isojax.cli.options import ConfigArguments, MeshOption, read_config
-from isojax.report.console import SafeConsole, text_table
+from isojax.report.console import SafeConsole, TextTable
 
 HELD_OUT_HELP = "Problems of each part held out for validation, at most half."
 HARD_HELP = "Sample problems with none right up to 128 times; none right of 128 is Extremely Hard."
@@ -50,5 +50,5 @@ def difficulty(
     mean_difficulty = sum(p.difficulty for p in labelled) / len(labelled)
     title = f"{len(labelled)} problems, mean avg@{labelled[0].attempts} {mean_difficulty:.3f}"
     rows = [[name, str(len(part)), f"{len(part) / len(labelled):.1%}"] for name, part in splits.items()]
-    SafeConsole().print(text_table(title, ("split", "problems", "of all"), rows, text_columns=1))
+    SafeConsole().print(TextTable(title, ("split", "problems", "of all"), rows, text_columns=1))
     print_line(f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}")

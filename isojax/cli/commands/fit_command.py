@@ -13,7 +13,7 @@ from isojax.cli.formatting import json_text, print_notes, to_json_value, warn
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, complete_run
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
-from isojax.report.console import SafeConsole, text_table
+from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import LAW_PARAMETERS, format_number, format_percent, format_range, law_is_drawn
 from isojax.runs.ledger import default_metric, read_runs
 from isojax.scaling.checks.run_health import healthy_runs
@@ -80,9 +80,9 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
     level = "" if fit.intervals is None else format_percent(fit.intervals.level)
     columns = ("B_p", "n", "R0", "A", level, "exponent", "C_mid")
     title = "reward(C) from R0 to the plateau A, half way at C_mid (? : plateau not reached)"
-    console.print(text_table(title, columns, map(_curve_row, fit.curves)))
+    console.print(TextTable(title, columns, map(_curve_row, fit.curves)))
     columns = ("from C", "to C", "n", "B_p", "reward", "to reward", level)
-    console.print(text_table("frontier: which n leads", columns, _frontier_rows(fit.joint)))
+    console.print(TextTable("frontier: which n leads", columns, _frontier_rows(fit.joint)))
     for row in fit.joint.crossovers:
         interval = format_range((row.low, row.high), format_number)
         place = format_number(row.C) + ("" if interval == "-" else f" ({interval})")
@@ -147,7 +147,7 @@ def print_validation(console: SafeConsole, validation: Mapping[str, Any]) -> Non
     title = f"validation: the fit's predictions of runs that it has not seen ({validation['mode']} mode)"
     columns = ("hidden", "points", "error", "|error|", "inside", "n chosen", "n best", "regret")
     rows = [[name, *_trial_columns(key, validation[key])] for key, name in TRIALS.items()]
-    console.print(text_table(title, columns, rows, text_columns=1))
+    console.print(TextTable(title, columns, rows, text_columns=1))
     for line in (
         "error: predicted less measured, mean over the points; |error|: of its absolute value",
         "inside: of the 90% interval for one new run on the same validation problems; 90% is to be expected",

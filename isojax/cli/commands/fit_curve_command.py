@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from isojax.cli import formatting
 from isojax.cli.options import JsonOption, WhereOption
-from isojax.report.console import SafeConsole, text_table
+from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.single_curve import single_curve_figure
 from isojax.report.wording import format_estimate, format_number
 from isojax.scaling.curve_file import fit_curve_file
@@ -71,7 +71,7 @@ def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
         [f"{name} ({meaning})", *format_estimate(document[name], document["intervals"][name])]
         for name, meaning in meanings.items()
     ]
-    console.print(text_table("", ("parameter", "value", "90% interval"), rows, text_columns=1))
+    console.print(TextTable("", ("parameter", "value", "90% interval"), rows, text_columns=1))
     formatting.print_bootstrap(console, document["bootstrap"])
     if (held_out := document["beyond"]) is not None:
         errors = (

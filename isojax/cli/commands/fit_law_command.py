@@ -8,7 +8,7 @@ from typer import Argument
 
 from isojax.cli.formatting import json_text, print_bootstrap, print_notes, to_json_value
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
-from isojax.report.console import SafeConsole, text_table
+from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import LAW_PARAMETERS, format_estimate, format_number, join_commas
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE
 from isojax.scaling.law.points_file import fit_points_file
@@ -48,7 +48,7 @@ def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
         shown = [name for name in parameters if name in intervals or not intervals]
         rows = [[name, *format_estimate(law[name], intervals.get(name))] for name in shown]
         title = f"n*(C): {law['form']}, rms residual {document['rmse']:.3g} of log2 n"
-        console.print(text_table(title, ("parameter", "value", "90% interval"), rows, text_columns=1))
+        console.print(TextTable(title, ("parameter", "value", "90% interval"), rows, text_columns=1))
         if law["aicc"]:
             scores = (
                 f"{form} {'too few points' if value is None else f'{value:.1f}'}" for form, value in law["aicc"].items()

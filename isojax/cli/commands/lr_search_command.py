@@ -15,7 +15,7 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch import lr_search as search
 from isojax.launch.lr_search import SearchPlan, rate_name, round_rate
-from isojax.report.console import SafeConsole, text_table
+from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.learning_rates import learning_rate_figure
 from isojax.runs.workspace import working_folder
 
@@ -140,7 +140,7 @@ def print_search(document: Mapping[str, Any], folder: Path, as_json: bool) -> No
         mark = "out" if row["flags"] else marks.get(row["rate"], "")
         rows.append([rate_name(row["rate"]), str(row["B"]), *metrics, mark])
     columns = ("rate", "B", "reward", "s.e.", "entropy", "gradient norm", "")
-    console.print(text_table(f"{batch}; reward: {document['score']}", columns, rows))
+    console.print(TextTable(f"{batch}; reward: {document['score']}", columns, rows))
     for sentence in document["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True)
     if document["learning_rate"] is not None:

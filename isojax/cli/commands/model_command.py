@@ -10,7 +10,7 @@ from typer import Argument, Option
 from isojax.cli.formatting import json_text, print_line
 from isojax.cli.options import JsonOption, new_app
 from isojax.core.errors import InputError
-from isojax.report.console import SafeConsole, text_table
+from isojax.report.console import SafeConsole, TextTable
 
 Dtype = Literal["float32", "bfloat16"]
 SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
@@ -85,7 +85,7 @@ def show(folder: Annotated[Path, Argument(help="A model's folder.")], as_json: J
         return
     known = {key.replace("_", " "): value for key, value in description.items() if value is not None}
     rows = [[key, _format_value(value)] for key, value in known.items()]
-    SafeConsole().print(text_table(str(folder), ("", ""), rows, text_columns=2))
+    SafeConsole().print(TextTable(str(folder), ("", ""), rows, text_columns=2))
 
 
 def _format_value(value: Any) -> str:

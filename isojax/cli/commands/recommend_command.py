@@ -15,7 +15,7 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import MeasuredCell, Recommendation
-from isojax.report.console import SafeConsole, TextTable, text_table
+from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
 from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.recommend import recommend as choose
@@ -146,4 +146,4 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
             row.append(f"{probability:.2f} {'█' * round(BAR_WIDTH * probability):<{BAR_WIDTH}}")
         rows.append(row)
     title = f"measured cells at this budget; * within {recommendation.epsilon:g} of the best"
-    return text_table(title, columns, rows)
+    return TextTable(title, columns, rows)

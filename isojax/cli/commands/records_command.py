@@ -12,7 +12,7 @@ from isojax.cli.options import JsonOption, complete_log_format, complete_run, ne
 from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.report.console import SafeConsole, TextTable, text_table
+from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.logs.column_map import FIELD_HELP, parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 from isojax.scaling.checks.ledger_check import check_ledgers
@@ -136,7 +136,7 @@ def _runs_table(runs: Sequence[RunRecord], title: str) -> TextTable:
         ranges = (" - ".join(f"{v:,}" for v in cell[key]) for key in ("C", "M"))
         numbers = (f"{cell[key]:,}" for key in ("B_p", "n", "seed", "points"))
         rows.append([*numbers, *ranges, ", ".join(measured)])
-    return text_table(title, ("B_p", "n", "seed", "points", "C", "M", "measured"), rows, last_is_text=True)
+    return TextTable(title, ("B_p", "n", "seed", "points", "C", "M", "measured"), rows, last_is_text=True)
 
 
 def _count_noun(count: int, noun: str) -> str:

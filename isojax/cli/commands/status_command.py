@@ -18,7 +18,7 @@ from isojax.cli.options import JsonOption, complete_run
 from isojax.core.errors import InputError
 from isojax.launch.display import format_duration
 from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_status
-from isojax.report.console import SafeConsole, TextTable, text_table
+from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.workspace import refresh
 
 REFRESH_SECONDS = 2.0  # between two readings
@@ -87,7 +87,7 @@ def _cells_table(sweep: SweepStatus) -> TextTable:
     for cell in sweep.cells:
         placement_columns = (_format_number(cell.attempts), cell.where) if has_placement else ()
         rows.append([*_cell_row(cell), *placement_columns])
-    return text_table(f"{sweep.name} in {sweep.folder}", columns, rows, 2, has_placement)
+    return TextTable(f"{sweep.name} in {sweep.folder}", columns, rows, 2, has_placement)
 
 
 def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:

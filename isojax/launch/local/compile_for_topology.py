@@ -14,7 +14,7 @@ from isojax.launch.autosize import GIB, DeviceBudget, fit_to_memory, format_byte
 from isojax.launch.display import console, print_line
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_load
-from isojax.report.console import text_table
+from isojax.report.console import TextTable
 from isojax.rl import algorithm
 from isojax.tasks.task import build_task
 from isojax.train import memory_analysis
@@ -55,7 +55,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
         started_at = time.monotonic()
         columns = _usage_columns(memory_analysis.compile_for_memory(*program), device_memory, planned_bytes[name])
         rows.append([name, *columns, f"{time.monotonic() - started_at:.0f} s"])
-    console.print(text_table("", headings, rows, text_columns=1))
+    console.print(TextTable("", headings, rows, text_columns=1))
 
 
 def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, planned_bytes: int) -> tuple[str, ...]:
