@@ -100,7 +100,7 @@ confirm() {
     local answer
     [ "$yes" = 0 ] || return 0
     [ -t 0 ] || fail 2 "$1 There is no terminal to answer at; expected --yes to do it without a question"
-    read -r -p "$1 [y/N] " answer
+    read -r -p "$1 [y/N] " answer || answer=
     [[ $answer == [yY]* ]] || fail 1 "not confirmed; nothing was changed"
 }
 
@@ -112,7 +112,11 @@ create() {
     local state
     if [ "$QUEUED" = 0 ] || ! queue_state >/dev/null 2>&1; then
         plan >&2
-        [ "$#" -eq 0 ] || check "$@"
+        if [ "$#" -gt 0 ]; then
+            [ "$chips" -le 8 ] || [ -n "$NFS" ] || [ "$CHECK" = 0 ] || fail 2 "given no NFS, and $SLICE has several hosts, which must share \
+the folder of the runs; expected NFS=SERVER:/SHARE, or CHECK=0 where they have $RUNS by other means"
+            check "$@"
+        fi
         confirm "Create it?"
         "${create[@]}" || fail 1 "gcloud did not create $NAME. Is anything there? gcloud compute tpus tpu-vm list --zone=$ZONE"
     fi

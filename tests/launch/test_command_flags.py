@@ -37,7 +37,7 @@ def test_every_call_has_a_verb_and_flags_of_its_tool(path: Path) -> None:
         ("slurm.sh", "ray start --head --block", "ray start --heads --block", "ray start has no --heads"),
         ("gke_kuberay.yaml", "--enable-autoscaling", "--autoscaling", "node-pools create has no --autoscaling"),
         ("gke_kuberay.yaml", "exec -it POD", "exec -iz POD", "kubectl exec has no -z"),
-        ("ray_cluster.yaml", "ray up -y", "ray up -q", "ray up has no -q"),
+        ("ray_cluster.yaml", "ray exec --tmux", "ray exec -q", "ray exec has no -q"),
     ],
 )
 def test_a_wrong_call_is_found(template: str, right: str, wrong: str, says: str) -> None:

@@ -234,25 +234,27 @@ def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(
 
 
 def test_nothing_is_created_without_a_yes(stage: Stage) -> None:
-    assert "expected --yes" in stage.run("tpu_pod.sh", "run", "my.yaml", code=2)
+    assert "expected --yes" in stage.run("tpu_pod.sh", "run", "my.yaml", code=2, SLICE="v5e:2x4")
     assert "expected --yes" in stage.run("tpu_pod.sh", "join", HEAD="10.0.0.99", code=2)
     answers, terminal = os.openpty()
     os.write(answers, b"n\n")
-    assert "nothing was changed" in stage.run("tpu_pod.sh", "run", "my.yaml", code=1, stdin=terminal)
+    assert "nothing was changed" in stage.run("tpu_pod.sh", "run", "my.yaml", code=1, stdin=terminal, SLICE="v5e:2x4")
     assert not stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create") and not on_hosts(stage)
     os.write(answers, b"y\n")
-    stage.run("tpu_pod.sh", "run", "my.yaml", stdin=terminal)
+    stage.run("tpu_pod.sh", "run", "my.yaml", stdin=terminal, SLICE="v5e:2x4")
     assert stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create") and on_hosts(stage)
 
 
 def test_a_config_that_isojax_refuses_creates_nothing(stage: Stage) -> None:
-    said = stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", code=2, FAILS="2")
+    said = stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", code=2, FAILS="2", SLICE="v5e:2x4")
     assert "isojax refuses this sweep" in said and "CHECK=0" in said and "note:" not in said
     assert not stage.asked("gcloud", "compute", "tpus", "tpu-vm", "create")
     (stage.folder / ".isojax/bin/isojax").unlink()
     copy = shutil.copytree(LAUNCH, stage.folder / "checkout/launch") / "tpu_pod.sh"  # of a checkout without .venv
     path = f"{stage.folder}/.isojax/bin:/usr/bin:/bin"
-    assert "no isojax on this machine" in stage.run(str(copy), "run", "my.yaml", "--yes", code=2, PATH=path)
+    assert "no isojax on this machine" in stage.run(
+        str(copy), "run", "my.yaml", "--yes", code=2, PATH=path, SLICE="v5e:2x4"
+    )
 
 
 def test_a_slice_that_gcloud_refuses_leaves_no_reminder(stage: Stage) -> None:
@@ -284,7 +286,7 @@ def test_another_slice_joins(stage: Stage) -> None:
 
 
 def test_a_slice_from_the_queue_is_stopped_and_deleted(stage: Stage) -> None:
-    stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", QUEUED="1", ISOJAX="isojax")
+    stage.run("tpu_pod.sh", "run", "my.yaml", "--yes", QUEUED="1", ISOJAX="isojax", NFS="10.0.0.2:/runs")
     ((_, create),) = stage.asked("gcloud", "compute", "tpus", "queued-resources", "create")
     assert {"--node-id=isojax", "--runtime-version=v2-alpha-tpuv5-lite"} <= set(create)
     assert len(on_hosts(stage)) == 2
@@ -327,6 +329,7 @@ def test_down_deletes_what_is_there(stage: Stage) -> None:
         (["plan"], {"SLICE": "v5e:16"}, 2, "expected a shape such as 4x4"),
         (["plan"], {"PRICE": "cheap"}, 2, "given PRICE=cheap, expected a number"),
         (["plan"], {"SPOT": "no"}, 2, "SPOT=no"),
+        (["run", "my.yaml", "--yes"], {}, 2, "given no NFS, and v5e:4x4 has several hosts"),
         (["run", "my.yaml"], {"STATE": "PREEMPTED"}, 1, "down"),
     ],
 )
