@@ -1,6 +1,7 @@
 """The command line. A module of commands/ is imported when its command is called, so that `isojax status` waits for
 neither SciPy nor jax; an InputError is one line `error: ...` on standard error and exit code 2."""
 
+import errno
 import importlib
 import sys
 from typing import Annotated, Any, NamedTuple, NoReturn
@@ -51,6 +52,8 @@ COMMANDS = (
     LazyCommand("difficulty", "Label problems by the base model's avg@k, and split them by difficulty.", True),
     LazyCommand("lr-search", "Find the learning rate by short runs at one batch size.", True),
 )
+# Of a path that no file can have, or that this user may not open.
+UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class LazyGroup(CommandGroup):
@@ -122,8 +125,10 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
                 sys.stdout.flush()
     except InputError as e:
         _exit("error", e, 2)
-    except PermissionError as e:  # merely to ask whether a file exists may raise it
-        _exit("error", f"{e}. Expected a place that you may use.", 2)
+    except OSError as e:  # merely to ask whether a file exists may raise it
+        if e.errno not in UNUSABLE_PATH_ERRNOS:
+            raise
+        _exit("error", f"{e}. Expected the path of a place that you may use.", 2)
     except RunFailed as e:
         _exit("error", e, 1)
     except Preempted as e:

@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import pkgutil
+import re
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -16,6 +17,8 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
     kind = folders[-1].rpartition(".")[2]
     parent, _, last_part = name.strip(".").rpartition(".")
     paths = [name] if parent else [f"isojax.{folder}.{last_part}" for folder in folders]
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", name):  # `..` of a path would lead out of the folders
+        paths, parent = [], ""
     module, missing = _import_first(paths, name, kind), "no such module"
     if module is not None:
         if defines_any(module, functions):

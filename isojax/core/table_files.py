@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, is_too_deep
 from isojax.core.tabular import MAX_LISTED, DataRow, DataTable, parse_number
 from isojax.core.yaml_files import flatten
 
@@ -39,7 +40,12 @@ def read_lines(path: Path) -> Iterator[NumberedLine]:
     line_number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as f:
-            for line_number, data in enumerate(f, 1):
+            for line_number, data in enumerate(iter(lambda: f.readline(MAX_LINE_BYTES + 1), b""), 1):
+                if len(data) > MAX_LINE_BYTES:
+                    raise InputError(
+                        f"{path}, line {line_number}: longer than {MAX_LINE_BYTES:,} bytes, the most of a line;"
+                        " expected a row on each line. Break it up, or leave it out."
+                    )
                 yield line_number, _decode(data, path, line_number)
     except (OSError, EOFError, zlib.error) as e:
         reason = (e.strerror if isinstance(e, OSError) else None) or e
@@ -83,7 +89,10 @@ def object_row(value: Any, path: Path, position: str, index: int) -> DataRow:
 def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     """One JSON value that begins on `first_line` of a file."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
+        if text.count("[") + text.count("{") > MAX_DEPTH and is_too_deep(value):
+            raise ValueError(f"lists and objects more than {MAX_DEPTH} deep")
+        return value
     except json.JSONDecodeError as e:
         line_number = first_line + e.lineno - 1
         fix = "Correct the line, or remove it." if e.msg != "Extra data" else "Put one object on a line, in a .jsonl."
@@ -99,10 +108,24 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object that a JSON file holds."""
-    value = parse_json("".join(text for _, text in read_lines(path)), path)
+    value = read_json(path)
     if not isinstance(value, dict):
         raise InputError(f"{path}: given a {type(value).__name__} at the top, expected a JSON object.")
     return value
+
+
+def read_json(path: Path) -> Any:
+    """The value that a JSON file holds."""
+    texts, size = [], 0
+    for _, text in read_lines(path):
+        texts.append(text)
+        size += len(text)
+        if size > MAX_DOCUMENT_BYTES:
+            raise InputError(
+                f"{path}: more than {MAX_DOCUMENT_BYTES:,} bytes, the most of a file that is one JSON value. Write JSON"
+                " lines instead: an object on each line of a .jsonl."
+            )
+    return parse_json("".join(texts), path)
 
 
 def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
@@ -130,6 +153,8 @@ def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
 
 def _parse_header(path: Path, line_number: int, cells: Sequence[str]) -> tuple[str, ...]:
     names = tuple(cell.strip() for cell in cells)
+    if len(names) > MAX_COLUMNS:
+        raise InputError(f"{path}, line {line_number}: {len(names):,} columns, expected at most {MAX_COLUMNS:,}.")
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         raise InputError(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COUNT, MAX_NUMBER
 
 MAX_LISTED = 20  # values and columns that a message lists
 _NUMBER_PATTERN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
@@ -88,6 +89,8 @@ def check_number(
         requirement = "a finite number"
     elif whole and (is_too_low or number != int(number)):
         requirement = "a whole number" + ("" if minimum is None else f" of at least {minimum:g}")
+    elif abs(number) > (MAX_COUNT if whole else MAX_NUMBER):
+        requirement = f"a number of at most {MAX_COUNT if whole else MAX_NUMBER:g} in size"
     elif is_too_low:
         requirement = f"at least {minimum:g}"
     elif exclusive_minimum is not None and number <= exclusive_minimum:

@@ -1,6 +1,7 @@
 """YAML files read against a pydantic model, below dotted `key=value` overrides; each InputError names its place."""
 
 import difflib
+import io
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_DEPTH, MAX_YAML_BYTES
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -35,6 +37,16 @@ SYNONYMS = {
     "hidden_size": "width",
     "num_hidden_layers": "layers",
 }
+
+
+# What the parsers of YAML and of its ${...} raise for text that is none: tags (!!int "x"), thousands of digits, depth.
+YAML_ERRORS = (
+    yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError, LookupError, AttributeError, RecursionError,
+)  # fmt: skip
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), repr(error))
 
 
 def nearest_key(key: str, known_keys: Iterable[str]) -> str:
@@ -94,16 +106,30 @@ def _read_leaves(
             )
 
 
+def check_yaml(text: str) -> str:
+    """The text itself; ValueError where it is longer, or nested deeper, than core/limits.py says."""
+    if len(text) > MAX_YAML_BYTES:
+        raise ValueError(f"{len(text):,} characters, the most are {MAX_YAML_BYTES:,}")
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"lists and keys within each other more than {MAX_DEPTH} deep")
+    return text
+
+
 def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
     try:
-        data: Any = OmegaConf.to_container(OmegaConf.load(path))
+        with path.open(encoding="utf-8") as f:
+            text = check_yaml(f.read(MAX_YAML_BYTES + 1))
+        data: Any = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else "?"
         raise InputError(
             f"{path}, line {line}: not YAML ({e.problem or e.context}). Correct that line or the one above it."
         ) from e
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, OmegaConfBaseException) as e:
-        raise InputError(f"cannot read the config {path}: {str(e).splitlines()[0]}") from e
+    except (OSError, *YAML_ERRORS) as e:
+        raise InputError(f"cannot read the config {path}: {_first_line(e)}") from e
     if not isinstance(data, dict):
         top_keys = ", ".join(key for key in known_keys if "." not in key)
         raise InputError(f"{path}: given a {type(data).__name__} at the top, expected keys ({top_keys}).")
@@ -114,11 +140,14 @@ def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
     key, equals, _ = text.partition("=")
     if not equals or not key.strip():
         raise InputError(f"override {text!r}: expected key=value, such as sweep.budget=100000.")
+    if key.count(".") > MAX_DEPTH or "\0" in key:
+        raise InputError(f"override {text[:80]!r}: expected a key of a config, such as sweep.budget.")
     try:
+        check_yaml(text.partition("=")[2])
         data: Any = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
-    except (yaml.YAMLError, OmegaConfBaseException) as e:
+    except YAML_ERRORS as e:
         hint = f"""A list is written sweep.n=[2,4]; text with {{ or [ in quotes of its own: '{key}="..."'."""
-        raise InputError(f"override {text!r}: the value is not YAML ({str(e).splitlines()[0]}). {hint}") from e
+        raise InputError(f"override {text!r}: the value is not YAML ({_first_line(e)}). {hint}") from e
     return dict(_read_leaves(data, known_keys, f"override {text!r}"))
 
 
@@ -162,9 +191,9 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
             OmegaConf.update(nested, key, value)
         data = OmegaConf.to_container(nested, resolve=True, throw_on_missing=True)
         json_text = json.dumps(data, allow_nan=False)  # pydantic's strict mode takes lists for tuples from JSON only
-    except (OmegaConfBaseException, TypeError, ValueError) as e:
+    except YAML_ERRORS as e:
         raise InputError(
-            f"{file_names}: {str(e).splitlines()[0]}. Expected finite numbers, text, lists and keys, and ${{...}} that"
+            f"{file_names}: {_first_line(e)}. Expected finite numbers, text, lists and keys, and ${{...}} that"
             " name a key."
         ) from e
     try:

@@ -36,7 +36,7 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
             raise InputError(
                 f"mesh {text!r}: {axis!r} is not a new axis of {', '.join(AXES)}. Write, for example, data=2,tensor=1."
             )
-        sizes[axis] = int(size) if re.fullmatch(r"-?\d+", size) else 0
+        sizes[axis] = int(size) if re.fullmatch(r"-?\d{1,9}", size) else 0
         if sizes[axis] < 1 and sizes[axis] != -1:
             raise InputError(
                 f"mesh {text!r}: the size of {axis} is {size!r}; expected a positive integer, or -1 for all "

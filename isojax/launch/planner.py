@@ -8,6 +8,7 @@ from itertools import product
 
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell
 
 # The largest R (slots) and m (rows of a microbatch) per shard: more gain no speed on a CPU and cost memory everywhere.
@@ -31,6 +32,8 @@ def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
     for name, values in (("B_p", sweep.B_p), ("n", sweep.n)):
         if not values or len(set(values)) < len(values):
             raise InputError(f"sweep.{name}: given {list(values)}, expected at least one value, and each of them once.")
+    if (cells := len(sweep.B_p) * len(sweep.n) * sweep.seeds) > MAX_CELLS:
+        raise InputError(f"sweep: B_p, n and seeds make {cells:,} cells, expected at most {MAX_CELLS:,}; take fewer.")
     pairs = list(product(sweep.B_p, sweep.n))
     pairs_over_limit = [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max]
     all_over_limit = len(pairs_over_limit) == len(pairs)

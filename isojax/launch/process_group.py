@@ -1,5 +1,6 @@
 """Several processes that are one run: which of them this one is, and what such a run cannot have."""
 
+import re
 from dataclasses import dataclass
 
 from isojax.core.config import Config
@@ -37,7 +38,7 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
                 "--processes auto asks the cluster for coordinator and process; leave --coordinator and --process out."
             )
         return ProcessGroup(auto=True)
-    count = int(num_processes) if num_processes and num_processes.isdecimal() else 0
+    count = int(num_processes) if num_processes and re.fullmatch(r"\d{1,6}", num_processes) else 0
     if count < 1:
         raise InputError(
             f"--processes: given {num_processes!r}, expected how many processes there are in all, or auto."

@@ -4,14 +4,15 @@ With a the share of responses that hold an answer and q the share of correct one
     a1 q1 - a0 q0  =  (a1 - a0) q0 [format alone]  +  a1 (q1 - q0) [better answers]
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from isojax.core.nouns import RunRecord
+from isojax.core.table_files import read_json_object
 from isojax.report.console import TextTable
 from isojax.runs.ledger import default_metric
 
@@ -50,7 +51,7 @@ def reward_gain(run: RunRecord, metric: str) -> RewardGain | None:
 
 def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> None:
     """Print a sweep's gains; nothing where its task has no answers in text."""
-    constant = json.loads((folder / "base" / "about.json").read_text()).get("best_constant")
+    constant: Any = read_json_object(folder / "base" / "about.json").get("best_constant")
     metric = default_metric(runs) if constant else ""
     gains = {run.cell.name: gain for run in runs if (gain := reward_gain(run, metric)) is not None}
     if not gains:

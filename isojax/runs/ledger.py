@@ -16,7 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from isojax.core.atomic_files import append_bytes, write_text
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.runs.logs.column_map import METRIC_AT_K
 
 RECORDS_FILE = "records.jsonl"
 TIMING_FILE = "timing.jsonl"
@@ -71,9 +73,11 @@ class Ledger:
 
 def write_run(folder: Path, run: RunRecord) -> None:
     """A whole run, measured elsewhere, as records.jsonl and, where its device hours are known, timing.jsonl."""
+    header = _header_row(run.cell, run.cell_hash)
+    parse_cell(header, run.source)
+    points = [{"kind": "eval", **asdict(check_point(point, run.source))} for point in run.points]
     folder.mkdir(parents=True)
-    points = [{"kind": "eval", **asdict(point)} for point in run.points]
-    _write_rows(folder / RECORDS_FILE, [_header_row(run.cell, run.cell_hash), *points])
+    _write_rows(folder / RECORDS_FILE, [header, *points])
     if run.device_hours:
         interval_hours = [b - a for a, b in pairwise((0.0, *run.device_hours))]
         timed_points = zip(run.points, interval_hours, strict=True)
@@ -113,10 +117,12 @@ def read_ledger_lines(path: Path) -> LedgerLines:
     rows: list[dict[str, Any]] = []
     for line_number, line in enumerate(complete.split(b"\n") if complete else [], 1):
         try:
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"longer than {MAX_LINE_BYTES:,} bytes")
             row = json.loads(line)
             if not isinstance(row, dict) or "kind" not in row:
                 raise ValueError("not a JSON object with a 'kind'")
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise InputError(
                 f"{path}, line {line_number} is broken ({e}); only a torn last line can be left out. Restore the file,"
                 " or remove the cell's folder and run it again."
@@ -126,25 +132,47 @@ def read_ledger_lines(path: Path) -> LedgerLines:
 
 
 def _parse_point(row: Mapping[str, Any], path: Path, line_number: int) -> EvalPoint:
+    place = f"{path}, line {line_number}"
     try:
-        point = _POINT_ADAPTER.validate_python(row)
-        for name in ("target", "M", "rollouts", "tokens"):
-            if getattr(point, name) < 0:
-                raise ValueError(f"{name} is {row[name]}: it should be at least 0")
-    except ValueError as e:
-        raise InputError(
-            f"{path}, line {line_number} is not an evaluation ({_problem_of(e)}); expected target, M, rollouts, tokens"
-            " and metrics. Correct it."
+        return check_point(_POINT_ADAPTER.validate_python(row), place)
+    except ValidationError as e:
+        first = e.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        is_missing = first["type"] == "missing"
+        raise _no_evaluation(
+            place, f"it has no {name!r}" if is_missing else f"{name} is {first['input']!r}: {first['msg']}"
         ) from e
+
+
+def _no_evaluation(place: str, problem: str) -> InputError:
+    return InputError(
+        f"{place} is not an evaluation ({problem}); expected target, M, rollouts, tokens and metrics. Correct it."
+    )
+
+
+def check_point(point: EvalPoint, place: str) -> EvalPoint:
+    """The evaluation itself; InputError where a number of it is none that a run can measure."""
+    counts = [count for problem_set in (point.counts, *point.extra.values()) for count in problem_set]
+    ranges: list[tuple[str, float, float]] = [("counts", count, point.samples) for count in counts]
+    ranges += [(name, vars(point)[name], MAX_COUNT) for name in ("target", "M", "rollouts", "tokens", "samples")]
+    ranges += [(k, v, 1.0) for k, v in point.metrics.items() if METRIC_AT_K.fullmatch(k.rpartition("/")[2])]
+    for name, value, highest in ranges:
+        if not 0 <= value <= highest:
+            raise _no_evaluation(place, f"{name} is {value}: it should be at least 0 and at most {highest:g}")
     return point
 
 
-def _problem_of(error: ValueError) -> str:
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors()[0]
-    name = ".".join(map(str, first["loc"]))
-    return f"it has no {name!r}" if first["type"] == "missing" else f"{name} is {first['input']!r}: {first['msg']}"
+def parse_cell(header: Mapping[str, Any], place: str) -> Cell:
+    """The cell that a ledger's first line names; InputError where it is of another schema, or no run's."""
+    values = [header.get(name) for name in ("B_p", "n", "seed")]
+    lowest = (1, 1, 0)
+    are_counts = all(type(v) is int and low <= v <= MAX_COUNT for v, low in zip(values, lowest, strict=True))
+    if not are_counts or header.get("schema") != SCHEMA:
+        raise InputError(
+            f"{place}: the cell header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0. Restore"
+            " it, or import the log again."
+        )
+    return Cell(header["B_p"], header["n"], header["seed"])
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
@@ -160,12 +188,7 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
             " --resume`), or leave it out."
         )
     header = rows[0]
-    try:
-        cell = Cell(int(header["B_p"]), int(header["n"]), int(header["seed"]))
-    except (KeyError, TypeError, ValueError) as e:
-        raise InputError(
-            f"{path}, line 1: the cell header {header} needs B_p, n and seed. Restore it, or import the log again."
-        ) from e
+    cell = parse_cell(header, f"{path}, line 1")
     second_header_line = next((i for i, row in enumerate(rows[1:], 2) if row["kind"] == "cell"), None)
     if second_header_line is not None:
         raise InputError(
@@ -180,12 +203,9 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
         )
     for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=True):
         if b.rollouts <= a.rollouts:
-            is_repeated = b.rollouts == a.rollouts
-            problem = (
-                f"the point at {a.rollouts} rollouts is there twice"
-                if is_repeated
-                else (f"rollouts fall from {a.rollouts} to {b.rollouts}")
-            )
+            problem = f"rollouts fall from {a.rollouts} to {b.rollouts}"
+            if b.rollouts == a.rollouts:
+                problem = f"the point at {a.rollouts} rollouts is there twice"
             raise InputError(
                 f"{path}, line {i}: {problem}; expected points that rise in C. Correct the line, or remove it."
             )
@@ -205,7 +225,7 @@ def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
     try:
         rows, _, _ = read_ledger_lines(folder / TIMING_FILE)
         return {int(r["target"]): (float(r["seconds"]), int(r["devices"])) for r in rows if r["kind"] == "timing"}
-    except (InputError, KeyError, TypeError, ValueError):
+    except (InputError, KeyError, TypeError, ValueError, OverflowError):
         # A run without times can be fitted; a command that asks for device hours says that they are missing.
         return {}
 

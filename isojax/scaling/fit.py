@@ -6,6 +6,7 @@ any order.
 from collections.abc import Callable, Mapping, Sequence
 
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_REPLICATES
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
@@ -56,8 +57,11 @@ def fit_all_runs(
     mode, replicates, run_sd = options.mode, options.replicates, options.run_sd
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
-    if replicates < 0 or (run_sd is not None and not 0 <= run_sd < 1):
-        raise InputError(f"replicates = {replicates}, run_sd = {run_sd}; expected replicates >= 0 and 0 <= run_sd < 1.")
+    if not 0 <= replicates <= MAX_REPLICATES or (run_sd is not None and not 0 <= run_sd < 1):
+        raise InputError(
+            f"replicates = {replicates}, run_sd = {run_sd}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <="
+            " run_sd < 1."
+        )
     tracks = build_tracks(runs, metric, compute)
     cells = group_by_cell(tracks)
     estimate = MODES[mode](cells, metric, options)

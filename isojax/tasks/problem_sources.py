@@ -20,6 +20,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow, is_blank
 from isojax.core.terminal import printable
+from isojax.core.yaml_files import YAML_ERRORS, check_yaml
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
 # A dot leads into an object. verl's schema comes first: a file in it may hold the solution's text under another of
@@ -199,8 +200,8 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
                 f"cell.task: {task}: given {assignment!r}, expected key=value with every key once, as in low=2,high=40."
             )
         try:
-            settings[key] = yaml.safe_load(value)
-        except yaml.YAMLError as e:
+            settings[key] = yaml.safe_load(check_yaml(value))
+        except YAML_ERRORS as e:
             raise InputError(
                 f"cell.task: {task}: the value of {assignment!r} is not YAML; write a number, text or [a, b]."
             ) from e

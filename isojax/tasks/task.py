@@ -17,6 +17,7 @@ from isojax.core.config.sweep import require_lengths
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
+from isojax.tasks.chat_templates import render_chats
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
@@ -155,7 +156,7 @@ class TextTask:
 
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
         """Each problem's prompt as token ids."""
-        if self.prompt.format == "chat":
+        if self.prompt.format == "chat" and problems:
             return self._tokenize_chats([self._chat_messages(problem) for problem in problems])
         for problem in problems:
             if len(problem.messages) > 1:
@@ -186,23 +187,10 @@ class TextTask:
             return self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
 
     def _tokenize_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
-        from jinja2 import TemplateError
-
-        options: dict[str, Any] = {"add_generation_prompt": True, "return_dict": False}
+        options: dict[str, Any] = {"add_generation_prompt": True}
         if self.prompt.thinking is not None:
             options["enable_thinking"] = self.prompt.thinking
-        ids: list[Any] = []
-        with self._tokenizer_lock:
-            for conversation in conversations:
-                try:
-                    ids.append(self.tokenizer.apply_chat_template(conversation, **options))
-                # The template's own refusal, and Python's errors of its expressions.
-                except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-                    raise InputError(
-                        f"the chat template in {self.folder} refuses the conversation {conversation}:"
-                        f" {type(error).__name__}: {error}. It may need to go without cell.prompt.system."
-                    ) from error
-        return ids
+        return self._tokenize(render_chats(self.tokenizer, conversations, options), special=False)
 
     def start_verifier(self) -> None:
         """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""

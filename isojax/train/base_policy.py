@@ -1,7 +1,8 @@
 """The base policy and its problems, made once per sweep and kept in `base/`.
 
 A checkpoint (`cell.model.path`) is read from its own folder. A task with demonstrations gets a policy trained on them,
-`params.safetensors`. `problems.jsonl` holds the chosen problems with their split; it is written last, in one step."""
+`params.safetensors`. `problems.jsonl` holds the chosen problems with their split; it is written last, in one step.
+`about.json` has the checksums of both, which are compared whenever the folder is read."""
 
 import json
 from collections import defaultdict
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial, reduce
 from pathlib import Path
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,7 @@ from isojax.tasks.difficulty import ProgressCallback, compute_label_key, label_p
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, TokenizedProblems
 from isojax.tasks.task import is_on_device
+from isojax.train.checkpoint import CHECKSUM_KEY, json_checksum
 from isojax.train.evaluate import VALIDATION_SET, Evaluator
 from isojax.train.programs import SweepPrograms
 
@@ -71,6 +74,13 @@ class BasePolicy:
 def _unreadable(folder: Path, error: Exception) -> InputError:
     return InputError(
         f"the base policy in {folder} cannot be read ({error!r}); remove the folder and it is made again."
+    )
+
+
+def _damaged(folder: Path, name: str) -> InputError:
+    return InputError(
+        f"{folder / name} is damaged: its checksum is not that of what was saved. Put back a copy of it; or remove"
+        f" {folder}, which is made again, and the cells that began from it."
     )
 
 
@@ -197,8 +207,6 @@ def _save_problems(
     constant_answer = best_constant(selection.validation) if with_constant else None
     constant = dict(zip(("answer", "reward"), constant_answer, strict=True)) if constant_answer else None
     source = hf_load.read_source(Path(model.path)) if model.path else None
-    about = {"checkpoint": fingerprint, "source": source, "notes": selection.notes, "best_constant": constant}
-    write_text(folder / ABOUT_FILE, json.dumps(about, indent=1) + "\n")
     problems_by_split = {
         "training": selection.training,
         "validation": selection.validation,
@@ -206,7 +214,17 @@ def _save_problems(
         **{f"{EXTRA_PREFIX}{name}": problems for name, problems in selection.extra_sets.items()},
     }
     rows = [{**asdict(p), "split": split} for split, problems in problems_by_split.items() for p in problems]
-    write_text(folder / PROBLEMS_FILE, "".join(json.dumps(row) + "\n" for row in rows))
+    problems_text = "".join(json.dumps(row) + "\n" for row in rows)
+    checksums = {PROBLEMS_FILE: crc32(problems_text.encode())}
+    if (folder / PARAMS_FILE).exists():
+        checksums[PARAMS_FILE] = crc32((folder / PARAMS_FILE).read_bytes())
+    about = {
+        "checkpoint": fingerprint, "source": source, "notes": selection.notes, "best_constant": constant,
+        "checksums": checksums,
+    }  # fmt: skip
+    about_text = json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1)
+    write_text(folder / ABOUT_FILE, about_text + "\n")
+    write_text(folder / PROBLEMS_FILE, problems_text)
 
 
 def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> BasePolicy:
@@ -214,12 +232,20 @@ def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> B
     with this fingerprint."""
     problems_by_split: dict[str, list[Problem]] = defaultdict(list)
     try:
-        stored_fingerprint = json.loads((folder / ABOUT_FILE).read_text())["checkpoint"]
+        about = json.loads((folder / ABOUT_FILE).read_bytes())
+        if about.pop(CHECKSUM_KEY) != json_checksum(about):
+            raise _damaged(folder, ABOUT_FILE)
+        for name, checksum in about["checksums"].items():
+            if crc32((folder / name).read_bytes()) != checksum:
+                raise _damaged(folder, name)
+        stored_fingerprint = about["checkpoint"]
         for line in (folder / PROBLEMS_FILE).read_text().splitlines():
             row = json.loads(line)
             split, messages = row.pop("split"), tuple(row["messages"])
             problems_by_split[split].append(Problem(**row | {"messages": messages}))
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except InputError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise _unreadable(folder, e) from e
     if stored_fingerprint != fingerprint:
         raise InputError(

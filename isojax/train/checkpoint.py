@@ -57,7 +57,7 @@ class CorruptCheckpoint(Exception):
 
 ENVIRONMENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EPERM)
 T = TypeVar("T")
-HOST_CHECKSUM = "checksum"  # of the RunCursor
+CHECKSUM_KEY = "checksum"  # of the other values of a JSON object
 ORBAX_LOCK = threading.Lock()  # Orbax's managers share state within a process, and cells run in threads
 # Orbax raises what it logs as errors with a stack for each of its threads; a user sees the exception alone.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -104,7 +104,7 @@ class Checkpoints:
         pending_rollouts: arrays of rollouts in progress."""
         trees = {"state": state_trees(state)} | ({} if pending_rollouts is None else {"pending": pending_rollouts})
         host_data = asdict(cursor) | {"checksums": array_checksums(trees)}
-        host_args = ocp.args.JsonSave(host_data | {HOST_CHECKSUM: json_checksum(host_data)})
+        host_args = ocp.args.JsonSave(host_data | {CHECKSUM_KEY: json_checksum(host_data)})
         args = ocp.args.Composite(host=host_args, **{name: ocp.args.StandardSave(part) for name, part in trees.items()})
         self._wait_for_upload()
         with self._writing():
@@ -230,6 +230,8 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
     args = ocp.args.PyTreeRestore(abstract, restore_args=restore_args, partial_restore=True)
     handler = ocp.PyTreeCheckpointHandler()
     restored = _read_on_all_hosts(lambda: handler.restore(epath.Path(path / name), args=args))
+    if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(restored)):
+        raise CorruptCheckpoint("its metadata lacks some of the arrays")
     checksums = array_checksums({name: restored})
     mismatched = sorted(key for key, value in checksums.items() if expected_checksums.get(key) != value)
     if mismatched:
@@ -241,7 +243,7 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
 
 def _read_host_data(path: Path) -> dict[str, Any]:
     host_data = json.loads((path / "host" / "metadata").read_bytes())
-    if host_data.pop(HOST_CHECKSUM) != json_checksum(host_data):
+    if host_data.pop(CHECKSUM_KEY) != json_checksum(host_data):
         raise ValueError("the cursor is not what was saved")
     return host_data
 

@@ -62,9 +62,9 @@ def two_runs(rows):
 
 
 BROKEN = {
-    "NaN": (reward(float("nan")), f"line {LINE}: avg@4 is nan", "expected a number in [0, 1]"),
-    "above 1": (reward(1.5), f"line {LINE}: avg@4 is 1.5", "expected a number in [0, 1]"),
-    "below 0": (reward(-0.1), f"line {LINE}: avg@4 is -0.1", "expected a number in [0, 1]"),
+    "NaN": (reward(float("nan")), f"line {LINE} ", "avg@4 is nan: it should be at least 0 and at most 1"),
+    "above 1": (reward(1.5), f"line {LINE} ", "avg@4 is 1.5: it should be at least 0 and at most 1"),
+    "below 0": (reward(-0.1), f"line {LINE} ", "avg@4 is -0.1: it should be at least 0"),
     "negative compute": (at(rollouts=-5), f"line {LINE} ", "rollouts is -5: it should be at least 0"),
     "compute that falls": (at(rollouts=7), f"line {LINE}: rollouts fall from", "rise in C"),
     "a point twice": (twice, f"line {LINE}: the point at", "is there twice"),

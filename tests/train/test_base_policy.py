@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,8 +157,37 @@ def test_torn_files_are_made_again_and_damaged_ones_refused(
     for name in ("params.safetensors", "about.json", "problems.jsonl"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     (tmp_path / "problems.jsonl").write_text('{"id": 1, "prompt"\n')
-    with pytest.raises(InputError, match=r"cannot be read.*remove the folder"):
+    with pytest.raises(InputError, match=r"problems\.jsonl is damaged: its checksum .* Put back a copy .* or remove"):
         run(tmp_path, evaluator, [])
     (tmp_path / "problems.jsonl").unlink()  # killed before the problems were written: the parameters alone do not count
     output: list[str] = []
     assert same(run(tmp_path, evaluator, output), base) and output
+
+
+def flip(data: bytes) -> bytes:
+    """One bit in the middle, of a letter or a number."""
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+def lose_a_line(data: bytes) -> bytes:
+    return data.partition(b"\n")[2]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("params.safetensors", flip), ("problems.jsonl", flip), ("problems.jsonl", lose_a_line), ("about.json", flip)],
+)
+def test_a_flipped_bit_or_a_lost_line_is_refused_with_the_name_of_its_file(
+    made: tuple[Path, BasePolicy, list[str]],
+    evaluator: Evaluator,
+    tmp_path: Path,
+    name: str,
+    change: Callable[[bytes], bytes],
+) -> None:
+    for path in made[0].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    run(tmp_path, evaluator, [])
+    (tmp_path / name).write_bytes(change((tmp_path / name).read_bytes()))
+    with pytest.raises(InputError, match=rf"{name} is damaged|cannot be read"):
+        run(tmp_path, evaluator, [])

@@ -1,10 +1,10 @@
 """`cell.data`, `cell.prompt` and `cell.verifier`: which problems, how they are written, and how answers are checked."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from isojax.core.config.section import Fraction, Section
+from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 PANEL = "panel"  # the name of the training problems that every evaluation includes
 RESERVED_NAMES = ("train", "verl", PANEL)  # prefixes of metric names that no set of a user may have
@@ -14,7 +14,7 @@ class DataConfig(Section):
     """The problems of training and of validation."""
 
     candidates: PositiveInt = 6000  # at most so many problems are read and labelled by the base policy
-    attempts: Annotated[int, Field(ge=0)] = 16  # k of the label avg@k; 0: no labels, and no problem is left out
+    attempts: NonNegativeInt = 16  # k of the label avg@k; 0: no labels, and no problem is left out
     difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)  # the lowest and the highest avg@k to train on; high is easy
     validation: PositiveInt = 300  # how many problems are held out
     held_out: str | None = None  # a task string whose problems, a random choice, are held out instead

@@ -21,7 +21,7 @@ HASH_VERSION = 1
 class Config(Section):
     """One sweep: its name and three sections."""
 
-    name: str = Field(default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: str = Field(default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     cell: CellConfig = CellConfig()
     sweep: SweepConfig = SweepConfig()
     run: RunConfig = RunConfig()

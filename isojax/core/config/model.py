@@ -2,9 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from isojax.core.config.section import Section
+from isojax.core.config.section import PositiveFloat, PositiveInt, Section
+from isojax.core.limits import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
+
+Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 
 
 class RopeScaling(Section):
@@ -23,13 +26,14 @@ class ModelConfig(Section):
     # A folder with config.json, *.safetensors and a tokenizer, as a model hub has it. The shape is then read from its
     # config.json, and what is set here must agree with it.
     path: str | None = None
-    layers: PositiveInt = 3
-    width: PositiveInt = 64
-    heads: PositiveInt = 4
-    kv_heads: PositiveInt = 2
-    head_dim: PositiveInt = 16
-    mlp: PositiveInt = 128
-    vocab: PositiveInt | None = None  # rows of the embedding; null takes the task's own vocabulary
+    layers: Annotated[int, Field(gt=0, le=MAX_LAYERS)] = 3
+    width: Width = 64
+    heads: Width = 4
+    kv_heads: Width = 2
+    head_dim: Width = 16
+    mlp: Width = 128
+    # Rows of the embedding; null takes the task's own vocabulary.
+    vocab: Annotated[int, Field(gt=0, le=MAX_VOCAB)] | None = None
     norm_eps: PositiveFloat = 1e-6
     rope_base: PositiveFloat = 10_000.0
     rope_scaling: RopeScaling | None = None

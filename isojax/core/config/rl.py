@@ -2,16 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from isojax.core.config.section import Fraction, Section
+from isojax.core.config.section import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 class CriticConfig(Section):
     """PPO's critic: a copy of the base policy with one output per token, trained on returns by an AdamW of its own."""
 
     learning_rate: PositiveFloat = 1e-3  # of the critic
-    warmup: int = Field(default=0, ge=0)  # updates at the start of a run in which the critic alone is trained
+    warmup: NonNegativeInt = 0  # updates at the start of a run in which the critic alone is trained
     gamma: Fraction = 1.0  # the discount of rewards
     gae_lambda: Fraction = 1.0  # the weight of later steps in generalised advantage estimation (arXiv:1506.02438)
     clip: PositiveFloat = 0.2  # how far a value may move from what it was before the update

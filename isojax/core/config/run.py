@@ -1,8 +1,8 @@
 """`run`: where and how to run. It changes no result and is not hashed."""
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field
 
-from isojax.core.config.section import Section
+from isojax.core.config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 class ProcessGroupConfig(Section):

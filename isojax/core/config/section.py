@@ -1,13 +1,28 @@
-"""The base of every section of a config."""
+"""The base of every section of a config, and the numbers that it may hold."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from isojax.core.limits import MAX_SETTING
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_SETTING)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_SETTING)]
+PositiveFloat = Annotated[float, Field(gt=0, le=MAX_SETTING)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_SETTING)]
 
 
 class Section(BaseModel):
     """A frozen section; an unknown key is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @field_validator("*")
+    @classmethod
+    def _check_texts(cls, value: Any) -> Any:
+        items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, tuple) else [value]
+        if any(isinstance(item, str) and "\0" in item for item in items):
+            raise PydanticCustomError("nul_character", "text without NUL characters")
+        return value

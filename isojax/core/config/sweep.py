@@ -4,14 +4,17 @@ import math
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, VerifierConfig
 from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
 from isojax.core.config.rl import RLConfig
-from isojax.core.config.section import Section
+from isojax.core.config.section import NonNegativeInt, PositiveInt, Section
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COUNT, MAX_EVALUATIONS, MAX_SETTING
+
+Rollouts = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 
 # Settings of a sweep that the planner chooses once, where they are null, and that are stored with the sweep.
 AUTOSIZED_SETTINGS = (
@@ -33,9 +36,9 @@ class EvalConfig(Section):
     extra: dict[str, str] = Field(default_factory=dict)
     # At most so many training problems, the same for all cells, are evaluated each time too, and their correct rollouts
     # recorded, which shows how training moves single problems (the paper's Figs. 11 and 27).
-    panel: int = Field(default=0, ge=0)
-    start: Annotated[float, Field(ge=1)] = 1024  # the first C, in rollouts
-    ratio: Annotated[float, Field(gt=1)] = 1.3  # of one C to the next
+    panel: NonNegativeInt = 0
+    start: Annotated[float, Field(ge=1, le=MAX_COUNT)] = 1024  # the first C, in rollouts
+    ratio: Annotated[float, Field(gt=1, le=MAX_SETTING)] = 1.3  # of one C to the next
 
     @field_validator("extra")
     @classmethod
@@ -53,6 +56,11 @@ class EvalConfig(Section):
             raise InputError(
                 f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise"
                 " the budget, or lower the start."
+            )
+        if (steps := math.log(budget / self.start) / math.log(self.ratio)) > MAX_EVALUATIONS:
+            raise InputError(
+                f"cell.eval.ratio = {self.ratio} takes {steps:.3g} steps from cell.eval.start = {self.start} to"
+                f" sweep.budget = {budget}, expected at most {MAX_EVALUATIONS:,}; usual is 1.3."
             )
         targets, k = [0], 0
         while (target := math.ceil(round(self.start * self.ratio**k, 6))) <= budget:
@@ -86,7 +94,7 @@ class SweepConfig(Section):
     over_B_max: Literal["refuse", "drop"] = "refuse"  # beyond B_max: refuse the sweep, or drop the pair
     seeds: Annotated[int, Field(ge=1, le=1000)] = 1  # runs of each pair; their seeds are 1000 * seed + 0, 1, ...
     seed: int = Field(default=0, ge=0, le=2_000_000)  # of the sweep
-    budget: PositiveInt = 250_000  # C of each cell, in rollouts
+    budget: Rollouts = 250_000  # C of each cell, in rollouts
     decode_slots: PositiveInt | None = None  # R, rollouts that a shard samples at a time
     microbatch: PositiveInt | None = None  # m, rollouts per shard in one forward and backward pass
     prefill_batch: PositiveInt | None = None  # g, problems that a shard prefills at once
@@ -99,7 +107,7 @@ class SweepConfig(Section):
     remat: Literal["none", "layer"] = "none"
     # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain.
     strategy: Literal["grid", "adaptive"] = "grid"
-    total_rollouts: PositiveInt | None = None  # of the adaptive strategy; null: half of what the grid takes
+    total_rollouts: Rollouts | None = None  # of the adaptive strategy; null: half of what the grid takes
 
 
 def require_lengths(cell: CellConfig) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from isojax.core import registry
 from isojax.core.config import RopeScaling
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_LAYERS, MAX_SETTING, MAX_VOCAB, MAX_WIDTH
 
 LAYER_PREFIX = "model.layers.{layer}."
 TENSOR_NAMES = {
@@ -32,6 +33,7 @@ QK_NORM_TENSOR_NAMES = {
     "blocks.key_norm": LAYER_PREFIX + "self_attn.k_norm.weight",
 }
 DEFAULT_ROPE = {"rope_theta": 10_000.0}  # transformers' own, where a config.json has none (Llama 1 and 2)
+MAX_SIZES = {"num_hidden_layers": MAX_LAYERS, "vocab_size": MAX_VOCAB, "original_max_position_embeddings": MAX_SETTING}
 FIX = "Correct the file, or fetch it again."
 
 
@@ -117,15 +119,16 @@ def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason
 
 def read_size(config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = "") -> int:
     value = default if config_json.get(key) is None else config_json[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise _invalid_value(config_json, key, section, "a whole number, at least 1")
+    most = MAX_SIZES.get(key, MAX_WIDTH)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise _invalid_value(config_json, key, section, f"a whole number, at least 1 and at most {most:,}")
     return value
 
 
 def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> float:
     value = config_json.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
-        raise _invalid_value(config_json, key, section, "a number above 0")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SETTING:
+        raise _invalid_value(config_json, key, section, f"a number above 0, at most {MAX_SETTING:,}")
     return float(value)
 
 

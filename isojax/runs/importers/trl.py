@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import parse_json, read_lines
+from isojax.core.table_files import read_json
 from isojax.core.tabular import DataRow
 from isojax.runs.logs.column_map import SAME_NAME_FIELDS
 from isojax.runs.logs.log_table import LogTable, check_log_file
@@ -59,7 +59,7 @@ def read(path: Path) -> list[LogTable]:
     """A trainer_state.json, a checkpoint's folder, or an output folder (its last checkpoint), as one run."""
     file = _state_file(path)
     check_log_file(file)
-    state = parse_json("".join(line for _, line in read_lines(file)), file)
+    state = read_json(file)
     history = state.get("log_history") if isinstance(state, dict) else None
     if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
         raise InputError(f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, from a checkpoint.")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
-from isojax.core.table_files import object_row, parse_json, read_lines, read_objects
+from isojax.core.table_files import object_row, read_json, read_objects
 from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import InMemorySource, rows_to_problems
 
@@ -22,7 +22,7 @@ def source(argument: str, data: DataConfig) -> InMemorySource:
 
 def _read_list(path: Path) -> Iterator[DataRow]:
     """The objects of a file that holds one list of them."""
-    items = parse_json("".join(text for _, text in read_lines(path)), path)
+    items = read_json(path)
     if not isinstance(items, list):
         raise InputError(
             f"{path}, line 1: given a {type(items).__name__}, expected a list of objects; name a file of lines .jsonl."

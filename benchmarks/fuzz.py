@@ -1,0 +1,226 @@
+"""Thousands of spoilt inputs, given to the command line: arguments, configs, ledgers, logs of every importer, models,
+GGUF files, problems, checkpoints and tables (fuzz_inputs.py). None may end with a traceback or a signal, with an exit
+code other than 0 and 2, take more than a gigabyte or 20 s, or be refused after something was written.
+
+    python benchmarks/fuzz.py                     3,000 attempts, whose seed is the commit's hash
+    python benchmarks/fuzz.py --replay 1234       one of them again: its words, its files and what the command says
+
+Every command is a fork of a process that has imported everything, which says the same as a process of its own and
+saves three seconds of imports. Seconds are of processor time, of its children too: what else the machine does changes
+nothing. The exit code is 1 where an attempt failed."""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what it spoils is made by tests/
+os.environ.update(JAX_PLATFORMS="cpu", COLUMNS="200", NO_COLOR="1", TRANSFORMERS_NO_ADVISORY_WARNINGS="1")
+os.environ["GLIBC_TUNABLES"] = ""  # a fork does not restart itself (core/machine.py)
+
+from fuzz_inputs import KINDS, make_corpus
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+MAX_BYTES, MAX_SECONDS = 10**9, 20.0
+MAX_WALL_SECONDS = 120.0  # after which a command that waits, or that a busy machine starves, is killed
+HARD_BYTES = 4 * 2**30  # what a command may write to before the kernel refuses it
+COMMANDS = (
+    "compare", "difficulty", "fit", "fit_curve", "fit_law", "launch", "lr_search", "model", "recommend", "records",
+    "report", "status", "train",
+)  # fmt: skip
+MODULES = (
+    "isojax.cli.app", "isojax.launch.local.local_runner", "isojax.launch.local.describe_model", "isojax.train.loop",
+    "isojax.train.export_policy", "isojax.models.gguf", "isojax.launch.lr_search", "gguf", "transformers",
+    *(f"isojax.cli.commands.{name}_command" for name in COMMANDS),
+)  # fmt: skip
+
+
+class Result(NamedTuple):
+    """What a command did."""
+
+    attempt: int
+    kind: str
+    words: list[str]
+    code: int
+    seconds: float  # of processor time
+    megabytes: float
+    failure: str  # empty where all is as it should be
+
+
+def tree_hash(folder: Path) -> str:
+    """A hash of the names and bytes below a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        digest.update(f"{path.relative_to(folder)}\0".encode(errors="surrogateescape"))
+        digest.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"/")
+    return digest.hexdigest()
+
+
+def run_command(words: list[str], folder: Path, output: Path) -> int:
+    """In the fork: the command in the folder, what it says in a file; its exit code."""
+    os.setpgid(0, 0)
+    os.chdir(folder)
+    resource.setrlimit(resource.RLIMIT_DATA, (HARD_BYTES, HARD_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for number, path in enumerate(("/dev/null", output, output)):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
+    sys.argv = ["isojax", *words]
+    try:
+        sys.modules["isojax.cli.app"].main()
+    except SystemExit as e:
+        return e.code if isinstance(e.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    return 1
+
+
+def judge(code: int, timed_out: bool, seconds: float, size: float, text: str, unchanged: bool) -> str:
+    """What is wrong; empty where nothing is."""
+    last_line = (text.strip().splitlines() or [""])[-1][:200]
+    if timed_out:
+        return f"took over {MAX_WALL_SECONDS:g} s of wall clock"
+    if "Traceback (most recent call last)" in text:
+        places = [line.strip() for line in text.splitlines() if line.startswith('  File "')]
+        return f"traceback: {last_line} ({places[-1] if places else '?'})"
+    if code not in (0, 2):
+        return f"exit code {code}: {last_line}"
+    if seconds > MAX_SECONDS:
+        return f"{seconds:.0f} s of processor time"
+    if size > MAX_BYTES:
+        return f"{size / 1e6:.0f} MB"
+    if code == 2 and not text.strip():
+        return "a refusal without a message"
+    return "" if unchanged or code == 0 else "a refusal that wrote something"
+
+
+def attempt(number: int, seed: str, corpus: Path) -> Result:
+    """One attempt, in a folder of its own."""
+    rng = random.Random(f"{seed} {number}")
+    kind = list(KINDS)[number % len(KINDS)]
+    with tempfile.TemporaryDirectory() as temp:
+        folder, output = Path(temp) / "work", Path(temp) / "output"
+        folder.mkdir()
+        words = KINDS[kind](rng, corpus, folder)
+        before, start = tree_hash(folder), time.monotonic()
+        pid = os.fork()
+        if not pid:
+            os._exit(run_command(words, folder, output))
+        timed_out = False
+        while not (ended := os.wait4(pid, os.WNOHANG))[0]:
+            if time.monotonic() - start > MAX_WALL_SECONDS:
+                timed_out = True
+                os.killpg(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        _, status, usage = ended
+        code, size, seconds = os.waitstatus_to_exitcode(status), 1024 * usage.ru_maxrss, usage.ru_utime + usage.ru_stime
+        text = output.read_text(errors="replace") if output.exists() else ""
+        failure = judge(code, timed_out, seconds, size, text, tree_hash(folder) == before)
+    return Result(number, kind, words, code, seconds, size / 1e6, failure)
+
+
+def work(numbers: range, seed: str, corpus: Path) -> None:
+    """A worker: imports everything, and prints the result of each attempt as a line."""
+    for module in MODULES:
+        __import__(module)
+    for number in numbers:
+        print(json.dumps(attempt(number, seed, corpus)), flush=True)
+
+
+def run_attempts(numbers: range, workers: int, seed: str, corpus: Path) -> list[Result]:
+    """The results of all attempts in their order, a progress bar meanwhile."""
+    results: list[Result] = []
+
+    def follow(share: range) -> None:
+        words = map(str, ("--seed", seed, "--corpus", corpus, "--share", share.start, share.stop, share.step))
+        with subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True) as worker:
+            for line in worker.stdout or ():
+                results.append(Result(*json.loads(line)))
+                progress.advance(task)
+                if results[-1].failure:
+                    progress.console.print(f"attempt {results[-1].attempt}: {results[-1].failure}", markup=False)
+        if worker.returncode:
+            raise SystemExit(f"a worker ended with exit code {worker.returncode}")
+
+    with Progress(console=Console(stderr=True)) as progress, ThreadPoolExecutor(workers) as pool:
+        task = progress.add_task("fuzzing", total=len(numbers))
+        list(pool.map(follow, [numbers[i::workers] for i in range(workers)]))
+    return sorted(results)
+
+
+def replay(number: int, seed: str, corpus: Path) -> None:
+    """Make an attempt's folder, which stays, run the command in a process of its own and show what it says."""
+    folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{number}-"))
+    words = list(KINDS.values())[number % len(KINDS)](random.Random(f"{seed} {number}"), corpus, folder)
+    print(json.dumps({"folder": str(folder), "words": words}), flush=True)
+    command = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    call = [sys.executable, "-c", command, *words]
+    sys.exit(subprocess.run(call, cwd=folder, env=environment, check=False).returncode)
+
+
+def print_results(console: Console, results: list[Result], seed: str) -> None:
+    """A line for each kind of input, then each failure."""
+    table = Table(title=f"{len(results):,} attempts, seed {seed[:12]}", title_justify="left")
+    for column in ("input", "attempts", "refused", "accepted", "failures", "most s", "most MB"):
+        table.add_column(column, justify="left" if column == "input" else "right")
+    by_kind: dict[str, list[Result]] = defaultdict(list)
+    for result in results:
+        by_kind[result.kind].append(result)
+    for kind, group in by_kind.items():
+        refused, accepted = (sum(r.code == code for r in group) for code in (2, 0))
+        most = (f"{max(r.seconds for r in group):.1f}", f"{max(r.megabytes for r in group):.0f}")
+        table.add_row(kind, *map(str, (len(group), refused, accepted, sum(bool(r.failure) for r in group))), *most)
+    console.print(table)
+    for result in results:
+        if result.failure:
+            words = " ".join(word[:80] for word in result.words)
+            console.print(f"attempt {result.attempt} ({result.kind}): {result.failure}\n  {words!r}", markup=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attempts", type=int, default=3000)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first attempt")
+    parser.add_argument("--seed", help="any text; the commit's hash where it is not given")
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    parser.add_argument("--corpus", type=Path, help="a folder for the unspoilt files, made where it is missing")
+    parser.add_argument("--replay", type=int, metavar="ATTEMPT", help="repeat one attempt and show what it says")
+    parser.add_argument("--share", type=int, nargs=3, help=argparse.SUPPRESS)  # of a worker: its attempts as a range
+    arguments = parser.parse_args()
+    repository = Path(__file__).resolve().parents[1]
+    seed = arguments.seed or subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as temp:
+        corpus = (arguments.corpus or Path(temp) / "corpus").absolute()
+        if not corpus.exists():
+            make_corpus(corpus)
+        if arguments.replay is not None:
+            replay(arguments.replay, seed, corpus)
+        if arguments.share is not None:
+            work(range(*arguments.share), seed, corpus)
+            return
+        numbers = range(arguments.first, arguments.first + arguments.attempts)
+        results = run_attempts(numbers, arguments.workers, seed, corpus)
+    print_results(Console(), results, seed)
+    failures = sum(bool(result.failure) for result in results)
+    print(json.dumps({"seed": seed, "attempts": len(results), "failures": failures,
+                      "seconds": round(time.monotonic() - start)}))  # fmt: skip
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""How large an input may be. What is larger is refused by the reader of it, in a message that names the limit
+(docs/faults.md lists them)."""
+
+from typing import Any
+
+MAX_LINE_BYTES = 8 * 2**20  # of a line of a text file
+MAX_DOCUMENT_BYTES = 32 * 2**20  # of a file that holds one JSON value
+MAX_DEPTH = 64  # lists and objects within each other
+MAX_COLUMNS = 4096  # of a table
+MAX_YAML_BYTES = 2**17  # of a config
+MAX_COUNT = 10**15  # of a whole number; float64 holds all of them exactly
+MAX_NUMBER = 1e30  # of the size of any other number
+MAX_SETTING = 10**9  # of a number in a config
+MAX_LAYERS = 1000
+MAX_WIDTH = 2**20  # of an axis of a model's weights
+MAX_VOCAB = 2**22
+MAX_EVALUATIONS = 10_000  # values of the grid of C that the runs of a sweep are evaluated at
+MAX_CELLS = 10_000  # cells of a sweep
+MAX_REPLICATES = 10_000  # of a fit
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether lists and objects are within each other more than MAX_DEPTH times."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        containers = [node for node in level if isinstance(node, dict | list)]
+        level = [child for node in containers for child in (node.values() if isinstance(node, dict) else node)]
+        if not level:
+            return False
+    return any(isinstance(node, dict | list) for node in level)

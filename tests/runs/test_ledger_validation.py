@@ -1,0 +1,81 @@
+"""One validation of a ledger, by whatever reads or writes it: what no run can measure is refused with its line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.runs.ledger import latest_point, read_run, read_runs, read_timing, write_run
+from isojax.scaling.checks.ledger_check import check_ledgers
+
+POINT = EvalPoint(64, 4, 64, 100, {"avg@4": 0.5, "hard/best@2": 0.25}, (0, 4, 2), 4, {"reward": 0.5}, {"hard": (1, 4)})
+POINTS = {
+    "avg@4 = 7": ({"metrics": {"avg@4": 7}}, r"avg@4 is 7.*at most 1\)"),
+    "a set's metric below 0": ({"metrics": {"avg@4": 0.5, "hard/best@2": -0.1}}, r"hard/best@2 is -0\.1"),
+    "a metric of 1e308": ({"metrics": {"worst@4": 1e308}}, r"worst@4 is 1e\+308"),
+    "a metric that is NaN": ({"metrics": {"avg@4": float("nan")}}, "avg@4 is nan"),
+    "counts above samples": ({"counts": [0, 5, 2]}, r"counts is 5.*at most 4\)"),
+    "counts of a set above samples": ({"extra": {"hard": [9]}}, "counts is 9"),
+    "negative counts": ({"counts": [-1]}, "counts is -1"),
+    "negative samples": ({"samples": -4, "counts": [], "extra": {}}, "samples is -4"),
+    "tokens beyond int64": ({"tokens": 10**30}, "tokens is"),
+    "rollouts of 5,000 digits": ({"rollouts": "@"}, "line 2"),
+    "a metric nested 3,000 deep": ({"metrics": "@@"}, "line 2"),
+}
+HEADERS: dict[str, dict[str, Any]] = {
+    "schema 99": {"schema": 99}, "no schema": {"schema": None}, "n = -4": {"n": -4}, "B_p = 0": {"B_p": 0},
+    "a seed below 0": {"seed": -1}, "n as text": {"n": "4"}, "n beyond int64": {"n": 10**30}, "n = true": {"n": True},
+}  # fmt: skip
+
+
+def ledger(folder: Path, header: dict[str, Any] | None = None, point: dict[str, Any] | None = None) -> Path:
+    """A cell's folder with one evaluation, some of its values replaced; @ and @@ by what json.dumps cannot write."""
+    write_run(folder, RunRecord(Cell(4, 4, 0), (POINT,)))
+    rows = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+    rows[0] |= header or {}
+    rows[1] |= point or {}
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    text = text.replace('"@@"', "[" * 3000 + "]" * 3000).replace('"@"', "9" * 5000)
+    (folder / "records.jsonl").write_text(text)
+    return folder
+
+
+def test_what_a_run_measures_is_accepted(tmp_path: Path) -> None:
+    folder = ledger(tmp_path / "cell")
+    assert read_run(folder).points == (POINT,) and latest_point(folder)[0] == POINT
+
+
+@pytest.mark.parametrize("case", POINTS)
+def test_points(tmp_path: Path, case: str) -> None:
+    changed, message = POINTS[case]
+    folder = ledger(tmp_path / "cell", point=changed)
+    for read in (read_run, lambda f: read_runs([f]), latest_point):
+        with pytest.raises(InputError, match=message):
+            read(folder)
+    (error,) = check_ledgers([folder]).errors
+    assert "line 2" in error
+    if "@" not in str(changed.values()):
+        point = replace(POINT, **{k: tuple(v) if isinstance(v, list) else v for k, v in changed.items()})
+        with pytest.raises(InputError, match="is not an evaluation"):
+            write_run(tmp_path / "new", RunRecord(Cell(4, 4, 0), (point,), "log.csv"))
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("case", HEADERS)
+def test_headers(tmp_path: Path, case: str) -> None:
+    folder = ledger(tmp_path / "cell", HEADERS[case])
+    with pytest.raises(InputError, match=r"line 1: the cell header .* needs schema = 1, B_p and n from 1"):
+        read_run(folder)
+    assert "needs schema = 1" in check_ledgers([folder]).errors[0]
+
+
+def test_times_of_any_size_are_times_or_none(tmp_path: Path) -> None:
+    for value in ("1e999", "9" * 4000, "[]", "NaN"):
+        (tmp_path / "timing.jsonl").write_text(f'{{"kind": "timing", "target": 8, "seconds": 1, "devices": {value}}}\n')
+        assert read_timing(tmp_path) in ({}, {8: (1.0, int(value) if value.isdigit() else 0)})
