@@ -98,7 +98,9 @@ def test_one_n_is_flagged_not_refused(fit):
 def test_a_run_to_run_spread_of_all_there_is(fit):
     code, out, err = fit(None, (2, 8), "--run-sd", "1")
     assert (
-        (code, out) == (2, "") and err.startswith("error: ") and "expected replicates >= 0 and 0 <= run_sd < 1" in err
+        (code, out) == (2, "")
+        and err.startswith("error: ")
+        and "expected replicates from 0 to 10,000, and 0 <= run_sd < 1" in err
     )
 
 
