@@ -1,10 +1,14 @@
 """Ends all processes of one run when one of them ends early, and says which: the others would wait forever.
 
-Each process has a watchdog, a process of its own; those of the others connect to that of process 0. A broken connection
-means a dead process. A process that ends well sends BYE first; one that ends by an error sends FAILED, and the others,
-which may meet the same error, have GRACE_SECONDS to end by themselves.
+Each process has a watchdog, a process of its own; those of the others connect to that of process 0, and begin with the
+run's token. A broken connection means a dead process. A process that ends well sends BYE first; one that ends by an
+error sends FAILED, and the others, which may meet the same error, have GRACE_SECONDS to end by themselves.
+
+Connections without the token mean nothing: process 0 sends them nothing, and drops them at their first line, after
+HELLO_TIMEOUT, or where more than MAX_STRANGERS wait. Once all watchdogs are there, nothing listens any more.
 """
 
+import hmac
 import json
 import os
 import selectors
@@ -25,8 +29,14 @@ KEEPALIVE_INTERVAL = 5  # seconds between probes
 KEEPALIVE_PROBES = 3  # unanswered probes until the connection breaks
 LOSS_REPORT_TIMEOUT = 3.0  # seconds to wait for the news that process 0 has died, where that has ended this process
 GRACE_SECONDS = 5.0  # seconds that a parent has to end by itself before it is killed
-# What watchdogs send, each with the name of a process; a parent sends its watchdog BYE or FAILED.
-LOST, BYE, FAILED, NAME = "lost", "bye", "failed", "name"
+HELLO_TIMEOUT = 10.0  # seconds until a connection must have shown the token
+MAX_STRANGERS = 32  # connections that have not; the oldest gives way to the next
+MAX_LINE_BYTES = 4096
+SEND_TIMEOUT = 5.0  # seconds
+TOKEN_VARIABLE = "ISOJAX_WATCHDOG_TOKEN"  # of the environment, which other users cannot read, as they can arguments
+# What watchdogs send, each with the name of a process; a parent sends its watchdog BYE or FAILED. HELLO has the token
+# and the name.
+LOST, BYE, FAILED, NAME, HELLO = "lost", "bye", "failed", "name", "hello"
 
 
 class WatchdogClient:
@@ -36,19 +46,23 @@ class WatchdogClient:
         num_processes: int,
         address: str,
         port: int,
+        token: str,
         listener: socket.socket | None,
         on_peer_lost: Callable[[], None],
     ):
-        """`listener`: the socket of process 0 at `address` and `port`. `on_peer_lost` is called in a thread."""
+        """`token`: a secret of the run's processes. `listener`: the socket of process 0 at `address` and `port`.
+        `on_peer_lost` is called in a thread."""
         name = f"process {process_id} of {num_processes} (on {socket.gethostname()}, pid {os.getpid()})"
         passed_fds = () if listener is None else (listener.fileno(),)
-        arguments = {"name": name, "address": address, "port": port, "listener": next(iter(passed_fds), None)}
+        arguments = {"name": name, "address": address, "port": port, "num_peers": num_processes - 1}
+        arguments["listener"] = next(iter(passed_fds), None)
         self._watchdog = subprocess.Popen(
             [sys.executable, "-m", "isojax.launch.watchdog", json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=passed_fds,
             start_new_session=True,
+            env={**os.environ, TOKEN_VARIABLE: token},
         )
         threading.Thread(target=self._wait_for_loss, args=(on_peer_lost,), daemon=True, name="watchdog").start()
 
@@ -72,13 +86,15 @@ class WatchdogPeer:
     def __init__(self, connection: socket.socket):
         self.connection, self.name, self.said_goodbye = connection, "", False
         self._buffer = b""
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.settimeout(SEND_TIMEOUT)
+        with suppress(OSError):  # where the other end has gone already
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def receive(self) -> list[tuple[str, str]] | None:
-        """The messages that have arrived; None where the other end is gone."""
+        """The messages that have arrived; None where the other end is gone, or sends what no watchdog does."""
         try:
             data = self.connection.recv(65536)
         except OSError:
@@ -86,6 +102,8 @@ class WatchdogPeer:
         if not data:
             return None
         *lines, self._buffer = (self._buffer + data).split(b"\n")
+        if max(map(len, [*lines, self._buffer])) > MAX_LINE_BYTES:
+            return None
         messages = [line.decode(errors="replace").partition(" ") for line in lines]
         return [(kind, name) for kind, _, name in messages]
 
@@ -96,26 +114,55 @@ class WatchdogPeer:
 
 
 class Watchdog:
-    def __init__(self, name: str, address: str, port: int, listener: int | None):
-        self.name, self.parent_pid = name, os.getppid()
+    def __init__(self, name: str, address: str, port: int, listener: int | None, num_peers: int):
+        """`listener`: the descriptor of the socket to which all `num_peers` other watchdogs connect."""
+        self.name, self.parent_pid, self.token = name, os.getppid(), os.environ[TOKEN_VARIABLE]
+        self.missing_peers = num_peers
+        self.strangers: dict[WatchdogPeer, float] = {}  # connections without the token yet, and when they end
         self.selector = selectors.DefaultSelector()
         self.peers: list[WatchdogPeer] = []
         self.listener: socket.socket | None = None
         self.first_failure: tuple[str, float] | None = None  # who failed first, and when this parent has to have ended
         self.selector.register(sys.stdin.fileno(), selectors.EVENT_READ, None)
         if listener is None:
-            connection = socket.create_connection((address, port), timeout=60)
-            connection.settimeout(None)
-            self._add_peer(connection)
+            peer = WatchdogPeer(socket.create_connection((address, port), timeout=60))
+            peer.send(HELLO, f"{self.token} {self.name}")
+            self.peers.append(peer)
+            self.selector.register(peer.connection, selectors.EVENT_READ, peer)
         else:
             self.listener = socket.socket(fileno=listener)
+            self.listener.setblocking(False)
             self.selector.register(self.listener, selectors.EVENT_READ, self.listener)
 
-    def _add_peer(self, connection: socket.socket) -> None:
-        peer = WatchdogPeer(connection)
-        peer.send(NAME, self.name)
-        self.peers.append(peer)
-        self.selector.register(peer.connection, selectors.EVENT_READ, peer)
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):  # it has gone, or no descriptor is free
+            stranger = WatchdogPeer(listener.accept()[0])
+            if len(self.strangers) >= MAX_STRANGERS:
+                self._drop(next(iter(self.strangers)))
+            self.strangers[stranger] = time.monotonic() + HELLO_TIMEOUT
+            self.selector.register(stranger.connection, selectors.EVENT_READ, stranger)
+
+    def _drop(self, stranger: WatchdogPeer) -> None:
+        del self.strangers[stranger]
+        self.selector.unregister(stranger.connection)
+        stranger.connection.close()
+
+    def _admit(self, stranger: WatchdogPeer, kind: str, text: str) -> bool:
+        """Make a peer of a connection whose first message has the token."""
+        token, _, name = text.partition(" ")
+        if kind != HELLO or not hmac.compare_digest(token.encode(), self.token.encode()):
+            return False
+        del self.strangers[stranger]
+        stranger.name = name
+        self.peers.append(stranger)
+        self.missing_peers -= 1
+        if not self.missing_peers and self.listener is not None:
+            for other in list(self.strangers):
+                self._drop(other)
+            self.selector.unregister(self.listener)
+            self.listener.close()
+        stranger.send(NAME, self.name)
+        return True
 
     def run(self) -> None:
         """Watch until the parent has ended, or has to end."""
@@ -126,15 +173,24 @@ class Watchdog:
                 elif key.data is None:
                     message = os.read(sys.stdin.fileno(), 64).decode()
                     return self._announce_end(message or LOST)
-                elif self.listener is not None:
-                    self._add_peer(self.listener.accept()[0])
+                elif self.missing_peers:
+                    self._accept(key.data)
+            for stranger in [s for s, deadline in self.strangers.items() if time.monotonic() > deadline]:
+                self._drop(stranger)
             if os.getppid() != self.parent_pid:  # the parent is gone, though another process holds its pipe
                 return self._announce_end(LOST)
             if self.first_failure is not None and time.monotonic() > self.first_failure[1]:
                 self._end_parent(self.first_failure[0])
 
     def _receive(self, peer: WatchdogPeer) -> None:
+        if peer not in self.peers and peer not in self.strangers:
+            return  # dropped since the selector returned
         messages = peer.receive()
+        if peer in self.strangers:
+            if messages is None or (messages and not self._admit(peer, *messages.pop(0))):
+                return self._drop(peer)
+            if not messages:
+                return None
         for kind, name in messages or ():
             if kind == NAME:
                 peer.name = name
@@ -151,7 +207,7 @@ class Watchdog:
         if messages is None:
             self.selector.unregister(peer.connection)
             self.peers.remove(peer)
-            if peer.name and not peer.said_goodbye:  # without a name it was a port scanner, not a watchdog
+            if peer.name and not peer.said_goodbye:
                 self._end_parent(peer.name)
 
     def _announce_end(self, end_kind: str) -> None:

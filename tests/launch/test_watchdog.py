@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from isojax.launch.watchdog import GRACE_SECONDS
+from isojax.launch import watchdog
+from isojax.launch.local.join_processes import listen_narrowly
+from isojax.launch.watchdog import GRACE_SECONDS, MAX_STRANGERS, TOKEN_VARIABLE
 
 # A process of a run that hangs, as in a collective, until it receives how to go on.
 MEMBER = """
@@ -22,7 +26,8 @@ from isojax.launch.watchdog import WatchdogClient
 process, port = int(sys.argv[1]), int(sys.argv[2])
 listener = socket.socket(fileno=int(sys.argv[3])) if sys.argv[3] else None
 leave = (lambda: None) if sys.argv[4] == "deaf" else (lambda: os._exit(1))
-watch = WatchdogClient(process, 3, "127.0.0.1", port, listener, leave)
+watch = WatchdogClient(process, 3, "127.0.0.1", port, "run-secret", listener, leave)
+listener and listener.close()
 print(watch._watchdog.pid, flush=True)
 how = sys.stdin.readline().strip()
 if how in ("well", "failed"):
@@ -35,12 +40,13 @@ os.abort() if how == "abort" else time.sleep(60)
 class Run:
     """Three processes with watchdogs."""
 
-    def __init__(self, folder: Path, deaf: int = -1):
-        listener = socket.create_server(("", 0))
+    def __init__(self, folder: Path, deaf: int = -1, processes: int = 3):
+        listener = socket.create_server(("127.0.0.1", 0))
         port, fd = listener.getsockname()[1], listener.fileno()
-        self.errors = [folder / f"error{i}" for i in range(3)]
+        self.port = port
+        self.errors = [folder / f"error{i}" for i in range(processes)]
         self.members: list[subprocess.Popen[str]] = []
-        for i in range(3):
+        for i in range(processes):
             words = [str(i), str(port), str(fd) if i == 0 else "", "deaf" if i == deaf else ""]
             with self.errors[i].open("w") as error:
                 command, fds = [sys.executable, "-c", MEMBER, *words], (fd,) if i == 0 else ()
@@ -135,15 +141,105 @@ def test_an_error_of_all_is_reported_once_by_each(tmp_path: Path) -> None:
 def test_a_watchdog_that_process_0_does_not_answer_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
-    inputs = {"name": "process 1 of 2", "address": "127.0.0.1", "port": port, "listener": None}
+    inputs = {"name": "process 1 of 2", "address": "127.0.0.1", "port": port, "listener": None, "num_peers": 1}
     done = subprocess.run(
         [sys.executable, "-m", "isojax.launch.watchdog", json.dumps(inputs)],
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, TOKEN_VARIABLE: "run-secret"},
     )
     assert (
         done.returncode == 1
         and done.stderr.startswith("warning: process 1 of 2 does not reach")
         and done.stderr.count("\n") == 1
     )
+
+
+STRANGE = [
+    b"lost process 1 of 3\n",
+    b"name process 1 of 3\nlost process 1 of 3\n",
+    b"hello wrong process 1 of 3\nfailed process 1 of 3\n",
+    b"hello run-secre\xc3\xa9 process 1 of 3\nfailed process 1 of 3\n",
+    b"hello\n\n\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x16\x03\x01\x00\xff" + bytes(range(256)) * 300,
+    b"x" * 5_000_000,
+    b"lost",
+    b"",
+]
+
+
+def connect(port: int, data: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", port), timeout=5)
+    with contextlib.suppress(OSError):  # dropped meanwhile
+        connection.sendall(data)
+    return connection
+
+
+def test_strangers_are_dropped_and_change_nothing(tmp_path: Path) -> None:
+    """Two of three processes are there, so process 0 listens still."""
+    with Run(tmp_path, processes=2) as run:
+        for pid in run.watchdogs:
+            assert b"run-secret" not in Path(f"/proc/{pid}/cmdline").read_bytes()  # which everyone may read
+        strangers = [connect(run.port, data) for data in STRANGE]
+        flood = [connect(run.port) for _ in range(2 * MAX_STRANGERS)]
+        for stranger in (*strangers, *flood[:MAX_STRANGERS]):
+            with contextlib.suppress(ConnectionResetError):
+                assert stranger.recv(100) == b""  # process 0 says nothing to them, and ends the connection
+        assert [member.poll() for member in run.members] == [None, None]
+        assert not any(error.read_text() for error in run.errors)
+        late = connect(run.port, b"hello run-secret process 2 of 3 (late)\n")
+        assert late.recv(100).startswith(b"name process 0 of 3")
+        with pytest.raises(ConnectionRefusedError):  # all are there: nothing listens any more
+            connect(run.port)
+        late.close()
+        assert run.codes(GRACE_SECONDS + 5) == [1, 1] and "process 2 of 3 (late) ended" in run.said(0)
+        for connection in (*strangers, *flood):
+            connection.close()
+
+
+def test_a_hello_in_pieces_is_a_hello(tmp_path: Path) -> None:
+    with Run(tmp_path, processes=2) as run:
+        late = connect(run.port, b"hello run-")
+        time.sleep(0.2)
+        late.sendall(b"secret process 2 of 3\nbye process 2 of 3\n")
+        assert late.recv(100).startswith(b"name process 0 of 3")
+        late.close()
+        for i in (0, 1):
+            run.tell(i, "well")
+        assert run.codes(5) == [0, 0]
+
+
+def test_a_silent_stranger_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "run-secret")
+    monkeypatch.setattr(watchdog, "HELLO_TIMEOUT", 0.1)
+    listener = socket.create_server(("127.0.0.1", 0))
+    read, write = os.pipe()
+    with os.fdopen(read) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        guard = watchdog.Watchdog("process 0 of 2", "127.0.0.1", 0, listener.detach(), num_peers=1)
+        assert guard.listener is not None
+        watching = threading.Thread(target=guard.run)
+        watching.start()
+        with guard.listener, connect(guard.listener.getsockname()[1]) as silent:
+            assert silent.recv(1) == b""
+            os.write(write, watchdog.BYE.encode())
+            os.close(write)
+            watching.join(5)
+            assert not watching.is_alive()
+            guard.selector.close()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "bound"),
+    [
+        ({"127.0.0.1"}, "127.0.0.1"),
+        ({"127.0.0.1", "127.0.0.2"}, "0.0.0.0"),
+        ({"192.0.2.7"}, "0.0.0.0"),
+        ({""}, "0.0.0.0"),
+    ],
+)
+def test_process_0_listens_at_the_narrowest_address(addresses: set[str], bound: str) -> None:
+    with listen_narrowly(addresses) as listener:
+        assert listener.getsockname()[0] == bound

@@ -1,10 +1,11 @@
 """The processes of one run, brought together by jax.distributed; what ends one of them ends all (watchdog.py)."""
 
 import os
+import secrets
 import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,13 @@ import jax
 from jax._src import distributed as jax_distributed
 
 from isojax.core.errors import InputError
+from isojax.core.machine import network_id
 from isojax.distributed import multiprocess
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
 from isojax.launch.watchdog import WatchdogClient
 
 JOIN_TIMEOUT = 120  # seconds within which all processes must have started
+LOOPBACK, ANY_ADDRESS = "127.0.0.1", "0.0.0.0"
 HEARTBEAT_TIMEOUT = 40  # seconds without a sign of a process until JAX ends the others
 
 
@@ -32,6 +35,7 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
             "coordinator_address": process_group.coordinator,
             "num_processes": process_group.num_processes,
             "process_id": process_group.process_id,
+            "coordinator_bind_address": _narrow_bind_address(process_group.coordinator),
         }
     if not process_group.detect_cluster:
         init_args["cluster_detection_method"] = "deactivate"
@@ -66,18 +70,47 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
 
 def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
     """The watchdog of this process, connected with that of process 0."""
-    listener, port = None, 0
-    if multiprocess.is_primary():
-        listener = socket.create_server(("", 0))
-        port = listener.getsockname()[1]
-    port = multiprocess.broadcast(port)
     # JAX has no public name for the address that it has detected.
     address = process_group.coordinator or jax_distributed.global_state.coordinator_address or ""
     host = address.rpartition(":")[0].strip("[]")
-    watchdog = WatchdogClient(jax.process_index(), jax.process_count(), host, port, listener, lambda: os._exit(1))
+    networks, addresses = zip(*multiprocess.allgather((network_id(), _resolve(host))), strict=True)
+    listener, endpoint = None, (host, 0, "")
+    if multiprocess.is_primary():
+        same_network = networks[0] and len(set(networks)) == 1
+        listener = listen_narrowly({LOOPBACK} if same_network else set(addresses[1:]))
+        own_address, port = listener.getsockname()[:2]
+        endpoint = host if own_address == ANY_ADDRESS else own_address, port, secrets.token_hex(16)
+    host, port, token = multiprocess.broadcast(endpoint)
+    index, count = jax.process_index(), jax.process_count()
+    watchdog = WatchdogClient(index, count, host, port, token, listener, lambda: os._exit(1))
     if listener is not None:
         listener.close()  # the watchdog has its own copy
     return watchdog
+
+
+def _narrow_bind_address(coordinator: str) -> str | None:
+    """HOST:PORT itself where HOST is an IP address of this host; None where JAX is to choose, which listens at all."""
+    host = coordinator.rpartition(":")[0].strip("[]")
+    with listen_narrowly({host}) as probe:
+        return coordinator if probe.getsockname()[0] == host else None
+
+
+def _resolve(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+
+
+def listen_narrowly(addresses: set[str]) -> socket.socket:
+    """A listening socket at the address by which others reach this process, `addresses` as they resolve it: at all
+    of this host's where they differ, or where it is none of them (it is translated on its way)."""
+    if len(addresses) == 1:
+        (address,) = addresses
+        with suppress(OSError):
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            return socket.create_server((address or ANY_ADDRESS, 0), family=family)
+    return socket.create_server((ANY_ADDRESS, 0))
 
 
 def check_even_devices(device_owners: Sequence[int]) -> None:
