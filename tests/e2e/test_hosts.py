@@ -83,7 +83,8 @@ def test_two_processes(isojax: Any) -> None:
     pair = start(location, *two)
     try:
         late = time.monotonic() + SECONDS
-        while len(rows(location, "two")) < 3:
+        cell = location.run("two") / "cells" / CELL
+        while len(rows(location, "two")) < 3 or len(newest(cell)) < 2:  # a checkpoint is complete after its row
             assert time.monotonic() < late and all(process.poll() is None for process in pair)
             time.sleep(0.01)
         pair[1].send_signal(signal.SIGKILL)
@@ -98,7 +99,7 @@ def test_two_processes(isojax: Any) -> None:
         output,
     )
 
-    earlier, last = newest(location.run("two") / "cells" / CELL)
+    earlier, last = newest(cell)
     flip(max((last / "state" / "ocdbt.process_1" / "d").iterdir(), key=lambda path: path.stat().st_size))
     again = ended(start(location, *two, "--resume"))
     assert [code for code, _ in again] == [0, 0], again
