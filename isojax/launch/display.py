@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ def print_plan(
     console.print(
         f"{devices}; R = {sweep.decode_slots} slots, m = {sweep.microbatch} rows per "
         f"microbatch and g = {sweep.prefill_batch} prompts at once on each shard; "
-        f"{len(targets)} evaluations per cell, the last at C = {targets[-1]}"
+        f"{len(targets)} evaluations per cell, the last at C = {targets[-1]}{_end_of_runs(config, targets[-1])}"
     )
     memory = budget.estimate(sweep)
     breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
@@ -50,6 +51,16 @@ def print_plan(
     if forecast:
         duration = format_duration(forecast.sweep_seconds)
         console.print(f"time: {duration} for the sweep, from {forecast.source}")
+
+
+def _end_of_runs(config: Config, last_target: int) -> str:
+    """By how much runs end before the budget, as the next evaluation would be beyond it."""
+    budget, ratio = config.sweep.budget, config.cell.eval.ratio
+    if last_target == budget:
+        return ""
+    next_target = min(t for t in config.cell.eval.evaluation_targets(math.ceil(budget * ratio) + 1) if t > budget)
+    share = f"{1 - last_target / budget:.1%} of sweep.budget = {budget}"
+    return f", where runs end: {share} is not spent, as the next evaluation would be at C = {next_target}"
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forecast | None = None) -> None:

@@ -1,19 +1,26 @@
 """In which order a sweep's rollouts are spent: all cells to the budget, or where n*(C) is least certain."""
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from isojax.core.atomic_files import write_text
-from isojax.core.config import Config
+from isojax.core.config import Config, EvalConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, RunRecord
+from isojax.core.terminal import warn
 from isojax.launch.display import print_line
+from isojax.launch.planner import plan_cells
 from isojax.runs.ledger import RECORDS_FILE, read_run
 from isojax.scaling.adaptive import AdaptivePolicy
+from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 
 SUMMARY_FILE = "frontier.json"
 
@@ -53,6 +60,44 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
             f"sweep.total_rollouts = {config.sweep.total_rollouts} with sweep.strategy=grid, "
             "which spends sweep.budget on each cell; expected sweep.strategy=adaptive, or sweep.budget alone."
         )
+
+
+def check_evaluations(config: Config) -> None:
+    """InputError where no cell will have enough evaluations for a curve, by the fit's own rule; a warning names the
+    cells that will not."""
+    sweep, evaluation, cells = config.sweep, config.cell.eval, plan_cells(config.sweep)
+
+    def unfitted(evaluation: EvalConfig, budget: int) -> dict[tuple[int, int], str]:
+        targets = evaluation.evaluation_targets(budget)[1:] if budget >= evaluation.start else []
+        C_by_cell: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
+        for cell in cells:
+            C = np.unique([cell.rollouts_to_reach(target) for target in targets])
+            C_by_cell.setdefault((cell.B_p, cell.n), []).append(C)
+        return unfitted_reasons(C_by_cell)
+
+    if not (reasons := unfitted(evaluation, sweep.budget)):
+        return
+    largest_B, longer_budget = max(cell.B for cell in cells), sweep.budget
+    ratio = math.floor(100 * (sweep.budget / largest_B) ** (1 / 3)) / 100
+    denser = evaluation.model_copy(update={"start": largest_B, "ratio": ratio})
+    is_denser_enough = ratio > 1 and not unfitted(denser, sweep.budget)
+    while unfitted(evaluation, longer_budget):
+        longer_budget *= 2
+    cells_by_reason = {
+        reason: ", ".join(f"{B_p}x{n}" for (B_p, n) in reasons if reasons[B_p, n] == reason)
+        for reason in dict.fromkeys(reasons.values())
+    }
+    is_refused = len(reasons) == len({(cell.B_p, cell.n) for cell in cells})
+    message = (
+        f"{'no cell' if is_refused else 'not every cell'} will have enough evaluations for a curve with sweep.budget ="
+        f" {sweep.budget}, cell.eval.start = {evaluation.start:g} and cell.eval.ratio = {evaluation.ratio:g} "
+        f"({'; '.join(f'{names}: {reason}' for reason, names in cells_by_reason.items())}). All have with "
+        + (f"cell.eval.start={largest_B} cell.eval.ratio={ratio}, or with " if is_denser_enough else "")
+        + f"sweep.budget={longer_budget}."
+    )
+    if is_refused:
+        raise InputError(f"{message} `isojax train` trains a single cell, and fits nothing.")
+    warn(message)
 
 
 def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:

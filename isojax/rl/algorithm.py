@@ -59,6 +59,13 @@ def plugin_name(module: ModuleType) -> str:
     return module.__name__.rpartition(".")[2] if module.__name__.startswith("isojax.") else module.__name__
 
 
+def describe_algorithm(rl: RLConfig) -> str:
+    """The plug-ins of a recipe in a line, those that the loss brings among them."""
+    algorithm = resolve_algorithm(rl)
+    loss, advantage, aggregation = map(plugin_name, (algorithm.loss, algorithm.advantage, algorithm.aggregation))
+    return f"recipe: loss {loss}, advantage {advantage}, aggregation {aggregation}"
+
+
 def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> Any:
     """The abstract outputs of a call of a plug-in; InputError where it cannot be traced."""
     try:

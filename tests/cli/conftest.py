@@ -65,9 +65,9 @@ def calls(monkeypatch: pytest.MonkeyPatch, known: Path) -> list[tuple[Any, ...]]
         seen.append((config, resume, dry_run))
         return known
 
-    def train(config: Config, resume: bool, process_group: ProcessGroup) -> Path:
+    def train(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> Path:
         assert process_group == SINGLE_PROCESS
-        seen.append((config, resume))
+        seen.append((config, resume, dry_run))
         return known
 
     monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch, train=train))

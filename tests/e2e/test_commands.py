@@ -13,8 +13,14 @@ def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:
     before, cache = isojax.snapshot(), tmp_path / "cache"
     done = isojax.ok("isojax.launch", "tiny.yaml", "--dry-run", JAX_COMPILATION_CACHE_DIR=str(cache))
     assert isojax.snapshot() == before and not (isojax.folder / "runs").exists() and not cache.exists()
-    assert "4 cells" in done.stderr and "1852" in done.stderr
+    plan = " ".join(done.stderr.split())
+    assert "4 cells" in plan and "the last at C = 1852, where runs end: 25.9% of sweep.budget = 2500 is not" in plan
+    assert "as the next evaluation would be at C = 2593" in plan
+    assert "recipe: loss grpo, advantage group, aggregation token" in plan
     isojax.quick_ok("launch", "tiny.yaml", "--dry-run", "--mesh", "data=4,tensor=2")
+    one = ("train", "tiny.yaml", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=64", "cell.rl.loss=cispo", "--dry-run")
+    said = isojax.quick_ok(*one).stderr
+    assert "1 cells" in said and "recipe: loss cispo, advantage whiten, aggregation prompt" in said
     assert isojax.snapshot() == before
 
 

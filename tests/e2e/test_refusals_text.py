@@ -115,7 +115,7 @@ def nothing(folder: Path) -> None:
 UP = "model.layers.1.mlp.up_proj.weight"
 PICKLE: Prepare = lambda f: (f / "lm" / "model.safetensors").rename(f / "lm" / "pytorch_model.bin")  # noqa: E731
 FUNCTION = "cell.verifier.use=function:rewards.py:reward"
-LAUNCH, DIFFICULTY = ("launch", "text.yaml"), ("difficulty", "text.yaml", "cell.data.attempts=2")
+LAUNCH, DIFFICULTY = ("launch", "text.yaml", "sweep.budget=64"), ("difficulty", "text.yaml", "cell.data.attempts=2")
 
 CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
     "missing weight": (weights(lambda s: s.pop(UP)), LAUNCH, (f"{UP} is missing, expected shape [32, 16]",)),
@@ -176,12 +176,12 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
     ),
     "too few problems": (
         file("p.jsonl", rows(18)),
-        (*LAUNCH, "cell.task=jsonl:p.jsonl", "sweep.B_p=[16]", "sweep.budget=64"),
+        (*LAUNCH, "cell.task=jsonl:p.jsonl", "sweep.B_p=[16]", "sweep.budget=256"),
         ("B_p holds 16", "10 problems"),
     ),
     "too few to label": (
         nothing,
-        (*LAUNCH, "cell.data.attempts=2", "sweep.B_p=[64]", "sweep.budget=500"),
+        (*LAUNCH, "cell.data.attempts=2", "sweep.B_p=[64]", "sweep.budget=2000"),
         ("B_p holds 64", "52 problems"),
     ),
     "no such columns": (

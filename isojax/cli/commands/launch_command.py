@@ -47,6 +47,7 @@ def launch(
       isojax launch my.yaml --ray auto run.process_group.tpu=v5e:4x4   cells on TPU slices: docs/clusters.md
     """
     config = options.read_config(words, mesh, "quickstart", ray)
+    importlib.import_module("isojax.launch.strategy").check_evaluations(config)
     process_group = parse_process_group(coordinator, processes, process)
     if topology is not None:
         if not dry_run:

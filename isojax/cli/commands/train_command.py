@@ -15,6 +15,7 @@ def train(
     words: options.ConfigArguments = None,
     mesh: options.MeshOption = None,
     resume: options.ResumeOption = False,
+    dry_run: options.DryRunOption = False,
     processes: options.ProcessCountOption = None,
     process: options.ProcessIndexOption = None,
     coordinator: options.CoordinatorOption = None,
@@ -24,13 +25,14 @@ def train(
     \b
     Examples
       isojax train quickstart name=one 'sweep.B_p=[16]' 'sweep.n=[8]' sweep.seeds=1
+      isojax train smollm2_cpu --dry-run      what would run, what it takes and how long
       isojax train best.yaml      from: isojax recommend RUN --budget C --write best.yaml
     """
     config = options.read_config(words, mesh, None)
     process_group = parse_process_group(coordinator, processes, process)
     runner = importlib.import_module("isojax.launch.local.local_runner")
-    with remote_workspace(config.run.dir, config.name, process_group.is_multi_process):
-        folder = runner.train(config, resume, process_group)
-        if folder is not None:
+    with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
+        folder = runner.train(config, resume, dry_run, process_group)
+        if folder is not None and not dry_run:
             report_gains(SafeConsole(), folder, read_runs([folder], warn))
             print_line(f"run: {display_path(folder)}")

@@ -24,6 +24,7 @@ from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
+from isojax.rl.algorithm import describe_algorithm
 from isojax.runs.folder_lock import exclusive_lock
 from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers
@@ -49,6 +50,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
             forecast = forecast_sweep(setup.config, cells, budget, devices, folder) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
+            console.print(describe_algorithm(config.cell.rl), markup=False)
             if not dry_run:
                 with ExitStack() as stack:
                     if is_primary:
@@ -59,7 +61,9 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         return folder if is_primary else None
 
 
-def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
+def train(
+    config: Config, resume: bool, dry_run: bool = False, process_group: ProcessGroup = SINGLE_PROCESS
+) -> Path | None:
     """`launch`, of a config whose sweep is a single cell; InputError where it has more."""
     cells = plan_cells(config.sweep)
     if len(cells) > 1:
@@ -68,7 +72,7 @@ def train(config: Config, resume: bool, process_group: ProcessGroup = SINGLE_PRO
             f"this config holds {len(cells)} cells and `isojax train` runs one; choose it, for example by "
             f"sweep.B_p=[{first_cell.B_p}] sweep.n=[{first_cell.n}] sweep.seeds=1, or run them all by `isojax launch`."
         )
-    return launch(config, resume, dry_run=False, process_group=process_group)
+    return launch(config, resume, dry_run, process_group)
 
 
 def _run_cells(setup: SweepSetup) -> None:

@@ -3,7 +3,7 @@ departs from the paper's procedure in docs/laws.md). The curves are posterior me
 draws, each on validation problems of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,12 +26,11 @@ MAX_METRIC_ROUNDING = 5e-4  # a recorded metric further from that of its counts 
 
 def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEstimate:
     """Curves, their replicates and whether n matters."""
-    reason_by_cell = {key: _unfitted_reason(seeds) for key, seeds in cells.items()}
-    usable = {key: seeds for key, seeds in cells.items() if not reason_by_cell[key]}
-    unfitted_cells = [(*key, reason) for key, reason in reason_by_cell.items() if reason]
-    if sum((t.C > 0).sum() for seeds in usable.values() for t in seeds) <= MIN_POINTS:
-        too_few = [(*key, f"fewer than {MIN_POINTS + 1} points at C > 0") for key in cells]
-        return SweepEstimate([], unfitted_cells or too_few)
+    unfitted = unfitted_reasons({key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()})
+    usable = {key: seeds for key, seeds in cells.items() if key not in unfitted}
+    unfitted_cells = [(*key, reason) for key, reason in unfitted.items()]
+    if not usable:
+        return SweepEstimate([], unfitted_cells)
     packed, log10_C_peaks = _leave_out_falls(pack_sweep(usable))
     shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
     is_n_irrelevant = options.pool_equal_n and has_no_n_effect(packed, shape_fits[0])
@@ -73,12 +72,19 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
     )
 
 
-def _unfitted_reason(seeds: Sequence[RunTrack]) -> str:
-    """Why a cell has no curve; "" where it has one."""
-    points = sum(int((t.C > 0).sum()) for t in seeds)
+def unfitted_reasons(C_by_cell: Mapping[tuple[int, int], Sequence[FloatArray]]) -> dict[tuple[int, int], str]:
+    """Why cells have no curve, of those that have none, by the rising C > 0 at which their seeds are evaluated."""
+    reasons = {key: reason for key, seeds in C_by_cell.items() if (reason := _unfitted_reason(seeds))}
+    if sum(len(C) for key, seeds in C_by_cell.items() if key not in reasons for C in seeds) <= MIN_POINTS:
+        return dict.fromkeys(C_by_cell, f"fewer than {MIN_POINTS + 1} points at C > 0 in all") | reasons
+    return reasons
+
+
+def _unfitted_reason(C_by_seed: Sequence[FloatArray]) -> str:
+    points = sum(map(len, C_by_seed))
     if points < MIN_POINTS:
         return f"{points} points at C > 0, at least {MIN_POINTS} needed"
-    shares_range = 0 < _measured_range(seeds)[0] < min(float(t.C[-1]) for t in seeds)
+    shares_range = all(map(len, C_by_seed)) and max(C[0] for C in C_by_seed) < min(C[-1] for C in C_by_seed)
     return "" if shares_range else "its seeds share no range of C > 0"
 
 
