@@ -1,4 +1,5 @@
-"""Estimates from c correct rollouts of N: the validation metrics of a problem.
+"""Estimates from c correct rollouts of N: the validation metrics of a problem. Of graded rewards, from 0 to 1, the sum
+of N gives avg@k alone; best@N and worst@N are the largest and the smallest reward.
 
 Unbiased, for k <= N (Chen et al., arXiv:2107.03374, eq. 1):
     avg@k = c / N,    best@k = pass@k = 1 - C(N-c, k) / C(N, k),    worst@k = C(c, k) / C(N, k)
@@ -22,8 +23,6 @@ ESTIMATOR_KINDS = ("avg", "best", "worst", "pass", "verl/best", "verl/worst")
 def _estimate_table(kind: str, k: int, N: int) -> FloatArray:
     """float[N + 1]: the estimate for c = 0 .. N; subsets are counted in exact integers."""
     fraction, num_subsets = np.arange(N + 1) / N, math.comb(N, k)
-    if kind == "avg":
-        return fraction
     if kind == "verl/best":
         return 1 - (1 - fraction) ** k
     if kind == "verl/worst":
@@ -34,7 +33,8 @@ def _estimate_table(kind: str, k: int, N: int) -> FloatArray:
 
 
 def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
-    """The estimate for each problem, float[...] in [0, 1], from int[...] correct rollouts of `samples`."""
+    """The estimate for each problem, float[...] in [0, 1], from int[...] correct rollouts of `samples`; for avg also
+    from float[...] sums of graded rewards."""
     if kind not in ESTIMATOR_KINDS:
         raise InputError(f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}.")
     if not 1 <= k <= samples:
@@ -42,20 +42,26 @@ def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatAr
             f"{kind}@{k} needs {k} samples per problem, but {samples} were drawn; ask for 1 <= k <= {samples}, or"
             " evaluate with more."
         )
-    c = np.asarray(counts, dtype=np.int64)
+    c = np.asarray(counts)
     if c.size and (c.min() < 0 or c.max() > samples):
         raise InputError(
-            f"correct rollouts range from {c.min()} to {c.max()}; expected 0..{samples}, the samples per problem."
+            f"sums of rewards range from {c.min()} to {c.max()}; expected 0..{samples}, the samples per problem."
             " Correct either."
         )
-    return _estimate_table(kind, k, samples)[c]
+    if kind == "avg":
+        return c / samples
+    if c.size and np.issubdtype(c.dtype, np.floating):
+        raise InputError(f"{kind}@{k} does not follow from sums of graded rewards; ask for avg@k.")
+    return _estimate_table(kind, k, samples)[c.astype(np.int64)]
 
 
-def summarize_counts(counts: ArrayLike, samples: int) -> dict[str, float]:
-    """The metrics of a problem set in a ledger: avg@N, best@N and worst@N with N = `samples`, means over problems."""
-    if np.size(counts) == 0:
+def summarize_rewards(rewards: np.ndarray, reward_sums: np.ndarray) -> dict[str, float]:
+    """The metrics of a problem set in a ledger: avg@N, best@N and worst@N, means over Q problems of float[Q, N]."""
+    if rewards.size == 0:
         raise InputError("no problem to summarize; expected at least one. Evaluate on a set that is not empty.")
-    return {
-        f"{kind}@{samples}": float(estimate_at_k(counts, samples, kind, samples).mean())
-        for kind in ("avg", "best", "worst")
-    }
+    N = rewards.shape[1]
+    best, worst = (
+        np.round(x.astype(np.float64), 6) for x in (rewards.max(1), rewards.min(1))
+    )  # without float32's noise
+    estimates = {"avg": reward_sums / N, "best": best, "worst": worst}
+    return {f"{kind}@{N}": float(values.mean()) for kind, values in estimates.items()}

@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Interval = tuple[float, float]
+# The sum of the rewards of each problem's rollouts: where rewards are binary, how many are correct, as integers.
+RewardSums = tuple[int, ...] | tuple[float, ...]
+
+MAIN_SCORE = "score"  # the name of a verifier's score where it gives one alone
 
 
 @dataclass(frozen=True, order=True)
@@ -57,7 +61,7 @@ class Problem:
     id: int  # unique in its source
     prompt: str
     answer: str  # the reference answer
-    solved: int = 0  # how many of `attempts` rollouts of the base policy were correct
+    solved: float = 0  # the sum of the rewards of `attempts` rollouts of the base policy (binary: an integer)
     attempts: int = 0  # how many were sampled to label it; 0: it is not labelled
     # The conversation that ends in the problem, each a {"role", "content"}, where its source has one.
     messages: tuple[Mapping[str, str], ...] = ()
@@ -79,13 +83,18 @@ class EvalPoint:
     rollouts: int  # C, the rollouts sampled for training so far (at least `target`)
     tokens: int  # response tokens sampled for training so far
     metrics: Mapping[str, float]  # of validation, such as {"avg@4": 0.41, "hard/avg@4": 0.12}; `hard`: an extra set
-    counts: tuple[int, ...] = ()  # correct rollouts of each validation problem, in the order of the problem set
+    counts: RewardSums = ()  # of each validation problem, in the order of the problem set
     samples: int = 0  # rollouts per validation problem (the k of avg@k)
     # Means over the updates since the last point (reward, entropy, kl, grad_norm, ...), and the sums of the verifier's
     # failures (verifier_failures, and verifier_timeout, verifier_crash, ... where there were any).
     train: Mapping[str, float] = field(default_factory=dict)
-    # For each extra set, by its name, the correct rollouts of each of its problems, of `samples` too.
-    extra: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # For each extra set, by its name, the sums of its problems, of `samples` rollouts too.
+    extra: Mapping[str, RewardSums] = field(default_factory=dict)
+
+    @property
+    def graded(self) -> bool:
+        """Whether rewards were graded: their sums are floats."""
+        return any(isinstance(reward_sum, float) for reward_sum in self.counts)
 
 
 @dataclass(frozen=True)

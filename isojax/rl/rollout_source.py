@@ -212,7 +212,8 @@ def verifier_metrics(grades: Grades) -> Metrics:
     parsed_fraction = float(np.mean(grades.parsed)) if len(grades.parsed) else 0.0
     failures = {"failures": count_unfinished(grades.failures), **grades.failures}
     counts = {f"verifier_{kind}": total(float(count)) for kind, count in failures.items()}
-    return {"parsed_fraction": mean(parsed_fraction), **counts}
+    scores = {f"reward/{name}": mean(float(np.mean(x))) for name, x in grades.scores.items()}
+    return {"parsed_fraction": mean(parsed_fraction), **scores, **counts}
 
 
 def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: EpochOrder, n: int) -> Metrics:

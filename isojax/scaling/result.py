@@ -255,6 +255,9 @@ class FitDiagnostics(ResultRow):
     unequal_lengths: bool  # some cells end at a clearly larger C than others
 
 
+GRADED_FLAG = "graded_rewards"  # the code of the flag of runs whose rewards are graded
+
+
 class FitResult(ResultRow):
     """A fitted sweep."""
 
@@ -276,6 +279,11 @@ class FitResult(ResultRow):
     stability: tuple[StabilityVerdict, ...]  # one for each B_p
     flags: tuple[FitFlag, ...]  # the most important first
     health: RunHealth = RunHealth()
+
+    @property
+    def reward_name(self) -> str:
+        """What its metric measures, in words."""
+        return "mean reward" if any(flag.code == GRADED_FLAG for flag in self.flags) else "reward"
 
 
 def read_fit_file(path: Path) -> FitResult:

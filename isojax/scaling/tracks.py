@@ -1,6 +1,7 @@
 """Runs as tracks, the two axes of every plot: compute C and a validation metric R, from the base policy on.
 
-KIND@k and SET/KIND@k (an extra set) follow from right answers (isojax/core/estimators.py); train/NAME is a training
+KIND@k and SET/KIND@k (an extra set) follow from right answers (isojax/core/estimators.py), of graded rewards avg@k
+alone from their sums; train/NAME is a training
 metric; other names are recorded values. Below: how far one cell leads another on the same problems, and the noise of R.
 """
 
@@ -15,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from isojax.core.errors import InputError
 from isojax.core.estimators import ESTIMATOR_KINDS, FloatArray, estimate_at_k
-from isojax.core.nouns import EvalPoint, RunRecord
+from isojax.core.nouns import EvalPoint, RewardSums, RunRecord
 
 TRAIN_PREFIX = "train/"  # opens the name of a training metric
 TRAIN_REWARD = "reward"  # among EvalPoint.train
@@ -163,10 +164,11 @@ def parse_metric(metric: str) -> EstimatorMetric | None:
     return EstimatorMetric(match["set"] or "", match["kind"], int(match["k"])) if match else None
 
 
-def correct_counts(point: EvalPoint, metric: str) -> tuple[int, ...]:
-    """The counts of one evaluation that determine the metric; () where there are none, or too few samples for its k."""
+def correct_counts(point: EvalPoint, metric: str) -> RewardSums:
+    """The counts, or sums of graded rewards, of one evaluation that determine the metric; () where there are none, too
+    few samples for its k, or sums alone that do not."""
     parsed = parse_metric(metric)
-    if parsed is None or parsed.k > point.samples:
+    if parsed is None or parsed.k > point.samples or (point.graded and parsed.kind != "avg"):
         return ()
     return point.extra.get(parsed.problem_set, ()) if parsed.problem_set else point.counts
 
@@ -191,7 +193,9 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
     expected = ", ".join([*sorted(point.metrics), *(TRAIN_PREFIX + name for name in sorted(point.train))]) or "none"
     set_prefixes = ", ".join(f"{name}/" for name, counts in sorted(point.extra.items()) if counts)
     if point.counts or set_prefixes:
-        expected += f" and {KINDS_TEXT} for k <= {point.samples} from its counts"
+        follows = "avg@k" if point.graded else KINDS_TEXT
+        source_of_kinds = "sums of graded rewards" if point.graded else "counts"
+        expected += f" and {follows} for k <= {point.samples} from its {source_of_kinds}"
         expected += f", after {set_prefixes} for an extra set" if set_prefixes else ""
     raise InputError(
         f"{source or 'an evaluation'} (C = {point.rollouts}) has no metric {metric!r}; expected one of those it has: "

@@ -1,8 +1,9 @@
 """How hard problems are for the base policy: avg@k, kept in a file of labels, and the parts of a data set by it.
 
 Labels are appended block by block, so that a killed labelling goes on: {"key": ...}, what they depend on, then a line
-{"id", "solved", "attempts"} per problem. Parts are by avg@16 (IsoCompute Playbook, section 3 and Fig. 14): very_easy
-(.6, .9], easy [.3, .6], hard [0, .0625]; extremely_hard: none right of 128."""
+{"id", "solved", "attempts"} per problem, where `solved` is the sum of rewards. Parts are by avg@16 (IsoCompute
+Playbook, section 3 and Fig. 14): very_easy (.6, .9], easy [.3, .6], hard [0, .0625]; extremely_hard: none right of
+128."""
 
 import hashlib
 import json
@@ -15,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from isojax.core.atomic_files import append_bytes
-from isojax.core.config import CellConfig
+from isojax.core.config import CellConfig, RewardConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.distributed import multiprocess
@@ -31,7 +32,7 @@ EXTREMELY_HARD_ATTEMPTS = 128
 
 
 class Labeller(Protocol):
-    """Samples the base policy on a problem set and counts correct rollouts (PolicyLabeller in train/base_policy.py)."""
+    """Samples the base policy on a problem set and sums its rewards (PolicyLabeller in train/base_policy.py)."""
 
     @property
     def problems_per_call(self) -> int: ...
@@ -39,8 +40,9 @@ class Labeller(Protocol):
     @property
     def samples_per_problem(self) -> int: ...
 
-    def count_correct(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
-        """How many of `repeats` x `samples_per_problem` rollouts are correct; the draws belong to their problem."""
+    def sum_rewards(self, problem_indices: Sequence[int], repeats: int) -> Sequence[float]:
+        """The sums over `repeats` x `samples_per_problem` rollouts (binary: integers); the draws belong to their
+        problem."""
         ...
 
 
@@ -48,6 +50,7 @@ def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Pro
     """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are made and judged."""
     sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
     key_data = cell.model_dump(mode="json", include=sections) | {
+        **({} if cell.reward == RewardConfig() else {"reward": cell.reward.model_dump(mode="json")}),
         "seed": cell.data.seed,
         "checkpoint": fingerprint,
         "problems": [[p.id, p.prompt, p.answer, list(p.messages)] for p in problems],
@@ -63,7 +66,7 @@ def label_problems(
     labeller: Labeller,
     on_progress: ProgressCallback,
 ) -> list[Problem]:
-    """The problems with the base policy's correct rollouts out of `attempts` (rounded up to whole calls); what `path`
+    """The problems with the base policy's sums of rewards over `attempts` (rounded up to whole calls); what `path`
     holds is not sampled again."""
     repeats = -(-attempts // labeller.samples_per_problem)
     attempts = repeats * labeller.samples_per_problem
@@ -73,8 +76,8 @@ def label_problems(
         labelled = len(problems) - (len(unlabelled) - start)
         on_progress(f"labelling {len(problems)} problems by avg@{attempts}", labelled / len(problems))
         block = unlabelled[start : start + labeller.problems_per_call]
-        counts = zip(block, labeller.count_correct(block, repeats), strict=True)
-        newly_solved = {problems[i].id: int(correct) for i, correct in counts}
+        sums = zip(block, labeller.sum_rewards(block, repeats), strict=True)
+        newly_solved = {problems[i].id: reward_sum for i, reward_sum in sums}
         solved_by_id |= newly_solved
         if multiprocess.is_primary():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,22 +96,24 @@ def stored_label_key(path: Path) -> str:
         return ""
 
 
-def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, int]:
-    """Correct rollouts by problem id; a torn last line is cut off. InputError where the labels are of another kind."""
+def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, float]:
+    """Sums of rewards by problem id; a torn last line is cut off. InputError where the labels are of another kind."""
     if not path.exists():
         return {}
     data = path.read_bytes()
     complete, newline, torn = data.rpartition(b"\n")
     if torn:
         os.truncate(path, len(complete) + len(newline))
-    solved_by_id: dict[int, int] = {}
+    solved_by_id: dict[int, float] = {}
     lines = complete.splitlines()
     if lines and (stored_key := stored_label_key(path)) != label_key:
         raise InputError(f"{path} holds labels of other settings ({stored_key}, expected {label_key}); remove it.")
     for line_number, line in enumerate(lines[1:], 2):
         try:
             row = json.loads(line)
-            problem_id, solved, stored_attempts = int(row["id"]), int(row["solved"]), int(row["attempts"])
+            problem_id, solved, stored_attempts = int(row["id"]), row["solved"], int(row["attempts"])
+            if not 0 <= solved <= stored_attempts:
+                raise ValueError(f"solved is {solved}")
         except (ValueError, KeyError, TypeError) as e:
             raise InputError(
                 f"{path}, line {line_number} is no label ({e!r}); remove the file, and the problems are labelled again."

@@ -14,11 +14,11 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
-from isojax.core.nouns import Problem
+from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.distributed import multiprocess
 from isojax.tasks.check_process import CheckRequest, CheckWorker
 from isojax.tasks.protocol import Grades
-from isojax.tasks.verifiers import Check, Verdict, load_verifier
+from isojax.tasks.verifiers import Check, Verdict, load_verifier, weigh_scores
 
 CHECK_BATCH = 16  # checks sent to a worker at once; fewer when few are left
 
@@ -33,6 +33,7 @@ class BackgroundGrader:
         self._grade, self._problems = grade, problems
         self._rewards = np.zeros(len(problems), np.float32)
         self._parsed = np.zeros(len(problems), bool)
+        self._scores: dict[str, np.ndarray] = {}
         self._failures: Counter[str] = Counter()
         self._executor = ThreadPoolExecutor(1, "grade")
         self._pending: deque[tuple[int, np.ndarray]] = deque()
@@ -49,21 +50,26 @@ class BackgroundGrader:
         """The grades of all responses added so far, once these are checked; for JSON and `load_state_dict`."""
         grades = self.collect_grades()
         answers = {"rewards": grades.rewards.tolist(), "parsed": grades.parsed.tolist()}
-        return {**answers, "failures": grades.failures}
+        scores = {"scores": {name: x.tolist() for name, x in grades.scores.items()}} if grades.scores else {}
+        return {**answers, **scores, "failures": grades.failures}
 
     def load_state_dict(self, saved_state: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned."""
         self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["parsed"]
+        self._scores = {name: np.array(x, np.float32) for name, x in saved_state.get("scores", {}).items()}
         self._failures.update(saved_state["failures"])
 
     def collect_grades(self) -> Grades:
         """All grades of all processes, in the order of `problems`; raises what grading has raised."""
         while self._futures:
             self._futures.popleft().result()
-        grades_by_process = multiprocess.allgather((self._rewards, self._parsed, self._failures))
-        rewards, parsed, failures = zip(*grades_by_process, strict=True)
+        grades_by_process = multiprocess.allgather((self._rewards, self._parsed, self._failures, self._scores))
+        rewards, parsed, failures, scores = zip(*grades_by_process, strict=True)
         counts = sum(failures, Counter[str]())
-        return Grades(np.sum(rewards, 0), np.any(parsed, 0), dict(sorted(counts.items())))
+        # A process that has graded nothing has no names.
+        names = dict.fromkeys(name for process_scores in scores for name in process_scores)
+        total_scores = {name: np.sum([s[name] for s in scores if name in s], 0) for name in names}
+        return Grades(np.sum(rewards, 0), np.any(parsed, 0), dict(sorted(counts.items())), total_scores)
 
     def _grade_pending(self) -> None:
         pending = [self._pending.popleft() for _ in range(len(self._pending))]  # this thread alone takes from it
@@ -73,6 +79,8 @@ class BackgroundGrader:
         grades = self._grade([self._problems[i] for i in rollout_indices], [tokens for _, tokens in pending])
         self._rewards[rollout_indices], self._parsed[rollout_indices] = grades.rewards, grades.parsed
         self._failures.update(grades.failures)
+        for name, scores in grades.scores.items():
+            self._scores.setdefault(name, np.zeros_like(self._rewards))[rollout_indices] = scores
 
     def __enter__(self) -> Self:
         return self
@@ -90,12 +98,14 @@ class Checker:
         timeout: float = 5.0,
         memory_gb: float = 4.0,
         num_workers: int | None = None,
+        weights: Mapping[str, float] | None = None,
     ) -> None:
-        """Start a worker. `timeout`: seconds per check; `memory_gb`: per worker; `num_workers`: None: one per core."""
+        """Start a worker. `timeout`: seconds per check; `memory_gb`: per worker; `num_workers`: None: one per core;
+        `weights`: of the scores of graded rewards, by name; rewards are binary without."""
         loaded = load_verifier(verifier)
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
         self._lock = threading.Lock()
-        self._pure = loaded.pure
+        self._pure, self._weights = loaded.pure, weights or {}
         self._check: Check | None = None if loaded.isolated else loaded.build()
         count = (num_workers or cores()) if loaded.isolated else 0
         self._workers = [CheckWorker(verifier, int(memory_gb * 2**30), timeout) for _ in range(count)]
@@ -114,20 +124,34 @@ class Checker:
             distinct_verdicts = self._run_requests(list(request_by_key.values()))
             verdict_by_key = dict(zip(request_by_key, distinct_verdicts, strict=True))
             verdicts = [verdict_by_key[key] for key in keys]
+            rewards = [float(verdict.correct) for verdict in verdicts]
+            if self._weights and verdicts:
+                rewards, verdicts = zip(*(weigh_scores(v, self._weights) for v in verdicts), strict=True)
             for problem, verdict in zip(problems, verdicts, strict=True):
                 if verdict.failure:
                     self.failure_examples.setdefault(verdict.failure, f"problem {problem.id}: {verdict.message}")
         return Grades(
-            rewards=np.array([v.correct for v in verdicts], np.float32),
+            rewards=np.array(rewards, np.float32),
             parsed=np.array([v.parsed for v in verdicts], bool),
             failures=dict(sorted(Counter(v.failure for v in verdicts if v.failure).items())),
+            scores={
+                name: np.array([v.scores_by_name()[name] for v in verdicts], np.float32)
+                for name in self._weights
+                if list(self._weights) != [MAIN_SCORE]
+            },
         )
 
     def check_problems(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
         """InputError where a problem cannot be judged; a verifier in processes tries the first problem only."""
         requests = [(p, prompt, "") for p, prompt in zip(problems, prompts, strict=True)]
         with self._lock:
-            self._run_requests(requests if self._check else requests[:1])
+            verdicts = self._run_requests(requests if self._check else requests[:1])
+        for problem, verdict in zip(problems, verdicts, strict=False):
+            if self._weights and (graded := weigh_scores(verdict, self._weights)[1]).failure == "score":
+                raise InputError(
+                    f"problem {problem.id}, an empty response: {graded.message}. Correct what cell.verifier.use names"
+                    " or cell.reward."
+                )
 
     def close(self) -> None:
         """End the workers and whatever their checks have started."""

@@ -3,6 +3,7 @@ verified. A file in tasks/device/ has `build(argument="") -> DeviceTask`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -64,9 +65,10 @@ class StopConditions:
 class Grades(NamedTuple):
     """What a verifier says of r responses."""
 
-    rewards: np.ndarray  # f32[r], 0 or 1
+    rewards: np.ndarray  # f32[r], 0 or 1; graded: from 0 to 1
     parsed: np.ndarray  # bool[r], an answer was found in the response, correct or not
     failures: dict[str, int]  # checks without a plain verdict, by kind: those of `Verdict.failure`
+    scores: Mapping[str, np.ndarray] = MappingProxyType({})  # f32[r] of each score that a graded reward weighs
 
 
 def count_unfinished(failures: Mapping[str, int]) -> int:
@@ -104,5 +106,5 @@ class DeviceTask(Protocol):
     def verify(
         self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]
     ) -> Float[Array, "*b"]:
-        """Rewards 0 or 1, computed on device."""
+        """Rewards 0 or 1, or from 0 to 1 for cell.reward.kind = graded, computed on device."""
         ...

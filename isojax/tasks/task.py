@@ -13,6 +13,7 @@ from typing_extensions import TypeIs
 
 from isojax.core import registry
 from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
+from isojax.core.config.data import RewardConfig, score_weights
 from isojax.core.config.sweep import require_lengths
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
@@ -37,8 +38,10 @@ class TextTask:
         verifier: VerifierConfig,
         num_workers: int | None = None,
         sampling: SamplingConfig | None = None,
+        reward: RewardConfig | None = None,
     ):
-        """`num_workers`: processes that check responses; None: one per core. `sampling`: its `interrupt` is used."""
+        """`num_workers`: processes that check responses; None: one per core. `sampling`: its `interrupt` is used.
+        `reward`: None: binary."""
         if model.path is None:
             raise InputError(
                 "cell.model.path is not set, and problems in text need a language model; give a folder with its"
@@ -65,6 +68,7 @@ class TextTask:
         pad = self.tokenizer.pad_token_id
         self.pad = pad if isinstance(pad, int) else next(iter(self.stops.tokens), 0)
         self._verifier, self._num_workers = verifier, num_workers
+        self._score_weights = score_weights(verifier, reward or RewardConfig())
         self._checker: Checker | None = None
         self._checker_lock = threading.Lock()
 
@@ -229,8 +233,8 @@ class TextTask:
     def _started_checker(self) -> Checker:
         with self._checker_lock:
             if self._checker is None:
-                verifier = self._verifier
-                self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gb, self._num_workers)
+                verifier, weights = self._verifier, self._score_weights
+                self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gb, self._num_workers, weights)
             return self._checker
 
     def failure_examples(self) -> dict[str, str]:
@@ -254,7 +258,12 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     if device_task is None:
         require_lengths(cell)
         source = open_source(cell.task, cell.data)
-        return TextTask(source, cell.model, cell.prompt, cell.verifier, num_workers, cell.sampling)
+        return TextTask(source, cell.model, cell.prompt, cell.verifier, num_workers, cell.sampling, cell.reward)
+    if cell.reward.weights:
+        raise InputError(
+            f"cell.reward.weights = {cell.reward.weights} weighs scores of cell.verifier.use, and cell.task ="
+            f" {cell.task} verifies on device; leave it out."
+        )
     if cell.sampling.interrupt is not None:
         raise InputError(
             f"cell.sampling.interrupt is set and cell.task = {cell.task} writes no text; expected a task in text with"

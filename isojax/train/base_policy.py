@@ -159,13 +159,13 @@ class PolicyLabeller:
     def samples_per_problem(self) -> int:
         return self.evaluator.samples_per_problem
 
-    def count_correct(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
-        """The correct rollouts of each problem."""
+    def sum_rewards(self, problem_indices: Sequence[int], repeats: int) -> Sequence[float]:
+        """The sum of each problem's rewards."""
         block = self.problem_set.select(problem_indices)
-        counts = self.evaluator.count_correct(
+        counts = self.evaluator.evaluate(
             self.params, block, seed=self.seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
         )
-        return [int(correct) for correct in counts.correct]
+        return counts.reward_sums.tolist()
 
 
 def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: ProgressCallback) -> BasePolicy:
@@ -196,7 +196,8 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
         if multiprocess.is_primary():
             for note in selection.notes:
                 warn(note)
-            _save_problems(folder, cell.model, selection, fingerprint, with_constant=not is_on_device(task))
+            with_constant = not is_on_device(task) and cell.reward.kind == "binary"
+            _save_problems(folder, cell.model, selection, fingerprint, with_constant)
         multiprocess.barrier("the problems are chosen")
     return load_base_policy(folder, cell, fingerprint)
 

@@ -1,9 +1,11 @@
-"""Evaluation: how many of k rollouts of each problem are correct, and the metrics that follow from these counts for the
-ledger. Cells with the same seed meet the same draws at the same evaluation: a difference between them is a difference
-of their policies."""
+"""Evaluation: the rewards of k rollouts of each problem, and the metrics that follow from them for the ledger. Cells
+with the same seed meet the same draws at the same evaluation: a difference between them is a difference of their
+policies."""
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import chain, count
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -12,8 +14,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, PRNGKeyArray
 
-from isojax.core.config import PANEL, SamplingConfig
-from isojax.core.estimators import summarize_counts
+from isojax.core.config import PANEL, CellConfig, SamplingConfig
+from isojax.core.estimators import summarize_rewards
 from isojax.core.nouns import Cell, EvalPoint
 from isojax.core.random_streams import EVAL_STREAM, EXTRA_STREAM
 from isojax.core.shapes import SamplerShapes, make_sampler_shapes
@@ -35,15 +37,22 @@ VALIDATION_SET = ""  # its name among the sets that are evaluated
 
 
 class EvalCounts(NamedTuple):
-    """The result of an evaluation of Q problems."""
+    """The result of an evaluation of Q problems with k rollouts each."""
 
-    correct: np.ndarray  # i32[Q], correct rollouts of each problem
+    rewards: np.ndarray  # f32[Q, k]
     first_responses: list[np.ndarray]  # the response tokens of each problem's first rollout
-    first_rewards: np.ndarray  # f32[Q], its reward
     ended: int  # rollouts that a stop condition ended
     parsed: int  # rollouts that hold an answer in the expected form (on device: those that ended)
     failures: Counter[str]  # checks that the verifier did not finish, by kind
     interrupted: int | None = None  # rollouts interrupted to answer; None where the recipe interrupts none
+    graded: bool = False  # whether rewards may lie between 0 and 1
+    mean_scores: Mapping[str, float] = MappingProxyType({})  # of each score that a graded reward weighs
+
+    @property
+    def reward_sums(self) -> np.ndarray:
+        """Of each problem, number[Q]: integers where rewards are binary, else floats without float32's noise."""
+        sums = self.rewards.sum(1, dtype=np.float64)
+        return np.round(sums, 6) if self.graded else sums.astype(np.int32)
 
 
 class CallSamples(NamedTuple):
@@ -55,13 +64,14 @@ class CallSamples(NamedTuple):
 
 
 class GradedCalls(NamedTuple):
-    """Several calls: what each sampled, the rewards of all their rollouts in order, how many were parsed, and the
-    verifier's failures."""
+    """Several calls: what each sampled, the rewards of all their rollouts in order, how many were parsed, the
+    verifier's failures, and the mean of each score of a graded reward."""
 
     samples: list[CallSamples]
     rewards: np.ndarray
     parsed: int
     failures: Counter[str]
+    mean_scores: Mapping[str, float] = MappingProxyType({})
 
 
 EvalKey = tuple[np.int32, np.int32, np.int32]  # seed, random stream, evaluation and repeat
@@ -140,7 +150,8 @@ class HostGrader:
                 samples.append(summarize_call(rollouts, Q * self.n, self.n))
                 rollouts_before += Q * self.n
             grades = grading.collect_grades()
-        return GradedCalls(samples, grades.rewards, int(grades.parsed.sum()), Counter(grades.failures))
+        mean_scores = {name: float(np.mean(x)) for name, x in grades.scores.items()}
+        return GradedCalls(samples, grades.rewards, int(grades.parsed.sum()), Counter(grades.failures), mean_scores)
 
 
 def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
@@ -158,7 +169,7 @@ def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArra
 
 
 class Evaluator:
-    """Counts correct rollouts, `problems_per_call` problems with `samples_per_problem` rollouts each in a call."""
+    """Samples and grades, `problems_per_call` problems with `samples_per_problem` rollouts each in a call."""
 
     def __init__(
         self,
@@ -168,9 +179,9 @@ class Evaluator:
         problems_per_call: int,
         samples_per_problem: int,
         trainer_shapes: SamplerShapes,
-        sampling: SamplingConfig,
+        cell: CellConfig,
     ):
-        self.decoder, self.mesh = decoder, mesh
+        self.decoder, self.mesh, self.graded = decoder, mesh, cell.reward.kind == "graded"
         self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
         self._has_interruption = task.stops.interruption is not None
         slots_per_prefix = trainer_shapes.slots_per_prefix
@@ -185,16 +196,16 @@ class Evaluator:
             slots_per_prefix=slots_per_prefix if samples_per_problem >= slots_per_prefix else 1,
         )
         self._grader = (
-            DeviceGrader(decoder, task, mesh, shapes, samples_per_problem, sampling)
+            DeviceGrader(decoder, task, mesh, shapes, samples_per_problem, cell.sampling)
             if is_on_device(task)
-            else HostGrader(decoder, task, mesh, shapes, samples_per_problem, sampling)
+            else HostGrader(decoder, task, mesh, shapes, samples_per_problem, cell.sampling)
         )
 
     def compile(self) -> None:
         """Compiles the programs from shapes alone; a second call does nothing."""
         self._grader.compile(shapes_with_shardings(self.decoder.shapes(), self.decoder.shardings(self.mesh)))
 
-    def count_correct(
+    def evaluate(
         self,
         params: Params,
         problem_set: TokenizedProblems,
@@ -203,7 +214,7 @@ class Evaluator:
         repeats: int = 1,
         random_stream: int = EVAL_STREAM,
     ) -> EvalCounts:
-        """Correct rollouts of each problem, out of repeats * samples_per_problem. The draws belong to (seed,
+        """The rewards of each problem's repeats * samples_per_problem rollouts. The draws belong to (seed,
         random_stream, evaluation, repeat, problem, rollout)."""
         eval_indices = [np.int32(evaluation * 1024 + repeat) for repeat in range(repeats)]
         keys = [(np.int32(seed), np.int32(random_stream), eval_index) for eval_index in eval_indices]
@@ -212,26 +223,29 @@ class Evaluator:
         parts = [problem_set.select(positions[start : start + self.problems_per_call]) for start in starts]
         graded = self._grader.sample_and_grade(params, [(part, key) for part in parts for key in keys])
         part_ends = np.cumsum([len(part.problems) * repeats * self.samples_per_problem for part in parts])
+        k = repeats * self.samples_per_problem
         rewards_by_part = [
-            r.reshape(repeats, -1, self.samples_per_problem) for r in np.split(graded.rewards, part_ends[:-1])
+            r.reshape(repeats, -1, self.samples_per_problem).swapaxes(0, 1).reshape(-1, k)
+            for r in np.split(graded.rewards, part_ends[:-1])
         ]
         return EvalCounts(
-            correct=np.concatenate([r.sum((0, 2)) for r in rewards_by_part]).astype(np.int32),
+            rewards=np.concatenate(rewards_by_part),
             first_responses=[tokens for call in graded.samples[::repeats] for tokens in call.first_responses],
-            first_rewards=np.concatenate([r[0, :, 0] for r in rewards_by_part]),
             ended=sum(call.ended for call in graded.samples),
             parsed=graded.parsed,
             failures=graded.failures,
             interrupted=sum(call.interrupted for call in graded.samples) if self._has_interruption else None,
+            graded=self.graded,
+            mean_scores=graded.mean_scores,
         )
 
-    def count_correct_in_sets(
+    def evaluate_sets(
         self, params: Params, problem_sets: dict[str, TokenizedProblems], seed: int, evaluation: int
     ) -> dict[str, EvalCounts]:
-        """Correct rollouts of the validation set, and of further sets, each with a stream of draws of its own."""
+        """The rewards of the validation set, and of further sets, each with a stream of draws of its own."""
         random_streams = chain([EVAL_STREAM], count(EXTRA_STREAM))
         return {
-            name: self.count_correct(params, problem_set, seed, evaluation, random_stream=random_stream)
+            name: self.evaluate(params, problem_set, seed, evaluation, random_stream=random_stream)
             for random_stream, (name, problem_set) in zip(random_streams, problem_sets.items(), strict=False)
         }
 
@@ -251,39 +265,41 @@ def make_eval_point(
     """
     train_metrics = values(cursor.sums)
     tokens = train_metrics.pop("tokens", 0.0)
-    correct_by_set = {name: tuple(int(c) for c in counts.correct) for name, counts in counts_by_set.items()}
+    sums_by_set = {name: tuple(counts.reward_sums.tolist()) for name, counts in counts_by_set.items()}
     return EvalPoint(
         target=target,
         M=cursor.M,
         rollouts=cursor.M * cell.B,
         tokens=cursor.tokens + round(tokens),
-        metrics=eval_metrics(counts_by_set, samples),
-        counts=correct_by_set.pop(VALIDATION_SET),
+        metrics=eval_metrics(counts_by_set),
+        counts=sums_by_set.pop(VALIDATION_SET),
         samples=samples,
         train=train_metrics,
-        extra=correct_by_set,
+        extra=sums_by_set,
     )
 
 
-def eval_metrics(counts_by_set: dict[str, EvalCounts], samples: int) -> dict[str, float]:
+def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
     """The metrics of an evaluation: those of the validation set under their own names, those of each extra set with
-    the set's name before a slash; of the panel the counts suffice.
+    the set's name before a slash; of the panel the sums suffice.
 
     parsed_fraction: the share of rollouts with an answer in the expected form, correct or not.
     truncated: the share that no stop condition ended.
     verifier_failures: checks that the verifier did not finish; their rollouts count as wrong.
     interrupted: the share that was interrupted to answer, where the recipe does that.
+    reward/NAME: the mean of each score that a graded reward weighs.
     """
     metrics: dict[str, float] = {}
     for set_name, counts in counts_by_set.items():
         if set_name == PANEL:
             continue
-        rollouts = samples * len(counts.correct)
-        set_metrics = summarize_counts(counts.correct, samples) | {
+        rollouts = counts.rewards.size
+        set_metrics = summarize_rewards(counts.rewards, counts.reward_sums) | {
             "parsed_fraction": counts.parsed / rollouts,
             "truncated": 1 - counts.ended / rollouts,
             "verifier_failures": float(count_unfinished(counts.failures)),
         }
+        set_metrics |= {f"reward/{name}": mean for name, mean in counts.mean_scores.items()}
         if counts.interrupted is not None:
             set_metrics["interrupted"] = counts.interrupted / rollouts
         metrics |= {f"{set_name}/{name}" if set_name else name: value for name, value in set_metrics.items()}

@@ -147,7 +147,7 @@ class CellTrainer:
     def evaluate(self, eval_index: int, target: int) -> None:
         """Evaluates the policy on all problem sets and records the point."""
         cell, evaluator = self.cell, self.programs.evaluator
-        counts_by_set = evaluator.count_correct_in_sets(self.state.params, self.eval_sets, cell.seed, eval_index)
+        counts_by_set = evaluator.evaluate_sets(self.state.params, self.eval_sets, cell.seed, eval_index)
         point = make_eval_point(target, self.cursor, cell, counts_by_set, self.config.cell.eval.samples)
         order = self.problem_order.state_dict()
         # Without `sums`: the metrics of the updates that follow start from none.

@@ -48,9 +48,10 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     lines = []
     shown = problems[:SHOWN_SAMPLES]
     prompts = [problem.prompt for problem in shown] if is_on_device(task) else task.prompt_texts(shown)
-    samples = zip(shown, prompts, counts.first_responses, counts.first_rewards, strict=False)
+    samples = zip(shown, prompts, counts.first_responses, counts.rewards[:, 0], strict=False)
     for problem, prompt, tokens, reward in samples:
-        verdict = "correct" if reward == 1 else f"wrong, the answer is {reference_answer(problem.answer)}"
+        grade = f"reward {reward:.3f}" if counts.graded else "correct" if reward == 1 else "wrong"
+        verdict = grade if reward == 1 else f"{grade}, the answer is {reference_answer(problem.answer)}"
         rollout = f"{prompt}{task.decode(tokens)}".replace("\n", "\n    ")
         lines.append(f"    {rollout}    {verdict}\n")
     old_text = path.read_bytes() if path.exists() else b""

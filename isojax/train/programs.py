@@ -89,7 +89,7 @@ class SweepPrograms:
         self.labeller = self.evaluator if is_on_device(task) else self._build_evaluator(LABEL_BATCH, attempts)
 
     def _build_evaluator(self, problems: int, samples: int) -> Evaluator:
-        return Evaluator(self.decoder, self.task, self.mesh, problems, samples, self.shapes, self.cell_config.sampling)
+        return Evaluator(self.decoder, self.task, self.mesh, problems, samples, self.shapes, self.cell_config)
 
     def compile(self, num_problems: int) -> None:
         """Compiles all that training and evaluation run, with so many training problems; a second call does nothing."""

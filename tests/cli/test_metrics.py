@@ -16,7 +16,7 @@ import pytest
 
 from isojax.cli import app
 from isojax.cli.commands import report_command
-from isojax.core.estimators import summarize_counts
+from isojax.core.estimators import summarize_rewards
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.ledger import Ledger, read_runs
 from isojax.train.evaluate import EvalCounts, eval_metrics
@@ -53,15 +53,18 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return run
 
 
+def summarize(counts: tuple[int, ...]) -> dict[str, float]:
+    rewards = (np.arange(4) < np.array(counts)[:, None]).astype(np.float32)
+    return summarize_rewards(rewards, np.array(counts))
+
+
 def write(sweep: Path, ours: RunRecord, other: RunRecord) -> None:
     """A cell of `sweep` with the counts of `ours`, and those of `other` as the extra set hard; with metrics as training
     records them.
     """
     ledger = Ledger(sweep / "cells" / ours.cell.name, ours.cell, "x")
     for a, b in zip(ours.points, other.points, strict=True):
-        metrics = summarize_counts(a.counts, 4) | {
-            f"hard/{name}": value for name, value in summarize_counts(b.counts, 4).items()
-        }
+        metrics = summarize(a.counts) | {f"hard/{name}": value for name, value in summarize(b.counts).items()}
         ledger.append(
             dataclasses.replace(b, counts=a.counts, metrics=metrics, extra={"hard": b.counts}), seconds=1.0, devices=1
         )
@@ -166,14 +169,13 @@ def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyP
     requested: list[str] = []
     monkeypatch.setattr(report_command, "fit_runs", lambda runs, metric, *_: requested.append(metric))
     counts = EvalCounts(
-        correct=np.array([2, 1]),
+        rewards=np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0]]),
         parsed=5,
         ended=6,
         failures=Counter(timeout=1),
         first_responses=[],
-        first_rewards=np.array([1.0, 0.0]),
     )
-    recorded = eval_metrics({"": counts, "hard": counts}, samples=4)
+    recorded = eval_metrics({"": counts, "hard": counts})
     assert {
         "parsed_fraction",
         "truncated",

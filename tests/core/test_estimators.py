@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.core.estimators import estimate_at_k, summarize_counts
+from isojax.core.estimators import estimate_at_k, summarize_rewards
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 6])
@@ -50,8 +50,11 @@ def test_one_right_of_four() -> None:
 
 def test_a_summary_is_the_mean_over_problems_at_k_of_all_samples() -> None:
     """0, 1, 2 and 4 right of 4: 7 / 16 on average, three with a right one, one with all right."""
-    assert summarize_counts((0, 1, 2, 4), 4) == {"avg@4": 7 / 16, "best@4": 3 / 4, "worst@4": 1 / 4}
-    assert summarize_counts(np.array([1, 0], np.int32), 1) == {"avg@1": 0.5, "best@1": 0.5, "worst@1": 0.5}
+    counts = np.array([0, 1, 2, 4])
+    rewards = (np.arange(4) < counts[:, None]).astype(np.float32)
+    assert summarize_rewards(rewards, counts) == {"avg@4": 7 / 16, "best@4": 3 / 4, "worst@4": 1 / 4}
+    graded = np.array([[0.3, 0.5], [1.0, 0.0]], np.float32)
+    assert summarize_rewards(graded, np.array([0.8, 1.0])) == {"avg@2": 0.45, "best@2": 0.75, "worst@2": 0.15}
 
 
 @pytest.mark.parametrize(
@@ -62,14 +65,15 @@ def test_a_summary_is_the_mean_over_problems_at_k_of_all_samples() -> None:
         ([1], 4, "best", 0, "1 <= k <= 4"),
         ([5], 4, "avg", 4, r"from 5 to 5; expected 0\.\.4"),
         ([-1], 4, "avg", 4, r"expected 0\.\.4"),
+        ([1.5], 4, "best", 4, r"best@4 does not follow from sums of graded rewards; ask for avg@k"),
         ([1], 4, "verl/pass", 4, "'verl/pass' is not known; expected one of avg, best"),
     ],
 )
-def test_estimates_refuse(counts: list[int], samples: int, kind: str, k: int, said: str) -> None:
+def test_estimates_refuse(counts: list[float], samples: int, kind: str, k: int, said: str) -> None:
     with pytest.raises(InputError, match=said):
         estimate_at_k(counts, samples, kind, k)
 
 
 def test_an_empty_set_has_no_summary() -> None:
     with pytest.raises(InputError, match="at least one"):
-        summarize_counts((), 4)
+        summarize_rewards(np.zeros((0, 4)), np.zeros(0))

@@ -2,9 +2,9 @@
 
 Validation problem i has a difficulty u_i, the same in every run of a world, and at reward R the success rate
 p_i = BetaInv(u_i; R kappa, (1 - R) kappa), so that the mean over all conceivable problems is R; right answers are
-Binomial(samples, p_i). A run differs from its curve by a term of its own, Normal(0, run_sd), and by a slow drift, both
-times its progress, since all runs start from one base policy. All cells are evaluated on one shared grid of targets,
-each at its own first update reaching the target.
+Binomial(samples, p_i); graded rewards are Beta(p_i c, (1 - p_i) c) each, c their concentration. A run differs from its
+curve by a term of its own, Normal(0, run_sd), and by a slow drift, both times its progress, since all runs start from
+one base policy. All cells are evaluated on one shared grid of targets, each at its own first update reaching it.
 
 `world` draws runs from given or built-in curves, `random_world` draws everything from one seed (synthetic_kinds.py has
 the kinds).
@@ -107,6 +107,7 @@ class _Noise:
     samples: int
     run_sd: float
     drift: float
+    graded: float | None = None  # concentration of rewards around p_i; None: 0 or 1
 
 
 def _rising(B_p: int, n: int) -> Hill:
@@ -160,7 +161,13 @@ def _run(
     if noise.samples:
         specific = np.random.default_rng([*entropy, 1])
         R = R + progress(true, C) * (noise.run_sd * specific.standard_normal() + _wander(C, noise.drift, specific))
-        drawn = np.random.default_rng(entropy).binomial(noise.samples, problems.rates(R))
+        rates, rng = problems.rates(R), np.random.default_rng(entropy)
+        if noise.graded is None:
+            drawn = rng.binomial(noise.samples, rates)
+        else:
+            p = np.clip(rates, 1e-6, 1 - 1e-6)
+            rewards = rng.beta(p * noise.graded, (1 - p) * noise.graded, size=(noise.samples, *p.shape))
+            drawn = np.round(rewards.sum(0), 6)
         counts, R = [tuple(row) for row in drawn.tolist()], drawn.mean(1) / noise.samples
         training = np.clip(training + 0.005 * np.random.default_rng([*entropy, 2]).standard_normal(len(C)), 0, 1)
     points = tuple(
@@ -195,6 +202,7 @@ def world(
     ratio: float = 1.3,
     budget: int = 250_000,
     curve: Callable[[int, int], TrueCurve] | None = None,
+    graded: float | None = None,
 ) -> World:
     """Runs of a sweep whose truth is known.
 
@@ -207,13 +215,18 @@ def world(
         run_sd, drift: standard deviations of a run's own effect and of its slow wander, in reward at full progress.
         start, ratio, budget: the grid of targets, in rollouts.
         curve: (B_p, n) -> its true curve.
+        graded: concentration of graded rewards, which are Beta(p_i graded, (1 - p_i) graded); None: binary ones.
 
     Raises:
         InputError: an unknown kind.
     """
     if curve is None and kind not in BUILT_IN:
         raise InputError(f"world {kind!r} is not known; expected one of {', '.join(BUILT_IN)}.")
-    truth_of, grid, noise = curve or BUILT_IN[kind], targets(start, ratio, budget), _Noise(samples, run_sd, drift)
+    truth_of, grid, noise = (
+        curve or BUILT_IN[kind],
+        targets(start, ratio, budget),
+        _Noise(samples, run_sd, drift, graded),
+    )
     problem_set = ProblemSet(tuple(np.random.default_rng([seed, 0]).uniform(size=problems).tolist()), spread)
     truth = {(b, m): truth_of(b, m) for b in B_p for m in n}
     runs = tuple(

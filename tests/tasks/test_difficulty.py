@@ -29,7 +29,7 @@ class FakeLabeller:
     def __init__(self) -> None:
         self.asked: list[int] = []
 
-    def count_correct(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
+    def sum_rewards(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
         ids = [PROBLEMS[i].id for i in problem_indices]
         self.asked += ids
         return [repeats * (i % 5) for i in ids]

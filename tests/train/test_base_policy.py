@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from isojax.core.config import BasePolicyConfig, CellConfig, DataConfig, SamplingConfig
+from isojax.core.config import BasePolicyConfig, CellConfig, DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.shapes import make_sampler_shapes
@@ -54,7 +54,7 @@ def evaluator() -> Evaluator:
         10,
         4,
         make_sampler_shapes([(4, 4)], 1, 12, 8, 6, 4),
-        SamplingConfig(),
+        CellConfig(),
     )
 
 
@@ -121,11 +121,11 @@ def test_labels_are_no_draws_of_the_first_evaluation(
     _, base, _ = made
     both = base.training + base.validation
     selected = TokenizedProblems(both, TASK.encode(both, 6, 4))
-    result = evaluator.count_correct(
+    result = evaluator.evaluate(
         base.load_params(DECODER, mesh()), selected, seed=CELL.data.seed, evaluation=0, repeats=2
     )
     labels = [p.solved for p in both]
-    assert sum(labels) > 0 and result.correct.tolist() != labels
+    assert sum(labels) > 0 and result.reward_sums.tolist() != labels
 
 
 def test_fifty_steps_teach_something(made: tuple[Path, BasePolicy, list[str]]) -> None:

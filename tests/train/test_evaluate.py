@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 
-from isojax.core.config import SamplingConfig
+from isojax.core.config import CellConfig
 from isojax.core.nouns import Problem
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
@@ -64,7 +64,7 @@ def build(axes: str = "auto", task: Any = TASK) -> Evaluator:
         PROBLEMS,
         SAMPLES,
         make_sampler_shapes([(4, 4)], shard_count(on), 12, 8, P, T),
-        SamplingConfig(),
+        CellConfig(),
     )
 
 
@@ -93,15 +93,15 @@ def hidden_state(params: Params) -> np.ndarray:
 
 def counts(evaluator: Evaluator, params: Params, chosen: TokenizedProblems = SET, **kwargs: Any) -> np.ndarray:
     kwargs = {"seed": 0, "evaluation": 1} | kwargs
-    return evaluator.count_correct(placed(params, evaluator.mesh), chosen, **kwargs).correct
+    return evaluator.evaluate(placed(params, evaluator.mesh), chosen, **kwargs).reward_sums
 
 
 def test_a_policy_that_is_always_right_and_one_that_never_is(evaluator: Evaluator) -> None:
     assert counts(evaluator, always(4)).tolist() == [SAMPLES] * COUNT
     assert counts(evaluator, always(5)).tolist() == [0] * COUNT
-    result = evaluator.count_correct(placed(always(4), evaluator.mesh), SET, 0, 0)
+    result = evaluator.evaluate(placed(always(4), evaluator.mesh), SET, 0, 0)
     np.testing.assert_array_equal(result.first_responses, np.full((COUNT, T), 4))
-    assert result.first_rewards.tolist() == [1] * COUNT and result.ended == 0
+    assert result.rewards[:, 0].tolist() == [1] * COUNT and result.ended == 0
 
 
 def test_counts_follow_the_exact_probabilities(evaluator: Evaluator) -> None:
@@ -137,9 +137,9 @@ def test_first_rollouts_are_the_problems_own(evaluator: Evaluator) -> None:
     """What is shown of a problem is its first rollout: even where all of its rollouts were right, odd where none
     was.
     """
-    result = evaluator.count_correct(placed(policy(), evaluator.mesh), SET, 0, 1)
-    right = result.correct
-    for count, tokens, first in zip(right, result.first_responses, result.first_rewards, strict=True):
+    result = evaluator.evaluate(placed(policy(), evaluator.mesh), SET, 0, 1)
+    right = result.reward_sums
+    for count, tokens, first in zip(right, result.first_responses, result.rewards[:, 0], strict=True):
         assert first == (tokens[0] % 2 == 0)
         assert count not in (0, SAMPLES) or (tokens[0] % 2 == 0) == (count == SAMPLES)
     assert {0, SAMPLES} & set(right.tolist())
@@ -156,9 +156,9 @@ def test_a_verifier_on_the_host_counts_what_one_on_device_counts(axes: str, eval
     over all of them.
     """
     device, host = build(axes) if axes != "auto" else evaluator, build(axes, Spoken())
-    one, two = (e.count_correct(placed(policy(), e.mesh), SET, 0, 1, repeats=3) for e in (device, host))
-    np.testing.assert_array_equal(one.correct, two.correct)
-    np.testing.assert_array_equal(one.first_rewards, two.first_rewards)
+    one, two = (e.evaluate(placed(policy(), e.mesh), SET, 0, 1, repeats=3) for e in (device, host))
+    np.testing.assert_array_equal(one.reward_sums, two.reward_sums)
+    np.testing.assert_array_equal(one.rewards, two.rewards)
     assert [row.tolist() for row in one.first_responses] == [
         row.tolist() for row in two.first_responses
     ] and one.ended == two.ended > 0

@@ -20,7 +20,7 @@ from tests.tasks.tokenizer_folders import byte_level
 def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tmp_path: Path) -> None:
     problems = [Problem(0, "2+3=", "5"), Problem(1, "2*3=", "Twice 3.\nThat is <<2*3=6>>6.\n#### 6")]
     task: Any = SimpleNamespace(on_device=True, decode=lambda tokens: "".join(map(str, tokens)))
-    counts = EvalCounts(np.array([1, 0]), [np.array([5]), np.array([4, 2])], np.array([1.0, 0.0]), 2, 2, Counter())
+    counts = EvalCounts(np.array([[1.0], [0.0]]), [np.array([5]), np.array([4, 2])], 2, 2, Counter())
     point = EvalPoint(target=64, M=3, rollouts=66, tokens=100, metrics={"avg@1": 0.5})
     for _ in range(2):  # a resumed cell meets its evaluation again, and writes it once
         write_samples(tmp_path / "samples.txt", task, problems, counts, point)
@@ -41,7 +41,7 @@ def test_samples_show_a_text_tasks_prompt_as_the_model_reads_it(tmp_path: Path) 
     chat = PromptConfig(format="chat", system="Be brief.", template="{prompt}?")
     problems, model = [Problem(0, "3 + 4 =", "7")], ModelConfig(path=str(byte_level(tmp_path)))
     task = TextTask(InMemorySource(problems), model, chat, VerifierConfig(use="exact"))
-    counts = EvalCounts(np.array([1]), [task.encode(problems, 99).prompts[0, -1:]], np.array([1.0]), 1, 1, Counter())
+    counts = EvalCounts(np.array([[1.0]]), [task.encode(problems, 99).prompts[0, -1:]], 1, 1, Counter())
     write_samples(tmp_path / "samples.txt", task, problems, counts, EvalPoint(0, 0, 0, 0, {"avg@1": 1.0}))
     assert (tmp_path / "samples.txt").read_text().splitlines()[1:] == [
         "    <|im_start|>system",

@@ -77,7 +77,7 @@ def recommend(
         print(json_text({"budget": rollouts, **allocation, **answer, "health": fit.health}))
         return
     console = SafeConsole()
-    print_recommendation(console, recommendation, rollouts)
+    print_recommendation(console, recommendation, rollouts, fit.reward_name)
     print_notes(console, flag_sentences(fit.health))
     if write is not None:
         run_command = exporter.HOW_TO_RUN.format(file=write, folder=write.parent, name=write.stem)
@@ -98,7 +98,7 @@ def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
     return fixed
 
 
-def print_recommendation(console: SafeConsole, recommendation: Recommendation, budget: int) -> None:
+def print_recommendation(console: SafeConsole, recommendation: Recommendation, budget: int, reward_name: str) -> None:
     """The allocation for a budget, its expected reward with interval, every n at that budget, and the reasons."""
     allocation = recommendation.allocation
     if recommendation.no_effect:
@@ -109,7 +109,7 @@ def print_recommendation(console: SafeConsole, recommendation: Recommendation, b
     headline = f"for {budget:,} rollouts: B_p = {allocation.B_p}, n = {allocation.n}, M = {allocation.M}"
     size = f"(B = {allocation.B}, C = {allocation.C:,})"
     range_note = " (beyond the measured range)" if recommendation.extrapolated else ""
-    reward = f"expected reward {format_reward(recommendation.expected_reward)}{range_note}"
+    reward = f"expected {reward_name} {format_reward(recommendation.expected_reward)}{range_note}"
     console.print(f"[bold]{headline}[/bold] {size}, {reward}")
     if recommendation.interval and recommendation.prediction_interval:
         interval, new_run = format_range(recommendation.interval), format_range(recommendation.prediction_interval)

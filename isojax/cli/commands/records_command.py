@@ -131,7 +131,8 @@ def _runs_table(runs: Sequence[RunRecord], title: str) -> TextTable:
         cell = _run_json(run)
         measured = list(cell["metrics"])
         if cell["right_answers"]:
-            measured.append("right answers {} x {}".format(*cell["right_answers"]))
+            kind = "graded rewards" if run.points[-1].graded else "right answers"
+            measured.append("{} {} x {}".format(kind, *cell["right_answers"]))
         measured += [label for label, key in (("tokens", "tokens"), ("device hours", "device_hours")) if cell[key]]
         ranges = (" - ".join(f"{v:,}" for v in cell[key]) for key in ("C", "M"))
         numbers = (f"{cell[key]:,}" for key in ("B_p", "n", "seed", "points"))

@@ -1,7 +1,7 @@
 """What a user may set, as frozen pydantic models: `cell` decides a run's result and is hashed, `sweep` is the grid, and
 `run` says where and how to run."""
 
-from isojax.core.config.data import PANEL, DataConfig, PromptConfig, VerifierConfig
+from isojax.core.config.data import PANEL, DataConfig, PromptConfig, RewardConfig, VerifierConfig
 from isojax.core.config.load import Config, config_hash, config_names, load_config, load_configs, save_config
 from isojax.core.config.model import (
     BasePolicyConfig,

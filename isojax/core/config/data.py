@@ -1,10 +1,17 @@
-"""`cell.data`, `cell.prompt` and `cell.verifier`: which problems, how they are written, and how answers are checked."""
+"""`cell.data`, `cell.prompt`, `cell.verifier` and `cell.reward`: which problems, how they are written, how answers are
+checked, and what reward a response gets."""
 
-from typing import Literal
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from isojax.core.errors import InputError
+from isojax.core.nouns import MAIN_SCORE
 
 PANEL = "panel"  # the name of the training problems that every evaluation includes
 RESERVED_NAMES = ("train", "verl", PANEL)  # prefixes of metric names that no set of a user may have
@@ -42,6 +49,63 @@ class PromptConfig(Section):
 class VerifierConfig(Section):
     """How a response in text is judged. A check that fails costs its own rollout only: reward 0, and counted."""
 
-    use: str = "math"  # a file in isojax/tasks/verifiers/, with an argument after a colon (`function:FILE:FUNCTION`)
+    # A file in isojax/tasks/verifiers/, with an argument after a colon (`function:FILE:FUNCTION`); for graded rewards
+    # also several, by the names of their scores: {accuracy: math, format: function:FILE:FUNCTION}.
+    use: str | dict[str, str] = "math"
     timeout: PositiveFloat = 5.0  # seconds for one check
     memory_gb: PositiveFloat = 4.0  # GiB that a process of checks may write to
+
+    @field_validator("use", mode="before")
+    @classmethod
+    def _check_use(cls, use: Any) -> str | dict[str, str]:
+        is_map = isinstance(use, dict) and use and all(isinstance(text, str) for item in use.items() for text in item)
+        if not isinstance(use, str) and not is_map:
+            raise PydanticCustomError("verifier", "a verifier such as math, or several as in {{accuracy: math}}")
+        _check_score_names(use if is_map else ())
+        return use
+
+
+class RewardConfig(Section):
+    """How a verdict becomes the reward of a rollout."""
+
+    # binary: 1 where the response is correct, else 0. graded: the verifier's score, a number from 0 to 1, or the
+    # weighted mean of several.
+    kind: Literal["binary", "graded"] = "binary"
+    # The scores that count in a graded reward, and how much, as in {accuracy: 1.0, format: 0.2}; each is a metric too,
+    # reward/NAME, and one of weight 0 is nothing else. Null: `score`, or all verifiers of cell.verifier.use alike.
+    weights: dict[str, float] | None = None
+
+    @field_validator("weights")
+    @classmethod
+    def _check_weights(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
+        if weights is not None and (min(weights.values(), default=0) < 0 or not 0 < sum(weights.values()) < math.inf):
+            rule = "weights of 0 or more, not all 0, so that rewards stay from 0 to 1 (a penalty p is a score of 1 - p)"
+            raise PydanticCustomError("weights", "{rule}", {"rule": rule})
+        _check_score_names(weights or ())
+        return weights
+
+
+def _check_score_names(names: Iterable[str]) -> None:
+    """Such as can be a part of a metric's name."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+            rule = f"names of letters, digits, '.', '_' and '-'. Rename the score {name!r}"
+            raise PydanticCustomError("score_name", "{rule}", {"rule": rule})
+
+
+def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str, float]:
+    """The weight of each score in a graded reward; empty where rewards are binary. InputError where the two sections
+    do not fit."""
+    verifiers = {} if isinstance(verifier.use, str) else verifier.use
+    if reward.kind == "binary":
+        if verifiers or reward.weights:
+            setting = f"cell.verifier.use = {verifiers}" if verifiers else f"cell.reward.weights = {reward.weights}"
+            raise InputError(f"{setting} weighs several scores, and rewards are binary; set cell.reward.kind=graded.")
+        return {}
+    weights = reward.weights or dict.fromkeys(verifiers or [MAIN_SCORE], 1.0)
+    if verifiers and set(weights) != set(verifiers):
+        raise InputError(
+            f"cell.reward.weights names {', '.join(weights)}, and cell.verifier.use {', '.join(verifiers)}; expected a"
+            " weight for each of these, 0 for one that is recorded only."
+        )
+    return weights

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, VerifierConfig
+from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, RewardConfig, VerifierConfig
 from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
 from isojax.core.config.rl import RLConfig
 from isojax.core.config.section import NonNegativeInt, PositiveInt, Section
@@ -79,6 +79,7 @@ class CellConfig(Section):
     data: DataConfig = DataConfig()
     prompt: PromptConfig = PromptConfig()
     verifier: VerifierConfig = VerifierConfig()
+    reward: RewardConfig = RewardConfig()
     sampling: SamplingConfig = SamplingConfig()
     precision: PrecisionConfig = PrecisionConfig()
     rl: RLConfig = RLConfig()

@@ -15,7 +15,7 @@ from isojax.report import canvas
 UNUSED, UNUSED_COLOUR = "unused", "#c3cad1"  # problems in no split
 MIN_BINS, MAX_BINS = 10, 32  # steps that avg@k is cut into, where k has a divisor between them
 
-DifficultyLabel = tuple[int, int]  # (correct answers, attempts) of the base model on one problem
+DifficultyLabel = tuple[float, int]  # (correct answers, or summed rewards; attempts) of the base model on one problem
 AvgRange = tuple[float, float]  # the lowest and the highest avg@k of a split
 
 
@@ -30,7 +30,7 @@ def draw_difficulty(
     bin_count = next((d for d in range(MAX_BINS, MIN_BINS - 1, -1) if k_min % d == 0), min(k_min, MAX_BINS))
     counts_by_split = {name: Counter[int]() for name in (*ordered_splits, UNUSED)}
     for solved, attempts in labels:
-        nearest_bar = (2 * solved * bin_count + attempts) // (2 * attempts)
+        nearest_bar = int((2 * solved * bin_count + attempts) // (2 * attempts))
         counts_by_split[split_of((solved, attempts), ordered_splits, min_unsolved_attempts)][nearest_bar] += 1
     titles = {name: _split_title(name, ordered_splits, min_unsolved_attempts) for name in counts_by_split}
     attempts_of_all = sorted({attempts for _, attempts in labels})

@@ -41,11 +41,11 @@ class ProblemPanel:
 
 def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPanel]:
     """The smallest and the largest n (or the only one) of the B_p with the widest range of n, of equals the frontier's
-    last; [] where no panel was recorded, or not of the same problems."""
+    last; [] where no panel was recorded, rewards are graded, or problems differ."""
     runs_by_cell: dict[int, dict[int, list[RunRecord]]] = defaultdict(lambda: defaultdict(list))  # B_p -> n -> runs
     sizes = set()
     for run in runs:
-        if all(PANEL in p.extra and p.samples for p in run.points):
+        if all(PANEL in p.extra and p.samples and not p.graded for p in run.points):
             runs_by_cell[run.cell.B_p][run.cell.n].append(run)
             sizes |= {(len(p.extra[PANEL]), p.samples) for p in run.points}
     if len(sizes) != 1:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isojax.core.errors import InputError
+from isojax.core.nouns import RewardSums
 from isojax.core.tabular import DataRow, check_number, is_blank
 
 # What a log's columns can be, and what a refusal and --help say of each.
@@ -24,7 +25,7 @@ FIELD_HELP = {
     "response_length": "mean response tokens per rollout (tokens are summed from it)",
     "device_hours": "device hours so far",
     "train_reward": "mean training reward",
-    "counts": "correct rollouts of each validation problem, as a list",
+    "counts": "correct rollouts (or the sum of graded rewards) of each validation problem, as a list",
     "samples": "rollouts per validation problem",
     "scale": "a number that multiplies the validation metrics, 0.01 for percent",
 }
@@ -121,20 +122,21 @@ class ColumnMap:
             raise InputError(f"{self.describe_cell(field, row)} is missing or empty; expected {FIELD_HELP[field]}.")
         return str(value)
 
-    def read_counts(self, row: DataRow) -> tuple[int, ...]:
-        """The correct rollouts of each problem, each in 0..samples, from a list or its text ("[1, 0, 4]")."""
+    def read_counts(self, row: DataRow) -> RewardSums:
+        """The correct rollouts of each problem, each in 0..samples, from a list or its text ("[1, 0, 4]"); floats where
+        one is not whole, as sums of graded rewards are."""
         samples, value = self.read_integer("samples", row, 1), self.cell_value("counts", row)
         try:
             counts: Any = json.loads(value) if isinstance(value, str) else value
         except ValueError:
             counts = None
         is_list = isinstance(counts, list) and len(counts) > 0
-        if not is_list or not all(type(count) is int and 0 <= count <= samples for count in counts):
+        if not is_list or not all(type(x) in (int, float) and 0 <= x <= samples for x in counts):
             raise InputError(
-                f"{self.describe_cell('counts', row)} is {str(value)[:60]!r}, expected a list of whole numbers in"
+                f"{self.describe_cell('counts', row)} is {str(value)[:60]!r}, expected a list of numbers in"
                 f" 0..{samples}, one for each problem, such as [1, 0, 4]."
             )
-        return tuple(counts)
+        return tuple(map(int if all(x == int(x) for x in counts) else float, counts))
 
 
 def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:

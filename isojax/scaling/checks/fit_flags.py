@@ -14,7 +14,7 @@ from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
 from isojax.scaling.law.frontier import Frontier
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, law_limits
-from isojax.scaling.result import FitDiagnostics, FitFlag, FitResult, Law, SegmentRow
+from isojax.scaling.result import GRADED_FLAG, FitDiagnostics, FitFlag, FitResult, Law, SegmentRow
 from isojax.scaling.tracks import TracksByCell
 
 MAX_AUTOCORRELATION = 0.3
@@ -51,7 +51,7 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
 
 
 def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
-    """One seed only; cells of unequal length; no reward at C = 0."""
+    """One seed only; cells of unequal length; no reward at C = 0; graded rewards."""
     single_seed_cells = [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]
     if single_seed_cells:
         which = "every cell" if len(single_seed_cells) == len(cells) else ", ".join(single_seed_cells)
@@ -66,6 +66,8 @@ def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
         yield _warning("unequal_lengths", text)
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
         yield _warning("no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured")
+    if any(p.graded for seeds in cells.values() for t in seeds for p in t.run.points):
+        yield _info(GRADED_FLAG, "rewards are graded: avg@k is the mean reward, not a share of correct responses")
 
 
 def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:

@@ -160,7 +160,7 @@ def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator
     zero_variance, C_points = _training_metric(run, "zero_variance")
     C = _set_in(zero_variance >= ZERO_VARIANCE_COLLAPSED, C_points)
     if C is not None and zero_variance[0] < ZERO_VARIANCE_AT_START and not reward.gained:
-        share = f"{np.mean(zero_variance[C_points.index(C) :]):.0%} of groups are all correct or all wrong"
+        share = f"{np.mean(zero_variance[C_points.index(C) :]):.0%} of groups have rewards that are all equal"
         reason = f"{share}, and reward is {reward.last:.3f} (base policy: {reward.base:.3f})"
         yield HealthFlag("collapsed", C, reason)
 

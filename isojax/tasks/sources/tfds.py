@@ -22,7 +22,7 @@ from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import drop_duplicates, random_subset, rows_to_problems, to_plain_json
 
 DATASET_NAME = "problems"
-INTEGER_FEATURES = ("id", "solved", "attempts")
+NUMBER_FEATURES = ("id", "solved", "attempts")
 TEXT_FEATURES = ("prompt", "answer", "messages", "columns")  # the last two as JSON text
 
 
@@ -63,7 +63,7 @@ class TfdsSplits:
                 raise self.no_split_error("no split is named, and there is not one of problems called all")
         rows = (row for name in names for row in self._read_rows(name))
         location = f"{self.builder.data_dir}#{','.join(names)}"
-        if set(self.builder.info.features) == {*INTEGER_FEATURES, *TEXT_FEATURES}:
+        if set(self.builder.info.features) == {*NUMBER_FEATURES, *TEXT_FEATURES}:
             candidates = drop_duplicates(map(_record_to_problem, rows), location)
         else:
             candidates = rows_to_problems(rows, self.data, location)
@@ -105,7 +105,9 @@ def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadat
 def _write_splits(
     tfds: ModuleType, folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]
 ) -> None:
-    features: dict[str, Any] = dict.fromkeys(INTEGER_FEATURES, np.int64)
+    features: dict[str, Any] = dict.fromkeys(NUMBER_FEATURES, np.int64)
+    if any(isinstance(problem.solved, float) for problems in splits.values() for problem in problems):
+        features["solved"] = np.float64  # sums of graded rewards
     features |= {name: tfds.features.Text() for name in TEXT_FEATURES}
     identity = tfds.core.DatasetIdentity(
         name=DATASET_NAME, version=tfds.core.Version("1.0.0"), data_dir=str(folder), module_name=__name__
@@ -125,7 +127,7 @@ def _write_splits(
 
 
 def _problem_to_record(problem: Problem) -> dict[str, Any]:
-    plain = {name: vars(problem)[name] for name in (*INTEGER_FEATURES, "prompt", "answer")}
+    plain = {name: vars(problem)[name] for name in (*NUMBER_FEATURES, "prompt", "answer")}
     messages = json.dumps([dict(message) for message in problem.messages])
     return {**plain, "messages": messages, "columns": json.dumps(dict(problem.columns))}
 

@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 from isojax.core import registry
 from isojax.core.errors import InputError
-from isojax.core.nouns import Problem
+from isojax.core.nouns import MAIN_SCORE, Problem
 
-MAIN_SCORE = "score"  # the name of the score where a verifier gives one alone
+SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
 
 
 class Verdict(NamedTuple):
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
 
     correct: bool  # the reward where rewards are binary
     parsed: bool  # an answer was found in the response, correct or not
-    failure: str = ""  # no plain verdict: partial, error, memory, machine, timeout, crash, forged
+    failure: str = ""  # no plain verdict: partial, score, error, memory, machine, timeout, crash, forged
     message: str = ""  # what happened, in one line
     scores: Mapping[str, float] | None = None  # by name, for graded rewards; None: `correct` is the only one
 
@@ -85,6 +85,24 @@ def _combine(checks: Mapping[str, Check]) -> Check:
         )
 
     return check
+
+
+def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> tuple[float, Verdict]:
+    """A graded reward, the mean of the scores that `weights` names, and the verdict with these alone; a score outside
+    0..1, or missing, is the failure `score`, and of a failure all is 0."""
+    if verdict.failure not in ("", "partial") and verdict.scores is None:
+        return 0.0, verdict._replace(scores=dict.fromkeys(weights, 0.0))
+    scores, message = verdict.scores_by_name(), ""
+    for name in weights:
+        if name not in scores:
+            message = f"no score {name!r}, which cell.reward.weights names; given {', '.join(scores) or 'none'}"
+        elif not -SCORE_TOLERANCE <= scores[name] <= 1 + SCORE_TOLERANCE:  # NaN too
+            message = f"the score {name!r} is {scores[name]:g}; graded rewards are made of numbers from 0 to 1"
+    if message:
+        return 0.0, Verdict(False, verdict.parsed, "score", message, dict.fromkeys(weights, 0.0))
+    graded = {name: min(max(scores[name], 0.0), 1.0) for name in weights}
+    reward = sum(weight * graded[name] for name, weight in weights.items()) / sum(weights.values())
+    return reward, verdict._replace(failure="", message="", scores=graded)
 
 
 def refuse_argument(verifier: str, argument: str) -> None:

@@ -18,11 +18,10 @@ from types import ModuleType
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import MAIN_SCORE, Check, Verdict, describe_exception
+from isojax.core.nouns import MAIN_SCORE, Problem
+from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict, describe_exception
 
 ISOLATED, PURE = True, False
-SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
 
 
 def build(argument: str) -> Check:
@@ -102,7 +101,7 @@ def score_to_verdict(score: Any, response: str) -> Verdict:
         given = textwrap.shorten(f"{type(score).__name__} {score!r}", 80, placeholder="...")
         return Verdict(False, False, "error", f"expected a score of 0 or 1, given {given} ({e})")
     if not math.isfinite(value):
-        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {value}")
+        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {value}", {MAIN_SCORE: value})
     parsed = bool(response.strip())
     if all(abs(value - plain) > SCORE_TOLERANCE for plain in (-1, 0, 1)):
         message = f"a score of {value:g} counts as 0: cell.reward.kind = binary"

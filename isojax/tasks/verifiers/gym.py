@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import MAIN_SCORE, Check, Verdict, refuse_argument
+from isojax.core.nouns import MAIN_SCORE, Problem
+from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = True, True
 

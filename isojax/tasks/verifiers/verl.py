@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import MAIN_SCORE, Check, Verdict
+from isojax.core.nouns import MAIN_SCORE, Problem
+from isojax.tasks.verifiers import Check, Verdict
 from isojax.tasks.verifiers.function import load_function, score_to_verdict
 
 ISOLATED, PURE = True, False

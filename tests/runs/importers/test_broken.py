@@ -149,7 +149,7 @@ def test_a_log_without_steps_or_rollouts(logged):
 
 def test_right_answers_outside_the_samples(logged):
     with pytest.raises(
-        InputError, match=r"line 1: counts \(column right\) is '\[5\]', expected a list of whole numbers in 0\.\.4"
+        InputError, match=r"line 1: counts \(column right\) is '\[5\]', expected a list of numbers in 0\.\.4"
     ):
         logged("jsonl", [{"step": 1, "right": [5]}], "counts=right,samples=4,n=2,B_p=2")
 
