@@ -25,6 +25,7 @@ SLOW = (
     "e2e/test_compilations.py",
     "e2e/test_docs.py",
     "e2e/test_faults.py",
+    "e2e/test_graded.py",
     "e2e/test_hosts.py",
     "e2e/test_interruption.py",
     "e2e/test_lost_terminal.py",

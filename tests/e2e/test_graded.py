@@ -28,7 +28,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def offset(completions):
     return [1.5 + len(completions[0])]
 def broken(completions, answer):
-    return [{"0": 0.5, "1": -1.0, "2": float("nan"), "3": 2.0}[str(int(answer[0]) % 4 if completions[0] else 0)]]
+    return [{"0": 0.5, "1": -1.0, "2": float("nan"), "3": 2.0}[str(int(answer[0]) // 2 % 4 if completions[0] else 0)]]
 """
 SETTINGS = """\
 name: graded
@@ -114,7 +114,7 @@ VERL = ("cell.verifier.use=verl:rewards.py", "cell.reward.weights=null")
 
 
 def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
-    words = ("cell.data.attempts=0", "sweep.n=[2]", "sweep.budget=40", "sweep.B_p=[4]")
+    words = ("cell.data.attempts=0", "sweep.n=[2]", "sweep.budget=90")
     place.swept("launch", "graded.yaml", "name=whole", *VERL, *words, XLA_FLAGS=FLAGS)
     assert {row["metrics"]["avg@4"] for row in place.rows("4x2-s0", "whole")} == {0.25}
     weights = "cell.reward.weights={score: 1, acc: 3}"
@@ -154,8 +154,8 @@ def test_what_cannot_be_a_reward_is_refused_before_any_work(
 def test_scores_that_are_no_reward_cost_their_rollout_only(place: Isojax) -> None:
     """Below 0, above 1 and not a number: reward 0, counted as verifier_score."""
     use = ("cell.verifier.use=function:rewards.py:broken", "cell.reward.weights=null", "cell.data.attempts=0")
-    done = place.swept("launch", "graded.yaml", *use, "sweep.n=[2]", "sweep.budget=60", XLA_FLAGS=FLAGS)
+    done = place.swept("launch", "graded.yaml", *use, "sweep.n=[2]", "sweep.budget=90", XLA_FLAGS=FLAGS)
     assert "verifier score: problem" in done.stderr and "graded rewards are made of numbers from 0 to 1" in done.stderr
     rows = place.rows("4x2-s0", "graded")
-    assert all(row["metrics"]["verifier_failures"] > 0 and set(row["counts"]) <= {0.0, 2.0} for row in rows)
+    assert all(row["metrics"]["verifier_failures"] > 0 and set(row["counts"]) <= {0.0, 0.5, 1.0, 1.5, 2.0} for row in rows)
     assert sum(row["train"].get("verifier_score", 0) for row in rows) > 0
