@@ -157,5 +157,6 @@ def test_scores_that_are_no_reward_cost_their_rollout_only(place: Isojax) -> Non
     done = place.swept("launch", "graded.yaml", *use, "sweep.n=[2]", "sweep.budget=90", XLA_FLAGS=FLAGS)
     assert "verifier score: problem" in done.stderr and "graded rewards are made of numbers from 0 to 1" in done.stderr
     rows = place.rows("4x2-s0", "graded")
-    assert all(row["metrics"]["verifier_failures"] > 0 and set(row["counts"]) <= {0.0, 0.5, 1.0, 1.5, 2.0} for row in rows)
+    assert all(row["metrics"]["verifier_failures"] > 0 for row in rows)
+    assert {reward_sum % 0.5 for row in rows for reward_sum in row["counts"]} == {0.0}
     assert sum(row["train"].get("verifier_score", 0) for row in rows) > 0
