@@ -16,6 +16,10 @@ class MeshShape:
     sequence: int = 1
     tensor: int = 1
 
+    def __str__(self) -> str:
+        """As a user writes it."""
+        return ",".join(f"{axis}={size}" for axis in AXES if (size := vars(self)[axis]) > 1) or "auto"
+
     @property
     def devices(self) -> int:
         return self.data * self.fsdp * self.sequence * self.tensor

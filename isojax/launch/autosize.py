@@ -1,8 +1,10 @@
-"""Slots R and microbatch m that fit a device: planner.py's, halved until the estimate of memory_model.py fits."""
+"""The sizes that a sweep leaves null, chosen so that what memory_model.py estimates fits a device: those chosen for
+speed (planner.py), else of all smaller ones, with remat or without, the fastest by time_estimate.py. Where none fits,
+`suggest_fit` names the nearest setting or mesh that would."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from isojax.core.config import CellConfig, SweepConfig
@@ -10,12 +12,15 @@ from isojax.core.errors import InputError
 from isojax.core.shapes import make_sampler_shapes
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.device_kinds import GIB, TYPICAL_RATES
 from isojax.launch.memory_model import DeviceSizes, MemoryEstimate, estimate_memory
 from isojax.launch.planner import resolve_sweep_sizes
+from isojax.launch.time_estimate import rates_from_probe
 
 MEMORY_UTILIZATION = 0.85  # of a device's memory that a plan may take: estimates are within 15% of what XLA allocates
+MAX_MESH_GROWTH = 64  # times as many devices are considered where a sweep does not fit
+SIZES = ("decode_slots", "microbatch", "prefill_batch", "slots_per_prefix", "remat")
 CGROUP_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-GIB = 2**30  # bytes
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class DeviceBudget:
     on_device: bool
     backend: str
     device_memory: int
+    program_limits: Mapping[str, float] = field(default_factory=dict)  # bytes that may be estimated for these programs
 
     @property
     def usable_memory(self) -> int:
@@ -45,55 +51,113 @@ class DeviceBudget:
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
         return estimate_memory(self.sizes(sweep), self.on_device)
 
+    def fits(self, sweep: SweepConfig) -> bool:
+        memory = self.estimate(sweep)
+        within_limits = all(memory.program_bytes[name] <= limit for name, limit in self.program_limits.items())
+        return memory.peak <= self.usable_memory and within_limits
+
+    def seconds_per_rollout(self, sweep: SweepConfig) -> float:
+        """On a typical device of the backend, summed over the sweep's (B_p, n): it decides an order, not a forecast."""
+        rollout_rates = rates_from_probe(self.sizes(sweep), self.pairs, TYPICAL_RATES[self.backend])
+        return sum(1 / rate for rate in rollout_rates.values())
+
     def resolve_sizes(self, sweep: SweepConfig) -> SweepConfig:
         """The sweep with its sizes chosen for speed, where they are not set."""
         return resolve_sweep_sizes(sweep, self.mesh.shards, self.cell)
 
+    def smallest_sizes(self, requested: SweepConfig) -> SweepConfig:
+        """The sweep with the sizes that are not set chosen for memory alone."""
+        smallest = dict(zip(SIZES, (requested.slots_per_prefix or 1, 1, 1, None, "layer"), strict=True))
+        unset = {key: size for key, size in smallest.items() if getattr(requested, key) is None}
+        return self.resolve_sizes(requested.model_copy(update=unset))
 
-def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig:
-    """The sweep with its static sizes chosen for speed, then cut until a device's memory holds them; sizes that are set
-    stay. InputError where not even one slot and a microbatch of one response fit."""
+    def all_sizes(self, requested: SweepConfig) -> Iterator[SweepConfig]:
+        """The sweep with every choice of the sizes that are not set: those for speed, and halves of them."""
+
+        def with_halves(sweep: SweepConfig, key: str, step: int = 1) -> Iterator[SweepConfig]:
+            size = getattr(self.resolve_sizes(sweep), key)
+            yield sweep.model_copy(update={key: size})
+            while getattr(requested, key) is None and size >= 2 * step:
+                size = size // 2 // step * step
+                yield sweep.model_copy(update={key: size})
+
+        for remat in (requested.remat,) if requested.remat else ("none", "layer"):
+            with_remat = requested.model_copy(update={"remat": remat})
+            for with_slots in with_halves(with_remat, "decode_slots", requested.slots_per_prefix or 1):
+                for with_prompts in with_halves(with_slots, "prefill_batch"):
+                    yield from map(self.resolve_sizes, with_halves(with_prompts, "microbatch"))
+
+
+def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig | None:
+    """The sweep with the sizes that are not set chosen for speed if they fit, else the fastest that do; None where none
+    does."""
     sweep = budget.resolve_sizes(requested)
-    while smaller_sizes := _reduce_sizes(requested, sweep, budget):
-        sweep = budget.resolve_sizes(requested.model_copy(update=smaller_sizes))
-    chooses_all_sizes = requested.decode_slots is None and requested.microbatch is None
-    if chooses_all_sizes and (shortage := _shortage(sweep, budget)):
-        remat_hint = "" if requested.remat == "layer" else ", or set sweep.remat=layer, which takes less"
-        raise InputError(
-            f"{shortage} Give each cell a mesh with more devices on fsdp or tensor{remat_hint}; where a device has "
-            "more memory, set run.device_memory=GIB."
-        )
-    return sweep
+    if budget.fits(sweep) or not budget.fits(budget.smallest_sizes(requested)):
+        return sweep if budget.fits(sweep) else None
+    return min(filter(budget.fits, budget.all_sizes(requested)), key=budget.seconds_per_rollout)
 
 
-def _reduce_sizes(requested: SweepConfig, sweep: SweepConfig, budget: DeviceBudget) -> dict[str, int] | None:
-    """Smaller sizes, where those of the sweep do not fit and something can be cut."""
-    memory = budget.estimate(sweep)
-    R, m, W = sweep.decode_slots or 1, sweep.microbatch or 1, requested.slots_per_prefix or 1
-    if memory.sampling_peak > budget.usable_memory and requested.decode_slots is None and R >= 2 * W:
-        return {"decode_slots": R // 2 // W * W, "microbatch": m}
-    if memory.update_peak > budget.usable_memory and requested.microbatch is None and m > 1:
-        return {"decode_slots": R, "microbatch": m // 2}
-    return None
-
-
-def _shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
-    """A sentence about sizes that are estimated not to fit; empty where they do."""
-    memory = budget.estimate(sweep)
-    if memory.peak <= budget.usable_memory:
-        return ""
+def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
+    """A sentence about sizes that are estimated not to fit."""
     return (
-        f"sweep.decode_slots = {sweep.decode_slots} and sweep.microbatch = {sweep.microbatch} are estimated to take "
-        f"{format_bytes(memory.peak)} of each device, and {format_bytes(budget.usable_memory)} of its "
-        f"{format_bytes(budget.device_memory)} may be planned with."
+        f"{format_sizes(sweep)} are estimated to take {format_bytes(budget.estimate(sweep).peak)} of each device, and "
+        f"{format_bytes(budget.usable_memory)} of its {format_bytes(budget.device_memory)} may be planned with."
     )
 
 
+def suggest_fit(requested: SweepConfig, budget: DeviceBudget, places: Iterable[tuple[str, int]]) -> str:
+    """What would fit, as a sentence: this mesh with other settings than those that are set, else `suggest_mesh`."""
+    fitting = fit_to_memory(_without_sizes(requested), budget)
+    return f"It would fit with {format_sizes(fitting)}." if fitting else suggest_mesh(requested, budget, places)
+
+
+def suggest_mesh(requested: SweepConfig, budget: DeviceBudget, places: Iterable[tuple[str, int]]) -> str:
+    """The fastest other mesh in the first of these places, (how it is called, number of devices), where one fits."""
+    for place, num_devices in places:
+        fitting: list[tuple[float, str]] = []
+        for mesh in _even_meshes(budget, num_devices):
+            other = replace(budget, mesh=mesh)
+            if mesh != budget.mesh and (sweep := fit_to_memory(_without_sizes(requested), other)):
+                changes = [key for key in SIZES if getattr(requested, key) not in (None, getattr(sweep, key))]
+                words = f"--mesh {mesh} {format_sizes(sweep, changes)}".strip()
+                fitting.append((other.seconds_per_rollout(sweep), words))
+        if fitting:
+            return f"The nearest mesh that would fit: {min(fitting)[1]} on {place}."
+    return (
+        "No mesh of more such devices would fit it: lower cell.sampling.response_length or prompt_length, take devices "
+        "with more memory, or say how much they have by run.device_memory=GIB."
+    )
+
+
+def _without_sizes(sweep: SweepConfig) -> SweepConfig:
+    return sweep.model_copy(update=dict.fromkeys(SIZES))
+
+
+def _even_meshes(budget: DeviceBudget, num_devices: int) -> Iterator[MeshShape]:
+    """The meshes of so many devices that split the model evenly, with the budget's part of `sequence`."""
+    model, sequence = budget.cell.model, budget.mesh.sequence
+    devices = num_devices // sequence
+    for tensor in (size for size in range(1, devices + 1) if devices % size == model.kv_heads % size == 0):
+        for fsdp in (size for size in range(1, devices // tensor + 1) if devices // tensor % size == 0):
+            if model.width % fsdp == 0 and model.mlp % tensor == 0:
+                yield MeshShape(devices // tensor // fsdp, fsdp, sequence, tensor)
+
+
 def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: bool) -> SweepConfig:
-    """The sweep with sizes that fit, where the run is new; a warning names sizes that are set and do not seem to."""
-    sweep = fit_to_memory(requested, budget) if is_new_run else requested
-    if shortage := _shortage(sweep, budget):
-        warn(f"{shortage} A new run that leaves them out gets sizes that fit.")
+    """The sweep with sizes that fit, where the run is new. Where nothing fits, InputError if the planner chose all; a
+    warning if some are set, for estimates may be wrong."""
+    sweep = requested
+    if is_new_run:
+        sweep = fit_to_memory(requested, budget) or budget.smallest_sizes(requested)
+    if not budget.fits(sweep):
+        # A CPU's devices share its memory.
+        growths = [2**k for k in range(MAX_MESH_GROWTH.bit_length())] if budget.backend != "cpu" else []
+        places = [(f"{growth * budget.mesh.devices} such devices", growth * budget.mesh.devices) for growth in growths]
+        suggestion = suggest_fit(requested, budget, places)
+        shortage = f"{describe_shortage(sweep, budget)} {suggestion}"
+        if is_new_run and requested.decode_slots is None and requested.microbatch is None:
+            raise InputError(shortage)
+        warn(shortage)
     return sweep
 
 
@@ -103,6 +167,11 @@ def format_bytes(num_bytes: float) -> str:
             size = num_bytes / unit_bytes
             return f"{size:.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"
     return f"{num_bytes / 2**10:.3g} KiB"
+
+
+def format_sizes(sweep: SweepConfig, keys: Iterable[str] = SIZES) -> str:
+    """As a user writes them."""
+    return " ".join(f"sweep.{key}={getattr(sweep, key)}" for key in keys)
 
 
 def host_memory() -> int:

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
-from isojax.launch.autosize import DeviceBudget, format_bytes
+from isojax.launch.autosize import DeviceBudget, format_bytes, format_sizes
 from isojax.launch.time_estimate import Forecast
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.ledger import INCLUDE_FLAGGED
@@ -29,7 +29,7 @@ def print_line(text: str) -> None:
 def print_plan(
     config: Config,
     cells: list[Cell],
-    folder: Path,
+    folder: Path | str,
     devices: str,
     budget: DeviceBudget,
     forecast: Forecast | None = None,
@@ -38,9 +38,9 @@ def print_plan(
     print_cells(config, cells, folder, forecast)
     sweep, targets = config.sweep, config.cell.eval.evaluation_targets(config.sweep.budget)
     console.print(
-        f"{devices}; R = {sweep.decode_slots} slots, m = {sweep.microbatch} rows per "
-        f"microbatch and g = {sweep.prefill_batch} prompts at once on each shard; "
-        f"{len(targets)} evaluations per cell, the last at C = {targets[-1]}{_end_of_runs(config, targets[-1])}"
+        f"{devices}; {len(targets)} evaluations per cell, the last at C = {targets[-1]}"
+        f"{_end_of_runs(config, targets[-1])}\n"
+        f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}"
     )
     memory = budget.estimate(sweep)
     breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
@@ -63,7 +63,7 @@ def _end_of_runs(config: Config, last_target: int) -> str:
     return f", where runs end: {share} is not spent, as the next evaluation would be at C = {next_target}"
 
 
-def print_cells(config: Config, cells: list[Cell], folder: Path, forecast: Forecast | None = None) -> None:
+def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None) -> None:
     final_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
     columns = ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ()))
     rows = []

@@ -61,7 +61,8 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
 
 
 def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> SweepConfig:
-    """The sweep with slots R, microbatch m, prefill batch g and slots per prefix W of a shard, where they are not set.
+    """The sweep with slots R, microbatch m, prefill batch g and slots per prefix W of a shard, where they are not set;
+    layers keep what their gradient needs, where remat is not set.
 
     R is the smallest ceil(B / shards), so that no cell begins with empty slots; g the smallest ceil(B_p / shards); m is
     R, but at most the g n rollouts of a block of prompts, since a microbatch does not reach into the next block.
@@ -70,7 +71,7 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> Sw
     n = min(n for _, n in pairs)
     g = min(MAX_PREFILL_BATCH, *(math.ceil(B_p / shards) for B_p, _ in pairs))
     shard_rows = min(MAX_SHARD_ROWS, *(math.ceil(B_p * n / shards) for B_p, n in pairs))
-    m = min(shard_rows, g * n)
+    m = min(shard_rows, (sweep.prefill_batch or g) * n)
     if max_tokens := MICROBATCH_TOKENS.get(cell.precision.compute):
         m = min(m, max(1, max_tokens // cell.sampling.response_length))
     R = sweep.decode_slots or shard_rows
@@ -79,6 +80,7 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> Sw
         "microbatch": sweep.microbatch or m,
         "prefill_batch": sweep.prefill_batch or g,
         "slots_per_prefix": _resolve_slots_per_prefix(sweep, R, n, cell),
+        "remat": sweep.remat or "none",
     }
     return sweep.model_copy(update=sizes)
 

@@ -69,7 +69,7 @@ def check_resume(old: Config, new: Config) -> None:
     for key in AUTOSIZED_SETTINGS:
         old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
         if None not in (old_value, new_value) and old_value != new_value:
-            _refuse(f"sweep.{key}", old_value, new_value, "the same value, or none")
+            _refuse(f"sweep.{key}", old_value, new_value, "the same value, or null")
     batches = [B_p * n for B_p in old.sweep.B_p for n in old.sweep.n]
     largest_batch = max((B for B in batches if B <= old.sweep.B_max), default=0)
     if new.sweep.B_max < largest_batch:
@@ -80,7 +80,7 @@ def check_resume(old: Config, new: Config) -> None:
 def _fixed_settings(config: Config) -> dict[str, Any]:
     """The settings that no resume changes, by their dotted names."""
     cell_settings = dict(flatten(config.cell.model_dump(mode="json"), "cell."))
-    return {"name": config.name} | cell_settings | {"sweep.seed": config.sweep.seed, "sweep.remat": config.sweep.remat}
+    return {"name": config.name} | cell_settings | {"sweep.seed": config.sweep.seed}
 
 
 def _refuse(key: str, old_value: object, new_value: object, expected: str) -> NoReturn:

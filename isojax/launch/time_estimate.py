@@ -7,8 +7,11 @@ probe measured on this machine, one after the other:
                position; all weights, and the cache, once per step
     update     6 and 6, 2 more where a layer is computed again, 2 for the KL's reference, 8 for a critic; what layers
                keep for the gradient moves three times; sums of gradients once per microbatch, Adam's moments once
+    links      where fsdp splits weights, each microbatch and block of prompts gathers them and scatters their gradient;
+               where tensor does, each layer has two sums forwards and two backwards
 """
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from isojax.launch.memory_model import FLOAT_BYTES, DeviceSizes, kv_cache_bytes,
 from isojax.launch.planner import cell_cost
 
 EFFICIENCY = 0.6  # of the probed rates that an update reaches; docs/performance.md says how far off that was
+GIB = 2**30
 SECONDS_PER_HOUR = 3600
 Pair = tuple[int, int]  # B_p, n
 
@@ -25,17 +29,20 @@ Pair = tuple[int, int]  # B_p, n
 @dataclass(frozen=True)
 class DeviceRates:
     """One device's rates while the others work too: operations/s of products as wide as a decode step and as a
-    microbatch, and bytes/s of memory."""
+    microbatch, bytes/s of memory, and of its links along an axis of the mesh."""
 
     decode_flops: float
     update_flops: float
     bandwidth: float
+    link_bandwidth: float = math.inf
+    efficiency: float = EFFICIENCY
+    origin: str = "probed"
 
     def __str__(self) -> str:
         return (
-            f"a lower bound at {EFFICIENCY:.0%} efficiency, all responses of full length (probed, per device: "
-            f"{self.decode_flops / 1e9:,.0f} and {self.update_flops / 1e9:,.0f} GFLOP/s, "
-            f"{self.bandwidth / 1e9:,.1f} GB/s); expect a factor 2 either way"
+            f"a lower bound at {self.efficiency:.0%} efficiency, all responses of full length ({self.origin}, per "
+            f"device: {self.decode_flops / 1e9:,.0f} and {self.update_flops / 1e9:,.0f} GFLOP/s, "
+            f"{self.bandwidth / GIB:,.1f} GiB/s); expect a factor 2 either way"
         )
 
 
@@ -45,6 +52,12 @@ class Forecast:
     cell_seconds: Mapping[Pair, float]  # evaluations included
     sweep_seconds: float
     source: str  # what they come from
+
+
+def _tensor_sum_seconds(s: DeviceSizes, tokens: float, sums_per_layer: int, rates: DeviceRates) -> float:
+    """Seconds in which the devices of `tensor` add up what each has of a layer's outputs."""
+    bytes_of_a_sum = 2 * (s.mesh.tensor - 1) / s.mesh.tensor * s.compute_bytes * tokens * s.D
+    return s.L * sums_per_layer * bytes_of_a_sum / rates.link_bandwidth
 
 
 def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
@@ -60,7 +73,8 @@ def sampling_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -
     slot_cache_bytes = kv_cache_bytes(s) * s.shapes.slots / (s.shapes.slots + s.shapes.prefix_entries)
     step_bytes = s.compute_bytes * layer_weights + slot_cache_bytes
     bytes_moved = slot_fills * ((T - 1) * step_bytes + T * s.compute_bytes * s.embedding_params)
-    return flops / rates.decode_flops + bytes_moved / rates.bandwidth
+    link_seconds = _tensor_sum_seconds(s, B / S * (T - 1) + B_p / S * s.prompt_positions, 2, rates)
+    return flops / rates.decode_flops + bytes_moved / rates.bandwidth + link_seconds
 
 
 def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> float:
@@ -72,9 +86,15 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
     response_flops = flops_per_weight * ((T - 1) * layer_flops + T * s.embedding_params)
     prompt_flops = s.prompt_positions * flops_per_weight * (layer_weights + attention_flops * P / 2)
     flops = B / S * response_flops + B_p / S * prompt_flops
-    microbatches = B / S / s.shapes.microbatch
+    prompt_blocks = B_p / S / s.shapes.prefill_batch
+    microbatches = max(B / S / s.shapes.microbatch, prompt_blocks)
     bytes_moved = microbatches * (3 * response_activations(s) + 3 * FLOAT_BYTES * s.num_params) + 9 * s.param_bytes
-    return flops / rates.update_flops + bytes_moved / rates.bandwidth
+    weight_passes = microbatches + (0 if s.shapes.joint_forward(s.mesh.sequence > 1) else prompt_blocks)
+    bytes_per_weight = FLOAT_BYTES + s.compute_bytes * (2 + s.has_reference)
+    gathered_bytes = weight_passes * (1 - 1 / s.fsdp_shards) * bytes_per_weight * s.num_params
+    tokens = B / S * (T - 1) + B_p / S * s.prompt_positions
+    link_seconds = gathered_bytes / rates.link_bandwidth + _tensor_sum_seconds(s, tokens, 4 + 2 * s.remat, rates)
+    return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
 
 
 def rates_from_timing(runs: Iterable[RunRecord], pairs: Sequence[Pair], devices_per_cell: int) -> dict[Pair, float]:
@@ -105,13 +125,23 @@ def rates_from_probe(s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates) 
     for B_p, n in pairs:
         B = B_p * n
         update = sampling_seconds(s, B_p, B, rates) + update_seconds(s, B_p, B, rates)
-        pair_rates[B_p, n] = EFFICIENCY * B / update
+        pair_rates[B_p, n] = rates.efficiency * B / update
     return pair_rates
 
 
 def evaluation_seconds(s: DeviceSizes, num_evaluations: int, rates: DeviceRates) -> float:
     problems = num_evaluations * (s.cell.data.validation + s.cell.eval.panel)
-    return sampling_seconds(s, problems, problems * s.cell.eval.samples, rates) / EFFICIENCY
+    return sampling_seconds(s, problems, problems * s.cell.eval.samples, rates) / rates.efficiency
+
+
+def forecast_from_rates(
+    s: DeviceSizes, cells: Sequence[Cell], budget: int, concurrent_cells: int, rates: DeviceRates
+) -> Forecast:
+    """The times of cells that run up to C = `budget`, by the rates of their devices."""
+    targets = s.cell.eval.evaluation_targets(budget)
+    pair_rates = rates_from_probe(s, sorted({(cell.B_p, cell.n) for cell in cells}), rates)
+    evaluations = evaluation_seconds(s, len(targets), rates)
+    return make_forecast(cells, targets[-1], concurrent_cells, pair_rates, evaluations, str(rates))
 
 
 def make_forecast(

@@ -19,8 +19,6 @@ from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import Task
 from isojax.train.programs import SweepPrograms
 
-HBM_GIB = {"TPU v4": 32, "TPU v5 lite": 16, "TPU v5": 95, "TPU v6 lite": 32}  # GiB of a chip, by the kind of device
-GIB = 2**30
 # Half of the compile time on a CPU, and the same memory
 FAST_COMPILE_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 # What libtpu's compiler says of a program that exceeds a chip's memory, and what the figures are of
@@ -77,16 +75,6 @@ def topology_devices(topology: str) -> list[Any]:
         raise InputError(
             f"--topology {topology}: {e}. Expected a kind of TPU and its chips, such as v5e:4x4, v5p:2x2x2 or v6e:2x4."
         ) from e
-
-
-def chip_memory(device: Any) -> int:
-    """Bytes of a chip's memory; InputError where its kind is not known here."""
-    if device.device_kind not in HBM_GIB:
-        raise InputError(
-            f"the memory of a {device.device_kind} is not known; known are {', '.join(HBM_GIB)}. Give it by "
-            "run.device_memory=GB."
-        )
-    return HBM_GIB[device.device_kind] * GIB
 
 
 def compile_for_memory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +14,18 @@ import pytest
 from jax.errors import JaxRuntimeError
 
 from isojax.core.config import load_configs
-from isojax.core.errors import InputError
-from isojax.launch.local.compile_for_topology import compile_for_topology
+from isojax.core.errors import InputError, RunFailed
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.autosize import DeviceBudget
+from isojax.launch.device_kinds import GIB
+from isojax.launch.local.compile_for_topology import (
+    compile_for_topology,
+    confirm_sizes,
+    larger_topologies,
+    run_apart,
+)
 from isojax.train import memory_analysis
+from isojax.train.memory_analysis import OutOfMemory, ProgramMemory
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -34,13 +44,15 @@ def isojax(*words: str) -> subprocess.CompletedProcess[str]:
 @needs_libtpu
 def test_xlas_figures_stand_beside_the_planners() -> None:
     """A small model on the four chips of a v5e:2x2."""
-    small = ("cell.model.layers=2", "sweep.n=[4]", "sweep.B_p=[8]")
+    small = ("cell.model.layers=2", "cell.model.width=256", "cell.model.mlp=1024", "sweep.n=[4]", "sweep.B_p=[8]")
     done = isojax("quickstart", "--dry-run", "--topology", "v5e:2x2", "--mesh", "fsdp=2,tensor=2", *small)
     assert done.returncode == 0, done.stderr
-    assert "4 of the 4 chips of v5e:2x2 (TPU v5 lite, 16 GiB each)" in done.stderr
+    printed = " ".join(done.stderr.split())
+    assert "4 of the 4 chips of v5e:2x2 (TPU v5 lite, 15.8 GiB each)" in printed and "Warning" not in printed
     row = next(line for line in done.stderr.splitlines() if "train" in line)
-    assert "Warning" not in done.stderr
-    assert "fits" in row and "not fit" not in row and row.count("MiB") + row.count("KiB") == 5
+    assert "fits" in row and len(re.findall(r"0\.\d\d", row)) == 4
+    assert "it fits, by the compiler's figures" in printed and "sweep.remat=none" in printed
+    assert "rollouts/s" in printed and "for the sweep, from a lower bound at 35% efficiency" in printed
 
 
 @needs_libtpu
@@ -72,6 +84,65 @@ def test_without_libtpu_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch
 def test_a_model_without_a_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match=r"cell.model.vocab is null.*models/llama"):
         compile_for_topology(load_configs(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
+
+
+def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first update takes 18 GiB of a chip's 15.75, the second one fits; sampling fits at once, and is not compiled
+    again."""
+    asked: list[tuple[Any, ...]] = []
+    too_much, fitting = OutOfMemory(18.0, "all", 15.75), ProgramMemory(GIB, 0, GIB, 2 * GIB)
+
+    def compiler(_: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]) -> dict[str, Any]:
+        asked.append((sweep.microbatch, sweep.remat, programs))
+        return {name: too_much if len(asked) == 1 and name == "learn" else fitting for name in programs}
+
+    sweep = confirmed_sizes(monkeypatch, compiler)
+    assert asked[0][2] == ["decode", "learn"] and asked[1][2] == ["learn"]
+    assert (sweep.microbatch, sweep.remat) == asked[1][:2] != asked[0][:2]
+
+
+def test_a_compiler_that_never_fits_is_asked_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def compiler(_: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]) -> dict[str, Any]:
+        asked.append(sweep)
+        return dict.fromkeys(programs, OutOfMemory(16.0, "all", 15.75))
+
+    with pytest.raises(InputError, match=r"does not fit, by the compiler's figures\. (It would fit|The nearest mesh)"):
+        confirmed_sizes(monkeypatch, compiler)
+    assert len(asked) == 3
+
+
+def test_a_compiler_that_crashes_is_a_message_with_another_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiler(*_: Any) -> dict[str, Any]:
+        raise RunFailed("INTERNAL: RET_CHECK failure")
+
+    says = r"fails on mesh fsdp=4,tensor=4: INTERNAL: RET_CHECK failure The nearest mesh .* --mesh fsdp=2,tensor=8"
+    with pytest.raises(InputError, match=says):
+        confirmed_sizes(monkeypatch, compiler, "models/llama-3.1-8b-instruct")
+
+
+def test_a_compiler_that_aborts_does_not_end_the_command() -> None:
+    """As an assertion in its C++ does."""
+    with pytest.raises(RunFailed, match="its process ended without an answer"):
+        run_apart(os.abort)
+
+
+def confirmed_sizes(monkeypatch: pytest.MonkeyPatch, compiler: Any, preset: str = "models/qwen2.5-7b-instruct") -> Any:
+    """The sizes chosen for 16 chips of v5e, by this compiler."""
+    config = load_configs(["gsm8k", preset], ["run.mesh=fsdp=4,tensor=4"])
+    cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
+    pairs = [(32, n) for n in config.sweep.n]
+    mesh, memory = MeshShape(fsdp=4, tensor=4), int(15.75 * GIB)
+    budget = DeviceBudget(cell, pairs, mesh, cell.model.vocab or 0, False, "tpu", memory)
+    monkeypatch.setattr("isojax.launch.local.compile_for_topology.run_apart", compiler)
+    return confirm_sizes(config, budget, larger_topologies("v5e:4x4", 16))
+
+
+def test_larger_topologies() -> None:
+    names = [name.removeprefix("--topology ") for name, _ in larger_topologies("v5e:4x4", 16)]
+    assert names[:4] == ["v5e:4x4", "v5e:4x8", "v5e:8x8", "v5e:8x16"]
+    assert larger_topologies("v5p:2x2x1", 4)[2] == ("--topology v5p:2x2x4", 16)
 
 
 class Refused:

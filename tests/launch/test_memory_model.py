@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from isojax.launch.autosize import (
     autosize_sweep,
     fit_to_memory,
     host_memory,
+    suggest_fit,
 )
+from isojax.launch.device_kinds import CHIPS
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.tasks.task import build_task
@@ -40,7 +43,9 @@ CRITIC = "cell.rl.critic={}"
 LENGTHS = SamplingConfig(prompt_length=11, response_length=8)
 CELL = CellConfig(task="jsonl:none", model=SMALL, sampling=LENGTHS)
 PAIRS = [(8, 4)]
-SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, slots_per_prefix=1)
+SWEEP = SweepConfig(
+    B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, slots_per_prefix=1, remat="none"
+)
 
 
 def estimate(
@@ -147,17 +152,24 @@ def compared(mesh: str, names: tuple[str, ...], words: tuple[str, ...]) -> dict[
 REQUESTED = SweepConfig(B_p=(8,), n=(4,))
 
 
+def chosen(requested: SweepConfig, device_budget: DeviceBudget) -> SweepConfig:
+    sweep = fit_to_memory(requested, device_budget)
+    assert sweep is not None
+    return sweep
+
+
 def test_sizes_for_speed_stay_where_they_fit() -> None:
     """R = ceil(8 x 4), and m as many: 8 prompts of 4, and 512 positions would hold 64."""
-    sweep = fit_to_memory(REQUESTED, budget(10**12))
-    assert (sweep.decode_slots, sweep.microbatch) == (32, 32)
+    sweep = chosen(REQUESTED, budget(10**12))
+    assert (sweep.decode_slots, sweep.microbatch, sweep.prefill_batch, sweep.remat) == (32, 32, 8, "none")
 
 
 def test_what_does_not_fit_is_cut_until_it_does() -> None:
-    """Half of the room for the first choice: what is at its peak is halved, and one step before it did not fit."""
-    first = budget(10**12).estimate(fit_to_memory(REQUESTED, budget(10**12)))
+    """Four fifths of the room for the first choice: a smaller microbatch, and one step before it did not fit; no layer
+    is computed twice, which would take longer."""
+    first = budget(10**12).estimate(chosen(REQUESTED, budget(10**12)))
     tight = budget(int(0.8 * first.peak / MEMORY_UTILIZATION))
-    sweep = fit_to_memory(REQUESTED, tight)
+    sweep = chosen(REQUESTED, tight)
     assert first.update_peak > first.sampling_peak and (sweep.decode_slots, sweep.microbatch) == (32, 16)
     assert (
         tight.estimate(sweep).peak
@@ -175,26 +187,79 @@ def test_slots_are_cut_to_whole_prefix_groups() -> None:
         update={"decode_slots": None, "slots_per_prefix": 4, "B_p": (6,), "microbatch": 1, "prefill_batch": 1}
     )
     roomy = DeviceBudget(long, [(6, 4)], MeshShape(), 1000, False, "cpu", 10**12)
-    first = roomy.estimate(fit_to_memory(sweep, roomy))
-    assert fit_to_memory(sweep, roomy).decode_slots == 24
+    first = roomy.estimate(chosen(sweep, roomy))
+    assert chosen(sweep, roomy).decode_slots == 24
     tight = replace(roomy, device_memory=int(0.99 * first.sampling_peak / MEMORY_UTILIZATION))
-    assert fit_to_memory(sweep, tight).decode_slots == 12
+    assert chosen(sweep, tight).decode_slots == 12
 
 
 def test_sizes_that_are_set_stay_and_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     tight = budget(estimate().peak)  # of which 85% may be filled
     assert autosize_sweep(SWEEP, tight, is_new_run=True) == SWEEP
-    assert "sweep.decode_slots = 16 and sweep.microbatch = 8 are estimated to take" in capsys.readouterr().err
+    warning = capsys.readouterr().err
+    assert "sweep.decode_slots=16 sweep.microbatch=8" in warning and "are estimated to take" in warning
+    assert "It would fit with sweep.decode_slots=" in warning
     autosize_sweep(SWEEP, budget(10**12), is_new_run=True)
     assert not capsys.readouterr().err
     assert autosize_sweep(SWEEP, tight, is_new_run=False) == SWEEP  # a resumed run keeps what was chosen
 
 
 def test_where_nothing_fits_it_says_what_would_help() -> None:
-    least = estimate(sweep=SWEEP.model_copy(update={"decode_slots": 1, "microbatch": 1})).peak
-    says = r"sweep.decode_slots = 1 and sweep.microbatch = 1 are estimated .*fsdp or tensor.*device_memory=GIB"
+    """On a CPU, whose devices share one memory, more memory; elsewhere the mesh with the fewest devices that fits, and
+    the settings that stand in its way."""
+    least = budget(0).estimate(budget(0).smallest_sizes(REQUESTED)).peak
+    tight = budget(int(0.7 * least / MEMORY_UTILIZATION))
+    assert fit_to_memory(REQUESTED, tight) is None
+    says = r"sweep.decode_slots=1 sweep.microbatch=1 .*sweep.remat=layer are estimated .*run.device_memory=GIB"
     with pytest.raises(InputError, match=says):
-        fit_to_memory(REQUESTED, budget(int(0.7 * least / MEMORY_UTILIZATION)))
+        autosize_sweep(REQUESTED, tight, is_new_run=True)
+    with pytest.raises(InputError, match=r"nearest mesh that would fit: --mesh (fsdp|tensor)=2 on 2 such devices\."):
+        autosize_sweep(REQUESTED, replace(tight, backend="gpu"), is_new_run=True)
+    large_set = REQUESTED.model_copy(update={"microbatch": 32, "remat": "none"})
+    suggestion = suggest_fit(large_set, replace(tight, backend="gpu"), [("the 2 there are", 2)])
+    assert re.search(r"--mesh \w+=2 sweep.microbatch=\d+ sweep.remat=layer on the 2 there are", suggestion)
+
+
+PRESETS = ("qwen2.5-7b-instruct", "llama-3.1-8b-instruct", "qwen3-4b-instruct")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_fit_sixteen_chips_of_v5e(preset: str) -> None:
+    """What configs/gsm8k.yaml leaves null is chosen; of layers that keep everything, not even one response fits."""
+    v5e = v5e_budget(preset, MeshShape(fsdp=4, tensor=4))
+    sweep = chosen(load_configs(["gsm8k"], []).sweep, v5e)
+    assert sweep.remat == "layer" and v5e.estimate(sweep).peak <= v5e.usable_memory
+    assert sweep.decode_slots == 64 and sweep.microbatch is not None and sweep.microbatch > 1
+
+
+def v5e_budget(preset: str, mesh: MeshShape) -> DeviceBudget:
+    config = load_configs(["gsm8k", f"models/{preset}"], [])
+    cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
+    pairs = sorted({(c.B_p, c.n) for c in plan_cells(config.sweep)})
+    memory = int(2**30 * CHIPS["TPU v5 lite"][0])
+    return DeviceBudget(cell, pairs, mesh, cell.model.vocab or 0, False, "tpu", memory)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "places", "suggested"),
+    [
+        (MeshShape(tensor=4), [("v5e:4x4", 16)], "--mesh fsdp=4,tensor=4 on v5e:4x4"),  # fewer chips than there are
+        (MeshShape(fsdp=16), [("v5e:4x4", 16)], "--mesh fsdp=4,tensor=4 on v5e:4x4"),
+        (MeshShape(tensor=4), [("v5e:2x2", 4), ("v5e:2x4", 8), ("v5e:4x4", 16)], "fsdp=4,tensor=4 on v5e:4x4"),
+        (MeshShape(tensor=4), [("v5e:2x2", 4)], "lower cell.sampling.response_length"),
+    ],
+)
+def test_a_refusal_names_the_nearest_mesh(mesh: MeshShape, places: list[tuple[str, int]], suggested: str) -> None:
+    requested, v5e = load_configs(["gsm8k"], []).sweep, v5e_budget(PRESETS[0], mesh)
+    assert fit_to_memory(requested, v5e) is None
+    assert suggested in suggest_fit(requested, v5e, places)
+
+
+def test_settings_that_stand_in_the_way_are_named() -> None:
+    v5e = v5e_budget(PRESETS[0], MeshShape(fsdp=4, tensor=4))
+    requested = load_configs(["gsm8k"], ["sweep.microbatch=64"]).sweep
+    assert fit_to_memory(requested, v5e) is None
+    assert re.search(r"It would fit with .*sweep.microbatch=[248] .*sweep.remat=layer", suggest_fit(requested, v5e, []))
 
 
 def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(

@@ -44,6 +44,10 @@ def test_an_update_moves_and_multiplies() -> None:
     attention = 2 * 12 * 4 * 16
     expected = 6 * (32 * (7 * (LAYERS + attention * 15) + 8 * TABLE) + 8 * 11 * (LAYERS + attention * 5.5))
     assert time_estimate.update_seconds(s, 8, 32, DeviceRates(1e30, 1.0, 1e30)) == expected
+    s_of_two = sizes(MeshShape(fsdp=2))
+    gathered = time_estimate.update_seconds(s_of_two, 8, 32, DeviceRates(1e30, 1e30, 1e30, 1.0))
+    # 2 microbatches of 8 and a block of 4 prompts a shard: half of 2 weight passes' weights and gradients, in float32
+    assert gathered == pytest.approx((2 + 1) / 2 * 3 * 4 * (LAYERS + TABLE + 64))
     nothing = time_estimate.update_seconds(s, 0, 0, DeviceRates(1e30, 1e30, 1.0))
     assert nothing == 9 * 4 * (LAYERS + TABLE + 64)
 

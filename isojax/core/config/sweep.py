@@ -24,6 +24,7 @@ AUTOSIZED_SETTINGS = (
     "slots_per_prefix",
     "decode_attention",
     "forward_attention",
+    "remat",
 )
 
 
@@ -104,8 +105,9 @@ class SweepConfig(Section):
     # plain, or a kernel of this backend (pallas on a TPU, cudnn on an NVIDIA GPU), in the sampler and in the update.
     decode_attention: Literal["plain", "pallas", "cudnn"] | None = None
     forward_attention: Literal["plain", "pallas", "cudnn"] | None = None
-    # layer computes a layer's inner values again for its gradient, which takes less memory and more time.
-    remat: Literal["none", "layer"] = "none"
+    # layer computes a layer's inner values again for its gradient, which takes less memory and a third more time in the
+    # update; null: layer where none does not fit, or only in smaller microbatches that take longer.
+    remat: Literal["none", "layer"] | None = None
     # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain.
     strategy: Literal["grid", "adaptive"] = "grid"
     total_rollouts: Rollouts | None = None  # of the adaptive strategy; null: half of what the grid takes

@@ -17,7 +17,8 @@ from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import time_estimate
-from isojax.launch.autosize import GIB, DeviceBudget, host_memory
+from isojax.launch.autosize import DeviceBudget, host_memory
+from isojax.launch.device_kinds import GIB
 from isojax.launch.process_group import check_multi_process
 from isojax.runs.ledger import read_runs
 from isojax.tasks.task import Task, is_on_device
@@ -108,21 +109,18 @@ def forecast_sweep(
     config: Config, cells: list[Cell], budget: DeviceBudget, cell_devices: CellDevices, folder: Path
 ) -> time_estimate.Forecast:
     """How long the sweep will take: by its own timing where cells have run, else by a short probe of the devices."""
-    targets = config.cell.eval.evaluation_targets(config.sweep.budget)
     runs = read_runs([folder], lambda _: None) if any(folder.glob("cells/*/records.jsonl")) else []
-    pair_rates = time_estimate.rates_from_timing(runs, budget.pairs, budget.mesh.devices)
-    evaluation_seconds, source = 0.0, "this sweep's own timing, evaluations included"
-    if not pair_rates:
-        s, devices = budget.sizes(config.sweep), cell_devices.used_local_devices
-        matmul_rows, compute_type = (s.shapes.slots, s.microbatch_tokens), budget.cell.precision.compute
-        cache_enabled = jax.config.values["jax_enable_compilation_cache"]
-        jax.config.update("jax_enable_compilation_cache", False)  # a dry run writes nothing
-        try:
-            rates = time_estimate.DeviceRates(*measure_rates(devices, matmul_rows, s.D, s.F, compute_type))
-        finally:
-            jax.config.update("jax_enable_compilation_cache", cache_enabled)
-        pair_rates = time_estimate.rates_from_probe(s, budget.pairs, rates)
-        evaluation_seconds, source = time_estimate.evaluation_seconds(s, len(targets), rates), str(rates)
-    return time_estimate.make_forecast(
-        cells, targets[-1], cell_devices.concurrent_cells, pair_rates, evaluation_seconds, source
-    )
+    concurrent_cells = cell_devices.concurrent_cells
+    if pair_rates := time_estimate.rates_from_timing(runs, budget.pairs, budget.mesh.devices):
+        last_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
+        source = "this sweep's own timing, evaluations included"
+        return time_estimate.make_forecast(cells, last_target, concurrent_cells, pair_rates, 0.0, source)
+    s, devices = budget.sizes(config.sweep), cell_devices.used_local_devices
+    matmul_rows, compute_type = (s.shapes.slots, s.microbatch_tokens), budget.cell.precision.compute
+    cache_enabled = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)  # a dry run writes nothing
+    try:
+        rates = time_estimate.DeviceRates(*measure_rates(devices, matmul_rows, s.D, s.F, compute_type))
+    finally:
+        jax.config.update("jax_enable_compilation_cache", cache_enabled)
+    return time_estimate.forecast_from_rates(s, cells, config.sweep.budget, concurrent_cells, rates)

@@ -1,17 +1,26 @@
-"""`launch --dry-run --topology`: compile a sweep's programs for absent TPUs, and compare XLA's memory with ours."""
+"""`launch --dry-run --topology`: a sweep's sizes chosen for TPUs that are not here, and confirmed by their compiler.
 
-import time
+Where compiler and planner disagree, the compiler is right: what it finds too large is chosen again, smaller."""
+
+import multiprocessing
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from isojax.core import registry
-from isojax.core.config import Config
-from isojax.core.errors import InputError
+from isojax.core.config import Config, SweepConfig
+from isojax.core.errors import InputError, RunFailed
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch.autosize import GIB, DeviceBudget, fit_to_memory, format_bytes
-from isojax.launch.display import console, print_line
+from isojax.launch import autosize, time_estimate
+from isojax.launch.autosize import MEMORY_UTILIZATION, DeviceBudget, fit_to_memory, format_bytes, format_sizes
+from isojax.launch.device_kinds import GIB, find_chip
+from isojax.launch.display import console, print_plan
+from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_load
 from isojax.report.console import TextTable
@@ -20,51 +29,124 @@ from isojax.tasks.task import build_task
 from isojax.train import memory_analysis
 from isojax.train.memory_analysis import AbstractTask, OutOfMemory, ProgramMemory
 
+MAX_COMPILATIONS = 3  # of a program, each time with smaller sizes
+Usage = ProgramMemory | OutOfMemory
+Usages = dict[str, Usage]
+
+
+def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
+    """(name, devices) of this topology and larger ones: the last of its shortest sides is doubled each time."""
+    kind, _, sides = topology.partition(":")
+    shape, places = [int(side) for side in sides.split("x")], []
+    for doublings in range(autosize.MAX_MESH_GROWTH.bit_length()):
+        places.append((f"--topology {kind}:{'x'.join(map(str, shape))}", devices << doublings))
+        shape[max(i for i, side in enumerate(shape) if side == min(shape))] *= 2
+    return places
+
 
 def compile_for_topology(config: Config, topology: str) -> None:
-    """Compile and print; InputError where the sweep, the mesh or the topology cannot be used."""
+    """Choose sizes, compile and print the plan; InputError where the sweep, the mesh or the topology cannot be used, or
+    nothing fits."""
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)
-    pairs = sorted({(c.B_p, c.n) for c in cells})
     model, precision = hf_load.resolve_model(config.cell.model), config.cell.precision.for_platform("tpu")
-    cell = config.cell.model_copy(update={"model": model, "precision": precision})
-    task = _planning_task(config)
-    devices = memory_analysis.topology_devices(topology)
-    chip, mesh_shape = devices[0], parse_mesh(config.run.mesh, len(devices))
-    configured_memory = config.run.device_memory
-    device_memory = int(configured_memory * GIB) if configured_memory else memory_analysis.chip_memory(chip)
-    vocab = model.vocab or task.vocab
-    budget = DeviceBudget(cell, pairs, mesh_shape, vocab, task.on_device, "tpu", device_memory)
-    try:
-        sweep = fit_to_memory(config.sweep, budget)
-    except InputError as e:  # then XLA is asked about the smallest sizes
-        print_line(f"by the planner: {e}")
-        sweep = budget.resolve_sizes(config.sweep.model_copy(update={"decode_slots": 1, "microbatch": 1}))
-    console.print(
-        f"{config.name} on {mesh_shape.devices} of the {len(devices)} chips of {topology} ({chip.device_kind}, "
-        f"{format_bytes(device_memory)} each), mesh {config.run.mesh}: R = {sweep.decode_slots}, "
-        f"m = {sweep.microbatch}, g = {sweep.prefill_batch}, W = {sweep.slots_per_prefix}"
+    config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
+    task, devices = _planning_task(config), memory_analysis.topology_devices(topology)
+    (chip_gib, rates), places = find_chip(devices[0].device_kind), larger_topologies(topology, len(devices))
+    mesh, memory = parse_mesh(config.run.mesh, len(devices)), int(GIB * (config.run.device_memory or chip_gib))
+    pairs, vocab = sorted({(c.B_p, c.n) for c in cells}), model.vocab or task.vocab
+    budget = DeviceBudget(config.cell, pairs, mesh, vocab, task.on_device, "tpu", memory)
+    kind, gib = devices[0].device_kind, format_bytes(memory)
+    chips = f"{mesh.devices} of the {len(devices)} chips of {topology} ({kind}, {gib} each), mesh {config.run.mesh}"
+    console.print(f"{config.name} on {chips}")
+    config = config.model_copy(update={"sweep": confirm_sizes(config, budget, places)})
+    concurrent_cells = min(config.run.cells_at_once or len(cells), len(devices) // mesh.devices, len(cells))
+    forecast = time_estimate.forecast_from_rates(
+        budget.sizes(config.sweep), cells, config.sweep.budget, concurrent_cells, rates
     )
-    headings = ("program", "arguments", "outputs", "temporaries", "peak", "planner", "", "compiled in")
-    rows = []
+    description = f"it fits, by the compiler's figures: {concurrent_cells} at once, {chips}"
+    print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
+
+
+def confirm_sizes(config: Config, budget: DeviceBudget, places: list[tuple[str, int]]) -> SweepConfig:
+    """The sweep with sizes that the compiler confirms for the first of these topologies; InputError names what would
+    fit."""
+    requested, topology = config.sweep, places[0][0].split()[1]
+    sweep, confirmed_bytes = fit_to_memory(requested, budget) or budget.smallest_sizes(requested), dict[str, int]()
+    memory = budget.estimate(sweep)
+    if memory.peak * MEMORY_UTILIZATION > budget.device_memory:  # by more than the estimate may be wrong
+        shortage = autosize.describe_shortage(sweep, budget)
+        raise InputError(f"{shortage} {autosize.suggest_fit(requested, budget, places)}")
+    for _ in range(MAX_COMPILATIONS):
+        console.print(f"compiling with {format_sizes(sweep)}")
+        unconfirmed = [name for name, size in memory.program_bytes.items() if size > confirmed_bytes.get(name, 0)]
+        try:
+            usages = run_apart(compile_programs, config, sweep, topology, unconfirmed)
+        except RunFailed as e:
+            suggestion = autosize.suggest_mesh(requested, budget, places)
+            raise InputError(f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}") from e
+        needed = {program: _needed_bytes(program, usage, memory) for program, usage in usages.items()}
+        console.print(_usage_table(usages, needed, memory, budget.device_memory))
+        excess = {name: size / budget.device_memory for name, size in needed.items() if size > budget.device_memory}
+        if not excess:
+            return sweep
+        confirmed_bytes |= {program: memory.program_bytes[program] for program in usages.keys() - excess.keys()}
+        limits = {program: memory.program_bytes[program] / factor for program, factor in excess.items()}
+        budget = replace(budget, program_limits={**budget.program_limits, **limits})
+        smaller_sweep = fit_to_memory(requested, budget)
+        if smaller_sweep is None:
+            break
+        sweep, memory = smaller_sweep, budget.estimate(smaller_sweep)
+    suggestion = autosize.suggest_fit(requested, budget, places)
+    raise InputError(f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}")
+
+
+def run_apart(function: Callable[..., Usages], *arguments: Any) -> Usages:
+    """Calls it in a process of its own, where a crash of the compiler ends that one alone; RunFailed where it does."""
+    try:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(function, *arguments).result()
+    except BrokenProcessPool as e:
+        raise RunFailed("its process ended without an answer, by a crash or for lack of this machine's memory.") from e
+
+
+def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs: list[str]) -> Usages:
+    """What these programs take by their compiler; RunFailed where it fails."""
+    jax.config.update("jax_platforms", "cpu")
     # What is compiled for chips that are not here cannot be read back from the cache.
     jax.config.update("jax_enable_compilation_cache", False)
-    planned_bytes, mesh = budget.estimate(sweep).program_bytes, make_mesh(mesh_shape, devices)
-    for name, program in memory_analysis.build_abstract_programs(cell, sweep, pairs, mesh, task).items():
-        started_at = time.monotonic()
-        columns = _usage_columns(memory_analysis.compile_for_memory(*program), device_memory, planned_bytes[name])
-        rows.append([name, *columns, f"{time.monotonic() - started_at:.0f} s"])
-    console.print(TextTable("", headings, rows, text_columns=1))
+    devices = memory_analysis.topology_devices(topology)
+    mesh = make_mesh(parse_mesh(config.run.mesh, len(devices)), devices)
+    pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)})
+    lowered = memory_analysis.build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
+    try:
+        return {program: memory_analysis.compile_for_memory(*lowered[program]) for program in programs}
+    except jax.errors.JaxRuntimeError as e:
+        raise RunFailed(f"{str(e).partition(chr(10))[0].strip().rstrip('.')}.") from e
 
 
-def _usage_columns(usage: ProgramMemory | OutOfMemory, device_memory: int, planned_bytes: int) -> tuple[str, ...]:
-    if isinstance(usage, OutOfMemory):
-        needed = f"{usage.needed_gib:.2f} of {usage.available_gib:.2f} GiB"
-        columns = ("", "", needed, "") if usage.scope == "temporaries" else ("", "", "", needed)
-        return *columns, format_bytes(planned_bytes), "does not fit"
-    numbers = (usage.arguments, usage.outputs, usage.temporaries, usage.peak, planned_bytes)
-    return *map(format_bytes, numbers), "fits" if usage.peak <= device_memory else "does not fit"
+def _needed_bytes(program: str, usage: Usage, memory: MemoryEstimate) -> int:
+    """What a run takes while the program runs: by the compiler, and what the run holds beside."""
+    beside = memory.bytes_beside(program)
+    if isinstance(usage, ProgramMemory):
+        return usage.arguments + usage.outputs + usage.temporaries + beside
+    return int(GIB * usage.needed_gib) + beside + (memory.state_bytes if usage.scope == "temporaries" else 0)
+
+
+def _usage_table(usages: Usages, needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> Any:
+    """XLA's figures beside the planner's; arguments are unknown of a program that the compiler refuses."""
+    headings = ("program", "arguments", "temporaries", "in a run", "planned", "")
+    rows = []
+    for program, usage in usages.items():
+        excess = (needed[program] - device_memory) / GIB
+        arguments = f"{usage.arguments / GIB:.2f}" if isinstance(usage, ProgramMemory) else ""
+        temporaries = usage.temporaries / GIB if isinstance(usage, ProgramMemory) else usage.needed_gib
+        planned = (memory.program_bytes[program] + memory.bytes_beside(program)) / GIB
+        verdict = "fits" if excess <= 0 else f"over by {excess:.2f}"
+        in_a_run = f"{needed[program] / GIB:.2f}"
+        rows.append([program, arguments, f"{temporaries:.2f}", in_a_run, f"{planned:.2f}", verdict])
+    return TextTable(f"GiB of a chip, of {device_memory / GIB:.2f}", headings, rows, text_columns=1, last_is_text=True)
 
 
 def _planning_task(config: Config) -> Any:
