@@ -10,7 +10,7 @@ PUBLISHED_EFFICIENCY = 0.35
 
 
 def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
-    """Of TFLOP/s in bfloat16, and GB/s of memory and of the links along one axis of a mesh, both directions together."""
+    """Of bfloat16 TFLOP/s, and GB/s of memory and of the links along an axis of a mesh, both directions together."""
     return DeviceRates(1e12 * tflops, 1e12 * tflops, 1e9 * memory, 1e9 * links, PUBLISHED_EFFICIENCY, "published")
 
 

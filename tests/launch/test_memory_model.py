@@ -43,9 +43,7 @@ CRITIC = "cell.rl.critic={}"
 LENGTHS = SamplingConfig(prompt_length=11, response_length=8)
 CELL = CellConfig(task="jsonl:none", model=SMALL, sampling=LENGTHS)
 PAIRS = [(8, 4)]
-SWEEP = SweepConfig(
-    B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, slots_per_prefix=1, remat="none"
-)
+SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_batch=4, slots_per_prefix=1, remat="none")
 
 
 def estimate(
@@ -179,18 +177,17 @@ def test_what_does_not_fit_is_cut_until_it_does() -> None:
 
 
 def test_slots_are_cut_to_whole_prefix_groups() -> None:
-    """6 x 4 = 24 slots in prefix groups of 4; a prompt of 400 makes the cache what takes most, and half of 24 is
-    12, 3 groups.
-    """
+    """55 x 4 = 220 slots in prefix groups of 4; a prompt of 400 makes the cache what takes most; half is 110, of which
+    27 groups take 108."""
     long = CELL.model_copy(update={"sampling": SamplingConfig(prompt_length=400, response_length=2)})
     sweep = SWEEP.model_copy(
-        update={"decode_slots": None, "slots_per_prefix": 4, "B_p": (6,), "microbatch": 1, "prefill_batch": 1}
+        update={"decode_slots": None, "slots_per_prefix": 4, "B_p": (55,), "microbatch": 1, "prefill_batch": 1}
     )
-    roomy = DeviceBudget(long, [(6, 4)], MeshShape(), 1000, False, "cpu", 10**12)
+    roomy = DeviceBudget(long, [(55, 4)], MeshShape(), 1000, False, "cpu", 10**12)
     first = roomy.estimate(chosen(sweep, roomy))
-    assert chosen(sweep, roomy).decode_slots == 24
+    assert chosen(sweep, roomy).decode_slots == 220
     tight = replace(roomy, device_memory=int(0.99 * first.sampling_peak / MEMORY_UTILIZATION))
-    assert chosen(sweep, tight).decode_slots == 12
+    assert chosen(sweep, tight).decode_slots == 108
 
 
 def test_sizes_that_are_set_stay_and_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
