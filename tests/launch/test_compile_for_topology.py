@@ -87,8 +87,8 @@ def test_a_model_without_a_vocabulary_is_refused() -> None:
 
 
 def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first update takes 16.5 GiB of a chip's 15.75, the second one fits; sampling fits at once, and is not compiled
-    again."""
+    """The first update takes 16.5 GiB of a chip's 15.75, the second one fits; sampling fits at once and is not
+    compiled again."""
     asked: list[tuple[Any, ...]] = []
     too_much, fitting = OutOfMemory(16.5, "all", 15.75), ProgramMemory(GIB, 0, GIB, 2 * GIB)
 
