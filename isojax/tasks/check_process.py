@@ -1,13 +1,14 @@
-"""The trainer's end of one process of checks: a CheckWorker starts it, sends it checks, kills and replaces it.
+"""A process of checks, from both ends: a CheckWorker in the trainer sends requests, and `serve` answers them.
 
-It sends pickles: (nonce, (`cell.verifier.use`, bytes of memory)), then batches of (nonce, CheckRequest). The process
-(check_server.py) answers each by a line: the nonce, then JSON. A line without the nonce of what is asked was written by
-something else that has the connection open, such as a check. The process is new, not a fork, which the trainer's
-threads would break."""
+The worker sends pickles: (nonce, (`cell.verifier.use`, bytes of memory)), then batches of (nonce, CheckRequest). Each
+answer is a line: the nonce, then JSON. A line without the nonce of what was requested was written by something else
+that has the connection open, such as a check."""
 
+import errno
 import json
 import os
 import pickle
+import resource
 import secrets
 import signal
 import socket
@@ -18,25 +19,25 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import IO, Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Verdict
+from isojax.tasks.guarded_process import GuardedProcess
+from isojax.tasks.verifiers import Check, Verdict, describe_exception, load_verifier
 
 CheckRequest = tuple[Problem, str, str]  # problem, prompt, response
 
 START_TIMEOUT = 60.0  # seconds for a worker to import what the verifier needs
 MAX_STARTS = 5  # failed starts in a row of a worker that was lost, before the run ends
 RESTART_PAUSE = 0.5  # seconds after the first failed start; doubled after each
-STOP_TIMEOUT = 5.0  # seconds that a process has to end what its checks have started
 MAX_REPLY_BYTES = 1 << 16  # of a line
+MAX_MESSAGE_LENGTH = 2000  # characters of a verdict's message
 # Failures that may be the fault of an earlier check, or of the machine: these checks are repeated, in a new process.
 REPEATED_FAILURES = ("machine", "memory", "forged")
-_WORKER_SCRIPT = """import json, sys
-sys.path[:] = json.loads(sys.argv[3])
-from isojax.tasks.check_server import process_main
-process_main(int(sys.argv[1]), int(sys.argv[2]))"""
+# What a machine is out of: descriptors, memory, disk, processes.
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
 
 
 class CheckWorkerLost(Exception):
@@ -48,16 +49,14 @@ class CheckWorker:
 
     def __init__(self, verifier: str | Mapping[str, str], memory_bytes: int, timeout: float) -> None:
         self._verifier, self._memory_bytes, self._timeout = verifier, memory_bytes, timeout
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._lifeline: socket.socket | None = None  # all of the worker's processes end when this closes
+        self._process: GuardedProcess | None = None
         self._receive_buffer = b""
 
     def start(self) -> None:
         """Start the process and wait until it is ready; InputError with its reason where it cannot be."""
         with tempfile.TemporaryFile() as log:
             try:
-                self._launch(log)
+                self._process = GuardedProcess(__name__, log)
                 (nonce,) = _new_nonces(1)
                 self._send((nonce, (self._verifier, self._memory_bytes)))
                 error: str = self._receive(nonce, START_TIMEOUT)
@@ -69,27 +68,6 @@ class CheckWorker:
         if error:
             self.stop()
             raise InputError(error)
-
-    def _launch(self, log: IO[bytes]) -> None:
-        """Make the process and the two connections to it; what it prints goes to `log`."""
-        import_path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
-        # Accelerators belong to the training run; threads of numerical libraries would crowd out the other workers.
-        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "JAX_PLATFORMS": "cpu"}
-        self._socket, worker_socket = socket.socketpair()
-        with worker_socket:
-            self._lifeline, worker_lifeline = socket.socketpair()
-            with worker_lifeline:
-                descriptors = (worker_socket.fileno(), worker_lifeline.fileno())
-                arguments = [*map(str, descriptors), json.dumps(import_path)]
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _WORKER_SCRIPT, *arguments],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=log,
-                    pass_fds=descriptors,
-                    start_new_session=True,
-                    env=environment,
-                )
 
     def _restart(self, cancelled: threading.Event) -> None:
         """Start the process, in several attempts: the machine may be short of memory or time for a moment."""
@@ -126,7 +104,7 @@ class CheckWorker:
     def _send_batch(self, batch: Sequence[tuple[str, CheckRequest]], cancelled: threading.Event) -> None:
         """Send a batch, to a new process if this one has ended while idle."""
         for attempt in range(2):
-            if self._process is not None and self._process.poll() is not None:
+            if self._process is not None and self._process.has_ended:
                 self.stop()
             if self._process is None:
                 self._restart(cancelled)
@@ -138,26 +116,27 @@ class CheckWorker:
                     raise CheckWorkerLost("crash", f"the process takes no more checks: {e}") from e
 
     def _send(self, message: Any) -> None:
-        assert self._socket is not None
-        self._socket.settimeout(START_TIMEOUT)
-        self._socket.sendall(pickle.dumps(message))
+        assert self._process is not None
+        self._process.socket.settimeout(START_TIMEOUT)
+        self._process.socket.sendall(pickle.dumps(message))
 
     def _receive(self, nonce: str, timeout: float) -> Any:
         """The answer to `nonce`; CheckWorkerLost where it does not come in time, or cannot come any more."""
-        assert self._socket is not None and self._process is not None
+        assert self._process is not None
+        connection = self._process.socket
         deadline, exited = time.monotonic() + timeout, False
         while b"\n" not in self._receive_buffer and len(self._receive_buffer) <= MAX_REPLY_BYTES:
             remaining = deadline - time.monotonic()
             if remaining <= 0 and not exited:
                 raise CheckWorkerLost("timeout", f"no verdict within {timeout:g} s")
-            self._socket.settimeout(max(0.001, min(remaining, 0.1)))
+            connection.settimeout(max(0.001, min(remaining, 0.1)))
             try:
-                data = self._socket.recv(65536)
+                data = connection.recv(65536)
             except TimeoutError:
                 if exited:
                     raise self._describe_exit() from None
                 # A child of a check may hold the socket open when the process has gone.
-                exited = self._process.poll() is not None
+                exited = self._process.has_ended
             except OSError as e:
                 raise self._describe_exit() from e
             else:
@@ -183,25 +162,98 @@ class CheckWorker:
 
     def kill(self) -> None:
         """Kill the process and what it has started; a thread that waits for its verdict gets CheckWorkerLost."""
-        if (lifeline := self._lifeline) is not None:
-            with suppress(OSError):
-                lifeline.shutdown(socket.SHUT_RDWR)
+        if (process := self._process) is not None:
+            process.kill()
 
     def stop(self) -> None:
         """Kill the process, if there is one, and release its resources."""
-        self.kill()
         if self._process is not None:
-            try:
-                self._process.wait(STOP_TIMEOUT)
-            except subprocess.TimeoutExpired:  # it had not begun, or the kernel cannot end a process
-                self._process.kill()
-                self._process.wait()
-        for end in (self._socket, self._lifeline):
-            if end is not None:
-                end.close()
-        self._process, self._socket, self._lifeline, self._receive_buffer = None, None, None, b""
+            self._process.stop()
+        self._process, self._receive_buffer = None, b""
 
 
 def _new_nonces(count: int) -> list[str]:
     text = secrets.token_hex(8 * count)
     return [text[16 * i : 16 * (i + 1)] for i in range(count)]
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer a CheckWorker until it closes the connection."""
+    with connection.makefile("rb") as reader:
+        nonce, (verifier, memory_bytes) = pickle.load(reader)
+        try:
+            _limit_memory(memory_bytes)
+            check = load_verifier(verifier).build()
+        except BaseException as e:  # a user's code may raise anything; the parent makes an InputError of it
+            is_described = isinstance(e, InputError)
+            error = str(e) if is_described else f"cell.verifier.use = {verifier}: {describe_exception(e)}"
+            _reply(connection, nonce, error[:MAX_MESSAGE_LENGTH])
+            return
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        _reply(connection, nonce, "")
+        _run_batches(check, connection, reader)
+
+
+def _run_batches(check: Check, connection: socket.socket, reader: BinaryIO) -> None:
+    own_pid, first_free = os.getpid(), _lowest_free_descriptor(connection)
+    while True:
+        try:
+            batch: list[tuple[str, CheckRequest]] = pickle.load(reader)
+        except EOFError:
+            return
+        # Checks may leave descriptors open, and hide the errors that the next ones meet.
+        most = (first_free + resource.getrlimit(resource.RLIMIT_NOFILE)[0]) // 2
+        for nonce, (problem, prompt, response) in batch:
+            verdict = run_check(check, problem, prompt, response)
+            if os.getpid() != own_pid:
+                os._exit(0)  # a child that a check forked and that came back here
+            is_worn = verdict.failure in ("machine", "memory") or _lowest_free_descriptor(connection) > most
+            _reply(connection, nonce, [*verdict, is_worn])
+
+
+def _lowest_free_descriptor(connection: socket.socket) -> int:
+    try:
+        descriptor = os.dup(connection.fileno())
+    except OSError:
+        return sys.maxsize
+    os.close(descriptor)
+    return descriptor
+
+
+def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Verdict:
+    """The check's verdict; of one that raises, a failure: memory, machine (no descriptor, disk or process is left),
+    input (the problem cannot be judged) or error."""
+    try:
+        correct, parsed, failure, message, scores = Verdict(*check(problem, prompt, response))
+        plain_scores = None if scores is None else {str(name): float(score) for name, score in scores.items()}
+        return Verdict(bool(correct), bool(parsed), str(failure), str(message)[:MAX_MESSAGE_LENGTH], plain_scores)
+    except MemoryError:
+        pass  # returned below, when the frames that hold the memory are gone
+    except InputError as e:
+        return Verdict(False, False, "input", str(e)[:MAX_MESSAGE_LENGTH])
+    except BaseException as e:  # SystemExit and KeyboardInterrupt too: a check costs its own rollout alone
+        return Verdict(False, False, "machine" if _is_shortage(e) else "error", describe_exception(e))
+    return Verdict(False, False, "memory", "MemoryError: more than cell.verifier.memory_gb")
+
+
+def _is_shortage(error: BaseException | None) -> bool:
+    """Whether the machine lacked something, as this exception says or one that led to it."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _SHORTAGES:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _reply(connection: socket.socket, nonce: str, message: str | list[object]) -> None:
+    connection.sendall(f"{nonce} {json.dumps(message)}\n".encode())
+
+
+def _limit_memory(memory_bytes: int) -> None:
+    """Bound the memory this process may write to; let the kernel end workers before the training run."""
+    # RLIMIT_DATA counts what is written to; RLIMIT_AS would count what libraries reserve and never touch, too.
+    hard_limit = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    soft_limit = memory_bytes if hard_limit == resource.RLIM_INFINITY else min(memory_bytes, hard_limit)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft_limit, hard_limit))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")

@@ -16,7 +16,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks import check_process
+from isojax.tasks import check_process, guarded_process
 from isojax.tasks.grading import Checker
 
 REWARDS = '''
@@ -231,7 +231,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
         return popen([sys.executable, "-c", "import time; time.sleep(1000)"], **options)
 
     monkeypatch.setattr(check_process, "RESTART_PAUSE", 0.01)
-    monkeypatch.setattr(check_process, "STOP_TIMEOUT", 0.1)
+    monkeypatch.setattr(guarded_process, "STOP_TIMEOUT", 0.1)
     with Checker(f"function:{rewards}:reward", num_workers=1) as checker:
         descriptors = len(os.listdir("/dev/fd"))
         receive = check_process.CheckWorker._receive
@@ -309,7 +309,7 @@ def test_a_closed_checker_says_so(rewards: Path) -> None:
     checker = Checker(f"function:{rewards}:reward", num_workers=1)
     process = checker._workers[0]._process
     checker.close()
-    assert process is not None and process.returncode == -signal.SIGKILL
+    assert process is not None and process.wait(0) == -signal.SIGKILL
     with pytest.raises(InputError, match="closed"):
         grade(checker, ["good"])
 

@@ -1,0 +1,151 @@
+"""A process that ends with this one, and with it whatever it has started.
+
+Its parent is a guard, which does none of its work. The guard ends the process when the lifeline closes, because this
+process has closed it or is gone; and it ends what the process leaves behind. On Linux an orphan becomes the guard's
+child, whatever its session; elsewhere what has left the process's group lives on."""
+
+import ctypes
+import importlib
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NoReturn
+
+STOP_TIMEOUT = 5.0  # seconds that the guard has to end everything
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
+_SCRIPT = """import json, sys
+sys.path[:] = json.loads(sys.argv[4])
+from isojax.tasks.guarded_process import process_main
+process_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))"""
+
+
+class GuardedProcess:
+    """A process that runs `serve(socket)` of a module. It is new, not a fork, which this one's threads would break."""
+
+    def __init__(self, module: str, log: IO[bytes]) -> None:
+        """Start it; what it prints to stderr goes to `log`."""
+        import_path = [p for p in dict.fromkeys([*sys.path, os.getcwd()]) if isinstance(p, str)]
+        # Accelerators belong to the training run; threads of numerical libraries would crowd out the other workers.
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ, "JAX_PLATFORMS": "cpu"}
+        self.socket, other_socket = socket.socketpair()
+        self._lifeline, other_lifeline = socket.socketpair()
+        try:
+            with other_socket, other_lifeline:
+                descriptors = (other_socket.fileno(), other_lifeline.fileno())
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _SCRIPT, module, *map(str, descriptors), json.dumps(import_path)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=log,
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                    env=environment,
+                )
+        except OSError:
+            self._close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """The guard's, and the process group's."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def wait(self, timeout: float) -> int:
+        """The exit code, of a signal its negative number; raises subprocess.TimeoutExpired."""
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """Have the guard end everything; any thread may call it."""
+        with suppress(OSError):
+            self._lifeline.shutdown(socket.SHUT_RDWR)
+
+    def stop(self) -> None:
+        """End everything and release what this process holds of it."""
+        self.kill()
+        try:
+            self._process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:  # the guard had not begun, or the kernel cannot end a process
+            self._process.kill()
+            self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        self.socket.close()
+        self._lifeline.close()
+
+
+def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
+    """The guard and, in a fork of it, the process."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    _control_process(PR_SET_CHILD_SUBREAPER, 1)
+    process_pid = os.fork()
+    if process_pid:
+        os.close(socket_fd)
+        _guard(process_pid, lifeline_fd)
+    _control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+    os.close(lifeline_fd)
+    _ignore_sigterm()
+    os.set_inheritable(socket_fd, False)
+    os.register_at_fork(after_in_child=lambda: os.dup2(0, socket_fd))  # a child reads no requests
+    with socket.socket(fileno=socket_fd) as connection:
+        importlib.import_module(module).serve(connection)
+
+
+def _control_process(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _guard(process_pid: int, lifeline_fd: int) -> NoReturn:
+    """Wait until the process has ended, end what it has left behind, and end as it did."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the process does
+
+    def end_with_lifeline() -> None:
+        os.read(lifeline_fd, 1)  # returns when it closes
+        os.kill(process_pid, signal.SIGKILL)
+
+    threading.Thread(target=end_with_lifeline, daemon=True).start()
+    pid = status = 0
+    while pid != process_pid:  # another one is an orphan
+        pid, status = os.wait()
+    with suppress(ProcessLookupError, PermissionError):  # macOS says the second of a group that has ended
+        os.killpg(process_pid, signal.SIGKILL)
+    with suppress(ChildProcessError):
+        while True:  # the children of those that end here become children of this process
+            for child in _children():
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+            os.wait()
+    exit_code = os.waitstatus_to_exitcode(status)
+    if exit_code < 0:
+        with suppress(OSError):  # SIGKILL's cannot be set
+            signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+    os._exit(exit_code)
+
+
+def _children() -> list[int]:
+    children = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            if int(path.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
+                children.append(int(path.parent.name))
+    return children
+
+
+def _ignore_sigterm() -> None:
+    """Schedulers send it to every process of a job, and the run needs verdicts until its update ends."""
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
