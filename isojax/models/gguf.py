@@ -50,12 +50,15 @@ def sha256_of(path: Path) -> str:
 
 def convert_gguf(path: Path, folder: Path, dtype: str, source: Mapping[str, str] | None = None) -> None:
     """Fill an empty folder; `source` is where the file came from."""
-    reader = open_gguf(path)
-    metadata = {key: field.contents() for key, field in reader.fields.items()}
-    gguf_tensors = {tensor.name: tensor for tensor in reader.tensors}
+    metadata, gguf_tensors = read_gguf(path)
     config = read_model_config(path, metadata, gguf_tensors)
     tensors = plan_tensors(path, config, gguf_tensors)
-    tokenizer, tokenizer_config = build_tokenizer(path, metadata)
+    try:
+        tokenizer, tokenizer_config = build_tokenizer(path, metadata)
+    except InputError:
+        raise
+    except Exception as e:  # the tokenizers library raises Exception itself
+        raise InputError(f"{path}: its tokenizer cannot be used ({type(e).__name__}: {e}). Copy it again.") from e
     special_ids = special_token_ids(metadata)
     token_ids = {f"{name}_token_id": special_ids[name] for name in ("bos", "eos", "pad") if name in special_ids}
     max_positions = metadata.get(f"{config.family}.context_length", hf_export.DEFAULT_MAX_POSITIONS)
@@ -68,12 +71,24 @@ def convert_gguf(path: Path, folder: Path, dtype: str, source: Mapping[str, str]
     hf_export.write_json(folder / hf_load.SOURCE_FILE, {**(source or {}), "file": path.name, "sha256": sha256_of(path)})
 
 
-def open_gguf(path: Path) -> gguf.GGUFReader:
+class BoundedReader(gguf.GGUFReader):
+    """A reader that ends with the file: beyond it, gguf's reads nothing, and an array of 2^60 items for ever."""
+
+    def _get(self, offset: int, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        if offset + np.dtype(dtype).itemsize * int(count) > self.data.nbytes:
+            raise ValueError("it ends early")
+        return super()._get(offset, dtype, count, override_order)
+
+
+def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
+    """The metadata and the tensors, by name."""
     if not path.is_file():
         raise InputError(f"{path}: no such file; expected a GGUF file.")
     try:
-        return gguf.GGUFReader(path)
-    except (ValueError, IndexError, KeyError, OSError, UnicodeDecodeError) as e:
+        reader = BoundedReader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+        return metadata, {tensor.name: tensor for tensor in reader.tensors}
+    except (ValueError, LookupError, OSError, OverflowError, RecursionError, TypeError) as e:
         raise InputError(f"{path}: not a whole GGUF file ({e}). Copy it again.") from e
 
 

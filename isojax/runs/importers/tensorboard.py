@@ -12,7 +12,7 @@ from typing import Any
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow
 from isojax.runs.importers import trl, wandb
-from isojax.runs.logs.log_table import LogTable, check_log_file
+from isojax.runs.logs.log_table import LogTable, check_log_file, parse_message
 
 EVENT_FILE_PATTERN = "*tfevents*"
 RECORD_HEADER, RECORD_FOOTER = struct.Struct("<QI"), struct.Struct("<I")
@@ -74,10 +74,10 @@ def _read_series(file: Path, config: dict[str, Any], notes: list[str]) -> Scalar
             scalar = _scalar_of(value)
             if scalar is not None:
                 series[value.tag].append((event.step, scalar))
-            elif value.tag == ARGUMENTS_TAG and value.tensor.dtype == STRING:
+            elif value.tag == ARGUMENTS_TAG and value.tensor.dtype == STRING and value.tensor.string_val:
                 config |= _training_arguments(value.tensor.string_val[0])
             elif value.tag == HPARAMS_TAG:
-                config |= _numeric_hparams(value.metadata.plugin_data.content)
+                config |= _numeric_hparams(value.metadata.plugin_data.content, file)
     return series
 
 
@@ -91,22 +91,23 @@ def _scalar_of(value: Any) -> float | None:
     tensor_values = tensor.float_val if tensor.dtype == FLOAT else tensor.double_val
     if len(tensor_values):
         return float(tensor_values[0])
-    return struct.unpack("<f" if tensor.dtype == FLOAT else "<d", tensor.tensor_content)[0]
+    layout = struct.Struct("<f" if tensor.dtype == FLOAT else "<d")
+    return layout.unpack(tensor.tensor_content)[0] if len(tensor.tensor_content) == layout.size else None
 
 
 def _training_arguments(text: bytes) -> dict[str, Any]:
     """The training arguments that transformers' callback writes as a text; {} where it is another text."""
     try:
         return trl.plain_arguments(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
 
 
-def _numeric_hparams(content: bytes) -> dict[str, Any]:
+def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
     """The numbers among a run's hyperparameters."""
     from tensorboardX.proto import plugin_hparams_pb2
 
-    hparams = vars(plugin_hparams_pb2)["HParamsPluginData"].FromString(content).session_start_info.hparams
+    hparams = parse_message(vars(plugin_hparams_pb2)["HParamsPluginData"], content, file).session_start_info.hparams
     return {key: value.number_value for key, value in hparams.items() if value.WhichOneof("kind") == "number_value"}
 
 
@@ -136,7 +137,7 @@ def _read_events(file: Path, notes: list[str]) -> Iterator[Any]:
             break
         if masked_crc32c(data[start:end]) != RECORD_FOOTER.unpack_from(data, end)[0]:
             raise InputError(f"{file} is damaged at byte {offset}; copy it again from where the run was.")
-        yield event_class.FromString(data[start:end])
+        yield parse_message(event_class, data[start:end], file)
         offset = end + RECORD_FOOTER.size
     if offset < len(data):
         notes.append(f"the last event of {file.name} is torn (the run was stopped as it was written) and is left out")

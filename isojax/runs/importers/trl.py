@@ -5,7 +5,9 @@ without running anything in it, every class in it standing for a bag of attribut
 
 import io
 import pickle
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -19,8 +21,8 @@ from isojax.runs.logs.log_table import LogTable, check_log_file
 STATE_FILE, ARGUMENTS_FILE = "trainer_state.json", "training_args.bin"
 MAX_ARGUMENTS_BYTES = 16 * 1024**2
 # What reading a file that is no archive, or no pickle of an object, may raise.
-UNREADABLE = (OSError, zipfile.BadZipFile, pickle.UnpicklingError, EOFError)
-MALFORMED = (AttributeError, TypeError, ValueError, LookupError)
+UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, pickle.UnpicklingError, EOFError)
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, OverflowError, MemoryError)
 ROLLOUTS_PER_STEP = "rollouts_per_step"
 CONFIG_COLUMNS = {"n": ("num_generations",), "B": (ROLLOUTS_PER_STEP,)}
 TRAIN_COLUMNS = {

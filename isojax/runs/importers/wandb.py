@@ -2,7 +2,6 @@
 synced too. The file is a log in LevelDB's format (blocks of 32 KiB; chunks of crc32, length, type; a record may span
 chunks) of protobuf records. History is joined by step; the run's config gives columns with dots."""
 
-import json
 import struct
 import zlib
 from collections.abc import Iterator
@@ -10,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
+from isojax.core.table_files import parse_json
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
 from isojax.runs.importers import trl, verl
 from isojax.runs.logs.column_map import SAME_NAME_FIELDS
-from isojax.runs.logs.log_table import LogTable, check_log_file
+from isojax.runs.logs.log_table import LogTable, check_log_file, parse_message
 
 MAGIC = b":W&B\xe1\xbe"  # and a byte for the version
 BLOCK_BYTES, CHUNK_HEADER = 32 * 1024, struct.Struct("<IHB")
@@ -52,22 +52,23 @@ def _read_run(file: Path) -> LogTable:
     config: dict[str, Any] = {}
     notes: list[str] = []
     for record in _split_records(file, notes):
-        entry = record_class.FromString(record)
+        entry = parse_message(record_class, record, file)
         kind = entry.WhichOneof("record_type")
         if kind == "history":
-            values = _item_values(entry.history.item)
+            values = _item_values(entry.history.item, file)
             step = entry.history.step.num if entry.history.HasField("step") else values.get("_step", len(rows))
             rows.append(DataRow(str(file), f"step {step}", {"_step": step, **values}))
         elif kind in ("run", "config"):
-            config |= _item_values(entry.run.config.update if kind == "run" else entry.config.update)
+            config |= _item_values((entry.run.config if kind == "run" else entry.config).update, file)
     if not rows:
         raise InputError(f"{file} holds no step: nothing was logged in this run. Leave it out.")
     return LogTable(str(file), tuple(rows), config | trl.rollouts_per_step(config), notes=tuple(notes))
 
 
-def _item_values(items: Any) -> dict[str, Any]:
+def _item_values(items: Any, file: Path) -> dict[str, Any]:
     """Keys (nested ones joined by dots) and values of a record's items; objects within become keys with dots."""
-    return dict(flatten({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}))
+    values = {".".join(item.nested_key) or item.key: parse_json(item.value_json, file) for item in items}
+    return dict(flatten(values))
 
 
 def _split_records(file: Path, notes: list[str]) -> Iterator[bytes]:

@@ -128,7 +128,7 @@ class ColumnMap:
         samples, value = self.read_integer("samples", row, 1), self.cell_value("counts", row)
         try:
             counts: Any = json.loads(value) if isinstance(value, str) else value
-        except ValueError:
+        except (ValueError, RecursionError):
             counts = None
         is_list = isinstance(counts, list) and len(counts) > 0
         if not is_list or not all(type(x) in (int, float) and 0 <= x <= samples for x in counts):

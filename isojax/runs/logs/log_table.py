@@ -40,3 +40,13 @@ def check_log_file(path: Path) -> None:
         raise InputError(f"{path} is a folder, expected a file; name the log in it.")
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty (line 1 is missing); expected a log with at least one row. Leave it out.")
+
+
+def parse_message(message_class: Any, data: bytes, path: Path) -> Any:
+    """A protobuf message of a log; InputError where the bytes are none."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return message_class.FromString(data)
+    except DecodeError as e:
+        raise InputError(f"{path} is damaged ({e}); copy it again from where the run was.") from e
