@@ -24,7 +24,10 @@ class SafeConsole(Console):
 
 
 # From the widest to the narrowest: (lines, headings on one line, texts on one line).
-LAYOUTS = ((HEAVY_HEAD, True, True), (HEAVY_HEAD, False, True), (HEAVY_HEAD, False, False), (None, False, False))
+LAYOUTS = (
+    *((HEAVY_HEAD, True, True), (HEAVY_HEAD, False, True), (None, False, True)),
+    *((HEAVY_HEAD, False, False), (None, False, False)),
+)
 
 
 class TextTable:

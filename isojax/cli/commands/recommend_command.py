@@ -143,7 +143,7 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
         row = [f"{n}{mark}", B_p, format_reward(cell.reward), format_range((cell.low, cell.high))]
         if recommendation.n_probability:
             probability = recommendation.n_probability.get(n, 0.0)
-            row.append(f"{probability:.2f} {'█' * round(BAR_WIDTH * probability):<{BAR_WIDTH}}")
+            row.append(f"{probability:.2f} {'█' * round(BAR_WIDTH * probability)}")
         rows.append(row)
     title = f"measured cells at this budget; * within {recommendation.epsilon:g} of the best"
-    return TextTable(title, columns, rows)
+    return TextTable(title, columns, rows, last_is_text=bool(recommendation.n_probability))
