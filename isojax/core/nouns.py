@@ -7,7 +7,7 @@ from typing import Any
 
 Interval = tuple[float, float]
 # The sum of the rewards of each problem's rollouts: where rewards are binary, how many are correct, as integers.
-RewardSums = tuple[int, ...] | tuple[float, ...]
+RewardSums = tuple[int | float, ...]
 
 MAIN_SCORE = "score"  # the name of a verifier's score where it gives one alone
 

@@ -296,6 +296,12 @@ def test_a_panel_is_another_cell() -> None:
     assert "greater than or equal to 0" in refused("quickstart", "cell.eval.panel=-1")
 
 
+def test_rewards_that_are_binary_leave_the_hash_as_it_was() -> None:
+    binary = load_config("quickstart", ["cell.reward.kind=binary", "cell.reward.weights=null"])
+    assert config_hash(binary.cell) == config_hash(load_config("quickstart").cell) == "e9901dc084af"
+    assert config_hash(binary.cell) != config_hash(load_config("quickstart", ["cell.reward.kind=graded"]).cell)
+
+
 def test_the_hash_is_of_what_differs_from_the_defaults() -> None:
     """A default that is written out is no other cell; whatever differs is one, in any section and depth."""
     assert config_hash(Config().cell) == config_hash(load_config("quickstart", ALL_DEFAULTS).cell)

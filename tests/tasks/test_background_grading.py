@@ -4,6 +4,7 @@ verifier.
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 
@@ -65,6 +66,26 @@ def test_grades_are_by_index_and_what_waits_is_judged_together() -> None:
     assert list(grades.failures.items()) == [("crash", 1), ("timeout", 2)]
     assert task.lots == [[4], [6, 0, 5, 2, 1, 3]]
     assert len(task.threads) == 1 and threading.get_ident() not in task.threads
+
+
+def test_graded_scores_are_saved_and_continued_bit_for_bit() -> None:
+    """Half of them before a checkpoint, as JSON, half after; a process that has graded nothing has none."""
+
+    def grade(problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
+        score = np.array([p.id / 7 for p in problems], np.float32)
+        return Grades(score / 3, score > 0, {}, {"format": score})
+
+    with BackgroundGrader(grade, PROBLEMS) as first:
+        assert "scores" not in first.state_dict()
+        first.add_responses([1, 5], tokens(0, 0))
+        saved = json.loads(json.dumps(first.state_dict()))
+    with BackgroundGrader(grade, PROBLEMS) as second:
+        second.load_state_dict(saved)
+        second.add_responses([0, 2, 3, 4, 6], tokens(0, 0, 0, 0, 0))
+        grades = second.collect_grades()
+    expected = np.arange(7, dtype=np.float32) / np.float32(7)
+    assert grades.scores["format"].tolist() == expected.tolist()
+    assert grades.rewards.tolist() == (expected / 3).tolist()
 
 
 def test_what_the_verifier_raises_reaches_the_caller() -> None:

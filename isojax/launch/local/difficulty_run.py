@@ -132,7 +132,7 @@ def _labels_csv(labelled: list[Problem]) -> str:
         k, z = p.attempts, float(norm.ppf(0.95))
         centre = (p.difficulty + z**2 / (2 * k)) / (1 + z**2 / k)
         half_width = z / (1 + z**2 / k) * math.sqrt(p.difficulty * (1 - p.difficulty) / k + (z / (2 * k)) ** 2)
-        rates = (p.difficulty, centre - half_width, centre + half_width)
+        rates = (p.difficulty, max(0.0, centre - half_width), min(1.0, centre + half_width))
         part = difficulty.difficulty_part(p) or ""
         writer.writerow([p.id, p.solved, p.attempts, *(f"{rate:.4f}" for rate in rates), part, p.prompt])
     return buffer.getvalue()

@@ -130,6 +130,13 @@ def test_right_answers_are_kept_and_make_the_metric(logged):
     assert [p.metrics for p in run.points] == [{"avg@4": pytest.approx(5 / 12)}, {"avg@4": pytest.approx(7 / 12)}]
 
 
+def test_sums_of_graded_rewards_make_the_mean_reward(logged):
+    text = 'step,sums\n1,"[4, 0, 1.5]"\n2,"[4, 2.25, 1.5]"\n'
+    (run,) = logged("csv", text, "counts=sums,samples=4,n=2,B_p=2").runs
+    assert [p.counts for p in run.points] == [(4.0, 0.0, 1.5), (4.0, 2.25, 1.5)] and all(p.graded for p in run.points)
+    assert [p.metrics["avg@4"] for p in run.points] == [pytest.approx(5.5 / 12), pytest.approx(7.75 / 12)]
+
+
 def test_device_hours_and_tokens_of_the_log(logged):
     (run,) = logged("csv", "step,reward,tokens,device_hours\n0,.1,0,0.5\n4,.2,900,1.5\n", "n=2,B_p=2").runs
     assert run.device_hours == (0.5, 1.5) and [p.tokens for p in run.points] == [0, 900]
