@@ -1,33 +1,28 @@
-"""The base policy and its problems, made once per sweep and kept in `base/`.
+"""The base policy and its problems, labelled by avg@k, made once per sweep and kept in `base/`.
 
 A checkpoint (`cell.model.path`) is read from its own folder. A task with demonstrations gets a policy trained on them,
 `params.safetensors`. `problems.jsonl` holds the chosen problems with their split; it is written last, in one step.
 `about.json` has the checksums of both, which are compared whenever the folder is read."""
 
+import hashlib
 import json
+import os
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from functools import partial, reduce
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
-import optax.contrib
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
-from jaxtyping import Array
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from isojax.core.atomic_files import write_bytes, write_text
-from isojax.core.config import PANEL, CellConfig, ModelConfig
+from isojax.core.atomic_files import append_bytes, write_bytes, write_text
+from isojax.core.config import PANEL, CellConfig, ModelConfig, RewardConfig
 from isojax.core.errors import InputError
-from isojax.core.machine import cores
 from isojax.core.nouns import Problem
 from isojax.core.random_streams import LABEL_STREAM
 from isojax.core.terminal import warn
@@ -35,19 +30,18 @@ from isojax.distributed import multiprocess
 from isojax.models import safetensors_io
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
-from isojax.tasks.difficulty import ProgressCallback, compute_label_key, label_problems, stored_label_key
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
-from isojax.tasks.protocol import DeviceTask, EncodedProblems, TokenizedProblems
+from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import is_on_device
 from isojax.train.checkpoint import CHECKSUM_KEY, json_checksum
+from isojax.train.demonstrations import train_base_policy
 from isojax.train.evaluate import VALIDATION_SET, Evaluator
+from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
 
 PARAMS_FILE, ABOUT_FILE = "params.safetensors", "about.json"
 PROBLEMS_FILE, LABELS_FILE = "problems.jsonl", "labels.jsonl"
 EXTRA_PREFIX = "extra/"
-WARMUP_STEPS = 60
-GRADIENT_PIECES = 8  # a batch of demonstrations is split into so many pieces, which fit a processor's cache
 
 
 @dataclass(frozen=True)
@@ -84,67 +78,9 @@ def _damaged(folder: Path, name: str) -> InputError:
     )
 
 
-def sft_loss(decoder: Decoder, params: Params, demonstrations: EncodedProblems, eos: int) -> Array:
-    """Mean negative log-likelihood of the answers' tokens, including their end token."""
-    prompts, lengths, answers, _ = demonstrations
-    tokens = jnp.concatenate([prompts, answers[:, :-1]], 1)  # demonstrations fill prompt_length exactly
-    hidden = decoder.forward(params, tokens, jnp.zeros_like(lengths))[:, prompts.shape[1] - 1 :]
-    log_probs = jax.nn.log_softmax(decoder.logits(params, hidden))
-    token_logps = jnp.take_along_axis(log_probs, answers[..., None], -1)[..., 0]
-    loss_mask = jnp.arange(answers.shape[1])[None] <= (answers == eos).argmax(1)[:, None]
-    return -(token_logps * loss_mask).sum() / loss_mask.sum()
-
-
-def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_progress: ProgressCallback) -> Params:
-    """Supervised learning on the task's demonstrations, `base.steps` batches of `base.batch`: Muon for the matrices,
-    Adam for the rest. On a CPU the cores share the pieces of a batch, whose gradients are added in a fixed order."""
-    base_config, sampling = cell.base, cell.sampling
-    learning_rate = optax.warmup_cosine_decay_schedule(
-        0.0, base_config.learning_rate, WARMUP_STEPS, max(base_config.steps, WARMUP_STEPS + 1)
-    )
-    optimizer = optax.contrib.muon(learning_rate)
-    pieces = GRADIENT_PIECES if base_config.batch % GRADIENT_PIECES == 0 else 1
-    rng = np.random.default_rng(base_config.seed)
-
-    def demonstrations() -> list[EncodedProblems]:
-        batch = task.demonstrations(base_config.batch, rng, sampling.prompt_length, sampling.response_length)
-        return [EncodedProblems(*part) for part in zip(*(np.split(x, pieces) for x in batch), strict=True)]
-
-    @jax.jit
-    def piece_gradient(params: Params, piece: EncodedProblems) -> tuple[Array, Params]:
-        return jax.value_and_grad(lambda p: sft_loss(decoder, p, piece, task.eos))(params)
-
-    @partial(jax.jit, donate_argnums=0)
-    def add_gradients(total: tuple[Array, Params], piece: tuple[Array, Params]) -> tuple[Array, Params]:
-        return jax.tree.map(jnp.add, total, piece)
-
-    @partial(jax.jit, donate_argnums=(0, 1))
-    def apply_gradient(
-        params: Params, opt_state: optax.OptState, total: tuple[Array, Params]
-    ) -> tuple[Params, optax.OptState, Array]:
-        loss, gradient = jax.tree.map(lambda x: x / pieces, total)
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
-        return jax.tree.map(jnp.add, params, updates), opt_state, loss
-
-    params = jax.jit(decoder.init)(jax.random.key(base_config.seed))
-    opt_state = jax.jit(optimizer.init)(params)
-    batch = demonstrations()
-    with ThreadPoolExecutor(min(pieces, cores()) if jax.default_backend() == "cpu" else 1) as pool:
-        for i in range(base_config.steps):
-            piece_gradients = pool.map(
-                lambda piece, params=params: jax.block_until_ready(piece_gradient(params, piece)), batch
-            )
-            batch = demonstrations()  # the next batch, while the threads compute
-            params, opt_state, loss = apply_gradient(params, opt_state, reduce(add_gradients, piece_gradients))
-            if i % 50 == 49:
-                progress = f"base policy: step {i + 1} of {base_config.steps}, loss {float(loss):.3f}"
-                on_progress(progress, (i + 1) / base_config.steps)
-    return jax.device_get(params)
-
-
 @dataclass(frozen=True)
 class PolicyLabeller:
-    """Labels problems by sampling a policy: the `Labeller` of tasks/difficulty.py."""
+    """Labels problems by sampling a policy."""
 
     evaluator: Evaluator
     params: Params
@@ -160,12 +96,93 @@ class PolicyLabeller:
         return self.evaluator.samples_per_problem
 
     def sum_rewards(self, problem_indices: Sequence[int], repeats: int) -> Sequence[float]:
-        """The sum of each problem's rewards."""
+        """The sums over `repeats` x `samples_per_problem` rollouts (binary: integers); the draws belong to their
+        problem."""
         block = self.problem_set.select(problem_indices)
         counts = self.evaluator.evaluate(
             self.params, block, seed=self.seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
         )
         return counts.reward_sums.tolist()
+
+
+def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Problem]) -> str:
+    """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are made and judged."""
+    sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
+    key_data = cell.model_dump(mode="json", include=sections) | {
+        **({} if cell.reward == RewardConfig() else {"reward": cell.reward.model_dump(mode="json")}),
+        "seed": cell.data.seed,
+        "checkpoint": fingerprint,
+        "problems": [[p.id, p.prompt, p.answer, list(p.messages)] for p in problems],
+    }
+    return hashlib.sha256(json.dumps(key_data, sort_keys=True, default=dict).encode()).hexdigest()[:16]
+
+
+def label_problems(
+    path: Path,
+    label_key: str,
+    problems: Sequence[Problem],
+    attempts: int,
+    labeller: PolicyLabeller,
+    on_progress: ProgressCallback,
+) -> list[Problem]:
+    """The problems with the base policy's sums of rewards over `attempts` (rounded up to whole calls); what `path`
+    holds is not sampled again."""
+    repeats = -(-attempts // labeller.samples_per_problem)
+    attempts = repeats * labeller.samples_per_problem
+    solved_by_id = multiprocess.run_on_primary(lambda: read_labels(path, label_key, attempts))
+    unlabelled = [i for i, problem in enumerate(problems) if problem.id not in solved_by_id]
+    for start in range(0, len(unlabelled), labeller.problems_per_call):
+        labelled = len(problems) - (len(unlabelled) - start)
+        on_progress(f"labelling {len(problems)} problems by avg@{attempts}", labelled / len(problems))
+        block = unlabelled[start : start + labeller.problems_per_call]
+        sums = zip(block, labeller.sum_rewards(block, repeats), strict=True)
+        newly_solved = {problems[i].id: reward_sum for i, reward_sum in sums}
+        solved_by_id |= newly_solved
+        if multiprocess.is_primary():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            header = [] if path.exists() and path.stat().st_size else [{"key": label_key}]
+            rows = [{"id": i, "solved": solved, "attempts": attempts} for i, solved in newly_solved.items()]
+            append_bytes(path, "".join(json.dumps(row) + "\n" for row in (*header, *rows)).encode())
+    return [replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems]
+
+
+def stored_label_key(path: Path) -> str:
+    """The key of the labels in `path`; empty where there are none."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    try:
+        return str(json.loads(lines[0])["key"]) if lines else ""
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, float]:
+    """Sums of rewards by problem id; a torn last line is cut off. InputError where the labels are of another kind."""
+    if not path.exists():
+        return {}
+    data = path.read_bytes()
+    complete, newline, torn = data.rpartition(b"\n")
+    if torn:
+        os.truncate(path, len(complete) + len(newline))
+    solved_by_id: dict[int, float] = {}
+    lines = complete.splitlines()
+    if lines and (stored_key := stored_label_key(path)) != label_key:
+        raise InputError(f"{path} holds labels of other settings ({stored_key}, expected {label_key}); remove it.")
+    for line_number, line in enumerate(lines[1:], 2):
+        try:
+            row = json.loads(line)
+            problem_id, solved, stored_attempts = int(row["id"]), row["solved"], int(row["attempts"])
+            if not 0 <= solved <= stored_attempts:
+                raise ValueError(f"solved is {solved}")
+        except (ValueError, KeyError, TypeError) as e:
+            raise InputError(
+                f"{path}, line {line_number} is no label ({e!r}); remove the file, and the problems are labelled again."
+            ) from e
+        if stored_attempts != attempts:
+            raise InputError(
+                f"{path}, line {line_number}: labelled by avg@{stored_attempts}, expected avg@{attempts}; remove it."
+            )
+        solved_by_id[problem_id] = solved
+    return solved_by_id
 
 
 def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: ProgressCallback) -> BasePolicy:

@@ -15,6 +15,7 @@ from isojax.train.checkpoint import StartUpload
 from isojax.train.evaluate import EvalCounts
 
 CHECKPOINT_FOLDER = "checkpoint"  # in a cell's folder
+ProgressCallback = Callable[[str, float], None]  # (what is being done, the fraction done)
 SHOWN_SAMPLES = 4  # of an evaluation, in samples.txt
 
 

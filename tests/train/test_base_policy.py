@@ -20,7 +20,8 @@ from isojax.models.transformer import Decoder, Params
 from isojax.tasks.device import solvers
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import tokenize
-from isojax.train.base_policy import BasePolicy, prepare_base_policy, sft_loss
+from isojax.train.base_policy import BasePolicy, prepare_base_policy
+from isojax.train.demonstrations import sft_loss
 from isojax.train.evaluate import Evaluator
 from tests.device import CONFIG, DECODER, EOS, log_softmax, logits, mesh, policy
 

@@ -4,7 +4,6 @@ histogram (the paper's Fig. 2), and write `splits/`, a TFDS data set to train on
 import csv
 import io
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -28,15 +27,14 @@ from isojax.tasks import difficulty
 from isojax.tasks.problem_selection import drop_long_prompts
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
 from isojax.tasks.task import Task, is_on_device
-from isojax.train.base_policy import BasePolicy, PolicyLabeller
+from isojax.train.base_policy import BasePolicy, PolicyLabeller, compute_label_key, label_problems
+from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
 
 LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
 # (problems, rollouts per problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
 DECODE_SHAPES = {"cpu": (8, 8)}
 DEFAULT_DECODE_SHAPE = (16, 16)
-
-ProgressCallback = Callable[[str, float], None]
 
 
 def label_difficulty(
@@ -108,11 +106,11 @@ def _label_with_model(
     programs = SweepPrograms(cell, sweep, [decode_shape], mesh, task)
     programs.labeller.compile()
     params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
-    label_key = difficulty.compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
+    label_key = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 
     def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
         labeller = PolicyLabeller(programs.labeller, params, programs.tokenize(problem_subset), seed)
-        return difficulty.label_problems(folder / file_name, label_key, problem_subset, attempts, labeller, on_progress)
+        return label_problems(folder / file_name, label_key, problem_subset, attempts, labeller, on_progress)
 
     labelled = label_subset(LABELS_FILE, problems, cell.data.attempts)
     unsolved = [p for p in labelled if not p.solved]

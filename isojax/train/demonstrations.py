@@ -1,0 +1,78 @@
+"""A base policy by supervised learning on the demonstrations of a task that is verified on device."""
+
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial, reduce
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+from jaxtyping import Array
+
+from isojax.core.config import CellConfig
+from isojax.core.machine import cores
+from isojax.models.transformer import Decoder, Params
+from isojax.tasks.protocol import DeviceTask, EncodedProblems
+from isojax.train.outputs import ProgressCallback
+
+WARMUP_STEPS = 60
+GRADIENT_PIECES = 8  # a batch of demonstrations is split into so many pieces, which fit a processor's cache
+
+
+def sft_loss(decoder: Decoder, params: Params, demonstrations: EncodedProblems, eos: int) -> Array:
+    """Mean negative log-likelihood of the answers' tokens, including their end token."""
+    prompts, lengths, answers, _ = demonstrations
+    tokens = jnp.concatenate([prompts, answers[:, :-1]], 1)  # demonstrations fill prompt_length exactly
+    hidden = decoder.forward(params, tokens, jnp.zeros_like(lengths))[:, prompts.shape[1] - 1 :]
+    log_probs = jax.nn.log_softmax(decoder.logits(params, hidden))
+    token_logps = jnp.take_along_axis(log_probs, answers[..., None], -1)[..., 0]
+    loss_mask = jnp.arange(answers.shape[1])[None] <= (answers == eos).argmax(1)[:, None]
+    return -(token_logps * loss_mask).sum() / loss_mask.sum()
+
+
+def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_progress: ProgressCallback) -> Params:
+    """Supervised learning on the task's demonstrations, `base.steps` batches of `base.batch`: Muon for the matrices,
+    Adam for the rest. On a CPU the cores share the pieces of a batch, whose gradients are added in a fixed order."""
+    base_config, sampling = cell.base, cell.sampling
+    learning_rate = optax.warmup_cosine_decay_schedule(
+        0.0, base_config.learning_rate, WARMUP_STEPS, max(base_config.steps, WARMUP_STEPS + 1)
+    )
+    optimizer = optax.contrib.muon(learning_rate)
+    pieces = GRADIENT_PIECES if base_config.batch % GRADIENT_PIECES == 0 else 1
+    rng = np.random.default_rng(base_config.seed)
+
+    def demonstrations() -> list[EncodedProblems]:
+        batch = task.demonstrations(base_config.batch, rng, sampling.prompt_length, sampling.response_length)
+        return [EncodedProblems(*part) for part in zip(*(np.split(x, pieces) for x in batch), strict=True)]
+
+    @jax.jit
+    def piece_gradient(params: Params, piece: EncodedProblems) -> tuple[Array, Params]:
+        return jax.value_and_grad(lambda p: sft_loss(decoder, p, piece, task.eos))(params)
+
+    @partial(jax.jit, donate_argnums=0)
+    def add_gradients(total: tuple[Array, Params], piece: tuple[Array, Params]) -> tuple[Array, Params]:
+        return jax.tree.map(jnp.add, total, piece)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def apply_gradient(
+        params: Params, opt_state: optax.OptState, total: tuple[Array, Params]
+    ) -> tuple[Params, optax.OptState, Array]:
+        loss, gradient = jax.tree.map(lambda x: x / pieces, total)
+        updates, opt_state = optimizer.update(gradient, opt_state, params)
+        return jax.tree.map(jnp.add, params, updates), opt_state, loss
+
+    params = jax.jit(decoder.init)(jax.random.key(base_config.seed))
+    opt_state = jax.jit(optimizer.init)(params)
+    batch = demonstrations()
+    with ThreadPoolExecutor(min(pieces, cores()) if jax.default_backend() == "cpu" else 1) as pool:
+        for i in range(base_config.steps):
+            piece_gradients = pool.map(
+                lambda piece, params=params: jax.block_until_ready(piece_gradient(params, piece)), batch
+            )
+            batch = demonstrations()  # the next batch, while the threads compute
+            params, opt_state, loss = apply_gradient(params, opt_state, reduce(add_gradients, piece_gradients))
+            if i % 50 == 49:
+                progress = f"base policy: step {i + 1} of {base_config.steps}, loss {float(loss):.3f}"
+                on_progress(progress, (i + 1) / base_config.steps)
+    return jax.device_get(params)

@@ -1,0 +1,84 @@
+"""Labels continue where a kill left them, belong to a policy and its problems, and nothing torn is taken for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from isojax.core.config import CellConfig, DataConfig, PromptConfig, RLConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.train.base_policy import PolicyLabeller, compute_label_key, label_problems
+
+PROBLEMS = [Problem(7 * i, f"p{i}", str(i)) for i in range(20)]
+
+
+class FakeLabeller(PolicyLabeller):
+    """A labeller that solves problem i in i mod 5 of 4 rollouts, 6 problems per call, and remembers what it was
+    asked.
+    """
+
+    problems_per_call, samples_per_problem = 6, 4  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "asked", [])
+
+    def sum_rewards(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
+        ids = [PROBLEMS[i].id for i in problem_indices]
+        self.asked += ids
+        return [repeats * (i % 5) for i in ids]
+
+
+def label(path: Path, labeller: FakeLabeller, key: str = "key", attempts: int = 7) -> list[Problem]:
+    return label_problems(path, key, PROBLEMS, attempts, labeller, lambda text, done: None)
+
+
+def test_a_label_for_each_problem_by_whole_evaluations(tmp_path: Path) -> None:
+    got = label(tmp_path / "l", FakeLabeller())  # 7 attempts are two evaluations of 4
+    assert [(p.id, p.solved, p.attempts) for p in got] == [(p.id, 2 * (p.id % 5), 8) for p in PROBLEMS]
+
+
+def test_cut_at_any_byte_it_goes_on_to_the_same(tmp_path: Path) -> None:
+    full = label(tmp_path / "whole", FakeLabeller())
+    data = (tmp_path / "whole").read_bytes()
+    for size in (*range(0, len(data), 37), len(data) - 1, len(data)):
+        path = tmp_path / f"cut{size}"
+        path.write_bytes(data[:size])
+        labeller = FakeLabeller()
+        assert label(path, labeller) == full
+        remaining = max(0, data[:size].count(b"\n") - 1)
+        assert len(labeller.asked) == len(PROBLEMS) - remaining  # nothing is sampled twice
+        assert sorted(path.read_bytes().splitlines()) == sorted(data.splitlines())
+
+
+def test_other_labels_are_refused(tmp_path: Path) -> None:
+    label(tmp_path / "l", FakeLabeller())
+    before = (tmp_path / "l").read_bytes()
+    with pytest.raises(InputError, match="labels of other settings"):
+        label(tmp_path / "l", FakeLabeller(), key="other")
+    with pytest.raises(InputError, match="labelled by avg@8, expected avg@16"):
+        label(tmp_path / "l", FakeLabeller(), attempts=16)
+    assert (tmp_path / "l").read_bytes() == before
+    (tmp_path / "l").write_bytes(before.replace(b'"solved"', b'"solve"', 1))
+    with pytest.raises(InputError, match=r"line 2 is no label"):
+        label(tmp_path / "l", FakeLabeller())
+
+
+def test_what_a_key_hangs_on() -> None:
+    cell = CellConfig(task="addition")
+    key = compute_label_key(cell, "print", PROBLEMS)
+    assert key == compute_label_key(
+        cell.model_copy(update={"rl": RLConfig(learning_rate=1.0)}), "print", PROBLEMS
+    )  # no label hangs on that
+    others = [
+        compute_label_key(cell, "another checkpoint", PROBLEMS),
+        compute_label_key(cell, "print", [replace(PROBLEMS[0], prompt="edited"), *PROBLEMS[1:]]),
+        compute_label_key(cell, "print", [replace(PROBLEMS[0], answer="9"), *PROBLEMS[1:]]),
+        compute_label_key(cell.model_copy(update={"prompt": PromptConfig(template="Q: {prompt}")}), "print", PROBLEMS),
+        compute_label_key(cell.model_copy(update={"data": DataConfig(seed=1)}), "print", PROBLEMS),
+    ]
+    assert len({key, *others}) == 6
+    assert len(key) == 16
