@@ -14,7 +14,6 @@ from typing_extensions import TypeIs
 from isojax.core import registry
 from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.core.config.data import RewardConfig, score_weights
-from isojax.core.config.sweep import require_lengths
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
@@ -137,6 +136,10 @@ class TextTask:
         """Those whose prompt has at most `prompt_length` tokens, in their order."""
         return [p for p, ids in zip(problems, self._prompt_tokens(problems), strict=True) if len(ids) <= prompt_length]
 
+    def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:
+        """The tokens of each problem's prompt."""
+        return list(map(len, self._prompt_tokens(problems)))
+
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
         """Prompts i32[Q P] with P = `prompt_length`, right-padded and never cut, and answers i32[Q 0]."""
         prompt_tokens = self._prompt_tokens(problems)
@@ -256,7 +259,6 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     """The task of `cell.task`; `num_workers` processes check responses in text (None: one for each core)."""
     device_task = build_device_task(cell.task)
     if device_task is None:
-        require_lengths(cell)
         source = open_source(cell.task, cell.data)
         return TextTask(source, cell.model, cell.prompt, cell.verifier, num_workers, cell.sampling, cell.reward)
     if cell.reward.weights:

@@ -154,7 +154,10 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
     "no lengths": (
         without_settings("sampling"),
         LAUNCH,
-        ("cell.sampling.prompt_length and cell.sampling.response_length must be set", "48 and 4 for sums"),
+        (
+            "cell.sampling.prompt_length and cell.sampling.response_length must be set",
+            "begin with: cell.sampling.prompt_length=16 cell.sampling.response_length=496 (of 60 prompts",
+        ),
     ),
     "no learning rate": (without_settings("rl"), LAUNCH, ("cell.rl.learning_rate must be set", "isojax lr-search")),
     "unknown task": (nothing, (*LAUNCH, "cell.task=additon"), ("'additon'", "Did you mean 'addition'?")),

@@ -111,25 +111,3 @@ class SweepConfig(Section):
     # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain.
     strategy: Literal["grid", "adaptive"] = "grid"
     total_rollouts: Rollouts | None = None  # of the adaptive strategy; null: half of what the grid takes
-
-
-def require_lengths(cell: CellConfig) -> None:
-    """InputError where a task in text leaves the sampler's lengths to their defaults, the toy task's."""
-    keys = ("prompt_length", "response_length")
-    missing = [f"cell.sampling.{key}" for key in keys if key not in cell.sampling.model_fields_set]
-    if missing:
-        raise InputError(
-            f"{' and '.join(missing)} must be set for cell.task = {cell.task}, a task in text: the most tokens of a"
-            " prompt (longer ones are dropped) and of a response. Usual are prompt_length=256 and response_length=512"
-            " for GSM8K and an instruct model, 48 and 4 for sums."
-        )
-
-
-def require_learning_rate(cell: CellConfig) -> None:
-    """InputError where a task in text leaves the learning rate to its default, the toy task's."""
-    if "learning_rate" not in cell.rl.model_fields_set:
-        raise InputError(
-            f"cell.rl.learning_rate must be set for cell.task = {cell.task}, a task in text: the default is that of the"
-            " toy task. Usual are 1e-6 for a model of 7B parameters at B = cell.rl.lr_reference_batch = 1024 (the"
-            " paper's), 1e-5 for one of 135M; `isojax lr-search` finds one."
-        )

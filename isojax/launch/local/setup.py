@@ -10,7 +10,6 @@ import jax
 import numpy as np
 
 from isojax.core.config import Config, DataConfig, PrecisionConfig, save_config
-from isojax.core.config.sweep import require_learning_rate
 from isojax.core.errors import InputError
 from isojax.core.machine import cores, silence_libtpu
 from isojax.core.nouns import Cell
@@ -26,6 +25,7 @@ from isojax.rl import algorithm
 from isojax.runs import loggers
 from isojax.runs.workspace import working_folder
 from isojax.tasks.problem_selection import preview_selection
+from isojax.tasks.required_settings import LEARNING_RATE, LENGTHS, require_settings
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
 from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, prepare_base_policy
 from isojax.train.programs import SweepPrograms
@@ -64,6 +64,7 @@ def open_task(config: Config) -> Iterator[Task]:
             )
         yield task
         return
+    require_settings(config.cell, task, *LENGTHS)
     try:
         task.start_verifier()
         yield task
@@ -131,7 +132,7 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> 
         check_batch(pairs, cell.data.candidates - cell.data.validation)
         tokenize(task, cell.sampling, task.problems(cell.data.candidates, np.random.default_rng(0)))
         return
-    require_learning_rate(cell)
+    require_settings(cell, task, LEARNING_RATE)
     split_problems = preview_selection(cell, task)
     if split_problems is None:
         problem_sets = [task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))]
