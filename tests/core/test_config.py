@@ -14,6 +14,7 @@ from isojax.core.config import (
     load_configs,
     save_config,
 )
+from isojax.core.config.data import RewardConfig, VerifierConfig, score_weights
 from isojax.core.config.load import find_config
 from isojax.core.errors import InputError
 from isojax.launch.resume import check_resume
@@ -294,6 +295,17 @@ def test_a_panel_is_another_cell() -> None:
         load_config("quickstart", ["cell.eval.panel=9"]).cell
     )
     assert "greater than or equal to 0" in refused("quickstart", "cell.eval.panel=-1")
+
+
+def test_the_graded_rewards_of_the_docs(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "problems.md").read_text().partition("## Graded rewards")[2]
+    (tmp_path / "graded.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    cell = load_config(str(tmp_path / "graded.yaml")).cell
+    assert score_weights(cell.verifier, cell.reward) == {"accuracy": 1.0, "format": 0.2}
+    alike = cell.reward.model_copy(update={"weights": None})
+    assert score_weights(cell.verifier, alike) == {"accuracy": 1.0, "format": 1.0}
+    assert score_weights(VerifierConfig(), alike) == {"score": 1.0}
+    assert score_weights(VerifierConfig(), RewardConfig()) == {}
 
 
 def test_rewards_that_are_binary_leave_the_hash_as_it_was() -> None:

@@ -12,7 +12,7 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.grading import Checker
-from isojax.tasks.verifiers import Check, Verdict, exact, function, integer, verl
+from isojax.tasks.verifiers import Check, Verdict, exact, function, integer, verl, weigh_scores
 from isojax.tasks.verifiers import math as maths
 
 RIGHT, WRONG, NONE = (True, True), (False, True), (False, False)  # (right, answered)
@@ -99,6 +99,33 @@ def test_outcomes_are_0_or_1(score: Any, expected: Verdict | str) -> None:
     assert result._replace(scores=None) == expected or result.failure == expected
     assert result.failure == "error" or result.scores == {"score": score}
     assert result.correct is (isinstance(expected, Verdict) and expected.correct)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reward", "scores", "failure"),
+    [
+        (Verdict(True, True), 0.0, None, "score"),
+        (Verdict(False, True, "partial", "", {"a": 0.5, "b": 1.0, "c": 9.0}), 0.625, {"a": 0.5, "b": 1.0}, ""),
+        (Verdict(True, True, scores={"a": 1.0000001, "b": -1e-9}), 0.75, {"a": 1.0, "b": 0.0}, ""),
+        (Verdict(True, True, scores={"a": 1.0}), 0.0, None, "score"),
+        (Verdict(True, True, scores={"a": 1.0, "b": 1.01}), 0.0, None, "score"),
+        (Verdict(True, True, scores={"a": 1.0, "b": -1.0}), 0.0, None, "score"),
+        (Verdict(False, False, "error", "", {"a": math.nan, "b": 1.0}), 0.0, None, "score"),
+        (Verdict(False, False, "timeout", "no verdict"), 0.0, None, "timeout"),
+    ],
+)
+def test_a_graded_reward_is_the_weighted_mean(
+    verdict: Verdict, reward: float, scores: dict[str, float] | None, failure: str
+) -> None:
+    """(3 a + b) / 4; a score outside 0..1 or missing, and a check that failed, give nothing of any score."""
+    result, graded = weigh_scores(verdict, {"a": 3.0, "b": 1.0})
+    assert result == pytest.approx(reward) and graded.failure == failure
+    assert graded.scores == pytest.approx(scores or {"a": 0.0, "b": 0.0})
+
+
+def test_a_score_alone_needs_no_weights() -> None:
+    assert weigh_scores(Verdict(True, True), {"score": 1.0})[0] == 1.0
+    assert weigh_scores(Verdict(False, True, "partial", "", {"score": 0.3}), {"score": 1.0})[0] == 0.3
 
 
 @pytest.fixture
