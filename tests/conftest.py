@@ -40,6 +40,7 @@ SLOW = (
     "e2e/test_text.py",
     "launch/test_compile_for_topology.py",
     "launch/test_memory_model.py",
+    "launch/test_ray_strangers.py",
     "launch/test_templates_run.py",
     "models/test_hf_load.py",
     "models/test_load_memory.py",

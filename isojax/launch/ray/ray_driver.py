@@ -2,7 +2,10 @@
 starts again from the newest checkpoint. The driver never imports jax, so it claims no accelerator."""
 
 import os
+import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +28,7 @@ from isojax.runs.workspace import working_folder
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers
+AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"  # environment variables of Ray >= 2.52
 
 
 def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path:
@@ -59,6 +63,9 @@ def connect_ray(address: str) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent anywhere
     os.environ.setdefault("RAY_worker_niceness", "0")  # of processes that Ray starts here: they are what runs here
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a thread that is late does not start another Ray
+    if address == LOCAL:  # it listens at all addresses of this host: nobody without the token may run code in it
+        os.environ[AUTH_MODE] = "token"
+        os.environ.setdefault(AUTH_TOKEN, secrets.token_hex(32))
     try:
         import ray
     except ModuleNotFoundError as e:
@@ -73,6 +80,7 @@ def connect_ray(address: str) -> Iterator[Any]:
             ) from e
     else:
         _connect_to_cluster(ray, address, init_options)
+        _warn_if_open(ray.get_runtime_context().gcs_address)
     try:
         yield ray
     finally:
@@ -105,6 +113,26 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
             "Start one by `ray start --head --port=6379`, join it by `ray start --address=HOST:6379`, "
             "or run on this machine alone by --ray local."
         ) from error
+
+
+def _warn_if_open(gcs_address: str) -> None:
+    """A warning where the cluster answers a process that has no token."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", gcs_address]
+    try:
+        stranger = subprocess.run(
+            command,
+            env={**os.environ, AUTH_MODE: "disabled"},
+            capture_output=True,
+            timeout=CONNECT_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return
+    if stranger.returncode == 0:
+        print_line(
+            f"warning: whoever reaches the Ray cluster at {gcs_address} may run code on it: it asks for no token. "
+            f"Set {AUTH_MODE}=token and one {AUTH_TOKEN} on all its nodes (docs/clusters.md)."
+        )
 
 
 def _first_line(error: BaseException) -> str:
