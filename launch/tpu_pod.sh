@@ -26,6 +26,7 @@ NETWORK=${NETWORK:-default}                # the slice's network: that of the sh
 NFS=${NFS:-}                               # SERVER:/SHARE that all hosts mount at RUNS (Filestore); not needed for one host
 RUNS=${RUNS:-/mnt/runs}                    # run.dir
 HEAD=${HEAD:-}                             # join: the head's address
+TOKEN=${TOKEN:-$HOME/.ray/auth_token}      # ray, join: the file of Ray's token, which is made if it does not exist
 CHECK=${CHECK:-1}                          # 0: do not check the config before a slice is created
 # shellcheck disable=SC2016  # the host's HOME
 ISOJAX=${ISOJAX:-'isojax[ray,tpu] @ file://$HOME/isojax.tar.gz'} # what to install; by default the last commit of this checkout
@@ -59,7 +60,7 @@ else
 fi
 
 # Runs a command in the shell of a host (0, 1, ...) or of all.
-on() { gcloud compute tpus tpu-vm ssh "$NAME" --zone="$ZONE" --worker="$1" --command="export PATH=\$HOME/.isojax/bin:\$PATH; $2"; }
+on() { gcloud compute tpus tpu-vm ssh "$NAME" --zone="$ZONE" --worker="$1" --command="export PATH=\$HOME/.isojax/bin:\$PATH RAY_AUTH_MODE=token; $2"; }
 copy() { gcloud compute tpus tpu-vm scp "$1" "$NAME:$2" --zone="$ZONE" --worker=all; }
 describe() { gcloud compute tpus tpu-vm describe "$NAME" --zone="$ZONE" --format="value($1)"; }
 queue_state() { gcloud compute tpus queued-resources describe "$NAME" --zone="$ZONE" --format="value(state.state)"; }
@@ -165,6 +166,13 @@ command_line() {
     done
 }
 
+# Ray serves nobody without this token, which its processes read on each host.
+share_token() {
+    [ -s "$TOKEN" ] || (umask 077 && mkdir -p "$(dirname "$TOKEN")" && head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n' >"$TOKEN")
+    on all "mkdir -p ~/.ray; chmod 700 ~/.ray"
+    copy "$TOKEN" .ray/auth_token
+}
+
 join() { on all "case \" \$(hostname -I) \" in *' $HEAD '*) ;; *) ray stop; ray start --address=$HEAD:6379 ;; esac"; }
 
 down() {
@@ -205,6 +213,7 @@ case "$verb $#" in
     up "$@"
     HEAD=$(describe 'networkEndpoints[0].ipAddress')
     line=$(command_line isojax launch "$@" --resume --ray auto --mesh "$MESH" "run.process_group.tpu=$SLICE" "run.dir=$RUNS")
+    share_token
     on 0 "ray stop; ray start --head --node-ip-address=$HEAD --port=6379"
     join
     on 0 "$line"
@@ -212,6 +221,7 @@ case "$verb $#" in
 "join 0")
     [ -n "$HEAD" ] || fail 2 "given no HEAD, expected the head's address: HEAD=10.0.0.7 NAME=more $0 join"
     up
+    share_token
     join
     ;;
 "status 1") on 0 "$(command_line isojax status "$RUNS/$1")" ;;

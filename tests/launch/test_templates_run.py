@@ -276,6 +276,12 @@ def test_a_tpu_pod_that_is_there_becomes_a_ray_cluster(stage: Stage) -> None:
     config = check_command(line)
     assert config is not None and (config.run.mesh, config.run.process_group.tpu) == ("fsdp=16", "v5e:4x4")
     assert "costs as long as it exists" in said
+    token = stage.folder / ".ray/auth_token"  # it was made, and copied before Ray started
+    assert len(token.read_text()) == 64 and token.stat().st_mode & 0o777 == 0o600
+    everything = [words for _, words in stage.asked()]
+    (copied,) = [words for words in stage.asked("gcloud") if "isojax:.ray/auth_token" in words[1]]
+    assert str(token) in copied[1] and everything.index(copied[1]) < everything.index(["ray", "start", *starts[0][1]])
+    assert {words[1] for _, words in stage.asked("token")} == {"token"}
 
 
 def test_another_slice_joins(stage: Stage) -> None:

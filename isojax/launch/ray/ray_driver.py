@@ -111,21 +111,17 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
         raise InputError(
             f"--ray {address}: no Ray cluster {location} ({_first_line(error)}). "
             "Start one by `ray start --head --port=6379`, join it by `ray start --address=HOST:6379`, "
-            "or run on this machine alone by --ray local."
+            "or run on this machine alone by --ray local. "
+            f"A cluster that asks for a token is reached with {AUTH_MODE}=token and its {AUTH_TOKEN}."
         ) from error
 
 
 def _warn_if_open(gcs_address: str) -> None:
     """A warning where the cluster answers a process that has no token."""
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", gcs_address]
+    without_token = {**os.environ, AUTH_MODE: "disabled"}
     try:
-        stranger = subprocess.run(
-            command,
-            env={**os.environ, AUTH_MODE: "disabled"},
-            capture_output=True,
-            timeout=CONNECT_TIMEOUT,
-            check=False,
-        )
+        stranger = subprocess.run(command, env=without_token, capture_output=True, timeout=CONNECT_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
         return
     if stranger.returncode == 0:
