@@ -147,7 +147,7 @@ def test_made_again_it_is_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By however many threads, which are done with their pieces of a batch in any order."""
-    monkeypatch.setattr("isojax.train.base_policy.cores", lambda: cores)
+    monkeypatch.setattr("isojax.train.demonstrations.cores", lambda: cores)
     assert same(run(tmp_path / "base", evaluator, []), made[1])
 
 
