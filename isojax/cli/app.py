@@ -4,6 +4,7 @@ neither SciPy nor jax; an InputError is one line `error: ...` on standard error 
 import errno
 import importlib
 import sys
+from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
@@ -112,12 +113,21 @@ def main_train() -> NoReturn:
     _run(TRAIN.load(), "python -m isojax.train", is_run=True)
 
 
+def _check_words(words: Sequence[str]) -> None:
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as e:  # bytes of another encoding, which neither JSON nor a library of C++ takes
+            raise InputError(f"given {word!r}, expected text in UTF-8. Rename the file, or correct the word.") from e
+
+
 def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
     """Run a command and exit: 0; 2 after an InputError, as after usage errors; 1 after a failed run; 143 after
     SIGTERM; 141 where nobody reads what a command prints that is no run."""
     guard_output(is_run)
     try:
         try:
+            _check_words(sys.argv[1:])
             with localize(sys.argv[1:]) as arguments:
                 typer_app(arguments, prog_name=program)
         finally:

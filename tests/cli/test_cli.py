@@ -36,6 +36,14 @@ from tests.cli.conftest import Isojax, error_of, write_sweep
         (["recommend", "none", "--budget", "1e6"], "cannot read none"),
         (["recommend", "none", "--budget", "0"], "--budget: given '0'"),
         (["recommend", "none", "--budget", "1", "--fix", "n=3"], "--fix: given 'n=3'"),
+        (["fit", "a" * 300], "File name too long"),
+        (["status", "a" * 300], "File name too long"),
+        (["report", "a" * 300], "File name too long"),
+        (["launch", "a" * 300], "File name too long"),
+        (["launch", "--dry-run", "--topology", "a\udcffb"], "expected text in UTF-8"),
+        (["launch", 'cell.task="jsonl:a\\0b"'], "cell.task: given"),
+        (["launch", "sweep.budget=99999999999999999999"], "sweep.budget: given 99999999999999999999"),
+        (["launch", "cell.eval.ratio=1.0000000001", "--dry-run"], "expected at most 10,000"),
     ],
 )
 def test_what_cannot_be_used_is_one_message_and_exit_code_2(
