@@ -178,6 +178,11 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
             f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}; "
             "expected n_train <= n (n counts the rollouts that estimate the baseline)."
         )
+    if rl.tis_low is not None and (rl.tis == "none" or rl.tis_mode != "mask" or rl.tis_low >= rl.tis_cap):
+        raise InputError(
+            f"cell.rl.tis_low = {rl.tis_low:g} with tis = {rl.tis}, tis_mode = {rl.tis_mode} and tis_cap ="
+            f" {rl.tis_cap:g}; expected tis=token or tis=sequence, tis_mode=mask, and tis_low below tis_cap."
+        )
     for term, coefficient in (("kl", rl.kl), ("entropy", rl.entropy)):
         if term in rl.zero_variance_filter and coefficient == 0:
             raise InputError(

@@ -38,6 +38,7 @@ class Coefficients(NamedTuple):
     kl: ArrayLike
     entropy: ArrayLike
     tis_cap: ArrayLike
+    tis_low: ArrayLike | None  # None: no lower bound
     learning_rate: ArrayLike
     weight_decay: ArrayLike
     max_grad_norm: ArrayLike
@@ -56,6 +57,7 @@ def make_coefficients(config: RLConfig) -> Coefficients:
         kl=np.float32(config.kl),
         entropy=np.float32(config.entropy),
         tis_cap=np.float32(config.tis_cap),
+        tis_low=None if config.tis_low is None else np.float32(config.tis_low),
         learning_rate=np.float32(config.learning_rate),
         weight_decay=np.float32(config.weight_decay),
         max_grad_norm=np.float32(config.max_grad_norm),
@@ -205,6 +207,7 @@ class PolicyObjective:
         names = ["entropy", "sampler_logp_gap", *loss_metrics(self.algorithm.loss, self.rl.loss)]
         names += ["kl"] if self.needs_base else []
         names += ["tis_weight", "tis_capped"] if self.rl.tis != "none" else []
+        names += ["tis_below"] if self.rl.tis_low is not None else []
         return {"loss": "total", "sampler_logp_gap_max": "max", **dict.fromkeys(names, "mean")}
 
     def token_stats(
@@ -272,4 +275,8 @@ class PolicyObjective:
         weight_above_cap = coefficients.tis_cap if self.rl.tis_mode == "truncate" else 0.0
         tis_weight = jnp.where(capped, weight_above_cap, importance_ratio)
         token_loss, metrics = loss(logps, old_logps, advantages, mask, clip)
+        if coefficients.tis_low is not None:
+            below = importance_ratio < coefficients.tis_low
+            tis_weight = jnp.where(below, 0.0, tis_weight)
+            metrics |= {"tis_below": below.astype(jnp.float32)}
         return tis_weight * token_loss, metrics | {"tis_weight": tis_weight, "tis_capped": capped.astype(jnp.float32)}

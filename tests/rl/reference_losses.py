@@ -76,9 +76,9 @@ LOSSES = {
 Loss = Callable[[Response, Response, Response, Response, Clip], Response]
 
 
-def importance(held: Response, sampler: Response, level: str, mode: str, cap: float) -> Response:
+def importance(held: Response, sampler: Response, level: str, mode: str, cap: float, low: float = 0.0) -> Response:
     """Truncated importance sampling's weight of each token: pi_trainer / pi_sampler of the token or of the whole
-    response.
+    response. IcePop (arXiv:2510.18855) masks what is outside [low, cap].
     """
     log_ratios = [held[t] - sampler[t] for t in range(len(held))]
     weights = []
@@ -87,7 +87,7 @@ def importance(held: Response, sampler: Response, level: str, mode: str, cap: fl
         if mode == "truncate":
             weights.append(min(w, cap))
         elif mode == "mask":
-            weights.append(w if w <= cap else 0.0)
+            weights.append(w if low <= w <= cap else 0.0)
         else:
             raise ValueError(mode)
     return np.array(weights)
@@ -96,7 +96,7 @@ def importance(held: Response, sampler: Response, level: str, mode: str, cap: fl
 def corrected(
     loss: Loss, logps: Response, held: Response, sampler: Response, advantages: Response, clip: Clip, *tis: object
 ) -> Response:
-    """A loss under TIS (level, mode, cap): its ratio is to the trainer's own held log-probabilities, its tokens are
+    """A loss under TIS (level, mode, cap, low): its ratio is to the trainer's held log-probabilities, its tokens are
     weighted.
     """
     weights = importance(held, sampler, *tis)  # type: ignore[arg-type]

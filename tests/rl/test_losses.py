@@ -5,6 +5,7 @@ differences. And the policy losses against TRL and verl directly, on the batch o
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -18,7 +19,10 @@ import pytest
 
 from isojax.core import registry
 from isojax.core.config import RLConfig, SamplingConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
 from isojax.rl.advantages import RewardedBatch
+from isojax.rl.algorithm import check_algorithm
 from isojax.rl.logprobs import entropy
 from isojax.rl.losses import Clip
 from isojax.rl.objective import (
@@ -27,6 +31,7 @@ from isojax.rl.objective import (
     Microbatch,
     PolicyInputs,
     PolicyObjective,
+    make_coefficients,
     make_loss_weights,
     response_weights,
 )
@@ -141,8 +146,10 @@ def penalties(logps: Any, base: Any) -> dict[str, Any]:
     }
 
 
-def numbers(low: float = LOW, high: float = HIGH, cap: float = 1.3) -> Coefficients:
-    return Coefficients(*(np.float32(x) for x in (low, high, 0, 0, cap, 0, 0, 0, 0, 0, 0, 0)))
+def numbers(low: float = LOW, high: float = HIGH, cap: float = 1.3, tis_low: float | None = None) -> Coefficients:
+    lower = None if tis_low is None else np.float32(tis_low)
+    values = dict.fromkeys(Coefficients._fields, np.float32(0)) | {"tis_cap": np.float32(cap), "tis_low": lower}
+    return Coefficients(**values)._replace(clip=np.float32(low), clip_high=np.float32(high))
 
 
 @cache
@@ -171,20 +178,20 @@ def ours(
     mean: str,
     low: float,
     high: float,
-    tis: tuple[str, str, float] = ("none", "truncate", 2.0),
+    tis: tuple[Any, ...] = ("none", "truncate", 2.0),
 ) -> Any:
     """The aggregated policy term and its ragged gradient."""
-    level, over, cap = tis
+    level, over, cap, *lower = tis
     parts = [
         x.reshape(-1, T)
         for x in (given.rows(given.logps), given.rows(given.sampler), given.rows(given.advantages), given.mask)
     ]
     weight = weights_of(mean, given.rewarded, given.live).reshape(-1)
-    value, slope = program(name, level, over)(*parts, weight, numbers(low, high, cap))
+    value, slope = program(name, level, over)(*parts, weight, numbers(low, high, cap, *lower))
     return float(value), given.ragged(np.asarray(slope).reshape(given.mask.shape))
 
 
-def expected(name: str, given: Ragged, mean: str, tis: tuple[str, str, float] | None = None) -> Any:
+def expected(name: str, given: Ragged, mean: str, tis: tuple[Any, ...] | None = None) -> Any:
     """The same by the loops."""
 
     def f(logps: list[Response]) -> float:
@@ -231,6 +238,32 @@ def test_truncated_importance_sampling(name: str, level: str, over: str) -> None
     assert (weights == (0 if over == "mask" else 1.1)).any()
     assert ((weights > 0) & (weights < 1.1)).any()
     agree(ours(name, inputs, "sequence", *bounds(name), tis), expected(name, inputs, "sequence", tis))
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("name", DISTINCT)
+def test_icepop_masks_weights_outside_two_bounds(name: str, level: str) -> None:
+    inputs, tis = batch(2), (level, "mask", 1.1, 0.9)
+    ratios = [
+        loops.importance(x, s, level, "mask", math.inf) for x, s in zip(inputs.logps, inputs.sampler, strict=True)
+    ]
+    below, above = (np.concatenate(ratios) < 0.9).any(), (np.concatenate(ratios) > 1.1).any()
+    assert below and above
+    agree(ours(name, inputs, "sequence", *bounds(name), tis), expected(name, inputs, "sequence", tis))
+
+
+def test_without_a_lower_bound_programs_have_no_argument_for_it() -> None:
+    """So they are compiled from the text that they had before there was one."""
+    without = make_coefficients(RLConfig(tis="token", tis_mode="mask"))
+    assert without.tis_low is None and len(jax.tree.leaves(without)) == len(Coefficients._fields) - 1
+    with_it = make_coefficients(RLConfig(tis="token", tis_mode="mask", tis_low=0.5, tis_cap=5))
+    assert with_it.tis_low == 0.5 and len(jax.tree.leaves(with_it)) == len(Coefficients._fields)
+
+
+@pytest.mark.parametrize("words", [{}, {"tis": "token"}, {"tis": "token", "tis_mode": "mask", "tis_cap": 0.5}])
+def test_a_lower_bound_needs_a_mask(words: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"cell\.rl\.tis_low = 0\.5 with tis = .*expected tis=token or tis=sequence"):
+        check_algorithm(RLConfig(tis_low=0.5, **words), [Cell(4, 4, 0)])
 
 
 def test_losses_equal_trl_and_verl_themselves() -> None:

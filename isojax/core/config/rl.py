@@ -38,10 +38,12 @@ class RLConfig(Section):
     # The terms that leave out groups whose rollouts all got the same reward.
     zero_variance_filter: tuple[Literal["policy", "kl", "entropy"], ...] = ()
     # Truncated importance sampling: what is weighted by the trainer's probability over the sampler's, single tokens or
-    # whole responses; whether a weight above tis_cap is truncated or masked.
+    # whole responses; whether a weight above tis_cap is truncated or masked (set to 0). With `mask`, weights below
+    # tis_low are masked too, which is IcePop (arXiv:2510.18855: tis=token, tis_low=0.5, tis_cap=5); null: none is.
     tis: Literal["none", "token", "sequence"] = "none"
     tis_mode: Literal["truncate", "mask"] = "truncate"
     tis_cap: PositiveFloat = 2.0
+    tis_low: PositiveFloat | None = None
     critic: CriticConfig | None = None  # PPO's critic
     # A training problem is left out from then on when, as an epoch begins, this share or more of its rollouts so far
     # were correct (arXiv:2510.13786); B_p problems stay in any case. Null: every epoch has all problems.
