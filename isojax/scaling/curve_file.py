@@ -19,7 +19,6 @@ from isojax.scaling.tracks import FloatArray
 FEW_POINTS = 10
 END_POINTS = 3  # distinct C whose mean is "at the end"
 RHO_FLAGGED = 0.5
-OUTLIER_SDS = 4.0  # standard deviations
 MAX_INTERVAL_SHARE = 0.5  # an interval of A wider than this share of the gain measured does not determine it
 
 
@@ -206,9 +205,3 @@ def _flags(
     if fit.noise.rho > RHO_FLAGGED:
         text = f"residuals are autocorrelated (about {fit.noise.rho:.1f})"
         yield f"{text}: the noise is slow, or the run has another form than this"
-    robust_sd = max(fit.residual_clip / single_run.HUBER_THRESHOLD_SD, 1e-9)
-    is_outlier = np.abs(fitted_points.R - fit.solution.fitted_rewards[0]) > OUTLIER_SDS * robust_sd
-    if is_outlier.any():
-        outlier_C = ", ".join(f"{c:.4g}" for c in C[is_outlier][:5])
-        text = f"{int(is_outlier.sum())} point(s) are more than {OUTLIER_SDS:g} standard deviations off the curve"
-        yield f"{text} and count as if nearer: at {outlier_C}"

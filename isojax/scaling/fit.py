@@ -10,8 +10,7 @@ from isojax.core.limits import MAX_REPLICATES
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
-from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity
-from isojax.scaling.checks.frontier_evidence import segment_evidence
+from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity, segment_evidence
 from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode

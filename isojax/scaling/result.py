@@ -87,7 +87,7 @@ class NeighbourCell(ResultRow):
 
 
 class SegmentRow(ResultRow):
-    """Where one n holds the frontier, and its paired lead over the neighbouring cells (checks/frontier_evidence.py)."""
+    """Where one n holds the frontier, and its paired lead over the neighbouring cells (checks/diagnostics.py)."""
 
     n: int
     B_p: int  # the one that holds most of the segment

@@ -47,7 +47,6 @@ def test_tables_and_a_figure(compare: Callable[..., Outcome]) -> None:
     for part in (
         "best n (avg@4 against rollouts)",
         "frontier reward",
-        "against a",
         "b reaches 0.617, -0.046 against a",
         "less)",
         "wrote out/both.png",

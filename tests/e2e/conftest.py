@@ -48,7 +48,7 @@ NURSERY = """\
 import contextlib, gc, json, os, resource, sys, time, traceback, warnings
 os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
 import isojax.cli.app, isojax.launch.local.local_runner, isojax.train.base_policy, isojax.train.loop
-from isojax.cli import fit_and_report
+from isojax.cli.commands import report_command
 from isojax.cli.commands import launch_command, train_command
 with contextlib.suppress(ImportError):
     from transformers import AutoTokenizer, LlamaTokenizer
@@ -68,7 +68,7 @@ def run(folder, out, err, words, report, environment):
         else:
             os.environ[name] = value
     if not report:
-        fit_and_report.draw_report = lambda folder, document: folder / "report.html"
+        report_command.draw_report = lambda folder, document: folder / "report.html"
     for number, path in enumerate(("/dev/null", out, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
     main = MAINS.get(words[0], isojax.cli.app.main)

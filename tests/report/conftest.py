@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.report.write import write_report
+from isojax.report.page.html_page import write_report
 from isojax.scaling.result import FitFlag, FitResult
 
 BASE, C_MAX, METRIC = 0.24, 250_000, "avg@4"

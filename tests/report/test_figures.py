@@ -16,8 +16,8 @@ from matplotlib.image import imread
 from isojax.report.canvas import n_palette, render_figure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import CurveRewards, all_n, frontier_reward_at, n_stretches
+from isojax.report.page.html_page import write_report
 from isojax.report.wording import law_is_drawn
-from isojax.report.write import write_report
 from isojax.scaling.result import FitResult, FrontierRow
 
 DOLLARS = "reward $x^ of\\foo$"

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.checks.frontier_evidence import segment_evidence
+from isojax.scaling.checks.diagnostics import segment_evidence
 from isojax.scaling.law.frontier import Frontier, FrontierStretch
 from isojax.scaling.result import NeighbourCell
 from isojax.scaling.tracks import make_track

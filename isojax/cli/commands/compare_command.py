@@ -12,10 +12,10 @@ from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.compared_sweeps import comparison_figure
-from isojax.report.wording import format_difference, format_interval, format_number, format_reward, join_commas
+from isojax.report.wording import format_interval, format_number, format_reward
 from isojax.runs.workspace import display_path
 from isojax.scaling.compare import compare_sweeps
-from isojax.scaling.comparison import BudgetRow, Saturation, SweepComparison, SweepSummary
+from isojax.scaling.comparison import BudgetRow, SweepComparison, SweepSummary
 from isojax.scaling.result import FitResult
 
 
@@ -87,29 +87,15 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
 def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     """n* and the frontier at a few budgets, then what follows from them in sentences."""
     sweeps = comparison.sweeps
-    columns = ["C =", *(format_number(row.C) for row in sweeps[0].at)]
+    C_columns = [format_number(row.C) for row in sweeps[0].at]
     best_n = [[sweep.label, *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
-    rewards = [[sweep.label, *map(_format_reward, sweep.at)] for sweep in sweeps]
+    rewards = [[sweep.label, format_reward(sweep.base_reward), *map(_format_reward, sweep.at)] for sweep in sweeps]
     title = f"best n ({comparison.metric} against {comparison.compute})"
-    console.print(TextTable(title, columns, best_n, text_columns=1))
-    console.print(TextTable("frontier reward", columns, rewards, text_columns=1))
-    columns = ("", "base", "reward", f"against {sweeps[0].label}", "n* levels off", "overfits")
-    title = f"at C = {format_number(comparison.C_high)}, the largest that all measured"
-    console.print(TextTable(title, columns, map(_largest_budget_row, sweeps), text_columns=1))
+    console.print(TextTable(title, ["C =", *C_columns], best_n, text_columns=1))
+    console.print(TextTable("frontier reward", ["C =", "base", *C_columns], rewards, text_columns=1))
     for sentence in comparison.sentences:
         console.print(f"  {escape(sentence)}")
     print_notes(console, comparison.notes)
-
-
-def _largest_budget_row(sweep: SweepSummary) -> list[str]:
-    """What a sweep reaches at the largest common budget, and where n* levels off."""
-    difference = "-"
-    if (found := sweep.difference) is not None:
-        interval = format_interval((found.low, found.high), format_difference)
-        difference = format_difference(found.value) + interval
-    overfits = join_commas(f"n = {cell.n} from {format_number(cell.C)}" for cell in sweep.overfitting) or "-"
-    rewards = (format_reward(sweep.base_reward), _format_reward(sweep.at[-1]), difference)
-    return [sweep.label, *rewards, _format_saturation(sweep.saturation), overfits]
 
 
 def _format_best_n(sweep: SweepSummary, row: BudgetRow) -> str:
@@ -122,11 +108,3 @@ def _format_best_n(sweep: SweepSummary, row: BudgetRow) -> str:
 
 def _format_reward(row: BudgetRow) -> str:
     return format_reward(row.reward) + format_interval((row.low, row.high))
-
-
-def _format_saturation(saturation: Saturation | None) -> str:
-    if saturation is None:
-        return "n makes no difference"
-    if saturation.n == saturation.n_largest:
-        return f"not seen below n = {saturation.n}"
-    return f"n = {saturation.n}" if saturation.C is None else f"n = {saturation.n} from {format_number(saturation.C)}"

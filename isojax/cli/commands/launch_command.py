@@ -72,7 +72,7 @@ def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: Proce
     if dry_run or sweep_dir is None:
         return
     try:
-        importlib.import_module("isojax.cli.fit_and_report").fit_and_report(config, sweep_dir, with_report)
+        importlib.import_module("isojax.cli.commands.report_command").fit_and_report(config, sweep_dir, with_report)
     except InputError as e:
         raise run_failure or RunFailed(
             f"the cells ran and are recorded in {sweep_dir}, but the fit or the report failed: {e}"

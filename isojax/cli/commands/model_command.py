@@ -62,10 +62,9 @@ def import_model(
     folder = out or Path("models") / name
     if from_hub:
         importlib.import_module("isojax.models.hf.hub_download").import_from_hub(source, revision, folder)
-    elif smollm2:
-        importlib.import_module("isojax.models.smollm2_package").import_smollm2(folder, dtype or "float32")
     else:
-        importlib.import_module("isojax.models.gguf").import_gguf(Path(source), folder, dtype or "float32")
+        gguf = importlib.import_module("isojax.models.gguf")
+        gguf.import_gguf(None if smollm2 else Path(source), folder, dtype or "float32")
     megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
     print_line(f"model: {folder} ({megabytes:.0f} MB); use it by cell.model.path={folder}")
 

@@ -1,4 +1,5 @@
-"""`isojax report`: the figures and the page of a sweep."""
+"""`isojax report`: the figures and the page of a sweep; and what follows the cells of `isojax launch`: their fit, the
+recommendations, the gains and the report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,14 +7,20 @@ from typing import Annotated
 
 import typer
 
+from isojax.cli.commands.fit_command import print_fit
+from isojax.cli.commands.recommend_command import print_recommendation
 from isojax.cli.formatting import print_line, warn
 from isojax.cli.options import IncludeFlaggedOption, complete_run
-from isojax.cli.saved_fits import fit_runs, read_fit, sweep_folder
+from isojax.cli.saved_fits import fit_runs, make_fit, read_fit, sweep_folder
+from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.report.write import write_report
+from isojax.report.console import SafeConsole
+from isojax.report.gains import report_gains
+from isojax.report.page.html_page import write_report
 from isojax.runs.ledger import read_runs
 from isojax.runs.workspace import display_path
+from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult
 
@@ -70,3 +77,19 @@ def _views(runs: Sequence[RunRecord], main_fit: FitResult) -> list[tuple[str, st
     rewards = {name for name in last_point.metrics if name.rpartition("/")[2] not in NON_REWARD_METRICS}
     others = sorted(rewards - {metric for metric, _ in views}, key=lambda name: ("avg@" not in name, name))
     return views + [(name, DEFAULT_MODE) for name in others[:MAX_OTHER_METRICS]]
+
+
+def fit_and_report(config: Config, sweep_dir: Path, with_report: bool) -> None:
+    """Fit a sweep, print what was found and how to spend its budget per cell, and 4 times as much."""
+    fit = make_fit([sweep_dir], None, "rollouts")
+    report_path = draw_report(sweep_dir, fit) if with_report else None
+    console = SafeConsole()
+    print_fit(console, fit)
+    for budget in (config.sweep.budget, 4 * config.sweep.budget):
+        try:  # runs end at their last evaluation, so 4 times the budget may be more than 4 times what was measured
+            print_recommendation(console, recommend(fit, budget, extrapolate=True), budget, fit.reward_name)
+        except InputError as e:  # the sweep and its fit are there, only this budget has no answer
+            warn(f"no recommendation for {budget} rollouts: {e}")
+    report_gains(console, sweep_dir, read_runs([sweep_dir], warn))
+    if report_path is not None:
+        print_line(f"report: {display_path(report_path)}")

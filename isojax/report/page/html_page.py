@@ -1,29 +1,35 @@
-"""The report as one HTML file that needs no server and no network: the recommendation, then its evidence."""
+"""The report: figures/*.png, figures/*.pdf and report.html, one HTML file that needs no server and no network: the
+recommendation, then its evidence. The same inputs give the same bits; without plotly (extra `report`) the page shows
+the figures instead of the charts."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from isojax.core.atomic_files import write_bytes
+from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.report import wording
-from isojax.report.canvas import RenderedFigure
+from isojax.report.canvas import RenderedFigure, render_figure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.figures.problem_panel import describe_panels
 from isojax.report.fit_views import all_n, measured_budget
 from isojax.report.page import explorer, markup
-from isojax.report.page.advice import NO_INTERVAL, Advice, advise
 from isojax.report.page.charts import plotly_bundle
-from isojax.report.page.diagnostics_section import diagnostics_section, flags_section, health_section
-from isojax.report.page.evidence_section import evidence_section
+from isojax.report.page.explorer import NO_INTERVAL, Advice, advise
 from isojax.report.page.findings import main_findings
-from isojax.report.page.law_section import law_section
+from isojax.report.page.fit_sections import (
+    diagnostics_section,
+    flags_section,
+    health_section,
+    provenance_section,
+    rewards_section,
+)
+from isojax.report.page.law_section import evidence_section, law_section
 from isojax.report.page.markup import Html, html_section, tag
-from isojax.report.page.provenance import provenance_section
-from isojax.report.page.rewards_section import rewards_section
 from isojax.report.wording import format_compact, format_count, format_interval, format_reward
 from isojax.scaling.result import FitResult
 
-BUDGET_SHARES = (1 / 8, 1 / 2, 1, 2, 4)
 OWN_SECTION_FIGURES = ("evidence", "panel")
 Images = Mapping[str, RenderedFigure]
 
@@ -38,7 +44,6 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
         explorer.budget_section(bundle is not None),
         html_section("findings", "Main findings", markup.bullet_list(main_findings(fit))),
         _figures_section(images),
-        _recommendations_section(fit),
         evidence_section(fit, _html_figures(images, ["evidence"])),
         law_section(fit),
         diagnostics_section(fit),
@@ -136,37 +141,23 @@ def _figures_section(images: Images) -> Html:
     return html_section("figures", "Figures", place, *_html_figures(images, names))
 
 
-def _recommendations_section(fit: FitResult) -> Html:
-    """What to run at several budgets, inside and beyond the measured range."""
-    title = "Recommended allocations at other budgets"
-    advice_by_budget = [advise(fit, measured_budget(fit) * share) for share in BUDGET_SHARES]
-    if all(advice.n is None for advice in advice_by_budget):
-        reason = f"There is no recommendation: {advice_by_budget[0].no_answer_reason}"
-        return html_section("recommendations", title, tag("p", reason))
-    rule = "n is that of the measured cell with the highest expected reward"
-    if fit.mode == "paper":
-        rule = "n comes from n*(C)"
-    rule += ", B_p is the smallest stable one that costs no reward, and M takes the rest of the budget."
-    command = tag("code", "isojax recommend RUN --budget C")
-    C_heading, reward_heading = f"C ({wording.compute_unit(fit)})", f"expected {fit.metric}"
-    headings = (C_heading, "n", "B_p", "M", "C spent", reward_heading, "P(n best)", "reasons")
-    caption = "Recommended allocations at 1/8, 1/2, 1, 2 and 4 times the largest measured C"
-    table = markup.html_table(caption, headings, map(_recommendation_row, advice_by_budget), text_columns=(7,))
-    return html_section("recommendations", title, tag("p", rule, " For another budget: ", command, "."), table)
-
-
-def _recommendation_row(advice: Advice) -> list[object]:
-    if advice.n is None or advice.B_p is None:
-        return [format_compact(advice.C), *["–"] * 6, advice.no_answer_reason]
-    beyond = tag("strong", "Beyond the measured range. ", cls="bad")
-    probability = advice.n_probability.get(advice.n)
-    return [
-        format_compact(advice.C),
-        advice.n,
-        advice.B_p,
-        "–" if advice.M is None else f"{advice.M:,}",
-        "–" if advice.M is None else f"{advice.B_p * advice.n * advice.M:,}",
-        format_reward(advice.reward) + format_interval(advice.interval),
-        "–" if probability is None else wording.format_percent(round(probability, 2)),
-        markup.join_html([beyond if advice.extrapolated else "Measured range. ", "; ".join(advice.reasons)], ""),
-    ]
+def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Path:
+    """Draw the figures and write the page into the sweep's folder, runs/NAME, each file replaced in one step; returns
+    the page's path. `fits`: the main one first, then others of the same `runs`."""
+    figures = folder / "figures"
+    if figures.exists() and not figures.is_dir():
+        raise InputError(f"{figures} is no folder; expected one for the figures. Give the file another name.")
+    images: dict[str, RenderedFigure] = {}
+    for name, spec in FIGURES.items():
+        png, pdf = figures / f"{name}.png", figures / f"{name}.pdf"
+        figure = spec.draw(fits, runs)
+        if figure is None:  # a picture of an earlier fit must not stay
+            png.unlink(missing_ok=True)
+            pdf.unlink(missing_ok=True)
+        else:
+            images[name] = render_figure(figure)
+            write_bytes(png, images[name].png)
+            write_bytes(pdf, images[name].pdf)
+    path = folder / "report.html"
+    write_bytes(path, render(folder, fits, runs, images).encode())
+    return path

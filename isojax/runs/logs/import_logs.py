@@ -1,17 +1,22 @@
-"""`isojax records import`: logs in, a sweep's folder of ledgers out, whole or not at all."""
+"""`isojax records import`: logs in, a sweep's folder of ledgers out, whole or not at all. Rows are grouped into runs,
+and runs become records: a seed for each, one validation metric for all, and no run counted twice."""
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
 from pathlib import Path
 
 from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.errors import InputError
-from isojax.core.nouns import RunRecord
+from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import load
+from isojax.core.tabular import DataRow
 from isojax.runs.ledger import write_run
-from isojax.runs.logs.log_runs import LogRun, group_rows, to_run_records
-from isojax.runs.logs.map_columns import map_columns
+from isojax.runs.logs.column_map import ColumnMap, map_columns
+from isojax.runs.logs.log_evaluations import read_run_record
+from isojax.runs.logs.log_table import LogTable
 
 MANIFEST_FILE = "import.json"
 
@@ -71,3 +76,166 @@ def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, obje
         cells = {run.cell.name: run.source for run in imported.runs}
         document = {**manifest, "cells": cells, "notes": imported.notes}
         write_text(temp / MANIFEST_FILE, json.dumps(document, indent=1) + "\n")
+
+
+_SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separates them: --map run=COLUMN."
+
+
+@dataclass
+class LogRun:
+    """The rows of one run, as they are gathered; `seed` is None until one is known or assigned."""
+
+    table: LogTable
+    column_map: ColumnMap
+    B_p: int
+    n: int
+    seed: int | None
+    name: str
+    rows: list[DataRow] = field(default_factory=list)
+
+    @property
+    def location(self) -> str:
+        """Where it begins."""
+        return self.rows[0].location
+
+
+def group_rows(table: LogTable, column_map: ColumnMap) -> list[LogRun]:
+    """The runs of one log, in the order they begin; InputError where n, B_p or the seed changes within one.
+
+    A `run` column separates runs by its values. Without one, a format that holds one run per log is one run, and in
+    others the rows of one (B_p, n, seed) are.
+    """
+    metric_columns = [column_map.columns[name] for name in column_map.metric_fields]
+    rows = [row for row in table.rows if any(column in row.values for column in metric_columns)]
+    if not rows:
+        raise InputError(
+            f"{table.rows[0].location}: no row from there on has a value of {', '.join(metric_columns)}. Name the"
+            " columns with --map."
+        )
+    runs: dict[object, LogRun] = {}
+    run_of_row: list[LogRun] = []
+    for row in rows:
+        B_p, n, seed = _row_settings(row, column_map)
+        name = column_map.read_text("run", row) if "run" in column_map else ""
+        key: object = name if "run" in column_map or table.one_run else (B_p, n, seed)
+        run = runs.setdefault(key, LogRun(table, column_map, B_p, n, seed, name))
+        run.rows.append(row)
+        run_of_row.append(run)
+        old_settings, new_settings = {"B_p": run.B_p, "n": run.n, "seed": run.seed}, {"B_p": B_p, "n": n, "seed": seed}
+        if old_settings != new_settings:
+            changes = [f"{k} from {v} to {new_settings[k]}" for k, v in old_settings.items() if v != new_settings[k]]
+            run_label = f"the run {name!r}" if name else "one run"
+            raise InputError(
+                f"{row.location}: {run_label} (from {run.rows[0].position}) changes {', '.join(changes)}; expected one"
+                f" setting. {_SEPARATE_RUNS_HINT}"
+            )
+    if "run" not in column_map and len(runs) > 1:
+        _reject_mixed_settings(rows, run_of_row, column_map)
+    return list(runs.values())
+
+
+def _row_settings(row: DataRow, column_map: ColumnMap) -> tuple[int, int, int | None]:
+    """(B_p, n, seed) of a row."""
+    n = column_map.read_integer("n", row, 1)
+    seed = column_map.read_integer("seed", row, 0) if "seed" in column_map else None
+    if "B_p" in column_map:
+        return column_map.read_integer("B_p", row, 1), n, seed
+    B = column_map.read_integer("B", row, 1)
+    if B % n:
+        raise InputError(f"{row.location}: B = {B} is no multiple of n = {n}; expected B = B_p n, rollouts per update.")
+    return B // n, n, seed
+
+
+def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun], column_map: ColumnMap) -> None:
+    """Refuse settings that change while the steps go on rising, as one run's rows do, not several runs'."""
+    clock_field = column_map.clock_field
+    clocks = [column_map.read_integer(clock_field, row, 0) for row in rows]
+    rises = [a < b for a, b in pairwise(clocks)]
+    last_row_of_run = {id(run): i for i, run in enumerate(run_of_row)}
+    for i in range(1, len(rows)):
+        run, run_before = run_of_row[i], run_of_row[i - 1]
+        if run is run_before or rows[i] is not run.rows[0]:
+            continue
+        last = last_row_of_run[id(run)]
+        is_enclosed = last + 1 < len(rows) and run_of_row[last + 1] is run_before
+        goes_there_and_back = is_enclosed and rises[i - 1] and rises[last]
+        if all(rises) or goes_there_and_back:
+            raise InputError(
+                f"{run.location}: two settings are mixed in one run: n = {run_before.n}, B_p = {run_before.B_p} (from"
+                f" {run_before.rows[0].position}), then n = {run.n}, B_p = {run.B_p}, while {clock_field} goes on"
+                f" rising; expected one setting. {_SEPARATE_RUNS_HINT} Where each n is a run of its own: --map run=n."
+            )
+
+
+def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
+    """Every run as a record, sorted by cell, and what was assumed. Runs of one (B_p, n) without a seed get 0, 1, ... in
+    order; so do runs in logs of their own whose settings repeat one seed."""
+    notes = [*_reject_different_metrics(runs), *_assign_seeds(runs)]
+    run_records = []
+    for run in runs:
+        assert run.seed is not None
+        cell = Cell(run.B_p, run.n, run.seed)
+        record, run_notes = read_run_record(run.rows, run.column_map, cell, run.location)
+        label = f"{run.location}{f' (run {run.name!r})' if run.name else ''}"
+        notes += [f"{label}: {text}" for text in run_notes]
+        run_records.append(record)
+    _reject_copies(run_records)
+    return sorted(run_records, key=lambda run: run.cell), notes
+
+
+def _reject_different_metrics(runs: Sequence[LogRun]) -> list[str]:
+    """Refuse runs whose validation metrics have different names; notes where one name stands for different columns."""
+    run_by_metric = {}
+    for run in reversed(runs):
+        field = run.column_map.main_metric
+        run_by_metric[run.column_map.ledger_name(field), run.column_map.columns[field]] = run
+    if len({name for name, _ in run_by_metric}) > 1:
+        metrics_text = " and ".join(f"{name} ({run.table.source})" for (name, _), run in run_by_metric.items())
+        raise InputError(
+            f"the runs have different validation metrics: {metrics_text}; expected one. Name it for all: --map"
+            " avg@4=COLUMN."
+        )
+    if len(run_by_metric) > 1:
+        return [f"{name} is read from {column} in {run.table.source}" for (name, column), run in run_by_metric.items()]
+    return []
+
+
+def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
+    """Give each run its seed; notes where the seeds had to be numbered."""
+    notes = []
+    cells: dict[tuple[int, int], list[LogRun]] = defaultdict(list)
+    for run in runs:
+        cells[run.B_p, run.n].append(run)
+    for (B_p, n), cell_runs in cells.items():
+        seed_counts = Counter(run.seed for run in cell_runs)
+        for run in cell_runs:
+            # A seed that several logs of one run each repeat is a trainer's default, which does not distinguish them.
+            if run.table.one_run and "seed" in run.column_map.detected and seed_counts[run.seed] > 1:
+                run.seed = None
+        seeded_runs = [run for run in cell_runs if run.seed is not None]
+        for a, b in combinations(seeded_runs, 2):
+            if a.seed == b.seed:
+                raise InputError(
+                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {b.location}; expected one."
+                    " Give each its seed, or leave one out."
+                )
+        unseeded_runs = [run for run in cell_runs if run.seed is None]
+        free_seeds = (seed for seed in range(len(cell_runs)) if seed not in {run.seed for run in seeded_runs})
+        for run, seed in zip(unseeded_runs, free_seeds, strict=False):
+            run.seed = seed
+        if unseeded_runs and len(cell_runs) > 1:
+            numbering = ", ".join(f"{run.name or run.table.source} is {run.seed}" for run in unseeded_runs)
+            notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}")
+    return notes
+
+
+def _reject_copies(runs: Sequence[RunRecord]) -> None:
+    """One run counted as two seeds, be it from two of its checkpoints, would make every interval too narrow."""
+    for a, b in combinations(runs, 2):
+        shared = min(len(a.points), len(b.points))
+        same_cell = (a.cell.B_p, a.cell.n) == (b.cell.B_p, b.cell.n)
+        if same_cell and shared > 1 and a.points[:shared] == b.points[:shared]:
+            raise InputError(
+                f"{a.source} and {b.source} hold the same run of B_p = {a.cell.B_p}, n = {a.cell.n}, as far as both go;"
+                " leave one out."
+            )

@@ -1,4 +1,4 @@
-"""What is asked of a recommendation, and the checks that both ways to answer it (by_law, by_curves) share."""
+"""What is asked of a recommendation, and the checks that both ways to answer it (allocators.py) share."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

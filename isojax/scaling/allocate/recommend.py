@@ -1,5 +1,5 @@
 """The allocation (B_p, n, M) for a budget of C rollouts, from a fit alone: what to run, what reward to expect, and how
-sure that is. Mode "paper" follows its law n*(C) (by_law); mode "hierarchical" compares the cells' curves (by_curves).
+sure that is. Mode "paper" follows its law n*(C); mode "hierarchical" compares the cells' curves (allocators.py).
 """
 
 from collections.abc import Callable, Mapping
@@ -9,14 +9,14 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation, MeasuredCell, Recommendation
-from isojax.scaling.allocate import by_curves, by_law
+from isojax.scaling.allocate import allocators
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.result import FitResult
 
 ALLOCATORS: Mapping[str, Callable[[FitResult, CurveEnsemble, AllocationRequest], Allocation]] = {
-    "paper": by_law.allocate,
-    "hierarchical": by_curves.allocate,
+    "paper": allocators.allocate_by_law,
+    "hierarchical": allocators.allocate_by_curves,
 }
 # A budget beyond this many times the largest measured C is refused; a run ends at its last evaluation, a little below
 # its budget.

@@ -4,9 +4,7 @@ know.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
@@ -15,7 +13,6 @@ from isojax.scaling.checks.fit_flags import data_flags
 from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.tracks import TracksByCell, build_tracks, group_by_cell, make_track
 
-GAP_RATIO = 3.0  # a stretch this many times as long as the median one, on both scales of C, is a gap
 RECOMMENDED_EVALUATIONS = 5  # at C > 0; a curve has three parameters
 MIN_EVALUATIONS = 3  # at C > 0; below it, a cell has no curve
 
@@ -51,7 +48,7 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
             tracks.append(make_track(run, metric, "rollouts"))
         except InputError as e:
             errors.append(str(e))
-        notes += [*_evaluation_gaps(run), *_run_notes(run)]
+        notes += _run_notes(run)
     if not errors:
         try:
             build_tracks(runs, metric, "rollouts")
@@ -64,21 +61,6 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
     if len({run.cell.n for run in runs}) == 1:
         notes.append(f"only one n ({runs[0].cell.n}): a fit gives this curve, and no n*(C)")
     return LedgerCheck(runs, metric, errors, notes)
-
-
-def _evaluation_gaps(run: RunRecord) -> list[str]:
-    """Stretches without an evaluation that are long against the run's others, counted in C and in log C."""
-    intervals = list(pairwise(p.rollouts for p in run.points))
-    if len(intervals) < RECOMMENDED_EVALUATIONS:
-        return []
-    lengths = [b - a for a, b in intervals]
-    ratios = [b / a if a else 1.0 for a, b in intervals]
-    max_length, max_ratio = GAP_RATIO * median(lengths), median(ratios) ** GAP_RATIO
-    return [
-        f"{run.source}, line {line}: no evaluation between {a:,} and {b:,} rollouts"
-        for (a, b), length, ratio, line in zip(intervals, lengths, ratios, run.line_numbers[1:], strict=True)
-        if length > max_length and ratio > max_ratio
-    ]
 
 
 def _run_notes(run: RunRecord) -> Iterator[str]:

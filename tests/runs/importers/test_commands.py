@@ -113,15 +113,13 @@ def test_check_of_an_import(isojax):
     assert code == 0 and document["problems"] == [] and document["cells"][1]["C"] == [256, 1536]
 
 
-def test_check_says_only_one_n_and_gaps(isojax, tmp_path):
-    steps = [*range(0, 12), 60, 61]
-    rows = [{"step": s, "reward": 0.1 + s / 200} for s in steps]
+def test_check_says_only_one_n(isojax, tmp_path):
+    rows = [{"step": s, "reward": 0.1 + s / 200} for s in range(12)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert isojax("records", "import", "a.jsonl", "--from", "jsonl", "--map", "n=4,B_p=2", "--out", "runs")[0] == 0
     code, out, _ = isojax("records", "check", "runs", "--json")
     notes = json.loads(out)["notes"]
     assert code == 0 and any("only one n (4)" in note for note in notes)
-    assert any("records.jsonl, line 14: no evaluation between 88 and 480 rollouts" in note for note in notes)
 
 
 HEADER = {"kind": "cell", "schema": 1, "B_p": 2, "n": 4, "seed": 0, "cell_hash": "x"}

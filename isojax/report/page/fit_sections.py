@@ -1,0 +1,145 @@
+"""The sections on the fit: the reward of each cell, diagnostics in sentences, the runs flagged as broken, the fit's
+flags, and where its numbers come from."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+from isojax.core.nouns import RunRecord
+from isojax.report.fit_views import CellKey, runs_by_cell
+from isojax.report.page.markup import Html, bullet_list, html_section, html_table, tag
+from isojax.report.wording import format_compact, format_count, format_percent, format_reward
+from isojax.runs.ledger import INCLUDE_FLAGGED
+from isojax.scaling.result import FitDiagnostics, FitResult, FittedRun
+from isojax.scaling.tracks import metric_value
+
+
+def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
+    """Where each cell started and ended, and what it then reached on the extra sets that all runs were evaluated on."""
+    fitted_runs: dict[CellKey, list[FittedRun]] = {}
+    for run in sorted(fit.runs, key=lambda run: (run.B_p, run.n, run.seed)):
+        fitted_runs.setdefault((run.B_p, run.n), []).append(run)
+    extra_rewards = _extra_set_rewards(run_records)
+    rows = []
+    for cell, runs in fitted_runs.items():
+        finals = [run.final_reward for run in runs]
+        mean_final = fmean(finals)
+        rows.append(
+            [
+                f"{cell[0]} × {cell[1]}",
+                format_reward(fit.base_reward),
+                format_reward(mean_final),
+                f"{mean_final / fit.base_reward:.2f}×" if fit.base_reward else "–",
+                ", ".join(map(format_reward, finals)),
+                *(format_reward(values.get(cell)) for values in extra_rewards.values()),
+                format_compact(max(run.C_max for run in runs)),
+                sum(run.points for run in runs),
+            ]
+        )
+    headings = ["B_p × n", "base", "final, mean of seeds", "ratio", "final of each seed"]
+    headings += [*(f"{metric}, final" for metric in extra_rewards), "C reached", "evaluations"]
+    table = html_table(f"Validation {fit.metric} before and after training", headings, rows)
+    return html_section("rewards", "Reward of each cell", table)
+
+
+def _extra_set_rewards(runs: Sequence[RunRecord]) -> dict[str, dict[CellKey, float]]:
+    """avg@k of each extra set at the end of the runs, by metric and (B_p, n), a mean over seeds."""
+    ends = [run.points[-1] for run in runs]
+    metrics_of_each_run = [{f"{name}/avg@{point.samples}" for name in point.extra} for point in ends]
+    shared_metrics = set.intersection(*metrics_of_each_run) if ends else set()
+    cells = runs_by_cell(runs).items()
+    return {
+        metric: {cell: fmean(metric_value(run.points[-1], metric) for run in seeds) for cell, seeds in cells}
+        for metric in sorted(shared_metrics)
+    }
+
+
+HEALTH_HEADER = ("run", "flag", "from C", "ran to C", "reason")
+MAX_CHI_SQUARE, MIN_CHI_SQUARE = 1.5, 0.5
+
+
+def diagnostics_section(fit: FitResult) -> Html:
+    """Misfit, and what was left out; ties, overfitted runs and runs of unequal length are flags of the fit."""
+    diagnostics = fit.diagnostics
+    left_out = [tag("h3", "Left out of the fit"), bullet_list(diagnostics.left_out)] if diagnostics.left_out else []
+    return html_section("diagnostics", "Fit diagnostics", tag("p", _describe_misfit(diagnostics)), *left_out)
+
+
+def _describe_misfit(diagnostics: FitDiagnostics) -> str:
+    chi_square = diagnostics.reduced_chi_square
+    if chi_square is None:
+        return "Without the correct answers of each problem the noise is unknown, so there is no χ² of the misfit."
+    verdict = "the misfit is what noise explains"
+    if chi_square > MAX_CHI_SQUARE:
+        verdict = "the curves miss the points by more than noise explains"
+    if chi_square < MIN_CHI_SQUARE:
+        verdict = "the noise is overestimated"
+    degrees = diagnostics.degrees_of_freedom
+    degrees_text = "" if degrees is None else f" over {degrees} degrees of freedom"
+    return f"Reduced χ² is {chi_square:.2f}{degrees_text}: {verdict} (pure noise gives 1)."
+
+
+def health_section(fit: FitResult) -> Html:
+    """Which runs are flagged as broken (scaling/checks/run_health.py), from where on and why."""
+    title = "Runs flagged as broken"
+    if not fit.health.runs:
+        checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
+        return html_section("health", title, tag("p", f"No run is flagged: {checks}."))
+    rows = [
+        [
+            f"{run.B_p} × {run.n}, seed {run.seed}",
+            flag.name.replace("_", " "),
+            format_compact(flag.C),
+            format_compact(run.C),
+            flag.reason,
+        ]
+        for run in fit.health.runs
+        for flag in run.flags
+    ]
+    command = tag("code", f"isojax report RUN {INCLUDE_FLAGGED}")
+    status = tag("p", "They are in every fit on this page, as ", command, " requests.")
+    if fit.health.left_out:
+        status = tag("p", "They are left out of every fit on this page; ", command, " puts them back.")
+    return html_section("health", title, status, html_table("Flagged runs", HEALTH_HEADER, rows, text_columns=(1, 4)))
+
+
+def flags_section(fit: FitResult) -> Html:
+    """Every flag of the fit, with its severity."""
+    items = [tag("span", tag("strong", f"{flag.severity}: "), flag.text) for flag in fit.flags]
+    content = bullet_list(items) if items else tag("p", "None: the fit raised no warning.")
+    return html_section("flags", "Warnings", content)
+
+
+METHODS = {
+    "paper": "the paper's record-breaking points: a curve for each (B_p, n), their envelope, then n*(C)",
+    "hierarchical": "all points at once: curves with one base reward, where they cross, then the form of n*(C) that "
+    "the data support",
+}
+
+
+def provenance_section(folder: Path, fit: FitResult) -> Html:
+    """How the fit was made, and from what."""
+    method = (
+        f"Fitted to {METHODS[fit.mode]} (mode {fit.mode}). C counts every rollout sampled for training, "
+        "never validation. Method: IsoCompute Playbook, arXiv:2603.12151, section 4."
+    )
+    config = folder / "config.yaml"
+    settings = Html("")
+    if config.exists():
+        content = tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace")))
+        settings = tag("details", tag("summary", "config.yaml"), content)
+    fit_file, figures_folder = tag("code", "fit.json"), tag("code", "figures/")
+    place = tag("p", "The numbers are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, ".")
+    intervals = tag("p", _describe_intervals(fit))
+    return html_section("provenance", "Method and settings", tag("p", method), intervals, place, settings)
+
+
+def _describe_intervals(fit: FitResult) -> str:
+    intervals = fit.intervals
+    if intervals is None:
+        return "This fit has no intervals."
+    problems = f"{intervals.problems} validation problems" if intervals.problems else "no counts per problem recorded"
+    replicates = f"{format_percent(intervals.level)} of {format_count(intervals.replicates, 'replicate')}"
+    how = f"Intervals hold {replicates} ({intervals.method}; {problems}; seed {intervals.seed})."
+    spread = f"The reward's standard deviation between runs that differ in their seed alone is {intervals.run_sd:.4f}"
+    return f"{how} {spread}, {intervals.run_sd_source}."
