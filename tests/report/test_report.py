@@ -276,7 +276,7 @@ def test_other_measures_of_compute(make_sweep: Any, compute: str) -> None:
     fit = fit.model_copy(update={"compute": compute})
     text = _text(_render(fit, runs))
     assert wording.compute_unit(fit) in text
-    assert "leads the measured frontier here" in text
+    assert " run n = " in text
 
 
 def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +285,7 @@ def test_a_budget_without_an_allocation_is_said_in_words(make_sweep: Any, monkey
 
     monkeypatch.setattr("isojax.report.page.explorer.recommend", refuse)
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
-    assert "There is no recommendation: C = 3 buys no update" in _text(_render(fit, runs))
+    assert "There is no recommendation for the measured budget: C = 3 buys no update" in _text(_render(fit, runs))
 
 
 def _segment(**changed: Any) -> SegmentRow:

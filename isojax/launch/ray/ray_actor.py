@@ -35,15 +35,6 @@ class CallResult:
     message: str = ""
 
 
-@dataclass(frozen=True)
-class WorkerArguments:
-    config: Config
-    cells: list[Cell]
-    token: str  # the content of TOKEN_FILE in the driver's folder
-    cpu_devices: int | None  # that a CPU simulates; None on accelerators
-    process_group: ProcessGroup
-
-
 @dataclass
 class StatusUpdate:
     """News of a worker since the last update."""
@@ -95,15 +86,19 @@ class RayActor:
         with socket.create_server(("", 0)) as free_socket:
             return f"{ray.util.get_node_ip_address()}:{free_socket.getsockname()[1]}"
 
-    def open(self, arguments: WorkerArguments) -> CallResult:
-        if arguments.cpu_devices is not None:  # jax reads both variables
+    def open(
+        self, config: Config, cells: list[Cell], token: str, process_group: ProcessGroup, cpu_devices: int | None
+    ) -> CallResult:
+        """token: the content of TOKEN_FILE in the driver's folder. cpu_devices: that a CPU simulates; None on
+        accelerators."""
+        if cpu_devices is not None:  # jax reads both variables
             os.environ["JAX_PLATFORMS"] = "cpu"  # its cores only, whatever else the node has
             flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_COUNT_FLAG)]
-            os.environ["XLA_FLAGS"] = " ".join([*flags, f"{DEVICE_COUNT_FLAG}={arguments.cpu_devices}"])
+            os.environ["XLA_FLAGS"] = " ".join([*flags, f"{DEVICE_COUNT_FLAG}={cpu_devices}"])
         worker_module = importlib.import_module("isojax.launch.ray.ray_worker")
         self._worker = worker_module.RayWorker(self._name, self._status)
         try:
-            self._worker.open(arguments)
+            self._worker.open(config, cells, token, process_group)
         except InputError as e:
             return CallResult(INPUT_REFUSED, str(e))
         return CallResult()

@@ -181,8 +181,7 @@ class RayProcessGroup:
         calls = []
         for i, worker in enumerate(self.workers):
             group = ProcessGroup(addresses[0], num_processes, i, detect_cluster=False)
-            arguments = ray_actor.WorkerArguments(self.config, self.cells, self.token, self.spec.cpu_devices, group)
-            calls.append(worker.open.remote(arguments))
+            calls.append(worker.open.remote(self.config, self.cells, self.token, group, self.spec.cpu_devices))
         self._wait_for_all(calls, on_status)
 
     def train(self, target: CellTarget, on_status: StatusCallback) -> CallResult:

@@ -6,13 +6,15 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
-from isojax.core.nouns import CellProgress
+from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.local.local_runner import train_cell
 from isojax.launch.local.setup import open_sweep, start_jax
+from isojax.launch.process_group import ProcessGroup
 from isojax.launch.ray import ray_actor
 from isojax.launch.ray.ray_actor import CallResult
 from isojax.launch.strategy import CellTarget
@@ -30,22 +32,21 @@ class RayWorker:
         self._name, self._status = name, status
         self._exit_stack = ExitStack()
 
-    def open(self, arguments: ray_actor.WorkerArguments) -> None:
+    def open(self, config: Config, cells: list[Cell], token: str, group: ProcessGroup) -> None:
         """Join the other processes and prepare the sweep; InputError where it is refused."""
-        config, group = arguments.config, arguments.process_group
         self._exit_stack.enter_context(
             remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=self._name)
         )
         folder = working_folder(config.run.dir, config.name)
         token_file = folder / ray_actor.TOKEN_FILE
-        if not is_url(config.run.dir) and not (token_file.exists() and token_file.read_text() == arguments.token):
+        if not is_url(config.run.dir) and not (token_file.exists() and token_file.read_text() == token):
             raise InputError(
                 f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does; expected a folder "
                 "that all nodes share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
             )
         start_jax(config)
         self._exit_stack.enter_context(join_processes(group))
-        self._setup = self._exit_stack.enter_context(open_sweep(config, arguments.cells, resume=True))
+        self._setup = self._exit_stack.enter_context(open_sweep(config, cells, resume=True))
         self._base_policy = self._setup.prepare(self._status.show_preparation)
 
     def train(self, target: CellTarget) -> CallResult:

@@ -49,7 +49,6 @@ class Advice:
     n_probability: Mapping[int, float] = field(default_factory=dict)  # P(n is best), by n; empty where unknown
     regret: float | None = None  # expected loss of reward against the best measured cell; None where unknown
     equal_n: tuple[int, ...] = ()  # the n that do as well, within the data's errors
-    reasons: tuple[str, ...] = ()
     no_answer_reason: str = ""
 
 
@@ -73,7 +72,6 @@ def advise(fit: FitResult, C: float, B_p: int | None = None) -> Advice:
         n_probability=recommendation.n_probability or {},
         regret=recommendation.regret,
         equal_n=tuple(n for n in recommendation.equal_n if n != recommendation.allocation.n),
-        reasons=tuple(recommendation.reasons),
     )
 
 
@@ -83,7 +81,6 @@ def _advise_on_frontier(fit: FitResult, C: float, B_p: int | None) -> Advice:
     if not frontier[0].C / EDGE <= C <= frontier[-1].C * EDGE:
         return Advice(C, no_answer_reason="C is outside the measured frontier; fit in rollouts to look beyond it.")
     point = frontier[int(np.argmin([abs(np.log(point.C / C)) for point in frontier]))]
-    leader = f"n = {point.n} on B_p = {point.B_p} leads the measured frontier here"
     return Advice(
         C,
         n=point.n,
@@ -91,7 +88,6 @@ def _advise_on_frontier(fit: FitResult, C: float, B_p: int | None) -> Advice:
         reward=point.reward,
         interval=(point.low, point.high),
         n_probability=point.n_probability or {},
-        reasons=(f"{leader}; updates M are known only where C counts rollouts",),
     )
 
 
