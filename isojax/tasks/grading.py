@@ -137,7 +137,7 @@ class Checker:
             scores={
                 name: np.array([v.scores_by_name()[name] for v in verdicts], np.float32)
                 for name in self._weights
-                if list(self._weights) != [MAIN_SCORE]
+                if len(self._weights) > 1 or name != MAIN_SCORE
             },
         )
 

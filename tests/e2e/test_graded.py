@@ -27,6 +27,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 0.25, "acc": solution_str[:1].isalnum(), "said": solution_str, "length": 70.0}
 def offset(completions):
     return [1.5 + len(completions[0])]
+def unknown(completions):
+    return [float("nan")]
 def broken(completions, answer):
     return [{"0": 0.5, "1": -1.0, "2": float("nan"), "3": 2.0}[str(int(answer[0]) // 2 % 4 if completions[0] else 0)]]
 """
@@ -134,9 +136,13 @@ def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
         (("cell.reward.weights={accuracy: 0, format: 0}",), "not all 0"),
         (("cell.reward.kind=partial",), "'binary' or 'graded'"),
         (("cell.verifier.use=5",), "a verifier such as math"),
-        (("cell.verifier.use={}",), "a verifier such as math"),
+        (("cell.verifier.use={}",), "a verifier such as math, or several as in {accuracy: math}"),
         (("cell.verifier.use={a/b: exact}",), "Rename the score 'a/b'"),
         ((*VERL, "cell.reward.weights={length: 1.0}"), "the score 'length' is 70"),
+        (
+            ("cell.verifier.use={accuracy: exact, format: function:rewards.py:unknown}",),
+            "an empty response: the score 'format' is nan",
+        ),
         ((*VERL, "cell.reward.weights={format: 1.0}"), "no score 'format', which cell.reward.weights names; given"),
         (
             ("cell.verifier.use=function:rewards.py:offset", "cell.reward.weights=null"),

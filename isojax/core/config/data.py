@@ -60,7 +60,7 @@ class VerifierConfig(Section):
     def _check_use(cls, use: Any) -> str | dict[str, str]:
         is_map = isinstance(use, dict) and use and all(isinstance(text, str) for item in use.items() for text in item)
         if not isinstance(use, str) and not is_map:
-            raise PydanticCustomError("verifier", "a verifier such as math, or several as in {{accuracy: math}}")
+            raise PydanticCustomError("verifier", "a verifier such as math, or several as in {accuracy: math}")
         _check_score_names(use if is_map else ())
         return use
 
@@ -108,4 +108,4 @@ def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str
             f"cell.reward.weights names {', '.join(weights)}, and cell.verifier.use {', '.join(verifiers)}; expected a"
             " weight for each of these, 0 for one that is recorded only."
         )
-    return weights
+    return dict(sorted(weights.items()))  # as the hash, the sum does not depend on the order

@@ -70,18 +70,18 @@ def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
 
 
 def _combine(checks: Mapping[str, Check]) -> Check:
-    """The check that makes all of `checks`: their scores by name, correct where all are; the first failure ends it."""
+    """The check that makes all of `checks`: their scores by name; the first that fails ends it."""
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         verdicts: dict[str, Verdict] = {}
         for name, check_one in checks.items():
             verdict = verdicts[name] = check_one(problem, prompt, response)
-            if verdict.failure not in ("", "partial"):
-                return verdict._replace(message=f"{name}: {verdict.message}", scores=None)
+            if verdict.failure not in ("", "partial") and verdict.scores is None:
+                return verdict._replace(message=f"{name}: {verdict.message}")
         return Verdict(
             correct=all(verdict.correct for verdict in verdicts.values()),
-            parsed=any(verdict.parsed for verdict in verdicts.values()),
-            scores={name: verdict.scores_by_name()[MAIN_SCORE] for name, verdict in verdicts.items()},
+            parsed=all(verdict.parsed for verdict in verdicts.values()),
+            scores={name: v.scores_by_name().get(MAIN_SCORE, float(v.correct)) for name, v in verdicts.items()},
         )
 
     return check
