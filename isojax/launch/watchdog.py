@@ -22,7 +22,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from isojax.core.terminal import guard_output
+from isojax.core.terminal import guard_output, printable, warn
 
 KEEPALIVE_IDLE = 10  # seconds without data before the first probe
 KEEPALIVE_INTERVAL = 5  # seconds between probes
@@ -229,7 +229,7 @@ class Watchdog:
     def _print_loss(self, name: str) -> None:
         message = f"error: {name} ended before the run did, so {self.name} ends too."
         advice = "What the other one printed last says why. Start all processes again with --resume."
-        print(f"{message} {advice}", file=sys.stderr, flush=True)
+        print(printable(f"{message} {advice}"), file=sys.stderr, flush=True)
 
     def _end_parent(self, name: str) -> None:
         """End the parent, and the other processes."""
@@ -258,8 +258,8 @@ def main(arguments: dict[str, Any]) -> None:
         watchdog = Watchdog(**arguments)
     except OSError as e:
         address = f"{arguments['address']}:{arguments['port']}"
-        warning = f"warning: {arguments['name']} does not reach the watchdog of process 0 at {address} ({e})"
-        print(f"{warning}: when another process ends, only JAX's heartbeat ends this one.", file=sys.stderr)
+        failure = f"{arguments['name']} does not reach the watchdog of process 0 at {address} ({e})"
+        warn(f"{failure}: when another process ends, only JAX's heartbeat ends this one.")
         sys.exit(1)
     watchdog.run()
 

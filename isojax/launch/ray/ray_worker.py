@@ -1,7 +1,6 @@
 """The work of a process of a process group, loaded with jax by RayActor: it prepares the sweep and trains cells."""
 
 import socket
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +9,7 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
+from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.local.local_runner import train_cell
@@ -71,7 +71,7 @@ class RayWorker:
                 return CallResult(ray_actor.PREEMPTED, str(e))
         if error is None:
             return CallResult()
-        print(f"{cell.name}: {type(error).__name__}: {error}", file=sys.stderr)
+        warn(f"{cell.name}: {type(error).__name__}: {error}")
         is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))
         kind = ray_actor.CELL_FAILED if is_cell_failure else ray_actor.WORKER_LOST
         return CallResult(kind, str(error) or type(error).__name__)
