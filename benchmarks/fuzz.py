@@ -57,7 +57,7 @@ class Result(NamedTuple):
     words: list[str]
     code: int
     seconds: float  # of processor time
-    megabytes: float
+    mebibytes: float
     failure: str  # empty where all is as it should be
 
 
@@ -101,7 +101,7 @@ def judge(code: int, timed_out: bool, seconds: float, size: float, text: str, un
     if seconds > MAX_SECONDS:
         return f"{seconds:.0f} s of processor time"
     if size > MAX_BYTES:
-        return f"{size / 1e6:.0f} MB"
+        return f"{size / 2**20:.0f} MiB"
     if code == 2 and not text.strip():
         return "a refusal without a message"
     return "" if unchanged or code == 0 else "a refusal that wrote something"
@@ -129,7 +129,7 @@ def attempt(number: int, seed: str, corpus: Path) -> Result:
         code, size, seconds = os.waitstatus_to_exitcode(status), 1024 * usage.ru_maxrss, usage.ru_utime + usage.ru_stime
         text = output.read_text(errors="replace") if output.exists() else ""
         failure = judge(code, timed_out, seconds, size, text, tree_hash(folder) == before)
-    return Result(number, kind, words, code, seconds, size / 1e6, failure)
+    return Result(number, kind, words, code, seconds, size / 2**20, failure)
 
 
 def work(numbers: range, seed: str, corpus: Path) -> None:
@@ -175,14 +175,14 @@ def replay(number: int, seed: str, corpus: Path) -> None:
 def print_results(console: Console, results: list[Result], seed: str) -> None:
     """A line for each kind of input, then each failure."""
     table = Table(title=f"{len(results):,} attempts, seed {seed[:12]}", title_justify="left")
-    for column in ("input", "attempts", "refused", "accepted", "failures", "most s", "most MB"):
+    for column in ("input", "attempts", "refused", "accepted", "failures", "most s", "most MiB"):
         table.add_column(column, justify="left" if column == "input" else "right")
     by_kind: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         by_kind[result.kind].append(result)
     for kind, group in by_kind.items():
         refused, accepted = (sum(r.code == code for r in group) for code in (2, 0))
-        most = (f"{max(r.seconds for r in group):.1f}", f"{max(r.megabytes for r in group):.0f}")
+        most = (f"{max(r.seconds for r in group):.1f}", f"{max(r.mebibytes for r in group):.0f}")
         table.add_row(kind, *map(str, (len(group), refused, accepted, sum(bool(r.failure) for r in group))), *most)
     console.print(table)
     for result in results:

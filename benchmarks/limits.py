@@ -4,7 +4,7 @@
 
 The limits, in float32, by JAX: a square matrix product of 2048; the unembedding of R rows, [R, D] x [D, V], the best of
 the two ways in which the matrix can lie and of the second's transpose, which is the sampler's own; and the memory's
-bandwidth over 1 GB, the better of a sum and of adding one in place (which reads and writes). They hold for the cores
+bandwidth over 1 GiB, the better of a sum and of adding one in place (which reads and writes). They hold for the cores
 that the process may run on (taskset); on one core the time is the processor's, which other work on the machine does not
 stretch.
 

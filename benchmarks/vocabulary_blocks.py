@@ -81,7 +81,7 @@ def measure(rows: int, vocab: int, width: int, use_entropy: bool) -> dict[str, A
         "backend": jax.default_backend(),
     }
     for name in programs:
-        line |= {f"{name}_ms": round(1000 * spent[name]), f"{name}_temp_mb": round(temporary[name] / 1e6, 1)}
+        line |= {f"{name}_ms": round(1000 * spent[name]), f"{name}_temp_mib": round(temporary[name] / 2**20, 1)}
     return line | {
         "time_ratio": round(spent["blocks"] / spent["plain"], 3),
         "memory_ratio": round(temporary["blocks"] / temporary["plain"], 4),

@@ -71,11 +71,9 @@ class Clock:
         self.began = time.perf_counter(), time.process_time()
 
     def add_tokens(self, tokens: int) -> None:
-        """Print what it took to make `tokens` new tokens as a JSON line, with the process's largest memory so far in GB
-        (1e9 bytes).
-        """
+        """Print what it took to make `tokens` new tokens as a JSON line, with the process's largest memory so far."""
         seconds, cpu_seconds = time.perf_counter() - self.began[0], time.process_time() - self.began[1]
-        line = {"seconds": seconds, "cpu_seconds": cpu_seconds, "tokens": tokens, "peak_gb": peak_memory() / 1e9}
+        line = {"seconds": seconds, "cpu_seconds": cpu_seconds, "tokens": tokens, "peak_gib": peak_memory() / 2**30}
         print(json.dumps({key: round(value, 3) for key, value in line.items()}), flush=True)
 
 

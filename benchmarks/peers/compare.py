@@ -158,7 +158,7 @@ def medians(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (claim, peer), of_one in result.items():
         row: dict[str, Any] = {"claim": claim, "peer": peer, "measured": len(of_one)}
         row |= {key: statistics.median(line[key] for line in of_one) for key in ("seconds", "cpu_seconds")}
-        rows.append(row | {"tokens": of_one[0]["tokens"], "peak_gb": max(line["peak_gb"] for line in of_one)})
+        rows.append(row | {"tokens": of_one[0]["tokens"], "peak_gib": max(line["peak_gib"] for line in of_one)})
     ours = {row["claim"]: row for row in rows if row["peer"] == "isojax"}
     for row in rows:
         if row["claim"] in ours:
@@ -179,7 +179,7 @@ def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str)
         "seconds",
         "CPU s",
         "tokens/s",
-        "peak GB",
+        "peak GiB",
         "isojax faster",
         "by CPU",
         "share of floor",
@@ -195,7 +195,7 @@ def show(rows: list[dict[str, Any]], floors: dict[str, list[float]], clock: str)
             f"{row['seconds']:.2f}",
             f"{row['cpu_seconds']:.2f}",
             f"{row['tokens'] / row['seconds']:.0f}",
-            f"{row['peak_gb']:.2f}",
+            f"{row['peak_gib']:.2f}",
         ]
         table.add_row(row["claim"], row["peer"], str(row["measured"]), *coefficients, *ratios, share)
     Console(width=None if sys.stdout.isatty() else 140).print(table)

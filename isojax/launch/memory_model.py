@@ -90,11 +90,6 @@ class MemoryEstimate:
         phase_peak = {"train": self.peak, "decode": self.sampling_peak, "learn": self.update_peak}[program]
         return phase_peak - self.program_bytes[program]
 
-    @property
-    def state_bytes(self) -> int:
-        """Of the training state, which the update takes as arguments."""
-        return sum(self.breakdown[part] for part in ("parameters", "optimizer", "reference", "critic"))
-
 
 def kv_bytes(s: DeviceSizes, rows: int, positions: int, item_bytes: int) -> int:
     """Bytes of the keys and values of so many positions in all layers; of int8 ones their scales too."""

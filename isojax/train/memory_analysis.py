@@ -21,10 +21,10 @@ from isojax.train.programs import SweepPrograms
 
 # Half of the compile time on a CPU, and the same memory
 FAST_COMPILE_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-# What libtpu's compiler says of a program that exceeds a chip's memory, and what the figures are of
+# What libtpu's compiler says of a program that, with its arguments, exceeds a chip's memory
 OOM_PATTERNS = (
-    (r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM \(([\d.]+)([MGT])\)", "temporaries"),
-    (r"Used ([\d.]+)([MGT]) of ([\d.]+)([MGT])", "all"),
+    r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM",
+    r"Used ([\d.]+)([MGT]) of [\d.]+[MGT]",
 )
 GIB_PER_UNIT = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
 
@@ -48,12 +48,9 @@ class AbstractTask:
 
 
 class OutOfMemory(NamedTuple):
-    """The compiler refused a program: the GiB that it needs (`scope`: in all, or for temporaries alone), and that the
-    chip has."""
+    """The compiler refused a program, which needs so much of a chip, arguments included."""
 
     needed_gib: float
-    scope: str
-    available_gib: float
 
 
 def topology_devices(topology: str) -> list[Any]:
@@ -85,11 +82,10 @@ def compile_for_memory(
     try:
         analysis = function.lower(*arguments).compile(options).memory_analysis()
     except jax.errors.JaxRuntimeError as e:
-        for pattern, scope in OOM_PATTERNS:
+        for pattern in OOM_PATTERNS:
             if match := re.search(pattern, str(e)):
-                needed, needed_unit, available, available_unit = match.groups()
-                needed_gib = float(needed) * GIB_PER_UNIT[needed_unit]
-                return OutOfMemory(needed_gib, scope, float(available) * GIB_PER_UNIT[available_unit])
+                needed, unit = match.groups()
+                return OutOfMemory(float(needed) * GIB_PER_UNIT[unit])
         raise
     outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
     temporaries, peak = analysis.temp_size_in_bytes, analysis.peak_memory_in_bytes

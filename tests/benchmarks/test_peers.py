@@ -72,7 +72,7 @@ def test_every_peer_gets_the_same_prompts_and_numbers(tmp_path: Path) -> None:
 
 def test_medians_and_ratios_of_measurements() -> None:
     def line(peer: str, seconds: float, cpu: float, peak: float) -> dict[str, object]:
-        return {"claim": "x", "peer": peer, "seconds": seconds, "cpu_seconds": cpu, "tokens": 100, "peak_gb": peak}
+        return {"claim": "x", "peer": peer, "seconds": seconds, "cpu_seconds": cpu, "tokens": 100, "peak_gib": peak}
 
     lines = [
         line("isojax", 2.0, 1.0, 1.5),
@@ -90,11 +90,11 @@ def test_medians_and_ratios_of_measurements() -> None:
             "seconds": 3.0,
             "cpu_seconds": 1.5,
             "tokens": 100,
-            "peak_gb": 1.7,
+            "peak_gib": 1.7,
         },
         **{"faster": 1.0, "cpu_faster": 1.0},
     }
-    assert (theirs["seconds"], theirs["cpu_seconds"], theirs["peak_gb"]) == (6.0, 3.0, 3.0)
+    assert (theirs["seconds"], theirs["cpu_seconds"], theirs["peak_gib"]) == (6.0, 3.0, 3.0)
     assert (theirs["faster"], theirs["cpu_faster"]) == (2.0, 2.0)
     assert "faster" not in single
 

@@ -90,7 +90,7 @@ def test_vocabulary_blocks(scripts: Scripts) -> None:
         (8, 5000, 16, False),
         (8, 5000, 16, True),
     ]
-    assert all(line["memory_ratio"] < 1 and line["plain_temp_mb"] >= 0.1 for line in lines)
+    assert all(line["memory_ratio"] < 1 and line["plain_temp_mib"] >= 0.1 for line in lines)
 
 
 def test_lanes(scripts: Scripts, model: Path) -> None:

