@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-MAX_BYTES, MAX_SECONDS = 10**9, 20.0
+MAX_BYTES, MAX_SECONDS = 2**30, 20.0
 MAX_WALL_SECONDS = 120.0  # after which a command that waits, or that a busy machine starves, is killed
 HARD_BYTES = 4 * 2**30  # what a command may write to before the kernel refuses it
 COMMANDS = (

@@ -12,7 +12,7 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.launch.process_group import ProcessGroup, parse_process_group
 from isojax.runs.workspace import remote_workspace, working_folder
 
-TOPOLOGY_HELP = "With --dry-run: compile for TPUs that are not here, such as v5e:4x4, and say what fits."
+TOPOLOGY_HELP = "With --dry-run: choose sizes that fit TPUs that are not here, such as v5e:4x4, by their compiler."
 NO_REPORT_HELP = "Train and fit; draw no figures (isojax report RUN does that later)."
 
 
@@ -39,7 +39,7 @@ def launch(
     Examples
       isojax launch                               the quickstart
       isojax launch quickstart --dry-run          what would run, what it takes and how long
-      isojax launch gsm8k models/llama-3.1-8b-instruct --dry-run --topology v5e:4x4 --mesh fsdp=4,tensor=4
+      isojax launch gsm8k models/qwen2.5-7b-instruct --dry-run --topology v5e:4x4 --mesh fsdp=4,tensor=4
       isojax launch --resume sweep.budget=500000  go on with twice the budget
       isojax launch my.yaml --mesh data=4,tensor=2 'sweep.n=[2,4,8]' name=mine
       isojax launch gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER

@@ -87,7 +87,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, places: list[tuple[str, 
             suggestion = autosize.suggest_mesh(requested, budget, places)
             raise InputError(f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}") from e
         needed = {program: _needed_bytes(program, usage, memory) for program, usage in usages.items()}
-        console.print(_usage_table(usages, needed, memory, budget.device_memory))
+        console.print(_usage_table(needed, memory, budget.device_memory))
         excess = {name: size / budget.device_memory for name, size in needed.items() if size > budget.device_memory}
         if not excess:
             return sweep
@@ -132,12 +132,12 @@ def _needed_bytes(program: str, usage: Usage, memory: MemoryEstimate) -> int:
     return program_bytes + memory.bytes_beside(program)
 
 
-def _usage_table(usages: Usages, needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
+def _usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
     """XLA's figures beside the planner's."""
     rows = []
-    for program, usage in usages.items():
-        beside, excess = memory.bytes_beside(program), needed[program] - device_memory
-        columns = (needed[program] - beside, needed[program], memory.program_bytes[program] + beside)
+    for program, size in needed.items():
+        beside, excess = memory.bytes_beside(program), size - device_memory
+        columns = (size - beside, size, memory.program_bytes[program] + beside)
         verdict = "fits" if excess <= 0 else f"over by {excess / GIB:.2f}"
         rows.append([program, *(f"{size / GIB:.2f}" for size in columns), verdict])
     headings = ("program", "the program alone", "in a run", "planned", "")
