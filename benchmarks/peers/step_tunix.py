@@ -2,7 +2,7 @@
 beta 0.
 
 --variant micro=4: prompts (with their n rollouts) of a microbatch of the update; 1 without it (all 4 x 8 of 64 + 128
-tokens at once took over 16 GiB). All are sampled at once. A step is timed from one request for prompts to the next, when
+tokens at once took over 16 GiB). All are sampled at once. A step is timed between two requests for prompts, when
 the parameters are there. Run alone (prompts: `compare.py --commands`):
 
     .venv-peers/tunix/bin/python benchmarks/peers/step_tunix.py MODEL --prompts FILE --n 8 --new 128
