@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from isojax.core import registry
 from isojax.core.config import Config, config_names, load_configs
+from isojax.core.config.load import find_config
 from isojax.core.errors import InputError
 from isojax.runs.ledger import INCLUDE_FLAGGED
 
@@ -93,7 +94,12 @@ def read_config(
         configs = [default_config]
     options = {"run.mesh": mesh, "run.ray": ray}
     option_overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
-    return load_configs(configs, [*overrides, *option_overrides])
+    config = load_configs(configs, [*overrides, *option_overrides])
+    config_folders = [str(find_config(name).resolve().parent) for name in reversed(configs)]
+    folders = list(dict.fromkeys([*config_folders, *config.run.plugin_folders]))
+    registry.set_plugin_folders(folders)
+    saved_folders = tuple(folder for folder in folders if any(Path(folder).glob("*.py")))  # a resumed run needs them
+    return config.model_copy(update={"run": config.run.model_copy(update={"plugin_folders": saved_folders})})
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,13 +1,46 @@
-"""Plug-ins: a file in a folder of the package, known by its file name, or a module path that a fork passes."""
+"""Plug-ins: a file known by its name, in a folder of the package, beside the config or in the working directory (looked
+up in this order), or a module path that a fork passes."""
 
 import difflib
 import importlib
+import importlib.util
+import os
 import pkgutil
 import re
+import sys
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 from isojax.core.errors import InputError
+
+FOLDERS_VARIABLE = "ISOJAX_PLUGIN_FOLDERS"  # the processes that this one starts inherit it
+
+
+def set_plugin_folders(folders: Sequence[str]) -> None:
+    """Look files of plug-ins up in these folders, before the working directory, here and in processes started here."""
+    os.environ[FOLDERS_VARIABLE] = os.pathsep.join(folders)
+    sys.path.extend(folder for folder in folders if folder not in sys.path)
+
+
+def plugin_folders() -> list[str]:
+    """The folders in which a file of a plug-in is looked up, in their order."""
+    return list(dict.fromkeys([*filter(None, os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep)), os.getcwd()]))
+
+
+def import_file(path: Path) -> ModuleType:
+    """The module of a file, whose folder it may import from, as a script may."""
+    sys.path.append(str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None  # a name that ends in .py has a loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # dataclasses and pickles of the file look it up by name
+    spec.loader.exec_module(module)
+    return module
+
+
+_import_file_once = cache(import_file)
 
 
 def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType:
@@ -16,9 +49,11 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
     folders = [folders] if isinstance(folders, str) else list(folders)
     kind = folders[-1].rpartition(".")[2]
     parent, _, last_part = name.strip(".").rpartition(".")
-    paths = [name] if parent else [f"isojax.{folder}.{last_part}" for folder in folders]
+    files = [] if parent else [Path(folder, f"{last_part}.py") for folder in plugin_folders()]
+    package_paths = [f"isojax.{folder}.{last_part}" for folder in folders]
+    paths = [name] if parent else [*package_paths, *(file for file in files if file.is_file())]
     if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", name):  # `..` of a path would lead out of the folders
-        paths, parent = [], ""
+        paths, parent, files = [], "", []
     module, missing = _import_first(paths, name, kind), "no such module"
     if module is not None:
         if defines_any(module, functions):
@@ -34,19 +69,20 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
     known_names = plugin_names(folders, functions)
     suggestions = difflib.get_close_matches(name, known_names, n=1)  # of the package's names, for a name without a dot
     hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
+    looked_up = f", a file of your own ({', '.join(map(str, files))})" if files else ""
     raise InputError(
-        f"{kind} plug-in {name!r}: {missing}; expected one of {', '.join(known_names)}, or the module path of your own,"
-        f" as my_fork.NAME.{hint}"
+        f"{kind} plug-in {name!r}: {missing}; expected one of {', '.join(known_names)}{looked_up}, or the module path"
+        f" of your own, as my_fork.NAME.{hint}"
     )
 
 
-def _import_first(paths: Sequence[str], name: str, kind: str) -> ModuleType | None:
+def _import_first(paths: Sequence[str | Path], name: str, kind: str) -> ModuleType | None:
     """The first of the modules that exists; InputError where one exists and imports another that does not."""
     for path in paths:
         try:
-            return importlib.import_module(path)
+            return _import_file_once(path) if isinstance(path, Path) else importlib.import_module(path)
         except ModuleNotFoundError as e:
-            if e.name is None or not path.startswith(e.name):
+            if e.name is None or not str(path).startswith(e.name):
                 raise InputError(
                     f"{kind} plug-in {name!r} needs the module {e.name}, which is not there; install it."
                 ) from e

@@ -24,7 +24,9 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
         if cells:
             expected = f"one of this sweep's cells: {cells}"
         raise InputError(f"{cell_folder} is no cell's folder; expected {expected}.")
-    model = load_config(str(config_path)).cell.model
+    config = load_config(str(config_path))
+    registry.set_plugin_folders(config.run.plugin_folders)
+    model = config.cell.model
     hf_export.architecture_of(model)
     if base_folder is not None:
         model = model.model_copy(update={"path": str(base_folder)})

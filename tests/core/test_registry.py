@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.core.registry import load
+from isojax.core.registry import load, set_plugin_folders
 
 
 @pytest.fixture
@@ -46,3 +46,29 @@ def test_what_is_missing_is_said(fork: Path) -> None:
     assert "the module registry_fork.rewards has no function judge" in refused("registry_fork.rewards", "judge")
     assert "needs the module a_package_nobody_has, which is not there" in refused("registry_fork.needy", "build")
     assert "cannot be imported: SyntaxError: expected ':' (broken.py, line 1)" in refused("registry_fork.broken")
+
+
+def test_a_file_of_a_name_is_found_in_a_stated_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """isojax's own, then beside the configs (the later first), then in the working directory."""
+    folders = [tmp_path / name for name in ("later", "earlier", "working")]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "a_file_of_mine.py").write_text(f"import helper_of_mine\ndef build(argument): return {folder.name!r}")
+        (folder / "helper_of_mine.py").write_text("")
+        (folder / "exact.py").write_text("def build(argument): return 'not reached'")
+    monkeypatch.chdir(folders[2])
+    monkeypatch.setenv("ISOJAX_PLUGIN_FOLDERS", "")
+    for expected in ("later", "earlier", "working"):
+        set_plugin_folders([str(folder) for folder in folders[:2]])
+        assert load("tasks.verifiers", "a_file_of_mine", "build").build("") == expected
+        assert load("tasks.verifiers", "a_file_of_mine", "build") is load("tasks.verifiers", "a_file_of_mine", "build")
+        (tmp_path / expected / "a_file_of_mine.py").unlink()
+    assert load("tasks.verifiers", "exact", "build").__name__ == "isojax.tasks.verifiers.exact"
+    places = ", ".join(str(folder / "a_file_of_mine.py") for folder in folders)
+    assert f", a file of your own ({places}), or the module path of" in refused("a_file_of_mine", "build")
+    (folders[0] / "broken_file.py").write_text("def build(argument)")
+    assert "'broken_file' cannot be imported: SyntaxError: expected ':' (broken_file.py, line 1)" in refused(
+        "broken_file"
+    )
+    (folders[0] / "other_file.py").write_text("def judge(argument): ...")
+    assert "'other_file': the module other_file has no function build" in refused("other_file", "build")

@@ -31,8 +31,8 @@ SWEEP = SWEEP.replace("steps: 60", "steps: 20").replace("candidates: 600", "cand
 FEW = ("sweep.budget=400", "--no-report")  # for two processes that wait for each other on few cores
 FORK = {
     "my_module.py": "docs/extending.md",
-    "my_fork/my_problems.py": "docs/extending.md",
-    "my_fork/my_advantage.py": "docs/extending.md",
+    "my_problems.py": "docs/extending.md",
+    "my_advantage.py": "docs/extending.md",
 }  # what a page tells its reader to write
 LOGS = {
     "README.md": REPOSITORY / "tests/runs/importers/fixtures",

@@ -34,6 +34,21 @@ def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
     assert all(row["grad_norm"] > 0 for row in trained)
 
 
+def test_files_beside_a_config_go_with_its_run(isojax: Any) -> None:
+    """Named without a package, from another folder, and again when the run goes on by the config that it saved."""
+    (project := isojax.folder / "project").mkdir()
+    (isojax.folder / "tiny.yaml").rename(project / "tiny.yaml")
+    (project / "halved.py").write_text(LOSS.replace("my_loss", "loss"))
+    (project / "lengthy.py").write_text("def advantage(batch):\n    return batch.rewards * batch.lengths\n")
+    words = (*ONE[:2], "cell.rl.loss=halved", "cell.rl.advantage=lengthy")
+    plan = isojax.quick_ok("train", "project/tiny.yaml", *words, "--dry-run").stderr
+    assert "recipe: loss halved, advantage lengthy, aggregation sequence" in plan
+    isojax.swept("train", "project/tiny.yaml", *words, "sweep.budget=100")
+    isojax.swept("train", "runs/tiny/config.yaml", "--resume", "sweep.budget=300")
+    assert isojax.rows("8x4-s0")[-1]["train"]["strength"] == pytest.approx(0.5, rel=1e-5)
+    isojax.refused("train", "project/tiny.yaml", *words, "cell.rl.loss=quartered", saying=["project/quartered.py"])
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -288,3 +288,28 @@ def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
         **{f"verifier_{kind}": 2 for kind in KINDS},
     }
     assert last["train"]["reward"] == pytest.approx(0.2) and last["train"]["parsed_fraction"] == pytest.approx(0.2)
+
+
+CHECKS = """\
+from isojax.tasks.verifiers import Verdict
+ISOLATED, PURE = True, True
+def build(argument):
+    return lambda problem, prompt, response: Verdict(response.strip() == problem.answer, True)
+"""
+SUMS = """\
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import InMemorySource
+def source(argument, data):
+    return InMemorySource([Problem(i, f"{i} + 1 =", str(i + 1)) for i in range(60)])
+"""
+
+
+def test_a_source_and_a_verifier_beside_the_config_need_no_package(text: Any) -> None:
+    """The verifier is imported in a process of checks."""
+    (project := text.folder / "project").mkdir()
+    (text.folder / "text.yaml").rename(project / "text.yaml")
+    (project / "my_sums.py").write_text(SUMS)
+    words = ("launch", "project/text.yaml", "sweep.budget=64", "cell.task=my_sums", "cell.verifier.use=my_checks")
+    text.refused(*words, saying=["'my_checks'", "project/my_checks.py"])
+    (project / "my_checks.py").write_text(CHECKS)
+    text.quick_ok(*words, "--dry-run")

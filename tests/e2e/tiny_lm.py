@@ -39,8 +39,8 @@ cell:
   sampling: {{prompt_length: 24, response_length: 3}}
   rl: {{learning_rate: 1.0e-3}}
   data: {{candidates: 100, attempts: {attempts}, validation: 8{data}}}
-  eval: {{samples: 2, start: 64, ratio: 2.0}}
-sweep: {{B_p: [16], n: [16], budget: 256, decode_slots: 32, microbatch: 32}}
+  eval: {{samples: 2, start: 256, ratio: 1.5}}
+sweep: {{B_p: [16], n: [16], budget: 1024, decode_slots: 32, microbatch: 32}}
 run: {{cells_at_once: 1}}
 """
 

@@ -5,6 +5,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from isojax.core import registry
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, CellProgress
@@ -34,6 +35,7 @@ class RayWorker:
 
     def open(self, config: Config, cells: list[Cell], token: str, group: ProcessGroup) -> None:
         """Join the other processes and prepare the sweep; InputError where it is refused."""
+        registry.set_plugin_folders(config.run.plugin_folders)
         self._exit_stack.enter_context(
             remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=self._name)
         )

@@ -7,16 +7,14 @@ problem that it names (all where it takes `**columns`). Binary rewards: a score 
 """
 
 import importlib
-import importlib.util
 import inspect
 import math
-import sys
 import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict, describe_exception
@@ -65,7 +63,7 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
             f"cell.verifier.use: no such file: {module_or_file} (in {Path.cwd()}); expected a Python file."
         )
     try:
-        module = _import_file(Path(module_or_file)) if is_file else importlib.import_module(module_or_file)
+        module = registry.import_file(Path(module_or_file)) if is_file else importlib.import_module(module_or_file)
     except BaseException as e:  # whatever a user's file does when it runs, SystemExit included
         raise InputError(
             f"cell.verifier.use: the module {module_or_file} cannot be imported: {describe_exception(e)}. Correct it."
@@ -78,17 +76,6 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
             f" Expected {expected_form}."
         )
     return function
-
-
-def _import_file(path: Path) -> ModuleType:
-    """The module of a file, whose folder it may import from, as a script may."""
-    sys.path.append(str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None  # a name that ends in .py has a loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)  # dataclasses and pickles of the file look it up by name
-    spec.loader.exec_module(module)
-    return module
 
 
 def score_to_verdict(score: Any, response: str) -> Verdict:
