@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -249,3 +250,12 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
 def test_cost(scripts: Scripts) -> None:
     (line,) = scripts("cost", "--factors", "T", "--values", 1, "--repeats", 1)
     assert line["values"] == [16] and line["rollouts"][0] > 0 and line["update"][0] > 0
+
+
+def test_fuzz() -> None:
+    """An attempt of each kind: no traceback, and 0 or 2 for an exit code."""
+    command = [sys.executable, str(BENCHMARKS / "fuzz.py"), "--attempts", "9", "--seed", "a test", "--workers", "1"]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
+    line = json.loads(completed.stdout.splitlines()[-1])
+    assert (line["attempts"], line["failures"]) == (9, 0)
