@@ -1,5 +1,6 @@
 """What fuzz.py gives to the command line: files that it can use, made once, and spoilt copies of them."""
 
+import copy
 import json
 import math
 import random
@@ -100,7 +101,7 @@ def spoil_text(text: str, rng: random.Random) -> str:
         key = rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
         match rng.choice(("value", "value", "value", "remove", "key", "wrap", "repeat")):
             case "value":
-                node[key] = rng.choice(VALUES)
+                node[key] = copy.deepcopy(rng.choice(VALUES))
             case "remove":
                 del node[key]
             case "key" if isinstance(node, dict):
