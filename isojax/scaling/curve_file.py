@@ -39,23 +39,14 @@ def fit_curve_file(
     filters: Sequence[str] = (),
     group: str | None = None,
 ) -> tuple[dict[str, Any], CurveFilePoints]:
-    """Fit a curve to two columns of a file.
+    """Fit a curve to two columns of a file, compute >= 0 and rewards; of points with x <= `below` alone, where that is
+    given, to compare it with those beyond. `filters`: "COL=VALUE", rows to keep; `group`: the column that names the
+    seed of one configuration; all seeds share one curve.
 
-    Args:
-        path: CSV, TSV or JSON lines.
-        x_column: compute >= 0.
-        y_column: rewards; rows where it is empty are left out.
-        below: fit points with x <= below only, and compare the curve with those beyond.
-        filters: "COL=VALUE", rows to keep.
-        group: column that names the seed of one configuration; all seeds share one curve.
-
-    Returns:
-        R0, A, exponent, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse, noise
-        {sd, autocorrelation}, at_bounds, determined (whether A is), band [{C, reward, low, high}], beyond (errors are
-        curve minus measured; None without `below`) and flags; and what was read.
-
-    Raises:
-        InputError: too few points, none beyond `below`, or a file that cannot be used, with its line.
+    Returns R0, A, exponent, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse,
+    noise {sd, autocorrelation}, at_bounds, determined (whether A is), band [{C, reward, low, high}], beyond (errors are
+    curve minus measured; None without `below`) and flags; and what was read. InputError for too few points, none beyond
+    `below`, or a file that cannot be used, with its line.
     """
     file_points = _read_points(filter_rows(read_table(path), filters), x_column, y_column, group)
     points = file_points.points

@@ -36,13 +36,9 @@ def fit(
 ) -> FitResult:
     """Curves, frontier and n*(C) of a sweep, without the runs that are flagged as broken, which the result names.
 
-    Args:
-        runs: one record for each cell (B_p, n, seed), any order.
-        metric: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples.
-        compute: the unit of C: "rollouts", "tokens" or "device_hours".
-
-    Raises:
-        InputError: every run is flagged, or the records, metric, compute or options cannot be fitted.
+    `metric`: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples. `compute`: the unit of C,
+    "rollouts", "tokens" or "device_hours". InputError where every run is flagged, or the records, metric, compute or
+    options cannot be fitted.
     """
     usable_runs = runs if options.include_flagged else healthy_runs(runs)
     result = fit_all_runs(usable_runs, metric or default_metric(runs), compute, options)

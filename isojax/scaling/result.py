@@ -164,15 +164,10 @@ class FixedBatchRow(ResultRow):
     high: float | None
 
 
-class FixedBatchCrossover(ResultRow):
-    """A change of n at a fixed batch; low, high: interval of C."""
+class FixedBatchCrossover(CrossoverRow):
+    """A change of n at a fixed batch."""
 
-    n_low: int
-    n_high: int
     M: float
-    C: float
-    low: float | None
-    high: float | None
 
 
 class NStarOfMFit(ResultRow):

@@ -17,11 +17,10 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import MeasuredCell, Recommendation
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
-from isojax.scaling.allocate.constraints import EPSILON
+from isojax.scaling.allocate.constraints import EPSILON, FIXABLE
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences
 
-FIXABLE = ("M", "B", "B_p")
 BAR_WIDTH = 20
 RECOMMENDATION_KEYS = (
     "expected_reward", "interval", "prediction_interval", "level", "regret", "regret_interval", "n_probability",

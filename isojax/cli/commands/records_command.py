@@ -13,6 +13,7 @@ from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.report.console import SafeConsole, TextTable
+from isojax.report.wording import format_count
 from isojax.runs.logs.column_map import FIELD_HELP, parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 from isojax.scaling.checks.ledger_check import check_ledgers
@@ -69,7 +70,7 @@ def import_logs(
         write_ledgers(imported, out, manifest)
     for note in imported.notes:
         terminal.note(note)
-    SafeConsole().print(_runs_table(imported.runs, f"{_count_noun(len(imported.runs), 'run')} in {out}"))
+    SafeConsole().print(_runs_table(imported.runs, f"{format_count(len(imported.runs), 'run')} in {out}"))
     print_line(f"next: isojax records check {out}, then isojax fit {out}")
 
 
@@ -97,12 +98,12 @@ def check(
     else:
         console = SafeConsole()
         if found.runs:
-            console.print(_runs_table(found.runs, f"{_count_noun(len(found.runs), 'run')}, metric {found.metric}"))
+            console.print(_runs_table(found.runs, f"{format_count(len(found.runs), 'run')}, metric {found.metric}"))
         for label, lines in (("[red]problem:[/red]", found.errors), ("[yellow]note:[/yellow]", found.notes)):
             for line in lines:
                 console.print(f"{label} {escape(line)}", soft_wrap=True)
     if found.errors:
-        summary = f"{_count_noun(len(found.errors), 'problem')} that `isojax fit` would refuse"
+        summary = f"{format_count(len(found.errors), 'problem')} that `isojax fit` would refuse"
         raise InputError(f"{summary}; the first: {found.errors[0]}")
 
 
@@ -138,7 +139,3 @@ def _runs_table(runs: Sequence[RunRecord], title: str) -> TextTable:
         numbers = (f"{cell[key]:,}" for key in ("B_p", "n", "seed", "points"))
         rows.append([*numbers, *ranges, ", ".join(measured)])
     return TextTable(title, ("B_p", "n", "seed", "points", "C", "M", "measured"), rows, last_is_text=True)
-
-
-def _count_noun(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -36,10 +36,9 @@ FIGURES: dict[str, FigureSpec] = {
     ),
     "n_star": FigureSpec(
         n_star_figure,
-        "The compute-optimal n against C, both on log axes, with the fitted law; below, P(n best) against C.",
+        "The compute-optimal n against C, both on log axes, with the fitted law.",
         "The n on the frontier against compute, coloured by the reward there; the red line is the fitted law, dashed "
-        "beyond the measured budgets. The red band is the interval of the best measured n, not of the law. Below, "
-        "where the fit has replicates: the share of replicates in which each n is the best one.",
+        "beyond the measured budgets. The red band is the interval of the best measured n, not of the law.",
     ),
     "fixed_batch": FigureSpec(
         fixed_batch_figure,

@@ -1,7 +1,7 @@
-"""n*(C) (paper's Figs. 7 and 21). Departs from the paper: intervals, a law dashed beyond the measured budgets and left
-out where the frontier has two values of n only, and P(n best), the share of replicates in which n is best."""
+"""n*(C) (paper's Figs. 7 and 21). Departs from the paper: intervals, and a law dashed beyond the measured budgets and
+left out where the frontier has two values of n only."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import log2
 
 import numpy as np
@@ -24,39 +24,23 @@ PARAMETER_LABELS = {"L": "$L$", "k": "$k$", "log10_C0": "$\\log_{10} C_0$", "b":
 
 
 def n_star_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure:
-    """The frontier's n against C, coloured by reward, with the fitted law; P(n best) below. Joint and for each B_p."""
+    """The frontier's n against C, coloured by reward, with the fitted law. Joint and for each B_p."""
     fit, views = fits[0], frontier_views(fits[0])
-    ns, C_label = all_n(fit), f"C ({compute_unit(fit)})"
-    has_probabilities = any(point.n_probability for view in views for point in view.frontier)
-    columns = canvas.grid_columns(len(views))
-    rows = -(-len(views) // columns)
-    fig = canvas.grid_figure(columns, rows * (5.6 if has_probabilities else 4.0))
-    heights = [3.0, 1.3] if has_probabilities else [1.0]
-    grid = fig.add_gridspec(rows * len(heights), columns, height_ratios=heights * rows)
+    ns = all_n(fit)
+    fig, law_axes = canvas.panel_grid(len(views), height=4.0)
     rewards = [point.reward for view in views for point in view.frontier]
     norm = Normalize(min(rewards), max(rewards))
-    law_axes: list[Axes] = []
-    for i, view in enumerate(views):
-        row, column = divmod(i, columns)
-        ax = fig.add_subplot(grid[row * len(heights), column], sharey=law_axes[0] if law_axes else None)
-        law_axes.append(ax)
-        n_label = "compute-optimal n" if column == 0 else ""
-        canvas.style_axes(ax, canvas.view_title(view.B_p), "" if has_probabilities else C_label, n_label)
-        ax.tick_params(labelleft=column == 0)
+    for i, (ax, view) in enumerate(zip(law_axes, views, strict=True)):
+        n_label = "compute-optimal n" if i % canvas.grid_columns(len(views)) == 0 else ""
+        canvas.style_axes(ax, canvas.view_title(view.B_p), f"C ({compute_unit(fit)})", n_label)
         _draw_n_star(ax, view, norm)
-        if has_probabilities:
-            ax.tick_params(which="both", labelbottom=False)
-            probability_ax = fig.add_subplot(grid[row * 2 + 1, column], sharex=ax)
-            canvas.style_axes(probability_ax, "", C_label, "P(n best)" if column == 0 else "")
-            probability_ax.tick_params(labelleft=column == 0)
-            _draw_n_probability(probability_ax, view, canvas.n_palette(ns))
     low, high = log2(ns[0]), log2(ns[-1])
     law_axes[0].set_ylim(low - 0.4, high + 0.3 * max(high - low, 1))
     canvas.label_log2_n(law_axes[0].yaxis, ns)
     colour_bar = fig.colorbar(ScalarMappable(norm, "cividis"), ax=law_axes, pad=0.015, aspect=30)
     colour_bar.set_label(f"reward on the frontier ({canvas.escape_label(fit.metric)})", color=canvas.INK, fontsize=9)
     colour_bar.ax.tick_params(labelsize=8.5, labelcolor=canvas.MUTED, length=0)
-    _legend(fig, fit, ns if has_probabilities else ())
+    _legend(fig, fit)
     return fig
 
 
@@ -94,23 +78,11 @@ def _law_text(view: FrontierFit) -> str:
     return "\n".join(f"{PARAMETER_LABELS[name]} = {getattr(law, name):.2f}" for name in LAW_PARAMETERS[law.form])
 
 
-def _draw_n_probability(ax: Axes, view: FrontierFit, colours: Mapping[int, str]) -> None:
-    """P(n best) against C: bands of n, stacked from the smallest."""
-    points = [(point.C, point.n_probability) for point in view.frontier if point.n_probability]
-    if points:
-        shares = [[probabilities.get(n, 0.0) for _, probabilities in points] for n in colours]
-        ax.stackplot([C for C, _ in points], shares, colors=list(colours.values()), lw=0)
-    ax.set_ylim(0, 1)
-    ax.set_yticks([0, 0.5, 1])
-
-
-def _legend(fig: Figure, fit: FitResult, ns: Sequence[int]) -> None:
-    """The law and its band; the colours of these n, which P(n best) uses."""
+def _legend(fig: Figure, fit: FitResult) -> None:
+    """The law and its band."""
     level = interval_level(fit)
     handles: list[Line2D | Patch] = [Line2D([], [], color=canvas.LAW_COLOUR, lw=2.2, label="fitted law $n^*(C)$")]
     if level is not None:
         label = f"{format_percent(level)} interval of the best measured n"
         handles.append(Patch(color=canvas.LAW_COLOUR, alpha=0.14, lw=0, label=label))
-    if ns:
-        handles += [Patch(color=colour, label=f"n = {n}") for n, colour in canvas.n_palette(ns).items()]
-    canvas.legend_below(fig, min(len(handles), 10), handles, handlelength=1.8)
+    canvas.legend_below(fig, len(handles), handles, handlelength=1.8)

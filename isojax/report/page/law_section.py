@@ -105,10 +105,6 @@ CURVE_HEADER = ("B_p × n", "form", "R0", "A", "β", "C_mid", "measured range of
 def law_section(fit: FitResult) -> Html:
     """The law's formula and parameters, and the curves below it."""
     n_star = fit.joint.n_star
-    paragraphs = [tag("p", wording.describe_law(n_star))]
-    if not wording.law_is_drawn(fit.joint) and not n_star.no_effect:
-        caution = "The frontier has two values of n only, too few for a law: the figures do not draw it."
-        paragraphs.append(tag("p", caution))
     laws = html_table("Fitted n*(C)", LAW_HEADER, [_law_row(name, view) for name, view in named_views(fit)], (1,))
     curves = sorted(fit.curves, key=lambda curve: curve.key)
     formulas = [tag("p", CURVE_FORMULAS[form], cls="formula") for form in sorted({curve.form for curve in curves})]
@@ -117,7 +113,7 @@ def law_section(fit: FitResult) -> Html:
         "law",
         "The law n*(C)",
         tag("p", LAW_FORMULAS[n_star.law.form], cls="formula"),
-        *paragraphs,
+        tag("p", wording.describe_law(n_star)),
         laws,
         *_measured_n_table(fit),
         tag("h3", "Fitted reward curves"),

@@ -30,12 +30,8 @@ class ImportedRuns:
 
 
 def read_logs(files: Sequence[Path], log_format: str, field_map: Mapping[str, str]) -> ImportedRuns:
-    """Logs of one format as runs; InputError, with its place, for whatever cannot be used.
-
-    Args:
-        files: the logs; a folder where the format has runs as folders (wandb, tensorboard, trl).
-        log_format: an importer's name, or the module path of one.
-        field_map: field -> column or constant, from `parse_field_map`."""
+    """Logs of one format (an importer's name, or the module path of one) as runs; files may be folders where the format
+    has runs as folders (wandb, tensorboard, trl). InputError, with its place, for whatever cannot be used."""
     importer = load("runs.importers", log_format, "read")
     path_by_target: dict[Path, Path] = {}
     log_runs: list[LogRun] = []

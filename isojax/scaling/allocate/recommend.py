@@ -35,16 +35,10 @@ def recommend(
 ) -> Recommendation:
     """How to spend C rollouts: an allocation with B_p n M <= C, its expected reward, and the reasons in words.
 
-    Args:
-        fit: in rollouts.
-        B_max: the largest B_p n that may be used.
-        fix: at most one of {"M": v}, {"B": v}, {"B_p": v}.
-        extrapolate: answer beyond 4 times the largest measured C too.
-        epsilon: a loss of reward that makes no difference.
-        with_measured_cells: whether to predict every measured cell, which takes as long as all the rest.
-
-    Raises:
-        InputError: the fit cannot be used, C is out of reach, or the limits leave no allocation.
+    `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p": v}; `extrapolate`:
+    answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward that makes no difference;
+    `with_measured_cells`: predict every measured cell, which takes as long as all the rest. InputError where the fit is
+    not in rollouts, C is out of reach, or the limits leave no allocation.
     """
     request = AllocationRequest(C, B_max, dict(fix or {}), epsilon, reasons=[])
     request.check()

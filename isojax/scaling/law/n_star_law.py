@@ -126,7 +126,6 @@ class LawChoice:
 
     law: Law  # the best form's
     aicc: dict[str, float | None]  # form -> AICc, the smallest best; None where the points are too few for the form
-    weights: dict[str, float]  # form -> Akaike weight, its share of the evidence for all that were fitted
     laws: dict[str, Law]  # of the forms that were fitted
 
 
@@ -218,14 +217,10 @@ def choose_law(
     falling: bool = False,
 ) -> LawChoice:
     """The form of n*(C) that points support, by weighted least squares and AICc, among the forms with at most as many
-    parameters as distinct n and fewer than distinct C and observations.
-
-    Args:
-        C: float[points] > 0, any order. log2_n: float[points] >= 0, n there, whole or estimated.
-        n_max: the largest n measured; a sigmoid saturates at 2 n_max at most.
-        variance: float[points] > 0 of log2_n, scaled up where the richest form misses by more; None: unknown, equal.
-        observations: how many independent observations the points are worth; None: as many as there are points.
-        falling: whether the law may also fall.
+    parameters as distinct n and fewer than distinct C and observations (of which the points are worth so many; None: as
+    many as there are points). log2_n: n at C float[points] > 0, whole or estimated; variance: float[points] > 0 of it,
+    scaled up where the richest form misses by more (None: unknown, equal). A sigmoid saturates at 2 n_max at most,
+    n_max the largest n measured.
     """
     x, y = np.log10(as_float64(C)), as_float64(log2_n)
     variances = np.ones_like(x) if variance is None else as_float64(variance)
@@ -246,14 +241,9 @@ def choose_law(
     mean_squares = {name: max(weighted_mean_square(law, points), EXACT_RESIDUAL**2) for name, law in laws.items()}
     scores = _aicc_scores(mean_squares, observation_count, None if variance is None else mean_variance)
     best_form = min(scores, key=lambda name: scores[name])  # of equal ones the first, which is the simplest
-    likelihoods = {
-        name: 1.0 if name == best_form else math.exp(-0.5 * (score - scores[best_form]))
-        for name, score in scores.items()
-    }
     return LawChoice(
         law=laws[best_form],
         aicc={name: scores[name] if math.isfinite(scores.get(name, math.inf)) else None for name in FORMS},
-        weights={name: likelihood / sum(likelihoods.values()) for name, likelihood in likelihoods.items()},
         laws=laws,
     )
 

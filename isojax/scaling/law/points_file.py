@@ -24,29 +24,19 @@ MODES = ("hierarchical", "paper")
 BAND_POINTS = 60
 # With fewer distinct n per parameter, single values of n determine the parameters.
 MIN_DISTINCT_N_PER_PARAMETER = 2
-# The points do not distinguish the law's form from another one with at least this Akaike weight.
-RIVAL_WEIGHT = 0.1
 MAX_SETTING_VALUES = 20  # a text column with more distinct values labels each row and is no setting
 SETTING_COLUMNS = ("B_p", "B", "seed")  # settings whose values are numbers
 _LAW_FIELDS = ("form", "L", "k", "log10_C0", "b")
 
 
 def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierarchical") -> dict[str, Any]:
-    """Fit the law to a file of frontier points.
+    """Fit the law to a file of frontier points: CSV, TSV or JSON lines with columns n (>= 1) and rollouts (> 0); others
+    only serve `filters`, "COL=VALUE", which rows to keep.
 
-    Args:
-        path: CSV, TSV or JSON lines with columns n (>= 1) and rollouts (> 0); others only serve `filters`.
-        filters: "COL=VALUE", rows to keep.
-        mode: "hierarchical" or "paper".
-
-    Returns:
-        n_star: the law's form, L, k, log10_C0 and b, with aicc, intervals of the parameters and band, the law's own 90%
-        interval along C; None where there are two values of n. Also points, distinct_n {n: points}, C_low, C_high, rmse
-        (of log2 n), weights (Akaike's, form -> weight), leave_one_out [{n, points, form, L, k, log10_C0, b}: the law
-        without one n's points] and flags.
-
-    Raises:
-        InputError: an unknown mode, or a file that cannot be used, with its line.
+    Returns n_star: the law's form, L, k, log10_C0 and b, with aicc, intervals of the parameters and band, the law's own
+    90% interval along C; None where there are two values of n. Also points, distinct_n {n: points}, C_low, C_high, rmse
+    (of log2 n), leave_one_out [{n, points, form, L, k, log10_C0, b}: the law without one n's points] and flags.
+    InputError for an unknown mode, or a file that cannot be used, with its line.
     """
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
@@ -70,7 +60,7 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
     if 1 < len(distinct_n) < MIN_DISTINCT_N:
         ranges = [f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in distinct_n]
         text = f"no law: {' and '.join(ranges)} are two values of n, and a slope needs {MIN_DISTINCT_N} at least"
-        absent = dict.fromkeys(("n_star", "weights", "rmse", "intervals"))
+        absent = dict.fromkeys(("n_star", "rmse", "intervals"))
         document |= {**absent, "leave_one_out": [], "flags": [text]}
     else:
         document |= _fit_points(C, n, mode)
@@ -86,7 +76,6 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
     leave_one_out = [] if choice is None else _leave_one_out(law, C, log2_n)
     document = {
         "n_star": {**_law_parameters(law), "aicc": None, "intervals": None, "no_effect": False, "band": None},
-        "weights": None,
         "rmse": float(np.sqrt(np.mean((n_star_law.log2_n_star(law, C) - log2_n) ** 2))),
         "intervals": None,
         "leave_one_out": leave_one_out,
@@ -95,7 +84,6 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
     if choice is not None:
         method = f"case bootstrap: points drawn with replacement, form {law.form} held fixed"
         document["n_star"] |= {"aicc": choice.aicc, **_bootstrap_intervals(law, C, log2_n)}
-        document["weights"] = choice.weights
         document["intervals"] = {"level": LEVEL, "replicates": REPLICATES, "seed": SEED, "method": method}
     return document
 
@@ -206,12 +194,7 @@ def _law_flags(
 
 
 def _choice_flags(choice: LawChoice, distinct_n: int, distinct_C: int) -> Iterator[str]:
-    """Forms that the points hardly distinguish from the chosen one, or are too few for."""
-    form = choice.law.form
-    for name, weight in choice.weights.items():
-        if name != form and weight >= RIVAL_WEIGHT:
-            weights = f"Akaike weights {choice.weights[form]:.2f} and {weight:.2f}"
-            yield f"the points hardly distinguish {form} from {name} ({weights})"
+    """Forms that the points are too few for."""
     unsupported_forms = [name for name, score in choice.aicc.items() if score is None]
     if unsupported_forms:
         counts = f"{distinct_n} distinct n, {distinct_C} distinct C"
