@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike
 from isojax.core.estimators import FloatArray
 from isojax.core.nouns import RunRecord
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult, FrontierFit
 from isojax.scaling.tracks import make_track
 
@@ -128,9 +129,7 @@ def n_stretches(ns: Sequence[int]) -> list[tuple[int, int, int]]:
 
 def thin(points: Sequence[Any], max_points: int = 48) -> list[Any]:
     """At most `max_points` of the points, evenly spaced, both ends included."""
-    if len(points) <= max_points:
-        return list(points)
-    return [points[i] for i in np.linspace(0, len(points) - 1, max_points).round().astype(int)]
+    return [points[i] for i in spread_indices(len(points), max_points)]
 
 
 def frontier_reward_at(view: FrontierFit, C: float) -> float:

@@ -62,11 +62,8 @@ FIGURES: dict[str, FigureSpec] = {
 
 
 def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> Figure:
-    """Draw a figure of the report, such as "frontier", "n_star" or "evidence", of the runs that were fitted.
-
-    Raises:
-        InputError: not a key of FIGURES, or a fit without the data of that figure.
-    """
+    """Draw a figure of the report, such as "frontier", "n_star" or "evidence", of the runs that were fitted; InputError
+    for a name that is not in FIGURES, or a fit without the data of that figure."""
     if name not in FIGURES:
         raise InputError(f"no figure is called {name!r}; expected one of {', '.join(FIGURES)}.")
     figure = FIGURES[name].draw([fit], runs)

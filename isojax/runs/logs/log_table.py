@@ -12,21 +12,13 @@ from isojax.core.tabular import DataRow
 
 @dataclass(frozen=True)
 class LogTable:
-    """One log.
+    """One log."""
 
-    Attributes:
-        source: the file, as the user named it.
-        rows: its entries in order; their values are as the log has them (text, number, list or None).
-        config: what the log says once for all its rows (a run's settings), as further columns.
-        one_run: whether the format holds one run per log, so that n and B_p cannot change in it.
-        notes: what was left out in reading.
-    """
-
-    source: str
-    rows: tuple[DataRow, ...]
-    config: Mapping[str, Any] = field(default_factory=dict)
-    one_run: bool = True
-    notes: tuple[str, ...] = ()
+    source: str  # the file, as the user named it
+    rows: tuple[DataRow, ...]  # its entries in order; values are as the log has them (text, number, list or None)
+    config: Mapping[str, Any] = field(default_factory=dict)  # what it says once for all its rows, as further columns
+    one_run: bool = True  # whether the format holds one run per log, so that n and B_p cannot change in it
+    notes: tuple[str, ...] = ()  # what was left out in reading
 
     @cached_property
     def columns(self) -> list[str]:

@@ -16,7 +16,7 @@ from isojax.scaling.curves.posterior_mode import fit_all_tails, has_no_n_effect
 from isojax.scaling.curves.sweep_estimate import FitOptions, PosteriorSamples, SweepEstimate, apply_problem_shift
 from isojax.scaling.intervals import LEVEL, central_band, central_interval
 from isojax.scaling.result import IntervalSettings
-from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, as_float64, correct_counts, metric_per_problem
+from isojax.scaling.tracks import FloatArray, TracksByCell, as_float64, correct_counts, metric_per_problem
 
 MIN_POINTS = 3
 # A plateau is determined where a curve has come this far on its way to it and its interval is no wider than that.
@@ -88,11 +88,6 @@ def _unfitted_reason(C_by_seed: Sequence[FloatArray]) -> str:
     return "" if shares_range else "its seeds share no range of C > 0"
 
 
-def _measured_range(seeds: Sequence[RunTrack]) -> tuple[float, float]:
-    """From where all seeds of a cell have data, C > 0, to the end of the longest."""
-    return max(float(t.C[t.C > 0].min(initial=np.inf)) for t in seeds), max(float(t.C[-1]) for t in seeds)
-
-
 def _leave_out_falls(packed: PackedSweep) -> tuple[PackedSweep, FloatArray]:
     """The sweep without the points beyond a peak, and log10 C of each cell's peak; inf where it has none."""
     peaks = [find_peak(seeds, packed.base_reward) for seeds in packed.tracks]
@@ -137,7 +132,6 @@ def _summarise_curve(
     """The mean curve of cell j, with intervals where there are shifts; residuals are float[S, P]."""
     A, mid, lnB, tail = posterior.mean_curves[j].tolist()
     B_p, n = packed.keys[j]
-    C_low, C_high = _measured_range(packed.tracks[j])
     has_point, has_peak = packed.data.weight[j] > 0, bool(np.isfinite(log10_C_peak))
     progress_reached = progress_at_points(tail, packed.data, posterior.mean_curves[:, :3])[0][j][has_point].max()
     determined, intervals = not has_peak and bool(progress_reached >= DETERMINED_PROGRESS), {}
@@ -154,8 +148,8 @@ def _summarise_curve(
         A=A,
         exponent=float(np.exp(lnB)),
         C_mid=10**mid,
-        C_low=C_low,
-        C_high=C_high,
+        C_low=max(float(t.C[t.C > 0].min(initial=np.inf)) for t in packed.tracks[j]),  # where all seeds have data
+        C_high=max(float(t.C[-1]) for t in packed.tracks[j]),
         points=int(packed.data.trained[j].sum()),
         rmse=float(np.sqrt(np.mean(residuals[has_point] ** 2))),
         tail=tail,

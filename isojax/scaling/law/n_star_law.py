@@ -148,7 +148,11 @@ def fit_n_star(
     C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
     if no_effect is None:
         return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
-    band = None if draws is None else _n_star_band(draws, C[spread_indices(len(C), BAND_POINTS)])
+    band = None
+    if draws is not None:
+        band_C = C[spread_indices(len(C), BAND_POINTS)].tolist()
+        bounds = [_n_interval(column) for column in log2_best_n(draws, band_C).T]
+        band = tuple(NStarBandRow(C=at, low=low, high=high) for at, (low, high) in zip(band_C, bounds, strict=True))
     if no_effect:
         return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
     law_indices = spread_indices(len(C), MAX_LAW_POINTS)
@@ -178,12 +182,6 @@ def _n_interval(log2_n: FloatArray) -> tuple[float, float]:
     """The interval of n over replicates of log2 n, float[Q], all finite."""
     low, high = central_interval(log2_n)
     return 2 ** (low or 0.0), 2 ** (high or 0.0)
-
-
-def _n_star_band(draws: PosteriorSamples, C: FloatArray) -> tuple[NStarBandRow, ...]:
-    """90% of the replicates' best n at some budgets."""
-    intervals = [_n_interval(column) for column in log2_best_n(draws, C).T]
-    return tuple(NStarBandRow(C=at, low=low, high=high) for at, (low, high) in zip(C.tolist(), intervals, strict=True))
 
 
 def most_common_n_law(n: ArrayLike) -> Law:
