@@ -114,7 +114,7 @@ def test_a_log_without_tokens_says_what_to_ask_for():
 
 @pytest.mark.parametrize("options", [{"replicates": -1}, {"run_sd": -0.1}, {"run_sd": 1.0}, {"run_sd": float("nan")}])
 def test_options_out_of_range_are_refused(options):
-    with pytest.raises(InputError, match="expected replicates >= 0 and 0 <= run_sd < 1"):
+    with pytest.raises(InputError, match="expected replicates from 0 to 10,000, and 0 <= run_sd < 1"):
         fit(WORLD.runs, **options)
 
 
