@@ -164,11 +164,12 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
 
 def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluster) -> None:
     """Twelve cells in groups of two processes, on nodes with labels and resources: no point is lost, and none is there
-    twice.
+    twice. The loss is a file beside the config.
     """
-    (isojax.folder / "groups.yaml").write_text(SWEEP)
-    (isojax.folder / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
-    words = ("isojax.launch", "groups.yaml", "--ray", cluster.address, "--no-report", "cell.rl.loss=leaving.loss")
+    (project := isojax.folder / "project").mkdir()
+    (project / "groups.yaml").write_text(SWEEP)
+    (project / "leaving.py").write_text(LOSS.format(folder=isojax.folder))
+    words = ("isojax.launch", "project/groups.yaml", "--ray", cluster.address, "--no-report", "cell.rl.loss=leaving")
 
     def recorded() -> int:
         return sum(map(len, points(isojax, "groups").values()))
