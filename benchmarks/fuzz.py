@@ -43,8 +43,8 @@ COMMANDS = (
     "report", "status", "train",
 )  # fmt: skip
 MODULES = (
-    "isojax.cli.app", "isojax.launch.local.local_runner", "isojax.launch.local.describe_model", "isojax.train.loop",
-    "isojax.train.export_policy", "isojax.models.gguf", "isojax.launch.lr_search", "gguf", "transformers",
+    "isojax.cli.app", "isojax.launch.local.local_runner", "isojax.launch.local.model_folders", "isojax.train.loop",
+    "isojax.models.gguf", "isojax.launch.lr_search", "gguf", "transformers",
     *(f"isojax.cli.commands.{name}_command" for name in COMMANDS),
 )  # fmt: skip
 

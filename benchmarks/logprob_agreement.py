@@ -22,7 +22,15 @@ import optax
 from jax.sharding import Mesh
 
 from isojax.core import registry
-from isojax.core.config import DataConfig, ModelConfig, PromptConfig, RLConfig, SamplingConfig, VerifierConfig
+from isojax.core.config import (
+    CellConfig,
+    DataConfig,
+    ModelConfig,
+    PromptConfig,
+    RLConfig,
+    SamplingConfig,
+    VerifierConfig,
+)
 from isojax.core.nouns import Problem
 from isojax.core.shapes import SamplerShapes, make_sampler_shapes
 from isojax.distributed.mesh_spec import parse_mesh
@@ -134,10 +142,9 @@ def main() -> None:
     model = hf_load.resolve_model(ModelConfig(path=inputs.model))
     shots, free = PromptConfig(template=SHOTS, stop=("\n",)), PromptConfig()
     verifier = VerifierConfig(use="integer")
-    sums = TextTask(open_source("addition", DataConfig()), model, shots, verifier)
-    text = TextTask(
-        InMemorySource([Problem(i, opening, "") for i, opening in enumerate(OPENINGS)]), model, free, verifier
-    )
+    sums = TextTask(open_source("addition", DataConfig()), CellConfig(model=model, prompt=shots, verifier=verifier))
+    openings = InMemorySource([Problem(i, opening, "") for i, opening in enumerate(OPENINGS)])
+    text = TextTask(openings, CellConfig(model=model, prompt=free, verifier=verifier))
     for top_p in (1.0, 0.9):
         report("free text", text, model, len(OPENINGS), 8, (12, 64), top_p)
         report("sums", sums, model, inputs.sums, 16, (48, 8), top_p)

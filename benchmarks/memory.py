@@ -168,15 +168,14 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     from isojax.core.config import load_configs
     from isojax.distributed.mesh_spec import parse_mesh
     from isojax.distributed.sharding import make_mesh
-    from isojax.launch.autosize import DeviceBudget
-    from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-    from isojax.tasks.task import build_task
-    from isojax.train.memory_analysis import (
+    from isojax.launch.local.compile_for_topology import (
         FAST_COMPILE_OPTIONS,
         AbstractTask,
         build_abstract_programs,
         compile_for_memory,
     )
+    from isojax.launch.planner import DeviceBudget, plan_cells, resolve_sweep_sizes
+    from isojax.tasks.task import build_task
 
     mesh_text, *words = case
     names = [word for word in words if "=" not in word]

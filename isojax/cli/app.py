@@ -15,7 +15,7 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
 from isojax.core.terminal import guard_output, printable
-from isojax.runs.workspace import display_path, localize
+from isojax.runs.mirror import display_path, localize
 
 
 class LazyCommand(NamedTuple):

@@ -14,7 +14,7 @@ from rich.markup import escape
 from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.report.console import SafeConsole
-from isojax.runs.workspace import display_path
+from isojax.runs.mirror import display_path
 
 
 def parse_count(text: str, option: str = "--budget") -> int:

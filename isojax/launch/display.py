@@ -12,11 +12,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
-from isojax.launch.autosize import DeviceBudget, format_bytes, format_sizes
+from isojax.launch.planner import DeviceBudget, format_bytes, format_sizes
 from isojax.launch.time_estimate import Forecast
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.ledger import INCLUDE_FLAGGED
-from isojax.runs.workspace import display_path
+from isojax.runs.mirror import display_path
 
 console = SafeConsole(stderr=True)
 

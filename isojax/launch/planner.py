@@ -1,15 +1,26 @@
 """From a sweep's grid to its cells, in their order, and to the static sizes that they share.
 
-C = B_p n M and B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 2).
+C = B_p n M and B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 2). Sizes that a sweep leaves null are chosen
+so that what memory_model.py estimates fits a device: those for speed, else of all smaller ones, with remat or without, the
+fastest by time_estimate.py. Where none fits, `suggest_fit` names the nearest setting or mesh that would.
 """
 
 import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import product
+from pathlib import Path
 
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell
+from isojax.core.shapes import make_sampler_shapes
+from isojax.core.terminal import warn
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.memory_model import DeviceSizes, MemoryEstimate, estimate_memory
+from isojax.launch.time_estimate import GIB, TYPICAL_RATES, cell_cost, rates_from_probe
 
 # The largest R (slots) and m (rows of a microbatch) per shard: more gain no speed on a CPU and cost memory everywhere.
 MAX_SHARD_ROWS = 256
@@ -17,15 +28,10 @@ MAX_PREFILL_BATCH = 16  # the largest g (prompts prefilled at once) per shard
 # Response positions of a microbatch, by the type of products: on a CPU more gain no speed and cost memory.
 MICROBATCH_TOKENS = {"float32": 512}
 LONG_PROMPT_RATIO = 4  # from P = 4 T on, prompts are long enough for slots to share them
-# The overheads that do not shrink with B, in the time of one rollout: of an update, and of a prompt's prefill.
-UPDATE_COST = 32
-PROMPT_COST = 1
-
-
-def cell_cost(cell: Cell, budget: int) -> float:
-    """A cell's expected time, in the time of one rollout: it decides an order, not a forecast."""
-    updates = math.ceil(budget / cell.B)
-    return updates * (UPDATE_COST + PROMPT_COST * cell.B_p + cell.B)
+MEMORY_UTILIZATION = 0.85  # of a device's memory that a plan may take: estimates are within 15% of what XLA allocates
+MAX_MESH_GROWTH = 64  # times as many devices are considered where a sweep does not fit
+SIZES = ("decode_slots", "microbatch", "prefill_batch", "slots_per_prefix", "remat")
+CGROUP_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
 def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
@@ -110,3 +116,161 @@ def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConf
             "kernels and int8 caches are for slots of their own; expected sweep.slots_per_prefix=1, or neither of them."
         )
     return W
+
+
+@dataclass(frozen=True)
+class DeviceBudget:
+    """What a sweep has to fit. `on_device`: where responses are verified."""
+
+    cell: CellConfig
+    pairs: Sequence[tuple[int, int]]
+    mesh: MeshShape
+    vocab: int
+    on_device: bool
+    backend: str
+    device_memory: int
+    program_limits: Mapping[str, float] = field(default_factory=dict)  # bytes that may be estimated for these programs
+
+    @property
+    def usable_memory(self) -> int:
+        return int(MEMORY_UTILIZATION * self.device_memory)
+
+    def sizes(self, sweep: SweepConfig) -> DeviceSizes:
+        """A device's part of a sweep whose sizes are chosen."""
+        P, T = self.cell.sampling.prompt_length, self.cell.sampling.response_length
+        R, m, g, W = sweep.decode_slots, sweep.microbatch, sweep.prefill_batch, sweep.slots_per_prefix
+        assert R and m and g and W, "the planner chooses them"
+        shapes = make_sampler_shapes(self.pairs, self.mesh.shards, R, m, P, T, g, W)
+        return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend)
+
+    def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
+        return estimate_memory(self.sizes(sweep), self.on_device)
+
+    def fits(self, sweep: SweepConfig) -> bool:
+        memory = self.estimate(sweep)
+        within_limits = all(memory.program_bytes[name] <= limit for name, limit in self.program_limits.items())
+        return memory.peak <= self.usable_memory and within_limits
+
+    def seconds_per_rollout(self, sweep: SweepConfig) -> float:
+        """On a typical device of the backend, summed over the sweep's (B_p, n): it decides an order, not a forecast."""
+        rollout_rates = rates_from_probe(self.sizes(sweep), self.pairs, TYPICAL_RATES[self.backend])
+        return sum(1 / rate for rate in rollout_rates.values())
+
+    def resolve_sizes(self, sweep: SweepConfig) -> SweepConfig:
+        """The sweep with its sizes chosen for speed, where they are not set."""
+        return resolve_sweep_sizes(sweep, self.mesh.shards, self.cell)
+
+    def smallest_sizes(self, requested: SweepConfig) -> SweepConfig:
+        """The sweep with the sizes that are not set chosen for memory alone."""
+        smallest = dict(zip(SIZES, (requested.slots_per_prefix or 1, 1, 1, None, "layer"), strict=True))
+        unset = {key: size for key, size in smallest.items() if getattr(requested, key) is None}
+        return self.resolve_sizes(requested.model_copy(update=unset))
+
+    def all_sizes(self, requested: SweepConfig) -> Iterator[SweepConfig]:
+        """The sweep with every choice of the sizes that are not set: those for speed, and halves of them."""
+
+        def with_halves(sweep: SweepConfig, key: str, step: int = 1) -> Iterator[SweepConfig]:
+            size = getattr(self.resolve_sizes(sweep), key)
+            yield sweep.model_copy(update={key: size})
+            while getattr(requested, key) is None and size >= 2 * step:
+                size = size // 2 // step * step
+                yield sweep.model_copy(update={key: size})
+
+        for remat in (requested.remat,) if requested.remat else ("none", "layer"):
+            with_remat = requested.model_copy(update={"remat": remat})
+            for with_slots in with_halves(with_remat, "decode_slots", requested.slots_per_prefix or 1):
+                for with_prompts in with_halves(with_slots, "prefill_batch"):
+                    yield from map(self.resolve_sizes, with_halves(with_prompts, "microbatch"))
+
+
+def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig | None:
+    """The sweep with the sizes that are not set chosen for speed if they fit, else the fastest that do; None where none
+    does."""
+    sweep = budget.resolve_sizes(requested)
+    if budget.fits(sweep) or not budget.fits(budget.smallest_sizes(requested)):
+        return sweep if budget.fits(sweep) else None
+    return min(filter(budget.fits, budget.all_sizes(requested)), key=budget.seconds_per_rollout)
+
+
+def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
+    """A sentence about sizes that are estimated not to fit."""
+    return (
+        f"{format_sizes(sweep)} are estimated to take {format_bytes(budget.estimate(sweep).peak)} of each device, and "
+        f"{format_bytes(budget.usable_memory)} of its {format_bytes(budget.device_memory)} may be planned with."
+    )
+
+
+def suggest_fit(requested: SweepConfig, budget: DeviceBudget, places: Iterable[tuple[str, int]]) -> str:
+    """What would fit, as a sentence: this mesh with other settings than those that are set, else `suggest_mesh`."""
+    fitting = fit_to_memory(_without_sizes(requested), budget)
+    return f"It would fit with {format_sizes(fitting)}." if fitting else suggest_mesh(requested, budget, places)
+
+
+def suggest_mesh(requested: SweepConfig, budget: DeviceBudget, places: Iterable[tuple[str, int]]) -> str:
+    """The fastest other mesh in the first of these places, (how it is called, number of devices), where one fits."""
+    for place, num_devices in places:
+        fitting: list[tuple[float, str]] = []
+        for mesh in _even_meshes(budget, num_devices):
+            other = replace(budget, mesh=mesh)
+            if mesh != budget.mesh and (sweep := fit_to_memory(_without_sizes(requested), other)):
+                changes = [key for key in SIZES if getattr(requested, key) not in (None, getattr(sweep, key))]
+                words = f"--mesh {mesh} {format_sizes(sweep, changes)}".strip()
+                fitting.append((other.seconds_per_rollout(sweep), words))
+        if fitting:
+            return f"The nearest mesh that would fit: {min(fitting)[1]} on {place}."
+    return (
+        "No mesh of more such devices would fit it: lower cell.sampling.response_length or prompt_length, take devices "
+        "with more memory, or say how much they have by run.device_memory=GIB."
+    )
+
+
+def _without_sizes(sweep: SweepConfig) -> SweepConfig:
+    return sweep.model_copy(update=dict.fromkeys(SIZES))
+
+
+def _even_meshes(budget: DeviceBudget, num_devices: int) -> Iterator[MeshShape]:
+    """The meshes of so many devices that split the model evenly, with the budget's part of `sequence`."""
+    model, sequence = budget.cell.model, budget.mesh.sequence
+    devices = num_devices // sequence
+    for tensor in (size for size in range(1, devices + 1) if devices % size == model.kv_heads % size == 0):
+        for fsdp in (size for size in range(1, devices // tensor + 1) if devices // tensor % size == 0):
+            if model.width % fsdp == 0 and model.mlp % tensor == 0:
+                yield MeshShape(devices // tensor // fsdp, fsdp, sequence, tensor)
+
+
+def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: bool) -> SweepConfig:
+    """The sweep with sizes that fit, where the run is new. Where nothing fits, InputError if the planner chose all; a
+    warning if some are set, for estimates may be wrong."""
+    sweep = requested
+    if is_new_run:
+        sweep = fit_to_memory(requested, budget) or budget.smallest_sizes(requested)
+    if not budget.fits(sweep):
+        # A CPU's devices share its memory.
+        growths = [2**k for k in range(MAX_MESH_GROWTH.bit_length())] if budget.backend != "cpu" else []
+        places = [(f"{growth * budget.mesh.devices} such devices", growth * budget.mesh.devices) for growth in growths]
+        suggestion = suggest_fit(requested, budget, places)
+        shortage = f"{describe_shortage(sweep, budget)} {suggestion}"
+        if is_new_run and requested.decode_slots is None and requested.microbatch is None:
+            raise InputError(shortage)
+        warn(shortage)
+    return sweep
+
+
+def format_bytes(num_bytes: float) -> str:
+    for unit, unit_bytes in (("GiB", GIB), ("MiB", 2**20)):
+        if num_bytes >= unit_bytes:
+            size = num_bytes / unit_bytes
+            return f"{size:.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"
+    return f"{num_bytes / 2**10:.3g} KiB"
+
+
+def format_sizes(sweep: SweepConfig, keys: Iterable[str] = SIZES) -> str:
+    """As a user writes them."""
+    return " ".join(f"sweep.{key}={getattr(sweep, key)}" for key in keys)
+
+
+def host_memory() -> int:
+    """Bytes of memory that this process may use: the machine's, or its cgroup's where that is less."""
+    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cgroup_limits = [path.read_text().strip() for path in CGROUP_LIMIT_FILES if path.is_file()]
+    return min([machine_bytes, *(int(limit) for limit in cgroup_limits if limit.isdigit())])

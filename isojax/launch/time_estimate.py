@@ -9,6 +9,8 @@ probe measured on this machine, one after the other:
                keep for the gradient moves three times; sums of gradients once per microbatch, Adam's moments once
     links      where fsdp splits weights, each microbatch and block of prompts gathers them and scatters their gradient;
                where tensor does, each layer has two sums forwards and two backwards
+
+The rates of chips that are not here are those that their makers publish.
 """
 
 import math
@@ -16,13 +18,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.launch.memory_model import FLOAT_BYTES, DeviceSizes, kv_cache_bytes, response_activations
-from isojax.launch.planner import cell_cost
 
 EFFICIENCY = 0.6  # of the probed rates that an update reaches; docs/performance.md says how far off that was
-GIB = 2**30
+GIB = 2**30  # bytes
 SECONDS_PER_HOUR = 3600
+# The overheads that do not shrink with B, in the time of one rollout: of an update, and of a prompt's prefill.
+UPDATE_COST = 32
+PROMPT_COST = 1
 Pair = tuple[int, int]  # B_p, n
 
 
@@ -44,6 +49,39 @@ class DeviceRates:
             f"device: {self.decode_flops / 1e9:,.0f} and {self.update_flops / 1e9:,.0f} GFLOP/s, "
             f"{self.bandwidth / GIB:,.1f} GiB/s); expect a factor 2 either way"
         )
+
+
+# Of those rates that an update reaches: by XLA's cost model for v5e, decoding 42% of the memory's, the gradient 31% of
+# the products'.
+PUBLISHED_EFFICIENCY = 0.35
+
+
+def published_rates(tflops: float, memory: float, links: float) -> DeviceRates:
+    """Of bfloat16 TFLOP/s, and GB/s of memory and of the links along an axis of a mesh, both directions together."""
+    return DeviceRates(1e12 * tflops, 1e12 * tflops, 1e9 * memory, 1e9 * links, PUBLISHED_EFFICIENCY, "published")
+
+
+# GiB that libtpu's compiler has for a program, and rates; a device of the topologies of v4 and TPU7x is half a chip.
+CHIPS = {
+    "TPU v4": (15.25, published_rates(138, 614, 90)),
+    "TPU v5 lite": (15.75, published_rates(197, 819, 90)),
+    "TPU v5": (95.74, published_rates(459, 2765, 180)),
+    "TPU v6 lite": (31.25, published_rates(918, 1640, 180)),
+    "TPU7x": (94.75, published_rates(1153, 3690, 180)),
+}
+# By which sizes that fit are compared before anything is measured: those of v5e, of an H100 and of a core of a CPU.
+TYPICAL_RATES = {
+    "tpu": CHIPS["TPU v5 lite"][1],
+    "gpu": published_rates(989, 3350, 450),
+    "cpu": published_rates(0.08, 10, 10),
+}
+
+
+def find_chip(kind: str) -> tuple[float, DeviceRates]:
+    """Its GiB and rates; InputError where the kind is not known here."""
+    if kind not in CHIPS:
+        raise InputError(f"nothing is known of the memory of a {kind}; known are {', '.join(CHIPS)}.")
+    return CHIPS[kind]
 
 
 @dataclass(frozen=True)
@@ -95,6 +133,12 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
     tokens = B / S * (T - 1) + B_p / S * s.prompt_positions
     link_seconds = gathered_bytes / rates.link_bandwidth + _tensor_sum_seconds(s, tokens, 4 + 2 * s.remat, rates)
     return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
+
+
+def cell_cost(cell: Cell, budget: int) -> float:
+    """A cell's expected time, in the time of one rollout: it decides an order, not a forecast."""
+    updates = math.ceil(budget / cell.B)
+    return updates * (UPDATE_COST + PROMPT_COST * cell.B_p + cell.B)
 
 
 def rates_from_timing(runs: Iterable[RunRecord], pairs: Sequence[Pair], devices_per_cell: int) -> dict[Pair, float]:

@@ -96,7 +96,9 @@ def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
     _control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     os.close(lifeline_fd)
-    _ignore_sigterm()
+    # Schedulers send it to every process of a job, and the run needs verdicts until its update ends.
+    signal.signal(signal.SIGTERM, lambda number, frame: None)
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
     os.set_inheritable(socket_fd, False)
     os.register_at_fork(after_in_child=lambda: os.dup2(0, socket_fd))  # a child reads no requests
     with socket.socket(fileno=socket_fd) as connection:
@@ -143,9 +145,3 @@ def _children() -> list[int]:
             if int(path.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
                 children.append(int(path.parent.name))
     return children
-
-
-def _ignore_sigterm() -> None:
-    """Schedulers send it to every process of a job, and the run needs verdicts until its update ends."""
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))

@@ -39,7 +39,8 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction) -> Probl
     data, notes = cell.data, []
 
     def read(source: str, count: int, description: str) -> list[Problem]:
-        problems = read_problem_set(source, data, count, np.random.default_rng([data.seed, 2]))
+        problem_set = build_device_task(source) or open_source(source, data)
+        problems = problem_set.problems(count, np.random.default_rng([data.seed, 2]))
         return drop_long_prompts(cell, task, problems, description, notes)
 
     # Every set is read before anything is labelled, so that a missing file is reported at once.
@@ -80,12 +81,6 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction) -> Probl
         if overlapping := drop_overlap(problems, training)[1]:
             notes.append(f"{overlapping} of {len(problems)} problems of {name} are also in the training set")
     return ProblemSelection(training, validation, out_of_range, extra_sets, notes)
-
-
-def read_problem_set(task: str, data: DataConfig, count: int, rng: np.random.Generator) -> list[Problem]:
-    """At most `count` problems of a task string."""
-    source = build_device_task(task) or open_source(task, data)
-    return source.problems(count, rng)
 
 
 def _largest_part_validation(cell: CellConfig) -> str:

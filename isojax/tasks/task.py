@@ -12,16 +12,15 @@ import numpy as np
 from typing_extensions import TypeIs
 
 from isojax.core import registry
-from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
-from isojax.core.config.data import RewardConfig, score_weights
+from isojax.core.config import CellConfig, InterruptConfig, SamplingConfig
+from isojax.core.config.data import score_weights
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
-from isojax.tasks.chat_templates import render_chats
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
-from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, token_bytes
+from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, render_chats, token_bytes
 
 
 class TextTask:
@@ -29,18 +28,9 @@ class TextTask:
 
     on_device: ClassVar[Literal[False]] = False
 
-    def __init__(
-        self,
-        source: ProblemSource,
-        model: ModelConfig,
-        prompt: PromptConfig,
-        verifier: VerifierConfig,
-        num_workers: int | None = None,
-        sampling: SamplingConfig | None = None,
-        reward: RewardConfig | None = None,
-    ):
-        """`num_workers`: processes that check responses; None: one per core. `sampling`: its `interrupt` is used.
-        `reward`: None: binary."""
+    def __init__(self, source: ProblemSource, cell: CellConfig, num_workers: int | None = None):
+        """`num_workers`: processes that check responses; None: one per core."""
+        model, prompt, sampling = cell.model, cell.prompt, cell.sampling
         if model.path is None:
             raise InputError(
                 "cell.model.path is not set, and problems in text need a language model; give a folder with its"
@@ -61,13 +51,13 @@ class TextTask:
         transitions = build_stop_table(self._token_bytes, prompt.stop) if prompt.stop else None
         self.stops = StopConditions(end_tokens(self.tokenizer, self.folder), transitions)
         self._check_formats()
-        if sampling is not None and sampling.interrupt is not None:
+        if sampling.interrupt is not None:
             interruption = self._encode_interruption(sampling.interrupt, sampling.response_length)
             self.stops = replace(self.stops, interruption=interruption)
         pad = self.tokenizer.pad_token_id
         self.pad = pad if isinstance(pad, int) else next(iter(self.stops.tokens), 0)
-        self._verifier, self._num_workers = verifier, num_workers
-        self._score_weights = score_weights(verifier, reward or RewardConfig())
+        self._verifier, self._num_workers = cell.verifier, num_workers
+        self._score_weights = score_weights(cell.verifier, cell.reward)
         self._checker: Checker | None = None
         self._checker_lock = threading.Lock()
 
@@ -199,13 +189,9 @@ class TextTask:
             options["enable_thinking"] = self.prompt.thinking
         return self._tokenize(render_chats(self.tokenizer, conversations, options), special=False)
 
-    def start_verifier(self) -> None:
-        """Start the verifier's processes, where they do not run yet; InputError where the verifier cannot be used."""
-        self._started_checker()
-
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """InputError where the verifier cannot judge a problem; one in processes tries the first problem only."""
-        self._started_checker().check_problems(problems, [self._fill_template(problem) for problem in problems])
+        self.start_verifier().check_problems(problems, [self._fill_template(problem) for problem in problems])
 
     def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
         """Judge one response i32[its length] to each problem."""
@@ -231,9 +217,10 @@ class TextTask:
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
         """The same of responses in text; the verifier's prompt is the template filled in, without chat markup."""
         prompts = [self._fill_template(problem) for problem in problems]
-        return self._started_checker().grade(problems, prompts, responses)
+        return self.start_verifier().grade(problems, prompts, responses)
 
-    def _started_checker(self) -> Checker:
+    def start_verifier(self) -> Checker:
+        """The verifier, with its processes started; InputError where it cannot be used."""
         with self._checker_lock:
             if self._checker is None:
                 verifier, weights = self._verifier, self._score_weights
@@ -259,8 +246,7 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     """The task of `cell.task`; `num_workers` processes check responses in text (None: one for each core)."""
     device_task = build_device_task(cell.task)
     if device_task is None:
-        source = open_source(cell.task, cell.data)
-        return TextTask(source, cell.model, cell.prompt, cell.verifier, num_workers, cell.sampling, cell.reward)
+        return TextTask(open_source(cell.task, cell.data), cell, num_workers)
     if cell.reward.weights:
         raise InputError(
             f"cell.reward.weights = {cell.reward.weights} weighs scores of cell.verifier.use, and cell.task ="

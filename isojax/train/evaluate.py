@@ -29,7 +29,7 @@ from isojax.sampling.batch import ProblemArrays, Rollouts
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
 from isojax.tasks.grading import BackgroundGrader
-from isojax.tasks.protocol import DeviceTask, EncodedProblems, TokenizedProblems, count_unfinished
+from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, TokenizedProblems, count_unfinished
 from isojax.tasks.task import Task, TextTask, is_on_device
 from isojax.train.checkpoint import RunCursor
 
@@ -56,22 +56,11 @@ class EvalCounts(NamedTuple):
 
 
 class CallSamples(NamedTuple):
-    """Of one call: each problem's first response, and how many rollouts ended and were interrupted."""
+    """Of one call: each problem's first response, which rollouts ended, and how many were interrupted."""
 
     first_responses: list[np.ndarray]
-    ended: int
+    ended: np.ndarray  # bool[rollouts]
     interrupted: int
-
-
-class GradedCalls(NamedTuple):
-    """Several calls: what each sampled, the rewards of all their rollouts in order, how many were parsed, the
-    verifier's failures, and the mean of each score of a graded reward."""
-
-    samples: list[CallSamples]
-    rewards: np.ndarray
-    parsed: int
-    failures: Counter[str]
-    mean_scores: Mapping[str, float] = MappingProxyType({})
 
 
 EvalKey = tuple[np.int32, np.int32, np.int32]  # seed, random stream, evaluation and repeat
@@ -102,14 +91,14 @@ class DeviceGrader:
         scalar = shape_on(replicated(self.mesh))
         self.program.compile(params, problems, scalar, scalar, scalar, scalar)
 
-    def sample_and_grade(self, params: Params, calls: list[Call]) -> GradedCalls:
+    def sample_and_grade(self, params: Params, calls: list[Call]) -> tuple[list[CallSamples], Grades]:
         samples, rewards = [], []
         for part, key in calls:
             Q, B = len(part.problems), len(part.problems) * self.n
             rollouts, call_rewards = self.program(params, pad_problems(part.arrays, self.shapes), np.int32(Q), *key)
             samples.append(summarize_call(rollouts, B, self.n))
             rewards.append(np.asarray(call_rewards)[batch.row_index(B, self.shapes.shards)])
-        return GradedCalls(samples, np.concatenate(rewards), sum(c.ended for c in samples), Counter())
+        return samples, Grades(np.concatenate(rewards), np.concatenate([call.ended for call in samples]), {})
 
 
 class HostGrader:
@@ -131,7 +120,7 @@ class HostGrader:
         if multiprocess.is_multiprocess():
             self.replicate.compile(rollouts)
 
-    def sample_and_grade(self, params: Params, calls: list[Call]) -> GradedCalls:
+    def sample_and_grade(self, params: Params, calls: list[Call]) -> tuple[list[CallSamples], Grades]:
         samples: list[CallSamples] = []
         problems = [p for part, _ in calls for p in part.problems for _ in range(self.n)]
         rollouts_before = 0
@@ -149,9 +138,7 @@ class HostGrader:
                     rollouts = self.replicate(rollouts)
                 samples.append(summarize_call(rollouts, Q * self.n, self.n))
                 rollouts_before += Q * self.n
-            grades = grading.collect_grades()
-        mean_scores = {name: float(np.mean(x)) for name, x in grades.scores.items()}
-        return GradedCalls(samples, grades.rewards, int(grades.parsed.sum()), Counter(grades.failures), mean_scores)
+            return samples, grading.collect_grades()
 
 
 def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
@@ -159,7 +146,7 @@ def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
     rows = batch.row_index(B, rollouts.tokens.shape[0])
     stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
     first_responses = batch.response_tokens(rollouts, B)[::n]
-    return CallSamples(first_responses, ended=int(stopped.sum()), interrupted=int((mask.sum(-1) < lengths).sum()))
+    return CallSamples(first_responses, ended=stopped, interrupted=int((mask.sum(-1) < lengths).sum()))
 
 
 def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:
@@ -221,22 +208,22 @@ class Evaluator:
         positions = range(len(problem_set.problems))
         starts = positions[:: self.problems_per_call]
         parts = [problem_set.select(positions[start : start + self.problems_per_call]) for start in starts]
-        graded = self._grader.sample_and_grade(params, [(part, key) for part in parts for key in keys])
+        samples, grades = self._grader.sample_and_grade(params, [(part, key) for part in parts for key in keys])
         part_ends = np.cumsum([len(part.problems) * repeats * self.samples_per_problem for part in parts])
         k = repeats * self.samples_per_problem
         rewards_by_part = [
             r.reshape(repeats, -1, self.samples_per_problem).swapaxes(0, 1).reshape(-1, k)
-            for r in np.split(graded.rewards, part_ends[:-1])
+            for r in np.split(grades.rewards, part_ends[:-1])
         ]
         return EvalCounts(
             rewards=np.concatenate(rewards_by_part),
-            first_responses=[tokens for call in graded.samples[::repeats] for tokens in call.first_responses],
-            ended=sum(call.ended for call in graded.samples),
-            parsed=graded.parsed,
-            failures=graded.failures,
-            interrupted=sum(call.interrupted for call in graded.samples) if self._has_interruption else None,
+            first_responses=[tokens for call in samples[::repeats] for tokens in call.first_responses],
+            ended=sum(int(call.ended.sum()) for call in samples),
+            parsed=int(grades.parsed.sum()),
+            failures=Counter(grades.failures),
+            interrupted=sum(call.interrupted for call in samples) if self._has_interruption else None,
             graded=self.graded,
-            mean_scores=graded.mean_scores,
+            mean_scores={name: float(np.mean(scores)) for name, scores in grades.scores.items()},
         )
 
     def evaluate_sets(

@@ -16,16 +16,18 @@ from jax.errors import JaxRuntimeError
 from isojax.core.config import load_configs
 from isojax.core.errors import InputError, RunFailed
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.launch.autosize import DeviceBudget
-from isojax.launch.device_kinds import GIB
 from isojax.launch.local.compile_for_topology import (
+    OutOfMemory,
+    ProgramMemory,
+    compile_for_memory,
     compile_for_topology,
     confirm_sizes,
     larger_topologies,
     run_apart,
+    topology_devices,
 )
-from isojax.train import memory_analysis
-from isojax.train.memory_analysis import OutOfMemory, ProgramMemory
+from isojax.launch.planner import DeviceBudget
+from isojax.launch.time_estimate import GIB
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -78,7 +80,7 @@ def test_a_topology_runs_nothing() -> None:
 def test_without_libtpu_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'isojax\[tpu\]'"):
-        memory_analysis.topology_devices("v5e:2x2")
+        topology_devices("v5e:2x2")
 
 
 def test_a_model_without_a_vocabulary_is_refused() -> None:
@@ -158,11 +160,11 @@ def test_what_the_compiler_refuses_is_read_from_its_message() -> None:
     output = (
         "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds available HBM (15.75G)."
     )
-    assert memory_analysis.compile_for_memory(Refused(output), ()) == (47.46,)
+    assert compile_for_memory(Refused(output), ()) == (47.46,)
     output = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.50G of 15.75G hbm. "
         "Exceeded hbm capacity by 17.75G."
     )
-    assert memory_analysis.compile_for_memory(Refused(output), ()) == (33.5,)
+    assert compile_for_memory(Refused(output), ()) == (33.5,)
     with pytest.raises(JaxRuntimeError, match="INTERNAL"):
-        memory_analysis.compile_for_memory(Refused("INTERNAL: something else"), ())
+        compile_for_memory(Refused("INTERNAL: something else"), ())

@@ -14,24 +14,25 @@ from isojax.core.config import CellConfig, ModelConfig, SamplingConfig, SweepCon
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch.autosize import (
-    MEMORY_UTILIZATION,
-    DeviceBudget,
-    autosize_sweep,
-    fit_to_memory,
-    host_memory,
-    suggest_fit,
-)
-from isojax.launch.device_kinds import CHIPS
-from isojax.launch.memory_model import MemoryEstimate
-from isojax.launch.planner import plan_cells, resolve_sweep_sizes
-from isojax.tasks.task import build_task
-from isojax.train.memory_analysis import (
+from isojax.launch.local.compile_for_topology import (
     FAST_COMPILE_OPTIONS,
     AbstractTask,
     build_abstract_programs,
     compile_for_memory,
 )
+from isojax.launch.memory_model import MemoryEstimate
+from isojax.launch.planner import (
+    MEMORY_UTILIZATION,
+    DeviceBudget,
+    autosize_sweep,
+    fit_to_memory,
+    host_memory,
+    plan_cells,
+    resolve_sweep_sizes,
+    suggest_fit,
+)
+from isojax.launch.time_estimate import CHIPS
+from isojax.tasks.task import build_task
 
 SMALL = ModelConfig(
     family="llama", layers=12, width=64, heads=4, kv_heads=2, head_dim=16, mlp=128, vocab=1000, tied=True
@@ -263,7 +264,7 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("isojax.launch.autosize.CGROUP_LIMIT_FILES", (limit,))
+    monkeypatch.setattr("isojax.launch.planner.CGROUP_LIMIT_FILES", (limit,))
     full = host_memory()
     limit.write_text("max\n")
     assert host_memory() == full > 2**20

@@ -7,7 +7,8 @@ import pytest
 from isojax.core.config import CellConfig, EvalConfig, PrecisionConfig, SamplingConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.launch.planner import MAX_PREFILL_BATCH, MAX_SHARD_ROWS, cell_cost, plan_cells, resolve_sweep_sizes
+from isojax.launch.planner import MAX_PREFILL_BATCH, MAX_SHARD_ROWS, plan_cells, resolve_sweep_sizes
+from isojax.launch.time_estimate import cell_cost
 
 
 def test_every_pair_and_seed_once_and_the_slowest_first() -> None:

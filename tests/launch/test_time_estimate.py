@@ -8,8 +8,8 @@ from isojax.core.config import CellConfig, EvalConfig, ModelConfig, SamplingConf
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import time_estimate
-from isojax.launch.autosize import DeviceBudget
 from isojax.launch.memory_model import DeviceSizes
+from isojax.launch.planner import DeviceBudget
 from isojax.launch.time_estimate import EFFICIENCY, DeviceRates, rates_from_timing
 
 MODEL = ModelConfig(
@@ -59,7 +59,7 @@ def record(B_p: int, n: int, hours: tuple[float, ...], rollouts: tuple[int, ...]
 
 def test_timing_comes_first_and_stands_for_the_others() -> None:
     """3600 rollouts in an hour on 2 devices, 1 device hour between: half an hour, 2 a second. Of another pair by
-    planner.cell_cost: an update of 4 x 8 costs 32 + 4 + 32 for 32 rollouts, one of 8 x 8 costs 32 + 8 + 64 for 64."""
+    cell_cost: an update of 4 x 8 costs 32 + 4 + 32 for 32 rollouts, one of 8 x 8 costs 32 + 8 + 64 for 64."""
     pairs = [(4, 8), (8, 8)]
     rates = rates_from_timing([record(4, 8, (0.5, 1.5), (0, 3600))], pairs, devices_per_cell=2)
     assert rates[4, 8] == pytest.approx(2.0)

@@ -19,10 +19,17 @@ from fsspec.registry import known_implementations
 from isojax.core import atomic_files
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, EvalPoint
-from isojax.runs import lease, mirror, object_store
+from isojax.runs import folder_lock, mirror, object_store
 from isojax.runs.ledger import Ledger
-from isojax.runs.mirror import Mirror, checkpoint_uploader
-from isojax.runs.workspace import display_path, is_url, localize, remote_workspace, working_folder
+from isojax.runs.mirror import (
+    Mirror,
+    checkpoint_uploader,
+    display_path,
+    is_url,
+    localize,
+    remote_workspace,
+    working_folder,
+)
 
 CELL = Cell(8, 2, 0)
 
@@ -199,7 +206,7 @@ def test_a_second_writer_is_refused_where_the_first_lives(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     now = lock(url)
-    monkeypatch.setattr(lease.time, "sleep", lambda _: lock(url, time=now["time"] + 10))  # it renews
+    monkeypatch.setattr(folder_lock.time, "sleep", lambda _: lock(url, time=now["time"] + 10))  # it renews
     with (
         pytest.raises(InputError, match="tiny is being written by process 77 on host-b"),
         remote_workspace(url, "tiny"),
@@ -209,7 +216,7 @@ def test_a_second_writer_is_refused_where_the_first_lives(
     assert there(f"{url}/tiny") == {".lock"}
 
 
-@pytest.mark.parametrize("left", [{"time": 0.0}, {"host": lease._host_id(), "pid": 2**22 + 1}])
+@pytest.mark.parametrize("left", [{"time": 0.0}, {"host": folder_lock._host_id(), "pid": 2**22 + 1}])
 def test_a_dead_writers_place_is_taken_at_once(url: str, left: dict[str, Any]) -> None:
     """Its last sign of life is old, or it was a process of this machine that is no more."""
     lock(url, **left)
@@ -221,10 +228,10 @@ def test_a_dead_writers_place_is_taken_at_once(url: str, left: dict[str, Any]) -
 
 
 def test_a_writer_whose_place_was_taken_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(folder_lock, "RENEW_SECONDS", 0.01)
     with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
         monkeypatch.setattr(
-            lease.Lease, "_write_lock", lambda _: None
+            folder_lock.Lease, "_write_lock", lambda _: None
         )  # else it may write over the other's, between a look and a sign
         time.sleep(0.05)
         lock(url)
@@ -238,7 +245,7 @@ def test_a_writer_that_was_frozen_looks_before_it_goes_on(url: str, monkeypatch:
     with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
         lock(url)
         clock = time.time
-        monkeypatch.setattr(lease.time, "time", lambda: clock() + lease.STALE_SECONDS + 1)
+        monkeypatch.setattr(folder_lock.time, "time", lambda: clock() + folder_lock.STALE_SECONDS + 1)
         atomic_files.write_text(working_folder(url, "tiny") / "late.json", "{}")
     assert there(f"{url}/tiny") == {".lock"}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.tasks import chat_templates
+from isojax.tasks import tokenizer
 from isojax.tasks.tokenizer import load_tokenizer
 from tests.tasks.tokenizer_folders import byte_level
 
@@ -16,14 +16,14 @@ CHATS = [[{"role": "user", "content": f"1 + {i} ="}] for i in range(3)]
 
 
 def render(folder: Path, template: str, **options: Any) -> list[str]:
-    return chat_templates.render_chats(load_tokenizer(byte_level(folder, chat=template)), CHATS, options)
+    return tokenizer.render_chats(load_tokenizer(byte_level(folder, chat=template)), CHATS, options)
 
 
 def test_it_is_what_transformers_writes(tmp_path: Path) -> None:
     template = "{{ bos_token }}{% for m in messages %}{{ m | tojson }}{% endfor %}{% if thinking %}!{% endif %}\n é"
-    tokenizer = load_tokenizer(byte_level(tmp_path, chat=template))
+    loaded = load_tokenizer(byte_level(tmp_path, chat=template))
     assert render(tmp_path, template, thinking=True) == [
-        tokenizer.apply_chat_template(chat, tokenize=False, thinking=True) for chat in CHATS
+        loaded.apply_chat_template(chat, tokenize=False, thinking=True) for chat in CHATS
     ]
 
 
@@ -42,6 +42,6 @@ def test_it_is_what_transformers_writes(tmp_path: Path) -> None:
     ],
 )
 def test_what_takes_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str, problem: str) -> None:
-    monkeypatch.setattr(chat_templates, "SECONDS", 1.0)
+    monkeypatch.setattr(tokenizer, "SECONDS", 1.0)
     with pytest.raises(InputError, match=r"the chat template in .* refuses the conversation .*1 \+ .*" + problem):
         render(tmp_path, template)

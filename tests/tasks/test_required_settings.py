@@ -27,7 +27,7 @@ def make_task(folder: Path, prompts: list[str], context: int | None) -> tuple[Ce
     (folder / "config.json").write_text(json.dumps({k: v for k, v in config_json.items() if v is not None}))
     cell = CellConfig(task="mine", model=ModelConfig(path=str(folder), tied=True, **LLAMA_8B))
     problems = [Problem(i, prompt, "") for i, prompt in enumerate(prompts)]
-    return cell, TextTask(InMemorySource(problems), cell.model, cell.prompt, cell.verifier)
+    return cell, TextTask(InMemorySource(problems), cell)
 
 
 def suggestions(cell: CellConfig, task: TextTask, *required: str) -> dict[str, str]:

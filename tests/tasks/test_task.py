@@ -28,13 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def task(folder: Path, problems: Sequence[Problem] = SUMS, **prompt: Any) -> TextTask:
-    return TextTask(
-        InMemorySource(problems),
-        ModelConfig(path=str(folder)),
-        PromptConfig(**prompt),
-        VerifierConfig(use="exact"),
-        num_workers=1,
-    )
+    model, verifier = ModelConfig(path=str(folder)), VerifierConfig(use="exact")
+    cell = CellConfig(model=model, prompt=PromptConfig(**prompt), verifier=verifier)
+    return TextTask(InMemorySource(problems), cell, num_workers=1)
 
 
 def prompts(made: TextTask, problems: Sequence[Problem] = SUMS, prompt_length: int = 200) -> list[str]:
@@ -181,13 +177,12 @@ def test_a_users_verifier_gets_the_prompt_and_its_failures_are_shown(folder: Pat
         "    return [float(p == 'Add: 3 + 4 =') for p in prompts]\n"
     )
     use = f"function:{tmp_path / 'mine.py'}:fn"
-    made = TextTask(
-        InMemorySource(SUMS),
-        ModelConfig(path=str(folder)),
-        PromptConfig(template="Add: {prompt}", format="chat"),
-        VerifierConfig(use=use),
-        num_workers=1,
+    cell = CellConfig(
+        model=ModelConfig(path=str(folder)),
+        prompt=PromptConfig(template="Add: {prompt}", format="chat"),
+        verifier=VerifierConfig(use=use),
     )
+    made = TextTask(InMemorySource(SUMS), cell, num_workers=1)
     grades = made.grade([SUMS[1], SUMS[0], SUMS[1]], ["a", "b", "x"])
     assert grades.rewards.tolist() == [1, 0, 0] and grades.failures == {"error": 1}
     assert list(made.failure_examples()) == ["error"] and "problem 3" in made.failure_examples()["error"]
@@ -267,7 +262,7 @@ def test_a_chat_template_that_breaks_shows_the_conversation_it_broke_on(
 
 def test_models_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cell\.model\.path is not set"):
-        TextTask(InMemorySource(SUMS), ModelConfig(), PromptConfig(), VerifierConfig())
+        TextTask(InMemorySource(SUMS), CellConfig())
     folder = byte_level(tmp_path, eos_token_id=5000)
     with pytest.raises(InputError, match=r"end tokens \[5000\] are outside the model's vocabulary of"):
         task(folder)
@@ -275,7 +270,7 @@ def test_models_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json has no whole number vocab_size \(None\)"):
         task(folder)
     with pytest.raises(InputError, match="the model's vocabulary has 100"):
-        TextTask(InMemorySource(SUMS), ModelConfig(path=str(folder), vocab=100), PromptConfig(), VerifierConfig())
+        TextTask(InMemorySource(SUMS), CellConfig(model=ModelConfig(path=str(folder), vocab=100)))
 
 
 def test_a_response_must_end_somehow(tmp_path: Path) -> None:
@@ -298,7 +293,8 @@ def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
 def interrupted(folder: Path, length: int = 60, stop: tuple[str, ...] = (), **interrupt: Any) -> TextTask:
     sampling = SamplingConfig(response_length=length, interrupt=InterruptConfig(**interrupt))
     model, verifier = ModelConfig(path=str(folder)), VerifierConfig(use="exact")
-    return TextTask(InMemorySource(SUMS), model, PromptConfig(stop=stop), verifier, num_workers=1, sampling=sampling)
+    cell = CellConfig(model=model, prompt=PromptConfig(stop=stop), verifier=verifier, sampling=sampling)
+    return TextTask(InMemorySource(SUMS), cell, num_workers=1)
 
 
 def test_what_interrupts_a_response_is_tokenised_once(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def test_samples_show_response_and_verdict_and_of_a_solution_the_answer_alone(tm
 def test_samples_show_a_text_tasks_prompt_as_the_model_reads_it(tmp_path: Path) -> None:
     chat = PromptConfig(format="chat", system="Be brief.", template="{prompt}?")
     problems, model = [Problem(0, "3 + 4 =", "7")], ModelConfig(path=str(byte_level(tmp_path)))
-    task = TextTask(InMemorySource(problems), model, chat, VerifierConfig(use="exact"))
+    cell = CellConfig(model=model, prompt=chat, verifier=VerifierConfig(use="exact"))
+    task = TextTask(InMemorySource(problems), cell)
     counts = EvalCounts(np.array([[1.0]]), [task.encode(problems, 99).prompts[0, -1:]], 1, 1, Counter())
     write_samples(tmp_path / "samples.txt", task, problems, counts, EvalPoint(0, 0, 0, 0, {"avg@1": 1.0}))
     assert (tmp_path / "samples.txt").read_text().splitlines()[1:] == [

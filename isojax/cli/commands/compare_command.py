@@ -13,7 +13,7 @@ from isojax.core.errors import InputError
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.report.wording import format_interval, format_number, format_reward
-from isojax.runs.workspace import display_path
+from isojax.runs.mirror import display_path
 from isojax.scaling.compare import compare_sweeps
 from isojax.scaling.comparison import BudgetRow, SweepComparison, SweepSummary
 from isojax.scaling.result import FitResult

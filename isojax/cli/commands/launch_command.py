@@ -10,7 +10,7 @@ from isojax.cli import options
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch.process_group import ProcessGroup, parse_process_group
-from isojax.runs.workspace import remote_workspace, working_folder
+from isojax.runs.mirror import remote_workspace, working_folder
 
 TOPOLOGY_HELP = "With --dry-run: choose sizes that fit TPUs that are not here, such as v5e:4x4, by their compiler."
 NO_REPORT_HELP = "Train and fit; draw no figures (isojax report RUN does that later)."

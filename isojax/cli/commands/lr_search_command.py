@@ -17,7 +17,7 @@ from isojax.launch import lr_search as search
 from isojax.launch.lr_search import SearchPlan, rate_name, round_rate
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.learning_rates import learning_rate_figure
-from isojax.runs.workspace import working_folder
+from isojax.runs.mirror import working_folder
 
 BatchSizeOption = Annotated[
     int | None, Option("--B_p", metavar="N", min=1, help="Problems per batch.", show_default="the sweep's")

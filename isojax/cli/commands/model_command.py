@@ -10,7 +10,7 @@ from typer import Argument, Option
 from isojax.cli.formatting import json_text, print_line
 from isojax.cli.options import JsonOption, new_app
 from isojax.core.errors import InputError
-from isojax.launch.autosize import format_bytes
+from isojax.launch.planner import format_bytes
 from isojax.report.console import SafeConsole, TextTable
 
 Dtype = Literal["float32", "bfloat16"]
@@ -79,7 +79,7 @@ def show(folder: Annotated[Path, Argument(help="A model's folder.")], as_json: J
     Example
       isojax model show models/smollm2-135m
     """
-    description = importlib.import_module("isojax.launch.local.describe_model").describe_model(folder)
+    description = importlib.import_module("isojax.launch.local.model_folders").describe_model(folder)
     if as_json:
         print(json_text(description))
         return
@@ -109,5 +109,5 @@ def export(
     Example
       isojax model export runs/NAME/cells/16x8-s0 models/trained --dtype bfloat16
     """
-    num_updates = importlib.import_module("isojax.train.export_policy").export_cell(run, out, dtype, base)
+    num_updates = importlib.import_module("isojax.launch.local.model_folders").export_cell(run, out, dtype, base)
     print_line(f"model: {out}, after {num_updates} updates")

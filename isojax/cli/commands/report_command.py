@@ -19,7 +19,7 @@ from isojax.report.console import SafeConsole
 from isojax.report.gains import report_gains
 from isojax.report.page.html_page import write_report
 from isojax.runs.ledger import read_runs
-from isojax.runs.workspace import display_path
+from isojax.runs.mirror import display_path
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult

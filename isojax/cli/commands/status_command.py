@@ -19,7 +19,7 @@ from isojax.core.errors import InputError
 from isojax.launch.display import format_duration
 from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_status
 from isojax.report.console import SafeConsole, TextTable
-from isojax.runs.workspace import refresh
+from isojax.runs.mirror import refresh
 
 REFRESH_SECONDS = 2.0  # between two readings
 STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim"}

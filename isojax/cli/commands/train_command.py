@@ -8,7 +8,7 @@ from isojax.launch.process_group import parse_process_group
 from isojax.report.console import SafeConsole
 from isojax.report.gains import report_gains
 from isojax.runs.ledger import read_runs
-from isojax.runs.workspace import display_path, remote_workspace
+from isojax.runs.mirror import display_path, remote_workspace
 
 
 def train(

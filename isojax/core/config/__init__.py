@@ -12,5 +12,11 @@ from isojax.core.config.model import (
     SamplingConfig,
 )
 from isojax.core.config.rl import CriticConfig, RLConfig
-from isojax.core.config.run import ProcessGroupConfig, RunConfig
-from isojax.core.config.sweep import AUTOSIZED_SETTINGS, CellConfig, EvalConfig, SweepConfig
+from isojax.core.config.sweep import (
+    AUTOSIZED_SETTINGS,
+    CellConfig,
+    EvalConfig,
+    ProcessGroupConfig,
+    RunConfig,
+    SweepConfig,
+)

@@ -9,9 +9,8 @@ from pathlib import Path
 from pydantic import Field
 
 from isojax.core.atomic_files import write_text
-from isojax.core.config.run import RunConfig
 from isojax.core.config.section import Section
-from isojax.core.config.sweep import CellConfig, SweepConfig
+from isojax.core.config.sweep import CellConfig, RunConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten, load_yaml, yaml_text
 

@@ -1,33 +1,134 @@
-"""`launch --dry-run --topology`: a sweep's sizes chosen for TPUs that are not here, and confirmed by their compiler.
+"""What XLA says that the programs of a sweep take, in bytes of one device, on this machine's devices or on chips that
+are not here. Nothing is run: no weights, tokenizer or problems are needed.
 
-Where compiler and planner disagree, the compiler is right: what it finds too large is chosen again, smaller."""
+`launch --dry-run --topology`: a sweep's sizes chosen for TPUs that are not here, and confirmed by their compiler. Where
+compiler and planner disagree, the compiler is right: what it finds too large is chosen again, smaller."""
 
+import importlib.util
 import multiprocessing
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
 from isojax.core import registry
-from isojax.core.config import Config, SweepConfig
+from isojax.core.config import CellConfig, Config, SweepConfig
 from isojax.core.errors import InputError, RunFailed
+from isojax.core.machine import silence_libtpu
+from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch import autosize, time_estimate
-from isojax.launch.autosize import MEMORY_UTILIZATION, DeviceBudget, fit_to_memory, format_bytes, format_sizes
-from isojax.launch.device_kinds import GIB, find_chip
+from isojax.launch import planner, time_estimate
 from isojax.launch.display import console, print_plan
 from isojax.launch.memory_model import MemoryEstimate
-from isojax.launch.planner import plan_cells
+from isojax.launch.planner import (
+    MEMORY_UTILIZATION,
+    DeviceBudget,
+    fit_to_memory,
+    format_bytes,
+    format_sizes,
+    plan_cells,
+)
+from isojax.launch.time_estimate import GIB, find_chip
 from isojax.models.hf import hf_load
 from isojax.report.console import TextTable
 from isojax.rl import algorithm
-from isojax.tasks.task import build_task
-from isojax.train import memory_analysis
-from isojax.train.memory_analysis import AbstractTask, OutOfMemory, ProgramMemory
+from isojax.tasks.protocol import StopConditions
+from isojax.tasks.task import Task, build_task
+from isojax.train.programs import SweepPrograms
+
+# Half of the compile time on a CPU, and the same memory
+FAST_COMPILE_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+# What libtpu's compiler says of a program that, with its arguments, exceeds a chip's memory
+OOM_PATTERNS = (
+    r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM",
+    r"Used ([\d.]+)([MGT]) of [\d.]+[MGT]",
+)
+GIB_PER_UNIT = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
+
+
+class ProgramMemory(NamedTuple):
+    """XLA's memory analysis of a program, in bytes of one device."""
+
+    arguments: int
+    outputs: int  # without what is updated in place
+    temporaries: int
+    peak: int  # the most that is alive at once, by XLA's own schedule
+
+
+@dataclass(frozen=True)
+class AbstractTask:
+    """Stands for a task in text where only the shapes of its programs matter; one token ends a response."""
+
+    vocab: int
+    on_device: ClassVar[bool] = False
+    stops: ClassVar[StopConditions] = StopConditions((0,), None)
+
+
+class OutOfMemory(NamedTuple):
+    """The compiler refused a program, which needs so much of a chip, arguments included."""
+
+    needed_gib: float
+
+
+def topology_devices(topology: str) -> list[Any]:
+    """The chips of a TPU topology such as "v5e:4x4", to compile for; none need be here. libtpu stays loaded in this
+    process. InputError where it is not installed, or knows no such topology."""
+    if importlib.util.find_spec("libtpu") is None:
+        raise InputError(
+            f"--topology {topology} compiles with libtpu, which is not installed: pip install 'isojax[tpu]' (Linux on "
+            "x86)."
+        )
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened, so another process may do the same
+    silence_libtpu()
+    from jax.experimental.topologies import get_topology_desc
+
+    try:
+        return list(get_topology_desc(platform="tpu", topology_name=topology).devices)
+    except (jax.errors.JaxRuntimeError, ValueError) as e:
+        raise InputError(
+            f"--topology {topology}: {e}. Expected a kind of TPU and its chips, such as v5e:4x4, v5p:2x2x2 or v6e:2x4."
+        ) from e
+
+
+def compile_for_memory(
+    function: Any, arguments: tuple[Any, ...], options: dict[str, Any] | None = None
+) -> ProgramMemory | OutOfMemory:
+    """Compiles a jitted function for ShapeDtypeStructs, with these options of XLA. On a TPU the compiler refuses a
+    program that exceeds the chip's memory, with the figures in its message."""
+    try:
+        analysis = function.lower(*arguments).compile(options).memory_analysis()
+    except jax.errors.JaxRuntimeError as e:
+        for pattern in OOM_PATTERNS:
+            if match := re.search(pattern, str(e)):
+                needed, unit = match.groups()
+                return OutOfMemory(float(needed) * GIB_PER_UNIT[unit])
+        raise
+    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    temporaries, peak = analysis.temp_size_in_bytes, analysis.peak_memory_in_bytes
+    return ProgramMemory(analysis.argument_size_in_bytes, outputs, temporaries, peak)
+
+
+def build_abstract_programs(
+    cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Task | AbstractTask
+) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by name: `train` where
+    the device verifies; `decode`, a chunk of the sampler, and `learn`, the update, where the host does. `pairs`:
+    every (B_p, n)."""
+    synchronous: Any = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
+    any_task: Any = task
+    programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)
+    rollouts: Any = programs.rollout_programs
+    main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
+    return {name: (program.jitted, arguments) for name, (program, arguments) in main_programs.items()}
+
 
 MAX_COMPILATIONS = 3  # of a program, each time with smaller sizes
 Usage = ProgramMemory | OutOfMemory
@@ -38,7 +139,7 @@ def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
     """(name, devices) of this topology and larger ones: the last of its shortest sides is doubled each time."""
     kind, _, sides = topology.partition(":")
     shape, places = [int(side) for side in sides.split("x")], []
-    for doublings in range(autosize.MAX_MESH_GROWTH.bit_length()):
+    for doublings in range(planner.MAX_MESH_GROWTH.bit_length()):
         places.append((f"--topology {kind}:{'x'.join(map(str, shape))}", devices << doublings))
         shape[max(i for i, side in enumerate(shape) if side == min(shape))] *= 2
     return places
@@ -52,7 +153,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     algorithm.check_algorithm(config.cell.rl, cells)
     model, precision = hf_load.resolve_model(config.cell.model), config.cell.precision.for_platform("tpu")
     config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
-    task, devices = _planning_task(config), memory_analysis.topology_devices(topology)
+    task, devices = _planning_task(config), topology_devices(topology)
     (chip_gib, rates), places = find_chip(devices[0].device_kind), larger_topologies(topology, len(devices))
     mesh, memory = parse_mesh(config.run.mesh, len(devices)), int(GIB * (config.run.device_memory or chip_gib))
     pairs, vocab = sorted({(c.B_p, c.n) for c in cells}), model.vocab or task.vocab
@@ -76,15 +177,15 @@ def confirm_sizes(config: Config, budget: DeviceBudget, places: list[tuple[str, 
     sweep, confirmed_bytes = fit_to_memory(requested, budget) or budget.smallest_sizes(requested), dict[str, int]()
     memory = budget.estimate(sweep)
     if memory.peak * MEMORY_UTILIZATION > budget.device_memory:  # by more than the estimate may be wrong
-        shortage = autosize.describe_shortage(sweep, budget)
-        raise InputError(f"{shortage} {autosize.suggest_fit(requested, budget, places)}")
+        shortage = planner.describe_shortage(sweep, budget)
+        raise InputError(f"{shortage} {planner.suggest_fit(requested, budget, places)}")
     for _ in range(MAX_COMPILATIONS):
         console.print(f"compiling with {format_sizes(sweep)}")
         unconfirmed = [name for name, size in memory.program_bytes.items() if size > confirmed_bytes.get(name, 0)]
         try:
             usages = run_apart(compile_programs, config, sweep, topology, unconfirmed)
         except RunFailed as e:
-            suggestion = autosize.suggest_mesh(requested, budget, places)
+            suggestion = planner.suggest_mesh(requested, budget, places)
             raise InputError(f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}") from e
         needed = {program: _needed_bytes(program, usage, memory) for program, usage in usages.items()}
         console.print(_usage_table(needed, memory, budget.device_memory))
@@ -98,7 +199,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, places: list[tuple[str, 
         if smaller_sweep is None:
             break
         sweep, memory = smaller_sweep, budget.estimate(smaller_sweep)
-    suggestion = autosize.suggest_fit(requested, budget, places)
+    suggestion = planner.suggest_fit(requested, budget, places)
     raise InputError(f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}")
 
 
@@ -116,12 +217,12 @@ def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs
     jax.config.update("jax_platforms", "cpu")
     # What is compiled for chips that are not here cannot be read back from the cache.
     jax.config.update("jax_enable_compilation_cache", False)
-    devices = memory_analysis.topology_devices(topology)
+    devices = topology_devices(topology)
     mesh = make_mesh(parse_mesh(config.run.mesh, len(devices)), devices)
     pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)})
-    lowered = memory_analysis.build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
+    lowered = build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
     try:
-        return {program: memory_analysis.compile_for_memory(*lowered[program]) for program in programs}
+        return {program: compile_for_memory(*lowered[program]) for program in programs}
     except jax.errors.JaxRuntimeError as e:
         raise RunFailed(f"{str(e).partition(chr(10))[0].strip().rstrip('.')}.") from e
 

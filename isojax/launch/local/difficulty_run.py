@@ -1,9 +1,12 @@
 """`isojax difficulty`: label problems by the base model's avg@k (`labels.jsonl`, appended to; `labels.csv`), draw the
-histogram (the paper's Fig. 2), and write `splits/`, a TFDS data set to train on."""
+histogram (the paper's Fig. 2), and write `splits/`, a TFDS data set to train on. Its parts are by the base model's
+avg@16 (IsoCompute Playbook, section 3 and Fig. 14): very_easy (.6, .9], easy [.3, .6], hard [0, .0625]; extremely_hard:
+none correct of 128."""
 
 import csv
 import io
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -23,7 +26,6 @@ from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint
 from isojax.report.figures.difficulty_histogram import draw_difficulty
 from isojax.runs.folder_lock import exclusive_lock
-from isojax.tasks import difficulty
 from isojax.tasks.problem_selection import drop_long_prompts
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
 from isojax.tasks.task import Task, is_on_device
@@ -32,6 +34,13 @@ from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
 
 LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
+DIFFICULTY_RANGES: Mapping[str, tuple[float, float]] = {
+    "very_easy": (0.6, 0.9),
+    "easy": (0.3, 0.6),
+    "hard": (0.0, 0.0625),
+}
+EXTREMELY_HARD = "extremely_hard"
+EXTREMELY_HARD_ATTEMPTS = 128
 # (problems, rollouts per problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
 DECODE_SHAPES = {"cpu": (8, 8)}
 DEFAULT_DECODE_SHAPE = (16, 16)
@@ -65,14 +74,14 @@ def label_difficulty(
         if not is_on_device(task):
             for kind, example in task.failure_examples().items():
                 warn(f"verifier {kind}, each of reward 0; the first: {example}")
-    splits = difficulty.split_into_parts(labelled, unsolved, held_out, data.seed)
+    splits = split_into_parts(labelled, unsolved, held_out, data.seed)
     write_text(folder / TABLE_FILE, _labels_csv(labelled))
-    ranges = dict(difficulty.DIFFICULTY_RANGES)
+    ranges = dict(DIFFICULTY_RANGES)
     if extremely_hard:
-        ranges[difficulty.EXTREMELY_HARD] = (0.0, 0.0)
+        ranges[EXTREMELY_HARD] = (0.0, 0.0)
     unsolved_by_id = {p.id: p for p in unsolved}
     labels = [(p.solved, p.attempts) for p in (unsolved_by_id.get(p.id, p) for p in labelled)]
-    draw_difficulty(labels, ranges, folder, difficulty.EXTREMELY_HARD_ATTEMPTS)
+    draw_difficulty(labels, ranges, folder, EXTREMELY_HARD_ATTEMPTS)
     metadata = {
         "model": cell.model.path,
         "task": cell.task,
@@ -116,7 +125,7 @@ def _label_with_model(
     unsolved = [p for p in labelled if not p.solved]
     if not extremely_hard or not unsolved:
         return labelled, []
-    relabelled = label_subset(EXTRA_LABELS_FILE, unsolved, difficulty.EXTREMELY_HARD_ATTEMPTS)
+    relabelled = label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS)
     return labelled, [p for p in relabelled if not p.solved]
 
 
@@ -131,6 +140,34 @@ def _labels_csv(labelled: list[Problem]) -> str:
         centre = (p.difficulty + z**2 / (2 * k)) / (1 + z**2 / k)
         half_width = z / (1 + z**2 / k) * math.sqrt(p.difficulty * (1 - p.difficulty) / k + (z / (2 * k)) ** 2)
         rates = (p.difficulty, max(0.0, centre - half_width), min(1.0, centre + half_width))
-        part = difficulty.difficulty_part(p) or ""
+        part = difficulty_part(p) or ""
         writer.writerow([p.id, p.solved, p.attempts, *(f"{rate:.4f}" for rate in rates), part, p.prompt])
     return buffer.getvalue()
+
+
+def difficulty_part(problem: Problem) -> str | None:
+    """The part of a labelled problem; a share on the border of two belongs to the harder one."""
+    matching_parts = [name for name, (low, high) in DIFFICULTY_RANGES.items() if low <= problem.difficulty <= high]
+    return matching_parts[-1] if matching_parts else None
+
+
+def split_into_parts(
+    labelled_problems: Sequence[Problem], unsolved_problems: Sequence[Problem], held_out: int, seed: int
+) -> dict[str, list[Problem]]:
+    """The splits of a difficulty data set: `all`, and PART_train and PART_validation of each part that has problems. At
+    most `held_out` problems, and at most half, are held out; no part trains on what another holds out."""
+    order = np.random.default_rng([seed, 5]).permutation(len(labelled_problems))
+    rank_by_id = {labelled_problems[j].id: rank for rank, j in enumerate(order)}
+    problems_by_part = {
+        name: [p for p in labelled_problems if difficulty_part(p) == name] for name in DIFFICULTY_RANGES
+    }
+    problems_by_part[EXTREMELY_HARD] = list(unsolved_problems)
+    splits: dict[str, list[Problem]] = {"all": list(labelled_problems)}
+    for part, problems in problems_by_part.items():
+        ranked = sorted(problems, key=lambda p: rank_by_id[p.id])
+        reserved = min(held_out, len(ranked) // 2)
+        splits |= {f"{part}_train": ranked[reserved:], f"{part}_validation": ranked[:reserved]}
+    for part, other_part in (("hard", EXTREMELY_HARD), (EXTREMELY_HARD, "hard")):
+        reserved_ids = {p.id for p in splits[f"{other_part}_validation"]}
+        splits[f"{part}_train"] = [p for p in splits[f"{part}_train"] if p.id not in reserved_ids]
+    return {name: problems for name, problems in splits.items() if problems}

@@ -18,9 +18,8 @@ from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.launch.display import Display, console, print_plan
-from isojax.launch.local.cell_devices import forecast_sweep
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
-from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
+from isojax.launch.local.setup import SweepSetup, forecast_sweep, open_sweep, start_jax
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds

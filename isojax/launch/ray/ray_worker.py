@@ -20,7 +20,7 @@ from isojax.launch.ray import ray_actor
 from isojax.launch.ray.ray_actor import CallResult
 from isojax.launch.strategy import CellTarget
 from isojax.runs.folder_lock import FolderLocked, exclusive_lock
-from isojax.runs.workspace import is_url, refresh, remote_workspace, working_folder
+from isojax.runs.mirror import is_url, refresh, remote_workspace, working_folder
 
 # Seconds within which the process that had a cell before is gone, and what an NFS server kept for it.
 LOCK_TIMEOUT = 150.0
