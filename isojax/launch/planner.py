@@ -1,8 +1,8 @@
 """From a sweep's grid to its cells, in their order, and to the static sizes that they share.
 
 C = B_p n M and B = B_p n (IsoCompute Playbook, arXiv:2603.12151, section 2). Sizes that a sweep leaves null are chosen
-so that what memory_model.py estimates fits a device: those for speed, else of all smaller ones, with remat or without, the
-fastest by time_estimate.py. Where none fits, `suggest_fit` names the nearest setting or mesh that would.
+so that what memory_model.py estimates fits a device: those for speed, else of all smaller ones, with remat or without,
+the fastest by time_estimate.py. Where none fits, `suggest_fit` names the nearest setting or mesh that would.
 """
 
 import math
