@@ -50,9 +50,9 @@ TEXT_CONFIG = {
         "sampling": {"prompt_length": 64, "response_length": 3},
         "rl": {"learning_rate": 1e-3},
         "data": {"candidates": 60, "attempts": 0, "validation": 8},
-        "eval": {"samples": 2, "start": 8, "ratio": 2.0},
+        "eval": {"samples": 2, "start": 8, "ratio": 1.5},
     },
-    "sweep": {"B_p": [4], "n": [2], "budget": 16, "decode_slots": 8, "microbatch": 8, "prefill_batch": 4},
+    "sweep": {"B_p": [4], "n": [2], "budget": 96, "decode_slots": 8, "microbatch": 8, "prefill_batch": 4},
     "run": {"verifier_workers": 1, "cells_at_once": 1, "compilation_cache": False},
 }
 LOOPS = ("{{ %s }}", "{%% for i in range(99999) %%}{%% for j in range(99999) %%}{{ %s }}{%% endfor %%}{%% endfor %%}")
