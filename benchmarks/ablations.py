@@ -41,7 +41,8 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import RunRecord
 from isojax.launch.lr_search import score_curve
 from isojax.launch.planner import resolve_sweep_sizes
-from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE
+from isojax.launch.resume import BASE_FOLDER
+from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.tracks import metric_value

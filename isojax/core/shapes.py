@@ -40,16 +40,12 @@ class SamplerShapes:
         """Rows of a shard's rollout buffers, padding included."""
         return -(-self.B_cap // self.shards) + max(self.slots, self.microbatch)
 
-    @property
-    def single_microbatch(self) -> bool:
-        """Whether a block of g prompts never has more responses on a shard than one microbatch holds."""
-        return min(self.prefill_batch * self.n_cap, -(-self.B_cap // self.shards)) <= self.microbatch
-
     def joint_forward(self, positions_split: bool) -> bool:
         """Whether the update takes a block of prompts through the layers together with the responses to them: where
         these are one microbatch, unless devices split prompts' positions. Responses of one token go through no layer.
         """
-        return self.single_microbatch and self.response_length > 1 and not positions_split
+        most_responses = min(self.prefill_batch * self.n_cap, -(-self.B_cap // self.shards))  # of g prompts, on a shard
+        return most_responses <= self.microbatch and self.response_length > 1 and not positions_split
 
     @property
     def transpose_weights(self) -> bool:

@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import time
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from isojax.core.errors import RunFailed
 
@@ -80,6 +80,7 @@ class _GuardedFile(io.FileIO):
         self._is_run = is_run
 
     def write(self, data: Any, /) -> int:
+        global _first_loss_at  # noqa: PLW0603 - of the process, as its streams are
         try:
             return super().write(data)
         except OSError as e:
@@ -87,14 +88,9 @@ class _GuardedFile(io.FileIO):
                 null_fd = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(null_fd, self.fileno())  # for libraries and processes that write there too
                 os.close(null_fd)
-            return self._drop(data) if self._is_run else self._end(e)
-
-    def _drop(self, data: Any) -> int:
-        global _first_loss_at  # noqa: PLW0603 - of the process, as its streams are
-        _first_loss_at = _first_loss_at or time.time()
-        return memoryview(data).nbytes
-
-    def _end(self, error: OSError) -> NoReturn:
-        if error.errno in _READER_GONE:
-            raise SystemExit(_EXIT_CODE_SIGPIPE)
-        raise RunFailed(f"cannot write what this command prints: {error.strerror}.") from error
+            if self._is_run:  # what it prints is dropped
+                _first_loss_at = _first_loss_at or time.time()
+                return memoryview(data).nbytes
+            if e.errno in _READER_GONE:
+                raise SystemExit(_EXIT_CODE_SIGPIPE) from e
+            raise RunFailed(f"cannot write what this command prints: {e.strerror}.") from e

@@ -1,4 +1,5 @@
-"""Meshes, and the one table from logical axes to mesh axes. Only this module names mesh axes.
+"""Meshes, and the one table from logical axes to mesh axes. Only this module names mesh axes. Programs are compiled
+ahead from the shapes and shardings of their arguments, before there is anything to run them on.
 
 Legend of dimension letters, used in every annotation:
 
@@ -120,3 +121,42 @@ def compiler_options(mesh: Mesh) -> dict[str, str] | None:
     assertion ("user->opcode() == HloOpcode::kAdd") for some shapes, and is left out."""
     needs_workaround = mesh.devices.flat[0].platform == "tpu" and mesh.shape["fsdp"] > 1
     return {"xla_disable_hlo_passes": "while-loop-all-reduce-code-motion"} if needs_workaround else None
+
+
+class Program:
+    """A jitted function. `compile` prepares it for arguments of given shapes; without that, its first call does."""
+
+    def __init__(self, jitted: Any):
+        self.jitted = jitted
+        self._compiled: Any = None
+        self._output_shapes: Any = None
+
+    def compile(self, *arguments: Any) -> Any:
+        """Compiles for arguments like these, arrays or ShapeDtypeStructs with shardings. Returns the outputs as
+        ShapeDtypeStructs with shardings, for which a program that reads them can be compiled."""
+        if self._compiled is None:
+            lowered = self.jitted.lower(*arguments)
+            self._compiled = lowered.compile()
+            self._output_shapes = shapes_with_shardings(lowered.out_info, self._compiled.output_shardings)
+        return self._output_shapes
+
+    def __call__(self, *arguments: Any) -> Any:
+        function = self.jitted if self._compiled is None else self._compiled
+        return function(*arguments)
+
+
+def shape_on(sharding: Any, shape: tuple[int, ...] = (), dtype: Any = "int32") -> Any:
+    """The ShapeDtypeStruct of an array with this sharding."""
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def shapes_like(arrays: Any, sharding: Any = None) -> Any:
+    """The ShapeDtypeStruct of each array of a tree, on `sharding`, or else where the array is."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if sharding is None else sharding), arrays
+    )
+
+
+def shapes_with_shardings(shapes: Any, shardings: Any) -> Any:
+    """A tree of shapes with the shardings of a tree of the same structure."""
+    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)

@@ -15,7 +15,8 @@ import numpy as np
 from isojax.core.config import AUTOSIZED_SETTINGS, Config, load_config, save_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import RunRecord
-from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE
+from isojax.launch.resume import BASE_FOLDER
+from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.tracks import metric_value

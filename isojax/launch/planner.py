@@ -41,16 +41,12 @@ def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
     if (cells := len(sweep.B_p) * len(sweep.n) * sweep.seeds) > MAX_CELLS:
         raise InputError(f"sweep: B_p, n and seeds make {cells:,} cells, expected at most {MAX_CELLS:,}; take fewer.")
     pairs = list(product(sweep.B_p, sweep.n))
-    pairs_over_limit = [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max]
-    all_over_limit = len(pairs_over_limit) == len(pairs)
-    if pairs_over_limit and (sweep.over_B_max == "refuse" or all_over_limit):
+    if pairs_over_limit := [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max]:
         pairs_text = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in pairs_over_limit)
-        drop_hint = "" if all_over_limit else ", or leave these pairs out with sweep.over_B_max=drop"
         raise InputError(
-            f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; "
-            f"raise sweep.B_max or take smaller values{drop_hint}."
+            f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; raise sweep.B_max or take smaller values."
         )
-    return [pair for pair in pairs if pair not in pairs_over_limit]
+    return pairs
 
 
 def plan_cells(sweep: SweepConfig) -> list[Cell]:

@@ -8,9 +8,9 @@ from isojax.core.config import AUTOSIZED_SETTINGS, Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
-from isojax.runs.status import STATUS_FILE
+from isojax.launch.sweep_status import CONFIG_FILE, STATUS_FILE
 
-CONFIG_FILE, BASE_FOLDER, LOGS_FOLDER = "config.yaml", "base", "logs"
+BASE_FOLDER, LOGS_FOLDER = "base", "logs"
 
 
 def holds_run(folder: Path, resume: bool) -> bool:
@@ -70,8 +70,7 @@ def check_resume(old: Config, new: Config) -> None:
         old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
         if None not in (old_value, new_value) and old_value != new_value:
             _refuse(f"sweep.{key}", old_value, new_value, "the same value, or null")
-    batches = [B_p * n for B_p in old.sweep.B_p for n in old.sweep.n]
-    largest_batch = max((B for B in batches if B <= old.sweep.B_max), default=0)
+    largest_batch = max(old.sweep.B_p) * max(old.sweep.n)
     if new.sweep.B_max < largest_batch:
         expected = f"at least {largest_batch}, the largest B_p * n already run"
         _refuse("sweep.B_max", old.sweep.B_max, new.sweep.B_max, expected)

@@ -13,10 +13,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array
 
 from isojax.core.config import CellConfig
-from isojax.core.random_streams import TRAIN_STREAM
 from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
-from isojax.distributed.program import Program, shape_on
-from isojax.distributed.sharding import compiler_options, replicated
+from isojax.distributed.sharding import Program, compiler_options, replicated, shape_on
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.metric import merge
 from isojax.rl.objective import Coefficients
@@ -30,7 +28,7 @@ from isojax.rl.rollout_source import (
     padded_index,
 )
 from isojax.rl.train_step import TrainStep, UpdateResult
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups, gather_problems
+from isojax.sampling.batch import TRAIN_STREAM, ProblemArrays, RolloutBatch, buffer_row_groups, gather_problems
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import DeviceTask
 

@@ -14,8 +14,7 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from isojax.distributed.program import shapes_with_shardings
-from isojax.distributed.sharding import replicated
+from isojax.distributed.sharding import replicated, shapes_with_shardings
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import critic
 

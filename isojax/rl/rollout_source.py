@@ -15,16 +15,15 @@ from jaxtyping import Array, PRNGKeyArray
 
 from isojax.core.config import CellConfig
 from isojax.core.nouns import Cell, Problem
-from isojax.core.random_streams import TRAIN_STREAM
 from isojax.core.shapes import SamplerShapes
-from isojax.distributed.program import Program, shape_on
-from isojax.distributed.sharding import replicated
+from isojax.distributed.sharding import Program, replicated, shape_on
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.metric import Metrics, mean, total
 from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import TrainState
 from isojax.rl.train_step import UpdateResult, build_update
 from isojax.sampling.batch import (
+    TRAIN_STREAM,
     ProblemArrays,
     RolloutBatch,
     gather_problems,

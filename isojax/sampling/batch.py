@@ -13,8 +13,13 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from isojax.core.shapes import SamplerShapes
-from isojax.distributed.program import shape_on
-from isojax.distributed.sharding import ROLLOUT_AXES, replicated
+from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shape_on
+
+# A run's PRNG key is folded with one of these: draws for one use never depend on how many another use makes.
+TRAIN_STREAM = 0
+EVAL_STREAM = 1
+LABEL_STREAM = 2
+EXTRA_STREAM = 3  # the i-th extra evaluation set uses EXTRA_STREAM + i
 
 
 class ProblemArrays(NamedTuple):

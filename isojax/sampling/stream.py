@@ -19,8 +19,14 @@ from jaxtyping import Array, PRNGKeyArray
 from isojax.core.config import SamplingConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed import multiprocess
-from isojax.distributed.program import Program, shape_on
-from isojax.distributed.sharding import ROLLOUT_AXES, partition_spec, replicate_over_rollout_axes, replicated
+from isojax.distributed.sharding import (
+    ROLLOUT_AXES,
+    Program,
+    partition_spec,
+    replicate_over_rollout_axes,
+    replicated,
+    shape_on,
+)
 from isojax.models.decode import POSITION_AXES, KVCache
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import batch

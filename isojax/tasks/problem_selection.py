@@ -115,7 +115,8 @@ def drop_long_prompts(
     if is_on_device(task):
         return problems
     prompt_length = cell.sampling.prompt_length
-    fitting_problems = task.filter_by_length(problems, prompt_length)
+    lengths = task.prompt_lengths(problems)
+    fitting_problems = [p for p, length in zip(problems, lengths, strict=True) if length <= prompt_length]
     if not fitting_problems:
         raise InputError(
             f"{description}: none of {len(problems)} prompts has at most cell.sampling.prompt_length = {prompt_length}"

@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,13 +18,15 @@ from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow, is_blank
-from isojax.core.terminal import printable
+from isojax.core.terminal import note, warn
 from isojax.core.yaml_files import YAML_ERRORS, check_yaml
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
 # A dot leads into an object. verl's schema comes first: a file in it may hold the solution's text under another of
 # these names.
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "final_answer", "target", "output")
+
+_note_once, _warn_once = functools.cache(note), functools.cache(warn)  # a run opens a source several times
 
 
 class ProblemSource(Protocol):
@@ -159,20 +160,15 @@ def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
         other_answer += first_problem.answer != problem.answer
     repeated = "rows repeat an earlier prompt with"
     if same_answer:
-        _print_once(f"note: {source}: {same_answer} {repeated} the same answer; each prompt is kept once.")
+        _note_once(f"{source}: {same_answer} {repeated} the same answer; each prompt is kept once.")
     if other_answer:
-        _print_once(f"warning: {source}: {other_answer} {repeated} ANOTHER answer; the first answer is kept.")
+        _warn_once(f"{source}: {other_answer} {repeated} ANOTHER answer; the first answer is kept.")
     return list(problem_by_prompt.values())
 
 
 def dedup_text(problem: Problem) -> str:
     """The text by which two problems are compared: the prompt, or all of the user's turns of a conversation."""
     return "\n".join(m["content"] for m in problem.messages if m["role"] == "user") or problem.prompt
-
-
-@functools.cache  # a run opens a source several times, and should print its notes once
-def _print_once(text: str) -> None:
-    print(printable(text), file=sys.stderr)
 
 
 def to_plain_json(value: Any) -> Any:

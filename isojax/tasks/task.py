@@ -122,10 +122,6 @@ class TextTask:
         """At most `count` distinct problems of the source."""
         return self.source.problems(count, rng)
 
-    def filter_by_length(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
-        """Those whose prompt has at most `prompt_length` tokens, in their order."""
-        return [p for p, ids in zip(problems, self._prompt_tokens(problems), strict=True) if len(ids) <= prompt_length]
-
     def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:
         """The tokens of each problem's prompt."""
         return list(map(len, self._prompt_tokens(problems)))

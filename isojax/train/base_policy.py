@@ -24,12 +24,12 @@ from isojax.core.atomic_files import append_bytes, write_bytes, write_text
 from isojax.core.config import PANEL, CellConfig, ModelConfig, RewardConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.core.random_streams import LABEL_STREAM
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.models import safetensors_io
 from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
+from isojax.sampling.batch import LABEL_STREAM
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import is_on_device
@@ -87,14 +87,6 @@ class PolicyLabeller:
     problem_set: TokenizedProblems
     seed: int
 
-    @property
-    def problems_per_call(self) -> int:
-        return self.evaluator.problems_per_call
-
-    @property
-    def samples_per_problem(self) -> int:
-        return self.evaluator.samples_per_problem
-
     def sum_rewards(self, problem_indices: Sequence[int], repeats: int) -> Sequence[float]:
         """The sums over `repeats` x `samples_per_problem` rollouts (binary: integers); the draws belong to their
         problem."""
@@ -127,14 +119,15 @@ def label_problems(
 ) -> list[Problem]:
     """The problems with the base policy's sums of rewards over `attempts` (rounded up to whole calls); what `path`
     holds is not sampled again."""
-    repeats = -(-attempts // labeller.samples_per_problem)
-    attempts = repeats * labeller.samples_per_problem
+    evaluator = labeller.evaluator
+    repeats = -(-attempts // evaluator.samples_per_problem)
+    attempts = repeats * evaluator.samples_per_problem
     solved_by_id = multiprocess.run_on_primary(lambda: read_labels(path, label_key, attempts))
     unlabelled = [i for i, problem in enumerate(problems) if problem.id not in solved_by_id]
-    for start in range(0, len(unlabelled), labeller.problems_per_call):
+    for start in range(0, len(unlabelled), evaluator.problems_per_call):
         labelled = len(problems) - (len(unlabelled) - start)
         on_progress(f"labelling {len(problems)} problems by avg@{attempts}", labelled / len(problems))
-        block = unlabelled[start : start + labeller.problems_per_call]
+        block = unlabelled[start : start + evaluator.problems_per_call]
         sums = zip(block, labeller.sum_rewards(block, repeats), strict=True)
         newly_solved = {problems[i].id: reward_sum for i, reward_sum in sums}
         solved_by_id |= newly_solved

@@ -17,15 +17,13 @@ from jaxtyping import Array, PRNGKeyArray
 from isojax.core.config import PANEL, CellConfig, SamplingConfig
 from isojax.core.estimators import summarize_rewards
 from isojax.core.nouns import Cell, EvalPoint
-from isojax.core.random_streams import EVAL_STREAM, EXTRA_STREAM
 from isojax.core.shapes import SamplerShapes, make_sampler_shapes
 from isojax.distributed import multiprocess
-from isojax.distributed.program import Program, shape_on, shapes_with_shardings
-from isojax.distributed.sharding import replicated
+from isojax.distributed.sharding import Program, replicated, shape_on, shapes_with_shardings
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.metric import values
 from isojax.sampling import batch
-from isojax.sampling.batch import ProblemArrays, Rollouts
+from isojax.sampling.batch import EVAL_STREAM, EXTRA_STREAM, ProblemArrays, Rollouts
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
 from isojax.tasks.grading import BackgroundGrader

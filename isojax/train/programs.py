@@ -16,8 +16,7 @@ from isojax.core.errors import InputError
 from isojax.core.machine import release_freed_memory
 from isojax.core.nouns import Problem
 from isojax.core.shapes import make_sampler_shapes
-from isojax.distributed.program import shape_on, shapes_with_shardings
-from isojax.distributed.sharding import replicated, shard_count
+from isojax.distributed.sharding import replicated, shape_on, shapes_with_shardings, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
 from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts

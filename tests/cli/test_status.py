@@ -17,10 +17,16 @@ from isojax.cli import app
 from isojax.cli.commands import status_command
 from isojax.core.config import load_config, save_config
 from isojax.core.nouns import Cell, EvalPoint
-from isojax.launch.sweep_status import read_sweep_status
+from isojax.launch.sweep_status import (
+    STATUS_FILE,
+    CellStatus,
+    DriverStatus,
+    read_status,
+    read_sweep_status,
+    write_status,
+)
 from isojax.runs.folder_lock import LOCK_FILE, exclusive_lock, try_flock
 from isojax.runs.ledger import Ledger
-from isojax.runs.status import STATUS_FILE, CellStatus, DriverStatus, read_status, write_status
 from tests.e2e.conftest import REPOSITORY
 
 # B = 16 and 32 to C = 512 at least: evaluations at 0, 64, 128, 256 and 512.

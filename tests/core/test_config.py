@@ -154,7 +154,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, near
         ("sweep.budget=0", ["sweep.budget", "given 0", "greater than 0"]),
         ("sweep.n=4", ["sweep.n", "given 4", "list", "[4]"]),
         ("sweep.n=[2,x]", ["sweep.n.1", "'x'", "integer"]),
-        ("sweep.over_B_max=skip", ["sweep.over_B_max", "'skip'", "'refuse' or 'drop'"]),
+        ("sweep.strategy=skip", ["sweep.strategy", "'skip'", "'grid' or 'adaptive'"]),
         ("cell.rl.kl='0.1'", ["cell.rl.kl", "'0.1'", "number"]),
         ("cell.rl.kl=.nan", ["cell.rl.kl", "nan", "finite"]),
         (
@@ -238,7 +238,7 @@ def changed(**sweep: object) -> Config:
     [
         OLD,
         changed(B_p=(8, 16), n=(4, 2, 8), seeds=3, budget=6000),
-        changed(decode_slots=None, microbatch=8, B_max=4096, over_B_max="drop"),
+        changed(decode_slots=None, microbatch=8, B_max=4096),
         OLD.model_copy(update={"run": OLD.run.model_copy(update={"mesh": "data=8", "dir": "elsewhere"})}),
     ],
 )
@@ -266,9 +266,9 @@ def test_a_sweep_may_not_change_what_has_run(sweep: dict[str, object], parts: li
 
 
 def test_a_lower_B_max_is_free_while_no_cell_is_lost() -> None:
-    dropped = changed(n=(2, 4, 16), over_B_max="drop", B_max=100)  # 16 x 16 was never run
-    smaller = dropped.model_copy(update={"sweep": dropped.sweep.model_copy(update={"B_max": 64})})
-    check_resume(dropped, smaller)
+    higher = changed(B_max=100)  # 16 x 4 = 64 is the largest cell
+    lower = higher.model_copy(update={"sweep": higher.sweep.model_copy(update={"B_max": 64})})
+    check_resume(higher, lower)
 
 
 def test_a_changed_cell_or_name_is_refused() -> None:

@@ -30,14 +30,9 @@ def test_cost_counts_updates_prompts_and_rollouts() -> None:
     assert cell_cost(Cell(2, 5, 0), 100) == 10 * (32 + 2 + 10)
 
 
-def test_pairs_over_B_max_are_refused_by_name_or_dropped() -> None:
-    sweep = SweepConfig(B_p=(16, 64), n=(8, 32), B_max=512)
-    with pytest.raises(InputError, match=r"64 x 32 = 2048.*over_B_max=drop"):
-        plan_cells(sweep)
-    remaining = plan_cells(sweep.model_copy(update={"over_B_max": "drop"}))
-    assert {(c.B_p, c.n) for c in remaining} == {(16, 8), (16, 32), (64, 8)}
-    with pytest.raises(InputError, match=r"raise sweep\.B_max"):
-        plan_cells(sweep.model_copy(update={"over_B_max": "drop", "B_max": 100}))
+def test_pairs_over_B_max_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"64 x 32 = 2048; raise sweep\.B_max"):
+        plan_cells(SweepConfig(B_p=(16, 64), n=(8, 32), B_max=512))
 
 
 def test_a_budget_below_one_update_is_refused() -> None:

@@ -27,7 +27,7 @@ from isojax.launch.ray.ray_processes import WorkerLost
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.strategy import CellTarget
-from isojax.runs.status import read_status
+from isojax.launch.sweep_status import read_status
 
 CONFIG = Config.model_validate(
     {

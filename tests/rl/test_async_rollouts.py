@@ -20,8 +20,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Problem
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.distributed.program import shapes_like
-from isojax.distributed.sharding import make_mesh, replicated, shard_count
+from isojax.distributed.sharding import make_mesh, replicated, shapes_like, shard_count
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
 from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, RolloutWorker
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update

@@ -287,7 +287,7 @@ def test_in_one_pass_a_weight_is_gathered_once_for_prompts_and_responses() -> No
         program = Program(axes="data=2,fsdp=4", slots=8, microbatch=8, prompts=prompts, kl=0.0, entropy=0.0)
         arguments = program.arguments(program.init(placed(policy(), program.mesh)), batch(13, 7, 1.0), 13, 7)
         text = program.update.lower(*arguments).as_text()
-        result[program.geometry.single_microbatch] = {
+        result[program.geometry.joint_forward(positions_split=False)] = {
             name: text.count(f"stablehlo.{name}") for name in ("all_gather", "reduce_scatter")
         }
     assert min(result[True].values()) > 0

@@ -13,10 +13,8 @@ import pytest
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Problem
-from isojax.core.random_streams import TRAIN_STREAM
 from isojax.core.shapes import make_sampler_shapes
-from isojax.distributed.program import shapes_like
-from isojax.distributed.sharding import replicated, shard_count
+from isojax.distributed.sharding import replicated, shapes_like, shard_count
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.metric import Metrics, merge_in_float32
 from isojax.rl.objective import make_coefficients
@@ -30,7 +28,7 @@ from isojax.rl.rollout_source import (
     finish_batch,
 )
 from isojax.rl.train_step import TrainStep
-from isojax.sampling.batch import ProblemArrays, gather_problems, problem_shapes
+from isojax.sampling.batch import TRAIN_STREAM, ProblemArrays, gather_problems, problem_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import Grades
 from tests.compiler import AS_USERS_DO

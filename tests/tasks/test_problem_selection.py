@@ -29,8 +29,8 @@ class Words:
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         return self.source.problems(count, rng)
 
-    def filter_by_length(self, problems: Sequence[Problem], prompt_length: int) -> list[Problem]:
-        return [p for p in problems if len(p.prompt.split()) <= prompt_length]
+    def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:
+        return [len(p.prompt.split()) for p in problems]
 
 
 def write(path: Path, prompts: Sequence[str]) -> str:

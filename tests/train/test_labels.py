@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ class FakeLabeller(PolicyLabeller):
     asked.
     """
 
-    problems_per_call, samples_per_problem = 6, 4  # type: ignore[assignment]
+    evaluator: Any = SimpleNamespace(problems_per_call=6, samples_per_problem=4)
 
     def __init__(self) -> None:
         object.__setattr__(self, "asked", [])

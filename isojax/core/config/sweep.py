@@ -94,7 +94,6 @@ class SweepConfig(Section):
     B_p: tuple[PositiveInt, ...] = (16,)  # problems per batch
     n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)  # rollouts per problem
     B_max: PositiveInt = 1024  # the largest B_p * n
-    over_B_max: Literal["refuse", "drop"] = "refuse"  # beyond B_max: refuse the sweep, or drop the pair
     seeds: Annotated[int, Field(ge=1, le=1000)] = 1  # runs of each pair; their seeds are 1000 * seed + 0, 1, ...
     seed: int = Field(default=0, ge=0, le=2_000_000)  # of the sweep
     budget: Rollouts = 250_000  # C of each cell, in rollouts

@@ -24,7 +24,8 @@ from isojax.distributed.sharding import make_mesh
 from isojax.launch import strategy, time_estimate
 from isojax.launch.planner import DeviceBudget, autosize_sweep, host_memory
 from isojax.launch.process_group import check_multi_process
-from isojax.launch.resume import BASE_FOLDER, CONFIG_FILE, config_for_folder
+from isojax.launch.resume import BASE_FOLDER, config_for_folder
+from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.launch.time_estimate import GIB
 from isojax.models.attention_autotune import select_attention
 from isojax.models.hf import hf_load
@@ -55,12 +56,6 @@ class CellDevices:
     def shares_programs(self) -> bool:
         """Whether all cells run the same compiled programs: a CPU runs a program in several threads at once."""
         return jax.default_backend() == "cpu" and self.devices_per_cell == 1
-
-    @property
-    def used_local_devices(self) -> list[Any]:
-        """Devices of this process that some cell takes."""
-        used = self.devices[: self.devices_per_cell * self.concurrent_cells]
-        return [device for device in used if device.process_index == jax.process_index()]
 
     @property
     def description(self) -> str:
@@ -130,7 +125,8 @@ def forecast_sweep(
         last_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
         source = "this sweep's own timing, evaluations included"
         return time_estimate.make_forecast(cells, last_target, concurrent_cells, pair_rates, 0.0, source)
-    s, devices = budget.sizes(config.sweep), cell_devices.used_local_devices
+    s, num_used = budget.sizes(config.sweep), cell_devices.devices_per_cell * concurrent_cells
+    devices = [device for device in cell_devices.devices[:num_used] if device.process_index == jax.process_index()]
     matmul_rows, compute_type = (s.shapes.slots, s.microbatch_tokens), budget.cell.precision.compute
     cache_enabled = jax.config.values["jax_enable_compilation_cache"]
     jax.config.update("jax_enable_compilation_cache", False)  # a dry run writes nothing

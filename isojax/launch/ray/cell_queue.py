@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from isojax.core.errors import RunFailed
 from isojax.core.nouns import Cell
 from isojax.launch.strategy import CellTarget
-from isojax.runs.status import CellStatus
+from isojax.launch.sweep_status import CellStatus
 
 
 @dataclass

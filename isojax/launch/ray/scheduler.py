@@ -24,8 +24,8 @@ from isojax.launch.ray.ray_actor import CELL_FAILED, PREEMPTED, TOKEN_FILE, Call
 from isojax.launch.ray.ray_processes import POLL_SECONDS, ActiveGroup, RayProcessGroup, WorkerLost
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.strategy import training_rounds
+from isojax.launch.sweep_status import CellStatus, driver_status, write_status
 from isojax.runs.mirror import refresh
-from isojax.runs.status import CellStatus, driver_status, write_status
 
 STATUS_INTERVAL = 2.0  # seconds between two writings of status.json
 POLL_INTERVAL = 0.2  # seconds between two looks at the cluster's nodes

@@ -19,8 +19,7 @@ from jaxtyping import Array
 from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
-from isojax.distributed.program import Program, shape_on, shapes_like
-from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
+from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on, shapes_like, shard_count
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.rollout_buffer import SamplerPrograms

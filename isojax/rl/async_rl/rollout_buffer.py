@@ -16,8 +16,7 @@ from jaxtyping import Array
 
 from isojax.core.config import CellConfig
 from isojax.core.shapes import SamplerShapes, make_sampler_shapes
-from isojax.distributed.program import Program, shape_on, shapes_with_shardings
-from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
+from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on, shapes_with_shardings, shard_count
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays, RingSizes, Rollouts, SamplingBatch, make_shard_slice
 from isojax.sampling.engine import build_engine
