@@ -23,8 +23,8 @@ from isojax.core.nouns import Cell
 from isojax.core.terminal import output_lost_at
 from isojax.launch.display import format_duration
 from isojax.launch.planner import plan_cells
-from isojax.runs.folder_lock import is_locked
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
+from isojax.runs.storage import is_locked
 
 CONFIG_FILE, STATUS_FILE = "config.yaml", "status.json"  # of a sweep's folder
 OUTPUT_CHECK_SECONDS = 1.0  # between two looks at whether somebody reads what this process prints

@@ -18,8 +18,7 @@ from tempfile import TemporaryDirectory
 
 from isojax.core.atomic_files import WRITE_LISTENERS
 from isojax.core.errors import InputError, RunFailed
-from isojax.runs.folder_lock import Lease, exclusive_lock
-from isojax.runs.object_store import RemoteFolder, error_summary, run_in_thread
+from isojax.runs.storage import Lease, RemoteFolder, error_summary, exclusive_lock, run_in_thread
 
 CHECKPOINTS_FOLDER = "checkpoint"  # of a cell
 STARTED_MARK = "started"  # the object that says that a cell keeps checkpoints, as an empty folder does on a disk

@@ -34,8 +34,9 @@ class ProblemSelection:
     notes: list[str] = field(default_factory=list)  # what was dropped and why, to be shown
 
 
-def select_problems(cell: CellConfig, task: Task, label: LabelFunction) -> ProblemSelection:
-    """The problems that `cell.data` asks for; `label` is called where they must be labelled and are not."""
+def select_problems(cell: CellConfig, task: Task, label: LabelFunction | None = None) -> ProblemSelection:
+    """The problems that `cell.data` asks for; where they must be labelled and are not, `label` is called, and without
+    it LabelsNeeded raised."""
     data, notes = cell.data, []
 
     def read(source: str, count: int, description: str) -> list[Problem]:
@@ -60,6 +61,8 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction) -> Probl
         candidates = task.problems(data.candidates, np.random.default_rng([data.seed, 0]))
         candidates = drop_long_prompts(cell, task, candidates, "problems", notes)
         if data.attempts and not all(p.attempts for p in candidates):
+            if label is None:
+                raise LabelsNeeded
             candidates = label(candidates)
         training = within_difficulty(candidates, data)
         training_ids = {p.id for p in training}
@@ -128,18 +131,6 @@ def drop_long_prompts(
             f" cell.sampling.prompt_length = {prompt_length} tokens"
         )
     return fitting_problems
-
-
-def preview_selection(cell: CellConfig, task: Task) -> ProblemSelection | None:
-    """The problems that a run would take, as far as known before any work; None where they must be labelled first."""
-
-    def label(problems: list[Problem]) -> list[Problem]:
-        raise LabelsNeeded
-
-    try:
-        return select_problems(cell, task, label)
-    except LabelsNeeded:
-        return None
 
 
 def best_constant(problems: list[Problem]) -> tuple[str, float] | None:

@@ -25,8 +25,8 @@ from isojax.launch.sweep_status import (
     read_sweep_status,
     write_status,
 )
-from isojax.runs.folder_lock import LOCK_FILE, exclusive_lock, try_flock
 from isojax.runs.ledger import Ledger
+from isojax.runs.storage import LOCK_FILE, exclusive_lock, try_flock
 from tests.e2e.conftest import REPOSITORY
 
 # B = 16 and 32 to C = 512 at least: evaluations at 0, 64, 128, 256 and 512.
@@ -121,7 +121,7 @@ def test_looking_stands_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.Monke
     """A sweep that starts in the instant of a look starts all the same."""
     looking = os.open(tmp_path / LOCK_FILE, os.O_RDONLY | os.O_CREAT)
     assert try_flock(looking, fcntl.LOCK_SH)
-    monkeypatch.setattr("isojax.runs.folder_lock.time.sleep", lambda seconds: os.close(looking) if seconds else None)
+    monkeypatch.setattr("isojax.runs.storage.time.sleep", lambda seconds: os.close(looking) if seconds else None)
     with exclusive_lock(tmp_path):
         assert states(sweep(tmp_path))[1] == "running"
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from isojax.runs import folder_lock
-from isojax.runs.object_store import RemoteFolder
+from isojax.runs import storage
+from isojax.runs.storage import RemoteFolder
 from tests.e2e.test_resume import HALF_DONE, LINES
 
 CELLS = "cells/*/records.jsonl"
@@ -71,9 +71,9 @@ def test_a_killed_sweep_goes_on_on_another_machine(isojax: Any, whole: Any) -> N
 
 
 def test_what_is_refused(isojax: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(folder_lock, "RENEW_SECONDS", 0.5)
+    monkeypatch.setattr(storage, "RENEW_SECONDS", 0.5)
     url = f"file://{isojax.folder}/bucket"
-    with folder_lock.Lease(RemoteFolder(f"{url}/tiny")):
+    with storage.Lease(RemoteFolder(f"{url}/tiny")):
         done = isojax.quick("isojax.launch", "tiny.yaml", f"run.dir={url}")
     assert (
         done.returncode == 2 and f"{url}/tiny is being written by process {os.getpid()}" in done.stderr.splitlines()[-1]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from isojax.runs.folder_lock import LOCK_FILE
+from isojax.runs.storage import LOCK_FILE
 
 CELLS = {f"8x{n}-s{seed}": 8 * n for n in (2, 4) for seed in (0, 1)}
 TARGETS = [

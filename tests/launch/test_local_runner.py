@@ -12,7 +12,7 @@ from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.local.setup import check_batch, check_data, check_precision
 from isojax.launch.planner import resolve_sweep_sizes
 from isojax.launch.resume import config_for_folder
-from isojax.runs.folder_lock import exclusive_lock
+from isojax.runs.storage import exclusive_lock
 
 CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
 

@@ -13,7 +13,7 @@ from isojax.launch.ray import ray_worker
 from isojax.launch.ray.ray_actor import CELL_FAILED, WORKER_LOST, CallResult
 from isojax.launch.ray.ray_worker import RayWorker
 from isojax.launch.strategy import CellTarget
-from isojax.runs.folder_lock import exclusive_lock
+from isojax.runs.storage import exclusive_lock
 
 TARGET = CellTarget(Cell(4, 4, 0), 64)
 

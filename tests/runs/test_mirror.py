@@ -19,7 +19,7 @@ from fsspec.registry import known_implementations
 from isojax.core import atomic_files
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, EvalPoint
-from isojax.runs import folder_lock, mirror, object_store
+from isojax.runs import mirror, storage
 from isojax.runs.ledger import Ledger
 from isojax.runs.mirror import (
     Mirror,
@@ -46,7 +46,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
 
 def there(url: str) -> set[str]:
     """What is at the URL."""
-    return object_store.RemoteFolder(url).find()
+    return storage.RemoteFolder(url).find()
 
 
 def state(mirror: Mirror, M: int, text: str = "weights") -> Path:
@@ -198,7 +198,7 @@ def test_a_worker_has_its_own_part(url: str, tmp_path: Path) -> None:
 def lock(url: str, **changed: Any) -> dict[str, Any]:
     """Says at the URL that somebody writes there."""
     content = {"host": "host-b", "pid": 77, "token": "x", "time": time.time()} | changed
-    object_store.RemoteFolder(f"{url}/tiny").write(".lock", json.dumps(content).encode())
+    storage.RemoteFolder(f"{url}/tiny").write(".lock", json.dumps(content).encode())
     return content
 
 
@@ -206,7 +206,7 @@ def test_a_second_writer_is_refused_where_the_first_lives(
     url: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     now = lock(url)
-    monkeypatch.setattr(folder_lock.time, "sleep", lambda _: lock(url, time=now["time"] + 10))  # it renews
+    monkeypatch.setattr(storage.time, "sleep", lambda _: lock(url, time=now["time"] + 10))  # it renews
     with (
         pytest.raises(InputError, match="tiny is being written by process 77 on host-b"),
         remote_workspace(url, "tiny"),
@@ -216,22 +216,22 @@ def test_a_second_writer_is_refused_where_the_first_lives(
     assert there(f"{url}/tiny") == {".lock"}
 
 
-@pytest.mark.parametrize("left", [{"time": 0.0}, {"host": folder_lock._host_id(), "pid": 2**22 + 1}])
+@pytest.mark.parametrize("left", [{"time": 0.0}, {"host": storage._host_id(), "pid": 2**22 + 1}])
 def test_a_dead_writers_place_is_taken_at_once(url: str, left: dict[str, Any]) -> None:
     """Its last sign of life is old, or it was a process of this machine that is no more."""
     lock(url, **left)
     began = time.monotonic()
     with remote_workspace(url, "tiny"):
-        held = json.loads(object_store.RemoteFolder(f"{url}/tiny").read(".lock") or b"")
+        held = json.loads(storage.RemoteFolder(f"{url}/tiny").read(".lock") or b"")
         assert held["pid"] == os.getpid()
     assert time.monotonic() - began < 2
 
 
 def test_a_writer_whose_place_was_taken_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder_lock, "RENEW_SECONDS", 0.01)
+    monkeypatch.setattr(storage, "RENEW_SECONDS", 0.01)
     with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
         monkeypatch.setattr(
-            folder_lock.Lease, "_write_lock", lambda _: None
+            storage.Lease, "_write_lock", lambda _: None
         )  # else it may write over the other's, between a look and a sign
         time.sleep(0.05)
         lock(url)
@@ -245,7 +245,7 @@ def test_a_writer_that_was_frozen_looks_before_it_goes_on(url: str, monkeypatch:
     with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
         lock(url)
         clock = time.time
-        monkeypatch.setattr(folder_lock.time, "time", lambda: clock() + folder_lock.STALE_SECONDS + 1)
+        monkeypatch.setattr(storage.time, "time", lambda: clock() + storage.STALE_SECONDS + 1)
         atomic_files.write_text(working_folder(url, "tiny") / "late.json", "{}")
     assert there(f"{url}/tiny") == {".lock"}
 
@@ -270,7 +270,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_storage_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_store, "CONNECT_TIMEOUT", 0.1)
+    monkeypatch.setattr(storage, "CONNECT_TIMEOUT", 0.1)
     monkeypatch.setattr(MemoryFileSystem, "find", lambda *_: time.sleep(1))
     with pytest.raises(InputError, match=r"no answer within 0.1 seconds"):
         Mirror("memory://slow", tmp_path / "a").pull()

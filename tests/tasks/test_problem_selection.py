@@ -13,7 +13,7 @@ import pytest
 from isojax.core.config import CellConfig, DataConfig, EvalConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.problem_selection import best_constant, preview_selection, select_problems
+from isojax.tasks.problem_selection import LabelsNeeded, best_constant, select_problems
 from isojax.tasks.problem_sources import open_source
 from isojax.tasks.sources.tfds import write_dataset
 
@@ -120,15 +120,16 @@ def test_a_missing_file_is_reported_before_anything_is_labelled(tmp_path: Path) 
         with pytest.raises(InputError, match=r"nowhere\.jsonl"):
             chosen(settings)
         with pytest.raises(InputError, match=r"nowhere\.jsonl"):
-            preview_selection(settings, Words(settings))
+            select_problems(settings, Words(settings))
 
 
-def test_a_preview_says_what_needs_no_labels(tmp_path: Path) -> None:
+def test_without_labels_what_needs_none_is_chosen(tmp_path: Path) -> None:
     task = write(tmp_path / "a.jsonl", [f"problem {i}" for i in range(20)])
     first = cell(task)
-    assert preview_selection(first, Words(first)) == chosen(first)
+    assert select_problems(first, Words(first)) == chosen(first)
     second = cell(task, attempts=4)
-    assert preview_selection(second, Words(second)) is None
+    with pytest.raises(LabelsNeeded):
+        select_problems(second, Words(second))
 
 
 def test_a_mixture_validates_on_its_largest_part(tmp_path: Path) -> None:

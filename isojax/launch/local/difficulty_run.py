@@ -25,7 +25,7 @@ from isojax.launch.planner import resolve_sweep_sizes
 from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint
 from isojax.report.figures.difficulty_histogram import draw_difficulty
-from isojax.runs.folder_lock import exclusive_lock
+from isojax.runs.storage import exclusive_lock
 from isojax.tasks.problem_selection import drop_long_prompts
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
 from isojax.tasks.task import Task, is_on_device

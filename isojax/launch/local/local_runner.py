@@ -25,11 +25,10 @@ from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
 from isojax.launch.sweep_status import lost_output_recorded
 from isojax.rl.algorithm import describe_algorithm
-from isojax.runs.folder_lock import exclusive_lock
 from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import checkpoint_uploader
-from isojax.runs.object_store import run_in_thread
+from isojax.runs.storage import exclusive_lock, run_in_thread
 from isojax.scaling.checks.run_health import health_flags
 from isojax.train.base_policy import BasePolicy
 from isojax.train.loop import is_finished, run_cell

@@ -33,7 +33,7 @@ from isojax.rl import algorithm
 from isojax.runs import loggers
 from isojax.runs.ledger import read_runs
 from isojax.runs.mirror import working_folder
-from isojax.tasks.problem_selection import preview_selection
+from isojax.tasks.problem_selection import LabelsNeeded, select_problems
 from isojax.tasks.required_settings import LEARNING_RATE, LENGTHS, require_settings
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
 from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, prepare_base_policy
@@ -239,8 +239,9 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> 
         tokenize(task, cell.sampling, task.problems(cell.data.candidates, np.random.default_rng(0)))
         return
     require_settings(cell, task, LEARNING_RATE)
-    split_problems = preview_selection(cell, task)
-    if split_problems is None:
+    try:
+        split_problems = select_problems(cell, task)
+    except LabelsNeeded:
         problem_sets = [task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))]
         check_batch(pairs, len(problem_sets[0]) - (0 if cell.data.held_out else cell.data.validation))
     else:

@@ -22,9 +22,8 @@ from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import holds_run
-from isojax.runs.folder_lock import exclusive_lock
 from isojax.runs.mirror import working_folder
-from isojax.runs.object_store import run_in_thread
+from isojax.runs.storage import exclusive_lock, run_in_thread
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers

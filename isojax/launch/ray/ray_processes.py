@@ -22,7 +22,7 @@ from isojax.launch.ray import ray_actor
 from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Node, ProcessGroupSpec
 from isojax.launch.ray.ray_actor import CallResult, StatusUpdate
 from isojax.launch.strategy import CellTarget
-from isojax.runs.object_store import run_in_thread
+from isojax.runs.storage import run_in_thread
 
 POLL_SECONDS = 0.5  # seconds between two looks at pending calls
 SLICE_TIMEOUT = 10.0  # seconds that Ray looks for a free slice at a time

@@ -19,8 +19,8 @@ from isojax.launch.process_group import ProcessGroup
 from isojax.launch.ray import ray_actor
 from isojax.launch.ray.ray_actor import CallResult
 from isojax.launch.strategy import CellTarget
-from isojax.runs.folder_lock import FolderLocked, exclusive_lock
 from isojax.runs.mirror import is_url, refresh, remote_workspace, working_folder
+from isojax.runs.storage import FolderLocked, exclusive_lock
 
 # Seconds within which the process that had a cell before is gone, and what an NFS server kept for it.
 LOCK_TIMEOUT = 150.0

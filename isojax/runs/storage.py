@@ -1,5 +1,5 @@
-"""One writer at a time for a folder: on a disk by a lock on the file `.lock` in it; at a URL by the object `.lock`
-there, which names the holder, who renews it while alive."""
+"""Where runs are stored: folders at a URL, by fsspec, and one writer at a time for a folder: on a disk by a lock on the
+file `.lock` in it, at a URL by the object `.lock` there, which names the holder, who renews it while alive."""
 
 import fcntl
 import json
@@ -7,17 +7,118 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
+from isojax.core.atomic_files import write_bytes
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.terminal import note
-from isojax.runs.object_store import RemoteFolder
 
+T = TypeVar("T")
+CONNECT_TIMEOUT = 20.0  # seconds to wait for storage to answer, before any work
 LOCK_FILE = ".lock"
+RENEW_SECONDS = 10.0  # seconds between two renewals
+STALE_SECONDS = 60.0  # seconds without a renewal after which another process may take the lease
+
+
+class RemoteFolder:
+    """A folder (or a file) at a URL; names are relative to it. Methods raise what the storage's library raises."""
+
+    def __init__(self, url: str):
+        """Raises InputError where fsspec, or this machine, does not know the protocol."""
+        from fsspec.core import url_to_fs
+        from fsspec.implementations.local import LocalFileSystem
+
+        self.url = url
+        options = {"auto_mkdir": True} if url.startswith(("file://", "local://")) else {}
+        self._fs, self._root = self.call_with_timeout(lambda: url_to_fs(url, **options))
+        self._is_disk = isinstance(self._fs, LocalFileSystem)
+
+    def call_with_timeout(self, operation: Callable[[], T]) -> T:
+        """The result of an operation before any work; InputError where it fails, or takes too long."""
+        try:
+            return run_in_thread(operation).result(CONNECT_TIMEOUT)
+        except Exception as e:  # each library has errors of its own
+            is_timeout = isinstance(e, TimeoutError)
+            reason = f"no answer within {CONNECT_TIMEOUT:g} seconds" if is_timeout else error_summary(e)
+            raise InputError(
+                f"cannot use {self.url}: {reason}. Expected a place that exists and that you may write: check its name,"
+                " the network and your credentials, or give another run.dir."
+            ) from e
+
+    def find(self) -> set[str]:
+        """The names of all objects; of a file, an empty name. Raises InputError."""
+        self._fs.invalidate_cache()
+        paths: list[str] = self.call_with_timeout(lambda: self._fs.find(self._root))
+        return {name.removeprefix(self._root).removeprefix("/") for name in paths if not name.endswith("/")}
+
+    def get(self, pairs: Sequence[tuple[str, Path]]) -> None:
+        """Copy objects to files. Raises InputError."""
+        try:
+            self._fs.get([self._full_path(name) for name, _ in pairs], [str(path) for _, path in pairs])
+        except Exception as e:  # each library has errors of its own
+            raise InputError(
+                f"cannot read {self.url}: {error_summary(e)}. Check the network and your credentials, and try again."
+            ) from e
+
+    def read(self, name: str) -> bytes | None:
+        """An object; None where there is none."""
+        try:
+            return self._fs.cat_file(self._full_path(name))
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write an object, whole or not at all."""
+        if self._is_disk:
+            write_bytes(Path(self._full_path(name)), data)
+        else:
+            self._fs.pipe_file(self._full_path(name), data)
+
+    def put_all(self, pairs: Iterable[tuple[str, Path]]) -> None:
+        """Write many files at once; a kill may leave some of them, and a part of one."""
+        remote_paths, local_paths = zip(*((self._full_path(name), str(path)) for name, path in pairs), strict=True)
+        self._fs.put(list(local_paths), list(remote_paths))
+
+    def list_folder(self, folder: str) -> set[str]:
+        """The names of a folder's files and folders."""
+        self._fs.invalidate_cache()
+        return {path.rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._full_path(folder), detail=False)}
+
+    def remove(self, name: str) -> None:
+        """Remove an object, or a folder with all in it, where there is one."""
+        self._fs.invalidate_cache()
+        if self._fs.exists(self._full_path(name)):
+            self._fs.rm(self._full_path(name), recursive=True)
+
+    def _full_path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+
+def run_in_thread(operation: Callable[[], T]) -> Future[T]:
+    """An operation in a thread that does not keep the process from ending."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(operation())
+        except BaseException as e:  # for `result` to raise
+            future.set_exception(e)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
+def error_summary(error: Exception) -> str:
+    """An error in one line."""
+    message = " ".join(str(error).split())[:300].removesuffix(".")
+    if isinstance(error, InputError | RunFailed):
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 class FolderLocked(InputError):
@@ -70,11 +171,6 @@ def try_flock(lock_fd: int, lock_type: int) -> bool:
     return True
 
 
-LOCK_OBJECT = ".lock"
-RENEW_SECONDS = 10.0  # seconds between two renewals
-STALE_SECONDS = 60.0  # seconds without a renewal after which another process may take the lease
-
-
 class Lease:
     """The right to write, as a context. Entering may wait until a process that was killed counts as dead; InputError
     where another process writes."""
@@ -98,7 +194,7 @@ class Lease:
         self._renew_thread.join(RENEW_SECONDS)
         with suppress(Exception):  # without removal it grows stale
             if not self._taken_over_by:
-                self._remote.remove(LOCK_OBJECT)
+                self._remote.remove(LOCK_FILE)
 
     def check(self) -> None:
         """RunFailed where another process has taken the lease; a process that was frozen looks at the URL first."""
@@ -131,12 +227,12 @@ class Lease:
         )
 
     def _read_lock(self) -> dict[str, Any] | None:
-        data = self._remote.read(LOCK_OBJECT)
+        data = self._remote.read(LOCK_FILE)
         return None if data is None else json.loads(data)
 
     def _write_lock(self) -> None:
         now = time.time()
-        self._remote.write(LOCK_OBJECT, json.dumps(self._identity | {"time": now}).encode())
+        self._remote.write(LOCK_FILE, json.dumps(self._identity | {"time": now}).encode())
         self._renewed_at = now
 
     def _check_holder(self) -> None:
