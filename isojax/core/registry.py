@@ -51,7 +51,7 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
     parent, _, last_part = name.strip(".").rpartition(".")
     files = [] if parent else [Path(folder, f"{last_part}.py") for folder in plugin_folders()]
     package_paths = [f"isojax.{folder}.{last_part}" for folder in folders]
-    paths = [name] if parent else [*package_paths, *(file for file in files if file.is_file())]
+    paths = [name] if parent else [*package_paths, *(file for file in files if os.path.isfile(file))]
     if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", name):  # `..` of a path would lead out of the folders
         paths, parent, files = [], "", []
     module, missing = _import_first(paths, name, kind), "no such module"
