@@ -76,8 +76,6 @@ class Problem:
 
 @dataclass(frozen=True)
 class EvalPoint:
-    """One evaluation during a run."""
-
     target: int  # the value of the shared grid of C that this evaluation answers (0 for the base policy)
     M: int  # updates done
     rollouts: int  # C, the rollouts sampled for training so far (at least `target`)
@@ -99,8 +97,6 @@ class EvalPoint:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """All that is known of one run."""
-
     cell: Cell
     points: tuple[EvalPoint, ...]  # its evaluations by rising C
     source: str = ""  # the file it was read from; empty where there is none

@@ -18,7 +18,6 @@ class Preempted(Exception):
 
 
 def requested() -> bool:
-    """Whether this process was asked to end."""
     return _REQUESTED.is_set()
 
 

@@ -107,7 +107,6 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise InputError(f"{path}: given a {type(value).__name__} at the top, expected a JSON object.")
@@ -115,7 +114,6 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """The value that a JSON file holds."""
     texts, size = [], 0
     for _, text in read_lines(path):
         texts.append(text)

@@ -22,8 +22,6 @@ _NOT_FINITE = ("nan", "inf", "infinity")
 
 @dataclass(frozen=True)
 class DataRow:
-    """One row of a file."""
-
     source: str  # the file, or what else holds the row, for messages
     position: str  # where the row stands in it: "line 12", or "step 40" where a format has no lines
     values: Mapping[str, Any]  # column -> text from CSV, anything from JSON; a column that the row lacks is absent
@@ -31,7 +29,6 @@ class DataRow:
 
     @property
     def location(self) -> str:
-        """The file and the place in it."""
         return f"{self.source}, {self.position}"
 
 

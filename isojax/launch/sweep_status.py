@@ -59,7 +59,6 @@ class DriverStatus(BaseModel):
 
 
 def driver_status(ended: bool, cells: dict[str, CellStatus]) -> DriverStatus:
-    """The status of this process, now."""
     host, pid = socket.gethostname(), os.getpid()
     return DriverStatus(time=time.time(), host=host, pid=pid, ended=ended, cells=cells, output_lost=output_lost_at())
 
@@ -89,7 +88,6 @@ def lost_output_recorded(folder: Path) -> Iterator[None]:
 
 
 def write_status(folder: Path, status: DriverStatus) -> None:
-    """Write `folder`/status.json, whole or not at all."""
     write_text(folder / STATUS_FILE, status.model_dump_json(indent=1) + "\n")
 
 

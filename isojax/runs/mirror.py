@@ -157,7 +157,6 @@ RAY_SCHEME = "ray://"  # the address of a cluster, not storage
 
 
 def is_url(text: str) -> bool:
-    """Whether a place is written as a URL."""
     return re.match(r"[a-z][a-z0-9+.-]*://", text) is not None
 
 

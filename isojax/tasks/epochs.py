@@ -62,7 +62,6 @@ class EpochOrder:
         return self
 
     def __next__(self) -> np.ndarray:
-        """The next batch."""
         with self._lock:
             self._begin_epoch_if_due()
             start = self._position.batch_index * self.B_p

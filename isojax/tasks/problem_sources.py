@@ -45,12 +45,9 @@ def open_source(task: str, data: DataConfig) -> ProblemSource:
 
 @dataclass(frozen=True)
 class InMemorySource:
-    """A source whose problems are all in memory."""
-
     all_problems: Sequence[Problem]
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """`count` of them, or all."""
         return random_subset(self.all_problems, count, rng)
 
 

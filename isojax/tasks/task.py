@@ -119,7 +119,6 @@ class TextTask:
         return Interruption(interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None)
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """At most `count` distinct problems of the source."""
         return self.source.problems(count, rng)
 
     def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:

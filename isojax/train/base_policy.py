@@ -80,8 +80,6 @@ def _damaged(folder: Path, name: str) -> InputError:
 
 @dataclass(frozen=True)
 class PolicyLabeller:
-    """Labels problems by sampling a policy."""
-
     evaluator: Evaluator
     params: Params
     problem_set: TokenizedProblems
@@ -194,8 +192,7 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
             labels_path, label_key = folder / LABELS_FILE, compute_label_key(cell, fingerprint, problems)
             stored_key = stored_label_key(labels_path) if multiprocess.is_primary() else None
             if stored_key and stored_key != label_key:
-                problem = "are of other settings or problems; they are made again"
-                warn(f"the labels in {labels_path} {problem}")
+                warn(f"the labels in {labels_path} are of other settings or problems; they are made again")
                 labels_path.unlink()
             params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
             programs.labeller.compile()

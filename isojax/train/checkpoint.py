@@ -153,7 +153,6 @@ class Checkpoints:
         self._open()
 
     def wait(self) -> None:
-        """Waits until all is written."""
         with self._writing():
             self._manager.wait_until_finished()
         self._wait_for_upload()

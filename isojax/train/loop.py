@@ -90,8 +90,6 @@ def run_cell(
 
 @dataclass
 class CellTrainer:
-    """One cell in training."""
-
     programs: SweepPrograms
     config: Config
     base_policy: BasePolicy

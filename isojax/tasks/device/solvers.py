@@ -89,7 +89,6 @@ class SolversTask:
         ]
 
     def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
-        """Problems as arrays."""
         prompts = _tokenize([p.prompt for p in problems], prompt_length, "prompt")
         answers = _tokenize([p.answer + "$" for p in problems], response_length, "response")
         lengths = np.array([len(p.prompt) for p in problems], np.int32)

@@ -19,7 +19,6 @@ class AdditionSource:
     high: int
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """`count` distinct sums, or all there are."""
         base = 10**self.high
         num_operands = base - (0 if self.low == 1 else 10 ** (self.low - 1))
         count = min(count, num_operands * (num_operands + 1) // 2)

@@ -21,7 +21,6 @@ class GcdSource:
     high: int
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        """`count` distinct pairs, or all there are."""
         numbers = np.arange(self.low, self.high + 1)
         pairs = np.stack(np.triu_indices(len(numbers)), 1)
         selected_pairs = numbers[pairs[rng.permutation(len(pairs))[:count]]].tolist()

@@ -7,7 +7,6 @@ ISOLATED, PURE = False, True
 
 
 def build(argument: str) -> Check:
-    """The check; it takes no argument."""
     refuse_argument("exact", argument)
     return check
 

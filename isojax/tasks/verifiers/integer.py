@@ -13,7 +13,6 @@ _INTEGER = re.compile(r"\s*([+\-\u2212]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,132}|[0-9]{
 
 
 def build(argument: str) -> Check:
-    """The check; it takes no argument."""
     refuse_argument("integer", argument)
     return check
 
