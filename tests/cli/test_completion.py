@@ -63,6 +63,7 @@ def test_a_shell_completes(complete: Complete, words: list[str], offered: list[s
 
 def test_the_completion_installs_itself(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
     assert "_ISOJAX_COMPLETE=complete_bash" in isojax("--show-completion", "bash")[1]
     assert isojax("--install-completion", "bash")[0] == 0
     assert "isojax.sh" in (tmp_path / ".bashrc").read_text()
