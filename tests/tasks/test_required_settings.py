@@ -12,8 +12,8 @@ import pytest
 from isojax.core.config import CellConfig, DataConfig, ModelConfig, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, parameter_count, require_settings
 from isojax.tasks.problem_sources import InMemorySource
-from isojax.tasks.required_settings import LEARNING_RATE, LENGTHS, parameter_count, require_settings
 from isojax.tasks.task import TextTask
 from tests.tasks.tokenizer_folders import byte_level
 

@@ -33,8 +33,7 @@ from isojax.rl import algorithm
 from isojax.runs import loggers
 from isojax.runs.ledger import read_runs
 from isojax.runs.mirror import working_folder
-from isojax.tasks.problem_selection import LabelsNeeded, select_problems
-from isojax.tasks.required_settings import LEARNING_RATE, LENGTHS, require_settings
+from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, LabelsNeeded, require_settings, select_problems
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
 from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, prepare_base_policy
 from isojax.train.programs import SweepPrograms
