@@ -35,29 +35,27 @@ def lost_status(folder: Path) -> DriverStatus | None:
     return status if status is not None and status.output_lost is not None else None
 
 
-def ends(pid: int) -> int:
-    """The exit code of a child; it is killed where it hangs."""
-    deadline = time.monotonic() + SECONDS
-    while not (found := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.05)
-    return os.waitstatus_to_exitcode(found[1])
-
-
-def start_on_terminal(isojax: Isojax) -> tuple[int, int]:
-    """The run as the leader of a terminal's session: (its process id, the terminal's other end)."""
+def start_on_terminal(isojax: Isojax) -> tuple[subprocess.Popen[bytes], int]:
+    """The run as the leader of a terminal's session, and the terminal's other end."""
     environment = {k: v for k, v in settings().items() if k not in ("NO_COLOR", machine.TUNABLES_VARIABLE)}
-    pid, terminal = pty.fork()
-    if not pid:
-        os.chdir(isojax.folder)
-        os.execve(sys.executable, [sys.executable, "-c", SCRIPT, *WORDS], environment | {"TERM": "xterm"})
-    return pid, terminal
+    terminal, own_end = pty.openpty()
+    take_terminal = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+    process = subprocess.Popen(
+        [sys.executable, "-c", take_terminal + SCRIPT, *WORDS],
+        cwd=isojax.folder,
+        env=environment | {"TERM": "xterm"},
+        stdin=own_end,
+        stdout=own_end,
+        stderr=own_end,
+        start_new_session=True,
+    )
+    os.close(own_end)
+    return process, terminal
 
 
 def test_a_run_outlives_its_terminal(isojax: Isojax, whole: Isojax) -> None:
     """Closing a terminal's other end sends SIGHUP to its session, and every write fails from then on."""
-    pid, terminal = start_on_terminal(isojax)
+    process, terminal = start_on_terminal(isojax)
     os.set_blocking(terminal, False)
 
     def has_begun() -> bool:
@@ -71,10 +69,10 @@ def test_a_run_outlives_its_terminal(isojax: Isojax, whole: Isojax) -> None:
         os.close(terminal)
     wait_until(lambda: lost_status(isojax.run()) is not None)
     status, sweep = lost_status(isojax.run()), read_sweep_status(isojax.run())
-    assert status is not None and status.pid == pid
+    assert status is not None and status.pid == process.pid
     if sweep.running:
-        assert f"nobody reads what process {pid} on" in sweep.unread and f"kill {pid}" in sweep.unread
-    assert ends(pid) == 0
+        assert f"nobody reads what process {process.pid} on" in sweep.unread and f"kill {process.pid}" in sweep.unread
+    assert process.wait(SECONDS) == 0
     assert isojax.ledgers() == whole.ledgers()
     assert (lost_status(isojax.run()) or status).ended and read_sweep_status(isojax.run()).unread == ""
 

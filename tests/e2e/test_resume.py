@@ -167,7 +167,7 @@ def test_a_line_lost_from_a_finished_ledger_is_measured_again(isojax: Any, whole
 def test_a_run_that_diverges_is_recorded(isojax: Any) -> None:
     """A learning rate that no policy survives: exit code 1, and the reason in the ledger."""
     done = isojax.quick(
-        "isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e38", "sweep.n=[2]", "sweep.seeds=1", report=False
+        "isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e9", "sweep.n=[2]", "sweep.seeds=1", report=False
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr and "not finite" in done.stderr
     last = json.loads((isojax.run() / "cells" / "8x2-s0" / "records.jsonl").read_text().splitlines()[-1])
