@@ -68,7 +68,7 @@ class Grades(NamedTuple):
     rewards: np.ndarray  # f32[r], 0 or 1; graded: from 0 to 1
     parsed: np.ndarray  # bool[r], an answer was found in the response, correct or not
     failures: dict[str, int]  # checks without a plain verdict, by kind: those of `Verdict.failure`
-    scores: Mapping[str, np.ndarray] = MappingProxyType({})  # f32[r] of each score that a graded reward weighs
+    scores: Mapping[str, np.ndarray] = MappingProxyType({})  # f32[r] of each score in a graded reward
 
 
 def count_unfinished(failures: Mapping[str, int]) -> int:

@@ -44,7 +44,7 @@ class EvalCounts(NamedTuple):
     failures: Counter[str]  # checks that the verifier did not finish, by kind
     interrupted: int | None = None  # rollouts interrupted to answer; None where the recipe interrupts none
     graded: bool = False  # whether rewards may lie between 0 and 1
-    mean_scores: Mapping[str, float] = MappingProxyType({})  # of each score that a graded reward weighs
+    mean_scores: Mapping[str, float] = MappingProxyType({})  # of each score in a graded reward
 
     @property
     def reward_sums(self) -> np.ndarray:
@@ -272,7 +272,7 @@ def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
     truncated: the share that no stop condition ended.
     verifier_failures: checks that the verifier did not finish; their rollouts count as wrong.
     interrupted: the share that was interrupted to answer, where the recipe does that.
-    reward/NAME: the mean of each score that a graded reward weighs.
+    reward/NAME: the mean of each score in a graded reward.
     """
     metrics: dict[str, float] = {}
     for set_name, counts in counts_by_set.items():

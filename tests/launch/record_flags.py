@@ -1,4 +1,4 @@
-"""`make record-flags`: write command_flags.yaml anew, from the --help of every verb that launch/ and docs/ call.
+"""`make record-flags`: write command_flags.yaml again, from the --help of every verb that launch/ and docs/ call.
 
 Nothing but --help and --version is ever run. What a tool that is not installed here had before stays.
 """

@@ -228,13 +228,13 @@ def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs
 
 
 def _needed_bytes(program: str, usage: Usage, memory: MemoryEstimate) -> int:
-    """What a run takes while the program runs: by the compiler, and what the run holds beside."""
+    """What a run takes while the program runs: by the compiler, and what else the run holds then."""
     program_bytes = usage.peak if isinstance(usage, ProgramMemory) else int(GIB * usage.needed_gib)
     return program_bytes + memory.bytes_beside(program)
 
 
 def _usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
-    """XLA's figures beside the planner's."""
+    """XLA's figures and the planner's."""
     rows = []
     for program, size in needed.items():
         beside, excess = memory.bytes_beside(program), size - device_memory
