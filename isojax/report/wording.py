@@ -138,6 +138,14 @@ def describe_law(n_star: NStarFit) -> str:
     return f"n*(C) {direction} as a sigmoid in log C, {ends}, halfway (on the log scale) at C = {middle}."
 
 
+def measured_n_intervals(n_star: NStarFit) -> list[str]:
+    """The interval of the best measured n at the first, middle and last budget of the band; [] where there is none."""
+    if n_star.band is None or n_star.no_effect:
+        return []
+    rows = (n_star.band[0], n_star.band[len(n_star.band) // 2], n_star.band[-1])
+    return [format_range((row.low, row.high), format_compact) for row in rows]
+
+
 def format_crossover(crossover: CrossoverRow, fit: FitResult) -> str:
     """Where two curves cross, with the interval if the fit has any: "12.3k [9.8k, open]"."""
     if fit.intervals is None:

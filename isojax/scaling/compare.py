@@ -5,17 +5,15 @@ where it changes last, or later than everything if it ends at the largest n. Rep
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
 from isojax.scaling import comparison
 from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray, load_ensemble
 from isojax.scaling.comparison import EarlierSaturation, SweepComparison, SweepSummary
 from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, MIN_DECADES
-from isojax.scaling.intervals import Interval, central_interval
+from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult
 
@@ -46,7 +44,7 @@ def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepCom
         value = float(paths[i].reward[-1] - paths[0].reward[-1])
         differences = np.subtract.outer(paths[i].reward_draws[:, -1], paths[0].reward_draws[:, -1]).ravel()
         p_higher = float(np.mean(differences > 0)) if len(differences) else None
-        difference = comparison.RewardDifference(value, *_interval(differences), p_higher)
+        difference = comparison.RewardDifference(value, *central_interval(differences), p_higher)
         sweeps[i] = replace(sweeps[i], difference=difference, earlier=_saturates_earlier(fits[0], fits[i], C))
     compared = SweepComparison(
         metric=fits[0].metric,
@@ -113,7 +111,7 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
 
 
 def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath) -> SweepSummary:
-    rows = _budget_rows(path)
+    rows, no_effect = _budget_rows(path), fit.joint.n_star.no_effect
     overfitting_C: dict[tuple[int, int], list[float]] = {}
     for run in fit.overfitting:
         overfitting_C.setdefault((run.B_p, run.n), []).append(run.C)
@@ -122,10 +120,10 @@ def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: Fronti
         base_reward=fit.base_reward,
         n=tuple(sorted(set(ensemble.n.tolist()))),
         B_p=tuple(sorted(set(ensemble.B_p.tolist()))),
-        no_effect=ensemble.no_effect,
+        no_effect=no_effect,
         at=tuple(rows[i] for i in spread_indices(len(rows), N_BUDGETS)),
         curve=tuple(rows[i] for i in spread_indices(len(rows), N_BAND_ROWS)),
-        saturation=None if ensemble.no_effect else _saturation(path, int(ensemble.n.max())),
+        saturation=None if no_effect else _saturation(path, int(ensemble.n.max())),
         overfitting=tuple(
             comparison.OverfittedCell(*cell, len(C), min(C)) for cell, C in sorted(overfitting_C.items())
         ),
@@ -136,14 +134,10 @@ def _budget_rows(path: FrontierPath) -> list[comparison.BudgetRow]:
     """n* and the frontier's reward at each C, with intervals."""
     rows = []
     for g, C in enumerate(path.C.tolist()):
-        n_low, n_high = (None if n is None else int(n) for n in _interval(path.n_draws[:, g]))
-        low, high = _interval(path.reward_draws[:, g])
+        n_low, n_high = (None if n is None else int(n) for n in central_interval(path.n_draws[:, g]))
+        low, high = central_interval(path.reward_draws[:, g])
         rows.append(comparison.BudgetRow(C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high))
     return rows
-
-
-def _interval(values: NDArray[Any]) -> Interval:
-    return central_interval(values) if len(values) else (None, None)
 
 
 def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
@@ -156,7 +150,7 @@ def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:
 
 def _saturation(path: FrontierPath, n_max: int) -> comparison.Saturation:
     C, C_draws = float(saturation_C(path.n, path.C, n_max)), saturation_C(path.n_draws, path.C, n_max)
-    low, high = _interval(C_draws)
+    low, high = central_interval(C_draws)
     return comparison.Saturation(
         n=int(path.n[-1]),
         n_largest=n_max,

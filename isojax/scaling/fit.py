@@ -64,7 +64,7 @@ def fit_all_runs(
     joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, metric)
     stability = assess_stability(cells, metric, {c.key for c in estimate.curves if c.C_peak is not None})
     overfitting = find_overfitting(tracks, estimate.noise_sd)
-    diagnostics = diagnose(estimate, cells)
+    diagnostics = diagnose(estimate)
     return FitResult(
         mode=mode,
         metric=metric,
@@ -89,7 +89,7 @@ def fit_all_runs(
             *frontier_flags,
             *fit_flags.fall_flags(estimate.curves, stability, overfitting),
             *fit_flags.diagnostics_flags(diagnostics, overfitting, len(estimate.curves)),
-            *(paper_mode.overshoot_flags(tracks) if mode == "paper" else ()),
+            *fit_flags.mode_flags(mode),
         ),
     )
 

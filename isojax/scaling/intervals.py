@@ -14,8 +14,12 @@ Interval = tuple[float | None, float | None]
 
 
 def central_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
-    """The central `level` of replicates, float[Q]; an infinite bound is None, an open end, without interpolation."""
+    """The central `level` of replicates, float[Q]; an infinite bound is None, an open end, without interpolation; both
+    are None where Q is 0.
+    """
     samples = np.asarray(values, dtype=np.float64)
+    if not samples.size:
+        return None, None
     method = "linear" if np.isfinite(samples).all() else "nearest"
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], method=method)
     return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)

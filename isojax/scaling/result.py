@@ -13,7 +13,6 @@ from isojax.core.errors import InputError
 from isojax.scaling.checks.run_health import RunHealth
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
-from isojax.scaling.intervals import Interval
 
 SCHEMA_VERSION = 1
 Severity = Literal["info", "warning", "error"]
@@ -116,14 +115,6 @@ class Law:
     at_bounds: tuple[str, ...] = ()  # parameters that the data do not determine
 
 
-class NStarIntervals(ResultRow):
-    """Intervals of the replicates' best measured n at the first, middle and last budget of the frontier."""
-
-    n_at_low_C: Interval
-    n_at_middle_C: Interval
-    n_at_high_C: Interval
-
-
 class NStarBandRow(ResultRow):
     """Interval of the replicates' best measured n at one C."""
 
@@ -133,13 +124,12 @@ class NStarBandRow(ResultRow):
 
 
 class NStarFit(ResultRow):
-    """The law n*(C) fitted to a frontier; intervals and band are of the frontier's best n, not of the law."""
+    """The law n*(C) fitted to a frontier, or n*(M) at a fixed batch."""
 
-    law: Law  # log2 n* as a function of log10 C
+    law: Law  # log2 n* as a function of log10 C, or of log10 M
     no_effect: bool  # n makes no difference that the data can show; the law is then constant
     aicc: dict[str, float | None] | None = None  # form -> AICc, None: too few points; None: AICc did not choose
-    intervals: NStarIntervals | None = None
-    band: tuple[NStarBandRow, ...] | None = None
+    band: tuple[NStarBandRow, ...] | None = None  # along the frontier; of its best n, not of the law
 
 
 class FrontierFit(ResultRow):
@@ -152,40 +142,19 @@ class FrontierFit(ResultRow):
     n_star: NStarFit
 
 
-class FixedBatchRow(ResultRow):
-    """A point of the frontier at a fixed batch: M updates, C = B M rollouts; otherwise as FrontierRow."""
+class NStarOfMFit(NStarFit):
+    """The law n*(M) at a fixed batch; not to be drawn where monotone_rejected."""
 
-    M: float
-    C: float
-    reward: float
-    n: int
-    B_p: int
-    low: float | None
-    high: float | None
-
-
-class FixedBatchCrossover(CrossoverRow):
-    """A change of n at a fixed batch."""
-
-    M: float
-
-
-class NStarOfMFit(ResultRow):
-    """The law n*(M) at a fixed batch."""
-
-    law: Law  # log2 n* as a function of log10 M; not to be drawn where monotone_rejected
-    no_effect: bool
-    aicc: dict[str, float | None] | None = None
     monotone_rejected: bool = False  # each monotone n*(M) loses too much reward in 90% of the replicates
     monotone_cost: float | None = None  # median over the replicates of the reward that the best monotone one loses
 
 
 class FixedBatchFit(ResultRow):
-    """B_p against n at a fixed batch of B = B_p n rollouts per update."""
+    """B_p against n at a fixed batch of B = B_p n rollouts per update, where C rollouts are M = C / B updates."""
 
     B: int
-    frontier: tuple[FixedBatchRow, ...]
-    crossovers: tuple[FixedBatchCrossover, ...]
+    frontier: tuple[FrontierRow, ...]
+    crossovers: tuple[CrossoverRow, ...]
     n_star: NStarOfMFit
 
 
@@ -219,17 +188,6 @@ class CurveDraws(ResultRow):
     shift: tuple[tuple[float, ...], tuple[float, ...]]  # [2, replicates], what other validation problems would add
 
 
-class CurveDiagnostics(ResultRow):
-    """How well one curve fits its points."""
-
-    B_p: int
-    n: int
-    reduced_chi_square: float | None  # mean squared residual over that of the evaluations' own scatter
-    autocorrelation: float | None  # of neighbouring residuals of a run
-    points: int
-    at_bounds: tuple[str, ...]  # parameters that the data do not determine
-
-
 class TiedRange(ResultRow):
     """A range of C in which no n leads in 90% of the replicates: the values of n that together do."""
 
@@ -239,15 +197,12 @@ class TiedRange(ResultRow):
 
 
 class FitDiagnostics(ResultRow):
-    """Whether the curves fit their points as well as the noise allows; the first three over all residuals."""
+    """Whether the curves fit their points as well as the noise allows, over all residuals."""
 
-    reduced_chi_square: float | None
-    autocorrelation: float | None
+    reduced_chi_square: float | None  # mean squared residual over that of the evaluations' own scatter
+    autocorrelation: float | None  # of neighbouring residuals of a run
     degrees_of_freedom: int | None  # points less parameters
-    per_curve: tuple[CurveDiagnostics, ...]
     ties: tuple[TiedRange, ...]
-    left_out: tuple[str, ...]  # cells without a curve, and points beyond a peak, in words
-    unequal_lengths: bool  # some cells end at a clearly larger C than others
 
 
 GRADED_FLAG = "graded_rewards"  # the code of the flag of runs whose rewards are graded

@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +16,7 @@ from numpy.typing import ArrayLike
 from isojax.core.errors import InputError
 from isojax.core.estimators import ESTIMATOR_KINDS, FloatArray, estimate_at_k
 from isojax.core.nouns import EvalPoint, RewardSums, RunRecord
+from isojax.runs.ledger import run_conflicts
 
 TRAIN_PREFIX = "train/"  # opens the name of a training metric
 TRAIN_REWARD = "reward"  # among EvalPoint.train
@@ -52,23 +52,12 @@ TracksByCell = Mapping[tuple[int, int], Sequence[RunTrack]]  # (B_p, n) -> its s
 
 def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunTrack]:
     """The runs' axes by cell, once the runs are known to belong together; raises InputError where they do not."""
-    if compute not in COMPUTE_UNITS:
-        raise InputError(f"compute {compute!r} is not an axis; expected one of {', '.join(COMPUTE_UNITS)}.")
     if not runs:
         raise InputError("no run to fit; expected at least one RunRecord. Name a sweep's folder that holds records.")
     sorted_runs = sorted(runs, key=lambda r: (r.cell, r.source))
-    first_run = sorted_runs[0]
-    for a, b in pairwise(sorted_runs):
-        if a.cell == b.cell:
-            raise InputError(
-                f"two records of the cell {a.cell.name}: {a.source} and {b.source}; expected one. Leave one out."
-            )
-        if b.cell_hash != first_run.cell_hash:
-            raise InputError(
-                f"{first_run.source} and {b.source} were run with different `cell` settings "
-                f"({first_run.cell_hash!r} and {b.cell_hash!r}); "
-                "expected one setting, because one law cannot describe both. Fit them separately."
-            )
+    conflict = next(run_conflicts(sorted_runs), None)
+    if conflict is not None:
+        raise InputError(conflict)
     _require_same_problems(sorted_runs, metric)
     return [make_track(r, metric, compute) for r in sorted_runs]
 

@@ -122,9 +122,8 @@ def _law(grid: Any) -> dict[str, Any]:
         {"C": float(C), "low": float(n) * 0.75, "high": float(n) * 1.3}
         for C, n in zip(grid[::8], exact[::8], strict=True)
     ]
-    known = {"n_at_low_C": [2.0, 4.0], "n_at_middle_C": [4.0, 8.0], "n_at_high_C": [16.0, 32.0]}
     aicc = {"constant": 41.2, "linear": 12.9, "sigmoid": 4.1}
-    return {"law": LAW, "aicc": aicc, "intervals": known, "no_effect": False, "band": band}
+    return {"law": LAW, "aicc": aicc, "no_effect": False, "band": band}
 
 
 def _by_B(curves: list[dict[str, Any]], hierarchical: bool) -> list[dict[str, Any]]:
@@ -135,13 +134,10 @@ def _by_B(curves: list[dict[str, Any]], hierarchical: bool) -> list[dict[str, An
         if len(specific) < 2:
             continue
         envelope = _envelope(specific, hierarchical)
-        frontier = [
-            {"M": p["C"] / B} | {k: v for k, v in p.items() if k != "n_probability"} for p in envelope["frontier"]
-        ]
         constant = {"form": "constant", "L": 0.0, "k": 0.0, "log10_C0": None, "b": 3.0}
         law = {"law": constant, "no_effect": False, "monotone_rejected": B == 128}
-        crossovers = [{"M": x["C"] / B} | x for x in envelope["crossovers"]]
-        result.append({"B": B, "frontier": frontier, "crossovers": crossovers, "n_star": law})
+        lines = {name: envelope[name] for name in ("frontier", "crossovers")}
+        result.append({"B": B, **lines, "n_star": law})
     return result
 
 
@@ -179,10 +175,6 @@ def _runs(curves: list[dict[str, Any]], seeds: int, metric: str) -> list[RunReco
 
 def _joint(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any]:
     """What only hierarchical mode finds, or None in the paper's mode."""
-    per_curve = [
-        {"B_p": c["B_p"], "n": c["n"], "reduced_chi_square": 1.1, "autocorrelation": 0.2, "points": 12, "at_bounds": []}
-        for c in curves
-    ]
     known = {
         "level": 0.9,
         "replicates": REPLICATES,
@@ -197,10 +189,7 @@ def _joint(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any]:
         "reduced_chi_square": 1.07,
         "autocorrelation": 0.18,
         "degrees_of_freedom": 211,
-        "per_curve": per_curve,
         "ties": [{"n": [8, 16], "C_low": 9e3, "C_high": 1.4e4}],
-        "left_out": ["one evaluation after a peak"],
-        "unequal_lengths": False,
     }
     over_n = {"spread": 0.092, "low": 0.071, "high": 0.113, "shared_value": 16, "cells": 5}
     over_B_p = {"spread": 0.019, "low": 0.004, "high": 0.03, "shared_value": 8, "cells": 2}

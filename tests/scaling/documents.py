@@ -35,10 +35,7 @@ NO_DIAGNOSTICS = FitDiagnostics(
     reduced_chi_square=None,
     autocorrelation=None,
     degrees_of_freedom=None,
-    per_curve=(),
     ties=(),
-    left_out=(),
-    unequal_lengths=False,
 )
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.checks.fit_flags import staleness_flags
+from isojax.scaling.checks.fit_flags import data_flags, staleness_flags
 from isojax.scaling.tracks import group_by_cell, make_track
-from tests.scaling.sweeps import fit
+from tests.scaling.sweeps import fit, run
 
 
 def asynchronous_runs(staleness_by_n):
@@ -37,6 +37,15 @@ def test_cells_that_differ_in_staleness_are_flagged(staleness_by_n, flagged):
     runs = asynchronous_runs(staleness_by_n)
     flags = staleness_flags(group_by_cell([make_track(r, "avg@4", "rollouts") for r in runs]))
     assert [f.code for f in flags] == ["staleness_differs"] * flagged
+
+
+@pytest.mark.parametrize(("end_of_the_other", "flagged"), [(4.3e3, False), (4.5e3, True)])
+def test_cells_of_unequal_length_are_flagged(end_of_the_other, flagged):
+    """One that ends at 4e3 is short beside one that ends more than 1.1 times as far."""
+    C = np.arange(1, 5) * 1000.0
+    tracks = [run(16, n, 0, C * end / 4e3, [0.3, 0.4, 0.5, 0.5]) for n, end in ((4, 4e3), (8, end_of_the_other))]
+    flags = data_flags(group_by_cell(tracks))
+    assert ("unequal_lengths" in {f.code for f in flags}) is flagged
 
 
 def test_a_fit_says_so():

@@ -165,7 +165,7 @@ def test_fixed_values_compare_the_cells_that_agree():
 def test_fixed_values_that_no_cell_has():
     fit = document()
     r = recommend(fit, 1e5, fix={"B": 1000})
-    assert r.allocation == Allocation(62, 16, 100) and said(r, "no stable measured cell has it, so B_p = B // n = 62")
+    assert r.allocation == Allocation(62, 16, 100) and said(r, "B = 1000: given, so B_p = B // n = 62")
     assert said(r, "nearest measured cell, 64x16")
     r = recommend(fit, 1e5, fix={"B_p": 20})
     assert r.allocation == Allocation(20, 16, 312) and said(r, "chosen as at the nearest, B_p = 16")

@@ -14,7 +14,14 @@ from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, com
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import LAW_PARAMETERS, format_number, format_percent, format_range, law_is_drawn
+from isojax.report.wording import (
+    LAW_PARAMETERS,
+    format_number,
+    format_percent,
+    format_range,
+    law_is_drawn,
+    measured_n_intervals,
+)
 from isojax.runs.ledger import default_metric, read_runs
 from isojax.scaling.checks.run_health import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES
@@ -122,11 +129,11 @@ def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:
         parameters = ", ".join(f"{name} = {format_number(getattr(law, name))}" for name in LAW_PARAMETERS[law.form])
         description = f"{law.form}; {parameters}"
     console.print(f"[bold]n*(C)[/bold]: {description}")
-    if n_star.intervals is not None and not n_star.no_effect and law_is_drawn(view):
-        bounds = n_star.intervals
-        places = {"low": bounds.n_at_low_C, "middle": bounds.n_at_middle_C, "high": bounds.n_at_high_C}
-        intervals = "; ".join(f"{format_range(interval, format_number)} at {at} C" for at, interval in places.items())
-        console.print(f"  {level} interval of the best measured n: {intervals}")
+    intervals = measured_n_intervals(n_star)
+    if intervals and law_is_drawn(view):
+        places = zip(intervals, ("low", "middle", "high"), strict=True)
+        text = "; ".join(f"{interval} at {place} C" for interval, place in places)
+        console.print(f"  {level} interval of the best measured n: {text}")
 
 
 def make_validation(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions) -> dict[str, Any]:

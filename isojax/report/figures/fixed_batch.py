@@ -67,33 +67,33 @@ def _draw_rewards(ax: Axes, curves: CurveRewards, batch: FixedBatchFit, colours:
         if curve.B_p * curve.n == B:
             C = np.geomspace(curve.C_low, curve.C_high, 160)
             ax.plot(C / B, curves.reward_at(curve.key, C), color=colours[curve.n], lw=1.4, zorder=3)
-    with_interval = [(p.M, p.low, p.high) for p in points if p.low is not None and p.high is not None]
+    with_interval = [(p.C / B, p.low, p.high) for p in points if p.low is not None and p.high is not None]
     canvas.fill_band(ax, with_interval, color=canvas.INK, alpha=0.22, zorder=2)
     label_style = {"fontsize": 8.5, "fontweight": "bold", "color": canvas.INK, "path_effects": canvas.HALO, "zorder": 7}
     for n, first, last in n_stretches([p.n for p in points]):
-        M, y = [p.M for p in points[first : last + 1]], [p.reward for p in points[first : last + 1]]
+        M, y = [p.C / B for p in points[first : last + 1]], [p.reward for p in points[first : last + 1]]
         ax.plot(M, y, color=canvas.INK, lw=5.2, zorder=4, solid_capstyle="round")
         ax.plot(M, y, color=colours[n], lw=3.4, zorder=5, solid_capstyle="round")
         middle = points[(first + last) // 2]
         if last - first > 0.08 * len(points):
             offset = {"xytext": (-6, 6), "textcoords": "offset points", "ha": "right"}
-            ax.annotate(f"n = {n}", (middle.M, middle.reward), **offset, **label_style)
+            ax.annotate(f"n = {n}", (middle.C / B, middle.reward), **offset, **label_style)
 
 
 def _draw_n_star_of_M(ax: Axes, batch: FixedBatchFit, colours: Mapping[int, str]) -> None:
     """The best n against M, the intervals of its changes, and the law unless a monotone one is rejected."""
-    points, n_star = thin(batch.frontier), batch.n_star
-    M, log2_n = [p.M for p in points], [log2(p.n) for p in points]
+    B, points, n_star = batch.B, thin(batch.frontier), batch.n_star
+    M, log2_n = [p.C / B for p in points], [log2(p.n) for p in points]
     ax.scatter(M, log2_n, c=[colours[p.n] for p in points], s=34, ec=canvas.MUTED, lw=0.4, zorder=4)
     for crossover in batch.crossovers:
         if crossover.low is not None and crossover.high is not None:
             height = (log2(crossover.n_low) + log2(crossover.n_high)) / 2
-            ends = [crossover.low / batch.B, crossover.high / batch.B]
+            ends = [crossover.low / B, crossover.high / B]
             ax.plot(ends, [height, height], color=canvas.INK, lw=1.2, marker="|", ms=6, zorder=3)
     if n_star.monotone_rejected:
         ax.set_title("a law that only rises is rejected here", loc="right", fontsize=8.5, color=canvas.LAW_COLOUR)
     else:
-        grid = np.geomspace(batch.frontier[0].M, batch.frontier[-1].M, 200)
+        grid = np.geomspace(M[0], M[-1], 200)
         ax.plot(grid, log2_n_star(n_star.law, grid), color=canvas.LAW_COLOUR, lw=2, zorder=3)
 
 

@@ -59,10 +59,8 @@ MAX_CHI_SQUARE, MIN_CHI_SQUARE = 1.5, 0.5
 
 
 def diagnostics_section(fit: FitResult) -> Html:
-    """Misfit, and what was left out; ties, overfitted runs and runs of unequal length are flags of the fit."""
-    diagnostics = fit.diagnostics
-    left_out = [tag("h3", "Left out of the fit"), bullet_list(diagnostics.left_out)] if diagnostics.left_out else []
-    return html_section("diagnostics", "Fit diagnostics", tag("p", _describe_misfit(diagnostics)), *left_out)
+    """The misfit; ties, overfitted runs, cells without a curve and runs of unequal length are flags of the fit."""
+    return html_section("diagnostics", "Fit diagnostics", tag("p", _describe_misfit(fit.diagnostics)))
 
 
 def _describe_misfit(diagnostics: FitDiagnostics) -> str:

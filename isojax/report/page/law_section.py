@@ -136,12 +136,8 @@ def _law_row(name: str, view: FrontierFit) -> list[object]:
 
 def _measured_n_table(fit: FitResult) -> list[Html]:
     """The interval of the replicates' best measured n; nothing where the fit has none."""
-    rows = []
-    for name, view in named_views(fit):
-        intervals = view.n_star.intervals
-        if intervals is not None:
-            bounds = (intervals.n_at_low_C, intervals.n_at_middle_C, intervals.n_at_high_C)
-            rows.append([name, *(wording.format_range(interval, wording.format_compact) for interval in bounds)])
+    intervals_by_name = {name: wording.measured_n_intervals(view.n_star) for name, view in named_views(fit)}
+    rows = [[name, *intervals] for name, intervals in intervals_by_name.items() if intervals]
     return [html_table("Intervals of the best measured n", ("frontier", *MEASURED_HEADER), rows)] if rows else []
 
 

@@ -23,11 +23,7 @@ def allocate_by_law(fit: FitResult, ensemble: CurveEnsemble, request: Allocation
     if "B" in request.fix:
         B = request.fix["B"]
         n = _choose_n(fit, fit.joint, request, B, f"B = {B} holds no more")
-        allocation = constraints.allocate_updates(B // n, n, request.C)
-        request.reasons.append(
-            f"B = {B}: given, so B_p = B // n = {allocation.B_p} and M = floor(C / (n B_p)) = {allocation.M}"
-        )
-        return allocation
+        return _split_batch(request, B, n)
     frontier_fit = fit.joint
     if "B_p" in request.fix:
         B_p = constraints.take_fixed_B_p(fit, request)
@@ -88,11 +84,22 @@ def _allocate_fixed_M(fit: FitResult, ensemble: CurveEnsemble, request: Allocati
             f"has the highest predicted reward at C = {allocation.C}"
         )
         return allocation
-    n = _choose_n(fit, fit.joint, request, B, f"B_p n M <= C and B_max leave B = {B}")
+    return _split_batch(request, B, _choose_n(fit, fit.joint, request, B, f"B_p n M <= C and B_max leave B = {B}"))
+
+
+def _split_batch(request: AllocationRequest, B: int, n: int) -> Allocation:
+    """B rollouts per update as B_p = B // n problems, for a fixed M or B that no measured cell need have."""
+    if "M" in request.fix:
+        M = request.fix["M"]
+        request.reasons.append(
+            f"M = {M}: given; no stable measured cell has B_p n <= {B}, so B_p = floor({B} / n) = {B // n}"
+        )
+        return Allocation(B // n, n, M)
+    allocation = constraints.allocate_updates(B // n, n, request.C)
     request.reasons.append(
-        f"M = {M}: given; no stable measured cell has B_p n <= {B}, so n is n*(C) and B_p = floor({B} / n) = {B // n}"
+        f"B = {B}: given, so B_p = B // n = {allocation.B_p} and M = floor(C / (n B_p)) = {allocation.M}"
     )
-    return Allocation(B // n, n, M)
+    return allocation
 
 
 def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
@@ -166,25 +173,12 @@ def _name_extrapolated_n(
 
 def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
     """Where no stable measured cell agrees with the limits."""
-    if "M" in request.fix:
-        M = request.fix["M"]
-        B = request.largest_B(M)
-        n = _nearest_n(ensemble, request, ensemble.stable, B)
-        request.reasons.append(
-            f"M = {M}: given; no stable measured cell has B_p n <= {B}, so B_p = floor({B} / n) = {B // n}"
-        )
-        return Allocation(B // n, n, M)
-    if "B" in request.fix:
-        B = request.fix["B"]
-        n = _nearest_n(ensemble, request, ensemble.stable, B)
-        allocation = constraints.allocate_updates(B // n, n, request.C)
-        request.reasons.append(
-            f"B = {B}: given; no stable measured cell has it, so B_p = B // n = {allocation.B_p} and M = floor(C / "
-            f"(n B_p)) = {allocation.M}"
-        )
-        return allocation
-    if "B_p" in request.fix and request.fix["B_p"] not in ensemble.B_p:
-        B_p = request.fix["B_p"]
+    fix = request.fix
+    if "M" in fix or "B" in fix:
+        B = request.largest_B(fix["M"]) if "M" in fix else fix["B"]
+        return _split_batch(request, B, _nearest_n(ensemble, request, ensemble.stable, B))
+    if "B_p" in fix and fix["B_p"] not in ensemble.B_p:
+        B_p = fix["B_p"]
         nearest_B_p = int(min(set(ensemble.B_p.tolist()), key=lambda b: (abs(np.log2(b / B_p)), b)))
         request.reasons.append(f"B_p = {B_p} has no curve: n is chosen as at the nearest, B_p = {nearest_B_p}")
         n = _nearest_n(ensemble, request, ensemble.B_p == nearest_B_p, request.largest_B(1) // B_p)

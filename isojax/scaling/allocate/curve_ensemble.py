@@ -28,16 +28,12 @@ MEASURED_TOLERANCE = 1.05  # runs end at their last evaluation, a little before 
 class CurveEnsemble:
     """The curves of a fit and their replicates; cells in order of (n, B_p), arrays are [cells]."""
 
+    fit: FitResult
     curves: tuple[FittedCurve, ...]
     samples: PosteriorSamples  # replicates of the curves
     B_p: IntArray
     n: IntArray
     stable: BoolArray  # whether the cell's B_p is
-    noise_sd: FloatArray  # of one evaluation: the fit's estimate, else the rmse of the curve, in reward
-    level: float  # of the intervals
-    run_sd: float  # run-to-run standard deviation of the reward; 0 where the fit knows none
-    C_measured_max: float  # the largest C measured
-    no_effect: bool  # the fit cannot distinguish any two n
 
     @property
     def B(self) -> IntArray:
@@ -48,6 +44,16 @@ class CurveEnsemble:
     def replicates(self) -> int:
         """How many replicates; 0 where the fit has none."""
         return len(self.samples.R0)
+
+    @property
+    def level(self) -> float:
+        """The level of its intervals."""
+        return LEVEL if self.fit.intervals is None else self.fit.intervals.level
+
+    @property
+    def C_measured_max(self) -> float:
+        """The largest C measured."""
+        return max(run.C_max for run in self.fit.runs)
 
     def expected_rewards(self, C: ArrayLike) -> FloatArray:
         """The curves' rewards at budgets C > 0: float[...] -> float[..., cells]."""
@@ -94,9 +100,10 @@ class CurveEnsemble:
         problems: the expectation's spread on each side, in quadrature with run-to-run and evaluation noise.
         """
         reward, interval = self.predict_reward(i, C, same_problems=True)
-        if interval is None:
+        noise = self.fit.intervals
+        if interval is None or noise is None:
             return reward, None
-        new_run_sd = float(np.hypot(self.run_sd, self.noise_sd[i]))
+        new_run_sd = float(np.hypot(noise.run_sd, noise.noise_sd))
         noise_half_width = NormalDist().inv_cdf(0.5 + self.level / 2) * new_run_sd
         width_below = np.hypot(max(0.0, reward - interval[0]), noise_half_width)
         width_above = np.hypot(max(0.0, interval[1] - reward), noise_half_width)
@@ -146,16 +153,11 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
     """The curves of a fit and their replicates."""
     curves = tuple(sorted(fit.curves, key=lambda c: (c.n, c.B_p)))
     stable_by_B_p = {v.B_p: v.stable for v in fit.stability}
-    noise_sd = [c.rmse for c in curves] if fit.intervals is None else [fit.intervals.noise_sd] * len(curves)
     return CurveEnsemble(
+        fit=fit,
         curves=curves,
         samples=from_curve_draws(fit.draws, curves),
         B_p=np.array([c.B_p for c in curves], dtype=np.int64),
         n=np.array([c.n for c in curves], dtype=np.int64),
         stable=np.array([stable_by_B_p.get(c.B_p, True) for c in curves]),
-        noise_sd=np.array(noise_sd),
-        level=LEVEL if fit.intervals is None else fit.intervals.level,
-        run_sd=0.0 if fit.intervals is None else fit.intervals.run_sd,
-        C_measured_max=max(run.C_max for run in fit.runs),
-        no_effect=fit.joint.n_star.no_effect,
     )

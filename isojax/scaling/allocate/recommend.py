@@ -62,7 +62,7 @@ def recommend(
         interval=interval,
         prediction_interval=ensemble.predict_new_run(cell, allocation.C)[1],
         **_compare_cells(ensemble, request, allocation, cell),
-        no_effect=ensemble.no_effect,
+        no_effect=fit.joint.n_star.no_effect,
         times_measured=C / ensemble.C_measured_max,
         epsilon=epsilon,
         level=ensemble.level,

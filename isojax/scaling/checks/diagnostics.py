@@ -16,7 +16,6 @@ from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import Frontier, FrontierStretch
 from isojax.scaling.result import (
-    CurveDiagnostics,
     FitDiagnostics,
     NeighbourCell,
     RewardSensitivity,
@@ -88,55 +87,20 @@ def _best_lead(
     return {"measured_for_neighbours": True, "lead": lead.mean, "se": lead.se, "z": z, "at_C": C}
 
 
-MAX_LENGTH_RATIO = 1.1  # a cell that ends earlier than the longest by more is a short one
 TIE_LEVEL = 0.9
 TIE_POINTS = 40
 
 
-def diagnose(estimate: SweepEstimate, cells: TracksByCell) -> FitDiagnostics:
-    """Do the curves fit as well as the evaluations' own scatter allows, and what did they leave out?"""
-    residuals_by_cell = estimate.residuals or {}
-    all_residuals = [r for runs in residuals_by_cell.values() for r in runs]
-    evaluation_sd = difference_sd(all_residuals)
-    per_curve = []
-    for c in estimate.curves:
-        residuals = residuals_by_cell.get(c.key, [])
-        row = CurveDiagnostics(
-            B_p=c.B_p,
-            n=c.n,
-            reduced_chi_square=reduced_chi_square(residuals, evaluation_sd),
-            autocorrelation=autocorrelation(residuals),
-            points=c.points,
-            at_bounds=(*c.at_bounds, *(() if c.determined else ("A",))),
-        )
-        per_curve.append(row)
-    left_out = [f"no curve for B_p={B_p} n={n}: {reason}" for B_p, n, reason in estimate.unfitted_cells]
-    left_out += [
-        f"B_p={c.B_p} n={c.n}: points beyond C = {c.C_peak:.4g}, where reward falls again, are not part of its rising "
-        "curve"
-        for c in estimate.curves
-        if c.C_peak is not None
-    ]
+def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
+    """Do the curves fit as well as the evaluations' own scatter allows, and where are values of n tied?"""
+    residuals_by_run = [r for runs in (estimate.residuals or {}).values() for r in runs]
+    point_count = sum(map(len, residuals_by_run))
     return FitDiagnostics(
-        reduced_chi_square=reduced_chi_square(all_residuals, evaluation_sd),
-        autocorrelation=autocorrelation(all_residuals),
-        degrees_of_freedom=sum(map(len, all_residuals)) - estimate.parameter_count if all_residuals else None,
-        per_curve=tuple(per_curve),
+        reduced_chi_square=reduced_chi_square(residuals_by_run, difference_sd(residuals_by_run)),
+        autocorrelation=autocorrelation(residuals_by_run),
+        degrees_of_freedom=point_count - estimate.parameter_count if residuals_by_run else None,
         ties=find_ties(estimate.draws),
-        left_out=tuple(left_out),
-        unequal_lengths=bool(short_cells(cells)),
     )
-
-
-def cell_ends(cells: TracksByCell) -> dict[tuple[int, int], float]:
-    """(B_p, n) -> where the longest of its runs ends."""
-    return {key: max(float(t.C[-1]) for t in seeds) for key, seeds in cells.items()}
-
-
-def short_cells(cells: TracksByCell) -> dict[tuple[int, int], float]:
-    """(B_p, n) -> C at its end, of the cells that end clearly earlier than the longest."""
-    ends = cell_ends(cells)
-    return {key: C for key, C in ends.items() if max(ends.values()) > MAX_LENGTH_RATIO * C}
 
 
 def reward_sensitivity(curves: Sequence[FittedCurve], draws: PosteriorSamples | None) -> RewardSensitivity | None:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
-from isojax.scaling.checks.diagnostics import cell_ends, short_cells
 from isojax.scaling.checks.run_health import RunHealth, flag_sentences
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
@@ -18,6 +17,7 @@ from isojax.scaling.result import GRADED_FLAG, FitDiagnostics, FitFlag, FitResul
 from isojax.scaling.tracks import TracksByCell
 
 MAX_AUTOCORRELATION = 0.3
+MAX_LENGTH_RATIO = 1.1  # a cell that ends earlier than the longest by more is a short one
 MAX_LISTED = 4
 STALENESS = "staleness_mean"  # among EvalPoint.train: updates between the policy that samples and the one trained
 MAX_STALENESS_DIFFERENCE = 0.25  # updates
@@ -50,6 +50,13 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
         yield _warning("one_n", text)
 
 
+def mode_flags(mode: str) -> Iterator[FitFlag]:
+    """The bias of mode paper."""
+    if mode == "paper":
+        text = "paper mode fits record-breaking points, which exceed the mean by the largest noise so far"
+        yield _warning("records_overshoot", f"{text}: every A is biased upward, more for cells with more evaluations")
+
+
 def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     """One seed only; cells of unequal length; no reward at C = 0; graded rewards."""
     single_seed_cells = [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]
@@ -57,11 +64,13 @@ def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
         which = "every cell" if len(single_seed_cells) == len(cells) else ", ".join(single_seed_cells)
         text = f"only one seed for {which}: differences between runs cannot be separated from chance"
         yield _warning("one_seed", text)
-    ends_of_short_cells = ", ".join(f"{B_p}x{n} ({C:.4g})" for (B_p, n), C in short_cells(cells).items())
-    if ends_of_short_cells:
+    ends = {f"{B_p}x{n}": max(float(t.C[-1]) for t in seeds) for (B_p, n), seeds in cells.items()}
+    C_longest = max(ends.values())
+    short_cells = [f"{cell} ({C:.4g})" for cell, C in ends.items() if C_longest > MAX_LENGTH_RATIO * C]
+    if short_cells:
         text = (
-            f"cells of unequal length: the longest ends at C = {max(cell_ends(cells).values()):.4g}; "
-            f"{ends_of_short_cells} end earlier and cannot lead beyond"
+            f"cells of unequal length: the longest ends at C = {C_longest:.4g}; {', '.join(short_cells)} end earlier "
+            "and cannot lead beyond"
         )
         yield _warning("unequal_lengths", text)
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):

@@ -11,14 +11,12 @@ from numpy.typing import ArrayLike, NDArray
 from isojax.scaling.curves import varpro
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import FitOptions, SweepEstimate
-from isojax.scaling.result import FitFlag
 from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward
 
 BIN_WIDTH = 0.005  # of reward (appendix A, Fig. 15)
 _EDGE_TOLERANCE = 1e-9  # a reward on a bin's edge belongs to the upper bin however it was rounded: .3 / .005 gives 60
 SOFT_L1_SCALE = 0.01  # reward
 MIN_POINTS = 3
-MAX_NEIGHBOURS = 2  # the mean around a record takes at most this many points on either side
 
 
 def record_breaking_indices(rewards: ArrayLike) -> NDArray[np.intp]:
@@ -76,30 +74,3 @@ def fit_points(
         rmse=float(np.sqrt(np.mean((solution.fitted_rewards[0] - rewards) ** 2))),
         at_bounds=("A",) if gains_nothing else varpro.parameters_at_bounds(solution, space),
     )
-
-
-def overshoot_flags(tracks: Sequence[RunTrack]) -> list[FitFlag]:
-    """How far the records lie above the mean of the points around them: they are maxima of noise."""
-    overshoots_by_run = [_record_overshoots(t) for t in tracks]
-    overshoots = [o for of_run in overshoots_by_run for o in of_run]
-    if not overshoots:
-        return []
-    last_overshoots = [of_run[-1] for of_run in overshoots_by_run if of_run]
-    text = (
-        "paper mode fits record-breaking points, which exceed the mean by the largest noise so far: every A is biased "
-        f"upward, more for cells with more evaluations; here {len(overshoots)} records lie {np.mean(overshoots):+.4f} "
-        "of reward above the points around them on average, the last of each run, which set the plateau, "
-        f"{np.mean(last_overshoots):+.4f}"
-    )
-    return [FitFlag(code="records_overshoot", severity="warning", text=text)]
-
-
-def _record_overshoots(track: RunTrack) -> list[float]:
-    """Each record's reward above the mean of as many points before as after it; records at an end have none."""
-    overshoots = []
-    for i in record_breaking_indices(track.R).tolist():
-        width = min(MAX_NEIGHBOURS, i, len(track.R) - 1 - i)
-        if width > 0:
-            around = np.concatenate([track.R[i - width : i], track.R[i + 1 : i + 1 + width]])
-            overshoots.append(float(track.R[i] - around.mean()))
-    return overshoots

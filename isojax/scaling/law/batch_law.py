@@ -11,7 +11,7 @@ from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate
 from isojax.scaling.law.frontier import compute_frontier, crossover_rows, frontier_rows, spread_indices
 from isojax.scaling.law.n_star_law import choose_law, fit_law, most_common_n_law
-from isojax.scaling.result import FixedBatchCrossover, FixedBatchFit, FixedBatchRow, FrontierRow, NStarOfMFit
+from isojax.scaling.result import FixedBatchFit, FrontierRow, NStarOfMFit
 from isojax.scaling.tracks import FloatArray
 
 MAX_LAW_POINTS = 40
@@ -32,15 +32,10 @@ def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -
     frontier, no_effect = compute_frontier(curves), estimate.no_effect
     cell_draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
     points = [frontier.points[i] for i in spread_indices(len(frontier.points), 4 * MAX_LAW_POINTS)]
-    rows = tuple(
-        FixedBatchRow(M=row.C / B, **row.model_dump(exclude={"n_probability"}))
-        for row in frontier_rows(points, cell_draws)
-    )
-    crossovers = () if no_effect else crossover_rows(frontier, cell_draws)
     return FixedBatchFit(
         B=B,
-        frontier=rows,
-        crossovers=tuple(FixedBatchCrossover(M=c.C / B, **c.model_dump()) for c in crossovers),
+        frontier=frontier_rows(points, cell_draws),
+        crossovers=() if no_effect else crossover_rows(frontier, cell_draws),
         n_star=_fit_n_star_of_M(B, points, cell_draws, no_effect, max(c.n for c in curves)),
     )
 

@@ -24,7 +24,7 @@ from isojax.scaling.curves.hill import LN10
 from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, PosteriorSamples, best_cells
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import Frontier, spread_indices
-from isojax.scaling.result import Law, NStarBandRow, NStarFit, NStarIntervals
+from isojax.scaling.result import Law, NStarBandRow, NStarFit
 from isojax.scaling.tracks import FloatArray, as_float64
 
 MIN_DISTINCT_N = 3  # values of n that a law with a slope needs: two show only where one n overtakes the other
@@ -148,7 +148,7 @@ def fit_n_star(
     C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
     if no_effect is None:
         return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
-    band = None
+    band = None  # the law's own parameters trade off against one another: an interval for each would say less
     if draws is not None:
         band_C = C[spread_indices(len(C), BAND_POINTS)].tolist()
         bounds = [_n_interval(column) for column in log2_best_n(draws, band_C).T]
@@ -157,20 +157,14 @@ def fit_n_star(
         return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
     law_indices = spread_indices(len(C), MAX_LAW_POINTS)
     observations = min(target_count, len(law_indices))
-    log2_n, variance, intervals = np.log2(n[law_indices]), None, None
+    log2_n, variance = np.log2(n[law_indices]), None
     if draws is not None:
         log2_n_replicates = log2_best_n(draws, C[law_indices])
         log2_n = log2_n_replicates.mean(0)
         steps = np.diff(np.log2(np.unique(n)))
         variance = log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
-        # The law's own parameters trade off against one another: an interval for each would say less.
-        intervals = NStarIntervals(
-            n_at_low_C=_n_interval(log2_n_replicates[:, 0]),
-            n_at_middle_C=_n_interval(log2_n_replicates[:, len(law_indices) // 2]),
-            n_at_high_C=_n_interval(log2_n_replicates[:, -1]),
-        )
     choice = choose_law(C[law_indices], log2_n, n_largest, variance, observations)
-    return NStarFit(law=choice.law, no_effect=False, aicc=choice.aicc, band=band, intervals=intervals)
+    return NStarFit(law=choice.law, no_effect=False, aicc=choice.aicc, band=band)
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
