@@ -94,23 +94,13 @@ def _root(version: VersionOption = False) -> None:
 
 def main() -> NoReturn:
     """The console script `isojax`: like `python -m`, it finds a fork's modules in the folder it is called in."""
-    is_run = any(command.is_run for command in COMMANDS if command.name in sys.argv[1:2])
-    if is_run:
-        use_huge_pages()
     sys.path.insert(0, "")
-    _run(app, "isojax", is_run)
+    _run(app, "isojax", any(command.is_run for command in COMMANDS if command.name in sys.argv[1:2]))
 
 
-def main_launch() -> NoReturn:
-    """`python -m isojax.launch`."""
-    use_huge_pages()
-    _run(LAUNCH.load(), "python -m isojax.launch", is_run=True)
-
-
-def main_train() -> NoReturn:
-    """`python -m isojax.train`."""
-    use_huge_pages()
-    _run(TRAIN.load(), "python -m isojax.train", is_run=True)
+def main_module(command: LazyCommand) -> NoReturn:
+    """`python -m isojax.launch` and `python -m isojax.train`."""
+    _run(command.load(), f"python -m isojax.{command.name}", command.is_run)
 
 
 def _check_words(words: Sequence[str]) -> None:
@@ -124,6 +114,8 @@ def _check_words(words: Sequence[str]) -> None:
 def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
     """Run a command and exit: 0; 2 after an InputError, as after usage errors; 1 after a failed run; 143 after
     SIGTERM; 141 where nobody reads what a command prints that is no run."""
+    if is_run:
+        use_huge_pages()
     guard_output(is_run)
     try:
         try:

@@ -20,13 +20,12 @@ from isojax.runs.mirror import display_path
 def parse_count(text: str, option: str = "--budget") -> int:
     """A count typed as 250000, 250_000 or 2.5e5."""
     try:
-        value = float(text.replace("_", ""))
-        count = int(text.replace("_", "")) if text.replace("_", "").isdigit() else int(value)
-    except (ValueError, OverflowError):
-        value, count = math.nan, 0
-    if not (value >= 1 and value == int(value)):
+        number = int(text) if text.replace("_", "").isdecimal() else float(text)
+    except ValueError:
+        number = math.nan
+    if not (number >= 1 and number % 1 == 0):
         raise InputError(f"{option}: given {text!r}, expected a positive whole number, such as 250000 or 1e6.")
-    return count
+    return int(number)
 
 
 def to_json_value(value: Any) -> Any:
@@ -72,19 +71,14 @@ def print_bootstrap(console: Console, settings: Mapping[str, Any]) -> None:
     console.print(f"intervals: {how}", highlight=False)
 
 
-def check_figure_path(path: Path, option: str) -> None:
-    """Refuse, before any work, a figure that is not named .png or .pdf, or that exists."""
-    if path.suffix not in (".png", ".pdf"):
-        raise InputError(f"{option} {path}: expected a file named .png or .pdf.")
-    if path.exists():
+def check_new_file(path: Path | None, option: str) -> None:
+    """Refuse, before any work, to write a file that exists."""
+    if path is not None and path.exists():
         raise InputError(f"{path} exists already and is kept; give {option} another name, or remove it.")
 
 
-def write_figure(path: Path, png: bytes, pdf: bytes, option: str) -> None:
-    """Write PNG or PDF, by the suffix of the path, never over an existing file; its folder is created."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as f:
-            f.write(pdf if path.suffix == ".pdf" else png)
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror or e}. Give {option} another name.") from e
+def check_figure_path(path: Path | None, option: str) -> None:
+    """Refuse, before any work, a figure that is not named .png or .pdf, or that exists."""
+    if path is not None and path.suffix not in (".png", ".pdf"):
+        raise InputError(f"{option} {path}: expected a file named .png or .pdf.")
+    check_new_file(path, option)

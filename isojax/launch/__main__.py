@@ -1,6 +1,6 @@
 """`python -m isojax.launch`: the same as `isojax launch`."""
 
-from isojax.cli.app import main_launch
+from isojax.cli.app import LAUNCH, main_module
 
 if __name__ == "__main__":
-    main_launch()
+    main_module(LAUNCH)

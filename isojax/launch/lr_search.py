@@ -120,11 +120,11 @@ class SearchPlan(NamedTuple):
         return config.model_copy(update=settings)
 
 
-def run_rate(config: Config, source_folder: Path | None, resume: bool, launch: LaunchSweep) -> RateResult:
-    """Run one rate and score it. `source_folder`: a rate that has run, whose base policy and sizes this one takes."""
+def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSweep) -> RateResult:
+    """Run one rate and score it. `first_folder`: the first rate's, whose base policy and sizes the others take."""
     folder = Path(config.run.dir) / config.name
-    if source_folder is not None and not (folder / CONFIG_FILE).exists():
-        copy_base_policy(source_folder, folder, config)
+    if folder != first_folder and not (folder / CONFIG_FILE).exists():
+        copy_base_policy(first_folder, folder, config)
     failures: list[str] = []
     try:
         launch(config, resume or (folder / CONFIG_FILE).exists(), False)

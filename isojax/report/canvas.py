@@ -4,6 +4,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, log2, log10
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator
 
+from isojax.core.atomic_files import write_bytes
 from isojax.report.wording import format_compact
 
 INK, MUTED, GRID_COLOUR, LAW_COLOUR = "#1c2126", "#5c6670", "#e4e8ec", "#c2362f"
@@ -137,6 +139,10 @@ class RenderedFigure:
 
     png: bytes
     pdf: bytes
+
+    def write(self, path: Path) -> None:
+        """One of them, by the suffix of the path; its folder is made."""
+        write_bytes(path, self.pdf if path.suffix == ".pdf" else self.png)
 
 
 def render_figure(fig: Figure) -> RenderedFigure:

@@ -1,6 +1,6 @@
 """`python -m isojax.train`: the same as `isojax train`."""
 
-from isojax.cli.app import main_train
+from isojax.cli.app import TRAIN, main_module
 
 if __name__ == "__main__":
-    main_train()
+    main_module(TRAIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,8 @@ def test_help_teaches_with_examples_and_the_right_name(isojax: Isojax) -> None:
     for command in ("launch", "train", "fit", "fit-law", "fit-curve", "recommend", "report", "lr-search"):
         code, out, _ = isojax(command, "--help")
         assert code == 0 and "Example" in out and f"isojax {command} " in out
-    assert "Usage: python -m isojax.launch" in isojax("--help", main=app.main_launch)[1]
-    assert "Usage: python -m isojax.train" in isojax("--help", main=app.main_train)[1]
+    assert "Usage: python -m isojax.launch" in isojax("--help", main=partial(app.main_module, app.LAUNCH))[1]
+    assert "Usage: python -m isojax.train" in isojax("--help", main=partial(app.main_module, app.TRAIN))[1]
     assert isojax("--version") == (0, f"{__version__}\n", "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,7 +42,7 @@ def test_launch_reads_config_and_overrides(
     outcome = (
         isojax("launch", *words, "--dry-run")
         if program == "isojax launch"
-        else isojax(*words, "--dry-run", main=app.main_launch)
+        else isojax(*words, "--dry-run", main=partial(app.main_module, app.LAUNCH))
     )
     assert outcome[0] == 0
     [(config, resumed, dry_run)] = calls
@@ -86,7 +87,7 @@ def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[An
 
 def test_train_hands_the_config_on(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
     assert isojax("train", "quickstart", "sweep.n=[8]")[0] == 0
-    assert isojax("quickstart", "sweep.n=[4]", "--mesh", "data=2", main=app.main_train)[0] == 0
+    assert isojax("quickstart", "sweep.n=[4]", "--mesh", "data=2", main=partial(app.main_module, app.TRAIN))[0] == 0
     code, out, err = isojax("train", "quickstart", "sweep.n=[2]", "--dry-run")
     assert (code, out) == (0, "") and "run:" not in err
     assert [(config.sweep.n, dry_run) for config, _, dry_run in calls] == [((8,), False), ((4,), False), ((2,), True)]

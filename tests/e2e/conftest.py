@@ -46,8 +46,10 @@ SECONDS = 240  # a command that takes longer hangs
 # exit code, or null where it has not ended by then.
 NURSERY = """\
 import contextlib, gc, json, os, resource, sys, time, traceback, warnings
+from functools import partial
 os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
 import isojax.cli.app, isojax.launch.local.local_runner, isojax.train.base_policy, isojax.train.loop
+from isojax.cli.app import LAUNCH, TRAIN, main_module
 from isojax.cli.commands import report_command
 from isojax.cli.commands import launch_command, train_command
 with contextlib.suppress(ImportError):
@@ -56,7 +58,7 @@ warnings.filterwarnings("ignore", "os.fork")  # jax has started no thread before
 gc.collect()
 gc.freeze()  # what is imported stays, and no fork looks through it
 gc.set_threshold(20_000, 20, 50)
-MAINS = {"isojax.launch": isojax.cli.app.main_launch, "isojax.train": isojax.cli.app.main_train}
+MAINS = {"isojax.launch": partial(main_module, LAUNCH), "isojax.train": partial(main_module, TRAIN)}
 
 def run(folder, out, err, words, report, environment):
     os.chdir(folder)

@@ -6,7 +6,7 @@ from typing import Annotated
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.formatting import check_figure_path, json_text, print_line, print_notes, write_figure
+from isojax.cli.formatting import check_figure_path, json_text, print_line, print_notes
 from isojax.cli.options import JsonOption, complete_run
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
@@ -46,8 +46,7 @@ def compare(
         raise InputError(
             f"only {runs[0]} is given; expected at least two sweeps to compare. Name another folder or fit.json."
         )
-    if out is not None:
-        check_figure_path(out, "--out")
+    check_figure_path(out, "--out")
     names = [(run if run.is_dir() else run.parent).resolve().name for run in runs]
     if labels is not None:
         names = [label.strip() for label in labels.split(",")]
@@ -62,8 +61,7 @@ def compare(
         raise InputError(f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart.")
     comparison = compare_sweeps([_load_fit(run, metric) for run in runs], names)
     if out is not None:
-        figure = comparison_figure(comparison)
-        write_figure(out, figure.png, figure.pdf, "--out")
+        comparison_figure(comparison).write(out)
     if as_json:
         print(json_text(comparison))
         return

@@ -47,13 +47,11 @@ def fit_curve(
       isojax fit-curve runs.jsonl --x step --y val.acc --where n=16 --group seed --plot curve.pdf
       isojax fit-curve log.tsv --x tokens --y reward --json | jq .intervals.A
     """
-    if plot_path is not None:
-        formatting.check_figure_path(plot_path, "--plot")
+    formatting.check_figure_path(plot_path, "--plot")
     fit_document, data = fit_curve_file(data_file, x_column, y_column, fit_below, where or (), group_column)
     if plot_path is not None:
         points = data.points
-        figure = single_curve_figure(fit_document, points.C, points.R, points.run_index, data.seed_names)
-        formatting.write_figure(plot_path, figure.png, figure.pdf, "--plot")
+        single_curve_figure(fit_document, points.C, points.R, points.run_index, data.seed_names).write(plot_path)
     if as_json:
         print(formatting.json_text(fit_document))
         return

@@ -10,7 +10,7 @@ from typer import Option
 
 from isojax.cli.formatting import json_text, parse_count, print_line, to_json_value
 from isojax.cli.options import ConfigArguments, DryRunOption, JsonOption, MeshOption, ResumeOption, read_config
-from isojax.core.atomic_files import write_bytes, write_text
+from isojax.core.atomic_files import write_text
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch import lr_search as search
@@ -100,19 +100,15 @@ def run_plan(
 ) -> dict[str, Any]:
     """Run every rate, each from the base policy of the first; write lr_search.json (returned) and lr_search.png."""
     folder = Path(plan.folder)
-    first: Path | None = None
+    first_folder = folder / rate_name(min(plan.rates))
 
     def run_learning_rate(rate: float) -> search.RateResult:
-        nonlocal first
-        rate_config = plan.rate_config(config, rate)
-        outcome = search.run_rate(rate_config, first, resume, launch)
-        first = first or folder / rate_config.name
-        return outcome
+        return search.run_rate(plan.rate_config(config, rate), first_folder, resume, launch)
 
     result = search.search_rates(plan.rates, run_learning_rate, extend)
     document = to_json_value(search.to_json(result, config, plan))
     write_text(folder / "lr_search.json", json_text(document) + "\n")
-    write_bytes(folder / "lr_search.png", learning_rate_figure(document).png)
+    learning_rate_figure(document).write(folder / "lr_search.png")
     return document
 
 

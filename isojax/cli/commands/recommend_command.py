@@ -7,7 +7,7 @@ from typing import Annotated
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.formatting import json_text, parse_count, print_line, print_notes
+from isojax.cli.formatting import check_new_file, json_text, parse_count, print_line, print_notes
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core import registry
@@ -61,8 +61,7 @@ def recommend(
     rollouts, fixed = parse_count(budget), parse_fixed_values(fix or ())
     if framework is not None and write is None:
         raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
-    if write is not None and write.exists():
-        raise InputError(f"{write} exists already and is kept; give --write another name, or remove it.")
+    check_new_file(write, "--write")
     exporter = registry.load("runs.exporters", framework or "isojax", "render")
     fit = read_fit(run, include_flagged)
     recommendation = choose(fit, rollouts, B_max, fixed or None, extrapolate, epsilon)
