@@ -191,7 +191,7 @@ def arguments(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
         ["launch", "tiny.yaml", "--dry-run", rng.choice(("--mesh", "--process", "--topology")), value],
         ["launch", value, "--dry-run"],
         ["train", "tiny.yaml", value],
-        ["lr-search", "tiny.yaml", "--dry-run", rng.choice(("--B_p", "--n", "--rates", "--budget", "--seeds")), value],
+        ["lr-search", "tiny.yaml", "--dry-run", rng.choice(("--rates", "--budget", "--seeds")), value],
         ["fit", "runs/tiny", rng.choice(("--replicates", "--seed", "--run-sd", "--metric", "--compute")), value],
         ["fit", value],
         ["recommend", "runs/tiny", "--budget", value],

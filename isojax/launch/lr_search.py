@@ -15,6 +15,7 @@ import numpy as np
 from isojax.core.config import AUTOSIZED_SETTINGS, Config, load_config, save_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import RunRecord
+from isojax.launch.planner import plan_cells
 from isojax.launch.resume import BASE_FOLDER
 from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
@@ -72,19 +73,11 @@ def rate_name(rate: float) -> str:
     return np.format_float_scientific(rate, precision=2, trim="-", exp_digits=1).replace("e+", "e")  # 1e-3, 3.2e-4
 
 
-def choose_batch_shape(config: Config, B_p: int | None, n: int | None) -> tuple[int, int]:
-    """(B_p, n): what is given; the rest from the sweep, so that B_p n is nearest to cell.rl.lr_reference_batch in log
-    (then the larger B_p). InputError where no product is within sweep.B_max."""
-    sweep, reference_batch = config.sweep, config.cell.rl.lr_reference_batch
-    pairs = [(b, m) for b in ((B_p,) if B_p else sweep.B_p) for m in ((n,) if n else sweep.n)]
-    allowed = [(b, m) for b, m in pairs if b * m <= sweep.B_max]
-    if not allowed:
-        b, m = min(pairs, key=lambda pair: pair[0] * pair[1])
-        raise InputError(
-            f"B_p x n = {b} x {m} = {b * m} is over sweep.B_max = {sweep.B_max}; raise it, "
-            "or give a smaller --B_p or --n."
-        )
-    return min(allowed, key=lambda pair: (round(abs(math.log(pair[0] * pair[1] / reference_batch)), 9), -pair[0]))
+def choose_batch_shape(config: Config) -> tuple[int, int]:
+    """The (B_p, n) of the sweep whose B_p n is nearest to cell.rl.lr_reference_batch in log (then the larger B_p)."""
+    reference_batch = config.cell.rl.lr_reference_batch
+    pairs = {(cell.B_p, cell.n) for cell in plan_cells(config.sweep)}
+    return min(pairs, key=lambda pair: (round(abs(math.log(pair[0] * pair[1] / reference_batch)), 9), -pair[0]))
 
 
 def default_budget(config: Config, B: int) -> int:

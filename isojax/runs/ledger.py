@@ -56,10 +56,7 @@ class Ledger:
         """Record a point and the seconds of wall clock since the one before, unless its target is recorded already."""
         if point.target in self.targets:
             return
-        _append_row(
-            self.folder / TIMING_FILE,
-            {"kind": "timing", "target": point.target, "seconds": round(seconds, 6), "devices": devices},
-        )
+        _append_row(self.folder / TIMING_FILE, _timing_row(point, round(seconds, 6), devices))
         _append_row(self.path, {"kind": "eval", **asdict(point)})
         self.targets.append(point.target)
         self.on_append()
@@ -75,16 +72,13 @@ def write_run(folder: Path, run: RunRecord) -> None:
     """A whole run, measured elsewhere, as records.jsonl and, where its device hours are known, timing.jsonl."""
     header = _header_row(run.cell, run.cell_hash)
     parse_cell(header, run.source)
-    points = [{"kind": "eval", **asdict(check_point(point, run.source))} for point in run.points]
+    points = [{"kind": "eval", **asdict(parse_point(point, run.source))} for point in run.points]
     folder.mkdir(parents=True)
     _write_rows(folder / RECORDS_FILE, [header, *points])
     if run.device_hours:
-        interval_hours = [b - a for a, b in pairwise((0.0, *run.device_hours))]
-        timed_points = zip(run.points, interval_hours, strict=True)
-        _write_rows(
-            folder / TIMING_FILE,
-            [{"kind": "timing", "target": p.target, "seconds": 3600 * h, "devices": 1} for p, h in timed_points],
-        )
+        hours = [b - a for a, b in pairwise((0.0, *run.device_hours))]
+        timing = [_timing_row(point, 3600 * h, 1) for point, h in zip(run.points, hours, strict=True)]
+        _write_rows(folder / TIMING_FILE, timing)
 
 
 def _append_row(path: Path, row: Mapping[str, Any]) -> None:
@@ -97,6 +91,10 @@ def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _header_row(cell: Cell, cell_hash: str) -> dict[str, Any]:
     return {"kind": "cell", "schema": SCHEMA, "B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "cell_hash": cell_hash}
+
+
+def _timing_row(point: EvalPoint, seconds: float, devices: int) -> dict[str, Any]:
+    return {"kind": "timing", "target": point.target, "seconds": seconds, "devices": devices}
 
 
 class LedgerLines(NamedTuple):
@@ -131,35 +129,34 @@ def read_ledger_lines(path: Path) -> LedgerLines:
     return LedgerLines(rows, len(data) - len(torn), bool(torn))
 
 
-def _parse_point(row: Mapping[str, Any], path: Path, line_number: int) -> EvalPoint:
-    place = f"{path}, line {line_number}"
+def parse_point(row: Mapping[str, Any] | EvalPoint, place: str) -> EvalPoint:
+    """A ledger's row, or a log's point, as an evaluation; InputError where a number of it is none that a run can
+    measure."""
     try:
-        return check_point(_POINT_ADAPTER.validate_python(row), place)
+        point = _POINT_ADAPTER.validate_python(row)
+        _check_ranges(point)
+        return point
     except ValidationError as e:
         first = e.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        is_missing = first["type"] == "missing"
-        raise _no_evaluation(
-            place, f"it has no {name!r}" if is_missing else f"{name} is {first['input']!r}: {first['msg']}"
-        ) from e
-
-
-def _no_evaluation(place: str, problem: str) -> InputError:
-    return InputError(
+        problem = f"{name} is {first['input']!r}: {first['msg']}"
+        if first["type"] == "missing":
+            problem = f"it has no {name!r}"
+    except ValueError as e:
+        problem = str(e)
+    raise InputError(
         f"{place} is not an evaluation ({problem}); expected target, M, rollouts, tokens and metrics. Correct it."
     )
 
 
-def check_point(point: EvalPoint, place: str) -> EvalPoint:
-    """The evaluation itself; InputError where a number of it is none that a run can measure."""
+def _check_ranges(point: EvalPoint) -> None:
     counts = [count for problem_set in (point.counts, *point.extra.values()) for count in problem_set]
     ranges: list[tuple[str, float, float]] = [("counts", count, point.samples) for count in counts]
     ranges += [(name, vars(point)[name], MAX_COUNT) for name in ("target", "M", "rollouts", "tokens", "samples")]
     ranges += [(k, v, 1.0) for k, v in point.metrics.items() if METRIC_AT_K.fullmatch(k.rpartition("/")[2])]
     for name, value, highest in ranges:
         if not 0 <= value <= highest:
-            raise _no_evaluation(place, f"{name} is {value}: it should be at least 0 and at most {highest:g}")
-    return point
+            raise ValueError(f"{name} is {value}: it should be at least 0 and at most {highest:g}")
 
 
 def parse_cell(header: Mapping[str, Any], place: str) -> Cell:
@@ -182,25 +179,21 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
     rows, _, torn = read_ledger_lines(path)
     if torn and warn is not None:
         warn(f"{path}: the last line is torn and was left out")
-    if not rows or rows[0]["kind"] != "cell":
+    line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
+    if not line_numbers or rows[0]["kind"] != "cell":
         raise InputError(
-            f"{path} holds no complete point: its first line is not a cell header. Run the cell (`isojax launch ..."
-            " --resume`), or leave it out."
+            f"{path} holds no complete point after a cell header. Run the cell (`isojax launch ... --resume`), or leave"
+            " it out."
         )
     header = rows[0]
     cell = parse_cell(header, f"{path}, line 1")
-    second_header_line = next((i for i, row in enumerate(rows[1:], 2) if row["kind"] == "cell"), None)
-    if second_header_line is not None:
-        raise InputError(
-            f"{path}, line {second_header_line} begins another run ({rows[second_header_line - 1]}) in the ledger of"
-            f" {header}; expected one run per file. Split it."
-        )
-    line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
-    points = [_parse_point(rows[i - 1], path, i) for i in line_numbers]
-    if not points:
-        raise InputError(
-            f"{path} holds no complete point. Run the cell (`isojax launch ... --resume`), or leave it out."
-        )
+    for i, row in enumerate(rows[1:], 2):
+        if row["kind"] == "cell":
+            raise InputError(
+                f"{path}, line {i} begins another run ({row}) in the ledger of {header}; expected one run per file."
+                " Split it."
+            )
+    points = [parse_point(rows[i - 1], f"{path}, line {i}") for i in line_numbers]
     for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=True):
         if b.rollouts <= a.rollouts:
             problem = f"rollouts fall from {a.rollouts} to {b.rollouts}"
@@ -247,7 +240,7 @@ def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
     failure_reason = _failure_reason(rows)
     if not evaluation_lines:
         return None, failure_reason
-    return _parse_point(rows[evaluation_lines[-1] - 1], path, evaluation_lines[-1]), failure_reason
+    return parse_point(rows[evaluation_lines[-1] - 1], f"{path}, line {evaluation_lines[-1]}"), failure_reason
 
 
 def _failure_reason(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -62,15 +62,13 @@ def quickstart(*overrides: str) -> Config:
 
 def test_the_batch_nearest_to_the_anchors_in_log() -> None:
     """32 x 32 and 64 x 16 make 1024; 300 is between 256 and 512, nearer to 256 in log."""
-    assert choose_batch_shape(quickstart(), None, None) == (64, 16)
-    assert choose_batch_shape(quickstart("cell.rl.lr_reference_batch=300"), None, None) == (64, 4)
-    assert choose_batch_shape(quickstart(), 32, None) == (32, 32) and choose_batch_shape(quickstart(), None, 4) == (
-        64,
-        4,
-    )
-    assert choose_batch_shape(quickstart(), 16, 2) == (16, 2)
-    with pytest.raises(InputError, match=r"B_p x n = 4096 x 4 = 16384 is over sweep.B_max = 2048"):
-        choose_batch_shape(quickstart(), 4096, None)
+    assert choose_batch_shape(quickstart()) == (64, 16)
+    assert choose_batch_shape(quickstart("cell.rl.lr_reference_batch=300")) == (64, 4)
+    assert choose_batch_shape(quickstart("sweep.B_p=[32]")) == (32, 32)
+    assert choose_batch_shape(quickstart("sweep.n=[4]")) == (64, 4)
+    assert choose_batch_shape(quickstart("sweep.B_p=[16]", "sweep.n=[2]")) == (16, 2)
+    with pytest.raises(InputError, match=r"B_p x n is over sweep.B_max = 2048: 4096 x 4 = 16384"):
+        choose_batch_shape(quickstart("sweep.B_p=[4096]"))
 
 
 def test_the_budget_gets_past_the_warm_up_and_has_four_evaluations() -> None:

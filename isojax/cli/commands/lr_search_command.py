@@ -19,21 +19,12 @@ from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.learning_rates import learning_rate_figure
 from isojax.runs.mirror import working_folder
 
-BatchSizeOption = Annotated[
-    int | None, Option("--B_p", metavar="N", min=1, help="Problems per batch.", show_default="the sweep's")
-]
-GroupSizeOption = Annotated[
-    int | None, Option("--n", metavar="N", min=1, help="Rollouts per problem.", show_default="the sweep's")
-]
-
 
 def lr_search(
     words: ConfigArguments = None,
     rates: Annotated[
         str | None, Option(metavar="A,B,...", help="Rates to try.", show_default="5 around learning_rate")
     ] = None,
-    B_p: BatchSizeOption = None,
-    n: GroupSizeOption = None,
     budget: Annotated[
         str | None, Option(metavar="C", help="Rollouts per run.", show_default="a tenth of sweep.budget")
     ] = None,
@@ -55,11 +46,11 @@ def lr_search(
     Examples
       isojax lr-search quickstart
       isojax lr-search quickstart --dry-run                       what would run
-      isojax lr-search my.yaml --rates 3e-7,1e-6,3e-6 --B_p 128 --n 8
+      isojax lr-search my.yaml --rates 3e-7,1e-6,3e-6 'sweep.B_p=[128]' 'sweep.n=[8]'
       isojax lr-search my.yaml --resume --seeds 4                 two more seeds
     """
     config = read_config(words, mesh, None)
-    B_p, n = search.choose_batch_shape(config, B_p, n)
+    B_p, n = search.choose_batch_shape(config)
     plan = SearchPlan(
         rates=read_rates(rates) if rates is not None else search.default_rates(config.cell.rl.learning_rate),
         B_p=B_p,

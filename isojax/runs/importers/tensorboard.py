@@ -113,13 +113,9 @@ def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
 
 def _read_events(file: Path, notes: list[str]) -> Iterator[Any]:
     """The events of a file; one that is torn at the end is left out, and noted in `notes`."""
-    try:
-        from tensorboardX.proto import event_pb2
-        from tensorboardX.record_writer import masked_crc32c
-    except ImportError as e:
-        raise InputError(
-            f"--from tensorboard needs tensorboardX ({e}); install it with: pip install 'isojax[tensorboard]'."
-        ) from e
+    from tensorboardX.proto import event_pb2
+    from tensorboardX.record_writer import masked_crc32c
+
     event_class: Any = vars(event_pb2)["Event"]  # protobuf makes its classes when it is imported
     check_log_file(file)
     data, offset = file.read_bytes(), 0

@@ -40,12 +40,8 @@ def read(path: Path) -> list[LogTable]:
 
 
 def _read_run(file: Path) -> LogTable:
-    try:
-        from wandb.proto import wandb_internal_pb2
-    except ImportError as e:
-        raise InputError(
-            f"--from wandb needs the wandb package ({e}); install it with: pip install 'isojax[wandb]'."
-        ) from e
+    from wandb.proto import wandb_internal_pb2
+
     record_class: Any = vars(wandb_internal_pb2)["Record"]  # protobuf makes its classes when it is imported
     check_log_file(file)
     rows: list[DataRow] = []

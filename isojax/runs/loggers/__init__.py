@@ -3,7 +3,7 @@ by its path, with `begin(folder, cell, config) -> Logger` and, where it may be u
 InputError before any work. What a logger writes is a function of the ledger: it gets all of it when the cell is
 opened and after each further point, so no kill loses a point or writes one twice."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -38,24 +38,24 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
     """The loggers of a cell that is running; one that fails is left out from then on, with one warning."""
     active: dict[str, Logger] = {}
 
-    def attempt(name: str, call: Callable[[], object]) -> None:
+    @contextmanager
+    def left_out_if_it_fails(name: str) -> Iterator[None]:
         try:
-            call()
+            yield
         except Exception as e:  # of a library, its network or its disk; no curve is worth the run
             active.pop(name, None)
             warn(
                 f"{cell.name}: the logger {name} failed ({e}); the run continues without it, its ledger has every point"
             )
 
-    def begin(name: str) -> None:
-        active[name] = load("runs.loggers", name, "begin").begin(ledger.folder, cell, config)
-
     def update() -> None:
         for name, logger in list(active.items()):
-            attempt(name, lambda logger=logger: logger.update(read_run(ledger.folder)))
+            with left_out_if_it_fails(name):
+                logger.update(read_run(ledger.folder))
 
     for name in config.run.loggers:
-        attempt(name, lambda name=name: begin(name))
+        with left_out_if_it_fails(name):
+            active[name] = load("runs.loggers", name, "begin").begin(ledger.folder, cell, config)
     ledger.on_append = update
     if ledger.targets:
         update()
@@ -63,7 +63,8 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
         yield
     finally:
         for name, logger in list(active.items()):
-            attempt(name, logger.close)
+            with left_out_if_it_fails(name):
+                logger.close()
 
 
 def point_scalars(point: EvalPoint) -> dict[str, float]:

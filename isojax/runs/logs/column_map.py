@@ -32,6 +32,8 @@ FIELD_HELP = {
     "samples": "rollouts per validation problem",
     "scale": "a number that multiplies the validation metrics, 0.01 for percent",
 }
+# The lowest value of each field that is a whole number.
+LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p": 1, "B": 1, "samples": 1}
 # `metric:NAME=COLUMN` is a further validation metric; `train:NAME=COLUMN` a further training metric; avg@4=COLUMN is
 # metric:avg@4=COLUMN.
 METRIC_PREFIXES = ("metric:", "train:")
@@ -63,10 +65,10 @@ def is_training(field: str) -> bool:
 class ColumnMap:
     """Where the fields of one log stand."""
 
+    table: LogTable
     columns: Mapping[str, str]  # field -> column
     constants: Mapping[str, float | int]  # field -> the number that holds for the whole log
     detected: frozenset[str]  # the fields in `columns` that no --map names
-    config: Mapping[str, Any]  # what the log says once for all its rows, as further columns
 
     def __contains__(self, field: str) -> bool:
         return field in self.columns or field in self.constants
@@ -101,34 +103,29 @@ class ColumnMap:
         if field in self.constants:
             return self.constants[field]
         column = self.columns.get(field)
-        return None if column is None else row.values.get(column, self.config.get(column))
+        return None if column is None else row.values.get(column, self.table.config.get(column))
 
     def describe_cell(self, field: str, row: DataRow) -> str:
         """ "runs.csv, line 7: reward (column val/acc)"."""
         column = self.columns.get(field, field)
         return f"{row.location}: {field}" + (f" (column {column})" if column != field else "")
 
-    def read_number(self, field: str, row: DataRow) -> float:
-        """A finite number; raises InputError as `check_number`."""
-        expected = FIELD_HELP.get(field, "a number")
-        return check_number(self.cell_value(field, row), self.describe_cell(field, row), expected=expected)
+    def read(self, field: str, row: DataRow) -> Any:
+        """A row's finite number (an int where the field is a whole one), run's name or counts; InputError where there
+        is none."""
+        value, cell, expected = self.cell_value(field, row), self.describe_cell(field, row), FIELD_HELP.get(field)
+        if field == "run" and not is_blank(value):
+            return str(value)
+        if field == "counts" and not is_blank(value):
+            return self._read_counts(value, row)
+        lowest = LOWEST_VALUES.get(field)
+        number = check_number(value, cell, expected=expected or "a number", minimum=lowest, whole=lowest is not None)
+        return number if lowest is None else int(number)
 
-    def read_integer(self, field: str, row: DataRow, minimum: int) -> int:
-        """A whole number of at least `minimum`; raises InputError as `check_number`."""
-        value, cell = self.cell_value(field, row), self.describe_cell(field, row)
-        return int(check_number(value, cell, expected=FIELD_HELP[field], minimum=minimum, whole=True))
-
-    def read_text(self, field: str, row: DataRow) -> str:
-        """A name, such as a run's; InputError where the cell is empty."""
-        value = self.cell_value(field, row)
-        if is_blank(value):
-            raise InputError(f"{self.describe_cell(field, row)} is missing or empty; expected {FIELD_HELP[field]}.")
-        return str(value)
-
-    def read_counts(self, row: DataRow) -> RewardSums:
+    def _read_counts(self, value: Any, row: DataRow) -> RewardSums:
         """The correct rollouts of each problem, each in 0..samples, from a list or its text ("[1, 0, 4]"); floats where
         one is not whole, as sums of graded rewards are."""
-        samples, value = self.read_integer("samples", row, 1), self.cell_value("counts", row)
+        samples = self.read("samples", row)
         try:
             counts: Any = json.loads(value) if isinstance(value, str) else value
         except (ValueError, RecursionError):
@@ -167,6 +164,7 @@ def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
 
 
 MAX_LISTED_COLUMNS = 40
+REQUIRED_FIELDS = {"n": ("n",), "B_p": ("B_p", "B"), "rollouts": ("rollouts", "step")}  # and what each follows from
 _SUGGESTIONS = {
     "n": ["--map n=16", "--map n=n{} where the file's name has it, as run-n16.jsonl"],
     "B_p": ["--map B_p=512", "--map B=8192 for rollouts per update"],
@@ -180,13 +178,8 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
 
     A --map gives a column's name, a number for the whole log, or a pattern such as n{} for the number in the log's own
     name. A mapped B replaces a known B_p, a mapped avg@k replaces a known reward."""
-    columns: dict[str, str] = {}
-    constants: dict[str, float | int] = {}
-    for field, column in field_map.items():
-        if column in table.columns and field != "scale":
-            columns[field] = column
-        else:
-            constants[field] = _constant(field, column, table)
+    columns = {field: text for field, text in field_map.items() if text in table.columns and field != "scale"}
+    constants = {field: _constant(field, text, table) for field, text in field_map.items() if field not in columns}
     excluded_fields = {*field_map}
     if excluded_fields & {"B", "B_p"}:
         excluded_fields |= {"B", "B_p"}
@@ -197,13 +190,14 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
         for field, names in known_columns.items()
         if field not in excluded_fields and (column := _detect_column(field, names, table)) is not None
     }
-    column_map = ColumnMap({**columns, **detected}, constants, frozenset(detected), table.config)
+    column_map = ColumnMap(table, {**columns, **detected}, constants, frozenset(detected))
     _require_fields(column_map, table)
     return column_map
 
 
 def _constant(field: str, text: str, table: LogTable) -> float | int:
-    """The number that a --map gives for the whole log."""
+    """The number that a --map gives for the whole log, or that stands at {} of its pattern in the log's path: n{} finds
+    8 in runs/n8.jsonl and in gsm8k-n8-s0.jsonl."""
     number = parse_number(text)
     if field == "scale" and number is None:
         raise InputError(f"--map scale={text}: expected a number, such as scale=0.01 for percent.")
@@ -218,20 +212,14 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
             f"--map {field}={text}: a number for the whole file cannot stand for {field};"
             f" {_mapping_hint(field, table.columns)}"
         )
-    if number is None:
-        return _number_from_path(field, text, table.source)
-    return int(number) if number.is_integer() else number
-
-
-def _number_from_path(field: str, pattern: str, source: str) -> int:
-    """The number that stands at {} of a pattern in a log's path: n{} finds 8 in runs/n8.jsonl and in
-    gsm8k-n8-s0.jsonl."""
-    prefix, _, suffix = pattern.partition("{}")
-    numbers = set(re.findall(rf"(?<![A-Za-z0-9]){re.escape(prefix)}(\d+)(?!\d){re.escape(suffix)}", source))
+    if number is not None:
+        return int(number) if number.is_integer() else number
+    prefix, suffix = map(re.escape, text.split("{}", 1))
+    numbers = set(re.findall(rf"(?<![A-Za-z0-9]){prefix}(\d+)(?!\d){suffix}", table.source))
     if len(numbers) != 1:
         raise InputError(
-            f"--map {field}={pattern}: {source} has {', '.join(sorted(numbers)) or 'no number'} there; expected one, as"
-            f" {field}{{}} finds 8 in {field}8.jsonl or in run-{field}8-a.jsonl."
+            f"--map {field}={text}: {table.source} has {', '.join(sorted(numbers)) or 'no number'} there; expected one,"
+            f" as {field}{{}} finds 8 in {field}8.jsonl or in run-{field}8-a.jsonl."
         )
     return int(numbers.pop())
 
@@ -252,17 +240,13 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable) -> str | N
 
 
 def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
-    for field, is_mapped in (
-        ("reward", any(is_validation(name) for name in column_map.columns)),
-        ("n", "n" in column_map),
-        ("B_p", "B_p" in column_map or "B" in column_map),
-        ("rollouts", "rollouts" in column_map or "step" in column_map),
-    ):
-        if not is_mapped:
-            raise InputError(
-                f"{table.source}: no column is known to be {field} ({FIELD_HELP[field]});"
-                f" {_mapping_hint(field, table.columns)}"
-            )
+    missing = [] if any(map(is_validation, column_map.columns)) else ["reward"]
+    missing += [field for field, sources in REQUIRED_FIELDS.items() if not any(name in column_map for name in sources)]
+    if missing:
+        raise InputError(
+            f"{table.source}: no column is known to be {missing[0]} ({FIELD_HELP[missing[0]]});"
+            f" {_mapping_hint(missing[0], table.columns)}"
+        )
     if "counts" in column_map and "samples" not in column_map:
         raise InputError(
             f"{table.source}: counts are of so many rollouts per problem; say how many with --map samples=4, or name"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.errors import InputError
@@ -16,7 +17,6 @@ from isojax.core.tabular import DataRow
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, map_columns
 from isojax.runs.logs.log_evaluations import read_run_record
-from isojax.runs.logs.log_table import LogTable
 
 MANIFEST_FILE = "import.json"
 
@@ -46,8 +46,12 @@ def read_logs(files: Sequence[Path], log_format: str, field_map: Mapping[str, st
             tables = importer.read(path)
         except OSError as e:
             raise InputError(f"cannot read {path}: {e.strerror or e}. Check who may read it.") from e
+        except ImportError as e:
+            raise InputError(
+                f"--from {log_format} needs a package ({e}); install it with: pip install 'isojax[{log_format}]'."
+            ) from e
         for table in tables:
-            log_runs += group_rows(table, map_columns(table, field_map, importer.FIELDS))
+            log_runs += group_rows(map_columns(table, field_map, importer.FIELDS))
             table_notes += [f"{table.source}: {note}" for note in table.notes]
     runs, notes = to_run_records(log_runs)
     return ImportedRuns(tuple(runs), tuple(table_notes + notes))
@@ -55,10 +59,9 @@ def read_logs(files: Sequence[Path], log_format: str, field_map: Mapping[str, st
 
 def check_output_folder(out: Path) -> None:
     """InputError where the folder to write is a file, or holds something."""
-    if out.is_symlink() or (out.exists() and not out.is_dir()):
-        raise InputError(f"--out {out} is there and is no folder; it is kept. Give another name.")
-    if out.is_dir() and any(out.iterdir()):
-        raise InputError(f"--out {out} is there and is not empty; it is kept. Give another name, or remove it.")
+    is_empty_folder = out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+    if (out.exists() or out.is_symlink()) and not is_empty_folder:
+        raise InputError(f"--out {out} is there and is no empty folder; it is kept. Give another name, or remove it.")
 
 
 def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, object]) -> None:
@@ -81,12 +84,11 @@ _SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separ
 class LogRun:
     """The rows of one run, as they are gathered; `seed` is None until one is known or assigned."""
 
-    table: LogTable
     column_map: ColumnMap
+    name: str
     B_p: int
     n: int
     seed: int | None
-    name: str
     rows: list[DataRow] = field(default_factory=list)
 
     @property
@@ -95,13 +97,13 @@ class LogRun:
         return self.rows[0].location
 
 
-def group_rows(table: LogTable, column_map: ColumnMap) -> list[LogRun]:
+def group_rows(column_map: ColumnMap) -> list[LogRun]:
     """The runs of one log, in the order they begin; InputError where n, B_p or the seed changes within one.
 
     A `run` column separates runs by its values. Without one, a format that holds one run per log is one run, and in
     others the rows of one (B_p, n, seed) are.
     """
-    metric_columns = [column_map.columns[name] for name in column_map.metric_fields]
+    table, metric_columns = column_map.table, [column_map.columns[name] for name in column_map.metric_fields]
     rows = [row for row in table.rows if any(column in row.values for column in metric_columns)]
     if not rows:
         raise InputError(
@@ -111,15 +113,14 @@ def group_rows(table: LogTable, column_map: ColumnMap) -> list[LogRun]:
     runs: dict[object, LogRun] = {}
     run_of_row: list[LogRun] = []
     for row in rows:
-        B_p, n, seed = _row_settings(row, column_map)
-        name = column_map.read_text("run", row) if "run" in column_map else ""
-        key: object = name if "run" in column_map or table.one_run else (B_p, n, seed)
-        run = runs.setdefault(key, LogRun(table, column_map, B_p, n, seed, name))
+        settings = _row_settings(row, column_map)
+        name = column_map.read("run", row) if "run" in column_map else ""
+        key: object = name if "run" in column_map or table.one_run else tuple(settings.values())
+        run = runs.setdefault(key, LogRun(column_map, name, **settings))
         run.rows.append(row)
         run_of_row.append(run)
-        old_settings, new_settings = {"B_p": run.B_p, "n": run.n, "seed": run.seed}, {"B_p": B_p, "n": n, "seed": seed}
-        if old_settings != new_settings:
-            changes = [f"{k} from {v} to {new_settings[k]}" for k, v in old_settings.items() if v != new_settings[k]]
+        changes = [f"{k} from {vars(run)[k]} to {value}" for k, value in settings.items() if value != vars(run)[k]]
+        if changes:
             run_label = f"the run {name!r}" if name else "one run"
             raise InputError(
                 f"{row.location}: {run_label} (from {run.rows[0].position}) changes {', '.join(changes)}; expected one"
@@ -130,22 +131,22 @@ def group_rows(table: LogTable, column_map: ColumnMap) -> list[LogRun]:
     return list(runs.values())
 
 
-def _row_settings(row: DataRow, column_map: ColumnMap) -> tuple[int, int, int | None]:
-    """(B_p, n, seed) of a row."""
-    n = column_map.read_integer("n", row, 1)
-    seed = column_map.read_integer("seed", row, 0) if "seed" in column_map else None
+def _row_settings(row: DataRow, column_map: ColumnMap) -> dict[str, Any]:
+    """B_p, n and the seed (or None) of a row."""
+    n = column_map.read("n", row)
+    seed = column_map.read("seed", row) if "seed" in column_map else None
     if "B_p" in column_map:
-        return column_map.read_integer("B_p", row, 1), n, seed
-    B = column_map.read_integer("B", row, 1)
+        return {"B_p": column_map.read("B_p", row), "n": n, "seed": seed}
+    B = column_map.read("B", row)
     if B % n:
         raise InputError(f"{row.location}: B = {B} is no multiple of n = {n}; expected B = B_p n, rollouts per update.")
-    return B // n, n, seed
+    return {"B_p": B // n, "n": n, "seed": seed}
 
 
 def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun], column_map: ColumnMap) -> None:
     """Refuse settings that change while the steps go on rising, as one run's rows do, not several runs'."""
     clock_field = column_map.clock_field
-    clocks = [column_map.read_integer(clock_field, row, 0) for row in rows]
+    clocks = [column_map.read(clock_field, row) for row in rows]
     rises = [a < b for a, b in pairwise(clocks)]
     last_row_of_run = {id(run): i for i, run in enumerate(run_of_row)}
     for i in range(1, len(rows)):
@@ -186,13 +187,15 @@ def _reject_different_metrics(runs: Sequence[LogRun]) -> list[str]:
         field = run.column_map.main_metric
         run_by_metric[run.column_map.ledger_name(field), run.column_map.columns[field]] = run
     if len({name for name, _ in run_by_metric}) > 1:
-        metrics_text = " and ".join(f"{name} ({run.table.source})" for (name, _), run in run_by_metric.items())
+        metrics_text = " and ".join(f"{name} ({run.rows[0].source})" for (name, _), run in run_by_metric.items())
         raise InputError(
             f"the runs have different validation metrics: {metrics_text}; expected one. Name it for all: --map"
             " avg@4=COLUMN."
         )
     if len(run_by_metric) > 1:
-        return [f"{name} is read from {column} in {run.table.source}" for (name, column), run in run_by_metric.items()]
+        return [
+            f"{name} is read from {column} in {run.rows[0].source}" for (name, column), run in run_by_metric.items()
+        ]
     return []
 
 
@@ -206,7 +209,7 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
         seed_counts = Counter(run.seed for run in cell_runs)
         for run in cell_runs:
             # A seed that several logs of one run each repeat is a trainer's default, which does not distinguish them.
-            if run.table.one_run and "seed" in run.column_map.detected and seed_counts[run.seed] > 1:
+            if run.column_map.table.one_run and "seed" in run.column_map.detected and seed_counts[run.seed] > 1:
                 run.seed = None
         seeded_runs = [run for run in cell_runs if run.seed is not None]
         for a, b in combinations(seeded_runs, 2):
@@ -220,7 +223,7 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
         for run, seed in zip(unseeded_runs, free_seeds, strict=False):
             run.seed = seed
         if unseeded_runs and len(cell_runs) > 1:
-            numbering = ", ".join(f"{run.name or run.table.source} is {run.seed}" for run in unseeded_runs)
+            numbering = ", ".join(f"{run.name or run.rows[0].source} is {run.seed}" for run in unseeded_runs)
             notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}")
     return notes
 

@@ -21,6 +21,7 @@ CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
 class StepEntry:
     """All that a log says of one step of a run; `clock` is the step, or the rollouts where a log has no steps."""
 
+    column_map: ColumnMap
     clock: int
     first_row: DataRow
     values: dict[str, Any] = field(default_factory=dict)  # field -> value
@@ -34,11 +35,11 @@ class StepEntry:
     def has_training(self) -> bool:
         return any(is_training(name) for name in self.values)
 
-    def number(self, name: str, column_map: ColumnMap) -> float:
+    def require(self, name: str) -> Any:
         """The value of a field; InputError where its cell is empty."""
         if name in self.values:
             return self.values[name]
-        return column_map.read_number(name, self.rows.get(name, self.first_row))
+        return self.column_map.read(name, self.rows.get(name, self.first_row))
 
 
 def read_run_record(
@@ -52,7 +53,7 @@ def read_run_record(
     C = _cumulative_rollouts(entries, column_map, cell)
     for entry, rollouts, estimated_tokens in zip(entries, C, _estimated_tokens(entries, C), strict=True):
         entries_since_evaluation.append(entry)
-        metrics = _evaluation_metrics(entry, column_map)
+        metrics = _evaluation_metrics(entry)
         if not metrics:
             continue
         if points and rollouts <= points[-1].rollouts:
@@ -63,10 +64,9 @@ def read_run_record(
             )
         tokens = round(estimated_tokens)
         if "tokens" in column_map:
-            tokens = int(_cumulative_sum("tokens", entry, column_map, points[-1].tokens if points else 0))
+            tokens = _cumulative_sum("tokens", entry, points[-1].tokens if points else 0)
         if "device_hours" in column_map:
-            hours_before = device_hours[-1] if device_hours else 0
-            device_hours.append(_cumulative_sum("device_hours", entry, column_map, hours_before))
+            device_hours.append(_cumulative_sum("device_hours", entry, device_hours[-1] if device_hours else 0))
         points.append(
             EvalPoint(
                 target=rollouts,
@@ -75,7 +75,7 @@ def read_run_record(
                 tokens=tokens,
                 metrics=metrics,
                 counts=entry.values.get("counts", ()),
-                samples=_samples_per_problem(entry, column_map),
+                samples=_samples_per_problem(entry),
                 train=_mean_train_metrics(entries_since_evaluation),
             )
         )
@@ -96,7 +96,7 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
     clock_field = column_map.clock_field
     entries: list[StepEntry] = []
     for row in rows:
-        clock = column_map.read_integer(clock_field, row, 0)
+        clock = column_map.read(clock_field, row)
         if entries and clock < entries[-1].clock:
             raise InputError(
                 f"{row.location}: {clock_field} falls from {entries[-1].clock} ({entries[-1].first_row.position}) to"
@@ -104,15 +104,15 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
                 " --map run=COLUMN."
             )
         if not entries or clock > entries[-1].clock:
-            entries.append(StepEntry(clock, row))
-        entry = entries[-1]
+            entries.append(StepEntry(column_map, clock, row))
         for name in (*column_map.metric_fields, *(name for name in CUMULATIVE_FIELDS if name in column_map.columns)):
-            _add_cell(entry, name, row, column_map)
+            _add_cell(entries[-1], name, row)
     return entries
 
 
-def _add_cell(entry: StepEntry, name: str, row: DataRow, column_map: ColumnMap) -> None:
+def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
     """Add what a row has of a field. A training metric that no --map names may be NaN, and is then left out."""
+    column_map = entry.column_map
     column = column_map.columns[name]
     if column not in row.values:
         return
@@ -124,12 +124,7 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow, column_map: ColumnMap) 
     is_nan = number is not None and not math.isfinite(number)
     if is_nan and is_training(name) and name in column_map.detected:
         return
-    if name == "counts":
-        value: Any = column_map.read_counts(row)
-    elif name in ("rollouts", "tokens"):
-        value = column_map.read_integer(name, row, 0)
-    else:
-        value = column_map.read_number(name, row)
+    value = column_map.read(name, row)
     if name in entry.values and not (name in CUMULATIVE_FIELDS and entry.values[name] == value):
         raise InputError(
             f"{column_map.describe_cell(name, row)}: the point at {column_map.clock_field} {entry.clock} is there twice"
@@ -139,16 +134,15 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow, column_map: ColumnMap) 
     entry.values[name], entry.rows[name] = value, row
 
 
-def _evaluation_metrics(entry: StepEntry, column_map: ColumnMap) -> dict[str, float]:
+def _evaluation_metrics(entry: StepEntry) -> dict[str, float]:
     """An evaluation's metrics by their names in the ledger, each in [0, 1], the main one first, which is fitted by
     default; none where the entry holds training metrics only. InputError where one is due and its cell is empty.
     """
-    main_field = column_map.main_metric
+    column_map, main_field = entry.column_map, entry.column_map.main_metric
     validation_fields = sorted(filter(is_validation, column_map.columns), key=lambda name: name != main_field)
     if main_field in entry.values or not entry.has_training:
-        for name in validation_fields:
-            if name in entry.rows:
-                entry.number(name, column_map)
+        for name in (name for name in validation_fields if name in entry.rows):
+            entry.require(name)
     if main_field not in entry.values:
         return {}
     metrics: dict[str, float] = {}
@@ -162,14 +156,15 @@ def _evaluation_metrics(entry: StepEntry, column_map: ColumnMap) -> dict[str, fl
                 )
             metrics[column_map.ledger_name(name)] = value
     if counts := entry.values.get("counts"):
-        samples = _samples_per_problem(entry, column_map)
+        samples = _samples_per_problem(entry)
         metrics.setdefault(f"avg@{samples}", sum(counts) / (samples * len(counts)))
     return metrics
 
 
-def _samples_per_problem(entry: StepEntry, column_map: ColumnMap) -> int:
+def _samples_per_problem(entry: StepEntry) -> int:
+    column_map = entry.column_map
     if "samples" in column_map:
-        return column_map.read_integer("samples", entry.rows.get("counts", entry.first_row), 1)
+        return column_map.read("samples", entry.rows.get("counts", entry.first_row))
     match = re.fullmatch(r"avg@(\d+)", column_map.ledger_name(column_map.main_metric))
     return int(match[1]) if match else 0
 
@@ -192,7 +187,7 @@ def _cumulative_rollouts(entries: Sequence[StepEntry], column_map: ColumnMap, ce
     C: list[int] = []
     for entry in entries:
         is_missing = "rollouts" not in entry.values and not entry.has_validation
-        C.append((C or [0])[-1] if is_missing else int(entry.number("rollouts", column_map)))
+        C.append((C or [0])[-1] if is_missing else entry.require("rollouts"))
     return C
 
 
@@ -211,12 +206,12 @@ def _estimated_tokens(entries: Sequence[StepEntry], C: Sequence[int]) -> list[fl
     return tokens
 
 
-def _cumulative_sum(name: str, entry: StepEntry, column_map: ColumnMap, earlier_value: float) -> float:
+def _cumulative_sum(name: str, entry: StepEntry, earlier_value: float) -> Any:
     """A logged sum at an evaluation; InputError where it is missing, or below that of the evaluation before."""
-    value = entry.number(name, column_map)
+    value = entry.require(name)
     if value < earlier_value:
         raise InputError(
-            f"{column_map.describe_cell(name, entry.first_row)} is {value:g} after {earlier_value:g}; expected a"
+            f"{entry.column_map.describe_cell(name, entry.first_row)} is {value:g} after {earlier_value:g}; expected a"
             " cumulative sum, which never falls. Correct it."
         )
     return value
