@@ -19,12 +19,8 @@ MAX_CELLS = 10_000  # cells of a sweep
 MAX_REPLICATES = 10_000  # of a fit
 
 
-def is_too_deep(value: Any) -> bool:
-    """Whether lists and objects are within each other more than MAX_DEPTH times."""
-    level = [value]
-    for _ in range(MAX_DEPTH):
-        containers = [node for node in level if isinstance(node, dict | list)]
-        level = [child for node in containers for child in (node.values() if isinstance(node, dict) else node)]
-        if not level:
-            return False
-    return any(isinstance(node, dict | list) for node in level)
+def depth(value: Any) -> int:
+    """How many lists and objects are within each other; RecursionError for a thousand or so."""
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, is_too_deep
+from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, depth
 from isojax.core.tabular import MAX_LISTED, DataRow, DataTable, parse_number
 from isojax.core.yaml_files import flatten
 
@@ -23,9 +23,7 @@ NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the
 def read_table(path: Path) -> DataTable:
     """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header."""
     lines = list(read_lines(path))
-    first_text = next((text for _, text in lines if text.strip()), None)
-    if first_text is None:
-        raise InputError(f"{path} is empty; expected a header line with the columns' names and rows below it.")
+    first_text = next((text for _, text in lines if text.strip()), "")
     if path.suffix not in JSON_LINES_SUFFIXES and not first_text.lstrip().startswith("{"):
         return read_csv(path, lines)
     rows = tuple(DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in read_objects(path))
@@ -43,26 +41,21 @@ def read_lines(path: Path) -> Iterator[NumberedLine]:
             for line_number, data in enumerate(iter(lambda: f.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(data) > MAX_LINE_BYTES:
                     raise InputError(
-                        f"{path}, line {line_number}: longer than {MAX_LINE_BYTES:,} bytes, the most of a line;"
-                        " expected a row on each line. Break it up, or leave it out."
+                        f"{path}, line {line_number}: longer than {MAX_LINE_BYTES:,} bytes, the most of a line."
                     )
                 yield line_number, _decode(data, path, line_number)
     except (OSError, EOFError, zlib.error) as e:
         reason = (e.strerror if isinstance(e, OSError) else None) or e
         place = f"{path}, line {line_number + 1}" if line_number else str(path)
-        raise InputError(
-            f"cannot read {place}: {reason}; expected a text file, or a whole .gz of one. Check its name."
-        ) from e
+        raise InputError(f"cannot read {place}: {reason}; expected a text file, or a whole .gz of one.") from e
 
 
 def _decode(data: bytes, path: Path, line_number: int) -> str:
     try:
         text = data.decode("utf-8-sig" if line_number == 1 else "utf-8")
     except UnicodeDecodeError as e:
-        raise InputError(
-            f"{path}, line {line_number}: not UTF-8 (byte {e.object[e.start]:#04x} at position {e.start + 1}); save the"
-            " file as UTF-8."
-        ) from e
+        byte = f"byte {e.object[e.start]:#04x} at position {e.start + 1}"
+        raise InputError(f"{path}, line {line_number}: not UTF-8 ({byte}); save the file as UTF-8.") from e
     if "\0" in text:
         raise InputError(f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file.")
     return text
@@ -73,24 +66,18 @@ def read_objects(path: Path) -> Iterator[DataRow]:
     for line_number, text in read_lines(path):
         if text.strip():
             value = parse_json(text.rstrip("\r\n"), path, line_number)
-            yield object_row(value, path, f"line {line_number}", line_number - 1)
-
-
-def object_row(value: Any, path: Path, position: str, index: int) -> DataRow:
-    """A JSON object as a row; InputError where the value is none."""
-    if not isinstance(value, dict):
-        raise InputError(
-            f"{path}, {position}: given {str(value)[:80]!r} ({type(value).__name__}), expected a JSON object."
-            " Correct or remove it."
-        )
-    return DataRow(str(path), position, value, index)
+            position = f"line {line_number}"
+            if not isinstance(value, dict):
+                given = f"{str(value)[:80]!r} ({type(value).__name__})"
+                raise InputError(f"{path}, {position}: given {given}, expected a JSON object on each line.")
+            yield DataRow(str(path), position, value, line_number - 1)
 
 
 def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     """One JSON value that begins on `first_line` of a file."""
     try:
         value = json.loads(text)
-        if text.count("[") + text.count("{") > MAX_DEPTH and is_too_deep(value):
+        if text.count("[") + text.count("{") > MAX_DEPTH and depth(value) > MAX_DEPTH:
             raise ValueError(f"lists and objects more than {MAX_DEPTH} deep")
         return value
     except json.JSONDecodeError as e:
@@ -101,35 +88,29 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         ) from e
     except (ValueError, RecursionError) as e:  # numbers of thousands of digits, lists nested too deeply
         reason = str(e).splitlines()[0]
-        raise InputError(
-            f"{path}, line {first_line}: cannot be read ({reason}). Correct the line, or remove it."
-        ) from e
+        raise InputError(f"{path}, line {first_line}: cannot be read ({reason}). Correct or remove it.") from e
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: given a {type(value).__name__} at the top, expected a JSON object.")
-    return value
-
-
-def read_json(path: Path) -> Any:
+    """The object that a whole file holds."""
     texts, size = [], 0
     for _, text in read_lines(path):
         texts.append(text)
         size += len(text)
         if size > MAX_DOCUMENT_BYTES:
-            raise InputError(
-                f"{path}: more than {MAX_DOCUMENT_BYTES:,} bytes, the most of a file that is one JSON value. Write JSON"
-                " lines instead: an object on each line of a .jsonl."
-            )
-    return parse_json("".join(texts), path)
+            raise InputError(f"{path}: more than {MAX_DOCUMENT_BYTES:,} bytes, the most of a file of one JSON value.")
+    value = parse_json("".join(texts), path)
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: given a {type(value).__name__} at the top, expected a JSON object.")
+    return value
 
 
 def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
     """CSV with a header, by commas, tabs or semicolons. Every cell is text; rows without any text are left out."""
     numbered_lines = iter(lines)
-    first_number, first_text = next((line for line in numbered_lines if line[1].strip()), (1, ""))
+    first_number, first_text = next((line for line in numbered_lines if line[1].strip()), (0, ""))
+    if not first_text:
+        raise InputError(f"{path} is empty; expected a header line with the columns' names and rows below it.")
     texts = chain([first_text], (text for _, text in numbered_lines))
     reader = csv.reader(texts, delimiter=max(DELIMITERS, key=first_text.count), strict=True)
     lines_before = first_number - 1
@@ -155,14 +136,9 @@ def _parse_header(path: Path, line_number: int, cells: Sequence[str]) -> tuple[s
         raise InputError(f"{path}, line {line_number}: {len(names):,} columns, expected at most {MAX_COLUMNS:,}.")
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
-        raise InputError(
-            f"{path}, line {line_number}: the column {duplicate!r} is there twice, expected once. Rename or remove one."
-        )
+        raise InputError(f"{path}, line {line_number}: the column {duplicate!r} is there twice; rename or remove one.")
     if names[0].startswith("{") or all(parse_number(name) is not None for name in names):
-        raise InputError(
-            f"{path}, line {line_number}: given {', '.join(names)}, expected a header of column names. Write the names"
-            " above the rows."
-        )
+        raise InputError(f"{path}, line {line_number}: given {', '.join(names)}, expected a header of column names.")
     return names
 
 

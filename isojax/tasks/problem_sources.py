@@ -170,17 +170,13 @@ def dedup_text(problem: Problem) -> str:
 
 def to_plain_json(value: Any) -> Any:
     """What a reader of tables gives, as plain JSON: bytes as text, arrays as lists, dates and decimals as printed."""
-    if isinstance(value, np.ndarray | np.generic):
-        return to_plain_json(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(k): to_plain_json(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [to_plain_json(v) for v in value]
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    return str(value)
+
+    def plain(leaf: Any) -> Any:
+        if isinstance(leaf, np.ndarray | np.generic):
+            return leaf.tolist()
+        return leaf.decode(errors="backslashreplace") if isinstance(leaf, bytes) else str(leaf)
+
+    return json.loads(json.dumps(value, default=plain))
 
 
 def read_settings(text: str, task: str) -> dict[str, Any]:
@@ -199,21 +195,3 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
                 f"cell.task: {task}: the value of {assignment!r} is not YAML; write a number, text or [a, b]."
             ) from e
     return settings
-
-
-def read_range(text: str, task: str, usual: tuple[int, int], largest: int) -> tuple[int, int]:
-    """(low, high) of `low=2,high=40`, the `usual` ones where not given; 1 <= low <= high <= `largest`."""
-    values: dict[str, Any] = {"low": usual[0], "high": usual[1], **read_settings(text, task)}
-    low, high, *others = values.values()
-    if others or type(low) is not int or type(high) is not int or not 1 <= low <= high <= largest:
-        raise InputError(
-            f"cell.task: {task}:{text}: expected integers 1 <= low <= high <= {largest}, such as"
-            f" {task}:low={usual[0]},high={usual[1]}."
-        )
-    return low, high
-
-
-def canonical_order(a: int, b: int) -> tuple[int, int]:
-    """One order for two numbers that mean the same either way; the larger is first as often as the smaller."""
-    low, high = min(a, b), max(a, b)
-    return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)

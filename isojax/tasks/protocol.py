@@ -52,15 +52,6 @@ class StopConditions:
     transitions: np.ndarray | None
     interruption: Interruption | None = None  # of a response that goes on for too long
 
-    def contains_stop(self, tokens: Sequence[int]) -> bool:
-        """Whether a response of these tokens alone meets a stop."""
-        state = 0
-        for token in tokens:
-            state = 0 if self.transitions is None else int(self.transitions[state, token])
-            if token in self.tokens or (self.transitions is not None and state == len(self.transitions)):
-                return True
-        return False
-
 
 class Grades(NamedTuple):
     """What a verifier says of r responses."""

@@ -111,7 +111,7 @@ class TextTask:
                 f"cell.sampling.interrupt: after {interrupt.after} tokens the text takes {len(tokens)} more, and"
                 f" cell.sampling.response_length = {T} leaves no room for an answer; raise it, or lower `after`."
             )
-        if self.stops.contains_stop(tokens):
+        if set(tokens) & set(self.stops.tokens) or any(stop in interrupt.text for stop in self.prompt.stop):
             raise InputError(
                 f"cell.sampling.interrupt.text = {interrupt.text!r} holds an end token or a string of cell.prompt.stop"
                 f" = {list(self.prompt.stop)}, and would end the response that it interrupts; change one of them."

@@ -28,6 +28,9 @@ SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.mod
 TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE_FILES, "vocab.json", "tiktoken.model", "tekken.json")
 SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
 PROBE_TEXT = "The 12 cats sat on 3 mats."
+MAX_PROMPT_CHARACTERS = 2**20  # of one conversation through a chat template
+MAX_MEMORY_BYTES = 2**29  # that a chat template's process may write to
+SECONDS, SECONDS_PER_CONVERSATION = 10.0, 0.02
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -140,55 +143,32 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, .
 
 
 def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:
-    """`StopConditions.transitions`: the automaton of Aho and Corasick (1975), carried through each token's bytes at
-    once; after a token that is no text (None), reading starts in state 0 again."""
-    moves = byte_automaton([string.encode() for string in strings])
-    states = len(moves) - 1
-    token_texts = [piece or b"" for piece in bytes_of_id]
-    lengths = np.array([len(piece) for piece in token_texts])
-    longest_first = np.argsort(-lengths, kind="stable")
-    all_bytes = np.frombuffer(b"".join(token_texts), np.uint8)
-    token_starts = (np.cumsum(lengths) - lengths)[longest_first]
-    # The columns are as in longest_first: the tokens with an i-th byte come first.
-    state_after = np.repeat(np.arange(states, dtype=moves.dtype)[:, None], len(token_texts), 1)
-    for i in range(lengths.max(initial=0)):
-        num_reading = int((lengths > i).sum())
-        state_after[:, :num_reading] = moves[state_after[:, :num_reading], all_bytes[token_starts[:num_reading] + i]]
-    table = np.empty_like(state_after)
-    table[:, longest_first] = state_after
-    table[:, [i for i, piece in enumerate(bytes_of_id) if piece is None]] = 0
+    """`StopConditions.transitions`. A state is the longest end of the text that begins a stop string without completing
+    it; 0 is the empty one. After a token that is no text (None), reading starts in state 0 again."""
+    stops = [string.encode() for string in strings]
+    if not all(stops) or not stops:
+        raise InputError(f"cell.prompt.stop = {list(strings)}: expected strings of one character or more.")
+    prefixes = {stop[:i] for stop in stops for i in range(len(stop))}
+    states = sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
+    state_index = {prefix: i for i, prefix in enumerate(states)}
+
+    def state_after(text: bytes) -> int:
+        if any(stop in text for stop in stops):
+            return len(states)
+        suffixes = (text[start:] for start in range(max(0, len(text) - len(states[-1])), len(text) + 1))
+        return next(state_index[suffix] for suffix in suffixes if suffix in state_index)
+
+    table = np.zeros((len(states), len(bytes_of_id)), np.uint8 if len(states) < 255 else np.uint16)
+    ids_by_first_byte: dict[bytes, list[int]] = {}
+    for i, piece in enumerate(bytes_of_id):
+        if piece is not None:
+            table[:, i] = state_after(piece)
+            ids_by_first_byte.setdefault(piece[:1], []).append(i)
+    for prefix, state in state_index.items():
+        for byte, ids in ids_by_first_byte.items():
+            if state_after(prefix + byte) != state_after(byte):  # else the text before it makes no difference
+                table[state, ids] = [state_after(prefix + (bytes_of_id[i] or b"")) for i in ids]
     return table
-
-
-def byte_automaton(strings: Sequence[bytes]) -> np.ndarray:
-    """[states + 1, 256]: the state after a byte, the longest end of the text that begins a stop string without
-    completing it; 0 is the empty one, and the last row the state of a complete string, which is never left."""
-    if not strings or b"" in strings:
-        raise InputError(
-            f"cell.prompt.stop = {[s.decode() for s in strings]}: expected strings of one character or more."
-        )
-    prefixes = {string[:i] for string in strings for i in range(len(string))}
-    states = sorted(prefixes, key=lambda state: (len(state), state))
-    state_index = {state: i for i, state in enumerate(states)}
-    moves = np.zeros((len(states) + 1, 256), np.uint8 if len(states) < 255 else np.uint16)
-    for state, i in state_index.items():
-        for byte in set(b"".join(strings)):  # any other byte leads back to state 0
-            text_read = state + bytes([byte])
-            if text_read.endswith(tuple(strings)):
-                moves[i, byte] = len(states)
-            else:
-                suffixes = (text_read[start:] for start in range(len(text_read) + 1))
-                moves[i, byte] = next(state_index[suffix] for suffix in suffixes if suffix in state_index)
-    moves[-1] = len(states)
-    return moves
-
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-MAX_PROMPT_CHARACTERS = 2**20  # of one conversation
-MAX_MEMORY_BYTES = 2**29  # that the process may write to
-SECONDS, SECONDS_PER_CONVERSATION = 10.0, 0.02
 
 
 def render_chats(

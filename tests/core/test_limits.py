@@ -62,8 +62,8 @@ def test_lines_and_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         list(table_files.read_objects(path))
     monkeypatch.setattr(table_files, "MAX_DOCUMENT_BYTES", 100)
     path.write_text(json.dumps(list(range(100)), indent=1))
-    with pytest.raises(InputError, match=r"more than 100 bytes, .*Write JSON lines instead"):
-        table_files.read_json(path)
+    with pytest.raises(InputError, match=r"more than 100 bytes, the most of a file of one JSON value"):
+        table_files.read_json_object(path)
 
 
 @pytest.mark.parametrize(

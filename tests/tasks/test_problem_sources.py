@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import subprocess
 import sys
@@ -18,9 +17,9 @@ from isojax.tasks.problem_sources import (
     dedup_text,
     open_source,
     random_subset,
-    read_range,
     read_settings,
 )
+from isojax.tasks.sources import addition
 
 
 def draw(task: str, count: int, seed: int = 0) -> list[Problem]:
@@ -28,7 +27,7 @@ def draw(task: str, count: int, seed: int = 0) -> list[Problem]:
 
 
 def test_an_unknown_source_lists_those_there_are() -> None:
-    with pytest.raises(InputError, match=r"no such module.*addition.*gcd.*gym.*jsonl.*parquet.*tfds"):
+    with pytest.raises(InputError, match=r"no such module.*addition.*gym.*jsonl.*parquet.*tfds"):
         open_source("jsonI:x", DataConfig())
 
 
@@ -61,12 +60,14 @@ def test_settings_of_a_task() -> None:
             read_settings(text, "t")
     with pytest.raises(InputError, match=r"'a=.1' is not YAML"):
         read_settings("a={1", "t")
-    assert read_range("high=3", "t", usual=(1, 2), largest=3) == (1, 3)
-    for text in ("hi=3", "low=x", "low=1.0", "high=4"):
-        with pytest.raises(
-            InputError, match=f"t:{text}: expected integers 1 <= low <= high <= 3, such as t:low=1,high=2"
-        ):
-            read_range(text, "t", usual=(1, 2), largest=3)
+
+
+def test_the_range_of_digits() -> None:
+    assert addition.source("high=3", DataConfig()) == addition.AdditionSource(1, 3)
+    for text in ("hi=3", "low=x", "low=1.0", "high=5"):
+        expected = "expected integers 1 <= low <= high <= 4, such as addition:low=1,high=2"
+        with pytest.raises(InputError, match=f"addition:{text}: {expected}"):
+            addition.source(text, DataConfig())
 
 
 def test_sums_are_right_distinct_and_have_ids_of_their_own() -> None:
@@ -78,10 +79,9 @@ def test_sums_are_right_distinct_and_have_ids_of_their_own() -> None:
     assert draw("addition", 3000) == problems != draw("addition", 3000, seed=1)
 
 
-@pytest.mark.parametrize("task", ["addition", "gcd"])
-def test_no_two_sets_hold_a_problem_both_ways_round(task: str) -> None:
+def test_no_two_sets_hold_a_problem_both_ways_round() -> None:
     """A held-out set is drawn independently of the training set: what both hold must be the same text to be found."""
-    one, two = draw(task, 600, seed=0), draw(task, 600, seed=1)
+    one, two = draw("addition", 600, seed=0), draw("addition", 600, seed=1)
     coefficients = {tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))): p.prompt for p in one}
     both = [p for p in two if tuple(sorted(map(int, re.findall(r"\d+", p.prompt)))) in coefficients]
     assert len(both) > 50
@@ -110,23 +110,14 @@ def test_the_last_sums_are_like_the_first() -> None:
 
 @pytest.mark.parametrize(
     ("task", "count"),
-    [("addition", 5050), ("addition:low=1,high=1", 55), ("addition:low=2,high=2", 4095), ("gcd:low=2,high=40", 780)],
+    [("addition", 5050), ("addition:low=1,high=1", 55), ("addition:low=2,high=2", 4095)],
 )
 def test_all_problems_of_a_source(task: str, count: int) -> None:
     problems = draw(task, 20_000)
     assert len(problems) == len({p.prompt for p in problems}) == len({p.id for p in problems}) == count
 
 
-def test_divisors() -> None:
-    for p in draw("gcd:low=6,high=30", 200):
-        a, b = divmod(p.id, 10_000)
-        assert p.prompt == f"gcd({a},{b})=" and p.answer == str(math.gcd(a, b)) and 6 <= min(a, b) <= max(a, b) <= 30
-    assert [p.answer for p in draw("gcd:low=12,high=12", 5)] == ["12"]
-
-
-@pytest.mark.parametrize(
-    "task", ["addition:low=0,high=2", "addition:low=3,high=2", "addition:high=5", "gcd:low=0", "gcd:high=10000"]
-)
+@pytest.mark.parametrize("task", ["addition:low=0,high=2", "addition:low=3,high=2", "addition:high=5"])
 def test_limits_that_make_no_problems(task: str) -> None:
     with pytest.raises(InputError, match="expected integers 1 <= low <= high <= "):
         open_source(task, DataConfig())
@@ -136,7 +127,7 @@ def test_no_source_loads_jax() -> None:
     program = (
         "import sys\n"
         "from isojax.tasks import epochs, problem_sources\n"
-        "from isojax.tasks.sources import addition, gcd, gym, jsonl, parquet, tfds\n"
+        "from isojax.tasks.sources import addition, gym, jsonl, parquet, tfds\n"
         "print(sorted({'jax', 'tensorflow', 'pyarrow'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import read_json
+from isojax.core.table_files import read_json_object
 from isojax.core.tabular import DataRow
 from isojax.runs.logs.column_map import SAME_NAME_FIELDS
 from isojax.runs.logs.log_table import LogTable, check_log_file
@@ -61,8 +61,7 @@ def read(path: Path) -> list[LogTable]:
     """A trainer_state.json, a checkpoint's folder, or an output folder (its last checkpoint), as one run."""
     file = _state_file(path)
     check_log_file(file)
-    state = read_json(file)
-    history = state.get("log_history") if isinstance(state, dict) else None
+    history = read_json_object(file).get("log_history")
     if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
         raise InputError(f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, from a checkpoint.")
     rows = tuple(DataRow(str(file), f"log_history[{i}]", entry, i) for i, entry in enumerate(history))

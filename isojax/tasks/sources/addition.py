@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.problem_sources import canonical_order, read_range
+from isojax.tasks.problem_sources import read_settings
+
+MAX_DIGITS = 4
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,18 @@ class AdditionSource:
         return rng.integers(np.where(digits == 1, 0, 10 ** (digits - 1)), 10**digits)
 
 
+def canonical_order(a: int, b: int) -> tuple[int, int]:
+    """One order for a + b and b + a; the larger number is first as often as the smaller."""
+    low, high = min(a, b), max(a, b)
+    return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)
+
+
 def source(argument: str, data: DataConfig) -> AdditionSource:
     """Sums of numbers of low..high digits, 1 <= low <= high <= 4."""
-    return AdditionSource(*read_range(argument, "addition", usual=(1, 2), largest=4))
+    low, high, *others = ({"low": 1, "high": 2} | read_settings(argument, "addition")).values()
+    if others or type(low) is not int or type(high) is not int or not 1 <= low <= high <= MAX_DIGITS:
+        raise InputError(
+            f"cell.task: addition:{argument}: expected integers 1 <= low <= high <= {MAX_DIGITS}, such as"
+            " addition:low=1,high=2."
+        )
+    return AdditionSource(low, high)

@@ -2,8 +2,6 @@
 TensorFlow. Without # the split `all` is read; flat features of another's data set are read as rows
 (tasks/problem_sources.py)."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,43 +24,38 @@ NUMBER_FEATURES = ("id", "solved", "attempts")
 TEXT_FEATURES = ("prompt", "answer", "messages", "columns")  # the last two as JSON text
 
 
-def source(argument: str, data: DataConfig) -> TfdsSplits:
+def source(argument: str, data: DataConfig) -> "TfdsSplits":
     """Some splits of a data set; InputError where there is no such data set or split, or a package is missing."""
     folder, _, split_names = argument.partition("#")
     if not folder:
         raise InputError("cell.task: tfds takes a data set's folder and splits: tfds:FOLDER#hard_train.")
-    splits = TfdsSplits(_open_builder(Path(folder).expanduser()), split_names.split(",") if split_names else (), data)
-    for name in splits.names:
-        if name not in splits.sizes:
-            raise splits.no_split_error(f"no split {name!r}")
-        if not splits.sizes[name]:
-            raise splits.no_split_error(f"split {name!r} is empty")
-    return splits
+    builder = _open_builder(Path(folder).expanduser())
+    splits = builder.info.splits
+    sizes = {name: splits[name].num_examples or 0 for name in sorted(splits)}
+    default_names = ["all"] if "all" in sizes else list(sizes)
+    names = split_names.split(",") if split_names else default_names if len(default_names) == 1 else []
+    tfds_splits = TfdsSplits(builder, sizes, names, data)
+    for name in names:
+        if not sizes.get(name):
+            raise tfds_splits.no_split_error(f"split {name!r} is empty" if name in sizes else f"no split {name!r}")
+    return tfds_splits
 
 
 @dataclass(frozen=True)
 class TfdsSplits:
-    """Splits of a data set that is open; `names` may be empty, for the split `all` or the only one."""
+    """Splits of a data set that is open."""
 
     builder: Any  # a tfds.core.DatasetBuilder
-    names: Sequence[str]
+    sizes: Mapping[str, int]  # how many records each split holds, by name
+    names: Sequence[str]  # the splits to read; none where it is not clear which
     data: DataConfig
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """How many records each split holds, by name."""
-        splits = self.builder.info.splits
-        return {name: splits[name].num_examples or 0 for name in sorted(splits)}
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """`count` problems of the splits, or all; InputError where a record cannot be used."""
-        names = self.names
-        if not names:
-            names = ["all"] if "all" in self.sizes else list(self.sizes)
-            if len(names) != 1 or not self.sizes[names[0]]:
-                raise self.no_split_error("no split is named, and there is not one of problems called all")
-        rows = (row for name in names for row in self._read_rows(name))
-        location = f"{self.builder.data_dir}#{','.join(names)}"
+        if not self.names:
+            raise self.no_split_error("no split is named, and there is none called all")
+        rows = (row for name in self.names for row in self._read_rows(name))
+        location = f"{self.builder.data_dir}#{','.join(self.names)}"
         if set(self.builder.info.features) == {*NUMBER_FEATURES, *TEXT_FEATURES}:
             candidates = drop_duplicates(map(_record_to_problem, rows), location)
         else:
@@ -73,57 +66,49 @@ class TfdsSplits:
         """The records of a split, numbered over all splits by name: the same number whichever splits are read."""
         import grain
 
-        info, features = self.builder.info.splits[name], self.builder.info.features
+        info = self.builder.info
         first_number = sum(size for other_split, size in self.sizes.items() if other_split < name)
         location = f"{self.builder.data_dir}, split {name}"
         try:
-            records = grain.sources.ArrayRecordDataSource([str(p) for p in info.filepaths])
-            for i in range(info.num_examples):
-                values = features.deserialize_example_np(records[i])
+            records = grain.sources.ArrayRecordDataSource([str(p) for p in info.splits[name].filepaths])
+            for i in range(self.sizes[name]):
+                values = info.features.deserialize_example_np(records[i])
                 yield DataRow(location, f"record {i}", to_plain_json(values), first_number + i)
         except (RuntimeError, IndexError, OSError) as e:  # ArrayRecord's words for a file that was changed or is gone
             reason = str(e).splitlines()[0][:200]
             raise InputError(f"{location}: a damaged file ({reason}). Copy the data set again.") from e
 
-    def no_split_error(self, problem: str) -> InputError:
+    def no_split_error(self, fault: str) -> InputError:
         """The error that names the splits there are."""
         splits_text = ", ".join(f"{name} ({size})" for name, size in self.sizes.items()) or "none"
-        return InputError(f"{self.builder.data_dir}: {problem}; there are {splits_text}. Write tfds:FOLDER#SPLIT.")
+        return InputError(f"{self.builder.data_dir}: {fault}; there are {splits_text}. Write tfds:FOLDER#SPLIT.")
 
 
 def write_dataset(folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]) -> None:
     """Write a data set whole or not at all, one file per split; `metadata`, plain JSON, becomes its metadata.json."""
     if folder.exists():
-        raise InputError(
-            f"{folder} exists already, and a data set is written once; choose another folder, or move that one away."
-        )
+        raise InputError(f"{folder} exists already, and a data set is written once; choose another, or move it away.")
     tfds = import_tfds()
-    with atomic_folder(folder) as temp:
-        _write_splits(tfds, temp, splits, metadata)
-
-
-def _write_splits(
-    tfds: ModuleType, folder: Path, splits: Mapping[str, Sequence[Problem]], metadata: Mapping[str, Any]
-) -> None:
     features: dict[str, Any] = dict.fromkeys(NUMBER_FEATURES, np.int64)
     if any(isinstance(problem.solved, float) for problems in splits.values() for problem in problems):
         features["solved"] = np.float64  # sums of graded rewards
     features |= {name: tfds.features.Text() for name in TEXT_FEATURES}
-    identity = tfds.core.DatasetIdentity(
-        name=DATASET_NAME, version=tfds.core.Version("1.0.0"), data_dir=str(folder), module_name=__name__
-    )
-    info = tfds.core.DatasetInfo(
-        builder=identity,
-        features=tfds.features.FeaturesDict(features),
-        description="Problems, and how often the base model solved each of them (isojax).",
-        metadata=tfds.core.MetadataDict(metadata),
-        disable_shuffling=True,
-    )
     largest = max(map(len, splits.values()), default=0)
-    writer = tfds.core.SequentialWriter(info, max_examples_per_shard=largest + 1, file_format="array_record")
-    writer.initialize_splits(list(splits))
-    writer.add_examples({name: list(map(_problem_to_record, problems)) for name, problems in splits.items()})
-    writer.close_all()
+    with atomic_folder(folder) as temp:
+        identity = tfds.core.DatasetIdentity(
+            name=DATASET_NAME, version=tfds.core.Version("1.0.0"), data_dir=str(temp), module_name=__name__
+        )
+        info = tfds.core.DatasetInfo(
+            builder=identity,
+            features=tfds.features.FeaturesDict(features),
+            description="Problems, and how often the base model solved each of them (isojax).",
+            metadata=tfds.core.MetadataDict(metadata),
+            disable_shuffling=True,
+        )
+        writer = tfds.core.SequentialWriter(info, max_examples_per_shard=largest + 1, file_format="array_record")
+        writer.initialize_splits(list(splits))
+        writer.add_examples({name: list(map(_problem_to_record, problems)) for name, problems in splits.items()})
+        writer.close_all()
 
 
 def _problem_to_record(problem: Problem) -> dict[str, Any]:
@@ -151,8 +136,7 @@ def _open_builder(folder: Path) -> Any:
     """The builder of a data set; InputError where the folder holds none that is read without TensorFlow."""
     if not (folder / "dataset_info.json").is_file():
         raise InputError(
-            f"{folder} is no TFDS data set; expected a folder with dataset_info.json, such as DIR/splits of `isojax"
-            " difficulty`."
+            f"{folder} is no TFDS data set; expected its dataset_info.json, as in DIR/splits of `isojax difficulty`."
         )
     tfds = import_tfds()
     try:
@@ -164,7 +148,5 @@ def _open_builder(folder: Path) -> Any:
         ) from e
     file_format = builder.info.file_format and builder.info.file_format.file_suffix
     if file_format != "array_record":
-        raise InputError(
-            f"{folder}: its files are {file_format}, expected array_record: prepare it with --file_format=array_record."
-        )
+        raise InputError(f"{folder}: its files are {file_format}, expected array_record; prepare it in that format.")
     return builder
