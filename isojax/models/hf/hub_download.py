@@ -25,7 +25,7 @@ def import_from_hub(repository: str, revision: str | None, folder: Path) -> None
     """Make a model's folder of ORG/NAME at a branch, tag or commit; InputError, before any weight is fetched, where
     isojax cannot run the model."""
     if Path(repository).exists() or not re.fullmatch(hf_load.HUB_ID, repository):
-        expected = "expected smollm2, a file that ends in .gguf, or a model hub's ORG/NAME"
+        expected = "expected smollm2 or a model hub's ORG/NAME"
         raise InputError(f"given {repository!r}, {expected}. A folder with *.safetensors is used as it is.")
     with new_model_folder(folder) as temp:
         snapshot = _download(repository, revision, SMALL_FILES)
