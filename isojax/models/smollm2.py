@@ -69,7 +69,8 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     metadata = {key: field.contents() for key, field in reader.fields.items()}
     tokenizer, tokenizer_config = build_tokenizer(metadata)
     config_json = {key: as_decimal(metadata[f"llama.{name}"]) for key, name in METADATA_KEYS.items()}
-    config_json |= {"vocab_size": tokenizer.get_vocab_size(), "tie_word_embeddings": True}
+    vocab = tokenizer.get_vocab_size()
+    config_json |= {"vocab_size": vocab, "tie_word_embeddings": True}
     config = ModelConfig(family="llama", **llama.settings(config_json))
     special_ids = special_token_ids(metadata)
     token_ids = {f"{name}_token_id": special_ids[name] for name in ("bos", "eos", "pad") if name in special_ids}
@@ -78,7 +79,8 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     hf_export.write_json(folder / "generation_config.json", token_ids)
     hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)
     tokenizer.save(str(folder / "tokenizer.json"))
-    write_safetensors(folder, plan_tensors(config, reader.tensors), dtype)
+    layouts = hf_load.weight_layouts(config, llama.build(config, vocab))
+    write_safetensors(folder, plan_tensors(config, layouts, reader.tensors), dtype)
     source = {"package": PACKAGE, "file": path.name, "sha256": SHA256}
     hf_export.write_json(folder / hf_load.SOURCE_FILE, source)
 
@@ -88,7 +90,9 @@ def as_decimal(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def plan_tensors(config: ModelConfig, gguf_tensors: list[gguf.ReaderTensor]) -> TensorSources:
+def plan_tensors(
+    config: ModelConfig, layouts: list[hf_load.WeightLayout], gguf_tensors: list[gguf.ReaderTensor]
+) -> TensorSources:
     """The checkpoint's tensors by name."""
     tensors_by_name = {tensor.name: tensor for tensor in gguf_tensors}
     name_map = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.layers)
@@ -98,7 +102,6 @@ def plan_tensors(config: ModelConfig, gguf_tensors: list[gguf.ReaderTensor]) -> 
         tensor = tensors_by_name[str(name_map.get_name(name, (".weight",)))]
         return dequantize_tensor(tensor, rotated.get(weight.key))
 
-    layouts = hf_load.weight_layouts(config, llama.build(config, config.vocab))
     return {name: (w.stored_shape, partial(read_tensor, w, name)) for w in layouts for name in w.tensor_names}
 
 
