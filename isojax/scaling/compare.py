@@ -174,10 +174,8 @@ def _saturates_earlier(first_fit: FitResult, other_fit: FitResult, C: FloatArray
     if len(C) < 2:
         return None
     other_path, first_path = (_frontier_path(e, C) for e in ensembles)
-    C_other, C_first = (float(saturation_C(p.n, C, shared_n[-1])) for p in (other_path, first_path))
-    p_earlier = p_later = None
-    if len(other_path.n_draws) and len(first_path.n_draws):
-        C_other_draws, C_first_draws = (saturation_C(p.n_draws, C, shared_n[-1]) for p in (other_path, first_path))
-        p_earlier = float(np.less.outer(C_other_draws, C_first_draws).mean())
-        p_later = float(np.greater.outer(C_other_draws, C_first_draws).mean())
-    return EarlierSaturation(tuple(shared_n), C_other < C_first, p_earlier, p_later)
+    if not (len(other_path.n_draws) and len(first_path.n_draws)):
+        return None
+    C_other, C_first = (saturation_C(path.n_draws, C, shared_n[-1]) for path in (other_path, first_path))
+    p_earlier, p_later = np.less.outer(C_other, C_first).mean(), np.greater.outer(C_other, C_first).mean()
+    return EarlierSaturation(tuple(shared_n), float(p_earlier), float(p_later))

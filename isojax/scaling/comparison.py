@@ -58,9 +58,8 @@ class EarlierSaturation:
     """Whether n* levels off earlier than in the first sweep, over the n that both measured."""
 
     shared_n: tuple[int, ...]
-    by_curves: bool  # by the fitted curves alone
-    p_earlier: float | None  # shares of the pairs of replicates
-    p_later: float | None
+    p_earlier: float  # shares of the pairs of replicates
+    p_later: float
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def comparison_sentences(comparison: SweepComparison) -> Iterator[str]:
             yield _describe_earlier(first, sweep, sweep.earlier)
             continue
         no_effect_labels = [s.label for s in (first, sweep) if s.no_effect]
-        reason = "they share fewer than two values of n"
+        reason = "they share fewer than two values of n, or a fit has no intervals"
         if no_effect_labels:
             reason = f"n makes no difference in {' and '.join(no_effect_labels)}"
         yield f"where n* levels off cannot be compared between {sweep.label} and {first.label}: {reason}"
@@ -154,9 +153,6 @@ def _describe_difference(first: SweepSummary, sweep: SweepSummary, difference: R
 
 def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: EarlierSaturation) -> str:
     pair = f"in {sweep.label} than in {first.label}"
-    if earlier.p_earlier is None or earlier.p_later is None:
-        verdict = "levels off earlier" if earlier.by_curves else "does not level off earlier"
-        return f"by the curves alone (no intervals) n* {verdict} {pair}"
     n_text = f"over n = {', '.join(map(str, earlier.shared_n))}"
     p_earlier, p_later = _format_probability(earlier.p_earlier), _format_probability(earlier.p_later)
     if earlier.p_earlier >= MIN_PROBABILITY:

@@ -54,9 +54,6 @@ def test_few_distinct_n_and_the_last_n_are_said(tmp_path):
         f.startswith("only 5 distinct n (8, 32, 64, 256, 512) determine the 4 parameters") for f in result["flags"]
     )
     assert any("end at their largest n (512)" in f for f in result["flags"])
-    assert [row["n"] for row in result["leave_one_out"]] == [8, 32, 64, 256, 512]
-    # Without the largest n the law cannot rise so high.
-    assert result["leave_one_out"][-1]["b"] + result["leave_one_out"][-1]["L"] < 8.7
 
 
 def test_falls_mixed_settings_and_filters(tmp_path):

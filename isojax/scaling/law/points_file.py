@@ -2,7 +2,7 @@
 Every point counts once, without a running average; 90% intervals come from a bootstrap over points, of one form.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +35,7 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
 
     Returns n_star: the law's form, L, k, log10_C0 and b, with aicc, intervals of the parameters and band, the law's own
     90% interval along C; None where there are two values of n. Also points, distinct_n {n: points}, C_low, C_high, rmse
-    (of log2 n), leave_one_out [{n, points, form, L, k, log10_C0, b}: the law without one n's points] and flags.
+    (of log2 n) and flags.
     InputError for an unknown mode, or a file that cannot be used, with its line.
     """
     if mode not in MODES:
@@ -61,7 +61,7 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
         ranges = [f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in distinct_n]
         text = f"no law: {' and '.join(ranges)} are two values of n, and a slope needs {MIN_DISTINCT_N} at least"
         absent = dict.fromkeys(("n_star", "rmse", "intervals"))
-        document |= {**absent, "leave_one_out": [], "flags": [text]}
+        document |= {**absent, "flags": [text]}
     else:
         document |= _fit_points(C, n, mode)
     document["flags"] = [*_mixture_flags(table, settings, filters), *document["flags"]]
@@ -73,13 +73,11 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
     log2_n, n_max = np.log2(n), float(n.max())
     choice = None if mode == "paper" else n_star_law.choose_law(C, log2_n, n_max)
     law = n_star_law.fit_law(C, n, n_max) if choice is None else choice.law
-    leave_one_out = [] if choice is None else _leave_one_out(law, C, log2_n)
     document = {
         "n_star": {**_law_parameters(law), "aicc": None, "intervals": None, "no_effect": False, "band": None},
         "rmse": float(np.sqrt(np.mean((n_star_law.log2_n_star(law, C) - log2_n) ** 2))),
         "intervals": None,
-        "leave_one_out": leave_one_out,
-        "flags": list(_law_flags(C, n, law, choice, leave_one_out)),
+        "flags": list(_law_flags(C, n, law, choice)),
     }
     if choice is not None:
         method = f"case bootstrap: points drawn with replacement, form {law.form} held fixed"
@@ -123,18 +121,6 @@ def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[st
     }
 
 
-def _leave_one_out(law: Law, C: FloatArray, log2_n: FloatArray) -> list[dict[str, Any]]:
-    """The same form without the points of one n, for each n."""
-    rows = []
-    for log2_n_left_out in np.unique(log2_n):
-        is_kept = log2_n != log2_n_left_out
-        if law.form == "constant" or len(np.unique(C[is_kept])) < FORMS[law.form].parameter_count:
-            continue
-        fitted = _refit(law, C[is_kept], log2_n[is_kept], float(log2_n.max()) + 1)
-        rows.append({"n": float(2**log2_n_left_out), "points": int((~is_kept).sum()), **_law_parameters(fitted)})
-    return rows
-
-
 def _setting_columns(table: DataTable) -> list[str]:
     """The columns that describe a point's setting: text, and the numbers of SETTING_COLUMNS."""
 
@@ -156,9 +142,7 @@ def _mixture_flags(table: DataTable, settings: Sequence[str], filters: Sequence[
             yield f"{mixture}; --where {name}={distinct_values[0]} takes one of them"
 
 
-def _law_flags(
-    C: FloatArray, n: FloatArray, law: Law, choice: LawChoice | None, leave_one_out: Sequence[Mapping[str, Any]]
-) -> Iterator[str]:
+def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: LawChoice | None) -> Iterator[str]:
     """The flags of a law fitted to points sorted by C; choice: None in mode "paper"."""
     distinct_n, parameter_count = np.unique(n), FORMS[law.form].parameter_count
     if len(distinct_n) == 1:
@@ -167,10 +151,7 @@ def _law_flags(
         return
     if parameter_count > 1 and len(distinct_n) < MIN_DISTINCT_N_PER_PARAMETER * parameter_count:
         listed = ", ".join(f"{v:g}" for v in distinct_n)
-        text = f"only {len(distinct_n)} distinct n ({listed}) determine the {parameter_count} parameters of n*(C)"
-        values_by_name = {name: [row[name] for row in leave_one_out] for name in _parameter_names(law)}
-        ranges = [f"{name} {min(values):.3g} to {max(values):.3g}" for name, values in values_by_name.items() if values]
-        yield f"{text}; with one of them left out: {', '.join(ranges)}" if ranges else text
+        yield f"only {len(distinct_n)} distinct n ({listed}) determine the {parameter_count} parameters of n*(C)"
     if law.form == "constant":
         text = f"no form is better supported than a constant, n = {2**law.b:.3g}"
         yield f"{text}: the points do not show n to change with C"
