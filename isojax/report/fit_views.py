@@ -2,22 +2,19 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from isojax.core.estimators import FloatArray
 from isojax.core.nouns import RunRecord
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
+from isojax.scaling.intervals import central_band
 from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult, FrontierFit
 from isojax.scaling.tracks import make_track
 
-CurveBand = tuple[FloatArray, FloatArray]
 CellKey = tuple[int, int]  # (B_p, n)
 
 
@@ -27,11 +24,6 @@ def frontier_views(fit: FitResult) -> list[FrontierFit]:
         return list(fit.by_B_p)
     all_B_p = [curve.B_p for curve in fit.curves]
     return [fit.joint, *(view for view in fit.by_B_p if all_B_p.count(view.B_p or 0) > 1)]
-
-
-def single_B_p_views(fit: FitResult) -> list[FrontierFit]:
-    """The frontiers of single B_p; empty where no B_p was measured with several n."""
-    return [view for view in frontier_views(fit) if view.B_p is not None]
 
 
 def B_p_of_view(fit: FitResult, view: FrontierFit) -> tuple[int, ...]:
@@ -55,35 +47,9 @@ def measured_budget(fit: FitResult) -> float:
     return min(C for C in C_ends if C >= 0.95 * max(C_ends))
 
 
-@dataclass(frozen=True)
-class CurveRewards:
-    """The rewards of a fit's curves and their intervals, by cell (B_p, n)."""
-
-    fit: FitResult
-
-    @cached_property
-    def ensemble(self) -> CurveEnsemble:
-        """All cells as arrays."""
-        return load_ensemble(self.fit)
-
-    @cached_property
-    def columns(self) -> dict[CellKey, int]:
-        """(B_p, n) -> its column in the ensemble."""
-        cells = zip(self.ensemble.B_p, self.ensemble.n, strict=True)
-        return {(int(B_p), int(n)): i for i, (B_p, n) in enumerate(cells)}
-
-    def reward_at(self, cell: CellKey, C: ArrayLike) -> FloatArray:
-        """A curve's reward at C > 0, float[...] -> float[...]."""
-        return self.ensemble.expected_rewards(C)[..., self.columns[cell]]
-
-    def bands(self, C: ArrayLike) -> dict[CellKey, CurveBand]:
-        """Every curve's interval (low, high) at C > 0, two float[points]; empty where the fit has no replicates."""
-        if self.fit.intervals is None or not self.ensemble.replicates:
-            return {}
-        tail = (1 - self.ensemble.level) / 2
-        replicates = self.ensemble.sampled_rewards(C)  # [points, replicates, cells]
-        low, high = np.quantile(replicates, [tail, 1 - tail], axis=-2)
-        return {cell: (low[..., i], high[..., i]) for cell, i in self.columns.items()}
+def curve_band(ensemble: CurveEnsemble, i: int, C: FloatArray) -> tuple[FloatArray, FloatArray] | None:
+    """The interval (low, high) of cell i's curve at C > 0, float[points] each; None where the fit has no replicates."""
+    return central_band(ensemble.sampled_rewards(C)[..., i].T, ensemble.level) if ensemble.replicates else None
 
 
 def run_evaluations(run: RunRecord, fit: FitResult) -> list[tuple[int, float, float]]:

@@ -35,11 +35,6 @@ def format_reward(x: float | None) -> str:
     return "–" if x is None else f"{x:.3f}"
 
 
-def format_difference(x: float) -> str:
-    """A difference of rewards, with its sign: "+0.012"."""
-    return f"{x:+.3f}"
-
-
 def format_percent(x: float) -> str:
     """A share as a percentage: .9 -> "90%"."""
     return f"{100 * x:.3g}%"

@@ -108,8 +108,9 @@ def _shows(browser: Any, row: dict[str, Any], C: float) -> None:
     assert _text(browser, "out-reward").split() == [row["reward"], *row["interval"].split()]
     status = _text(browser, "out-status")
     assert status.startswith("Beyond the measured budgets" if row["extrapolated"] else "Within the measured budgets")
-    if row["probability"]:
-        assert f"P(n = {row['n']} is best) = {row['probability']}" in status
+    assert row["words"] in status
+    if row["probabilities"]:
+        assert f"P(n = {row['n']} is the best) = " in status
         bars = [line.text.split() for line in browser.find_elements(By.CSS_SELECTOR, "#out-probabilities > div")]
         assert bars == [["n", "=", str(n), text] for n, text, _ in row["probabilities"]]
 

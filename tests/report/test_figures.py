@@ -15,9 +15,11 @@ from matplotlib.image import imread
 
 from isojax.report.canvas import n_palette, render_figure
 from isojax.report.figures.catalogue import FIGURES
-from isojax.report.fit_views import CurveRewards, all_n, frontier_reward_at, n_stretches
+from isojax.report.fit_views import all_n, curve_band, frontier_reward_at, n_stretches
 from isojax.report.page.html_page import write_report
 from isojax.report.wording import law_is_drawn
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.result import FitResult, FrontierRow
 
 DOLLARS = "reward $x^ of\\foo$"
@@ -93,13 +95,14 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
 
 def test_values_bands_and_laws(make_sweep: Any) -> None:
     fit, _ = make_sweep(B_ps=(8, 16), ns=(4, 8))
-    curves, curve = CurveRewards(fit), fit.curves[0]
-    assert float(curves.reward_at((8, 4), curve.C_mid)) == pytest.approx((curve.R0 + curve.A) / 2)
-    low, high = curves.bands([1e3, 1e5])[8, 4]
+    ensemble, C = load_ensemble(fit), np.array([1e3, 1e5])
+    curve = ensemble.curves[0]
+    assert curve.key == (8, 4) and float(curve_reward(curve, curve.C_mid)) == pytest.approx((curve.R0 + curve.A) / 2)
+    low, high = curve_band(ensemble, 0, C) or (C, C)
     assert low.shape == (2,)
-    assert (low < curves.reward_at((8, 4), [1e3, 1e5])).all()
-    assert (high > curves.reward_at((8, 4), [1e3, 1e5])).all()
-    assert CurveRewards(make_sweep(mode="paper")[0]).bands([1e3]) == {}
+    assert (low < curve_reward(curve, C)).all()
+    assert (high > curve_reward(curve, C)).all()
+    assert curve_band(load_ensemble(make_sweep(mode="paper")[0]), 0, C) is None
     assert n_stretches((2, 2, 4, 4, 4, 2)) == [(2, 0, 1), (4, 1, 4), (2, 4, 5)]
     points = tuple(FrontierRow(C=10.0**i, reward=0.1 * i, n=4, B_p=8) for i in range(6))
     view = fit.joint.model_copy(update={"frontier": points})

@@ -117,7 +117,6 @@ def test_diagnostics_are_said_in_words(html: str) -> None:
     )
     assert "At C = 250k rollouts the reward ranges over 0.092 [0.071, 0.113] with n (at B_p = 16)" in text
     assert "and 0.019 [0.004, 0.030] with B_p (at n = 8)." in text
-    assert "B_p = 8, n = 2, seed 1000 (from C = 60k)" in text
 
 
 def test_no_effect_leads_the_page(make_sweep: Any) -> None:

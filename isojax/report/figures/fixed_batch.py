@@ -13,7 +13,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
-from isojax.report.fit_views import CurveRewards, all_n, n_stretches, thin
+from isojax.report.fit_views import all_n, n_stretches, thin
+from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FixedBatchFit
 
@@ -26,7 +27,7 @@ def fixed_batch_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> 
     batches = _largest_batches(fit)
     if not batches:
         return None
-    colours, curves = canvas.n_palette(all_n(fit)), CurveRewards(fit)
+    colours = canvas.n_palette(all_n(fit))
     fig = canvas.new_figure(max(7.0, 4.9 * len(batches)), 7.0)
     grid = fig.add_gridspec(2, len(batches), height_ratios=[1.5, 1.0])
     reward_axes: list[Axes] = []
@@ -34,7 +35,7 @@ def fixed_batch_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> 
         is_first, is_last = i == 0, i == len(batches) - 1
         ax = fig.add_subplot(grid[0, i], sharey=reward_axes[0] if reward_axes else None)
         reward_axes.append(ax)
-        _draw_rewards(ax, curves, batch, colours)
+        _draw_rewards(ax, fit.curves, batch, colours)
         reward_label = f"validation reward ({canvas.escape_label(fit.metric)})" if is_first else ""
         canvas.style_axes(ax, f"B = {batch.B}", "", reward_label)
         n_star_ax = fig.add_subplot(grid[1, i], sharex=ax)
@@ -60,13 +61,13 @@ def _largest_batches(fit: FitResult) -> list[FixedBatchFit]:
     return sorted(batches[:MAX_BATCHES], key=lambda batch: batch.B)
 
 
-def _draw_rewards(ax: Axes, curves: CurveRewards, batch: FixedBatchFit, colours: Mapping[int, str]) -> None:
+def _draw_rewards(ax: Axes, curves: Sequence[FittedCurve], batch: FixedBatchFit, colours: Mapping[int, str]) -> None:
     """The curves of all cells of one B against M, the best of them thick over its interval."""
     B, points = batch.B, batch.frontier
-    for curve in curves.fit.curves:
+    for curve in curves:
         if curve.B_p * curve.n == B:
             C = np.geomspace(curve.C_low, curve.C_high, 160)
-            ax.plot(C / B, curves.reward_at(curve.key, C), color=colours[curve.n], lw=1.4, zorder=3)
+            ax.plot(C / B, curve_reward(curve, C), color=colours[curve.n], lw=1.4, zorder=3)
     with_interval = [(p.C / B, p.low, p.high) for p in points if p.low is not None and p.high is not None]
     canvas.fill_band(ax, with_interval, color=canvas.INK, alpha=0.22, zorder=2)
     label_style = {"fontsize": 8.5, "fontweight": "bold", "color": canvas.INK, "path_effects": canvas.HALO, "zorder": 7}

@@ -2,7 +2,7 @@
 Departs from the paper: one palette of n, intervals of the frontier and of crossovers, arrows for open ends."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby, zip_longest
+from itertools import groupby
 from math import log10
 
 import numpy as np
@@ -15,6 +15,7 @@ from matplotlib.patches import Patch
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas, fit_views
 from isojax.report.wording import compute_unit, format_compact, format_percent, format_reward
+from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit
 
 BASE_DASHES = (0, (4, 3))
@@ -25,7 +26,7 @@ Handle = Line2D | Patch
 
 def frontier_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure:
     """Evaluations, fitted curves and the frontier with its interval and crossovers."""
-    fit, curves = fits[0], fit_views.CurveRewards(fits[0])
+    fit = fits[0]
     views = sorted(fit_views.frontier_views(fit), key=lambda view: view.B_p is None)  # the joint panel last
     fig, axes = canvas.panel_grid(len(views), height=4.6)
     colours = canvas.n_palette(fit_views.all_n(fit))
@@ -33,7 +34,7 @@ def frontier_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Fig
     for i, (ax, view) in enumerate(zip(axes, views, strict=True)):
         B_ps = fit_views.B_p_of_view(fit, view)
         _draw_runs(ax, fit, [run for run in runs if run.cell.B_p in B_ps], colours, faint=view.B_p is None)
-        _draw_curves(ax, curves, view, colours)
+        _draw_curves(ax, fit, view, colours)
         is_first_column = i % canvas.grid_columns(len(views)) == 0
         title, C_label = canvas.view_title(view.B_p), f"C ({compute_unit(fit)})"
         canvas.style_axes(ax, title, C_label, reward_label if is_first_column else "")
@@ -64,10 +65,10 @@ def _draw_runs(ax: Axes, fit: FitResult, runs: Sequence[RunRecord], colours: Col
         ax.scatter([C for C, _, _ in means], [y for _, y, _ in means], **dots)
 
 
-def _draw_curves(ax: Axes, curves: fit_views.CurveRewards, view: FrontierFit, colours: Colours) -> None:
+def _draw_curves(ax: Axes, fit: FitResult, view: FrontierFit, colours: Colours) -> None:
     """The fitted curve of each cell; in the joint panel dashes distinguish B_p."""
-    B_ps = fit_views.B_p_of_view(curves.fit, view)
-    for curve in curves.fit.curves:
+    B_ps = fit_views.B_p_of_view(fit, view)
+    for curve in fit.curves:
         if curve.B_p not in B_ps:
             continue
         C = np.geomspace(curve.C_low, curve.C_high, 200)
@@ -75,7 +76,7 @@ def _draw_curves(ax: Axes, curves: fit_views.CurveRewards, view: FrontierFit, co
         if view.B_p is None:
             dashes = canvas.DASHES[B_ps.index(curve.B_p) % len(canvas.DASHES)]
             style = {"ls": dashes, "lw": 1.1, "alpha": 0.75}
-        ax.plot(C, curves.reward_at(curve.key, C), color=colours[curve.n], zorder=3, **style)
+        ax.plot(C, curve_reward(curve, C), color=colours[curve.n], zorder=3, **style)
 
 
 def _draw_frontier(ax: Axes, view: FrontierFit, colours: Colours) -> None:
@@ -141,22 +142,15 @@ def _label_segments(ax: Axes, view: FrontierFit) -> None:
 
 
 def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) -> None:
-    """Rows below the panels: the values of n; what the marks mean; the joint panel's line styles."""
+    """Below the panels: the values of n; what the marks mean; the joint panel's line styles."""
     n_handles: list[Handle] = [*canvas.n_handles(colours)]
     B_p_handles: list[Handle] = [
         Line2D([], [], color=canvas.MUTED, lw=1.3, ls=dashes, label=f"joint panel: $B_p$ = {B_p}")
         for B_p, dashes in zip(B_ps, canvas.DASHES * len(B_ps), strict=False)
     ]
+    handles = [*n_handles, *_mark_handles(fit), *B_p_handles]
     max_columns = int(fig.get_figwidth() / LEGEND_INCHES)
-    rows = [
-        row[i : i + max_columns]
-        for row in (n_handles, _mark_handles(fit), B_p_handles)
-        for i in range(0, len(row), max_columns)
-    ]
-    # A legend fills its columns first.
-    empty_handle = Line2D([], [], ls="", label=" ")
-    by_column = [handle for column in zip_longest(*rows, fillvalue=empty_handle) for handle in column]
-    canvas.legend_below(fig, max(map(len, rows)), by_column, handlelength=2.2, columnspacing=1.3)
+    canvas.legend_below(fig, min(len(handles), max_columns), handles, handlelength=2.2, columnspacing=1.3)
 
 
 def _mark_handles(fit: FitResult) -> list[Handle]:

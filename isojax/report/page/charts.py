@@ -11,6 +11,8 @@ import numpy as np
 from isojax.core.nouns import RunRecord
 from isojax.report import fit_views, wording
 from isojax.report.wording import format_compact, format_interval, format_percent, format_reward
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit, FrontierRow
 
@@ -47,12 +49,12 @@ def _trace(mode: str, x: Iterable[float], y: Iterable[float], hover: Sequence[st
 
 def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """[{"B_p", "trace"}]: each cell's fitted curve and its evaluations (the seeds' mean)."""
-    curves, B_ps = fit_views.CurveRewards(fit), sorted({curve.B_p for curve in fit.curves})
+    ensemble, B_ps = load_ensemble(fit), sorted({curve.B_p for curve in fit.curves})
     seeds_by_cell = fit_views.runs_by_cell(runs)
     traces = []
-    for curve in sorted(fit.curves, key=lambda curve: (curve.n, curve.B_p)):
+    for i, curve in enumerate(ensemble.curves):
         C = np.geomspace(curve.C_low, curve.C_high, CURVE_POINTS)
-        y, band = curves.reward_at(curve.key, C), curves.bands(C).get(curve.key)
+        y, band = curve_reward(curve, C), fit_views.curve_band(ensemble, i, C)
         intervals = [(None, None)] * len(C) if band is None else list(zip(*band, strict=True))
         cell_name = f"n = {curve.n}, B_p = {curve.B_p}"
         hover = [

@@ -4,7 +4,6 @@ budgets and every view; page.js looks them up, and calculates only M = floor(C /
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from string import Template
 from typing import Any
 
@@ -21,74 +20,71 @@ from isojax.report.page.markup import Html, read_page_file
 from isojax.report.wording import (
     Bounds,
     compute_unit,
-    format_compact,
     format_percent,
     format_range,
     format_reward,
-    join_commas,
+    join_list,
 )
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult, FrontierFit
 
 EDGE = 1 + 1e-9  # budgets this close to the end of the frontier belong to it
-NO_INTERVAL = (None, None)
+MIN_SHOWN_PROBABILITY = 0.005
+MIN_SHOWN_REGRET = 0.0005
 
 
-@dataclass(frozen=True)
-class Advice:
-    """An answer for one budget."""
-
-    C: float  # the budget, in the fit's unit
-    n: int | None = None  # None where there is no answer, for `no_answer_reason`
-    B_p: int | None = None
-    M: int | None = None  # updates, floor(C / (B_p n)); None where C does not count rollouts
-    reward: float | None = None  # to expect
-    interval: Bounds = NO_INTERVAL  # of the expected reward
-    new_run: Bounds = NO_INTERVAL  # of what one new run will measure
-    extrapolated: bool = False  # whether C is beyond the data of the recommended cell
-    n_probability: Mapping[int, float] = field(default_factory=dict)  # P(n is best), by n; empty where unknown
-    regret: float | None = None  # expected loss of reward against the best measured cell; None where unknown
-    equal_n: tuple[int, ...] = ()  # the n that do as well, within the data's errors
-    no_answer_reason: str = ""
-
-
-def advise(fit: FitResult, C: float, B_p: int | None = None) -> Advice:
-    """What to run with a budget of C > 0, in the fit's unit; B_p: to hold fixed, None leaves it free."""
+def answer_row(fit: FitResult, C: float, B_p: int | None = None) -> dict[str, Any]:
+    """What to run with a budget of C > 0, in the fit's unit, with B_p held fixed or free: numbers and, in `words`, what
+    to know of them. {"C", "why"} where there is no answer; M, the number of updates, only where C counts rollouts.
+    """
     if fit.compute != "rollouts":
-        return _advise_on_frontier(fit, C, B_p)
+        return _frontier_answer(fit, C, B_p)
     try:
-        recommendation = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, with_measured_cells=False)
+        best = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, with_measured_cells=False)
     except InputError as e:
-        return Advice(C, no_answer_reason=str(e))
-    return Advice(
-        C,
-        n=recommendation.allocation.n,
-        B_p=recommendation.allocation.B_p,
-        M=recommendation.allocation.M,
-        reward=recommendation.expected_reward,
-        interval=recommendation.interval or NO_INTERVAL,
-        new_run=recommendation.prediction_interval or NO_INTERVAL,
-        extrapolated=recommendation.extrapolated,
-        n_probability=recommendation.n_probability or {},
-        regret=recommendation.regret,
-        equal_n=tuple(n for n in recommendation.equal_n if n != recommendation.allocation.n),
-    )
+        return {"C": C, "why": str(e)}
+    n, interval = best.allocation.n, best.interval or (None, None)
+    row = _worded_row(C, n, best.allocation.B_p, best.expected_reward, interval, best.n_probability)
+    equal_n = [other for other in best.equal_n if other != n]
+    sentences = [f"One new run will measure {format_range(best.prediction_interval)}."] * bool(best.prediction_interval)
+    sentences.append(row["words"])
+    if best.regret is not None and best.regret >= MIN_SHOWN_REGRET:
+        loss = format_reward(best.regret)
+        sentences.append(f"The expected loss against the best measured cell is {loss} of reward.")
+    if equal_n:
+        sentences.append(f"As good within the tolerance: n = {join_list(equal_n)}.")
+    words = " ".join(filter(None, sentences))
+    return row | {"M": best.allocation.M, "extrapolated": best.extrapolated, "words": words}
 
 
-def _advise_on_frontier(fit: FitResult, C: float, B_p: int | None) -> Advice:
+def _frontier_answer(fit: FitResult, C: float, B_p: int | None) -> dict[str, Any]:
     """The measured frontier's answer at the nearest of its points."""
     frontier = next((view.frontier for view in frontier_views(fit) if view.B_p == B_p), fit.joint.frontier)
     if not frontier[0].C / EDGE <= C <= frontier[-1].C * EDGE:
-        return Advice(C, no_answer_reason="C is outside the measured frontier; fit in rollouts to look beyond it.")
-    point = frontier[int(np.argmin([abs(np.log(point.C / C)) for point in frontier]))]
-    return Advice(
-        C,
-        n=point.n,
-        B_p=point.B_p,
-        reward=point.reward,
-        interval=(point.low, point.high),
-        n_probability=point.n_probability or {},
-    )
+        return {"C": C, "why": "C is outside the measured frontier; fit in rollouts to look beyond it."}
+    point = min(frontier, key=lambda point: abs(np.log(point.C / C)))
+    return _worded_row(C, point.n, point.B_p, point.reward, (point.low, point.high), point.n_probability)
+
+
+def _worded_row(
+    C: float, n: int, B_p: int, reward: float, interval: Bounds, n_probability: Mapping[int, float] | None
+) -> dict[str, Any]:
+    """The expected reward with its interval, and how probable it is that each n is the best."""
+    shares = n_probability or {}
+    shown_shares = [(other, share) for other, share in sorted(shares.items()) if share >= MIN_SHOWN_PROBABILITY]
+    return {
+        "C": C,
+        "n": n,
+        "B_p": B_p,
+        "y": reward,
+        "low": interval[0],
+        "high": interval[1],
+        "reward": format_reward(reward),
+        "interval": "" if interval == (None, None) else format_range(interval),
+        "probabilities": [[other, format_percent(round(share, 2)), round(share, 3)] for other, share in shown_shares],
+        "extrapolated": False,
+        "words": f"P(n = {n} is the best) = {format_percent(round(shares.get(n, 0.0), 2))}." if shares else "",
+    }
 
 
 def budget_grid(fit: FitResult, count: int = 150) -> list[float]:
@@ -99,10 +95,6 @@ def budget_grid(fit: FitResult, count: int = 150) -> list[float]:
     budgets = [C_low, *(C for C in rounded if C_low < C < C_high), measured_budget(fit), C_high]
     is_integer = fit.compute != "device_hours"
     return sorted({float(round(C)) if is_integer else C for C in budgets})
-
-
-MIN_SHOWN_PROBABILITY = 0.005
-MIN_SHOWN_REGRET = 0.0005
 
 
 def page_data(fits: Sequence[FitResult], runs: Sequence[RunRecord], with_charts: bool) -> dict[str, Any]:
@@ -135,42 +127,11 @@ def _view_data(fit: FitResult, view: FrontierFit, with_charts: bool) -> dict[str
         "name": "the best of all" if view.B_p is None else str(view.B_p),
         "B_p": view.B_p,
         "B_ps": B_p_of_view(fit, view),
-        "rows": [_answer_row(advise(fit, C, fixed_B_p)) for C in budget_grid(fit)],
+        "rows": [answer_row(fit, C, fixed_B_p) for C in budget_grid(fit)],
     }
     if with_charts:
         content |= {"frontier": charts.frontier_traces(fit, view), "law": charts.law_traces(fit, view)}
     return content
-
-
-def _answer_row(advice: Advice) -> dict[str, Any]:
-    """One budget's answer, worded."""
-    row: dict[str, Any] = {"C": advice.C, "text": format_compact(advice.C)}
-    if advice.n is None:
-        return {**row, "why": advice.no_answer_reason}
-    has_regret = advice.regret is not None and advice.regret >= MIN_SHOWN_REGRET
-    n_probability = advice.n_probability
-    return {
-        **row,
-        "n": advice.n,
-        "B_p": advice.B_p,
-        "M": advice.M,
-        "M_known": advice.M is not None,
-        "y": advice.reward,
-        "low": advice.interval[0],
-        "high": advice.interval[1],
-        "reward": format_reward(advice.reward),
-        "interval": "" if advice.interval == NO_INTERVAL else format_range(advice.interval),
-        "new_run": "" if advice.new_run == NO_INTERVAL else format_range(advice.new_run),
-        "probabilities": [
-            [n, format_percent(round(share, 2)), round(share, 3)]
-            for n, share in sorted(n_probability.items())
-            if share >= MIN_SHOWN_PROBABILITY
-        ],
-        "probability": format_percent(round(n_probability.get(advice.n, 0.0), 2)) if n_probability else "",
-        "extrapolated": advice.extrapolated,
-        "equal_n": join_commas(advice.equal_n),
-        "regret": format_reward(advice.regret) if has_regret else "",
-    }
 
 
 def json_for_script(content: dict[str, Any]) -> str:

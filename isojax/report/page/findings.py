@@ -1,11 +1,9 @@
-"""The main findings of a fit, one sentence each."""
+"""The main findings of a fit, one sentence each; what limits them is said by its flags."""
 
 from isojax.report import wording
-from isojax.report.fit_views import all_n, single_B_p_views
+from isojax.report.fit_views import all_n, frontier_views
 from isojax.report.wording import format_compact, format_interval, format_reward, join_list
 from isojax.scaling.result import FitResult, FrontierFit
-
-MAX_NAMED_RUNS = 4
 
 
 def main_findings(fit: FitResult) -> list[str]:
@@ -15,15 +13,8 @@ def main_findings(fit: FitResult) -> list[str]:
         _describe_gain(fit),
         _describe_segments(fit),
         _describe_law(fit),
-        *_describe_B_p_effect(fit),
         *_describe_sensitivity(fit),
         *_describe_fixed_batches(fit),
-        *_describe_overfitting(fit),
-        *(
-            f"B_p = {verdict.B_p} is flagged unstable ({verdict.reason}), so the default rule does not choose it."
-            for verdict in fit.stability
-            if not verdict.stable
-        ),
     ]
 
 
@@ -63,7 +54,7 @@ def _describe_segments(fit: FitResult) -> str:
     length = f"at least {wording.MIN_DECADES} decade long"
     rule = f"{length}, measured for its neighbours, ahead by two standard errors somewhere"
     sentence = f"Of the joint frontier's segments {_count_held(fit.joint)} hold ({rule}); the others may be noise."
-    views = single_B_p_views(fit) if len(fit.by_B_p) > 1 else []
+    views = [view for view in frontier_views(fit) if view.B_p is not None] if len(fit.by_B_p) > 1 else []
     if not views:
         return sentence
     return f"{sentence} {join_list(f'{_count_held(view)} for B_p = {view.B_p} alone' for view in views)}."
@@ -78,16 +69,6 @@ def _describe_law(fit: FitResult) -> str:
         return wording.describe_law(fit.joint.n_star)
     values = join_list(sorted({point.n for point in fit.joint.frontier}))
     return f"The frontier has two values of n only ({values}): too few for a law n*(C)."
-
-
-def _describe_B_p_effect(fit: FitResult) -> list[str]:
-    """How much the ends of the frontiers of the B_p values differ."""
-    views = sorted(single_B_p_views(fit), key=lambda view: view.frontier[-1].reward)
-    if len(views) < 2:
-        return []
-    low, high = views[0].frontier[-1].reward, views[-1].frontier[-1].reward
-    both = f"B_p = {views[-1].B_p}: {format_reward(high)}; B_p = {views[0].B_p}: {format_reward(low)}"
-    return [f"Between values of B_p the end of the frontier differs by {high - low:.3f} ({both})."]
 
 
 def _describe_sensitivity(fit: FitResult) -> list[str]:
@@ -108,14 +89,3 @@ def _describe_fixed_batches(fit: FitResult) -> list[str]:
     rejected_B = [batch.B for batch in fit.by_B if batch.n_star.monotone_rejected]
     batches = f"At a fixed batch of B = {join_list(rejected_B)} rollouts"
     return [f"{batches} n*(M) does not only rise: a monotone law is rejected there."] if rejected_B else []
-
-
-def _describe_overfitting(fit: FitResult) -> list[str]:
-    named = [
-        f"B_p = {row.B_p}, n = {row.n}, seed {row.seed} (from C = {format_compact(row.C)})"
-        for row in fit.overfitting[:MAX_NAMED_RUNS]
-    ]
-    unnamed = len(fit.overfitting) - len(named)
-    more = f" and {wording.format_count(unnamed, 'more run')}" if unnamed else ""
-    finding = "Overfitting: training reward rises while validation reward falls in"
-    return [f"{finding} {join_list(named)}{more}."] if named else []

@@ -16,7 +16,6 @@ from isojax.report.figures.problem_panel import describe_panels
 from isojax.report.fit_views import all_n, measured_budget
 from isojax.report.page import explorer, markup
 from isojax.report.page.charts import plotly_bundle
-from isojax.report.page.explorer import NO_INTERVAL, Advice, advise
 from isojax.report.page.findings import main_findings
 from isojax.report.page.fit_sections import (
     diagnostics_section,
@@ -37,9 +36,8 @@ Images = Mapping[str, RenderedFigure]
 def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], images: Images) -> str:
     """The page. `images` holds the figures that could be drawn, by their names in FIGURES."""
     fit, bundle = fits[0], plotly_bundle()
-    advice = advise(fit, measured_budget(fit))
     sections = [
-        _answer_card(fit, advice),
+        _answer_card(fit),
         _flags_notice(fit),
         explorer.budget_section(bundle is not None),
         html_section("findings", "Main findings", markup.bullet_list(main_findings(fit))),
@@ -75,39 +73,25 @@ def _header(folder: Path, fit: FitResult, main: Html) -> Html:
     return tag("header", title, tag("p", facts, cls="soft"), tag("nav", markup.join_html(links)))
 
 
-def _answer_card(fit: FitResult, advice: Advice) -> Html:
+def _answer_card(fit: FitResult) -> Html:
     """The headline: what to run with the budget that the sweep measured."""
-    unit = wording.compute_unit(fit)
-    if advice.n is None:
+    unit, row = wording.compute_unit(fit), explorer.answer_row(fit, measured_budget(fit))
+    if "why" in row:
         end = fit.joint.frontier[-1]
         headline = f"At C = {format_compact(end.C)} {unit} n = {end.n} on B_p = {end.B_p} leads."
-        sentences = [f"There is no recommendation for the measured budget: {advice.no_answer_reason}"]
+        sentences = [f"There is no recommendation for the measured budget: {row['why']}"]
     else:
-        updates = "" if advice.M is None else f" for M = {advice.M} updates"
+        updates = f" for M = {row['M']} updates" if "M" in row else ""
         C_text = f"{format_compact(measured_budget(fit))} {unit}"
-        headline = f"At C = {C_text} run n = {advice.n}, B_p = {advice.B_p}{updates}."
+        headline = f"At C = {C_text} run n = {row['n']}, B_p = {row['B_p']}{updates}."
         if fit.joint.n_star.no_effect:
             headline = f"n makes no difference here. {headline}"
-        sentences = _answer_sentences(fit, advice)
+        base = "" if fit.base_reward is None else f", from {format_reward(fit.base_reward)} for the base policy"
+        reward = row["reward"] + format_interval((row["low"], row["high"]))
+        sentences = [f"Expected validation {fit.metric}: {reward}{base}.", row["words"]]
     symbols = tag("p", "n: rollouts per problem; B_p: problems per batch; M: updates; C = B_p · n · M.", cls="soft")
     lines = [tag("p", headline, cls="headline"), *(tag("p", sentence) for sentence in sentences), symbols]
     return Html(f'<section class="answer" aria-label="The recommendation">{markup.join_html(lines)}</section>')
-
-
-def _answer_sentences(fit: FitResult, advice: Advice) -> list[str]:
-    """The expected reward, how probable it is that this n is the best, and the n that do as well."""
-    base = "" if fit.base_reward is None else f", from {format_reward(fit.base_reward)} for the base policy"
-    reward = format_reward(advice.reward) + format_interval(advice.interval)
-    expectation = f"Expected validation {fit.metric}: {reward}{base}."
-    if advice.new_run != NO_INTERVAL:
-        expectation += f" One new run will measure {wording.format_range(advice.new_run)}."
-    sentences = [expectation]
-    if advice.n is not None and advice.n in advice.n_probability:
-        probability = wording.format_percent(round(advice.n_probability[advice.n], 2))
-        sentences.append(f"P(n = {advice.n} is the best) = {probability}.")
-    if advice.equal_n:
-        sentences.append(f"As good within the tolerance: n = {wording.join_list(advice.equal_n)}.")
-    return sentences
 
 
 def _flags_notice(fit: FitResult) -> Html:

@@ -69,7 +69,7 @@
 
   function fill(row, refusal) {
     const answered = row !== null && row.why === undefined;
-    const M = answered && row.M_known ? Math.floor(state.C / (row.B_p * row.n)) : null;
+    const M = answered && row.M !== undefined ? Math.floor(state.C / (row.B_p * row.n)) : null;
     const put = (id, value) => { at(id).textContent = answered ? value : "–"; };
     put("out-n", answered && whole(row.n));
     put("out-B_p", answered && whole(row.B_p));
@@ -94,11 +94,7 @@
     const sentences = [row.extrapolated ? "Beyond the measured budgets: the reward is extrapolated." : "Within the measured budgets."];
     if (M === 0) sentences.push("This budget is too small for one update.");
     if (row.interval && state.fit.level) sentences.push(`${state.fit.level} interval of the expected reward: ${row.interval}.`);
-    if (row.new_run) sentences.push(`One new run will measure ${row.new_run}.`);
-    if (row.probability) sentences.push(`P(n = ${row.n} is best) = ${row.probability}.`);
-    if (row.regret) sentences.push(`The expected loss against the best measured cell is ${row.regret} of reward.`);
-    if (row.equal_n) sentences.push(`As good within the tolerance: n = ${row.equal_n}.`);
-    return sentences.join(" ");
+    return [...sentences, row.words].join(" ");
   }
 
   function probabilities(rows) {
