@@ -105,7 +105,9 @@ def comparison_sentences(comparison: SweepComparison) -> Iterator[str]:
             yield _describe_earlier(first, sweep, sweep.earlier)
             continue
         no_effect_labels = [s.label for s in (first, sweep) if s.no_effect]
-        reason = "they share fewer than two values of n, or a fit has no intervals"
+        reason = "they share fewer than two values of n"
+        if sweep.difference is not None and sweep.difference.low is None:
+            reason = "a fit has no intervals"
         if no_effect_labels:
             reason = f"n makes no difference in {' and '.join(no_effect_labels)}"
         yield f"where n* levels off cannot be compared between {sweep.label} and {first.label}: {reason}"
