@@ -8,10 +8,10 @@ Connections without the token mean nothing: process 0 sends them nothing, and dr
 HELLO_TIMEOUT, or where more than MAX_STRANGERS wait. Once all watchdogs are there, nothing listens any more.
 """
 
+import asyncio
 import hmac
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -32,7 +32,8 @@ GRACE_SECONDS = 5.0  # seconds that a parent has to end by itself before it is k
 HELLO_TIMEOUT = 10.0  # seconds until a connection must have shown the token
 MAX_STRANGERS = 32  # connections that have not; the oldest gives way to the next
 MAX_LINE_BYTES = 4096
-SEND_TIMEOUT = 5.0  # seconds
+CONNECT_TIMEOUT = 60.0  # seconds in which the watchdog of process 0 answers
+PARENT_CHECK_INTERVAL = 0.5  # seconds between two looks at whether the parent is there
 TOKEN_VARIABLE = "ISOJAX_WATCHDOG_TOKEN"  # of the environment, which other users cannot read, as they can arguments
 # What watchdogs send, each with the name of a process; a parent sends its watchdog BYE or FAILED. HELLO has the token
 # and the name.
@@ -80,165 +81,110 @@ class WatchdogClient:
         self._watchdog.wait()
 
 
-class WatchdogPeer:
-    """A connection to another watchdog, over which both send lines: what has happened, and to which process."""
-
-    def __init__(self, connection: socket.socket):
-        self.connection, self.name, self.said_goodbye = connection, "", False
-        self._buffer = b""
-        connection.settimeout(SEND_TIMEOUT)
-        with suppress(OSError):  # where the other end has gone already
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-    def receive(self) -> list[tuple[str, str]] | None:
-        """The messages that have arrived; None where the other end is gone, or sends what no watchdog does."""
-        try:
-            data = self.connection.recv(65536)
-        except OSError:
-            return None
-        if not data:
-            return None
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        if max(map(len, [*lines, self._buffer])) > MAX_LINE_BYTES:
-            return None
-        messages = [line.decode(errors="replace").partition(" ") for line in lines]
-        return [(kind, name) for kind, _, name in messages]
-
-    def send(self, kind: str, name: str) -> None:
-        """Send a message, if the other end is still there."""
-        with suppress(OSError):
-            self.connection.sendall(f"{kind} {name}\n".encode())
-
-
 class Watchdog:
     def __init__(self, name: str, address: str, port: int, listener: int | None, num_peers: int):
         """`listener`: the descriptor of the socket to which all `num_peers` other watchdogs connect."""
         self.name, self.parent_pid, self.token = name, os.getppid(), os.environ[TOKEN_VARIABLE]
-        self.missing_peers = num_peers
-        self.strangers: dict[WatchdogPeer, float] = {}  # connections without the token yet, and when they end
-        self.selector = selectors.DefaultSelector()
-        self.peers: list[WatchdogPeer] = []
-        self.listener: socket.socket | None = None
+        self.address, self.port, self.missing_peers = address, port, num_peers
+        self.listener = None if listener is None else socket.socket(fileno=listener)
+        self.strangers: list[asyncio.StreamWriter] = []  # connections without the token yet, the oldest first
+        self.peers: list[asyncio.StreamWriter] = []
+        self.is_leaving = False  # whether the parent has ended, and the others are told
         self.first_failure: tuple[str, float] | None = None  # who failed first, and when this parent has to have ended
-        self.selector.register(sys.stdin.fileno(), selectors.EVENT_READ, None)
-        if listener is None:
-            peer = WatchdogPeer(socket.create_connection((address, port), timeout=60))
-            peer.send(HELLO, f"{self.token} {self.name}")
-            self.peers.append(peer)
-            self.selector.register(peer.connection, selectors.EVENT_READ, peer)
+
+    async def run(self) -> None:
+        """Watch until the parent has ended, or has to end. OSError where process 0 does not answer."""
+        loop, parent_message = asyncio.get_running_loop(), asyncio.Event()
+        loop.set_exception_handler(lambda *_: None)  # a connection that breaks while it is accepted
+        loop.add_reader(sys.stdin.fileno(), parent_message.set)
+        if self.listener is None:
+            connection = asyncio.open_connection(self.address, self.port, limit=MAX_LINE_BYTES)
+            reader, writer = await asyncio.wait_for(connection, CONNECT_TIMEOUT)
+            writer.write(f"{HELLO} {self.token} {self.name}\n".encode())
+            self.following = asyncio.create_task(self._follow(reader, writer, ""))
         else:
-            self.listener = socket.socket(fileno=listener)
-            self.listener.setblocking(False)
-            self.selector.register(self.listener, selectors.EVENT_READ, self.listener)
-
-    def _accept(self, listener: socket.socket) -> None:
-        with suppress(OSError):  # it has gone, or no descriptor is free
-            stranger = WatchdogPeer(listener.accept()[0])
-            if len(self.strangers) >= MAX_STRANGERS:
-                self._drop(next(iter(self.strangers)))
-            self.strangers[stranger] = time.monotonic() + HELLO_TIMEOUT
-            self.selector.register(stranger.connection, selectors.EVENT_READ, stranger)
-
-    def _drop(self, stranger: WatchdogPeer) -> None:
-        del self.strangers[stranger]
-        self.selector.unregister(stranger.connection)
-        stranger.connection.close()
-
-    def _admit(self, stranger: WatchdogPeer, kind: str, text: str) -> bool:
-        """Make a peer of a connection whose first message has the token."""
-        token, _, name = text.partition(" ")
-        if kind != HELLO or not hmac.compare_digest(token.encode(), self.token.encode()):
-            return False
-        del self.strangers[stranger]
-        stranger.name = name
-        self.peers.append(stranger)
-        self.missing_peers -= 1
-        if not self.missing_peers and self.listener is not None:
-            for other in list(self.strangers):
-                self._drop(other)
-            self.selector.unregister(self.listener)
-            self.listener.close()
-        stranger.send(NAME, self.name)
-        return True
-
-    def run(self) -> None:
-        """Watch until the parent has ended, or has to end."""
-        while True:
-            for key, _ in self.selector.select(timeout=0.5):
-                if isinstance(key.data, WatchdogPeer):
-                    self._receive(key.data)
-                elif key.data is None:
-                    message = os.read(sys.stdin.fileno(), 64).decode()
-                    return self._announce_end(message or LOST)
-                elif self.missing_peers:
-                    self._accept(key.data)
-            for stranger in [s for s, deadline in self.strangers.items() if time.monotonic() > deadline]:
-                self._drop(stranger)
-            if os.getppid() != self.parent_pid:  # the parent is gone, though another process holds its pipe
-                return self._announce_end(LOST)
+            self.server = await asyncio.start_server(self._admit, sock=self.listener, limit=MAX_LINE_BYTES)
+        while not parent_message.is_set() and os.getppid() == self.parent_pid:
             if self.first_failure is not None and time.monotonic() > self.first_failure[1]:
                 self._end_parent(self.first_failure[0])
+            with suppress(TimeoutError):
+                await asyncio.wait_for(parent_message.wait(), PARENT_CHECK_INTERVAL)
+        loop.remove_reader(sys.stdin.fileno())
+        # Without a message the parent is gone, though another process may hold its pipe.
+        message = os.read(sys.stdin.fileno(), 64) if parent_message.is_set() else b""
+        await self._announce_end(message.decode() or LOST)
 
-    def _receive(self, peer: WatchdogPeer) -> None:
-        if peer not in self.peers and peer not in self.strangers:
-            return  # dropped since the selector returned
-        messages = peer.receive()
-        if peer in self.strangers:
-            if messages is None or (messages and not self._admit(peer, *messages.pop(0))):
-                return self._drop(peer)
-            if not messages:
-                return None
-        for kind, name in messages or ():
-            if kind == NAME:
-                peer.name = name
-            elif kind == BYE:
-                peer.said_goodbye = True
-            elif kind == LOST:
-                self._end_parent(name)
-            elif kind == FAILED:
-                peer.said_goodbye = True
-                self.first_failure = self.first_failure or (name, time.monotonic() + GRACE_SECONDS)
-                for other in self.peers:
-                    if other is not peer:
-                        other.send(FAILED, name)
-        if messages is None:
-            self.selector.unregister(peer.connection)
-            self.peers.remove(peer)
-            if peer.name and not peer.said_goodbye:
-                self._end_parent(peer.name)
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Make a peer of a connection whose first line has the token, and drop any other."""
+        self.strangers.append(writer)
+        for oldest in self.strangers[:-MAX_STRANGERS]:
+            oldest.close()
+        hello = b""
+        with suppress(OSError, ValueError):  # ValueError: of a line that is too long
+            hello = await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT)
+        self.strangers.remove(writer)
+        kind, _, text = hello.decode(errors="replace").rstrip("\n").partition(" ")
+        token, _, name = text.partition(" ")
+        if kind != HELLO or not hmac.compare_digest(token.encode(), self.token.encode()) or not self.missing_peers:
+            return writer.close()
+        self.missing_peers -= 1
+        if not self.missing_peers:
+            for stranger in self.strangers:
+                stranger.close()
+            self.server.close()
+        writer.write(f"{NAME} {self.name}\n".encode())
+        await self._follow(reader, writer, name)
 
-    def _announce_end(self, end_kind: str) -> None:
-        """Send the others how the parent has ended. Where JAX has ended it because process 0 is gone, print that."""
+    async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
+        """Read what another watchdog sends, until its process has ended. Each line says what has happened, and to which
+        process."""
+        said_goodbye = False
+        self.peers.append(writer)
+        with suppress(OSError):  # where the other end has gone already
+            connection = writer.get_extra_info("socket")
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        with suppress(OSError, ValueError):
+            while (line := await reader.readline()).endswith(b"\n"):
+                kind, _, about = line.decode(errors="replace").rstrip("\n").partition(" ")
+                said_goodbye = said_goodbye or kind in (BYE, FAILED)
+                if kind == NAME:
+                    name = about
+                elif kind == LOST and about != self.name:
+                    self._end_parent(about)
+                elif kind == FAILED:
+                    self.first_failure = self.first_failure or (about, time.monotonic() + GRACE_SECONDS)
+                    self._send_all(FAILED, about, except_to=writer)
+        self.peers.remove(writer)
+        writer.close()
+        if name and not said_goodbye and not self.is_leaving:
+            self._end_parent(name)
+
+    def _send_all(self, kind: str, name: str, except_to: asyncio.StreamWriter | None = None) -> None:
         for peer in self.peers:
-            peer.send(end_kind, self.name)
-        deadline = time.monotonic() + LOSS_REPORT_TIMEOUT
-        while end_kind == LOST and self.listener is None and (seconds_left := deadline - time.monotonic()) > 0:
-            for key, _ in self.selector.select(timeout=seconds_left):
-                if not isinstance(key.data, WatchdogPeer):
-                    self.selector.unregister(key.fileobj)
-                    continue
-                if (messages := key.data.receive()) is None:
-                    return
-                lost_names = [name for kind, name in messages if kind == LOST and name != self.name]
-                if lost_names:
-                    return self._print_loss(lost_names[0])
+            if peer is not except_to:
+                peer.write(f"{kind} {name}\n".encode())
 
-    def _print_loss(self, name: str) -> None:
-        message = f"error: {name} ended before the run did, so {self.name} ends too."
-        advice = "What the other one printed last says why. Start all processes again with --resume."
-        print(printable(f"{message} {advice}"), file=sys.stderr, flush=True)
+    async def _announce_end(self, end_kind: str) -> None:
+        """Send the others how the parent has ended. Where JAX may have ended it because process 0 is gone, wait for
+        that news, which `_follow` prints."""
+        self.is_leaving = True
+        self._send_all(end_kind, self.name)
+        deadline = time.monotonic() + LOSS_REPORT_TIMEOUT
+        while end_kind == LOST and self.listener is None and self.peers and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
 
     def _end_parent(self, name: str) -> None:
         """End the parent, and the other processes."""
-        if os.getppid() != self.parent_pid and self.listener is not None:  # it ended before the peer did
-            self._announce_end(LOST)
+        parent_ended_first = os.getppid() != self.parent_pid and self.listener is not None
+        self._send_all(LOST, self.name if parent_ended_first else name)
+        if parent_ended_first:
             sys.exit(1)
-        for peer in self.peers:
-            peer.send(LOST, name)
-        self._print_loss(name)
+        message = f"error: {name} ended before the run did, so {self.name} ends too."
+        advice = "What the other one printed last says why. Start all processes again with --resume."
+        print(printable(f"{message} {advice}"), file=sys.stderr, flush=True)
         with suppress(OSError):
             print(LOST, flush=True)
         deadline = time.monotonic() + GRACE_SECONDS
@@ -255,13 +201,12 @@ def main(arguments: dict[str, Any]) -> None:
         signal.signal(signal_number, signal.SIG_IGN)
     guard_output(is_run=True)
     try:
-        watchdog = Watchdog(**arguments)
+        asyncio.run(Watchdog(**arguments).run())
     except OSError as e:
         address = f"{arguments['address']}:{arguments['port']}"
         failure = f"{arguments['name']} does not reach the watchdog of process 0 at {address} ({e})"
         warn(f"{failure}: when another process ends, only JAX's heartbeat ends this one.")
         sys.exit(1)
-    watchdog.run()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -220,7 +221,7 @@ def test_a_silent_stranger_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr("sys.stdin", stdin)
         guard = watchdog.Watchdog("process 0 of 2", "127.0.0.1", 0, listener.detach(), num_peers=1)
         assert guard.listener is not None
-        watching = threading.Thread(target=guard.run)
+        watching = threading.Thread(target=asyncio.run, args=(guard.run(),))
         watching.start()
         with guard.listener, connect(guard.listener.getsockname()[1]) as silent:
             assert silent.recv(1) == b""
@@ -228,7 +229,6 @@ def test_a_silent_stranger_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> No
             os.close(write)
             watching.join(5)
             assert not watching.is_alive()
-            guard.selector.close()
 
 
 @pytest.mark.parametrize(
