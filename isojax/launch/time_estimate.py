@@ -1,4 +1,4 @@
-"""How long a sweep takes: from its own timing where cells have run, else from a lower bound and a stated efficiency.
+"""How long a sweep takes, from a lower bound and a stated efficiency.
 
 The lower bound counts the operations of an update's matrix products and the bytes it must move, each at the rate that a
 probe measured on this machine, one after the other:
@@ -14,17 +14,15 @@ The rates of chips that are not here are those that their makers publish.
 """
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Cell, RunRecord
+from isojax.core.nouns import Cell
 from isojax.launch.memory_model import FLOAT_BYTES, DeviceSizes, kv_cache_bytes, response_activations
 
 EFFICIENCY = 0.6  # of the probed rates that an update reaches; docs/performance.md says how far off that was
 GIB = 2**30  # bytes
-SECONDS_PER_HOUR = 3600
 # The overheads that do not shrink with B, in the time of one rollout: of an update, and of a prompt's prefill.
 UPDATE_COST = 32
 PROMPT_COST = 1
@@ -139,28 +137,6 @@ def cell_cost(cell: Cell, budget: int) -> float:
     """A cell's expected time, in the time of one rollout: it decides an order, not a forecast."""
     updates = math.ceil(budget / cell.B)
     return updates * (UPDATE_COST + PROMPT_COST * cell.B_p + cell.B)
-
-
-def rates_from_timing(runs: Iterable[RunRecord], pairs: Sequence[Pair], devices_per_cell: int) -> dict[Pair, float]:
-    """Rollouts/s, evaluations included, of each pair: by its own cells, else by the others. Empty without timing."""
-    measured_rates: dict[Pair, list[float]] = {}
-    for run in runs:
-        if len(run.device_hours) < 2:
-            continue
-        seconds = (run.device_hours[-1] - run.device_hours[0]) * SECONDS_PER_HOUR / devices_per_cell
-        rollouts = run.points[-1].rollouts - run.points[0].rollouts
-        if seconds > 0 and rollouts > 0:
-            measured_rates.setdefault((run.cell.B_p, run.cell.n), []).append(rollouts / seconds)
-    if not measured_rates:
-        return {}
-
-    def rollout_cost(pair: Pair) -> float:
-        cell = Cell(*pair, 0)
-        return cell_cost(cell, cell.B) / cell.B
-
-    pair_rates = {pair: statistics.median(rates) for pair, rates in measured_rates.items()}
-    cost_per_second = statistics.median(rate * rollout_cost(pair) for pair, rate in pair_rates.items())
-    return {pair: pair_rates.get(pair, cost_per_second / rollout_cost(pair)) for pair in pairs}
 
 
 def rates_from_probe(s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates) -> dict[Pair, float]:

@@ -21,6 +21,7 @@ from isojax.core.terminal import note
 T = TypeVar("T")
 CONNECT_TIMEOUT = 20.0  # seconds to wait for storage to answer, before any work
 LOCK_FILE = ".lock"
+LOCK_TIMEOUT, LOCK_RETRY_INTERVAL = 0.1, 0.05  # seconds; `isojax status` locks a folder while it looks
 RENEW_SECONDS = 10.0  # seconds between two renewals
 STALE_SECONDS = 60.0  # seconds without a renewal after which another process may take the lease
 
@@ -126,9 +127,10 @@ class FolderLocked(InputError):
 
 
 @contextmanager
-def exclusive_lock(folder: Path) -> Iterator[None]:
+def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Make the folder if need be, and hold it; InputError where it cannot be written, FolderLocked where another
-    process writes to it. NFS keeps locks on files for all its clients, locks on folders for none."""
+    process writes to it for longer than `timeout` seconds. NFS keeps locks on files for all its clients, locks on
+    folders for none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
@@ -137,14 +139,15 @@ def exclusive_lock(folder: Path) -> Iterator[None]:
             f"cannot make the folder {folder}, or write in it: {e.strerror or e}. Choose a place that you may write."
         ) from e
     try:
-        if not try_flock(lock_fd, fcntl.LOCK_EX):
-            time.sleep(0.1)  # `isojax status` may have been looking
-            if not try_flock(lock_fd, fcntl.LOCK_EX):
+        deadline = time.monotonic() + timeout
+        while not try_flock(lock_fd, fcntl.LOCK_EX):
+            if time.monotonic() > deadline:
                 raise FolderLocked(
                     f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME."
                     " If that process was on a machine that is lost, a file server may keep its lock for a while; then"
                     f" remove {folder / LOCK_FILE}."
                 )
+            time.sleep(LOCK_RETRY_INTERVAL)
         yield
     finally:
         os.close(lock_fd)

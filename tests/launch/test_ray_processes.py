@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from isojax.core.config import Config
-from isojax.core.errors import InputError
+from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell
-from isojax.launch.ray import ray_actor, ray_processes
+from isojax.core.preemption import Preempted
+from isojax.launch.ray import ray_processes
 from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, ProcessGroupSpec
-from isojax.launch.ray.ray_actor import CallResult, StatusUpdate
-from isojax.launch.ray.ray_processes import RayProcessGroup, WorkerLost
+from isojax.launch.ray.ray_actor import StatusUpdate, WorkerLost
+from isojax.launch.ray.ray_processes import RayProcessGroup
 from isojax.launch.strategy import CellTarget
 
 TARGET = CellTarget(Cell(4, 4, 0), 64)
@@ -25,6 +26,14 @@ NEVER = object()  # a call that waits for another process
 
 class RayError(Exception):
     """As Ray's own."""
+
+
+class TaskError(RayError):
+    """What an actor's method raised, as Ray wraps it."""
+
+    def __init__(self, cause: Exception):
+        super().__init__(str(cause))
+        self.cause = cause
 
 
 class Remote:
@@ -41,7 +50,7 @@ class Actor:
 
 class Ray:
     class exceptions:  # the module's name
-        RayError = RayError
+        RayError, RayTaskError = RayError, TaskError
 
     @staticmethod
     def get(calls: Any) -> Any:
@@ -58,44 +67,50 @@ class Ray:
         ]
 
 
-def trained(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> CallResult:
+def train(monkeypatch: pytest.MonkeyPatch, *outcomes: Any) -> None:
     monkeypatch.setattr(ray_processes, "PEER_END_TIMEOUT", 0.05)
     group = RayProcessGroup(
         Ray, Config(), [TARGET.cell], ProcessGroupSpec(len(outcomes), {"CPU": 1.0}), "token", Path("group0-0")
     )
     group.workers = [Actor(outcome) for outcome in outcomes]
-    return group.train(TARGET, lambda news: None)
+    group.train(TARGET, lambda news: None)
 
 
-BROKEN, STOPPED = (
-    CallResult(ray_actor.CELL_FAILED, "the ledger is another's"),
-    CallResult(ray_actor.PREEMPTED, "saved"),
-)
+WELL = None
+BROKEN, STOPPED = TaskError(RunFailed("the ledger is another's")), TaskError(Preempted("saved"))
+NO_MEMORY = TaskError(WorkerLost("no memory"))
 
 
 def test_all_end_well_or_as_the_one_that_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained(monkeypatch, CallResult(), CallResult()) == CallResult()
-    assert trained(monkeypatch, STOPPED, STOPPED).kind == ray_actor.PREEMPTED
-    assert trained(monkeypatch, BROKEN, CallResult()) == trained(monkeypatch, CallResult(), BROKEN) == BROKEN
-    assert trained(monkeypatch, STOPPED, BROKEN) == BROKEN
+    train(monkeypatch, WELL, WELL)
+    with pytest.raises(Preempted):
+        train(monkeypatch, STOPPED, STOPPED)
+    for outcomes in ((BROKEN, WELL), (WELL, BROKEN), (STOPPED, BROKEN)):
+        with pytest.raises(RunFailed, match="the ledger is another's"):
+            train(monkeypatch, *outcomes)
 
 
-def test_a_cell_that_one_has_broken_off_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert trained(monkeypatch, BROKEN, NEVER) == trained(monkeypatch, NEVER, BROKEN) == BROKEN
+@pytest.mark.parametrize("outcomes", [(BROKEN, NEVER), (NEVER, BROKEN)])
+def test_a_cell_that_one_has_broken_off_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, outcomes: tuple[Any, Any]
+) -> None:
+    with pytest.raises(RunFailed, match="the ledger is another's"):
+        train(monkeypatch, *outcomes)
 
 
 def test_what_follows_a_broken_cell_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be tried again."""
-    assert trained(monkeypatch, BROKEN, CallResult(ray_actor.WORKER_LOST, "no memory")) == BROKEN
+    with pytest.raises(RunFailed, match="the ledger is another's"):
+        train(monkeypatch, BROKEN, NO_MEMORY)
 
 
 def test_what_ends_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WorkerLost, match="no memory"):
-        trained(monkeypatch, NEVER, CallResult(ray_actor.WORKER_LOST, "no memory"))
+        train(monkeypatch, NEVER, NO_MEMORY)
     with pytest.raises(WorkerLost, match="died"):
-        trained(monkeypatch, RayError("The actor died because its node is gone"), NEVER)
+        train(monkeypatch, RayError("The actor died because its node is gone"), NEVER)
     with pytest.raises(InputError, match="no model"):
-        trained(monkeypatch, CallResult(ray_actor.INPUT_REFUSED, "no model"), NEVER)
+        train(monkeypatch, TaskError(InputError("no model")), NEVER)
 
 
 def test_processes_are_in_the_order_of_their_slices() -> None:

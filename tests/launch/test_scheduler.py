@@ -19,11 +19,9 @@ from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
 from isojax.launch.display import Display
 from isojax.launch.planner import plan_cells
-from isojax.launch.ray import ray_actor
 from isojax.launch.ray import scheduler as scheduling
 from isojax.launch.ray.placement import ProcessGroupSpec
-from isojax.launch.ray.ray_actor import CallResult, StatusUpdate
-from isojax.launch.ray.ray_processes import WorkerLost
+from isojax.launch.ray.ray_actor import StatusUpdate, WorkerLost
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.strategy import CellTarget
@@ -43,7 +41,7 @@ class FakeGroup:
     """A process group whose calls end as `ends` says for a cell, and well where it says nothing."""
 
     reaches: ClassVar[dict[Cell, list[int]]] = {}
-    ends: ClassVar[dict[Cell, list[CallResult | Exception]]] = {}
+    ends: ClassVar[dict[Cell, list[Exception]]] = {}
     opening: ClassVar[list[Exception]] = []
     trained: ClassVar[list[CellTarget]] = []
     rooms: ClassVar[threading.Semaphore | None] = None
@@ -72,22 +70,20 @@ class FakeGroup:
                 on_status(StatusUpdate())
                 time.sleep(0.01)
 
-    def train(self, target: CellTarget, on_status: Callable[[StatusUpdate], None]) -> CallResult:
+    def train(self, target: CellTarget, on_status: Callable[[StatusUpdate], None]) -> None:
         with self.lock:
             self.trained.append(target)
             end = self.ends.get(target.cell, [])
-            result = end.pop(0) if end else CallResult()
+            error = end.pop(0) if end else None
         reached = self.reaches.get(target.cell, [])
         on_status(StatusUpdate(progress=CellProgress(target.cell, reached.pop(0), None)) if reached else StatusUpdate())
-        if result == CallResult(ray_actor.PREEMPTED):
+        if isinstance(error, Preempted):
             preemption.request_preemption()
             assert self.stopped.wait(20)
-        if isinstance(result, Slow):
+        if isinstance(error, Slow):
             time.sleep(0.3)
-            return CallResult()
-        if isinstance(result, Exception):
-            raise result
-        return result
+        elif error is not None:
+            raise error
 
     def stop(self) -> None:
         self.stopped.set()
@@ -141,7 +137,7 @@ def test_a_lost_cell_is_started_again_and_given_up(schedule: RayScheduler, capsy
         {
             CELLS[0]: [WorkerLost("x")] * 2,
             CELLS[1]: [WorkerLost("its node is gone")] * 3,
-            CELLS[2]: [CallResult(ray_actor.CELL_FAILED, "not finite")],
+            CELLS[2]: [RunFailed("not finite")],
         }
     )
     failed = schedule.run()
@@ -213,7 +209,7 @@ def test_what_a_group_refuses_ends_the_sweep(schedule: RayScheduler) -> None:
 
 def test_asked_to_end(schedule: RayScheduler) -> None:
     """The cell in training saves its state; the others are not started."""
-    FakeGroup.ends[CELLS[0]] = [CallResult(ray_actor.PREEMPTED)]
+    FakeGroup.ends[CELLS[0]] = [Preempted("saved")]
     with pytest.raises(Preempted, match="the cells in training have saved their state"):
         schedule.run()
     assert [target.cell for target in FakeGroup.trained] == CELLS[:1]

@@ -46,7 +46,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         console.quiet = not is_primary
         with open_sweep(config, cells, resume or dry_run) as setup:
             folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
-            forecast = forecast_sweep(setup.config, cells, budget, devices, folder) if dry_run else None
+            forecast = forecast_sweep(setup.config, cells, budget, devices) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
             console.print(describe_algorithm(config.cell.rl), markup=False)
             if not dry_run:

@@ -31,7 +31,6 @@ from isojax.models.attention_autotune import select_attention
 from isojax.models.hf import hf_load
 from isojax.rl import algorithm
 from isojax.runs import loggers
-from isojax.runs.ledger import read_runs
 from isojax.runs.mirror import working_folder
 from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, LabelsNeeded, require_settings, select_problems
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
@@ -115,16 +114,11 @@ def make_device_budget(
 
 
 def forecast_sweep(
-    config: Config, cells: list[Cell], budget: DeviceBudget, cell_devices: CellDevices, folder: Path
+    config: Config, cells: list[Cell], budget: DeviceBudget, cell_devices: CellDevices
 ) -> time_estimate.Forecast:
-    """How long the sweep will take: by its own timing where cells have run, else by a short probe of the devices."""
-    runs = read_runs([folder], lambda _: None) if any(folder.glob("cells/*/records.jsonl")) else []
-    concurrent_cells = cell_devices.concurrent_cells
-    if pair_rates := time_estimate.rates_from_timing(runs, budget.pairs, budget.mesh.devices):
-        last_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
-        source = "this sweep's own timing, evaluations included"
-        return time_estimate.make_forecast(cells, last_target, concurrent_cells, pair_rates, 0.0, source)
-    s, num_used = budget.sizes(config.sweep), cell_devices.devices_per_cell * concurrent_cells
+    """How long the sweep will take, by a short probe of the devices."""
+    s, concurrent_cells = budget.sizes(config.sweep), cell_devices.concurrent_cells
+    num_used = cell_devices.devices_per_cell * concurrent_cells
     devices = [device for device in cell_devices.devices[:num_used] if device.process_index == jax.process_index()]
     matmul_rows, compute_type = (s.shapes.slots, s.microbatch_tokens), budget.cell.precision.compute
     cache_enabled = jax.config.values["jax_enable_compilation_cache"]

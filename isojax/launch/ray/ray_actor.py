@@ -1,38 +1,27 @@
 """A process of a process group, as the driver sees it: Ray starts it, and the driver calls its methods. This module
-loads no jax, as the driver names the class; the process does, with RayWorker, when it opens the sweep."""
+loads no jax, as the driver names the class; the process does, with ray_worker.py, when it opens the sweep."""
 
 import importlib
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from isojax.core import preemption
 from isojax.core.config import Config
-from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, CellProgress
 from isojax.launch.process_group import ProcessGroup
 from isojax.launch.strategy import CellTarget
 
 TOKEN_FILE = ".sweep"  # only a process that sees the driver's folder can read it
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
-# How a call of a worker has ended.
-FINISHED = "finished"
-PREEMPTED = "preempted"  # the cell's state is saved
-CELL_FAILED = "cell failed"  # by the cell's own fault, which it would meet again
-INPUT_REFUSED = "input refused"  # by a mistake of the user
-WORKER_LOST = "worker lost"  # the process is of no more use
 
 
-@dataclass(frozen=True)
-class CallResult:
-    """How a call of a worker has ended, and why."""
-
-    kind: str = FINISHED
-    message: str = ""
+class WorkerLost(Exception):
+    """A process, or its group, is of no more use: it died, or its node did."""
 
 
 @dataclass
@@ -65,6 +54,8 @@ class StatusCollector:
 class RayActor:
     """One process of a process group. `open` and `train` return when they are done; meanwhile `news` reports."""
 
+    _train: Callable[[CellTarget], None]
+
     def __init__(self, folder: str, log_file: str):
         """`folder`: where the sweep was started. `log_file`: to which this process prints."""
         if Path(folder).is_dir():
@@ -77,7 +68,7 @@ class RayActor:
         sys.stdout.reconfigure(line_buffering=True)  # pyright: ignore[reportAttributeAccessIssue]
         self._status = StatusCollector()
         self._name = Path(log_file).stem
-        self._worker: Any = None
+        self._exit_stack = ExitStack()
 
     def address(self) -> str:
         """HOST:PORT of this node, with a port that is free here, at which the processes can meet."""
@@ -88,23 +79,20 @@ class RayActor:
 
     def open(
         self, config: Config, cells: list[Cell], token: str, process_group: ProcessGroup, cpu_devices: int | None
-    ) -> CallResult:
-        """token: the content of TOKEN_FILE in the driver's folder. cpu_devices: that a CPU simulates; None on
-        accelerators."""
+    ) -> None:
+        """Prepare the sweep; InputError where it is refused. token: the content of TOKEN_FILE in the driver's folder.
+        cpu_devices: that a CPU simulates; None on accelerators."""
         if cpu_devices is not None:  # jax reads both variables
             os.environ["JAX_PLATFORMS"] = "cpu"  # its cores only, whatever else the node has
             flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not flag.startswith(DEVICE_COUNT_FLAG)]
             os.environ["XLA_FLAGS"] = " ".join([*flags, f"{DEVICE_COUNT_FLAG}={cpu_devices}"])
-        worker_module = importlib.import_module("isojax.launch.ray.ray_worker")
-        self._worker = worker_module.RayWorker(self._name, self._status)
-        try:
-            self._worker.open(config, cells, token, process_group)
-        except InputError as e:
-            return CallResult(INPUT_REFUSED, str(e))
-        return CallResult()
+        worker = importlib.import_module("isojax.launch.ray.ray_worker")
+        prepared_sweep = worker.prepare_sweep(config, cells, token, process_group, self._name, self._status)
+        self._train = self._exit_stack.enter_context(prepared_sweep)
 
-    def train(self, target: CellTarget) -> CallResult:
-        return self._worker.train(target)
+    def train(self, target: CellTarget) -> None:
+        """Train a cell; Preempted where its state is saved, RunFailed where it would fail again, WorkerLost else."""
+        self._train(target)
 
     def news(self) -> StatusUpdate:
         """What has happened since the last call."""
@@ -117,5 +105,4 @@ class RayActor:
 
     def close(self) -> None:
         """Disconnect from the other processes, and end the verifier."""
-        if self._worker is not None:
-            self._worker.close()
+        self._exit_stack.close()

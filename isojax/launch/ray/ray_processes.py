@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isojax.core.config import Config
-from isojax.core.errors import InputError
+from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import TUNABLES_VARIABLE
 from isojax.core.nouns import Cell
+from isojax.core.preemption import Preempted
 from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
-from isojax.launch.ray import ray_actor
 from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Node, ProcessGroupSpec
-from isojax.launch.ray.ray_actor import CallResult, StatusUpdate
+from isojax.launch.ray.ray_actor import RayActor, StatusUpdate, WorkerLost
 from isojax.launch.strategy import CellTarget
 from isojax.runs.storage import run_in_thread
 
@@ -32,10 +32,6 @@ PEER_END_TIMEOUT = 5.0  # seconds that the others have to end a cell that one pr
 LOG_TAIL_LINES = 12  # of a log's end that a user is shown
 
 StatusCallback = Callable[[StatusUpdate], None]
-
-
-class WorkerLost(Exception):
-    """A process group is of no more use: a process died, or its node."""
 
 
 @dataclass
@@ -100,7 +96,7 @@ class RayProcessGroup:
         bundles = self._bundles()
         for i, (bundle, _) in enumerate(bundles):
             environment = self._environment(i, first_address=bundles[0][1]["NodeManagerAddress"])
-            actor_class = self.ray.remote(ray_actor.RayActor).options(
+            actor_class = self.ray.remote(RayActor).options(
                 num_cpus=cpus,
                 num_gpus=gpus,
                 resources=resources,
@@ -184,35 +180,43 @@ class RayProcessGroup:
             calls.append(worker.open.remote(self.config, self.cells, self.token, group, self.spec.cpu_devices))
         self._wait_for_all(calls, on_status)
 
-    def train(self, target: CellTarget, on_status: StatusCallback) -> CallResult:
-        return self._wait_for_all([worker.train.remote(target) for worker in self.workers], on_status)
+    def train(self, target: CellTarget, on_status: StatusCallback) -> None:
+        """Train a cell; raises what RayActor.train does."""
+        self._wait_for_all([worker.train.remote(target) for worker in self.workers], on_status)
 
     def stop(self) -> None:
         """Let the cell in training save its state and end."""
         for worker in list(self.workers):
             worker.stop.remote()
 
-    def _wait_for_all(self, calls: list[Any], on_status: StatusCallback) -> CallResult:
-        """The result of the first call that did not end well, if any; the others, which may wait for it, have a few
-        seconds. Meanwhile `on_status` receives the news of process 0."""
-        ray, pending, result, deadline = self.ray, calls, CallResult(), math.inf
-        try:
-            while pending and time.monotonic() < deadline:
+    def _wait_for_all(self, calls: list[Any], on_status: StatusCallback) -> None:
+        """Raises the error of the first call that has one, or else of a later RunFailed; after such, the others, which
+        may wait for it, have a few seconds. Meanwhile `on_status` receives the news of process 0."""
+        ray, pending, deadline = self.ray, calls, math.inf
+        first_error: Exception | None = None
+        while pending and time.monotonic() < deadline:
+            try:
                 done, pending = ray.wait(pending, timeout=POLL_SECONDS)
                 on_status(ray.get(self.workers[0].news.remote()))
-                for call_result in ray.get(done):
-                    if call_result.kind == ray_actor.INPUT_REFUSED:
-                        raise InputError(call_result.message)
-                    if call_result.kind == ray_actor.WORKER_LOST and result.kind != ray_actor.CELL_FAILED:
-                        raise WorkerLost(call_result.message)
-                    if call_result.kind == ray_actor.CELL_FAILED and result.kind != ray_actor.CELL_FAILED:
-                        deadline = time.monotonic() + PEER_END_TIMEOUT
-                    if result.kind == ray_actor.FINISHED or call_result.kind == ray_actor.CELL_FAILED:
-                        result = call_result
-        except ray.exceptions.RayError as e:
-            if result.kind != ray_actor.CELL_FAILED:
-                raise WorkerLost(_ray_error_line(e)) from e
-        return result
+                ray.get(done)
+            except ray.exceptions.RayError as e:
+                error = self._own_error(e)
+                if isinstance(first_error, RunFailed):
+                    continue  # what follows a cell that failed is no loss
+                if isinstance(error, InputError | WorkerLost):
+                    raise error from e
+                if isinstance(error, RunFailed):
+                    deadline = time.monotonic() + PEER_END_TIMEOUT
+                    first_error = error
+                first_error = first_error or error
+        if first_error is not None:
+            raise first_error
+
+    def _own_error(self, error: Exception) -> Exception:
+        """What a worker raised, where it is an error of ours; any other of Ray's is a loss."""
+        cause = error.cause if isinstance(error, self.ray.exceptions.RayTaskError) else None
+        is_own = isinstance(cause, InputError | Preempted | RunFailed | WorkerLost)
+        return cause if is_own else WorkerLost(_ray_error_line(error))
 
     def log_file(self, process_id: int) -> Path:
         """What a process prints, on its node."""

@@ -1,95 +1,70 @@
 """The work of a process of a process group, loaded with jax by RayActor: it prepares the sweep and trains cells."""
 
 import socket
-import time
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from isojax.core import registry
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, CellProgress
-from isojax.core.preemption import Preempted
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.local.local_runner import train_cell
-from isojax.launch.local.setup import open_sweep, start_jax
+from isojax.launch.local.setup import SweepSetup, open_sweep, start_jax
 from isojax.launch.process_group import ProcessGroup
-from isojax.launch.ray import ray_actor
-from isojax.launch.ray.ray_actor import CallResult
+from isojax.launch.ray.ray_actor import TOKEN_FILE, StatusCollector, WorkerLost
 from isojax.launch.strategy import CellTarget
 from isojax.runs.mirror import is_url, refresh, remote_workspace, working_folder
 from isojax.runs.storage import FolderLocked, exclusive_lock
+from isojax.train.base_policy import BasePolicy
 
 # Seconds within which the process that had a cell before is gone, and what an NFS server kept for it.
 LOCK_TIMEOUT = 150.0
-LOCK_RETRY_INTERVAL = 0.5
 
 
-class RayWorker:
-    def __init__(self, name: str, status: ray_actor.StatusCollector):
-        """`name`: of this process, in the mirror of a sweep at a URL."""
-        self._name, self._status = name, status
-        self._exit_stack = ExitStack()
-
-    def open(self, config: Config, cells: list[Cell], token: str, group: ProcessGroup) -> None:
-        """Join the other processes and prepare the sweep; InputError where it is refused."""
-        registry.set_plugin_folders(config.run.plugin_folders)
-        self._exit_stack.enter_context(
-            remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=self._name)
-        )
+@contextmanager
+def prepare_sweep(
+    config: Config, cells: list[Cell], token: str, group: ProcessGroup, name: str, status: StatusCollector
+) -> Iterator[Callable[[CellTarget], None]]:
+    """Join the other processes and prepare the sweep, until the context ends; gives the function that trains a cell.
+    InputError where the sweep is refused. `name`: of this process, in the mirror of a sweep at a URL."""
+    registry.set_plugin_folders(config.run.plugin_folders)
+    with remote_workspace(config.run.dir, config.name, group.is_multi_process, cell_name=name):
         folder = working_folder(config.run.dir, config.name)
-        token_file = folder / ray_actor.TOKEN_FILE
+        token_file = folder / TOKEN_FILE
         if not is_url(config.run.dir) and not (token_file.exists() and token_file.read_text() == token):
             raise InputError(
                 f"run.dir: the node {socket.gethostname()} does not see {folder} as the driver does; expected a folder "
                 "that all nodes share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."
             )
         start_jax(config)
-        self._exit_stack.enter_context(join_processes(group))
-        self._setup = self._exit_stack.enter_context(open_sweep(config, cells, resume=True))
-        self._base_policy = self._setup.prepare(self._status.show_preparation)
+        with join_processes(group), open_sweep(config, cells, resume=True) as setup:
+            base_policy = setup.prepare(status.show_preparation)
+            yield partial(train_target, setup, base_policy, status)
 
-    def train(self, target: CellTarget) -> CallResult:
-        setup, cell = self._setup, target.cell
-        cell_folder = setup.folder / "cells" / cell.name
-        refresh(setup.folder, cell.name)
 
-        def report(progress: CellProgress) -> None:
-            self._status.update_cell(progress, setup.verifier_failures())
+def train_target(setup: SweepSetup, base_policy: BasePolicy, status: StatusCollector, target: CellTarget) -> None:
+    """Train a cell; Preempted, RunFailed or WorkerLost as RayActor.train says."""
+    cell = target.cell
+    cell_folder = setup.folder / "cells" / cell.name
+    refresh(setup.folder, cell.name)
 
-        with ExitStack() as stack:
-            if multiprocess.is_primary():
-                try:
-                    _lock_cell(stack, cell_folder)
-                except FolderLocked:
-                    return CallResult(ray_actor.WORKER_LOST, f"another process still writes to {cell_folder}")
-                except InputError as e:
-                    return CallResult(ray_actor.CELL_FAILED, str(e))
+    def report(progress: CellProgress) -> None:
+        status.update_cell(progress, setup.verifier_failures())
+
+    with ExitStack() as stack:
+        if multiprocess.is_primary():
             try:
-                error = train_cell(setup, setup.programs[0], self._base_policy, target, report, self._status.show_flags)
-            except Preempted as e:
-                return CallResult(ray_actor.PREEMPTED, str(e))
-        if error is None:
-            return CallResult()
+                stack.enter_context(exclusive_lock(cell_folder, LOCK_TIMEOUT))
+            except FolderLocked as e:
+                raise WorkerLost(f"another process still writes to {cell_folder}") from e
+            except InputError as e:
+                raise RunFailed(str(e)) from e
+        error = train_cell(setup, setup.programs[0], base_policy, target, report, status.show_flags)
+    if error is not None:
         warn(f"{cell.name}: {type(error).__name__}: {error}")
         is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))
-        kind = ray_actor.CELL_FAILED if is_cell_failure else ray_actor.WORKER_LOST
-        return CallResult(kind, str(error) or type(error).__name__)
-
-    def close(self) -> None:
-        self._exit_stack.close()
-
-
-def _lock_cell(stack: ExitStack, cell_folder: Path) -> None:
-    """Hold the lock of a cell's folder until `stack` ends; raises FolderLocked if it is not free in time."""
-    deadline = time.monotonic() + LOCK_TIMEOUT
-    while True:
-        try:
-            stack.enter_context(exclusive_lock(cell_folder))
-            return
-        except FolderLocked:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(LOCK_RETRY_INTERVAL)
+        raise (RunFailed if is_cell_failure else WorkerLost)(str(error) or type(error).__name__) from error

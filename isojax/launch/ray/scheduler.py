@@ -20,8 +20,8 @@ from isojax.core.preemption import Preempted
 from isojax.launch.display import Display, print_line
 from isojax.launch.ray.cell_queue import CellQueue
 from isojax.launch.ray.placement import ProcessGroupSpec, capacity
-from isojax.launch.ray.ray_actor import CELL_FAILED, PREEMPTED, TOKEN_FILE, CallResult, StatusUpdate
-from isojax.launch.ray.ray_processes import POLL_SECONDS, ActiveGroup, RayProcessGroup, WorkerLost
+from isojax.launch.ray.ray_actor import TOKEN_FILE, StatusUpdate, WorkerLost
+from isojax.launch.ray.ray_processes import POLL_SECONDS, ActiveGroup, RayProcessGroup
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.strategy import training_rounds
 from isojax.launch.sweep_status import CellStatus, driver_status, write_status
@@ -183,7 +183,9 @@ class RayScheduler:
 
     def _go_on(self, slot: GroupSlot, group: ActiveGroup) -> None:
         error = group.call.exception()
-        if error is not None:
+        if group.state == "training" and (error is None or isinstance(error, Preempted | RunFailed)):
+            self._end_cell(slot, group, error)
+        elif error is not None:
             self._end_group(slot, group)
             if not (group.cancelled.is_set() and isinstance(error, (WorkerLost, InputError))):
                 self._lose_group(slot, group, error)
@@ -191,8 +193,6 @@ class RayScheduler:
             group.start("opening", lambda: group.processes.open(group.report))
         elif group.state == "opening":
             group.state, self.any_group_ready, slot.failed_in_a_row = "ready", True, 0
-        elif group.state == "training":
-            self._end_cell(slot, group, group.call.result())
         else:
             self._end_group(slot, group)
         if group.state == "ready" and preemption.requested():
@@ -202,16 +202,15 @@ class RayScheduler:
         slot.current = None
         group.processes.kill()
 
-    def _end_cell(self, slot: GroupSlot, group: ActiveGroup, result: CallResult) -> None:
+    def _end_cell(self, slot: GroupSlot, group: ActiveGroup, error: Preempted | RunFailed | None) -> None:
         cell, group.cell, group.state = group.cell, None, "ready"
         assert cell is not None, "a group trains the cell that it was given"
-        if result.kind == PREEMPTED:
+        if isinstance(error, Preempted):
             self.cell_queue.put_back(cell)
             group.close()
             return
-        failed = result.kind == CELL_FAILED
-        self._finish_cell(cell, result.message if failed else "")
-        if failed and self.spec.num_processes > 1:  # its other processes may be elsewhere in the program
+        self._finish_cell(cell, str(error or ""))
+        if error and self.spec.num_processes > 1:  # its other processes may be elsewhere in the program
             group.state = "closing"
             self._end_group(slot, group)
 
@@ -224,7 +223,8 @@ class RayScheduler:
         if group.cell is not None and isinstance(error, WorkerLost):
             self._lose_cell(group, group.cell, error)
             return
-        may_pass = isinstance(error, WorkerLost) or (isinstance(error, InputError) and self.any_group_ready)
+        may_pass = isinstance(error, Preempted | RunFailed | WorkerLost)
+        may_pass = may_pass or (isinstance(error, InputError) and self.any_group_ready)
         if group.state in ("training", "closing") or not may_pass:
             raise error
         slot.failed_in_a_row += 1
