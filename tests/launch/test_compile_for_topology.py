@@ -17,12 +17,10 @@ from isojax.core.config import load_configs
 from isojax.core.errors import InputError, RunFailed
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.local.compile_for_topology import (
-    OutOfMemory,
-    ProgramMemory,
-    compile_for_memory,
     compile_for_topology,
     confirm_sizes,
     larger_topologies,
+    program_peak,
     run_apart,
     topology_devices,
 )
@@ -91,7 +89,7 @@ def test_a_model_without_a_vocabulary_is_refused() -> None:
 def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first update takes 16.5 GiB of a chip's 15.75, the second one fits."""
     asked: list[tuple[Any, ...]] = []
-    too_much, fitting = OutOfMemory(16.5), ProgramMemory(GIB, 0, GIB, 2 * GIB)
+    too_much, fitting = int(16.5 * GIB), 2 * GIB
 
     def compiler(_: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]) -> dict[str, Any]:
         asked.append((sweep.microbatch, sweep.remat, programs))
@@ -107,7 +105,7 @@ def test_a_compiler_that_never_fits_is_asked_three_times(monkeypatch: pytest.Mon
 
     def compiler(_: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]) -> dict[str, Any]:
         asked.append(sweep)
-        return dict.fromkeys(programs, OutOfMemory(15.8)) | {"decode": ProgramMemory(0, 0, 0, 0)}
+        return dict.fromkeys(programs, int(15.8 * GIB)) | {"decode": 0}
 
     with pytest.raises(InputError, match=r"does not fit, by the compiler's figures\. (It would fit|The nearest mesh)"):
         confirmed_sizes(monkeypatch, compiler)
@@ -160,11 +158,11 @@ def test_what_the_compiler_refuses_is_read_from_its_message() -> None:
     output = (
         "RESOURCE_EXHAUSTED: ... the total memory required for HLO temporaries (47.46G) exceeds available HBM (15.75G)."
     )
-    assert compile_for_memory(Refused(output), ()) == (47.46,)
+    assert program_peak(Refused(output), ()) == int(47.46 * GIB)
     output = (
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 33.50G of 15.75G hbm. "
         "Exceeded hbm capacity by 17.75G."
     )
-    assert compile_for_memory(Refused(output), ()) == (33.5,)
+    assert program_peak(Refused(output), ()) == int(33.5 * GIB)
     with pytest.raises(JaxRuntimeError, match="INTERNAL"):
-        compile_for_memory(Refused("INTERNAL: something else"), ())
+        program_peak(Refused("INTERNAL: something else"), ())

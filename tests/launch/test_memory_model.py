@@ -15,10 +15,8 @@ from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch.local.compile_for_topology import (
-    FAST_COMPILE_OPTIONS,
     AbstractTask,
     build_abstract_programs,
-    compile_for_memory,
 )
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import (
@@ -127,9 +125,15 @@ def test_within_15_percent_of_xla(case: str) -> None:
     """Arguments, outputs and temporaries of every program that trains; benchmarks/memory.py has many more cases."""
     mesh, names, words = CASES[case]
     for name, (planned, program) in compared(mesh, names, words).items():
-        assert planned == pytest.approx(sum(compile_for_memory(*program, FAST_COMPILE_OPTIONS)[:3]), rel=0.15), (
-            f"{case}: {name}"
-        )
+        assert planned == pytest.approx(xla_bytes(*program), rel=0.15), f"{case}: {name}"
+
+
+def xla_bytes(function: Any, arguments: tuple[Any, ...]) -> int:
+    """Of arguments, outputs that are not updated in place, and temporaries; compiled in half of the usual time."""
+    options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    used = function.lower(*arguments).compile(options).memory_analysis()
+    outputs = used.output_size_in_bytes - used.alias_size_in_bytes
+    return used.argument_size_in_bytes + outputs + used.temp_size_in_bytes
 
 
 def compared(mesh: str, names: tuple[str, ...], words: tuple[str, ...]) -> dict[str, tuple[int, Any]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, TypeVar
 
 import jax
 from jax.sharding import Mesh
@@ -43,23 +43,13 @@ from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import Task, build_task
 from isojax.train.programs import SweepPrograms
 
-# Half of the compile time on a CPU, and the same memory
-FAST_COMPILE_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+T = TypeVar("T")
 # What libtpu's compiler says of a program that, with its arguments, exceeds a chip's memory
 OOM_PATTERNS = (
     r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM",
     r"Used ([\d.]+)([MGT]) of [\d.]+[MGT]",
 )
-GIB_PER_UNIT = {"M": 1 / 1024, "G": 1.0, "T": 1024.0}
-
-
-class ProgramMemory(NamedTuple):
-    """XLA's memory analysis of a program, in bytes of one device."""
-
-    arguments: int
-    outputs: int  # without what is updated in place
-    temporaries: int
-    peak: int  # the most that is alive at once, by XLA's own schedule
+UNIT_BYTES = {"M": 2**20, "G": 2**30, "T": 2**40}
 
 
 @dataclass(frozen=True)
@@ -69,12 +59,6 @@ class AbstractTask:
     vocab: int
     on_device: ClassVar[bool] = False
     stops: ClassVar[StopConditions] = StopConditions((0,), None)
-
-
-class OutOfMemory(NamedTuple):
-    """The compiler refused a program, which needs so much of a chip, arguments included."""
-
-    needed_gib: float
 
 
 def topology_devices(topology: str) -> list[Any]:
@@ -98,22 +82,18 @@ def topology_devices(topology: str) -> list[Any]:
         ) from e
 
 
-def compile_for_memory(
-    function: Any, arguments: tuple[Any, ...], options: dict[str, Any] | None = None
-) -> ProgramMemory | OutOfMemory:
-    """Compiles a jitted function for ShapeDtypeStructs, with these options of XLA. On a TPU the compiler refuses a
-    program that exceeds the chip's memory, with the figures in its message."""
+def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
+    """Bytes of one device that a jitted function takes at its peak, by XLA's own schedule, compiled for these
+    ShapeDtypeStructs. On a TPU the compiler refuses a program that exceeds the chip's memory, with the figure in its
+    message."""
     try:
-        analysis = function.lower(*arguments).compile(options).memory_analysis()
+        return function.lower(*arguments).compile().memory_analysis().peak_memory_in_bytes
     except jax.errors.JaxRuntimeError as e:
         for pattern in OOM_PATTERNS:
             if match := re.search(pattern, str(e)):
                 needed, unit = match.groups()
-                return OutOfMemory(float(needed) * GIB_PER_UNIT[unit])
+                return int(float(needed) * UNIT_BYTES[unit])
         raise
-    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    temporaries, peak = analysis.temp_size_in_bytes, analysis.peak_memory_in_bytes
-    return ProgramMemory(analysis.argument_size_in_bytes, outputs, temporaries, peak)
 
 
 def build_abstract_programs(
@@ -131,8 +111,6 @@ def build_abstract_programs(
 
 
 MAX_COMPILATIONS = 3  # of a program, each time with smaller sizes
-Usage = ProgramMemory | OutOfMemory
-Usages = dict[str, Usage]
 
 
 def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
@@ -183,16 +161,16 @@ def confirm_sizes(config: Config, budget: DeviceBudget, places: list[tuple[str, 
         console.print(f"compiling with {format_sizes(sweep)}")
         unconfirmed = [name for name, size in memory.program_bytes.items() if size > confirmed_bytes.get(name, 0)]
         try:
-            usages = run_apart(compile_programs, config, sweep, topology, unconfirmed)
+            peaks = run_apart(compile_programs, config, sweep, topology, unconfirmed)
         except RunFailed as e:
             suggestion = planner.suggest_mesh(requested, budget, places)
             raise InputError(f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}") from e
-        needed = {program: _needed_bytes(program, usage, memory) for program, usage in usages.items()}
+        needed = {program: peak + memory.bytes_beside(program) for program, peak in peaks.items()}
         console.print(_usage_table(needed, memory, budget.device_memory))
         excess = {name: size / budget.device_memory for name, size in needed.items() if size > budget.device_memory}
         if not excess:
             return sweep
-        confirmed_bytes |= {program: memory.program_bytes[program] for program in usages.keys() - excess.keys()}
+        confirmed_bytes |= {program: memory.program_bytes[program] for program in peaks.keys() - excess.keys()}
         limits = {program: memory.program_bytes[program] / factor for program, factor in excess.items()}
         budget = replace(budget, program_limits={**budget.program_limits, **limits})
         smaller_sweep = fit_to_memory(requested, budget)
@@ -203,7 +181,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, places: list[tuple[str, 
     raise InputError(f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}")
 
 
-def run_apart(function: Callable[..., Usages], *arguments: Any) -> Usages:
+def run_apart(function: Callable[..., T], *arguments: Any) -> T:
     """Calls it in a process of its own, where a crash of the compiler ends that one alone; RunFailed where it does."""
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -212,8 +190,8 @@ def run_apart(function: Callable[..., Usages], *arguments: Any) -> Usages:
         raise RunFailed("its process ended without an answer, by a crash or for lack of this machine's memory.") from e
 
 
-def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs: list[str]) -> Usages:
-    """What these programs take by their compiler; RunFailed where it fails."""
+def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs: list[str]) -> dict[str, int]:
+    """Bytes that these programs take at their peaks by their compiler; RunFailed where it fails."""
     jax.config.update("jax_platforms", "cpu")
     # What is compiled for chips that are not here cannot be read back from the cache.
     jax.config.update("jax_enable_compilation_cache", False)
@@ -222,15 +200,9 @@ def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs
     pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)})
     lowered = build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
     try:
-        return {program: compile_for_memory(*lowered[program]) for program in programs}
+        return {program: program_peak(*lowered[program]) for program in programs}
     except jax.errors.JaxRuntimeError as e:
         raise RunFailed(f"{str(e).partition(chr(10))[0].strip().rstrip('.')}.") from e
-
-
-def _needed_bytes(program: str, usage: Usage, memory: MemoryEstimate) -> int:
-    """What a run takes while the program runs: by the compiler, and what else the run holds then."""
-    program_bytes = usage.peak if isinstance(usage, ProgramMemory) else int(GIB * usage.needed_gib)
-    return program_bytes + memory.bytes_beside(program)
 
 
 def _usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
