@@ -212,7 +212,7 @@ class RayProcessGroup:
         if first_error is not None:
             raise first_error
 
-    def _own_error(self, error: Exception) -> Exception:
+    def _own_error(self, error: Any) -> Exception:
         """What a worker raised, where it is an error of ours; any other of Ray's is a loss."""
         cause = error.cause if isinstance(error, self.ray.exceptions.RayTaskError) else None
         is_own = isinstance(cause, InputError | Preempted | RunFailed | WorkerLost)
