@@ -31,11 +31,11 @@ def evaluations(folder: Path) -> list[dict[str, object]]:
     return [record for record in records if record["kind"] == "eval"]
 
 
-def measure(command: list[str], folder: Path) -> dict[str, float]:
+def measure(command: list[str], folder: Path, until_evaluation: bool = False) -> dict[str, float]:
     """Run a command to its end, or until the folder has an evaluation; its seconds, with those of its children."""
     start, before = time.monotonic(), os.times()
     process = subprocess.Popen(command, cwd=folder, stdout=sys.stderr)
-    while process.poll() is None and not evaluations(folder / "runs"):
+    while process.poll() is None and not (until_evaluation and evaluations(folder / "runs")):
         time.sleep(0.2)
     seconds, ended = time.monotonic() - start, process.poll() is not None
     if ended:
@@ -65,7 +65,9 @@ def main() -> None:
             "import": [program / "isojax", "model", "import", "smollm2"],
             "reward": [program / "isojax", "train", "smollm2_cpu"],
         }
-        times = {step: measure([str(word) for word in command], folder) for step, command in steps.items()}
+        times = {
+            step: measure([str(word) for word in command], folder, step == "reward") for step, command in steps.items()
+        }
         total = sum(step["cpu_seconds"] for step in times.values())
         print(
             json.dumps({**times, "cpu_seconds": round(total, 1), "metrics": evaluations(folder / "runs")[0]["metrics"]})

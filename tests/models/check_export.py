@@ -3,6 +3,7 @@ needs are.
 
     python tests/models/check_export.py                            # random small models of every family
     python tests/models/check_export.py --model models/smollm2-135m
+    python tests/models/check_export.py --stored models/trained    # a folder as it is; exit code 1 beyond rounding
 
 Each model is written by isojax (in float32, and in bfloat16 with several files), loaded by transformers'
 AutoModelForCausalLM, and run on both sides on the same tokens in float32. One JSON line each: the logits' standard
@@ -42,6 +43,7 @@ SHAPE: dict[str, Any] = {
     "vocab": 131,
     "norm_eps": 1e-5,
 }
+MAX_DIFFERENCE = 1e-3  # of float32 logits, of rounding alone
 STRETCHED = RopeScaling(factor=8.0, original_max_position_embeddings=16)
 MODELS = {
     "llama": ModelConfig(family="llama", **SHAPE, rope_base=5e5, rope_scaling=STRETCHED),
@@ -73,7 +75,7 @@ def ours(folder: Path, tokens: np.ndarray) -> np.ndarray:
     params = hf_load.load(folder, config, decoder, make_mesh(parse_mesh("auto", 1), jax.devices()))
 
     def run(params: Any, tokens: Any) -> Any:
-        return decoder.logits(params, decoder.score(params, tokens, jnp.zeros(len(tokens), jnp.int32)))
+        return decoder.logits(params, decoder.forward(params, tokens, jnp.zeros(len(tokens), jnp.int32)))
 
     return np.asarray(jax.jit(run)(params, tokens))
 
@@ -86,20 +88,25 @@ def theirs(folder: Path, tokens: np.ndarray) -> np.ndarray:
         return model.eval()(torch.tensor(tokens)).logits.numpy()
 
 
-def compare(name: str, folder: Path) -> None:
-    """One line of figures."""
+def compare(name: str, folder: Path) -> float:
+    """One line of figures; the largest difference."""
     vocab = AutoConfig.from_pretrained(folder).vocab_size
     tokens = np.random.default_rng(1).integers(0, vocab, (3, 40))
     a, b = ours(folder, tokens), theirs(folder, tokens)
     figures = {"std": b.std(), "max": np.abs(a - b).max(), "rms": np.sqrt(np.mean((a - b) ** 2))}
     print(json.dumps({"model": name} | {k: float(f"{v:.3g}") for k, v in figures.items()}), flush=True)
+    return figures["max"]
 
 
 def main() -> None:
     """Every model, in both forms."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="a model's folder, instead of random models")
-    inputs = parser.parse_args().model
+    parser.add_argument("--stored", type=Path, help="a model's folder, to be compared as it is and nothing else")
+    args = parser.parse_args()
+    if args.stored:
+        sys.exit(f"beyond {MAX_DIFFERENCE}" if compare(args.stored.name, args.stored) > MAX_DIFFERENCE else 0)
+    inputs = args.model
     forms: tuple[tuple[str, float], ...] = (("float32", 5e9), ("bfloat16", 5e4 if inputs is None else 1e8))
     with tempfile.TemporaryDirectory() as temp:
         for name in [inputs.name] if inputs else MODELS:
