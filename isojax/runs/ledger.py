@@ -236,6 +236,8 @@ def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
     """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger."""
     path = folder / RECORDS_FILE
     rows = read_ledger_lines(path).rows if path.exists() else []
+    if rows:
+        parse_cell(rows[0], f"{path}, line 1")
     evaluation_lines = [i for i, row in enumerate(rows, 1) if row["kind"] == "eval"]
     failure_reason = _failure_reason(rows)
     if not evaluation_lines:

@@ -233,7 +233,7 @@ def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Ver
         return Verdict(False, False, "input", str(e)[:MAX_MESSAGE_LENGTH])
     except BaseException as e:  # SystemExit and KeyboardInterrupt too: a check costs its own rollout alone
         return Verdict(False, False, "machine" if _is_shortage(e) else "error", describe_exception(e))
-    return Verdict(False, False, "memory", "MemoryError: more than cell.verifier.memory_gb")
+    return Verdict(False, False, "memory", "MemoryError: more than cell.verifier.memory_gib")
 
 
 def _is_shortage(error: BaseException | None) -> bool:

@@ -95,11 +95,11 @@ class Checker:
         self,
         verifier: str | Mapping[str, str],
         timeout: float = 5.0,
-        memory_gb: float = 4.0,
+        memory_gib: float = 4.0,
         num_workers: int | None = None,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        """Start a worker. `timeout`: seconds per check; `memory_gb`: per worker; `num_workers`: None: one per core;
+        """Start a worker. `timeout`: seconds per check; `memory_gib`: per worker; `num_workers`: None: one per core;
         `weights`: of the scores of graded rewards, by name; rewards are binary without."""
         loaded = load_verifier(verifier)
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
@@ -107,7 +107,7 @@ class Checker:
         self._pure, self._weights = loaded.pure, weights or {}
         self._check: Check | None = None if loaded.isolated else loaded.build()
         count = (num_workers or cores()) if loaded.isolated else 0
-        self._workers = [CheckWorker(verifier, int(memory_gb * 2**30), timeout) for _ in range(count)]
+        self._workers = [CheckWorker(verifier, int(memory_gib * 2**30), timeout) for _ in range(count)]
         self._stop_workers = weakref.finalize(self, _stop_all, self._workers)  # also at the interpreter's exit
         if self._workers:
             self._workers[0].start()

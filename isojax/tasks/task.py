@@ -219,7 +219,7 @@ class TextTask:
         with self._checker_lock:
             if self._checker is None:
                 verifier, weights = self._verifier, self._score_weights
-                self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gb, self._num_workers, weights)
+                self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gib, self._num_workers, weights)
             return self._checker
 
     def failure_examples(self) -> dict[str, str]:

@@ -27,7 +27,7 @@ cell:
   task: addition
   model: {path: lm}
   prompt: {stop: ["\\n"]}
-  verifier: {use: integer, timeout: 0.5, memory_gb: 0.5}
+  verifier: {use: integer, timeout: 0.5, memory_gib: 0.5}
   data: {attempts: 0, candidates: 60, validation: 8}
   sampling: {prompt_length: 24, response_length: 3}
   rl: {learning_rate: 1.0e-3}

@@ -52,6 +52,7 @@ def test_xlas_figures_stand_beside_the_planners() -> None:
     row = next(line for line in done.stderr.splitlines() if "train" in line)
     assert "fits" in row and len(re.findall(r"0\.\d\d", row)) == 3
     assert "it fits, by the compiler's figures" in printed and "sweep.remat=none" in printed
+    assert "recipe: loss grpo, advantage group, aggregation token" in printed
     assert "rollouts/s" in printed and "for the sweep, from a lower bound at 35% efficiency" in printed
 
 

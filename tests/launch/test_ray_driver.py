@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from isojax.cli.commands.launch_command import launch
 from isojax.core.errors import InputError
 from isojax.launch.ray.ray_driver import connect_ray
 
@@ -36,3 +37,11 @@ def test_ray_cannot_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ray, "init", lambda **_: (tmp_path / "file" / "ray").mkdir())
     with pytest.raises(InputError, match="--ray local: Ray does not start on this machine"), connect_ray("local"):
         pass
+
+
+def test_a_dry_run_names_the_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("isojax.launch.ray.ray_driver.launch", lambda *_: tmp_path)
+    launch(["quickstart", "cell.rl.loss=cispo"], ray="local", dry_run=True)
+    assert "recipe: loss cispo, advantage group_centered, aggregation token" in capsys.readouterr().err

@@ -90,7 +90,7 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checker(rewards: Path) -> Iterator[Checker]:
-    with Checker(f"function:{rewards}:reward", timeout=0.5, memory_gb=0.5, num_workers=2) as checker:
+    with Checker(f"function:{rewards}:reward", timeout=0.5, memory_gib=0.5, num_workers=2) as checker:
         yield checker
 
 
@@ -342,7 +342,7 @@ def test_what_cannot_start_is_said_at_once(
     if text is not None:
         Path("own.py").write_text(text)
     with pytest.raises(InputError, match=message):
-        Checker(use, memory_gb=0.5, num_workers=1)
+        Checker(use, memory_gib=0.5, num_workers=1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal on a closed pipe")

@@ -101,7 +101,7 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checker(rewards: Path) -> Iterator[Checker]:
-    with Checker(f"function:{rewards}:reward", timeout=1.0, memory_gb=0.5, num_workers=1) as checker:
+    with Checker(f"function:{rewards}:reward", timeout=1.0, memory_gib=0.5, num_workers=1) as checker:
         yield checker
 
 

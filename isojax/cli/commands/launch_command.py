@@ -9,6 +9,7 @@ from typer import Option
 from isojax.cli import options
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
+from isojax.launch.display import print_line
 from isojax.launch.process_group import ProcessGroup, parse_process_group
 from isojax.runs.mirror import remote_workspace, working_folder
 
@@ -69,6 +70,8 @@ def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: Proce
         if process_group.is_multi_process:
             raise
         run_failure, sweep_dir = e, working_folder(config.run.dir, config.name)
+    if dry_run and on_ray:  # the driver of a run never imports jax
+        print_line(importlib.import_module("isojax.rl.algorithm").describe_algorithm(config.cell.rl))
     if dry_run or sweep_dir is None:
         return
     try:

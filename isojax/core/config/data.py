@@ -53,7 +53,7 @@ class VerifierConfig(Section):
     # also several, by the names of their scores: {accuracy: math, format: function:FILE:FUNCTION}.
     use: str | dict[str, str] = "math"
     timeout: PositiveFloat = 5.0  # seconds for one check
-    memory_gb: PositiveFloat = 4.0  # GiB that a process of checks may write to
+    memory_gib: PositiveFloat = 4.0  # that a process of checks may write to
 
     @field_validator("use", mode="before")
     @classmethod

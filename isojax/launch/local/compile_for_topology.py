@@ -146,6 +146,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     )
     description = f"it fits, by the compiler's figures: {concurrent_cells} at once, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
+    console.print(algorithm.describe_algorithm(config.cell.rl), markup=False)
 
 
 def confirm_sizes(config: Config, budget: DeviceBudget, places: list[tuple[str, int]]) -> SweepConfig:

@@ -270,6 +270,6 @@ def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
     B_p = max(B_p for B_p, _ in pairs)
     if B_p > problems:
         raise InputError(
-            f"sweep.B_p holds {B_p}, and the training set has {problems} problems, of which a batch takes each once. "
-            "Lower B_p or raise cell.data.candidates."
+            f"sweep.B_p holds {B_p}, and the training set has {max(problems, 0)} problems, of which a batch takes each "
+            "once. Lower B_p or cell.data.validation, or raise cell.data.candidates where there are more problems."
         )
