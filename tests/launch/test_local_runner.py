@@ -62,7 +62,7 @@ def test_a_batch_takes_each_problem_once() -> None:
     check_batch([(8, 2), (16, 2)], 16)
     with pytest.raises(InputError, match="holds 16, and the training set has 15"):
         check_batch([(8, 2), (16, 2)], 15)
-    with pytest.raises(InputError, match="the training set has 0 .* or cell.data.validation"):
+    with pytest.raises(InputError, match=r"the training set has 0 .* or cell\.data\.validation"):
         check_batch([(8, 2)], 120 - 300)
 
 

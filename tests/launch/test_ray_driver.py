@@ -44,4 +44,4 @@ def test_a_dry_run_names_the_recipe(
 ) -> None:
     monkeypatch.setattr("isojax.launch.ray.ray_driver.launch", lambda *_: tmp_path)
     launch(["quickstart", "cell.rl.loss=cispo"], ray="local", dry_run=True)
-    assert "recipe: loss cispo, advantage group_centered, aggregation token" in capsys.readouterr().err
+    assert "recipe: loss cispo, advantage group, aggregation token" in capsys.readouterr().err
