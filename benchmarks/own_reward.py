@@ -1,8 +1,8 @@
 """From problems and a graded reward of one's own to a policy in transformers: what does each step take? A table on
 standard error, one JSON line on standard output: wall and CPU seconds, with those of child processes.
 
-    python benchmarks/own_reward.py                   five minutes on two cores; needs the registry that pip is set up for
-    python benchmarks/own_reward.py --keep FOLDER     and leave all that it wrote in FOLDER
+    python benchmarks/own_reward.py                 five minutes on two cores; needs the registry that pip is set up for
+    python benchmarks/own_reward.py --keep FOLDER   and leave all that it wrote in FOLDER
 
 In a fresh clone of this checkout's last commit, with a virtual environment of its own:
 
