@@ -79,13 +79,11 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
-VersionOption = Annotated[
-    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-]
+VERSION_OPTION = typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
 
 
 @app.callback()
-def _root(version: VersionOption = False) -> None:
+def _root(version: Annotated[bool, VERSION_OPTION] = False) -> None:
     """Given a base model, a problem set and a budget of C rollouts: which (B_p, n, M) gives the best policy?
 
     launch runs a sweep, fits it and reports; the other commands are its parts.

@@ -33,6 +33,8 @@ def complete_log_format(incomplete: str) -> list[str]:
     return [name for name in registry.plugin_names(["runs.importers"], ("read",)) if name.startswith(incomplete)]
 
 
+RUNS_HELP = "Sweep folders, cell folders or ledgers, such as runs/quickstart."
+RunsArgument = Annotated[list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)]
 FitMode = Literal["hierarchical", "paper"]
 MODE_HELP = (
     "hierarchical: all points in one model, with intervals; says when n makes no difference. "

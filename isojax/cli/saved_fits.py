@@ -24,16 +24,10 @@ from isojax.scaling.result import FitResult, FittedRun, read_fit_file
 
 def fit_file_name(stem: str, metric: str | None, compute: str, options: FitOptions) -> str:
     """fit.json; where something else was asked for, its name says what: fit-METRIC-COMPUTE-MODE-with-flagged.json."""
-    name_parts = [stem]
-    if metric:
-        name_parts.append(metric.replace("/", "-"))
-    if compute != "rollouts":
-        name_parts.append(compute)
-    if options.mode != DEFAULT_MODE:
-        name_parts.append(options.mode)
-    if options.include_flagged:
-        name_parts.append("with-flagged")
-    return "-".join(name_parts) + ".json"
+    defaults = (None, "rollouts", DEFAULT_MODE, False)
+    asked_for = (metric, compute, options.mode, options.include_flagged and "with-flagged")
+    words = [str(word) for word, default in zip(asked_for, defaults, strict=True) if word != default]
+    return "-".join([stem, *words]).replace("/", "-") + ".json"
 
 
 def make_fit(

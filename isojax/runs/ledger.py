@@ -47,8 +47,7 @@ class Ledger:
             _append_row(self.path, header)
         elif rows[0] != header:
             raise InputError(
-                f"{self.path} belongs to another run ({rows[0]}), not to {header}; choose another `name=`, or"
-                " remove it."
+                f"{self.path} belongs to another run ({rows[0]}), not to {header}; choose another `name=`."
             )
         self.targets: list[int] = [row["target"] for row in rows if row["kind"] == "eval"]
 
@@ -166,8 +165,7 @@ def parse_cell(header: Mapping[str, Any], place: str) -> Cell:
     are_counts = all(type(v) is int and low <= v <= MAX_COUNT for v, low in zip(values, lowest, strict=True))
     if not are_counts or header.get("schema") != SCHEMA:
         raise InputError(
-            f"{place}: the cell header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0. Restore"
-            " it, or import the log again."
+            f"{place}: the cell header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0."
         )
     return Cell(header["B_p"], header["n"], header["seed"])
 
@@ -182,16 +180,14 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
     line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
     if not line_numbers or rows[0]["kind"] != "cell":
         raise InputError(
-            f"{path} holds no complete point after a cell header. Run the cell (`isojax launch ... --resume`), or leave"
-            " it out."
+            f"{path} holds no complete point after a cell header. Run the cell (`isojax launch ... --resume`)."
         )
     header = rows[0]
     cell = parse_cell(header, f"{path}, line 1")
     for i, row in enumerate(rows[1:], 2):
         if row["kind"] == "cell":
             raise InputError(
-                f"{path}, line {i} begins another run ({row}) in the ledger of {header}; expected one run per file."
-                " Split it."
+                f"{path}, line {i} begins another run ({row}) in the ledger of {header}; expected one. Split the file."
             )
     points = [parse_point(rows[i - 1], f"{path}, line {i}") for i in line_numbers]
     for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=True):

@@ -167,10 +167,7 @@ def working_folder(run_dir: str, name: str) -> Path:
     for mirror in MIRRORS:
         if mirror.url == f"{run_dir.rstrip('/')}/{name}":
             return mirror.local
-    raise InputError(
-        f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; expected a folder. Give"
-        " run.dir=FOLDER."
-    )
+    raise InputError(f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; expected a folder.")
 
 
 def display_path(text: object) -> str:

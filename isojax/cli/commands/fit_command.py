@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rich.markup import escape
-from typer import Argument, Option
+from typer import Option
 
 from isojax.cli.formatting import json_text, print_notes, to_json_value, warn
-from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, complete_run
+from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, RunsArgument
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import (
-    LAW_PARAMETERS,
+    describe_law,
     format_number,
     format_percent,
     format_range,
@@ -45,10 +45,7 @@ VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."
 
 
 def fit(
-    runs: Annotated[
-        list[Path],
-        Argument(help="Sweep folders, cell folders or ledgers, such as runs/quickstart.", autocompletion=complete_run),
-    ],
+    runs: RunsArgument,
     metric: MetricOption = None,
     compute: Annotated[ComputeUnit, Option(help="What compute is counted in.")] = "rollouts",
     mode: ModeOption = DEFAULT_MODE,
@@ -118,19 +115,12 @@ def _frontier_rows(view: FrontierFit) -> list[list[str]]:
 
 
 def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:
-    n_star, law = view.n_star, view.n_star.law
-    if n_star.no_effect:
-        description = "n makes no difference here"
-    elif not law_is_drawn(view):
-        description = "no law, the frontier has two values of n"
-    elif law.form == "constant":
-        description = f"constant; n* = {format_number(2**law.b)}"
-    else:
-        parameters = ", ".join(f"{name} = {format_number(getattr(law, name))}" for name in LAW_PARAMETERS[law.form])
-        description = f"{law.form}; {parameters}"
-    console.print(f"[bold]n*(C)[/bold]: {description}")
-    intervals = measured_n_intervals(n_star)
-    if intervals and law_is_drawn(view):
+    n_star = view.n_star
+    if not n_star.no_effect and not law_is_drawn(view):
+        console.print("[bold]law[/bold]: none for n*(C), the frontier has two values of n")
+        return
+    console.print(f"[bold]law[/bold]: {describe_law(n_star)}")
+    if intervals := measured_n_intervals(n_star):
         places = zip(intervals, ("low", "middle", "high"), strict=True)
         text = "; ".join(f"{interval} at {place} C" for interval, place in places)
         console.print(f"  {level} interval of the best measured n: {text}")
@@ -155,11 +145,8 @@ def print_validation(console: SafeConsole, validation: Mapping[str, Any]) -> Non
     columns = ("hidden", "points", "error", "|error|", "inside", "n chosen", "n best", "regret")
     rows = [[name, *_trial_columns(key, validation[key])] for key, name in TRIALS.items()]
     console.print(TextTable(title, columns, rows, text_columns=1))
-    for line in (
-        "error: predicted less measured, mean over the points; |error|: of its absolute value",
-        "inside: of the 90% interval for one new run on the same validation problems; 90% is to be expected",
-    ):
-        console.print(line)
+    console.print("error: predicted less measured, mean over the points; |error|: of its absolute value")
+    console.print("inside: of the 90% interval for one new run on the same validation problems; 90% is to be expected")
     for key, name in TRIALS.items():
         trial = validation[key]
         explanation = trial["says"] if trial["possible"] else f"not possible: {trial['why']}"

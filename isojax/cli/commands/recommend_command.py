@@ -22,10 +22,6 @@ from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences
 
 BAR_WIDTH = 20
-RECOMMENDATION_KEYS = (
-    "expected_reward", "interval", "prediction_interval", "level", "regret", "regret_interval", "n_probability",
-    "equal_n", "epsilon", "no_effect", "times_measured", "extrapolated", "reasons", "measured_cells",
-)  # fmt: skip
 B_MAX_HELP = "Largest batch B_p n that fits your hardware."
 EXTRAPOLATE_HELP = "Answer beyond 4 times the largest measured C too."
 WRITE_HELP = "Write a config that spends it so; an existing file is kept."
@@ -71,7 +67,7 @@ def recommend(
         write_text(write, exporter.render(recommendation, config))
     if as_json:
         allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
-        answer = {key: getattr(recommendation, key) for key in RECOMMENDATION_KEYS}
+        answer = {name: value for name, value in vars(recommendation).items() if name != "allocation"}
         print(json_text({"budget": rollouts, **allocation, **answer, "health": fit.health}))
         return
     console = SafeConsole()

@@ -8,7 +8,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text, print_line
-from isojax.cli.options import JsonOption, complete_log_format, complete_run, new_app
+from isojax.cli.options import JsonOption, RunsArgument, complete_log_format, new_app
 from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
@@ -76,10 +76,7 @@ def import_logs(
 
 @app.command()
 def check(
-    paths: Annotated[
-        list[Path],
-        Argument(metavar="PATH", help="Sweep folders, cell folders or ledgers.", autocompletion=complete_run),
-    ],
+    paths: RunsArgument,
     as_json: JsonOption = False,
 ) -> None:
     """Look at ledgers before a fit: what is there, what is missing, and what `isojax fit` would refuse (exit code 2,

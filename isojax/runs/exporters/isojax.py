@@ -14,8 +14,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The sweep's config as YAML with the chosen cell alone, under a name of its own: same task and recipe."""
     if sweep_config is None:
         raise InputError(
-            "there is no config.yaml in the folder of the fit, so nothing says how to train; expected a sweep of"
-            " isojax's. For imported logs write the recommendation for their trainer: --for verl or --for trl."
+            "there is no config.yaml in the folder of the fit; expected one. For logs: --for verl or --for trl."
         )
     # The planner chooses sizes again: the sweep's were for its smallest cell. The grid of evaluations is moved (by less
     # than one ratio) so that its last value is the recommended C, where the run ends.

@@ -17,10 +17,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The arguments as YAML; InputError for n = 1, which TRL's GRPO refuses."""
     allocation = recommendation.allocation
     if allocation.n < 2:
-        raise InputError(
-            f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, for it compares them. Use "
-            "another trainer or n >= 2."
-        )
+        raise InputError(f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, which it compares.")
     microbatch = max(size for size in range(1, MAX_PER_DEVICE_BATCH + 1) if allocation.B % size == 0)
     arguments = {
         "num_generations": allocation.n,

@@ -35,8 +35,7 @@ def _unpack(row: DataRow) -> DataRow:
     if not isinstance(data, dict) or "step" not in row.values:
         keys = ", ".join(map(str, row.values)) or "(none)"
         raise InputError(
-            f"{row.location} has the keys {keys}; expected"
-            ' {"step": NUMBER, "data": {TAG: VALUE}} as verl\'s file logger writes it. Other JSON lines are read with'
-            " --from jsonl."
+            f'{row.location} has the keys {keys}; expected {{"step": NUMBER, "data": {{TAG: VALUE}}}}, as verl\'s file'
+            " logger writes it. For other JSON lines: --from jsonl."
         )
     return replace(row, values={**data, "step": row.values["step"]})

@@ -34,8 +34,7 @@ def check() -> None:
             wandb.login(verify=False)
     except Error as e:
         raise InputError(
-            f"run.loggers asks for wandb, where nobody is logged in ({e}); call `wandb login`, or set WANDB_API_KEY, or"
-            " WANDB_MODE=offline."
+            f"run.loggers has wandb, where nobody is logged in ({e}); call `wandb login`, or set WANDB_MODE=offline."
         ) from e
 
 

@@ -148,8 +148,7 @@ def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
             field = f"metric:{name}" if METRIC_AT_K.fullmatch(name) else name
             if not equals or not column:
                 raise InputError(
-                    f"--map: given {assignment!r}, expected FIELD=COLUMN or FIELD=NUMBER, such as reward=val/acc or"
-                    " n=16."
+                    f"--map: given {assignment!r}, expected FIELD=COLUMN or FIELD=NUMBER, as reward=val/acc or n=16."
                 )
             if field not in FIELD_HELP and not (field.startswith(METRIC_PREFIXES) and field.partition(":")[2]):
                 nearest = difflib.get_close_matches(field, FIELD_HELP, n=1, cutoff=0)[0]
@@ -229,11 +228,8 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable) -> str | N
     for name in names:
         matches = glob_filter(table.columns, name)
         if len(matches) > 1 and field == "reward":
-            choices = " or ".join(f"--map reward={match}" for match in matches[:4])
-            raise InputError(
-                f"{table.source} has {len(matches)} validation metrics ({', '.join(matches)}), expected one; say which:"
-                f" {choices}."
-            )
+            choices = " or ".join(f"--map reward={match}" for match in matches)
+            raise InputError(f"{table.source} has {len(matches)} validation metrics; choose one: {choices}.")
         if matches:
             return matches[0]
     return None
@@ -249,8 +245,7 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
         )
     if "counts" in column_map and "samples" not in column_map:
         raise InputError(
-            f"{table.source}: counts are of so many rollouts per problem; say how many with --map samples=4, or name"
-            " their column."
+            f"{table.source}: counts are of so many rollouts per problem; say how many, as --map samples=4."
         )
 
 

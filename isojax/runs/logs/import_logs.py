@@ -107,8 +107,7 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     rows = [row for row in table.rows if any(column in row.values for column in metric_columns)]
     if not rows:
         raise InputError(
-            f"{table.rows[0].location}: no row from there on has a value of {', '.join(metric_columns)}. Name the"
-            " columns with --map."
+            f"{table.rows[0].location}: no row from there on has {', '.join(metric_columns)}. Name columns with --map."
         )
     runs: dict[object, LogRun] = {}
     run_of_row: list[LogRun] = []
@@ -189,8 +188,7 @@ def _reject_different_metrics(runs: Sequence[LogRun]) -> list[str]:
     if len({name for name, _ in run_by_metric}) > 1:
         metrics_text = " and ".join(f"{name} ({run.rows[0].source})" for (name, _), run in run_by_metric.items())
         raise InputError(
-            f"the runs have different validation metrics: {metrics_text}; expected one. Name it for all: --map"
-            " avg@4=COLUMN."
+            f"the runs have different validation metrics: {metrics_text}. Name one for all: --map avg@4=COLUMN."
         )
     if len(run_by_metric) > 1:
         return [
@@ -215,8 +213,7 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
         for a, b in combinations(seeded_runs, 2):
             if a.seed == b.seed:
                 raise InputError(
-                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {b.location}; expected one."
-                    " Give each its seed, or leave one out."
+                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {b.location}; give one another."
                 )
         unseeded_runs = [run for run in cell_runs if run.seed is None]
         free_seeds = (seed for seed in range(len(cell_runs)) if seed not in {run.seed for run in seeded_runs})
@@ -235,6 +232,5 @@ def _reject_copies(runs: Sequence[RunRecord]) -> None:
         same_cell = (a.cell.B_p, a.cell.n) == (b.cell.B_p, b.cell.n)
         if same_cell and shared > 1 and a.points[:shared] == b.points[:shared]:
             raise InputError(
-                f"{a.source} and {b.source} hold the same run of B_p = {a.cell.B_p}, n = {a.cell.n}, as far as both go;"
-                " leave one out."
+                f"{a.source} and {b.source} hold the same run of B_p = {a.cell.B_p}, n = {a.cell.n}; leave one out."
             )

@@ -59,8 +59,8 @@ def read_run_record(
         if points and rollouts <= points[-1].rollouts:
             problem = "is there twice" if rollouts == points[-1].rollouts else f"comes after {points[-1].rollouts}"
             raise InputError(
-                f"{entry.first_row.location}: compute of {rollouts} rollouts {problem}; expected rollouts that rise"
-                " from evaluation to evaluation. Remove one point, or separate the runs with --map run=COLUMN."
+                f"{entry.first_row.location}: compute of {rollouts} rollouts {problem}; expected rollouts that rise."
+                " Remove one point, or separate the runs with --map run=COLUMN."
             )
         tokens = round(estimated_tokens)
         if "tokens" in column_map:
@@ -100,8 +100,7 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
         if entries and clock < entries[-1].clock:
             raise InputError(
                 f"{row.location}: {clock_field} falls from {entries[-1].clock} ({entries[-1].first_row.position}) to"
-                f" {clock}; expected {clock_field} that rises within a run. Sort the file, or separate its runs with"
-                " --map run=COLUMN."
+                f" {clock} within a run. Sort the file, or separate its runs with --map run=COLUMN."
             )
         if not entries or clock > entries[-1].clock:
             entries.append(StepEntry(column_map, clock, row))
