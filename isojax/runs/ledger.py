@@ -30,9 +30,8 @@ _POINT_ADAPTER = TypeAdapter(EvalPoint)
 
 
 class Ledger:
-    """A cell's ledger, open for appending; opening cuts a torn last line. A run that resumes from an older checkpoint
-    comes to points that are recorded already, and leaves them as they are. `on_append` is called after each new
-    point."""
+    """A cell's ledger, open for appending; opening cuts a torn last line. A point that is recorded already, as a run
+    meets that resumes from an older checkpoint, stays as it is. `on_append` is called after each new point."""
 
     def __init__(self, folder: Path, cell: Cell, cell_hash: str):
         folder.mkdir(parents=True, exist_ok=True)
@@ -129,8 +128,7 @@ def read_ledger_lines(path: Path) -> LedgerLines:
 
 
 def parse_point(row: Mapping[str, Any] | EvalPoint, place: str) -> EvalPoint:
-    """A ledger's row, or a log's point, as an evaluation; InputError where a number of it is none that a run can
-    measure."""
+    """A ledger's row, or a log's point, as an evaluation; InputError where no run can measure its numbers."""
     try:
         point = _POINT_ADAPTER.validate_python(row)
         _check_ranges(point)
@@ -171,8 +169,8 @@ def parse_cell(header: Mapping[str, Any], place: str) -> Cell:
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
-    """One cell's folder as a RunRecord; InputError where a line cannot be used, or there is no point. `warn` is called
-    with a text where the last line is torn and left out."""
+    """One cell's folder as a RunRecord; InputError where a line cannot be used, or there is no point. `warn` is told
+    of a torn last line, which is left out."""
     path = folder / RECORDS_FILE
     rows, _, torn = read_ledger_lines(path)
     if torn and warn is not None:
@@ -259,11 +257,8 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_runs(paths: Iterable[str | Path], warn: Callable[[str], object] | None = None) -> list[RunRecord]:
-    """Every cell below the given sweep folders, cell folders or ledgers, sorted by cell.
-
-    Raises:
-        InputError: nothing there, a ledger that cannot be used, or two ledgers that clash.
-    """
+    """Every cell below the given sweep folders, cell folders or ledgers, sorted by cell; InputError where there is
+    none, one cannot be used, or two clash."""
     runs = sorted((read_run(folder, warn) for folder in ledger_folders(paths)), key=lambda r: r.cell)
     conflict = next(run_conflicts(runs), None)
     if conflict is not None:

@@ -1,5 +1,4 @@
-"""Where a sweep is worked on: a folder, or a scratch folder that mirrors a URL that fsspec knows (gs://bucket/runs,
-s3://..., file://...).
+"""Where a sweep is worked on: a folder, or a scratch folder that mirrors a URL of fsspec's (gs://bucket/runs, ...).
 
 With `run.dir` a URL, a run works in a scratch folder of its machine, and whatever it writes there is put to the URL in
 the same order, a checkpoint's mark after all its files: a kill at any instant leaves at the URL what it could have left
@@ -46,8 +45,7 @@ class Mirror:
 
     def pull(self, with_checkpoints: bool = True, cell_name: str = "") -> int:
         """Copy what is at the URL to the folder (or file): of checkpoints the whole ones, or none; of cells the one
-        named, or all. Returns how many files that is; raises InputError.
-        """
+        named, or all. Returns how many files that is; raises InputError."""
         remote_names = self.remote.find()
         downloads = []
         for name in sorted(remote_names):
@@ -77,8 +75,7 @@ class Mirror:
 
     def push_checkpoint(self, folder: Path) -> None:
         """Put one whole checkpoint, checkpoint/M, and its mark after all its files; then remove from the URL what is no
-        longer there on this machine. Raises as `push`.
-        """
+        longer there on this machine. Raises as `push`."""
         name, checkpoints_name = self._remote_name(folder), self._remote_name(folder.parent)
         with self._guarded_write():
             self._remove_checkpoint(name)
@@ -222,8 +219,7 @@ def remote_workspace(
 
 
 def refresh(folder: Path, cell_name: str = "") -> None:
-    """Bring a mirror to what other processes have put to its URL: the cells without their checkpoints, or one with
-    them."""
+    """Bring a mirror to what other processes have put to its URL: cells without checkpoints, or one with them."""
     for mirror in MIRRORS:
         if mirror.local == folder:
             if cell_name:

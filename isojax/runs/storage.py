@@ -175,8 +175,7 @@ def try_flock(lock_fd: int, lock_type: int) -> bool:
 
 
 class Lease:
-    """The right to write, as a context. Entering may wait until a process that was killed counts as dead; InputError
-    where another process writes."""
+    """The right to write, as a context. Entering may wait until a process that was killed counts as dead."""
 
     def __init__(self, remote: RemoteFolder):
         self._remote, self._closed, self._taken_over_by, self._renewed_at = remote, threading.Event(), "", 0.0

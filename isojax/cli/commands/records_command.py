@@ -14,8 +14,9 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_count
-from isojax.runs.logs.column_map import FIELD_HELP, parse_field_map
+from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
+from isojax.runs.logs.log_table import FIELD_HELP
 from isojax.scaling.checks.ledger_check import check_ledgers
 
 FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.items())

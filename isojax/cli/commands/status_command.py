@@ -79,15 +79,11 @@ def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:
 
 
 def _cells_table(sweep: SweepStatus) -> TextTable:
-    columns = ["cell", "state", "C", "of budget", "reward", "rollouts/s", "last point"]
+    columns = ["cell", "state", "C", "of budget", "reward", "rollouts/s", "last point", "attempts", "where"]
     has_placement = any(cell.attempts is not None for cell in sweep.cells)
-    if has_placement:
-        columns += ["attempts", "where"]
-    rows = []
-    for cell in sweep.cells:
-        placement_columns = (_format_number(cell.attempts), cell.where) if has_placement else ()
-        rows.append([*_cell_row(cell), *placement_columns])
-    return TextTable(f"{sweep.name} in {sweep.folder}", columns, rows, 2, has_placement)
+    shown = slice(None if has_placement else -2)
+    rows = [_cell_row(cell)[shown] for cell in sweep.cells]
+    return TextTable(f"{sweep.name} in {sweep.folder}", columns[shown], rows, 2, has_placement)
 
 
 def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
@@ -95,7 +91,8 @@ def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
     budget_share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
     reward = "-" if cell.reward is None else f"{cell.reward:.3f}"
     last_point_age = "-" if cell.age is None else f"{format_duration(max(0.0, cell.age))} ago"
-    return cell.cell.name, state, f"{cell.rollouts:,}", budget_share, reward, _format_number(cell.rate), last_point_age
+    numbers = (f"{cell.rollouts:,}", budget_share, reward, _format_number(cell.rate), last_point_age)
+    return cell.cell.name, state, *numbers, _format_number(cell.attempts), cell.where
 
 
 def _format_number(value: float | None) -> str:

@@ -2,8 +2,7 @@
 
 verl counts data.train_batch_size and ppo_mini_batch_size in prompts: equal, and with one epoch, every rollout is used
 once by the policy that drew it. Its loop ends after total_epochs even where total_training_steps is not reached; an
-epoch is at least one update, so M epochs never end first.
-"""
+epoch is at least one update, so M epochs never end first."""
 
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation

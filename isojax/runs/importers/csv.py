@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from isojax.core.table_files import read_csv, read_lines
-from isojax.runs.logs.column_map import LEDGER_FIELDS
-from isojax.runs.logs.log_table import LogTable, check_log_file
+from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
 FIELDS = LEDGER_FIELDS
 

@@ -7,8 +7,7 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import read_objects
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
-from isojax.runs.logs.column_map import LEDGER_FIELDS
-from isojax.runs.logs.log_table import LogTable, check_log_file
+from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
 FIELDS = LEDGER_FIELDS
 

@@ -16,7 +16,7 @@ from isojax.runs.logs.log_table import LogTable, check_log_file, parse_message
 
 EVENT_FILE_PATTERN = "*tfevents*"
 RECORD_HEADER, RECORD_FOOTER = struct.Struct("<QI"), struct.Struct("<I")
-FLOAT, DOUBLE, STRING = 1, 2, 7  # tensorboard.DataType
+FLOAT_FORMATS, STRING = {1: "<f", 2: "<d"}, 7  # by tensorboard.DataType
 ARGUMENTS_TAG = "args/text_summary"  # where transformers writes the training arguments, as JSON
 HPARAMS_TAG = "_hparams_/session_start_info"  # where SummaryWriter.add_hparams and isojax write a run's settings
 
@@ -86,13 +86,11 @@ def _scalar_of(value: Any) -> float | None:
     if kind == "simple_value":
         return value.simple_value
     tensor = value.tensor
-    if kind != "tensor" or tensor.dtype not in (FLOAT, DOUBLE) or any(d.size != 1 for d in tensor.tensor_shape.dim):
+    if kind != "tensor" or tensor.dtype not in FLOAT_FORMATS or any(d.size != 1 for d in tensor.tensor_shape.dim):
         return None
-    tensor_values = tensor.float_val if tensor.dtype == FLOAT else tensor.double_val
-    if len(tensor_values):
-        return float(tensor_values[0])
-    layout = struct.Struct("<f" if tensor.dtype == FLOAT else "<d")
-    return layout.unpack(tensor.tensor_content)[0] if len(tensor.tensor_content) == layout.size else None
+    layout = struct.Struct(FLOAT_FORMATS[tensor.dtype])
+    content = layout.unpack(tensor.tensor_content) if len(tensor.tensor_content) == layout.size else ()
+    return next(map(float, (*tensor.float_val, *tensor.double_val, *content)), None)
 
 
 def _training_arguments(text: bytes) -> dict[str, Any]:

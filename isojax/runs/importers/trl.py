@@ -15,8 +15,7 @@ from typing import Any, Self
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
 from isojax.core.tabular import DataRow
-from isojax.runs.logs.column_map import SAME_NAME_FIELDS
-from isojax.runs.logs.log_table import LogTable, check_log_file
+from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_file
 
 STATE_FILE, ARGUMENTS_FILE = "trainer_state.json", "training_args.bin"
 MAX_ARGUMENTS_BYTES = 16 * 1024**2

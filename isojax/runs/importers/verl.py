@@ -8,8 +8,7 @@ from pathlib import Path
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow
 from isojax.runs.importers.jsonl import read_log_objects
-from isojax.runs.logs.column_map import SAME_NAME_FIELDS
-from isojax.runs.logs.log_table import LogTable
+from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable
 
 METRIC_COLUMNS = ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val/test_score/*")
 TRAIN_COLUMNS = {

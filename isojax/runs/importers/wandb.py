@@ -13,8 +13,7 @@ from isojax.core.table_files import parse_json
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
 from isojax.runs.importers import trl, verl
-from isojax.runs.logs.column_map import SAME_NAME_FIELDS
-from isojax.runs.logs.log_table import LogTable, check_log_file, parse_message
+from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_file, parse_message
 
 MAGIC = b":W&B\xe1\xbe"  # and a byte for the version
 BLOCK_BYTES, CHUNK_HEADER = 32 * 1024, struct.Struct("<IHB")

@@ -1,5 +1,5 @@
-"""The fields that a log's columns can hold; the column of each field in a log, by `--map FIELD=COLUMN`, else by the
-names that the format is known to write; and the value of a field in a row."""
+"""The column of each field in a log, by `--map FIELD=COLUMN`, else by the names that the format is known to write; and
+the value of a field in a row."""
 
 import difflib
 import json
@@ -12,26 +12,8 @@ from typing import Any
 from isojax.core.errors import InputError
 from isojax.core.nouns import RewardSums
 from isojax.core.tabular import DataRow, check_number, is_blank, parse_number
-from isojax.runs.logs.log_table import LogTable
+from isojax.runs.logs.log_table import FIELD_HELP, LogTable
 
-# What a log's columns can be, and what a refusal and --help say of each.
-FIELD_HELP = {
-    "rollouts": "C, rollouts sampled for training so far",
-    "step": "updates so far (rollouts = step x B_p x n where no column has them)",
-    "reward": "the validation metric, in [0, 1]",
-    "n": "rollouts per problem",
-    "B_p": "problems per batch",
-    "B": "rollouts per update (B_p = B / n)",
-    "seed": "the run's seed",
-    "run": "a name that separates several runs of one file",
-    "tokens": "response tokens sampled for training so far",
-    "response_length": "mean response tokens per rollout (tokens are summed from it)",
-    "device_hours": "device hours so far",
-    "train_reward": "mean training reward",
-    "counts": "correct rollouts (or the sum of graded rewards) of each validation problem, as a list",
-    "samples": "rollouts per validation problem",
-    "scale": "a number that multiplies the validation metrics, 0.01 for percent",
-}
 # The lowest value of each field that is a whole number.
 LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p": 1, "B": 1, "samples": 1}
 # `metric:NAME=COLUMN` is a further validation metric; `train:NAME=COLUMN` a further training metric; avg@4=COLUMN is
@@ -40,17 +22,6 @@ METRIC_PREFIXES = ("metric:", "train:")
 CONSTANT_FIELDS = ("n", "B_p", "B", "seed", "run", "samples", "scale")  # may be a number for a whole file
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
 _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
-
-# Columns named as in a ledger of our own need no map. Where a format's own `reward` is the training reward, its
-# importer takes SAME_NAME_FIELDS and says which column is which.
-SAME_NAME_FIELDS = {
-    name: (name,) for name in ("rollouts", "step", "n", "B_p", "B", "seed", "tokens", "device_hours", "samples")
-}
-LEDGER_FIELDS = {name: (name,) for name in FIELD_HELP if name != "scale"} | {
-    "step": ("step", "global_step"),
-    "train:entropy": ("entropy",),
-    "train:kl": ("kl",),
-}
 
 
 def is_validation(field: str) -> bool:
@@ -89,8 +60,7 @@ class ColumnMap:
         return min(filter(is_validation, self.columns), key=lambda field: (field != "reward", field != "counts"))
 
     def ledger_name(self, field: str) -> str:
-        """A validation metric's name in the ledger: NAME of metric:NAME; else the column's, avg@k where it ends in
-        mean@k."""
+        """A validation metric's name in the ledger: NAME of metric:NAME, else the column's, with avg@k for mean@k."""
         if field == "counts":
             return "correct counts"
         if field != "reward":
@@ -111,8 +81,7 @@ class ColumnMap:
         return f"{row.location}: {field}" + (f" (column {column})" if column != field else "")
 
     def read(self, field: str, row: DataRow) -> Any:
-        """A row's finite number (an int where the field is a whole one), run's name or counts; InputError where there
-        is none."""
+        """A row's number (finite, or whole), counts, or name of its run; InputError where there is none."""
         value, cell, expected = self.cell_value(field, row), self.describe_cell(field, row), FIELD_HELP.get(field)
         if field == "run" and not is_blank(value):
             return str(value)
@@ -174,9 +143,7 @@ _VALIDATION_COLUMN = re.compile(r"val|eval|test|held|acc|avg@|mean@", re.IGNOREC
 
 def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]) -> ColumnMap:
     """The columns of a log's fields; InputError, which shows the --map to type, where one is not there or not unique.
-
-    A --map gives a column's name, a number for the whole log, or a pattern such as n{} for the number in the log's own
-    name. A mapped B replaces a known B_p, a mapped avg@k replaces a known reward."""
+    A mapped B replaces a known B_p, a mapped avg@k replaces a known reward."""
     columns = {field: text for field, text in field_map.items() if text in table.columns and field != "scale"}
     constants = {field: _constant(field, text, table) for field, text in field_map.items() if field not in columns}
     excluded_fields = {*field_map}

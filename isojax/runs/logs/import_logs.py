@@ -30,8 +30,8 @@ class ImportedRuns:
 
 
 def read_logs(files: Sequence[Path], log_format: str, field_map: Mapping[str, str]) -> ImportedRuns:
-    """Logs of one format (an importer's name, or the module path of one) as runs; files may be folders where the format
-    has runs as folders (wandb, tensorboard, trl). InputError, with its place, for whatever cannot be used."""
+    """Logs of one format (an importer's name or module path) as runs; InputError, with its place, for what has no use.
+    Files may be folders where the format has runs as folders (wandb, tensorboard, trl)."""
     importer = load("runs.importers", log_format, "read")
     path_by_target: dict[Path, Path] = {}
     log_runs: list[LogRun] = []
@@ -65,9 +65,8 @@ def check_output_folder(out: Path) -> None:
 
 
 def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, object]) -> None:
-    """Write the runs as cells/<B_p>x<n>-s<seed>/records.jsonl below `out`, and import.json: `manifest` (files, format,
-    map), the log of each cell, and the notes. InputError where `out` holds something, or cannot be written; it is
-    then as it was."""
+    """Write the ledgers below `out`, and import.json: `manifest` (files, format, map), the log of each cell, the notes.
+    InputError where `out` holds something, or cannot be written; it is then as it was."""
     check_output_folder(out)
     with atomic_folder(out) as temp:
         for run in imported.runs:
@@ -98,11 +97,8 @@ class LogRun:
 
 
 def group_rows(column_map: ColumnMap) -> list[LogRun]:
-    """The runs of one log, in the order they begin; InputError where n, B_p or the seed changes within one.
-
-    A `run` column separates runs by its values. Without one, a format that holds one run per log is one run, and in
-    others the rows of one (B_p, n, seed) are.
-    """
+    """The runs of one log, in the order they begin, by the values of a `run` column; without one, the log is one run
+    where its format says so, else the rows of one (B_p, n, seed) are. InputError where these change within a run."""
     table, metric_columns = column_map.table, [column_map.columns[name] for name in column_map.metric_fields]
     rows = [row for row in table.rows if any(column in row.values for column in metric_columns)]
     if not rows:
@@ -213,7 +209,7 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
         for a, b in combinations(seeded_runs, 2):
             if a.seed == b.seed:
                 raise InputError(
-                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {b.location}; give one another."
+                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {b.location}; keep one."
                 )
         unseeded_runs = [run for run in cell_runs if run.seed is None]
         free_seeds = (seed for seed in range(len(cell_runs)) if seed not in {run.seed for run in seeded_runs})

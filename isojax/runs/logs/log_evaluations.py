@@ -1,6 +1,5 @@
 """One run's rows as its evaluations: the rows of a step joined, training metrics averaged since the last evaluation, C
-from steps where a log has no rollouts, tokens from mean lengths where it has no tokens.
-"""
+from steps where a log has no rollouts, tokens from mean lengths where it has no tokens."""
 
 import math
 import re
@@ -135,8 +134,7 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
 
 def _evaluation_metrics(entry: StepEntry) -> dict[str, float]:
     """An evaluation's metrics by their names in the ledger, each in [0, 1], the main one first, which is fitted by
-    default; none where the entry holds training metrics only. InputError where one is due and its cell is empty.
-    """
+    default; none where the entry holds training metrics only. InputError where one is due and its cell is empty."""
     column_map, main_field = entry.column_map, entry.column_map.main_metric
     validation_fields = sorted(filter(is_validation, column_map.columns), key=lambda name: name != main_field)
     if main_field in entry.values or not entry.has_training:
@@ -192,8 +190,7 @@ def _cumulative_rollouts(entries: Sequence[StepEntry], column_map: ColumnMap, ce
 
 def _estimated_tokens(entries: Sequence[StepEntry], C: Sequence[int]) -> list[float]:
     """Response tokens at each entry: mean length x rollouts, each length standing for the rollouts since the last one
-    logged. Where the evaluation comes between two logged lengths, the earlier one still holds.
-    """
+    logged. Where the evaluation comes between two logged lengths, the earlier one still holds."""
     tokens: list[float] = []
     total_tokens, counted_rollouts, mean_length = 0.0, 0, 0.0
     for entry, rollouts in zip(entries, C, strict=True):

@@ -1,4 +1,4 @@
-"""What an importer reads a log into."""
+"""What an importer reads a log into: a table, whose columns may be known to be these fields."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,6 +8,36 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow
+
+# What a log's columns can be, and what a refusal and --help say of each.
+FIELD_HELP = {
+    "rollouts": "C, rollouts sampled for training so far",
+    "step": "updates so far (rollouts = step x B_p x n where no column has them)",
+    "reward": "the validation metric, in [0, 1]",
+    "n": "rollouts per problem",
+    "B_p": "problems per batch",
+    "B": "rollouts per update (B_p = B / n)",
+    "seed": "the run's seed",
+    "run": "a name that separates several runs of one file",
+    "tokens": "response tokens sampled for training so far",
+    "response_length": "mean response tokens per rollout (tokens are summed from it)",
+    "device_hours": "device hours so far",
+    "train_reward": "mean training reward",
+    "counts": "correct rollouts (or the sum of graded rewards) of each validation problem, as a list",
+    "samples": "rollouts per validation problem",
+    "scale": "a number that multiplies the validation metrics, 0.01 for percent",
+}
+
+# Columns named as in a ledger of our own need no map. Where a format's own `reward` is the training reward, its
+# importer takes SAME_NAME_FIELDS and says which column is which.
+SAME_NAME_FIELDS = {
+    name: (name,) for name in ("rollouts", "step", "n", "B_p", "B", "seed", "tokens", "device_hours", "samples")
+}
+LEDGER_FIELDS = {name: (name,) for name in FIELD_HELP if name != "scale"} | {
+    "step": ("step", "global_step"),
+    "train:entropy": ("entropy",),
+    "train:kl": ("kl",),
+}
 
 
 @dataclass(frozen=True)
