@@ -38,16 +38,11 @@ def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatAr
     if kind not in ESTIMATOR_KINDS:
         raise InputError(f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}.")
     if not 1 <= k <= samples:
-        raise InputError(
-            f"{kind}@{k} needs {k} samples per problem, but {samples} were drawn; ask for 1 <= k <= {samples}, or"
-            " evaluate with more."
-        )
+        drawn = f"{samples} were drawn; ask for 1 <= k <= {samples}"
+        raise InputError(f"{kind}@{k} needs {k} samples per problem, but {drawn}.")
     c = np.asarray(counts)
     if c.size and (c.min() < 0 or c.max() > samples):
-        raise InputError(
-            f"sums of rewards range from {c.min()} to {c.max()}; expected 0..{samples}, the samples per problem."
-            " Correct either."
-        )
+        raise InputError(f"sums of rewards range from {c.min()} to {c.max()}; expected 0..{samples}, the samples.")
     if kind == "avg":
         return c / samples
     if c.size and np.issubdtype(c.dtype, np.floating):
@@ -60,8 +55,6 @@ def summarize_rewards(rewards: np.ndarray, reward_sums: np.ndarray) -> dict[str,
     if rewards.size == 0:
         raise InputError("no problem to summarize; expected at least one. Evaluate on a set that is not empty.")
     N = rewards.shape[1]
-    best, worst = (
-        np.round(x.astype(np.float64), 6) for x in (rewards.max(1), rewards.min(1))
-    )  # without float32's noise
-    estimates = {"avg": reward_sums / N, "best": best, "worst": worst}
+    rounded = np.round(rewards.astype(np.float64), 6)  # without float32's noise
+    estimates = {"avg": reward_sums / N, "best": rounded.max(1), "worst": rounded.min(1)}
     return {f"{kind}@{N}": float(values.mean()) for kind, values in estimates.items()}

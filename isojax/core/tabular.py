@@ -77,8 +77,7 @@ def check_number(
     number = parse_number(cell_value)
     if number is None:
         raise InputError(
-            f"{cell} is {cell_value!r}; expected a number such as 0.25 or 2.5e5, without a unit and without a thousands"
-            " separator. Correct the cell, or name another column."
+            f"{cell} is {cell_value!r}; expected a number such as 0.25 or 2.5e5, without unit and thousands separator."
         )
     is_too_low = minimum is not None and number < minimum
     requirement = ""
@@ -94,9 +93,7 @@ def check_number(
         requirement = f"more than {exclusive_minimum:g}"
     if requirement:
         meaning = "" if expected == "a number" else f" ({expected})"
-        raise InputError(
-            f"{cell} is {cell_value}; expected {requirement}{meaning}. Correct the cell, or remove the row."
-        )
+        raise InputError(f"{cell} is {cell_value}; expected {requirement}{meaning}. Correct or remove the row.")
     return number
 
 
@@ -153,8 +150,7 @@ def check_unique_rows(table: DataTable, key_columns: Sequence[str]) -> None:
         if earlier_row is not row:
             key_text = ", ".join(f"{name} = {_cell_text(row.values.get(name))}" for name in key_columns)
             raise InputError(
-                f"{row.location}: {key_text}, as in {earlier_row.position} already; expected each point once."
-                " Remove one of the two."
+                f"{row.location}: {key_text}, as in {earlier_row.position} already; remove one of the two."
             )
 
 

@@ -100,10 +100,7 @@ def _read_leaves(
         elif isinstance(value, Mapping):
             yield from _read_leaves(value, known_keys, source, f"{dotted_key}.")
         else:
-            raise InputError(
-                f"{source}: {dotted_key} is a section; given {value!r}, expected keys below it. Write"
-                f" {dotted_key}.KEY, or leave it out."
-            )
+            raise InputError(f"{source}: {dotted_key} is a section; given {value!r}, expected {dotted_key}.KEY.")
 
 
 def check_yaml(text: str) -> str:
@@ -125,9 +122,7 @@ def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
         data: Any = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except yaml.MarkedYAMLError as e:
         line = e.problem_mark.line + 1 if e.problem_mark else "?"
-        raise InputError(
-            f"{path}, line {line}: not YAML ({e.problem or e.context}). Correct that line or the one above it."
-        ) from e
+        raise InputError(f"{path}, line {line}: not YAML ({e.problem or e.context}).") from e
     except (OSError, *YAML_ERRORS) as e:
         raise InputError(f"cannot read the config {path}: {_first_line(e)}") from e
     if not isinstance(data, dict):
@@ -174,16 +169,14 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
     Sections are merged key by key; anything else is replaced whole, a map of the user's names too."""
     known_keys = _known_keys(model)
     layers = [(str(path), _read_yaml(path, known_keys)) for path in paths]
-    layers += [(f"override {override!r}", _read_override(override, known_keys)) for override in overrides]
-    reaches_into_map = [False] * len(paths)
-    reaches_into_map += [override.partition("=")[0].strip() not in known_keys for override in overrides]
-    merged: dict[str, Any] = {}
-    for (_, leaves), merges in zip(layers, reaches_into_map, strict=True):
+    merged = {key: value for _, leaves in layers for key, value in leaves.items()}
+    for override in overrides:
+        leaves = _read_override(override, known_keys)
+        layers.append((f"override {override!r}", leaves))
+        reaches_into_map = override.partition("=")[0].strip() not in known_keys
         for key, value in leaves.items():
             old_value = merged.get(key)
-            if merges and isinstance(value, dict) and isinstance(old_value, dict):
-                value = old_value | value
-            merged[key] = value
+            merged[key] = old_value | value if reaches_into_map and isinstance(old_value, dict) else value
     file_names = ", ".join(map(str, paths))
     try:
         nested = OmegaConf.create()
@@ -192,10 +185,7 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
         data = OmegaConf.to_container(nested, resolve=True, throw_on_missing=True)
         json_text = json.dumps(data, allow_nan=False)  # pydantic's strict mode takes lists for tuples from JSON only
     except YAML_ERRORS as e:
-        raise InputError(
-            f"{file_names}: {_first_line(e)}. Expected finite numbers, text, lists and keys, and ${{...}} that"
-            " name a key."
-        ) from e
+        raise InputError(f"{file_names}: {_first_line(e)}. Expected plain values, and ${{...}} that name a key.") from e
     try:
         return model.model_validate_json(json_text)
     except ValidationError as e:

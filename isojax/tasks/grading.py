@@ -147,10 +147,7 @@ class Checker:
             verdicts = self._run_requests(requests if self._check else requests[:1])
         for problem, verdict in zip(problems, verdicts, strict=False):
             if self._weights and (graded := weigh_scores(verdict, self._weights)[1]).failure == "score":
-                raise InputError(
-                    f"problem {problem.id}, an empty response: {graded.message}. Correct what cell.verifier.use names"
-                    " or cell.reward."
-                )
+                raise InputError(f"cell.verifier.use: problem {problem.id}, an empty response: {graded.message}.")
 
     def close(self) -> None:
         """End the workers and whatever their checks have started."""

@@ -107,8 +107,7 @@ def _largest_part_validation(cell: CellConfig) -> str:
     mixture = cell.data.mixture or {}
     if not cell.task.startswith("tfds:") or "#" in cell.task:
         raise InputError(
-            f"cell.data.mixture = {dict(mixture)} takes parts of what `isojax difficulty` has written, and cell.task is"
-            f" {cell.task}; expected cell.task=tfds:FOLDER, without a split."
+            f"cell.data.mixture = {dict(mixture)} needs cell.task=tfds:FOLDER, without a split; given {cell.task}."
         )
     return f"{cell.task}#{min(mixture, key=lambda part: (-mixture[part], part))}_validation"
 
@@ -116,9 +115,7 @@ def _largest_part_validation(cell: CellConfig) -> str:
 def _limit_training(cell: CellConfig, training: list[Problem], notes: list[str]) -> list[Problem]:
     """At most D = `cell.data.size` training problems; InputError where there is none at all."""
     if not training:
-        raise InputError(
-            f"no training problem is left of {cell.task} for cell.data; widen cell.data.difficulty or take another set."
-        )
+        raise InputError(f"no training problem is left of {cell.task}; widen cell.data.difficulty or take another set.")
     size = cell.data.size
     if size is None or size >= len(training):
         return training
@@ -134,18 +131,13 @@ def drop_long_prompts(
     if is_on_device(task):
         return problems
     prompt_length = cell.sampling.prompt_length
+    limit = f"cell.sampling.prompt_length = {prompt_length} tokens"
     lengths = task.prompt_lengths(problems)
     fitting_problems = [p for p, length in zip(problems, lengths, strict=True) if length <= prompt_length]
     if not fitting_problems:
-        raise InputError(
-            f"{description}: none of {len(problems)} prompts has at most cell.sampling.prompt_length = {prompt_length}"
-            " tokens; raise it."
-        )
+        raise InputError(f"{description}: none of {len(problems)} prompts has at most {limit}; raise it.")
     if dropped := len(problems) - len(fitting_problems):
-        notes.append(
-            f"{dropped} of {len(problems)} {description} dropped: their prompts have more than"
-            f" cell.sampling.prompt_length = {prompt_length} tokens"
-        )
+        notes.append(f"{dropped} of {len(problems)} {description} dropped: their prompts have more than {limit}")
     return fitting_problems
 
 
@@ -165,17 +157,14 @@ def within_difficulty(problems: Sequence[Problem], data: DataConfig) -> list[Pro
 def split_by_difficulty(problems: Sequence[Problem], data: DataConfig) -> tuple[list[Problem], list[Problem]]:
     """(training, validation): the problems inside `cell.data.difficulty`, `validation` of them held out."""
     eligible, min_problems = within_difficulty(problems, data), 2 * data.validation
-    if len(eligible) < min_problems and data.attempts:
-        (low, high), attempts = data.difficulty, problems[0].attempts if problems else data.attempts
-        raise InputError(
-            f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in [{low}, {high}]; cell.data.validation="
-            f"{data.validation} needs {min_problems} or more. Widen cell.data.difficulty or raise cell.data.candidates."
-        )
     if len(eligible) < min_problems:
-        raise InputError(
-            f"there are {len(problems)} problems; cell.data.validation={data.validation} needs at least {min_problems}."
-            " Lower it, raise cell.data.candidates, or name validation problems of their own by cell.data.held_out."
-        )
+        given, fix = f"there are {len(problems)} problems", "lower it, or set cell.data.held_out"
+        if data.attempts:
+            attempts = problems[0].attempts if problems else data.attempts
+            given = f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in {list(data.difficulty)}"
+            fix = "widen cell.data.difficulty"
+        need = f"cell.data.validation={data.validation} needs at least {min_problems}"
+        raise InputError(f"{given}; {need}: {fix}, or raise cell.data.candidates.")
     order = np.random.default_rng([data.seed, 1]).permutation(len(eligible))
     validation = [eligible[i] for i in order[: data.validation]]
     return [eligible[i] for i in order[data.validation :]], validation
@@ -204,9 +193,7 @@ def mix_parts(
     for part in counts:
         for problem in problems_by_part[part]:
             if (other_part := part_of_problem.setdefault(problem.id, part)) != part:
-                raise InputError(
-                    f"cell.data.mixture: problem {problem.id} is in {other_part} and in {part}; take one of the two."
-                )
+                raise InputError(f"cell.data.mixture: problem {problem.id} is in {other_part} and in {part}.")
     mixture = [p for part, count in counts.items() for p in random_subset(problems_by_part[part], count, rng)]
     return random_subset(mixture, len(mixture), rng)
 
@@ -218,10 +205,9 @@ def mixture_counts(sizes: Mapping[str, int], shares: Mapping[str, float], size: 
     # Rounded up, a part may give one problem more than its exact share, never more: the largest total is at most this.
     total = min(int((sizes[part] + 1) / share) for part, share in exact_shares.items())
     total = min(total, sum(sizes[part] for part in shares), total if size is None else size)
-    counts = _largest_remainder_counts(total, exact_shares)
-    while any(count > sizes[part] for part, count in counts.items()):
+    while any(count > sizes[part] for part, count in _largest_remainder_counts(total, exact_shares).items()):
         total -= 1
-        counts = _largest_remainder_counts(total, exact_shares)
+    counts = _largest_remainder_counts(total, exact_shares)
     if not all(counts.values()):
         raise InputError(f"cell.data.mixture: a mixture of {total} problems gives {counts}; raise cell.data.size.")
     return counts

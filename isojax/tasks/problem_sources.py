@@ -77,10 +77,9 @@ def _find_column(row: DataRow, setting: str, configured_name: str | None, usual_
     candidates = filled_columns or [name for name in names if name in row.values]
     if not candidates:
         expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
-        raise InputError(
-            f"{row.location}: no {setting}: there are the columns {', '.join(row.values) or '(none)'}; expected"
-            f" {expected}. Name it by cell.data.{setting}_key=COLUMN."
-        )
+        columns = ", ".join(row.values) or "(none)"
+        found = f"{row.location}: no {setting}: there are the columns {columns}"
+        raise InputError(f"{found}; expected {expected}. Name it by cell.data.{setting}_key=COLUMN.")
     return candidates[0]
 
 
@@ -115,17 +114,14 @@ def _read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[
         fields = message if isinstance(message, Mapping) else {}
         role, content = fields.get("role"), fields.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
-            raise InputError(
-                f"{row.location}: {column!r} holds {str(message)[:80]!r}, expected text or a list of {{role, content}}."
-            )
+            given = f"{row.location}: {column!r} holds {str(message)[:80]!r}"
+            raise InputError(f"{given}, expected text or a list of {{role, content}}.")
         if role == "user":
             content = _value_as_text(content, row, f"content of {column}")
         turns.append({"role": role, "content": content})
     if not turns or turns[-1]["role"] != "user":
         last = turns[-1]["role"] if turns else "nothing"
-        raise InputError(
-            f"{row.location}: the conversation in {column!r} ends with {last}; end it with a message of role user."
-        )
+        raise InputError(f"{row.location}: the conversation in {column!r} ends with {last}, expected the role user.")
     return tuple(turns)
 
 
@@ -185,13 +181,9 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
     for assignment in re.split(r",(?![^\[]*\])", text) if text else []:
         key, equals, value = (piece.strip() for piece in assignment.partition("="))
         if not equals or not key or key in settings:
-            raise InputError(
-                f"cell.task: {task}: given {assignment!r}, expected key=value with every key once, as in low=2,high=40."
-            )
+            raise InputError(f"cell.task: {task}: given {assignment!r}, expected key=value with every key once.")
         try:
             settings[key] = yaml.safe_load(check_yaml(value))
         except YAML_ERRORS as e:
-            raise InputError(
-                f"cell.task: {task}: the value of {assignment!r} is not YAML; write a number, text or [a, b]."
-            ) from e
+            raise InputError(f"cell.task: {task}: the value of {assignment!r} is not YAML.") from e
     return settings

@@ -33,8 +33,7 @@ class TextTask:
         model, prompt, sampling = cell.model, cell.prompt, cell.sampling
         if model.path is None:
             raise InputError(
-                "cell.model.path is not set, and problems in text need a language model; give a folder with its"
-                " config.json, weights and tokenizer, for example the one that `isojax model import smollm2` writes."
+                "cell.model.path is not set; give a model's folder, such as `isojax model import smollm2` writes."
             )
         self.folder = Path(model.path)
         self.tokenizer = load_tokenizer(self.folder)
@@ -42,7 +41,7 @@ class TextTask:
         vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
             raise InputError(
-                f"{self.folder / 'config.json'} has no whole number vocab_size ({vocab!r}); set cell.model.vocab."
+                f"{self.folder}/config.json has no whole number vocab_size ({vocab!r}); set cell.model.vocab."
             )
         self.vocab = vocab
         self.source, self.prompt = source, prompt
@@ -66,34 +65,27 @@ class TextTask:
         prompt = self.prompt
         if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
             raise InputError(
-                f"{self.folder}: its end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab};"
-                " correct eos_token_id in generation_config.json."
+                f"{self.folder}: the end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab}."
             )
         if not self.stops.tokens and not self._stop_strings:
-            raise InputError(
-                f"{self.folder}: no tokenizer or generation_config.json names an end token; give cell.prompt.stop."
-            )
+            raise InputError(f"{self.folder}: no file of the model names an end token; give cell.prompt.stop.")
         if "{prompt}" not in prompt.template:
-            raise InputError(
-                f"cell.prompt.template = {prompt.template!r} has no place for the problem; write {{prompt}} there."
-            )
+            template = f"cell.prompt.template = {prompt.template!r}"
+            raise InputError(f"{template} has no place for the problem; write {{prompt}} there.")
         if prompt.format == "chat":
             if self.tokenizer.chat_template is None:
                 raise InputError(
-                    f"cell.prompt.format=chat: the tokenizer in {self.folder} has no chat template; set"
-                    " cell.prompt.format=raw, or add the model's chat_template.jinja to the folder."
+                    f"the tokenizer in {self.folder} has no chat template; set cell.prompt.format=raw, or add one."
                 )
             return
         for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
             if setting is not None:
-                raise InputError(
-                    f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat, or remove it."
-                )
+                raise InputError(f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat.")
         last_token = self._tokenize(["1"])[0][-1]
         if last_token in self.stops.tokens:
             raise InputError(
-                f"the tokenizer in {self.folder} ends every text with its end token ({last_token}), so a prompt could"
-                " not be continued; set add_eos_token to false in tokenizer_config.json."
+                f"the tokenizer in {self.folder} ends every text with its end token ({last_token}); set add_eos_token"
+                " to false in tokenizer_config.json."
             )
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
@@ -102,19 +94,16 @@ class TextTask:
             self._tokenize([text], special=False)[0] for text in (interrupt.text, interrupt.unless) if text
         )
         if unless_tokens and len(unless_tokens[0]) != 1:
+            count = len(unless_tokens[0])
             raise InputError(
-                f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {len(unless_tokens[0])} tokens of the"
-                f" tokenizer in {self.folder}, expected one; name the token that ends this model's thinking."
+                f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {count} tokens here, expected one."
             )
         if interrupt.after + len(tokens) >= T:
-            raise InputError(
-                f"cell.sampling.interrupt: after {interrupt.after} tokens the text takes {len(tokens)} more, and"
-                f" cell.sampling.response_length = {T} leaves no room for an answer; raise it, or lower `after`."
-            )
+            lengths = f"after {interrupt.after} tokens the text takes {len(tokens)} more"
+            raise InputError(f"cell.sampling.interrupt: {lengths}, expected fewer than response_length = {T} in all.")
         if set(tokens) & set(self.stops.tokens) or any(stop in interrupt.text for stop in self.prompt.stop):
             raise InputError(
-                f"cell.sampling.interrupt.text = {interrupt.text!r} holds an end token or a string of cell.prompt.stop"
-                f" = {list(self.prompt.stop)}, and would end the response that it interrupts; change one of them."
+                f"cell.sampling.interrupt.text = {interrupt.text!r} holds an end token or a string of cell.prompt.stop."
             )
         return Interruption(interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None)
 
@@ -152,9 +141,9 @@ class TextTask:
             return self._tokenize_chats([self._chat_messages(problem) for problem in problems])
         for problem in problems:
             if len(problem.messages) > 1:
+                length = len(problem.messages)
                 raise InputError(
-                    f"problem {problem.id} is a conversation of {len(problem.messages)} messages, and"
-                    " cell.prompt.format=raw holds one; set cell.prompt.format=chat."
+                    f"problem {problem.id} is a conversation of {length} messages; set cell.prompt.format=chat."
                 )
         return self._tokenize([self._fill_template(problem) for problem in problems]) if problems else []
 

@@ -36,13 +36,10 @@ SECONDS, SECONDS_PER_CONVERSATION = 10.0, 0.02
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the folder is run."""
     if not folder.is_dir():
-        raise InputError(
-            f"cell.model.path: no such folder: {folder}; expected a model's config.json, weights and tokenizer."
-        )
+        raise InputError(f"cell.model.path: no such folder: {folder}; expected one of a model's files.")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(
-            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} there. Copy the"
-            " tokenizer's files (tokenizer*.json at least) from where the model came from."
+            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} there."
         )
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch: not needed here
     from transformers import AutoTokenizer, LlamaTokenizer
@@ -56,9 +53,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as e:  # the tokenizers library raises Exception itself
         reason = (str(e).strip() or repr(e)).splitlines()[0]
-        raise InputError(
-            f"the tokenizer in {folder} cannot be read: {reason} Copy its files again from where the model came from."
-        ) from e
+        raise InputError(f"the tokenizer in {folder} cannot be read: {reason} Copy its files again.") from e
     if not (folder / "tokenizer.json").is_file():
         _check_sentencepiece(folder, tokenizer)
     return tokenizer
@@ -75,9 +70,8 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
     tokenizer_pieces = tokenizer.tokenize(PROBE_TEXT)
     if tokenizer_pieces != expected_pieces:
         raise InputError(
-            f"{file}: transformers reads this tokenizer differently than sentencepiece does: {PROBE_TEXT!r} is"
-            f" {tokenizer_pieces}, expected {expected_pieces}. Add the model's tokenizer.json, or a"
-            " tokenizer_config.json that names the right tokenizer_class."
+            f"{file}: transformers reads {PROBE_TEXT!r} as {tokenizer_pieces}, differently than sentencepiece does:"
+            f" {expected_pieces}. Add a tokenizer.json, or a tokenizer_config.json with the right tokenizer_class."
         )
 
 
@@ -87,8 +81,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
     largest_id = max(id_of_token.values())
     if largest_id >= vocab:
         raise InputError(
-            f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest_id}, the model's vocabulary has {vocab};"
-            f" these files belong to different models, or cell.model.vocab must be {largest_id + 1} or more."
+            f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest_id}, the model's vocabulary has {vocab}."
         )
     if _is_byte_level(tokenizer):
         from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -122,14 +115,10 @@ def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
         decoders = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
         if any(step["type"] == "ByteLevel" for step in decoders):
             return True
-        if any(
-            step["type"] == "Metaspace" or step.get("pattern") == {"String": SENTENCEPIECE_SPACE} for step in decoders
-        ):
+        space = {"String": SENTENCEPIECE_SPACE}
+        if any(step["type"] == "Metaspace" or step.get("pattern") == space for step in decoders):
             return False
-    raise InputError(
-        f"the tokenizer in {tokenizer.name_or_path} ({type(tokenizer).__name__}) is neither byte-level BPE nor a"
-        " sentencepiece one with a tokenizer.json or tokenizer.model. Use a model with one of those."
-    )
+    raise InputError(f"the tokenizer in {tokenizer.name_or_path} is neither byte-level BPE nor a sentencepiece one.")
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, ...]:

@@ -56,8 +56,7 @@ class EvalConfig(Section):
         """The C at which a run is evaluated: 0, then every distinct ceil(start * ratio^k) within the budget."""
         if budget < self.start:
             raise InputError(
-                f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}; raise"
-                " the budget, or lower the start."
+                f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}."
             )
         if (steps := math.log(budget / self.start) / math.log(self.ratio)) > MAX_EVALUATIONS:
             raise InputError(

@@ -75,12 +75,10 @@ class GeneratorSource:
         if completed.returncode:
             timed_out = completed.returncode == -signal.SIGALRM
             failure = f"took over {self.deadline:g} s" if timed_out else f"ended its process ({completed.returncode})"
-            raise InputError(
-                f"cell.task: {task_text}: the problem after {len(items)} good ones {failure}. Change its settings."
-            )
+            raise InputError(f"cell.task: {task_text}: the problem after {len(items)} good ones {failure}.")
         if len(items) < count:
-            items_text = f"{len(items)} distinct problems among {self.settings['size']} items"
-            note(f"{task_text}: {items_text}, fewer than {count}.")
+            size = self.settings["size"]
+            note(f"{task_text}: {len(items)} distinct problems among {size} items, fewer than {count}.")
         # Without `size`: the scorer makes no items.
         scorer_settings = {k: v for k, v in self.settings.items() if k != "size"}
         problems = [

@@ -30,9 +30,7 @@ def _find_files(argument: str) -> list[Path]:
     files = sorted(path.glob("*.parquet")) if path.is_dir() else sorted(map(Path, glob.glob(str(path))))
     if not files:
         problem = "a folder without .parquet files" if path.is_dir() else "no such file"
-        raise InputError(
-            f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them. Check cell.task."
-        )
+        raise InputError(f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them.")
     return files
 
 
@@ -47,8 +45,7 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
                 first_names = first_names or names
                 if set(names) != set(first_names):
                     raise InputError(
-                        f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first_names)};"
-                        " expected one schema."
+                        f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first_names)}."
                     )
                 file_start = row_number
                 for batch in file.iter_batches():
@@ -56,6 +53,4 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
                         yield DataRow(str(path), f"row {row_number - file_start}", to_plain_json(row), row_number)
                         row_number += 1
         except (OSError, pyarrow.ArrowException) as e:
-            raise InputError(
-                f"cannot read {path}: {str(e).splitlines()[0]}; expected a Parquet file. Check cell.task."
-            ) from e
+            raise InputError(f"cannot read {path}: {str(e).splitlines()[0]}; expected a Parquet file.") from e

@@ -56,10 +56,8 @@ def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
         name, _, argument = use.partition(":")
         module = registry.load("tasks.verifiers", name, "build")
         if missing_flags := [flag for flag in ("ISOLATED", "PURE") if flag not in vars(module)]:
-            raise InputError(
-                f"cell.verifier.use: {module.__name__} has no {' and no '.join(missing_flags)}; expected both as the"
-                " docstring of isojax.tasks.verifiers says."
-            )
+            missing = f"{module.__name__} has no {' and no '.join(missing_flags)}"
+            raise InputError(f"{missing}; expected both as the docstring of isojax.tasks.verifiers says.")
         return LoadedVerifier(module.ISOLATED, module.PURE, partial(module.build, argument))
     verifiers = {name: load_verifier(one) for name, one in use.items()}
     return LoadedVerifier(

@@ -36,7 +36,7 @@ def build(argument: str) -> Check:
         if missing := [name for name in required_names if name not in arguments]:
             raise InputError(
                 f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem {problem.id} does not have;"
-                f" it has {', '.join(sorted(arguments))}. Add the column, or give the parameter a default."
+                f" it has {', '.join(sorted(arguments))}. Add a column, or give the parameter a default."
             )
         passed = {name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names}
         scores: Any = function(**passed)
@@ -59,22 +59,17 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
         raise InputError(f"cell.verifier.use: given {verifier + ':' + argument!r}, expected {expected_form}.")
     is_file = module_or_file.endswith(".py")
     if is_file and not Path(module_or_file).is_file():
-        raise InputError(
-            f"cell.verifier.use: no such file: {module_or_file} (in {Path.cwd()}); expected a Python file."
-        )
+        raise InputError(f"cell.verifier.use: no such file: {module_or_file} (in {Path.cwd()}).")
     try:
         module = registry.import_file(Path(module_or_file)) if is_file else importlib.import_module(module_or_file)
     except BaseException as e:  # whatever a user's file does when it runs, SystemExit included
-        raise InputError(
-            f"cell.verifier.use: the module {module_or_file} cannot be imported: {describe_exception(e)}. Correct it."
-        ) from e
+        reason = describe_exception(e)
+        raise InputError(f"cell.verifier.use: the module {module_or_file} cannot be imported: {reason}.") from e
     function = vars(module).get(name)
     if not callable(function):
         names = [k for k, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise InputError(
-            f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {', '.join(names) or 'none'}."
-            f" Expected {expected_form}."
-        )
+        known = ", ".join(names) or "none"
+        raise InputError(f"cell.verifier.use: {module_or_file} has no function {name!r}; it has {known}.")
     return function
 
 

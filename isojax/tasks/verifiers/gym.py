@@ -31,9 +31,7 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     """Correct where the generator's scorer gives 1; parsed where there is any answer."""
     columns = problem.columns
     if not {"gym", "settings", "entry"} <= set(columns):
-        raise InputError(
-            f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set another, such as math."
-        )
+        raise InputError(f"problem {problem.id}: the verifier gym judges what cell.task=gym:NAME makes; set another.")
     tagged_answers = _ANSWER_TAG.findall(response)
     answer = (tagged_answers[-1] if tagged_answers else response).strip()
     scorer = _scorer(columns["gym"], json.dumps(columns["settings"], sort_keys=True))
