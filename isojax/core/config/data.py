@@ -1,20 +1,20 @@
 """`cell.data`, `cell.prompt`, `cell.verifier` and `cell.reward`: which problems, how they are written, how answers are
 checked, and what reward a response gets."""
 
+import math
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.section import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE
 
 PANEL = "panel"  # the name of the training problems that every evaluation includes
 RESERVED_NAMES = ("train", "verl", PANEL)  # prefixes of metric names that no set of a user may have
-SCORE_NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"  # such as can be a part of a metric's name
 
 
 class DataConfig(Section):
@@ -58,13 +58,10 @@ class VerifierConfig(Section):
     @field_validator("use", mode="before")
     @classmethod
     def _check_use(cls, use: Any) -> str | dict[str, str]:
-        items = use.items() if isinstance(use, dict) else ()
-        is_map = all(isinstance(text, str) for item in items for text in item) and all(
-            re.fullmatch(SCORE_NAME, name) for name, _ in items
-        )
-        if not isinstance(use, str) and not (items and is_map):
-            rule = "a verifier such as math, or several, as in {accuracy: math}, by names such as metrics have"
-            raise PydanticCustomError("verifier", "{rule}", {"rule": rule})
+        is_map = isinstance(use, dict) and use and all(isinstance(text, str) for item in use.items() for text in item)
+        if not isinstance(use, str) and not is_map:
+            raise PydanticCustomError("verifier", "a verifier such as math, or several as in {accuracy: math}")
+        _check_score_names(use if is_map else ())
         return use
 
 
@@ -76,14 +73,24 @@ class RewardConfig(Section):
     kind: Literal["binary", "graded"] = "binary"
     # The scores that count in a graded reward, and how much, as in {accuracy: 1.0, format: 0.2}; each is a metric too,
     # reward/NAME, and one of weight 0 is nothing else. Null: `score`, or all verifiers of cell.verifier.use alike.
-    weights: dict[Annotated[str, Field(pattern=SCORE_NAME)], NonNegativeFloat] | None = None
+    weights: dict[str, float] | None = None
 
     @field_validator("weights")
     @classmethod
     def _check_weights(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
-        if weights is not None and not any(weights.values()):
-            raise PydanticCustomError("weights", "a weight above 0")
+        if weights is not None and (min(weights.values(), default=0) < 0 or not 0 < sum(weights.values()) < math.inf):
+            rule = "weights of 0 or more, not all 0, so that rewards stay from 0 to 1 (a penalty p is a score of 1 - p)"
+            raise PydanticCustomError("weights", "{rule}", {"rule": rule})
+        _check_score_names(weights or ())
         return weights
+
+
+def _check_score_names(names: Iterable[str]) -> None:
+    """Such as can be a part of a metric's name."""
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+            rule = f"names of letters, digits, '.', '_' and '-'. Rename the score {name!r}"
+            raise PydanticCustomError("score_name", "{rule}", {"rule": rule})
 
 
 def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str, float]:
@@ -98,5 +105,5 @@ def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str
     weights = reward.weights or dict.fromkeys(verifiers or [MAIN_SCORE], 1.0)
     if verifiers and set(weights) != set(verifiers):
         names = f"cell.reward.weights names {', '.join(weights)}, and cell.verifier.use {', '.join(verifiers)}"
-        raise InputError(f"{names}; expected a weight for each, 0 for one that is recorded only.")
+        raise InputError(f"{names}; expected a weight for each of these, 0 for one that is recorded only.")
     return dict(sorted(weights.items()))  # as the hash, the sum does not depend on the order
