@@ -62,16 +62,11 @@ def grid_columns(count: int) -> int:
     return 2 if count == 4 else min(count, 3)
 
 
-def grid_figure(columns: int, height: float) -> Figure:
-    """A figure that is wide enough for so many columns of panels."""
-    return new_figure({1: 10.0, 2: 12.0}.get(columns, 14.4), height + 0.5)
-
-
 def panel_grid(count: int, height: float) -> tuple[Figure, list[Axes]]:
     """`count` axes in rows of at most three, sharing y."""
     columns = grid_columns(count)
     rows = ceil(count / columns)
-    fig = grid_figure(columns, height * rows)
+    fig = new_figure({1: 10.0, 2: 12.0}.get(columns, 14.4), height * rows + 0.5)
     axes: list[Axes] = []
     for i in range(count):
         axes.append(fig.add_subplot(rows, columns, i + 1, sharey=axes[0] if axes else None))

@@ -1,6 +1,7 @@
 """How the report and the command line write numbers, and sentences about a law, a segment and a crossover."""
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
 
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit, FrontierRow, NStarFit, SegmentRow
@@ -8,6 +9,7 @@ from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit, Frontier
 MIN_DECADES = 0.2
 MIN_Z = 2.0
 UNITS = {"rollouts": "rollouts", "tokens": "response tokens", "device_hours": "device hours"}
+LAW_REACH = 4.0  # a law is drawn to this many times the measured budget
 LAW_PARAMETERS = {"constant": ("b",), "linear": ("k", "log10_C0", "b"), "sigmoid": ("L", "k", "log10_C0", "b")}
 
 Bounds = tuple[float | None, float | None]
@@ -78,11 +80,7 @@ def compute_unit(fit: FitResult) -> str:
 
 def n_path(frontier: Sequence[FrontierRow]) -> list[int]:
     """The values of n along the frontier, each as often as it takes over."""
-    path: list[int] = []
-    for point in frontier:
-        if not path or path[-1] != point.n:
-            path.append(point.n)
-    return path
+    return [n for n, _ in groupby(point.n for point in frontier)]
 
 
 def segment_verdict(segment: SegmentRow) -> tuple[bool, str]:

@@ -200,10 +200,6 @@ def _joint(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any]:
         "n": 2,
         "seed": 1000,
         "C": 60e3,
-        "train_from": 0.61,
-        "train_to": 0.66,
-        "validation_from": 0.6,
-        "validation_to": 0.55,
     }
     return {
         "intervals": known if hierarchical else None,

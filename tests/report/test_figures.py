@@ -48,7 +48,7 @@ def test_a_figure_is_a_picture_and_a_page(made: tuple[Path, FitResult], name: st
 
 def test_a_metrics_name_is_no_mathematics(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), metric=DOLLARS)
-    figure = FIGURES["frontier"].draw([fit], runs)
+    figure = FIGURES["frontier"].draw(fit, runs)
     assert figure is not None
     assert render_figure(figure).png
 
@@ -58,14 +58,14 @@ def test_absent_data_draw_nothing(make_sweep: Any) -> None:
     untested = [segment.model_copy(update={"lead": None, "se": None}) for segment in fit.joint.segments]
     view = fit.by_B_p[0].model_copy(update={"segments": tuple(untested)})
     fit = fit.model_copy(update={"joint": view.model_copy(update={"B_p": None}), "by_B_p": (view,)})
-    result = {name for name, plot in FIGURES.items() if plot.draw([fit], runs) is not None}
+    result = {name for name, plot in FIGURES.items() if plot.draw(fit, runs) is not None}
     assert result == {"frontier", "n_star"}
 
 
 def test_the_paper_mode_is_drawn(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8), mode="paper")
     for name in ("frontier", "n_star"):
-        assert FIGURES[name].draw([fit], runs) is not None
+        assert FIGURES[name].draw(fit, runs) is not None
 
 
 def test_a_law_through_two_values_of_n_is_not_drawn(make_sweep: Any) -> None:

@@ -21,7 +21,7 @@ def test_numbers_by_hand():
     """n = 4: +1 -1 +1 -1 (hundredths): differences 2, 2, 2. n = 8: 1 1 1 1: differences 0. So the scatter is
     sqrt((4 + 4 + 4 + 0 + 0 + 0) / 6 / 2) = 1, all residuals are of size 1: chi-square 1; products -1 and +1:
     correlation 0 in all."""
-    residuals = {(16, 4): [np.array([1.0, -1, 1, -1]) / 100], (16, 8): [np.full(4, 0.01)]}
+    residuals = [np.array([1.0, -1, 1, -1]) / 100, np.full(4, 0.01)]
     made = SweepEstimate([curve(4), curve(8)], [], residuals=residuals, parameter_count=5)
     result = diagnose(made)
     assert result.reduced_chi_square == pytest.approx(1) and result.autocorrelation == pytest.approx(0)
@@ -33,13 +33,13 @@ def test_a_chi_square_above_one():
     """Residuals 3 1 -1 -3 differ by 2: scatter sqrt(4 / 2), mean square 5: 2.5. Products 3, -1, 3: mean 5/3, over 5:
     1/3.
     """
-    made = SweepEstimate([curve(4)], [], residuals={(16, 4): [np.array([3.0, 1, -1, -3]) / 100]}, parameter_count=3)
+    made = SweepEstimate([curve(4)], [], residuals=[np.array([3.0, 1, -1, -3]) / 100], parameter_count=3)
     result = diagnose(made)
     assert result.reduced_chi_square == pytest.approx(2.5) and result.autocorrelation == pytest.approx(1 / 3)
 
 
 def test_rounding_is_no_residual():
-    made = SweepEstimate([curve(4)], [], residuals={(16, 4): [np.array([3.0, 1, -1, -3]) * 1e-16]}, parameter_count=3)
+    made = SweepEstimate([curve(4)], [], residuals=[np.array([3.0, 1, -1, -3]) * 1e-16], parameter_count=3)
     result = diagnose(made)
     assert result.reduced_chi_square is None and result.autocorrelation is None
 

@@ -1,4 +1,4 @@
-"""All figures by name: what draws each from the fits (the main one first) and the runs, its description and caption. A
+"""All figures by name: what draws each from the fit and the runs, its description and caption. A
 drawing function returns None where its data are absent; a fork adds an entry."""
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from isojax.scaling.result import FitResult
 class FigureSpec:
     """A figure: how to draw it, what it shows for someone who cannot see it, and its caption."""
 
-    draw: Callable[[Sequence[FitResult], Sequence[RunRecord]], Figure | None]
+    draw: Callable[[FitResult, Sequence[RunRecord]], Figure | None]
     alt_text: str
     caption: str
 
@@ -66,7 +66,7 @@ def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> F
     for a name that is not in FIGURES, or a fit without the data of that figure."""
     if name not in FIGURES:
         raise InputError(f"no figure is called {name!r}; expected one of {', '.join(FIGURES)}.")
-    figure = FIGURES[name].draw([fit], runs)
+    figure = FIGURES[name].draw(fit, runs)
     if figure is None:
         raise InputError(f"the fit has no data for the figure {name!r}. Ask for another: {', '.join(FIGURES)}.")
     return figure

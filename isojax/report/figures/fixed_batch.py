@@ -21,9 +21,8 @@ from isojax.scaling.result import FitResult, FixedBatchFit
 MAX_BATCHES = 4
 
 
-def fixed_batch_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure | None:
+def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     """A column for each B: reward against M with the best of the cells on top, n*(M) and B_p*(M) below."""
-    fit = fits[0]
     batches = _largest_batches(fit)
     if not batches:
         return None

@@ -15,18 +15,16 @@ from matplotlib.patches import Patch
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
 from isojax.report.fit_views import all_n, frontier_views, interval_level, thin
-from isojax.report.wording import LAW_PARAMETERS, compute_unit, format_percent, law_is_drawn
+from isojax.report.wording import LAW_PARAMETERS, LAW_REACH, compute_unit, format_percent, law_is_drawn
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit
 
-LAW_REACH = 4.0  # the law is drawn to this many times the measured budget
 PARAMETER_LABELS = {"L": "$L$", "k": "$k$", "log10_C0": "$\\log_{10} C_0$", "b": "$b$"}
 
 
-def n_star_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure:
+def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
     """The frontier's n against C, coloured by reward, with the fitted law. Joint and for each B_p."""
-    fit, views = fits[0], frontier_views(fits[0])
-    ns = all_n(fit)
+    views, ns = frontier_views(fit), all_n(fit)
     fig, law_axes = canvas.panel_grid(len(views), height=4.0)
     rewards = [point.reward for view in views for point in view.frontier]
     norm = Normalize(min(rewards), max(rewards))

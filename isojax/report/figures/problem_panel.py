@@ -68,13 +68,13 @@ def _load_panel(seeds: Sequence[RunRecord], targets: Sequence[int], samples: int
     return ProblemPanel(seeds[0].cell.B_p, seeds[0].cell.n, C, correct, samples)
 
 
-def panel_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure | None:
+def panel_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     """The histogram of pass@1 at the largest shared C, and its change over C for each n."""
-    panels = compared_panels(fits[0], runs)
+    panels = compared_panels(fit, runs)
     if not panels:
         return None
     fig, axes = canvas.panel_grid(1 + len(panels), height=4.4)
-    _draw_histogram(axes[0], panels, canvas.n_palette(all_n(fits[0])))
+    _draw_histogram(axes[0], panels, canvas.n_palette(all_n(fit)))
     samples = panels[0].samples
     shades = canvas.sequential_colours("viridis", samples + 1)
     for ax, panel in zip(axes[1:], panels, strict=True):

@@ -24,9 +24,8 @@ Colours = Mapping[int, str]
 Handle = Line2D | Patch
 
 
-def frontier_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure:
+def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
     """Evaluations, fitted curves and the frontier with its interval and crossovers."""
-    fit = fits[0]
     views = sorted(fit_views.frontier_views(fit), key=lambda view: view.B_p is None)  # the joint panel last
     fig, axes = canvas.panel_grid(len(views), height=4.6)
     colours = canvas.n_palette(fit_views.all_n(fit))

@@ -12,9 +12,8 @@ from isojax.report.wording import MIN_DECADES, MIN_Z, format_compact, segment_ve
 from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
 
 
-def evidence_figure(fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Figure | None:
+def evidence_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     """Each segment's lead over its rival, +-2 standard errors; None where no segment has one."""
-    fit = fits[0]
     rows = [(view, segment) for view in frontier_views(fit) for segment in view.segments if segment.se is not None]
     rows = [(view, segment) for view, segment in rows if segment.lead is not None]
     if not rows:

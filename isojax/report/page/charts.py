@@ -19,7 +19,6 @@ from isojax.scaling.result import FitResult, FrontierFit, FrontierRow
 PlotlyTrace = dict[str, Any]
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 CURVE_POINTS, FRONTIER_POINTS, CELL_POINTS, LAW_POINTS = 44, 90, 36, 60
-LAW_REACH = 4.0
 
 
 def plotly_bundle() -> str | None:
@@ -134,7 +133,7 @@ def law_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
         name = f"{format_percent(fit_views.interval_level(fit) or 0.0)} interval of the best measured n"
         traces.append(_band_trace(band, role="law band") | {"name": name, "showlegend": True})
     first, last = points[0].C, points[-1].C
-    ranges = ((first, last, "solid"), (last, LAW_REACH * last, "dash")) if wording.law_is_drawn(view) else ()
+    ranges = ((first, last, "solid"), (last, wording.LAW_REACH * last, "dash")) if wording.law_is_drawn(view) else ()
     for low, high, dash in ranges:
         C = np.geomspace(low, high, LAW_POINTS)
         n = 2 ** log2_n_star(n_star.law, C)
@@ -155,7 +154,7 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     ns = fit_views.all_n(fit)
     n_range = [log10(ns[0] / 1.5), log10(ns[-1] * 2.2)]
     n_axis = {"type": "log", "tickvals": ns, "ticktext": [str(n) for n in ns], "range": n_range, "title": {"text": "n"}}
-    low_C, high_C = min(curve.C_low for curve in fit.curves), LAW_REACH * max(run.C_max for run in fit.runs)
+    low_C, high_C = min(curve.C_low for curve in fit.curves), wording.LAW_REACH * max(run.C_max for run in fit.runs)
     C_range = [log10(low_C) - 0.04, log10(high_C) + 0.04]
     C_axis = {"type": "log", "range": C_range, "title": {"text": f"C ({wording.compute_unit(fit)})"}}
     low, high = fit_views.reward_range(fit, runs)

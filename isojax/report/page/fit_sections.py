@@ -9,7 +9,7 @@ from isojax.core.nouns import RunRecord
 from isojax.report.fit_views import CellKey, runs_by_cell
 from isojax.report.page.markup import Html, bullet_list, html_section, html_table, tag
 from isojax.report.wording import format_compact, format_count, format_percent, format_reward
-from isojax.runs.ledger import INCLUDE_FLAGGED
+from isojax.scaling.checks.run_health import flag_sentences
 from isojax.scaling.result import FitDiagnostics, FitResult, FittedRun
 from isojax.scaling.tracks import metric_value
 
@@ -54,7 +54,6 @@ def _extra_set_rewards(runs: Sequence[RunRecord]) -> dict[str, dict[CellKey, flo
     }
 
 
-HEALTH_HEADER = ("run", "flag", "from C", "ran to C", "reason")
 MAX_CHI_SQUARE, MIN_CHI_SQUARE = 1.5, 0.5
 
 
@@ -83,22 +82,7 @@ def health_section(fit: FitResult) -> Html:
     if not fit.health.runs:
         checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
         return html_section("health", title, tag("p", f"No run is flagged: {checks}."))
-    rows = [
-        [
-            f"{run.B_p} × {run.n}, seed {run.seed}",
-            flag.name.replace("_", " "),
-            format_compact(flag.C),
-            format_compact(run.C),
-            flag.reason,
-        ]
-        for run in fit.health.runs
-        for flag in run.flags
-    ]
-    command = tag("code", f"isojax report RUN {INCLUDE_FLAGGED}")
-    status = tag("p", "They are in every fit on this page, as ", command, " requests.")
-    if fit.health.left_out:
-        status = tag("p", "They are left out of every fit on this page; ", command, " puts them back.")
-    return html_section("health", title, status, html_table("Flagged runs", HEALTH_HEADER, rows, text_columns=(1, 4)))
+    return html_section("health", title, bullet_list(flag_sentences(fit.health)))
 
 
 def flags_section(fit: FitResult) -> Html:

@@ -134,7 +134,7 @@ def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunReco
     images: dict[str, RenderedFigure] = {}
     for name, spec in FIGURES.items():
         png, pdf = figures / f"{name}.png", figures / f"{name}.pdf"
-        figure = spec.draw(fits, runs)
+        figure = spec.draw(fits[0], runs)
         if figure is None:  # a picture of an earlier fit must not stay
             png.unlink(missing_ok=True)
             pdf.unlink(missing_ok=True)

@@ -93,7 +93,7 @@ TIE_POINTS = 40
 
 def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
     """Do the curves fit as well as the evaluations' own scatter allows, and where are values of n tied?"""
-    residuals_by_run = [r for runs in (estimate.residuals or {}).values() for r in runs]
+    residuals_by_run = estimate.residuals
     point_count = sum(map(len, residuals_by_run))
     return FitDiagnostics(
         reduced_chi_square=reduced_chi_square(residuals_by_run, difference_sd(residuals_by_run)),

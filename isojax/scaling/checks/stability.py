@@ -37,16 +37,12 @@ class StabilityVerdict:
 
 @dataclass(frozen=True)
 class OverfittedRun:
-    """A run whose training reward rises while its validation reward falls, beyond C, and both of them from and to."""
+    """A run whose training reward rises while its validation reward falls, beyond C."""
 
     B_p: int
     n: int
     seed: int
     C: float
-    train_from: float
-    train_to: float
-    validation_from: float
-    validation_to: float
     reason: str
 
 
@@ -131,9 +127,5 @@ def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedR
         n=cell.n,
         seed=cell.seed,
         C=float(C[peak + OVERFITTING_WINDOW // 2]),
-        train_from=float(training_means[peak]),
-        train_to=float(training_means[-1]),
-        validation_from=float(validation_means[peak]),
-        validation_to=float(validation_means[-1]),
         reason=f"training reward rises by {rise:.3f} while validation falls by {fall:.3f}",
     )

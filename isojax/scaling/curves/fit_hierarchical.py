@@ -63,10 +63,7 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
         draws=_posterior_samples(posterior, curves, shift) if has_intervals else None,
         intervals=_describe_intervals(posterior, problem_count, options) if has_intervals else None,
         no_effect=is_n_irrelevant,
-        residuals={
-            key: [r[t] for r, t in zip(point_residuals[j], trained[j], strict=True) if t.any()]
-            for j, key in enumerate(packed.keys)
-        },
+        residuals=[point_residuals[run][trained[run]] for run in np.ndindex(trained.shape[:2]) if trained[run].any()],
         noise_sd=posterior.scales.noise_sd,
         parameter_count=1 + 2 * len(curves) + sum(map(len, packed.tracks)),
     )

@@ -7,7 +7,7 @@ R = 1, where problems cannot differ.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,7 +51,7 @@ class SweepEstimate:
     draws: PosteriorSamples | None = None  # replicates of the curves
     intervals: IntervalSettings | None = None  # how the intervals are made from the draws
     no_effect: bool | None = None  # n makes no difference that the data can show; None where the mode cannot say
-    residuals: dict[tuple[int, int], list[FloatArray]] | None = None  # of each run of a cell at C > 0, by rising C
+    residuals: list[FloatArray] = field(default_factory=list)  # of each run at C > 0, by rising C, where they are kept
     noise_sd: float | None = None  # standard deviation of the reward of one evaluation
     parameter_count: int = 0  # of all curves together
 

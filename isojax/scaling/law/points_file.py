@@ -3,7 +3,7 @@ Every point counts once, without a running average; 90% intervals come from a bo
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,15 @@ BAND_POINTS = 60
 MIN_DISTINCT_N_PER_PARAMETER = 2
 MAX_SETTING_VALUES = 20  # a text column with more distinct values labels each row and is no setting
 SETTING_COLUMNS = ("B_p", "B", "seed")  # settings whose values are numbers
-_LAW_FIELDS = ("form", "L", "k", "log10_C0", "b")
+# The fitted parameters; the line's log10_C0 is the centre of its points, which is no parameter.
+PARAMETERS = {"constant": ("b",), "linear": ("k", "b"), "sigmoid": ("L", "k", "log10_C0", "b")}
 
 
 def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierarchical") -> dict[str, Any]:
     """Fit the law to a file of frontier points: CSV, TSV or JSON lines with columns n (>= 1) and rollouts (> 0); others
     only serve `filters`, "COL=VALUE", which rows to keep.
 
-    Returns n_star: the law's form, L, k, log10_C0 and b, with aicc, intervals of the parameters and band, the law's own
+    Returns n_star: the law's form, L, k, log10_C0, b and at_bounds, with aicc, intervals of the parameters and band, the law's own
     90% interval along C; None where there are two values of n. Also points, distinct_n {n: points}, C_low, C_high, rmse
     (of log2 n) and flags.
     InputError for an unknown mode, or a file that cannot be used, with its line.
@@ -74,7 +75,7 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
     choice = None if mode == "paper" else n_star_law.choose_law(C, log2_n, n_max)
     law = n_star_law.fit_law(C, n, n_max) if choice is None else choice.law
     document = {
-        "n_star": {**_law_parameters(law), "aicc": None, "intervals": None, "no_effect": False, "band": None},
+        "n_star": {**asdict(law), "aicc": None, "intervals": None, "no_effect": False, "band": None},
         "rmse": float(np.sqrt(np.mean((n_star_law.log2_n_star(law, C) - log2_n) ** 2))),
         "intervals": None,
         "flags": list(_law_flags(C, n, law, choice)),
@@ -84,15 +85,6 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
         document["n_star"] |= {"aicc": choice.aicc, **_bootstrap_intervals(law, C, log2_n)}
         document["intervals"] = {"level": LEVEL, "replicates": REPLICATES, "seed": SEED, "method": method}
     return document
-
-
-def _law_parameters(law: Law) -> dict[str, Any]:
-    return {name: getattr(law, name) for name in _LAW_FIELDS}
-
-
-def _parameter_names(law: Law) -> tuple[str, ...]:
-    """The fitted parameters; the line's log10_C0 is the centre of its points, which is no parameter."""
-    return {"constant": ("b",), "linear": ("k", "b")}.get(law.form, _LAW_FIELDS[1:])
 
 
 def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> Law:
@@ -110,7 +102,7 @@ def _bootstrap_intervals(law: Law, C: FloatArray, log2_n: FloatArray) -> dict[st
         resampled = rng.integers(0, len(C), len(C))
         if law.form == "constant" or np.ptp(C[resampled]) > 0:
             refitted_laws.append(_refit(law, C[resampled], log2_n[resampled], log2_n_cap))
-    names = _parameter_names(law)
+    names = PARAMETERS[law.form]
     lows, highs = central_band(np.array([[getattr(refitted, name) for name in names] for refitted in refitted_laws]))
     C_grid = np.geomspace(C[0], C[-1], BAND_POINTS) if C[-1] > C[0] else C[:1]
     n_lows, n_highs = central_band(np.array([n_star_law.n_star(refitted, C_grid) for refitted in refitted_laws]))
