@@ -98,7 +98,6 @@ def test_overfitting_by_hand():
     assert (row.B_p, row.n, row.seed, row.C) == (16, 8, 3, 6000)
     fall = 0.5725 - 0.41
     assert row.reason == f"training reward rises by {0.03 * 9:.3f} while validation falls by {fall:.3f}"
-    assert row.reason.startswith("training reward rises by 0.270 while validation falls by 0.16")
 
 
 def test_what_is_no_overfitting():

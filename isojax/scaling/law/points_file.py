@@ -34,9 +34,9 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
     """Fit the law to a file of frontier points: CSV, TSV or JSON lines with columns n (>= 1) and rollouts (> 0); others
     only serve `filters`, "COL=VALUE", which rows to keep.
 
-    Returns n_star: the law's form, L, k, log10_C0, b and at_bounds, with aicc, intervals of the parameters and band, the law's own
-    90% interval along C; None where there are two values of n. Also points, distinct_n {n: points}, C_low, C_high, rmse
-    (of log2 n) and flags.
+    Returns n_star: the fields of Law, with aicc, intervals of the parameters and band, the law's own 90% interval along
+    C; None where there are two values of n. Also points, distinct_n {n: points}, C_low, C_high, rmse (of log2 n) and
+    flags.
     InputError for an unknown mode, or a file that cannot be used, with its line.
     """
     if mode not in MODES:
