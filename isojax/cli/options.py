@@ -13,12 +13,17 @@ from isojax.core import registry
 from isojax.core.config import Config, config_names, load_configs
 from isojax.core.config.load import find_config
 from isojax.core.errors import InputError
+from isojax.core.yaml_files import config_keys
 from isojax.runs.ledger import INCLUDE_FLAGGED
 
 
 def complete_config(incomplete: str) -> list[str]:
-    """For a shell: the configs whose names begin so, the YAML files of this folder among them."""
-    return [name for name in [*config_names(), *map(str, Path().glob("*.yaml"))] if name.startswith(incomplete)]
+    """For a shell: the configs (this folder's YAML files among them) and settings whose names begin so. A setting alone
+    is offered as two words, so that bash adds no space after its "="."""
+    settings = [f"{key}=" for key, is_section in config_keys(Config).items() if incomplete and not is_section]
+    words = [*config_names(), *map(str, Path().glob("*.yaml")), *settings]
+    found = [word for word in words if word.startswith(incomplete)]
+    return [*found, f"{found[0]}VALUE"] if len(found) == 1 and found[0] in settings else found
 
 
 def complete_run(incomplete: str) -> list[str]:

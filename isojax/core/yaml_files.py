@@ -61,13 +61,13 @@ def nearest_key(key: str, known_keys: Iterable[str]) -> str:
     return max(known_keys, key=closeness)
 
 
-def _known_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
+def config_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     """Every dotted name a config may hold -> whether it is a section."""
     keys: dict[str, bool] = {}
     for name, field_info in model.model_fields.items():
         annotation = field_info.annotation
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            keys |= {f"{prefix}{name}": True, **_known_keys(annotation, f"{prefix}{name}.")}
+            keys |= {f"{prefix}{name}": True, **config_keys(annotation, f"{prefix}{name}.")}
         else:
             keys[f"{prefix}{name}"] = False
     return keys
@@ -167,7 +167,7 @@ def _type_error(error: ValidationError, layers: Sequence[tuple[str, Any]], file_
 def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -> M:
     """The files as a `model`, each over those before it, below overrides such as "sweep.n=[2,4]"; raises InputError.
     Sections are merged key by key; anything else is replaced whole, a map of the user's names too."""
-    known_keys = _known_keys(model)
+    known_keys = config_keys(model)
     layers = [(str(path), _read_yaml(path, known_keys)) for path in paths]
     merged = {key: value for _, leaves in layers for key, value in leaves.items()}
     for override in overrides:

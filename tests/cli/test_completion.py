@@ -47,6 +47,8 @@ def complete(tmp_path: Path) -> Complete:
         (["la"], ["launch"]),
         (["launch", "models/q"], ["models/qwen2.5-7b-instruct", "models/qwen3-4b-instruct"]),
         (["launch", "quickstart", "m"], ["mine.yaml"]),
+        (["launch", "quickstart", "cell.rl.l"], ["cell.rl.learning_rate=", "cell.rl.loss="]),
+        (["train", "quickstart", "sweep.bud"], ["sweep.budget=", "sweep.budget=VALUE"]),
         (["launch", "--res"], ["--resume"]),
         (["train", "smol"], ["smollm2_cpu"]),
         (["fit", "r"], ["runs/first", "runs/second"]),
