@@ -24,10 +24,10 @@ from isojax.scaling.result import FitResult, FittedRun, read_fit_file
 
 def fit_file_name(stem: str, metric: str | None, compute: str, options: FitOptions) -> str:
     """fit.json; where something else was asked for, its name says what: fit-METRIC-COMPUTE-MODE-with-flagged.json."""
-    defaults = (None, "rollouts", DEFAULT_MODE, False)
-    asked_for = (metric, compute, options.mode, options.include_flagged and "with-flagged")
-    words = [str(word) for word, default in zip(asked_for, defaults, strict=True) if word != default]
-    return "-".join([stem, *words]).replace("/", "-") + ".json"
+    words = [word for word in (metric, compute, options.mode) if word not in (None, "rollouts", DEFAULT_MODE)]
+    if options.include_flagged:
+        words.append("with-flagged")
+    return "-".join([stem, *map(str, words)]).replace("/", "-") + ".json"
 
 
 def make_fit(

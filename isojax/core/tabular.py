@@ -101,12 +101,17 @@ def require_column(table: DataTable, name: str) -> str:
     """The name itself, once the table is known to have that column."""
     if name not in table.columns:
         nearest = difflib.get_close_matches(name, table.columns, n=1, cutoff=0)[0]
-        more = " and more" if len(table.columns) > MAX_LISTED else ""
         raise InputError(
             f"{table.source}, {table.header_position}: no column {name!r}; the nearest is {nearest!r}."
-            f" The columns are {', '.join(table.columns[:MAX_LISTED])}{more}."
+            f" The columns are {list_some(table.columns)}."
         )
     return name
+
+
+def list_some(texts: Sequence[str]) -> str:
+    """The first of them, for a message: "a, b and 3 more"."""
+    more = f" and {len(texts) - MAX_LISTED} more" if len(texts) > MAX_LISTED else ""
+    return ", ".join(texts[:MAX_LISTED]) + more
 
 
 def float_column(
@@ -131,11 +136,9 @@ def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
         rows = tuple(row for row in table.rows if _comparison_key(row.values.get(name)) in wanted_keys)
         if not rows:
             available = list(dict.fromkeys(_cell_text(row.values.get(name)) for row in table.rows))
-            more = f" and {len(available) - MAX_LISTED} more" if len(available) > MAX_LISTED else ""
             condition = " or ".join(f"{name}={value}" for value in wanted)
             raise InputError(
-                f"{table.source}: --where {condition} matches no row; the values of {name} are"
-                f" {', '.join(available[:MAX_LISTED])}{more}."
+                f"{table.source}: --where {condition} matches no row; the values of {name} are {list_some(available)}."
             )
         table = replace(table, rows=rows)
     return table

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -38,10 +38,10 @@ class Ledger:
         self.folder, self.path = folder, folder / RECORDS_FILE
         self.on_append: Callable[[], None] = lambda: None
         for path in (self.path, folder / TIMING_FILE):
-            if path.exists() and (lines := read_ledger_lines(path)).torn:
-                os.truncate(path, lines.complete_bytes)
+            if path.exists() and (torn := read_ledger_lines(path)[1]):
+                os.truncate(path, path.stat().st_size - len(torn))
         header = _header_row(cell, cell_hash)
-        rows = read_ledger_lines(self.path).rows if self.path.exists() else []
+        rows = read_ledger_lines(self.path)[0] if self.path.exists() else []
         if not rows:
             _append_row(self.path, header)
         elif rows[0] != header:
@@ -62,7 +62,7 @@ class Ledger:
     def record_failure(self, M: int, reason: str) -> None:
         """Record that the run broke off after update M, and why."""
         row = {"kind": "failed", "M": M, "reason": reason}
-        if read_ledger_lines(self.path).rows[-1] != row:
+        if read_ledger_lines(self.path)[0][-1] != row:
             _append_row(self.path, row)
 
 
@@ -95,16 +95,9 @@ def _timing_row(point: EvalPoint, seconds: float, devices: int) -> dict[str, Any
     return {"kind": "timing", "target": point.target, "seconds": seconds, "devices": devices}
 
 
-class LedgerLines(NamedTuple):
-    """The rows of a ledger's file, the bytes they take, and whether a torn last line was left out."""
-
-    rows: list[dict[str, Any]]
-    complete_bytes: int
-    torn: bool
-
-
-def read_ledger_lines(path: Path) -> LedgerLines:
-    """The rows of records.jsonl or timing.jsonl, without a torn last line; InputError where another line is broken."""
+def read_ledger_lines(path: Path) -> tuple[list[dict[str, Any]], bytes]:
+    """The rows of records.jsonl or timing.jsonl, and what there is of a torn last line; InputError where another line
+    is broken."""
     try:
         data = path.read_bytes()
     except OSError as e:
@@ -124,7 +117,7 @@ def read_ledger_lines(path: Path) -> LedgerLines:
                 " or remove the cell's folder and run it again."
             ) from e
         rows.append(row)
-    return LedgerLines(rows, len(data) - len(torn), bool(torn))
+    return rows, torn
 
 
 def parse_point(row: Mapping[str, Any] | EvalPoint, place: str) -> EvalPoint:
@@ -172,7 +165,7 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
     """One cell's folder as a RunRecord; InputError where a line cannot be used, or there is no point. `warn` is told
     of a torn last line, which is left out."""
     path = folder / RECORDS_FILE
-    rows, _, torn = read_ledger_lines(path)
+    rows, torn = read_ledger_lines(path)
     if torn and warn is not None:
         warn(f"{path}: the last line is torn and was left out")
     line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
@@ -210,7 +203,7 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
 def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
     """target -> (seconds of wall clock since the point before, devices); empty where timing.jsonl cannot be read."""
     try:
-        rows, _, _ = read_ledger_lines(folder / TIMING_FILE)
+        rows, _ = read_ledger_lines(folder / TIMING_FILE)
         return {int(r["target"]): (float(r["seconds"]), int(r["devices"])) for r in rows if r["kind"] == "timing"}
     except (InputError, KeyError, TypeError, ValueError, OverflowError):
         # A run without times can be fitted; a command that asks for device hours says that they are missing.
@@ -229,7 +222,7 @@ def _device_hours(folder: Path, points: Sequence[EvalPoint]) -> tuple[float, ...
 def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
     """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger."""
     path = folder / RECORDS_FILE
-    rows = read_ledger_lines(path).rows if path.exists() else []
+    rows = read_ledger_lines(path)[0] if path.exists() else []
     if rows:
         parse_cell(rows[0], f"{path}, line 1")
     evaluation_lines = [i for i, row in enumerate(rows, 1) if row["kind"] == "eval"]

@@ -49,7 +49,7 @@ class Mirror:
         remote_names = self.remote.find()
         downloads = []
         for name in sorted(remote_names):
-            path = self.local / name if name else self.local
+            path = self.local / name
             if with_checkpoints and name.endswith(f"{CHECKPOINTS_FOLDER}/{STARTED_MARK}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
             elif _should_pull(name, remote_names, with_checkpoints, cell_name):
@@ -138,16 +138,13 @@ def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Fu
         return None
     mirror.mark_started(folder)
 
-    def start_upload(checkpoint_folder: Path, is_writing: Callable[[], bool]) -> Future[None]:
-        def push_when_written() -> None:
-            while is_writing():
-                time.sleep(0.02)
-            if checkpoint_folder.exists():  # otherwise its writer reports why not
-                mirror.push_checkpoint(checkpoint_folder)
+    def push_when_written(checkpoint_folder: Path, is_writing: Callable[[], bool]) -> None:
+        while is_writing():
+            time.sleep(0.02)
+        if checkpoint_folder.exists():  # otherwise its writer reports why not
+            mirror.push_checkpoint(checkpoint_folder)
 
-        return run_in_thread(push_when_written)
-
-    return start_upload
+    return lambda folder, is_writing: run_in_thread(lambda: push_when_written(folder, is_writing))
 
 
 RAY_SCHEME = "ray://"  # the address of a cluster, not storage

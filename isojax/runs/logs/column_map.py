@@ -11,7 +11,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RewardSums
-from isojax.core.tabular import DataRow, check_number, is_blank, parse_number
+from isojax.core.tabular import DataRow, check_number, is_blank, list_some, parse_number
 from isojax.runs.logs.log_table import FIELD_HELP, LogTable
 
 # The lowest value of each field that is a whole number.
@@ -131,7 +131,6 @@ def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
     return field_map
 
 
-MAX_LISTED_COLUMNS = 40
 REQUIRED_FIELDS = {"n": ("n",), "B_p": ("B_p", "B"), "rollouts": ("rollouts", "step")}  # and what each follows from
 _SUGGESTIONS = {
     "n": ["--map n=16", "--map n=n{} where the file's name has it, as run-n16.jsonl"],
@@ -171,7 +170,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         nearest = difflib.get_close_matches(text, table.columns, n=1, cutoff=0)[0]
         raise InputError(
             f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r} (--map {field}={nearest})."
-            f" {_list_columns(table.columns)}"
+            f" The columns are {list_some(table.columns)}."
         )
     if field not in CONSTANT_FIELDS:
         raise InputError(
@@ -222,10 +221,4 @@ def _mapping_hint(field: str, table_columns: Sequence[str]) -> str:
     cutoff = 0.0 if field == "reward" else 0.5
     nearest = difflib.get_close_matches(field, likely_columns or table_columns, n=1, cutoff=cutoff)
     suggestions = [f"--map {field}={name} (the nearest)" for name in nearest] + _SUGGESTIONS.get(field, [])
-    return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. {_list_columns(table_columns)}"
-
-
-def _list_columns(table_columns: Sequence[str]) -> str:
-    further = len(table_columns) - MAX_LISTED_COLUMNS
-    more = f" and {further} more" if further > 0 else ""
-    return f"The columns are {', '.join(table_columns[:MAX_LISTED_COLUMNS])}{more}."
+    return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. The columns are {list_some(table_columns)}."
