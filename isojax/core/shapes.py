@@ -58,6 +58,19 @@ class SamplerShapes:
         """Rows of the problem buffers, padding included."""
         return self.Q_cap + self.prefill_batch
 
+    def for_cells(self, cells: Sequence[tuple[int, int]], **changes: int) -> "SamplerShapes":
+        """The shapes that serve other (B_p, n), with changes to the other arguments of `make_sampler_shapes`."""
+        names = (
+            "shards",
+            "slots",
+            "microbatch",
+            "prompt_length",
+            "response_length",
+            "prefill_batch",
+            "slots_per_prefix",
+        )
+        return make_sampler_shapes(cells, **{name: getattr(self, name) for name in names} | changes)
+
 
 def make_sampler_shapes(
     cells: Sequence[tuple[int, int]],

@@ -43,14 +43,14 @@ def _measure_device(
 
         def matmul_rate(row_count: int) -> float:
             operations = 8 * 4 * row_count * width * columns
-            return operations / _seconds_per_call(jax.jit(matmul_chain), jnp.ones((row_count, width), dtype))
+            return operations / seconds_per_call(jax.jit(matmul_chain), jnp.ones((row_count, width), dtype))
 
         increment = jax.jit(lambda x: x + 1, donate_argnums=0)
-        bandwidth = 2 * BUFFER_BYTES / _seconds_per_call(increment, jnp.zeros(BUFFER_BYTES // 4))
+        bandwidth = 2 * BUFFER_BYTES / seconds_per_call(increment, jnp.zeros(BUFFER_BYTES // 4))
         return matmul_rate(rows[0]), matmul_rate(rows[1]), bandwidth
 
 
-def _seconds_per_call(function: Callable[[Any], Any], x: Any) -> float:
+def seconds_per_call(function: Callable[[Any], Any], x: Any) -> float:
     """Of one call on the result of the call before, once compiled."""
     x = jax.block_until_ready(function(x))
     calls, started_at = 0, time.perf_counter()

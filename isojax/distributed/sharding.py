@@ -76,6 +76,10 @@ def partition_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
     return jax.tree.map(lambda shape, names: partition_spec(names, shape.shape, mesh), shapes, logical_axes)
 
 
+def param_shardings(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), partition_specs(shapes, logical_axes, mesh))
+
+
 def manual_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
     """For each parameter, the spec with which a shard_map takes it as it is sharded over fsdp."""
     return jax.tree.map(manual_spec, partition_specs(shapes, logical_axes, mesh))

@@ -5,8 +5,6 @@ One that fails to compile, or is further from float32's answer than rounding exp
 
 import functools
 import logging
-import statistics
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +16,12 @@ from jax.sharding import Mesh
 
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
+from isojax.distributed.device_probe import seconds_per_call
 from isojax.distributed.sharding import positions_are_split
 from isojax.models.attention import cache_positions, decode_attention, self_attention, to_cache_dtype
 
 PLATFORM_KERNELS = {"tpu": ("pallas",), "gpu": ("cudnn",), "cpu": ()}  # in addition to `plain`
 CALLS_PER_PROGRAM = 16  # of attention in one timed program, so that its launch hardly counts
-ROUNDS = 5
 
 log = logging.getLogger(__name__)
 
@@ -174,19 +172,13 @@ def _mismatch(shape: AttentionShape, implementation: str) -> str:
 
 
 def _seconds_per_call(shape: AttentionShape, implementation: str) -> float:
-    """The median of ROUNDS, of one call among CALLS_PER_PROGRAM in a row, each on what the last one returned."""
+    """Of one call among CALLS_PER_PROGRAM in a row, each on what the last one returned."""
 
     def repeat(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return lax.scan(lambda x, _: (shape.call(implementation, x)[1], None), inputs, None, CALLS_PER_PROGRAM)[0]
 
     timed_program = jax.jit(repeat, donate_argnums=0)
-    state = jax.block_until_ready(timed_program(shape.random_inputs(shape.rows)))
-    times = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter()
-        state = jax.block_until_ready(timed_program(state))
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) / CALLS_PER_PROGRAM
+    return seconds_per_call(timed_program, shape.random_inputs(shape.rows)) / CALLS_PER_PROGRAM
 
 
 def _relative_distance(actual: Any, expected: Any) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -120,17 +121,13 @@ def write_safetensors(folder: Path, tensors: TensorSources, dtype: str, max_file
     dtype: float32, bfloat16 or float16."""
     item_bytes = np.dtype(dtype).itemsize
     sizes = {name: item_bytes * math.prod(shape) for name, (shape, _) in tensors.items()}
-    files: list[list[str]] = [[]]
-    for name in tensors:
-        if files[-1] and sum(sizes[n] for n in files[-1]) + sizes[name] > max_file_bytes:
-            files.append([])
-        files[-1].append(name)
-    weight_map = {}
-    for i, names in enumerate(files, 1):
-        file_name = SINGLE_FILE if len(files) == 1 else f"model-{i:05}-of-{len(files):05}.safetensors"
+    split = split_state_dict_into_shards_factory(
+        sizes, get_storage_size=int, filename_pattern="model{suffix}.safetensors", max_shard_size=int(max_file_bytes)
+    )
+    for file_name, names in split.filename_to_tensors.items():
         values = {name: np.ascontiguousarray(tensors[name][1](), dtype=dtype) for name in names}
         save_file(values, folder / file_name, {"format": "pt"})  # transformers refuses a file that does not say so
-        weight_map |= dict.fromkeys(names, file_name)
-    if len(files) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
+    if split.is_sharded:
+        weight_map = dict(sorted(split.tensor_to_filename.items()))
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

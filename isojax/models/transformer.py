@@ -15,12 +15,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
-from isojax.distributed.sharding import partition_spec, positions_are_split
+from isojax.distributed.sharding import param_shardings, positions_are_split
 from isojax.models.attention import self_attention
 from isojax.models.block import Block, CosSin, rms_norm, rope_frequencies, rotary_cos_sin
 from isojax.models.fsdp import all_gather_weight, embedding_lookup, resolve_anchors
@@ -92,12 +92,7 @@ class Decoder:
 
     def shardings(self, mesh: Mesh) -> Params:
         """NamedSharding of each parameter by distributed/sharding.py's table."""
-        return jax.tree.map(
-            lambda shape, axes: NamedSharding(mesh, partition_spec(axes, shape.shape, mesh)),
-            self.shapes(),
-            self.logical_axes(),
-            is_leaf=lambda x: isinstance(x, tuple),
-        )
+        return param_shardings(self.shapes(), self.logical_axes(), mesh)
 
     def cast_params(self, params: Params) -> Params:
         """The parameters in the precision that products are computed in."""

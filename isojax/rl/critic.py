@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
 from isojax.core.shapes import SamplerShapes
-from isojax.distributed.sharding import ROLLOUT_AXES, manual_specs, partition_specs
+from isojax.distributed.sharding import ROLLOUT_AXES, manual_specs, param_shardings
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.gradient import GradientAccumulator, ResponseBatch, build_gradient, map_over_shards
@@ -47,8 +47,7 @@ def critic_param_shapes(decoder: Decoder) -> Params:
 
 
 def critic_param_shardings(decoder: Decoder, mesh: Mesh) -> Params:
-    specs = partition_specs(critic_param_shapes(decoder), critic_logical_axes(decoder), mesh)
-    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+    return param_shardings(critic_param_shapes(decoder), critic_logical_axes(decoder), mesh)
 
 
 def generalised_advantages(

@@ -157,11 +157,10 @@ class HostVerifiedPrograms(RolloutPrograms):
         self.update = Program(build_update(cell, decoder, task, shapes, mesh))
 
     def compile(self, shapes: UpdateShapes) -> None:
-        on_all, batch = replicated(self.mesh), batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
-        index, scalar = shape_on(on_all, (self.shapes.problem_rows,)), shape_on(on_all)
+        index, scalar = shape_on(replicated(self.mesh), (self.shapes.problem_rows,)), shape_on(replicated(self.mesh))
         self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
-        rollouts = self.stream.compile(shapes.state.params, batch.problems)
-        batch = batch._replace(rollouts=rollouts)
+        batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
+        batch = batch._replace(rollouts=self.stream.compile(shapes.state.params, batch.problems))
         self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
 
     def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:

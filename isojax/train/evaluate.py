@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import chain, count
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtyping import Array, PRNGKeyArray
 from isojax.core.config import PANEL, CellConfig, SamplingConfig
 from isojax.core.estimators import summarize_rewards
 from isojax.core.nouns import Cell, EvalPoint
-from isojax.core.shapes import SamplerShapes, make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed import multiprocess
 from isojax.distributed.sharding import Program, replicated, shape_on, shapes_with_shardings
 from isojax.models.transformer import Decoder, Params
@@ -170,21 +170,12 @@ class Evaluator:
         self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
         self._has_interruption = task.stops.interruption is not None
         slots_per_prefix = trainer_shapes.slots_per_prefix
-        shapes = make_sampler_shapes(
+        shapes = trainer_shapes.for_cells(
             [(problems_per_call, samples_per_problem)],
-            trainer_shapes.shards,
-            slots=trainer_shapes.slots,
-            microbatch=trainer_shapes.microbatch,
-            prompt_length=trainer_shapes.prompt_length,
-            response_length=trainer_shapes.response_length,
-            prefill_batch=trainer_shapes.prefill_batch,
             slots_per_prefix=slots_per_prefix if samples_per_problem >= slots_per_prefix else 1,
         )
-        self._grader = (
-            DeviceGrader(decoder, task, mesh, shapes, samples_per_problem, cell.sampling)
-            if is_on_device(task)
-            else HostGrader(decoder, task, mesh, shapes, samples_per_problem, cell.sampling)
-        )
+        grader: Any = DeviceGrader if is_on_device(task) else HostGrader
+        self._grader = grader(decoder, task, mesh, shapes, samples_per_problem, cell.sampling)
 
     def compile(self) -> None:
         """Compiles the programs from shapes alone; a second call does nothing."""

@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from isojax.core.errors import InputError
+from isojax.distributed import device_probe
 from isojax.models import attention_autotune
 from isojax.models.attention_autotune import DecodeAttentionShape, SelfAttentionShape, autotune
 
@@ -79,9 +80,9 @@ def test_what_does_not_compile_is_left_out_aloud(kernel: Any, caplog: pytest.Log
 
 @pytest.mark.parametrize("shape", [SELF, SelfAttentionShape(2, 4, 0, 4, 2, 8, "float32"), DECODE])
 def test_what_is_timed_is_a_number_of_calls(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that moves by 8 seconds at each look: 16 calls between two of them."""
-    monkeypatch.setattr(attention_autotune.time, "perf_counter", itertools.count(0, 8).__next__)
-    assert attention_autotune._seconds_per_call(shape, "plain") == 0.5
+    """A clock that moves by 1/16 second at each look: 16 calls in the two of them that are more than a tenth."""
+    monkeypatch.setattr(device_probe.time, "perf_counter", itertools.count(0, 1 / 16).__next__)
+    assert attention_autotune._seconds_per_call(shape, "plain") == 1 / 8 / 16
 
 
 def test_an_int8_cache_is_timed_as_one() -> None:

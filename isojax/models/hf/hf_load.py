@@ -7,7 +7,6 @@ A checkpoint stores one matrix per layer, [out, in], with heads joined; a decode
 import functools
 import math
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
-from isojax.core.terminal import printable
+from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_config import find_family
 from isojax.models.safetensors_io import DTYPES, StoredTensor, read_headers
@@ -34,6 +33,7 @@ CONFIG_FILE = "config.json"
 SOURCE_FILE = "model_source.json"  # where `isojax model import` took the folder from
 MAX_LISTED = 4
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # ORG/NAME
+_warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on each axis
 
 
@@ -156,12 +156,7 @@ def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Map
     unused = sorted(name for name in stored_tensors.keys() - known_names if not name.endswith("rotary_emb.inv_freq"))
     if unused:
         shown = ", ".join(unused[:MAX_LISTED]) + (", ..." if len(unused) > MAX_LISTED else "")
-        _warn_once(f"warning: {folder} holds {len(unused)} tensors that this architecture does not use: {shown}")
-
-
-@functools.cache  # a sweep reads its base model once per cell, and one warning is enough
-def _warn_once(text: str) -> None:
-    print(printable(text), file=sys.stderr)
+        _warn_once(f"{folder} holds {len(unused)} tensors that this architecture does not use: {shown}")
 
 
 def check_weights(config: ModelConfig) -> None:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from isojax.core.config import CellConfig
-from isojax.core.shapes import SamplerShapes, make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on, shapes_with_shardings, shard_count
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays, RingSizes, Rollouts, SamplingBatch, make_shard_slice
@@ -78,16 +78,11 @@ class SamplerPrograms:
         self.mesh, self.shards, self.ring_batches = mesh, shard_count(mesh), cell.rl.max_staleness + 1
         self.answer_length = shapes.response_length if is_on_device(task) else 0
         self.rows_per_shard = -(-shapes.B_cap // self.shards)  # the most rollouts that a batch has on a shard
-        self.ring_shapes = make_sampler_shapes(
+        self.ring_shapes = shapes.for_cells(
             [(B_p * self.ring_batches, n) for B_p, n in pairs],
-            self.shards,
-            slots=shapes.slots,
-            microbatch=shapes.microbatch,
-            prompt_length=shapes.prompt_length,
-            response_length=shapes.response_length,
+            shards=self.shards,
             # It divides the groups that a batch has on a shard, so that no block of prompts spans two batches.
             prefill_batch=math.gcd(shapes.prefill_batch, *(B_p // self.shards for B_p, _ in pairs)),
-            slots_per_prefix=shapes.slots_per_prefix,
         )
         self.engine = build_engine(decoder, self.ring_shapes, mesh, cell.sampling, task.stops, shapes.transpose_weights)
         self.param_shardings = decoder.shardings(mesh)
