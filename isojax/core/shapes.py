@@ -60,16 +60,9 @@ class SamplerShapes:
 
     def for_cells(self, cells: Sequence[tuple[int, int]], **changes: int) -> "SamplerShapes":
         """The shapes that serve other (B_p, n), with changes to the other arguments of `make_sampler_shapes`."""
-        names = (
-            "shards",
-            "slots",
-            "microbatch",
-            "prompt_length",
-            "response_length",
-            "prefill_batch",
-            "slots_per_prefix",
-        )
-        return make_sampler_shapes(cells, **{name: getattr(self, name) for name in names} | changes)
+        follow_from_cells = ("prefix_entries", "B_cap", "Q_cap", "n_cap")
+        arguments = {name: size for name, size in vars(self).items() if name not in follow_from_cells}
+        return make_sampler_shapes(cells, **arguments | changes)
 
 
 def make_sampler_shapes(

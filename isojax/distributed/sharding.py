@@ -14,11 +14,12 @@ Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard
 `fsdp`. In it a prompt's layers run in a further one, manual over `sequence` (models/transformer.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax import shard_map
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from isojax.distributed.mesh_spec import AXES, MeshShape
@@ -83,6 +84,12 @@ def param_shardings(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
 def manual_specs(shapes: Any, logical_axes: Any, mesh: Mesh) -> Any:
     """For each parameter, the spec with which a shard_map takes it as it is sharded over fsdp."""
     return jax.tree.map(manual_spec, partition_specs(shapes, logical_axes, mesh))
+
+
+def map_over_shards(function: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`function` in a shard_map that is manual over the axes that split rollouts."""
+    axes = set(ROLLOUT_AXES)
+    return shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
 
 def replicate_over_rollout_axes(sharding: NamedSharding) -> NamedSharding:

@@ -116,9 +116,7 @@ def new_model_folder(folder: Path) -> AbstractContextManager[Path]:
 
 
 def write_safetensors(folder: Path, tensors: TensorSources, dtype: str, max_file_bytes: float = MAX_FILE_BYTES) -> None:
-    """Write model*.safetensors of at most `max_file_bytes` (or one larger tensor), and an index of several.
-
-    dtype: float32, bfloat16 or float16."""
+    """Write model*.safetensors of at most `max_file_bytes` (or one larger tensor), and an index of several."""
     item_bytes = np.dtype(dtype).itemsize
     sizes = {name: item_bytes * math.prod(shape) for name, (shape, _) in tensors.items()}
     split = split_state_dict_into_shards_factory(

@@ -20,8 +20,7 @@ from isojax.rl.losses import Clip, grpo
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The plug-ins of a recipe (`loss.loss`, `advantage.advantage`, `aggregation.weight`, `kl_estimator.estimate`) and
-    the bounds of its ratio."""
+    """The plug-ins of a recipe (`loss.loss`, `aggregation.weight`, ...) and the bounds of its ratio."""
 
     loss: ModuleType
     advantage: ModuleType
@@ -75,8 +74,7 @@ def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> An
 
 
 def loss_metrics(module: ModuleType, name: str) -> list[str]:
-    """The names of a loss's own metrics; InputError where it cannot be traced, or returns something else than a loss
-    and metrics for each token."""
+    """The names of a loss's own metrics; InputError unless it returns a loss and metrics for each token."""
     setting = f"cell.rl.loss = {name}"
     expected = "loss(logps, old_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: f32[m T]})"
 

@@ -16,7 +16,7 @@ from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import ROLLOUT_AXES, manual_specs, param_shardings
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.transformer import Decoder, Params
-from isojax.rl.gradient import GradientAccumulator, ResponseBatch, build_gradient, map_over_shards
+from isojax.rl.gradient import GradientAccumulator, ResponseBatch, build_gradient, map_update_over_shards
 from isojax.rl.metric import Metrics, Reduction
 from isojax.rl.objective import MetricSums, Microbatch, Prefix, UpdateInputs, hidden_states, sum_over_tokens
 from isojax.sampling.batch import ProblemArrays
@@ -79,8 +79,7 @@ def generalised_advantages(
 
 @dataclass(frozen=True)
 class CriticObjective:
-    """The clipped squared error of values: the larger of (V - R)^2 / 2 and the same of V kept within `clip` of what it
-    was."""
+    """The clipped squared error: the larger of (V - R)^2 / 2 and the same with V kept within `clip` of the old one."""
 
     decoder: Decoder
     needs_base: bool = False
@@ -148,5 +147,5 @@ def build_critic(
         return lax.fori_loop(0, accumulator.num_blocks(shard_batch), add_block_values, zeros)[None]
 
     specs = manual_specs(param_shapes, axes, mesh), P()
-    values = map_over_shards(shard_values, mesh, specs, out_specs=P(ROLLOUT_AXES))
+    values = map_update_over_shards(shard_values, mesh, specs, out_specs=P(ROLLOUT_AXES))
     return values, build_gradient(objective, shapes, mesh, axes, param_shapes)

@@ -16,17 +16,10 @@ from isojax.core.config import CellConfig
 from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
 from isojax.distributed.sharding import Program, compiler_options, replicated, shape_on
 from isojax.models.transformer import Decoder, Params
+from isojax.rl import rollout_source
 from isojax.rl.metric import merge
 from isojax.rl.objective import Coefficients
 from isojax.rl.optimizer import TrainState, train_state_shardings
-from isojax.rl.rollout_source import (
-    CellProblems,
-    RolloutPrograms,
-    RolloutSource,
-    SourcedBatch,
-    UpdateShapes,
-    padded_index,
-)
 from isojax.rl.train_step import TrainStep, UpdateResult
 from isojax.sampling.batch import TRAIN_STREAM, ProblemArrays, RolloutBatch, buffer_row_groups, gather_problems
 from isojax.sampling.engine import build_sampler
@@ -91,7 +84,7 @@ def build_fused_update(
     return jax.jit(update, donate_argnums=0, out_shardings=out_shardings, compiler_options=compiler_options(mesh))
 
 
-class FusedPrograms(RolloutPrograms):
+class FusedPrograms(rollout_source.RolloutPrograms):
     """The fused program of a sweep."""
 
     updates_per_call = MAX_UPDATES_PER_CALL
@@ -100,11 +93,11 @@ class FusedPrograms(RolloutPrograms):
         self.rl, self.shapes, self.mesh = cell.rl, shapes, mesh
         self.update = Program(build_fused_update(cell, decoder, task, shapes, mesh))
 
-    def compile(self, shapes: UpdateShapes) -> None:
+    def compile(self, shapes: rollout_source.UpdateShapes) -> None:
         [(program, arguments)] = self.main_programs(shapes).values()
         program.compile(*arguments)
 
-    def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
+    def main_programs(self, shapes: rollout_source.UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
         """The program and the shapes of its arguments."""
         on_all = replicated(self.mesh)
         scalar = shape_on(on_all)
@@ -113,13 +106,13 @@ class FusedPrograms(RolloutPrograms):
         return {"train": (self.update, (shapes.state, shapes.base_params, batches, shapes.coefficients))}
 
 
-class FusedRollouts(RolloutSource):
+class FusedRollouts(rollout_source.RolloutSource):
     """The RolloutSource of the fused program: it chooses problems, and leaves the rest to the update."""
 
-    def __init__(self, programs: FusedPrograms, problems: CellProblems):
+    def __init__(self, programs: FusedPrograms, problems: rollout_source.CellProblems):
         self.programs, self.problems = programs, problems
 
-    def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
+    def next_batch(self, state: TrainState, max_updates: int) -> rollout_source.SourcedBatch:
         rl, order, cell = self.programs.rl, self.problems.problem_order, self.problems.cell
         count = max_updates
         if rl.no_positive_resampling is not None:
@@ -128,7 +121,7 @@ class FusedRollouts(RolloutSource):
             count = min(count, order.batches_left_in_epoch, updates_left)
         index = np.zeros((MAX_UPDATES_PER_CALL, self.programs.shapes.problem_rows), np.int32)
         for i in range(count):
-            index[i] = padded_index(next(order), index.shape[1])
+            index[i] = rollout_source.padded_index(next(order), index.shape[1])
         inputs = ProblemBatches(
             self.problems.problem_table,
             index,
@@ -137,4 +130,4 @@ class FusedRollouts(RolloutSource):
             n=np.int32(cell.n),
             seed=np.int32(cell.seed),
         )
-        return SourcedBatch(inputs, index[:count, : cell.B_p].reshape(-1), reward_sums=None, metrics={})
+        return rollout_source.SourcedBatch(inputs, index[:count, : cell.B_p].reshape(-1), reward_sums=None, metrics={})

@@ -14,13 +14,20 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, shard_map
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
 from isojax.core.shapes import SamplerShapes, bucket_widths
-from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, positions_are_split, shard_count
+from isojax.distributed.sharding import (
+    PARAM_AXIS,
+    ROLLOUT_AXES,
+    manual_specs,
+    map_over_shards,
+    positions_are_split,
+    shard_count,
+)
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.transformer import Params, PrefixCache
 from isojax.rl.metric import Metric, Metrics, combine
@@ -65,8 +72,7 @@ def response_lengths(mask: Bool[Array, "rows T"]) -> Int[Array, " rows"]:
 def sort_by_length(
     lengths: Int[Array, " rows"], shard_slice: ShardSlice, n: Int[Array, ""], g: int, T: int
 ) -> Int[Array, " rows"]:
-    """The rows of a shard with each block's responses longest first; blocks stay in order. Rows without a rollout come
-    last."""
+    """The rows of a shard, each block's responses longest first, blocks in order, rows without a rollout last."""
     row = jnp.arange(len(lengths))
     block = ((shard_slice.first_rollout + row) // n - shard_slice.first_group) // g
     sort_last = jnp.iinfo(jnp.int32).max
@@ -101,8 +107,7 @@ class GradientAccumulator:
         return bucket_widths(self.shapes.response_length)
 
     def shard_batch(self, responses: ResponseBatch, shard: Array, B_p: Array, n: Array) -> ShardBatch:
-        """A shard's rollouts in the order in which they are computed, out of its part of a batch: arrays [1 rows ...].
-        With one width alone nothing is moved."""
+        """A shard's rollouts, out of arrays [1 rows ...], in the order of computation; with one width none moves."""
         responses, shards = jax.tree.map(lambda x: x[0], responses), self.shapes.shards
         shard_slice = make_shard_slice(shard[0], shards, B_p, n)
         all_shard_slices = make_shard_slice(jnp.arange(shards), shards, B_p, n)
@@ -180,8 +185,7 @@ class GradientAccumulator:
     def add_block(
         self, index: Array, sums: MetricSums, d_params: Params, inputs: UpdateInputs, shard_batch: ShardBatch
     ) -> MetricSums:
-        """Adds a block of g prompts and all responses to them: the gradient to the references `d_params`, the metrics
-        to `sums`."""
+        """Adds a block of g prompts and all responses to them to the references `d_params`, and to `sums`."""
         shapes, decoder, needs_base = self.shapes, self.objective.decoder, self.objective.needs_base
         block = self.block(shard_batch, index)
         prompts = self.block_prompts(inputs.problems, block)
@@ -247,23 +251,17 @@ def build_gradient(
         return jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs), metrics
 
     base_specs = param_specs if objective.needs_base else P()
-    return map_over_shards(shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P()))
+    return map_update_over_shards(shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P()))
 
 
-def map_over_shards(
+def map_update_over_shards(
     function: Callable[..., Any], mesh: Mesh, input_specs: tuple[Any, Any], out_specs: Any
 ) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], Any]:
     """`mapped(inputs, responses, B_p, n)`, which calls `function(shard i32[1], inputs, responses, B_p, n)` for each
     shard with its responses [1 rows ...]. input_specs: those of `inputs.params` and `inputs.base_params`."""
     inputs_spec: Any = (*input_specs, P(), P())
-    sharded = shard_map(
-        function,
-        mesh=mesh,
-        in_specs=(P(ROLLOUT_AXES), UpdateInputs(*inputs_spec), P(ROLLOUT_AXES), P(), P()),
-        out_specs=out_specs,
-        axis_names=set(ROLLOUT_AXES),
-        check_vma=False,
-    )
+    in_specs = (P(ROLLOUT_AXES), UpdateInputs(*inputs_spec), P(ROLLOUT_AXES), P(), P())
+    sharded = map_over_shards(function, mesh, in_specs, out_specs)
     return partial(sharded, np.arange(shard_count(mesh), dtype=np.int32))
 
 

@@ -19,8 +19,7 @@ MAX_BLOCK_TOKENS = VOCABULARY_BLOCK
 
 
 class TokenStats(NamedTuple):
-    """For each response token, f32[m T] each: its log-probability, and the entropy in nats of the distribution it was
-    drawn from."""
+    """f32[m T] each: a token's log-probability, and the entropy in nats of the distribution it was drawn from."""
 
     logps: Array
     entropy: Array

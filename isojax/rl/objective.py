@@ -157,8 +157,7 @@ class Objective(Protocol):
 def hidden_states(
     decoder: Decoder, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
 ) -> HiddenStates:
-    """Hidden states before each response token: that of the prompt's last token, which a group shares, then those of
-    the response's own."""
+    """Hidden states before each response token: its prompt's last, which a group shares, then the response's own."""
     tokens, prefix_entry = microbatch.tokens[:, :-1], microbatch.prefix_entry
     if isinstance(prefix, PromptTokens):
         prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(params, *prefix, tokens, prefix_entry)

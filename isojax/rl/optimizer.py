@@ -59,8 +59,7 @@ def adamw_update(
     weight_decay: ArrayLike,
     skip: Array,
 ) -> tuple[Params, Any]:
-    """AdamW (arXiv:1711.05101) on a gradient clipped by its global norm: the new parameters and moments, or the old
-    ones where `skip` is true."""
+    """AdamW (arXiv:1711.05101), its gradient clipped by the global norm; nothing changes where `skip` is true."""
     clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
     _, new_moments = adam().update(jax.tree.map(lambda g: g * clip_scale, gradient), moments)
     # Without the barrier XLA computes the parameters from the old moments, and keeps a copy of all moments for that.
@@ -109,8 +108,7 @@ def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = Fals
 
 
 def build_init_state(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> Callable[[Params], TrainState]:
-    """The jitted `init(params) -> TrainState`: a copy of the parameters, zero moments, step 0, and a critic that starts
-    from the same parameters."""
+    """The jitted `init(params) -> TrainState`, whose critic starts from the policy's parameters."""
 
     def init_state(params: Params) -> TrainState:
         params_copy = jax.tree.map(jnp.copy, params)  # updates donate the state, and the base policy must outlive it

@@ -84,8 +84,7 @@ class RolloutSource(Protocol):
 
 
 class UpdateShapes(NamedTuple):
-    """ShapeDtypeStructs, with shardings, of what an update program reads in addition to a batch, and of the
-    problem table."""
+    """ShapeDtypeStructs, with shardings, of the problem table and of what an update reads besides a batch."""
 
     state: TrainState
     base_params: Params

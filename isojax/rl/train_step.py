@@ -176,8 +176,7 @@ class TrainStep:
     def _update_critic(
         self, state: TrainState, part: TrainedPart, nonfinite: Array, num_rollouts: Array, coefficients: Coefficients
     ) -> tuple[CriticState, Metrics, Array]:
-        """The critic's own step, its metrics, and whether the policy's or the critic's loss or gradient are not
-        finite."""
+        """The critic's step, its metrics, and whether the policy's or critic's loss or gradient are not finite."""
         assert state.critic is not None and part.value_estimates is not None
         weight = part.responses.objective_inputs.loss_weights.policy
         responses = part.responses._replace(objective_inputs=critic.CriticInputs(*part.value_estimates, weight))

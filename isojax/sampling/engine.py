@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jax import lax, shard_map
+from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
@@ -210,14 +210,8 @@ def build_sampler(
         return jax.tree.map(lambda x: x[None], engine.to_rollouts(state.outputs))
 
     param_specs = sharding.partition_specs(decoder.shapes(), decoder.logical_axes(), mesh)
-    sharded_sample = shard_map(
-        sample_shard,
-        mesh=mesh,
-        in_specs=(jax.tree.map(sharding.manual_spec, param_specs), P(), P(ROLLOUT_AXES), P(), P(), P()),
-        out_specs=P(ROLLOUT_AXES),
-        axis_names=set(ROLLOUT_AXES),
-        check_vma=False,
-    )
+    in_specs = (jax.tree.map(sharding.manual_spec, param_specs), P(), P(ROLLOUT_AXES), P(), P(), P())
+    sharded_sample = sharding.map_over_shards(sample_shard, mesh, in_specs, P(ROLLOUT_AXES))
 
     def sample(params: Params, problems: ProblemArrays, B_p: Array, n: Array, key: PRNGKeyArray) -> Rollouts:
         shard_ids = jnp.arange(shapes.shards, dtype=jnp.int32)

@@ -11,22 +11,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax, shard_map
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, PRNGKeyArray
 
 from isojax.core.config import SamplingConfig
 from isojax.core.shapes import SamplerShapes
-from isojax.distributed import multiprocess
-from isojax.distributed.sharding import (
-    ROLLOUT_AXES,
-    Program,
-    partition_spec,
-    replicate_over_rollout_axes,
-    replicated,
-    shape_on,
-)
+from isojax.distributed import multiprocess, sharding
+from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on
 from isojax.models.decode import POSITION_AXES, KVCache
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import batch
@@ -156,7 +149,7 @@ def build_stream(
 def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
     decoder = engine.decoding.decoder
     param_shardings = decoder.shardings(mesh)
-    gathered_shardings = jax.tree.map(replicate_over_rollout_axes, param_shardings)
+    gathered_shardings = jax.tree.map(sharding.replicate_over_rollout_axes, param_shardings)
     gather_params = jax.jit(decoder.cast_params, in_shardings=(param_shardings,), out_shardings=gathered_shardings)
     to_decode_weights = jax.jit(engine.decoding.prepare_weights, in_shardings=(gathered_shardings,))
     computes_in_float32 = jnp.dtype(decoder.options.compute_dtype) == jnp.float32
@@ -191,11 +184,10 @@ def _shard_programs(
         finished = FinishedSlots(row, state.slots.tokens, state.slots.t, has_work > 0)
         return add_shard_axis(state), jax.tree.map(lambda x: x[None], finished)
 
-    over_shards = partial(shard_map, mesh=mesh, axis_names=set(ROLLOUT_AXES), check_vma=False)
     shard_spec, state_spec = P(ROLLOUT_AXES), sampler_state_specs(engine)
     shard_ids: Any = np.arange(shards, dtype=np.int32)
-    start = over_shards(start_shard, in_specs=(shard_spec, P(), P(), P(), P()), out_specs=state_spec)
-    step = over_shards(step_shard, in_specs=(shard_spec, P(), state_spec), out_specs=(state_spec, shard_spec))
+    start = sharding.map_over_shards(start_shard, mesh, (shard_spec, P(), P(), P(), P()), state_spec)
+    step = sharding.map_over_shards(step_shard, mesh, (shard_spec, P(), state_spec), (state_spec, shard_spec))
     return partial(start, shard_ids), partial(step, shard_ids)
 
 
@@ -244,7 +236,7 @@ def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
     shapes = sampler_state_shapes(engine)
 
     def array_sharding(x: jax.ShapeDtypeStruct, logical_axes: Mapping[int, str | None]) -> NamedSharding:
-        return NamedSharding(mesh, partition_spec([logical_axes.get(i) for i in range(x.ndim)], x.shape, mesh))
+        return NamedSharding(mesh, sharding.partition_spec([logical_axes.get(i) for i in range(x.ndim)], x.shape, mesh))
 
     def cache_shardings(entries: Any, position_axis: str | None) -> Any:
         def layer_shardings(arrays: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[NamedSharding, ...]:

@@ -86,8 +86,7 @@ class PolicyLabeller:
     seed: int
 
     def sum_rewards(self, problem_indices: Sequence[int], repeats: int) -> Sequence[float]:
-        """The sums over `repeats` x `samples_per_problem` rollouts (binary: integers); the draws belong to their
-        problem."""
+        """The sums over `repeats` x `samples_per_problem` rollouts, whose draws belong to their problem."""
         block = self.problem_set.select(problem_indices)
         counts = self.evaluator.evaluate(
             self.params, block, seed=self.seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
@@ -115,8 +114,7 @@ def label_problems(
     labeller: PolicyLabeller,
     on_progress: ProgressCallback,
 ) -> list[Problem]:
-    """The problems with the base policy's sums of rewards over `attempts` (rounded up to whole calls); what `path`
-    holds is not sampled again."""
+    """The problems with the base policy's sums of rewards over at least `attempts`; `path` holds those done."""
     evaluator = labeller.evaluator
     repeats = -(-attempts // evaluator.samples_per_problem)
     attempts = repeats * evaluator.samples_per_problem
@@ -236,8 +234,7 @@ def _save_problems(
 
 
 def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> BasePolicy:
-    """The base policy kept in `folder`; InputError where the folder is damaged, or the checkpoint is no longer the one
-    with this fingerprint."""
+    """The base policy in `folder`; InputError where it is damaged, or made with another checkpoint."""
     problems_by_split: dict[str, list[Problem]] = defaultdict(list)
     try:
         about = json.loads((folder / ABOUT_FILE).read_bytes())
@@ -271,8 +268,7 @@ def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> B
 
 
 def eval_problem_sets(base_policy: BasePolicy, config: CellConfig) -> dict[str, list[Problem]]:
-    """The problem sets that are evaluated, by name: the validation set, then the extra sets, then the panel, a
-    random choice of the training problems."""
+    """By name: the validation set, the extra sets, then the panel, a random choice of the training problems."""
     order = np.random.default_rng([config.data.seed, 5]).permutation(len(base_policy.training))
     panel = [base_policy.training[i] for i in sorted(order[: config.eval.panel])]
     return {VALIDATION_SET: base_policy.validation, **base_policy.extra_sets, **({PANEL: panel} if panel else {})}

@@ -42,8 +42,7 @@ class CellOutputs:
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:
-    """Appends a few rollouts for a person to read, after their whole prompts. What an earlier attempt at the same
-    evaluation has written is replaced."""
+    """Appends a few rollouts, after their whole prompts, in place of what an earlier attempt has written."""
     metrics_text = ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
     header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
     lines = []

@@ -4,7 +4,6 @@ and coefficients are traced. Programs are compiled ahead, from shapes."""
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,18 +17,11 @@ from isojax.core.nouns import Problem
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import replicated, shape_on, shapes_with_shardings, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
+from isojax.rl import rollout_source
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
 from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
-from isojax.rl.rollout_source import (
-    CellProblems,
-    HostVerifiedPrograms,
-    HostVerifiedRollouts,
-    RolloutPrograms,
-    RolloutSource,
-    UpdateShapes,
-)
 from isojax.sampling.batch import problem_shapes
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import Task, is_on_device, tokenize
@@ -70,17 +62,17 @@ class SweepPrograms:
         )
         self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
         # The one place that decides where rollouts come from: the programs, and the RolloutSource that runs them.
-        self.rollout_programs: RolloutPrograms
-        source: Any
+        self.rollout_programs: rollout_source.RolloutPrograms
+        source: Callable[..., rollout_source.RolloutSource]
         if cell.rl.max_staleness is not None:
             self.rollout_programs = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh)
             source = AsyncRollouts
         elif is_on_device(task):
             self.rollout_programs, source = FusedPrograms(cell, self.decoder, task, self.shapes, mesh), FusedRollouts
         else:
-            self.rollout_programs = HostVerifiedPrograms(cell, self.decoder, task, self.shapes, mesh)
-            source = HostVerifiedRollouts
-        self.open_rollouts: Callable[[CellProblems], RolloutSource] = partial(source, self.rollout_programs)
+            self.rollout_programs = rollout_source.HostVerifiedPrograms(cell, self.decoder, task, self.shapes, mesh)
+            source = rollout_source.HostVerifiedRollouts
+        self.open_rollouts = partial(source, self.rollout_programs)
         self.coefficients = make_coefficients(cell.rl)
         self.evaluator = self._build_evaluator(cell.data.validation, cell.eval.samples)
         # A task that verifies on device is labelled by the evaluator; a language model prefills each prompt just once.
@@ -102,12 +94,12 @@ class SweepPrograms:
         """The ShapeDtypeStructs of the training state."""
         return train_state_shapes(self.decoder, self.mesh, self.cell_config.rl.critic is not None)
 
-    def update_shapes(self, num_problems: int) -> UpdateShapes:
+    def update_shapes(self, num_problems: int) -> rollout_source.UpdateShapes:
         """The shapes of what the update reads in addition to a batch."""
         params = shapes_with_shardings(self.decoder.shapes(), self.decoder.shardings(self.mesh))
         answer_length = self.shapes.response_length if is_on_device(self.task) else 0
         scalar = replicated(self.mesh)
-        return UpdateShapes(
+        return rollout_source.UpdateShapes(
             state=self.state_shapes,
             base_params=params if self.cell_config.rl.kl > 0 or self.cell_config.rl.measure_kl else {},
             problem_table=problem_shapes(self.shapes, self.mesh, num_problems, answer_length),
@@ -120,8 +112,7 @@ class SweepPrograms:
 
 
 def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platform: str) -> Decoder:
-    """The decoder that a sweep trains, with its precision on this platform; InputError where the model's vocabulary is
-    smaller than the task's."""
+    """The decoder that a sweep trains; InputError where its vocabulary is smaller than the task's."""
     if cell.model.vocab is not None and cell.model.vocab < task_vocab:
         raise InputError(
             f"cell.model.vocab = {cell.model.vocab} is less than the {task_vocab} tokens of {cell.task}; leave it out, "

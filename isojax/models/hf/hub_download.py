@@ -22,8 +22,7 @@ SMALL_FILES = (hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES)
 
 
 def import_from_hub(repository: str, revision: str | None, folder: Path) -> None:
-    """Make a model's folder of ORG/NAME at a branch, tag or commit; InputError, before any weight is fetched, where
-    isojax cannot run the model."""
+    """Make a model's folder of ORG/NAME; InputError, before weights are fetched, where isojax cannot run it."""
     if Path(repository).exists() or not re.fullmatch(hf_load.HUB_ID, repository):
         expected = "expected smollm2 or a model hub's ORG/NAME"
         raise InputError(f"given {repository!r}, {expected}. A folder with *.safetensors is used as it is.")

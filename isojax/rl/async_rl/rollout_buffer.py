@@ -4,36 +4,36 @@ multiple of the number of shards."""
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax, shard_map
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from isojax.core.config import CellConfig
 from isojax.core.shapes import SamplerShapes
-from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on, shapes_with_shardings, shard_count
+from isojax.distributed.sharding import (
+    ROLLOUT_AXES,
+    Program,
+    map_over_shards,
+    replicated,
+    shape_on,
+    shapes_with_shardings,
+    shard_count,
+)
 from isojax.models.transformer import Decoder, Params
+from isojax.sampling import stream
 from isojax.sampling.batch import ProblemArrays, RingSizes, Rollouts, SamplingBatch, make_shard_slice
 from isojax.sampling.engine import build_engine
 from isojax.sampling.slots import SamplerState, work_items
-from isojax.sampling.stream import (
-    add_shard_axis,
-    build_prepare_weights,
-    sampler_state_shardings,
-    sampler_state_specs,
-    squeeze_shard_axis,
-)
 from isojax.tasks.task import Task, is_on_device
 
 
 class ProblemRing(NamedTuple):
-    """The problems of the batches that have begun, by shard, and u32[S entries 2], the data of the PRNG key of each
-    problem's batch."""
+    """The problems of the begun batches, by shard, and u32[S entries 2], the data of the key of each one's batch."""
 
     problems: ProblemArrays
     keys: Any
@@ -87,15 +87,18 @@ class SamplerPrograms:
         self.engine = build_engine(decoder, self.ring_shapes, mesh, cell.sampling, task.stops, shapes.transpose_weights)
         self.param_shardings = decoder.shardings(mesh)
         self.param_shapes = shapes_with_shardings(decoder.shapes(), self.param_shardings)
-        self.prepare_weights = build_prepare_weights(self.engine, mesh)
+        self.prepare_weights = stream.build_prepare_weights(self.engine, mesh)
         self.sharded_by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
-        state_sharding, state_spec = sampler_state_shardings(self.engine, mesh), sampler_state_specs(self.engine)
-        rows: Any = P(ROLLOUT_AXES)
-        sharded = partial(shard_map, mesh=mesh, axis_names=set(ROLLOUT_AXES), check_vma=False)
-        sharded_init = sharded(
-            lambda shard: add_shard_axis(self.engine.init_state(shard[0] * 0)), in_specs=rows, out_specs=state_spec
+        state_sharding, state_spec = (
+            stream.sampler_state_shardings(self.engine, mesh),
+            stream.sampler_state_specs(self.engine),
         )
-        sharded_chunk = sharded(self._decode_chunk, in_specs=(P(), rows, P(), state_spec), out_specs=(state_spec, rows))
+        rows: Any = P(ROLLOUT_AXES)
+        sharded_init = map_over_shards(
+            lambda shard: stream.add_shard_axis(self.engine.init_state(shard[0] * 0)), mesh, rows, state_spec
+        )
+        chunk_specs = (P(), rows, P(), state_spec)
+        sharded_chunk = map_over_shards(self._decode_chunk, mesh, chunk_specs, (state_spec, rows))
 
         def init_state() -> SamplerState:
             return sharded_init(jnp.arange(self.shards, dtype=jnp.int32))
@@ -129,7 +132,7 @@ class SamplerPrograms:
         shard_slice = make_shard_slice(jnp.int32(0), 1, progress.group_limit, n)
         ring_sizes = RingSizes(ring_groups, ring_groups * n)
         batch = SamplingBatch(problems, shard_slice, n, jax.random.wrap_key_data(keys), ring_sizes)
-        state = squeeze_shard_axis(state)
+        state = stream.squeeze_shard_axis(state)
         prefill_batch, queue = self.ring_shapes.prefill_batch, state.queue
         # Prompts that were prefilled with old weights, and whose responses have not begun, are prefilled again.
         next_block = queue.next_item // work_items(self.ring_shapes, batch).per_problem // prefill_batch * prefill_batch
@@ -140,7 +143,7 @@ class SamplerPrograms:
         slots = state.slots
         slot_rows = jnp.where(finished_rows >= 0, finished_rows, slots.row)
         outputs = ChunkOutputs(finished_rows, slot_rows, slots.t, slots.tokens)
-        return add_shard_axis(state), jax.tree.map(lambda x: x[None], outputs)
+        return stream.add_shard_axis(state), jax.tree.map(lambda x: x[None], outputs)
 
     def _extract_batch(self, ring_rollouts: tuple[Array, ...], first_row: Array) -> Rollouts:
         """A batch's rows of the ring, from `first_row` on: [S, rows_per_shard, ...]."""

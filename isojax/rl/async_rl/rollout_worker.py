@@ -75,8 +75,7 @@ class RolloutWorker:
         self.finished_counts[batch], self.next_batch = 0, batch + 1
 
     def publish_weights(self, version: int, params: Params) -> None:
-        """The parameters after `version` updates, for the next chunk. The caller may donate them once it has published
-        newer ones."""
+        """The parameters after `version` updates, for the next chunk; to be donated once newer ones are published."""
         self.published_weights = version, params
 
     def decode_chunk(self) -> None:
