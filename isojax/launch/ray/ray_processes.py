@@ -2,16 +2,13 @@
 
 import math
 import os
-import queue
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
@@ -22,7 +19,6 @@ from isojax.launch.process_group import SHUTDOWN_TIMEOUT, ProcessGroup
 from isojax.launch.ray.placement import SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Node, ProcessGroupSpec
 from isojax.launch.ray.ray_actor import RayActor, StatusUpdate, WorkerLost
 from isojax.launch.strategy import CellTarget
-from isojax.runs.storage import run_in_thread
 
 POLL_SECONDS = 0.5  # seconds between two looks at pending calls
 SLICE_TIMEOUT = 10.0  # seconds that Ray looks for a free slice at a time
@@ -237,30 +233,3 @@ def _ray_error_line(error: Exception) -> str:
     error_lines = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)]
     death_lines = [line for line in lines if "died" in line]
     return [*error_lines[-1:], *death_lines, *lines, type(error).__name__][0][:300]
-
-
-@dataclass
-class ActiveGroup:
-    """A process group that has not ended. Ray's calls block, so each is made in a thread, one at a time."""
-
-    processes: RayProcessGroup
-    state: Literal["placing", "opening", "ready", "training", "closing"] = "placing"
-    call: Future[Any] = field(default_factory=Future)
-    cell: Cell | None = None  # in training
-    news: queue.SimpleQueue[StatusUpdate] = field(default_factory=queue.SimpleQueue)
-    cancelled: threading.Event = field(default_factory=threading.Event)
-
-    def start(self, state: Literal["placing", "opening", "training", "closing"], function: Callable[[], Any]) -> None:
-        self.state = state
-        self.call = run_in_thread(function)
-
-    def report(self, update: StatusUpdate) -> None:
-        """Called in the thread, with news."""
-        if update != StatusUpdate():
-            self.news.put(update)
-        if self.state == "opening" and self.cancelled.is_set():
-            raise WorkerLost("no cell is left for it")
-
-    def close(self) -> None:
-        """Let a ready group disconnect and end."""
-        self.start("closing", self.processes.close)

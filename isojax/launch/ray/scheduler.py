@@ -1,15 +1,17 @@
-"""Which process group trains which cell, and when: one loop over calls of groups that have ended. A lost cell is
+"""Which process group trains which cell, and when: a task of one event loop for each group. A lost cell is
 started again from its checkpoint, until it was lost too often without progress; a group that cannot begin is tried
 again after a pause. The first group makes the base policy, which the others find."""
 
+import asyncio
 import os
 import signal
+import threading
 import time
-from concurrent import futures
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from isojax.core import preemption
 from isojax.core.atomic_files import write_text
@@ -21,16 +23,31 @@ from isojax.launch.display import Display, print_line
 from isojax.launch.ray.cell_queue import CellQueue
 from isojax.launch.ray.placement import ProcessGroupSpec, capacity
 from isojax.launch.ray.ray_actor import TOKEN_FILE, StatusUpdate, WorkerLost
-from isojax.launch.ray.ray_processes import POLL_SECONDS, ActiveGroup, RayProcessGroup
+from isojax.launch.ray.ray_processes import POLL_SECONDS, RayProcessGroup, StatusCallback
 from isojax.launch.resume import LOGS_FOLDER
 from isojax.launch.strategy import training_rounds
 from isojax.launch.sweep_status import CellStatus, driver_status, write_status
 from isojax.runs.mirror import refresh
+from isojax.runs.storage import run_in_thread
 
 STATUS_INTERVAL = 2.0  # seconds between two writings of status.json
 POLL_INTERVAL = 0.2  # seconds between two looks at the cluster's nodes
 NO_CAPACITY_TIMEOUT = 600.0  # seconds without a node that could hold a group until the sweep gives up
 SAVE_TIMEOUT = 120.0  # seconds that cells have to save their state when the sweep is asked to end
+
+
+T = TypeVar("T")
+
+
+@dataclass
+class ActiveGroup:
+    """A process group that has not ended."""
+
+    processes: RayProcessGroup
+    state: Literal["placing", "opening", "ready"] = "placing"
+    cell: Cell | None = None  # in training
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    task: asyncio.Task[None] = field(init=False)
 
 
 @dataclass
@@ -58,62 +75,55 @@ class RayScheduler:
         self.capacity_seen_at = time.monotonic()
 
     def run(self) -> list[tuple[Cell, Exception]]:
-        """Run until every cell has ended; returns those that failed. Whatever ends the loop early, the cells in
-        training save their state first; Preempted after SIGTERM or Ctrl-C."""
+        """Run until every cell has ended; returns those that failed. Whatever ends this early, the cells in training
+        save their state first; Preempted after SIGTERM or Ctrl-C."""
         for folder in (self.folder, self.folder / LOGS_FOLDER):
             write_text(folder / TOKEN_FILE, self.token)
-        signum = signal.SIGTERM
         try:
-            try:
-                self._loop()
-            except KeyboardInterrupt:
-                signum = signal.SIGINT
-                preemption.request_preemption()
-            except Exception:  # whatever ended the loop; it is raised again when the cells have saved
-                preemption.request_preemption()
-                self._save_cells()
-                with suppress(InputError):  # what is recorded at a URL, for the fit
-                    refresh(self.folder)
-                raise
-            if preemption.requested():
-                saved = "saved their state" if self._save_cells() else "not all saved their state"
-                message = f"{self.folder} was asked to end; the cells in training have {saved}. Go on by --resume."
-                raise Preempted(message, signum)
+            asyncio.run(self._run())
         finally:
-            with suppress(InputError, RunFailed):  # the loop raises such an error, which ends the sweep
+            with suppress(InputError, RunFailed):  # `_run` raises such an error, which ends the sweep
                 self._write_status(ended=True)
         return self.cell_queue.failures
 
-    def _loop(self) -> None:
-        """Give cells to groups until all is done, or the sweep is asked to end."""
+    async def _run(self) -> None:
+        signum = signal.SIGTERM
+        try:
+            await self._run_groups()
+        except asyncio.CancelledError:  # Ctrl-C; the second one raises KeyboardInterrupt
+            signum = signal.SIGINT
+            preemption.request_preemption()
+        except Exception:  # whatever ended the loop; it is raised again when the cells have saved
+            preemption.request_preemption()
+            await self._save_cells()
+            with suppress(InputError):  # what is recorded at a URL, for the fit
+                refresh(self.folder)
+            raise
+        if preemption.requested():
+            saved = "saved their state" if await self._save_cells() else "not all saved their state"
+            message = f"{self.folder} was asked to end; the cells in training have {saved}. Go on by --resume."
+            raise Preempted(message, signum)
+
+    async def _run_groups(self) -> None:
+        """Start groups where cells wait, until all is done, or the sweep is asked to end."""
         while not preemption.requested():
             if self.cell_queue.round_ended:
                 refresh(self.folder)  # what all groups have recorded
                 self.display.set_targets(self.cell_queue.next_round())
-            self._give_cells()
             self._cancel_unneeded_groups()
             if self.cell_queue.finished and not self._groups():
                 return
             self._start_group()
             if time.monotonic() - self.status_written_at > STATUS_INTERVAL:
                 self._write_status()
-            self._handle_calls(POLL_INTERVAL)
+            await asyncio.sleep(POLL_INTERVAL)
+            for slot in self.slots:
+                if slot.current is not None and slot.current.task.done():
+                    task, slot.current = slot.current.task, None
+                    task.result()  # raises the error that ends the sweep, if any
 
     def _groups(self) -> list[ActiveGroup]:
         return [slot.current for slot in self.slots if slot.current is not None]
-
-    def _give_cells(self) -> None:
-        """Each ready group takes a cell; where none is left in any round, it closes."""
-        for group in self._groups():
-            if group.state != "ready":
-                continue
-            if self.cell_queue.waiting:
-                processes = group.processes
-                target = self.cell_queue.take(processes.node_names, str(processes.log_file(0)))
-                group.cell = target.cell
-                group.start("training", lambda p=processes, t=target, g=group: p.train(t, g.report))
-            elif self.cell_queue.finished:
-                group.close()
 
     def _cancel_unneeded_groups(self) -> None:
         """When no cell waits, give up groups that are not placed; at the end, all that are not ready."""
@@ -148,27 +158,58 @@ class RayScheduler:
             slot.groups_started += 1
             processes = RayProcessGroup(self.ray, self.config, self.cells, self.spec, self.token, log_prefix)
             slot.current = group = ActiveGroup(processes)
-            group.start("placing", lambda: processes.start_workers(group.cancelled.is_set))
+            group.task = asyncio.create_task(self._run_group(slot, group))
         elif not free_slots and not self._groups():
             raise RunFailed(
                 f"no process group can begin any more: {self.open_error}. What is recorded goes on by --resume."
             )
 
-    def _handle_calls(self, seconds: float) -> None:
-        """Wait at most so long for a call to end; show what is new, and go on with groups whose call has ended."""
-        calls = [group.call for group in self._groups() if group.state != "ready"]
-        if calls:
-            futures.wait(calls, seconds, futures.FIRST_COMPLETED)
-        else:
-            time.sleep(seconds)
-        for slot in self.slots:
-            if (group := slot.current) is None or group.state == "ready":
+    async def _run_group(self, slot: GroupSlot, group: ActiveGroup) -> None:
+        """A group from its placement to its end. Calls of Ray block, so each is made in a thread."""
+        processes, loop = group.processes, asyncio.get_running_loop()
+
+        def report(update: StatusUpdate) -> None:
+            """Called in the thread, with news."""
+            if update != StatusUpdate():
+                loop.call_soon_threadsafe(self._show_news, group.cell, update)
+            if group.state == "opening" and group.cancelled.is_set():
+                raise WorkerLost("no cell is left for it")
+
+        try:
+            if await _in_thread(lambda: processes.start_workers(group.cancelled.is_set)):
+                group.state = "opening"
+                await _in_thread(lambda: processes.open(report))
+                group.state, self.any_group_ready, slot.failed_in_a_row = "ready", True, 0
+                if await self._train_cells(group, report):
+                    await _in_thread(processes.close)
+        except Exception as e:
+            if not (group.cancelled.is_set() and isinstance(e, WorkerLost | InputError)):
+                self._lose_group(slot, group, e)
+        finally:
+            processes.kill()
+
+    async def _train_cells(self, group: ActiveGroup, report: StatusCallback) -> bool:
+        """Train cells until none is left in any round, or the sweep is asked to end; returns whether the processes can
+        be closed."""
+        processes = group.processes
+        while not (self.cell_queue.finished or preemption.requested()):
+            if not self.cell_queue.waiting:
+                await asyncio.sleep(POLL_INTERVAL)
                 continue
-            call_ended = group.call.done()  # before the news is read: the thread reports first
-            while not group.news.empty():
-                self._show_news(group.cell, group.news.get())
-            if call_ended:
-                self._go_on(slot, group)
+            target = self.cell_queue.take(processes.node_names, str(processes.log_file(0)))
+            group.cell, failure = target.cell, ""
+            try:
+                await _in_thread(lambda target=target: processes.train(target, report))
+            except Preempted:
+                self.cell_queue.put_back(target.cell)
+                return True
+            except RunFailed as e:
+                failure = str(e)
+            group.cell = None
+            self._finish_cell(target.cell, failure)
+            if failure and self.spec.num_processes > 1:  # its other processes may be elsewhere in the program
+                return False
+        return True
 
     def _show_news(self, cell: Cell | None, update: StatusUpdate) -> None:
         if update.preparation is not None:
@@ -181,39 +222,6 @@ class RayScheduler:
             self.cell_queue.report(cell, update.progress.rollouts, update.progress.reward)
             self.display.update_cell(update.progress)
 
-    def _go_on(self, slot: GroupSlot, group: ActiveGroup) -> None:
-        error = group.call.exception()
-        if group.state == "training" and (error is None or isinstance(error, Preempted | RunFailed)):
-            self._end_cell(slot, group, error)
-        elif error is not None:
-            self._end_group(slot, group)
-            if not (group.cancelled.is_set() and isinstance(error, (WorkerLost, InputError))):
-                self._lose_group(slot, group, error)
-        elif group.state == "placing" and group.call.result():
-            group.start("opening", lambda: group.processes.open(group.report))
-        elif group.state == "opening":
-            group.state, self.any_group_ready, slot.failed_in_a_row = "ready", True, 0
-        else:
-            self._end_group(slot, group)
-        if group.state == "ready" and preemption.requested():
-            group.close()
-
-    def _end_group(self, slot: GroupSlot, group: ActiveGroup) -> None:
-        slot.current = None
-        group.processes.kill()
-
-    def _end_cell(self, slot: GroupSlot, group: ActiveGroup, error: Preempted | RunFailed | None) -> None:
-        cell, group.cell, group.state = group.cell, None, "ready"
-        assert cell is not None, "a group trains the cell that it was given"
-        if isinstance(error, Preempted):
-            self.cell_queue.put_back(cell)
-            group.close()
-            return
-        self._finish_cell(cell, str(error or ""))
-        if error and self.spec.num_processes > 1:  # its other processes may be elsewhere in the program
-            group.state = "closing"
-            self._end_group(slot, group)
-
     def _finish_cell(self, cell: Cell, error: str) -> None:
         self.cell_queue.end(cell, error)
         self.display.finish_cell(cell, failed=bool(error))
@@ -225,7 +233,7 @@ class RayScheduler:
             return
         may_pass = isinstance(error, Preempted | RunFailed | WorkerLost)
         may_pass = may_pass or (isinstance(error, InputError) and self.any_group_ready)
-        if group.state in ("training", "closing") or not may_pass:
+        if group.state == "ready" or not may_pass:
             raise error
         slot.failed_in_a_row += 1
         slot.retry_at = time.monotonic() + POLL_SECONDS * 2**slot.failed_in_a_row
@@ -251,22 +259,24 @@ class RayScheduler:
             )
         self.cell_queue.put_back(cell)
 
-    def _save_cells(self) -> bool:
+    async def _save_cells(self) -> bool:
         """Let the cells in training save their state; whether all did in time. A second Ctrl-C does not wait."""
         if self.cell_queue.running:
             print_line("stopping: the cells in training save their state (Ctrl-C again: do not wait for them)")
         for group in self._groups():
             group.cancelled.set()
             group.processes.stop()
-            if group.state == "ready":
-                group.close()
-        deadline = time.monotonic() + SAVE_TIMEOUT
-        while self._groups() and (seconds_left := deadline - time.monotonic()) > 0:
-            with suppress(InputError, RunFailed, WorkerLost):  # the first error is what the sweep ends with
-                self._handle_calls(min(seconds_left, POLL_INTERVAL))
-        return not self._groups()
+        tasks = [group.task for group in self._groups()]
+        # The first error is what the sweep ends with, so later ones are dropped.
+        await asyncio.wait([asyncio.gather(*tasks, return_exceptions=True)], timeout=SAVE_TIMEOUT)
+        return all(task.done() for task in tasks)
 
     def _write_status(self, ended: bool = False) -> None:
         self.status_written_at = time.monotonic()
         cells = {cell.name: status for cell, status in self.cell_queue.status.items()}
         write_status(self.folder, driver_status(ended, cells))
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    """The result of a function that blocks; its thread goes on where the caller is cancelled."""
+    return await asyncio.shield(asyncio.wrap_future(run_in_thread(function)))
