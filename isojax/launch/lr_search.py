@@ -225,11 +225,7 @@ def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[st
     return {
         "schema": 1,
         "name": config.name,
-        "B_p": plan.B_p,
-        "n": plan.n,
-        "B": plan.B,
-        "budget": plan.budget,
-        "seeds": plan.seeds,
+        **{key: value for key, value in plan._asdict().items() if key not in ("rates", "folder")},
         "metric": metric,
         "score": SCORE_DESCRIPTION.format(metric=metric),
         "extended": search.num_extensions,

@@ -23,7 +23,7 @@ from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
 from isojax.launch.resume import holds_run
 from isojax.runs.mirror import working_folder
-from isojax.runs.storage import exclusive_lock, run_in_thread
+from isojax.runs.storage import error_summary, exclusive_lock, run_in_thread
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers
@@ -75,7 +75,8 @@ def connect_ray(address: str) -> Iterator[Any]:
             ray.init(address=LOCAL, num_cpus=cores(), include_dashboard=False, **init_options)
         except (OSError, RuntimeError, ValueError) as e:  # Ray's own are among them
             raise InputError(
-                f"--ray local: Ray does not start on this machine ({_first_line(e)}). Correct that, or leave --ray out."
+                f"--ray local: Ray does not start on this machine ({error_summary(e)}). "
+                "Correct that, or leave --ray out."
             ) from e
     else:
         _connect_to_cluster(ray, address, init_options)
@@ -108,7 +109,7 @@ def _connect_to_cluster(ray: Any, address: str, init_options: dict[str, Any]) ->
     if error is not None:
         location = "that this machine is a node of" if address == AUTO else f"at {address}"
         raise InputError(
-            f"--ray {address}: no Ray cluster {location} ({_first_line(error)}). "
+            f"--ray {address}: no Ray cluster {location} ({error_summary(error)}). "
             "Start one by `ray start --head --port=6379`, join it by `ray start --address=HOST:6379`, "
             "or run on this machine alone by --ray local. "
             f"A cluster that asks for a token is reached with {AUTH_MODE}=token and its {AUTH_TOKEN}."
@@ -128,7 +129,3 @@ def _warn_if_open(gcs_address: str) -> None:
             f"warning: whoever reaches the Ray cluster at {gcs_address} may run code on it: it asks for no token. "
             f"Set {AUTH_MODE}=token and one {AUTH_TOKEN} on all its nodes (docs/clusters.md)."
         )
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

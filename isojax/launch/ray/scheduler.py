@@ -34,8 +34,6 @@ STATUS_INTERVAL = 2.0  # seconds between two writings of status.json
 POLL_INTERVAL = 0.2  # seconds between two looks at the cluster's nodes
 NO_CAPACITY_TIMEOUT = 600.0  # seconds without a node that could hold a group until the sweep gives up
 SAVE_TIMEOUT = 120.0  # seconds that cells have to save their state when the sweep is asked to end
-
-
 T = TypeVar("T")
 
 
@@ -45,7 +43,7 @@ class ActiveGroup:
 
     processes: RayProcessGroup
     state: Literal["placing", "opening", "ready"] = "placing"
-    cell: Cell | None = None  # in training
+    cell: Cell | None = None  # in training, or trained last
     cancelled: threading.Event = field(default_factory=threading.Event)
     task: asyncio.Task[None] = field(init=False)
 
@@ -197,16 +195,19 @@ class RayScheduler:
                 await asyncio.sleep(POLL_INTERVAL)
                 continue
             target = self.cell_queue.take(processes.node_names, str(processes.log_file(0)))
-            group.cell, failure = target.cell, ""
+            cell = group.cell = target.cell
+            failure = ""
             try:
                 await _in_thread(lambda target=target: processes.train(target, report))
             except Preempted:
-                self.cell_queue.put_back(target.cell)
+                self.cell_queue.put_back(cell)
                 return True
+            except WorkerLost as e:
+                self._lose_cell(processes, cell, e)
+                return False
             except RunFailed as e:
                 failure = str(e)
-            group.cell = None
-            self._finish_cell(target.cell, failure)
+            self._finish_cell(cell, failure)
             if failure and self.spec.num_processes > 1:  # its other processes may be elsewhere in the program
                 return False
         return True
@@ -226,11 +227,8 @@ class RayScheduler:
         self.cell_queue.end(cell, error)
         self.display.finish_cell(cell, failed=bool(error))
 
-    def _lose_group(self, slot: GroupSlot, group: ActiveGroup, error: BaseException) -> None:
-        """A group has ended by an error: start its cell again, or count that it could not begin."""
-        if group.cell is not None and isinstance(error, WorkerLost):
-            self._lose_cell(group, group.cell, error)
-            return
+    def _lose_group(self, slot: GroupSlot, group: ActiveGroup, error: Exception) -> None:
+        """Count that a group could not begin; raises an error that no other group would be spared."""
         may_pass = isinstance(error, Preempted | RunFailed | WorkerLost)
         may_pass = may_pass or (isinstance(error, InputError) and self.any_group_ready)
         if group.state == "ready" or not may_pass:
@@ -244,17 +242,17 @@ class RayScheduler:
         if slot.failed_in_a_row > self.retries and not self.any_group_ready:
             raise RunFailed(f"no process group could begin: {self.open_error}")
 
-    def _lose_cell(self, group: ActiveGroup, cell: Cell, error: WorkerLost) -> None:
+    def _lose_cell(self, processes: RayProcessGroup, cell: Cell, error: WorkerLost) -> None:
         """Start a lost cell again, unless that was tried often enough without progress."""
         if not preemption.requested():
             losses = self.cell_queue.count_loss(cell)
             if losses > self.retries:
                 C = self.cell_queue.status[cell].rollouts
                 reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
-                self._finish_cell(cell, f"{reason}; {group.processes.log_tail()}")
+                self._finish_cell(cell, f"{reason}; {processes.log_tail()}")
                 return
             print_line(
-                f"warning: cell {cell.name}: its process group on {group.processes.node_names} was lost ({error}); "
+                f"warning: cell {cell.name}: its process group on {processes.node_names} was lost ({error}); "
                 f"started again from its checkpoint ({losses} of {self.retries})"
             )
         self.cell_queue.put_back(cell)
