@@ -114,7 +114,7 @@ def run_in_thread(operation: Callable[[], T]) -> Future[T]:
     return future
 
 
-def error_summary(error: Exception) -> str:
+def error_summary(error: BaseException) -> str:
     """An error in one line."""
     message = " ".join(str(error).split())[:300].removesuffix(".")
     if isinstance(error, InputError | RunFailed):
