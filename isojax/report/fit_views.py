@@ -9,6 +9,7 @@ import numpy as np
 
 from isojax.core.estimators import FloatArray
 from isojax.core.nouns import RunRecord
+from isojax.report.wording import format_percent
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
 from isojax.scaling.intervals import central_band
 from isojax.scaling.law.frontier import spread_indices
@@ -36,9 +37,9 @@ def all_n(fit: FitResult) -> list[int]:
     return sorted({run.n for run in fit.runs})
 
 
-def interval_level(fit: FitResult) -> float | None:
-    """The intervals' level, such as .9; None where the fit has none."""
-    return None if fit.intervals is None else fit.intervals.level
+def interval_level(fit: FitResult) -> str:
+    """The intervals' level, such as 90%; "" where the fit has none."""
+    return "" if fit.intervals is None else format_percent(fit.intervals.level)
 
 
 def measured_budget(fit: FitResult) -> float:

@@ -1,8 +1,7 @@
 """How much reward training gained: by format alone and by better answers, and what the best constant answer would get.
 
 With a the share of responses that hold an answer and q the share of correct ones among these, from 0 to 1
-    a1 q1 - a0 q0  =  (a1 - a0) q0 [format alone]  +  a1 (q1 - q0) [better answers]
-"""
+    a1 q1 - a0 q0  =  (a1 - a0) q0 [format alone]  +  a1 (q1 - q0) [better answers]"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -113,11 +113,14 @@ def law_is_drawn(view: FrontierFit) -> bool:
     return values == 1 or values >= MIN_DISTINCT_N
 
 
-def describe_law(n_star: NStarFit) -> str:
+def describe_law(view: FrontierFit) -> str:
     """The law n*(C) in one sentence."""
-    law = n_star.law
-    if n_star.no_effect:
+    law = view.n_star.law
+    if view.n_star.no_effect:
         return "n makes no difference here: within their errors the data cannot tell any n from another."
+    if not law_is_drawn(view):
+        values = join_list(sorted({point.n for point in view.frontier}))
+        return f"The frontier has two values of n only ({values}): too few for a law n*(C)."
     if law.form == "constant":
         return f"The law is a constant: n* = {2**law.b:.3g}; the data do not show it to change with C."
     middle = format_compact(None if law.log10_C0 is None else 10**law.log10_C0)

@@ -1,6 +1,5 @@
 """The policy behind `sweep.strategy: adaptive` (docs/laws.md, Adaptive sweeps): next comes what removes most
-uncertainty of n*(C) per rollout by posterior draws of all curves (knowledge gradient: Frazier et al. 2009).
-"""
+uncertainty of n*(C) per rollout by posterior draws of all curves (knowledge gradient: Frazier et al. 2009)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,8 +41,7 @@ class SweepStep:
 @dataclass(frozen=True)
 class AdaptivePolicy:
     """The policy of one sweep: what it asks for follows from the sweep and its records alone, so a killed sweep goes on
-    where it was. Refused where a cell has too few evaluations, or the first round takes more than `total_rollouts`.
-    """
+    where it was. Refused where a cell has too few evaluations, or the first round takes more than `total_rollouts`."""
 
     cells: Sequence[Cell]  # every (B_p, n, seed) that may be run
     C_grid: Sequence[int]  # where a run is evaluated; the last is the budget of n*(C)
@@ -217,8 +215,7 @@ def _rollouts_to(cell: Cell, target: int) -> int:
 
 class NStarUncertainty:
     """How little Q draws of the rewards of J cells at L levels, float[Q, J, L], agree on the best n, and how much of
-    that an evaluation would take away; measurement_sd: of what one run measures around its curve.
-    """
+    that an evaluation would take away; measurement_sd: of what one run measures around its curve."""
 
     def __init__(self, reward_draws: FloatArray, n: NDArray[np.int64], measurement_sd: float) -> None:
         distinct_n, n_index = np.unique(n, return_inverse=True)

@@ -1,7 +1,6 @@
 """Several sweeps compared over the budgets they share, from their fits alone (IsoCompute Playbook, arXiv:2603.12151,
 Fig. 13). n* at C is the n of the best cell by its curve, up to CURVE_REACH_DECADES beyond its data; n* "levels off"
-where it changes last, or later than everything if it ends at the largest n. Replicates of sweeps are independent.
-"""
+where it changes last, or later than everything if it ends at the largest n. Replicates of sweeps are independent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,6 +1,5 @@
 """What comparing sweeps (compare.py) finds, as plain data and in words. C is in the sweeps' unit; an interval (low,
-high) is the central 90% of the replicates: both None where there are none, one None for an open end.
-"""
+high) is the central 90% of the replicates: both None where there are none, one None for an open end."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -46,8 +46,7 @@ def fit_curve_file(
     Returns R0, A, exponent, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse,
     noise {sd, autocorrelation}, at_bounds, determined (whether A is), band [{C, reward, low, high}], beyond (errors are
     curve minus measured; None without `below`) and flags; and what was read. InputError for too few points, none beyond
-    `below`, or a file that cannot be used, with its line.
-    """
+    `below`, or a file that cannot be used, with its line."""
     file_points = _read_points(filter_rows(read_table(path), filters), x_column, y_column, group)
     points = file_points.points
     in_fit = np.ones(len(points.C), dtype=bool) if below is None else points.C <= below

@@ -1,7 +1,6 @@
 """Runs in, FitResult out: tracks -> curves -> frontier -> n*(C), for all cells, each B_p, and each batch B = B_p n
 (IsoCompute Playbook, arXiv:2603.12151, section 4 and appendix A). The same records and seed give the same result, in
-any order.
-"""
+any order."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -38,8 +37,7 @@ def fit(
 
     `metric`: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples. `compute`: the unit of C,
     "rollouts", "tokens" or "device_hours". InputError where every run is flagged, or the records, metric, compute or
-    options cannot be fitted.
-    """
+    options cannot be fitted."""
     usable_runs = runs if options.include_flagged else healthy_runs(runs)
     result = fit_all_runs(usable_runs, metric or default_metric(runs), compute, options)
     return fit_flags.add_health(result, RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs)))

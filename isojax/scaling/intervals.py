@@ -1,6 +1,5 @@
 """Intervals of replicates (posterior draws, or refits to resampled residuals or points): one level, one number of
-replicates and one seed for the whole package.
-"""
+replicates and one seed for the whole package."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,8 +14,7 @@ Interval = tuple[float | None, float | None]
 
 def central_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     """The central `level` of replicates, float[Q]; an infinite bound is None, an open end, without interpolation; both
-    are None where Q is 0.
-    """
+    are None where Q is 0."""
     samples = np.asarray(values, dtype=np.float64)
     if not samples.size:
         return None, None

@@ -1,7 +1,6 @@
 """What a fit found, as typed data: `FitResult` is what `fit` returns and what fit.json holds. A number that does not
 exist is None. C is in the fit's unit, a reward in [0, 1]. An interval (low, high) is the central 90% of the replicates:
-None where there are none, and an open end where only one bound is None.
-"""
+None where there are none, and an open end where only one bound is None."""
 
 from dataclasses import dataclass
 from pathlib import Path

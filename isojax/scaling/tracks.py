@@ -207,21 +207,20 @@ class PairedDifference:
         return math.copysign(math.inf, self.mean) if self.mean else 0.0
 
 
-def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, tuple[list[EvalPoint], float]]:
-    """For each target that all seeds of a cell answered: their evaluations, and the mean of their compute."""
-    answers_by_seed = [{p.target: (p, float(c)) for p, c in zip(t.run.points, t.C, strict=True)} for t in seeds]
+def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, tuple[list[EvalPoint], float, float]]:
+    """For each target that all seeds of a cell answered: their evaluations, the means of their compute and metric."""
+    answers_by_seed = [{p.target: (p, C, R) for p, C, R in zip(t.run.points, t.C, t.R, strict=True)} for t in seeds]
     common_targets = sorted(set.intersection(*map(set, answers_by_seed)))
     by_target = {}
     for target in common_targets:
-        points, C = zip(*(answers[target] for answers in answers_by_seed), strict=True)
-        by_target[target] = list(points), float(np.mean(C))
+        points, C, R = zip(*(answers[target] for answers in answers_by_seed), strict=True)
+        by_target[target] = list(points), float(np.mean(C)), float(np.mean(R))
     return by_target
 
 
 def paired_lead(a: Sequence[EvalPoint], b: Sequence[EvalPoint], metric: str) -> PairedDifference | None:
     """How far a is above b (an evaluation per seed) on the same problems, with the error over other problems and
-    samples; None without counts of one common number of samples.
-    """
+    samples; None without counts of one common number of samples."""
     sample_counts = {p.samples for p in (*a, *b)}
     counts_a, counts_b = ([correct_counts(p, metric) for p in points] for points in (a, b))
     if len(sample_counts) != 1 or not all([*counts_a, *counts_b]):

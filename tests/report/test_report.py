@@ -111,10 +111,7 @@ def test_diagnostics_are_said_in_words(html: str) -> None:
     assert "Reduced χ² is 1.07 over 211 degrees of freedom: the misfit is what noise explains" in text
     assert "The plateau is beyond the data (*), so do not read A alone, for B_p × n = 8 × 32 and 16 × 32." in text
     assert "0.600 [0.585, 0.618]" in text  # A of 8x2
-    assert (
-        "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; 300 validation problems; seed 0)."
-        in text
-    )
+    assert "Intervals hold 90% of 40 replicates (bootstrap over seeds and problems; seed 0)." in text
     assert "At C = 250k rollouts the reward ranges over 0.092 [0.071, 0.113] with n (at B_p = 16)" in text
     assert "and 0.019 [0.004, 0.030] with B_p (at n = 8)." in text
 

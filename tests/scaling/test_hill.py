@@ -6,7 +6,6 @@ import pytest
 from isojax.scaling.curves.hill import (
     HILL_TAIL,
     STRETCHED_TAIL,
-    FittedCurve,
     curve_value,
     progress_and_slope,
     progress_gradient,
@@ -65,8 +64,3 @@ def test_the_gradient_is_that_of_differences_and_nothing_happens_at_no_compute(t
     assert d_mid == pytest.approx((moved[0] - moved[1]) / (2 * h), abs=1e-8)
     assert d_ln_exponent == pytest.approx((moved[2] - moved[3]) / (2 * h), abs=1e-8)
     assert (s[0], d_mid[0], d_ln_exponent[0]) == (0, 0, 0)
-
-
-def test_names():
-    curves = [FittedCurve(16, 8, 0.2, 0.6, 1.0, 1e3, 1e2, 1e4, 10, 0.0, tail=tail) for tail in (1.0, 0.0, 0.4)]
-    assert [curve.form for curve in curves] == ["hill", "stretched", "between hill and stretched"]

@@ -115,12 +115,9 @@ def _frontier_rows(view: FrontierFit) -> list[list[str]]:
 
 
 def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:
-    n_star = view.n_star
-    if not n_star.no_effect and not law_is_drawn(view):
-        console.print("[bold]law[/bold]: none for n*(C), the frontier has two values of n")
-        return
-    console.print(f"[bold]law[/bold]: {describe_law(n_star)}")
-    if intervals := measured_n_intervals(n_star):
+    console.print(f"[bold]law[/bold]: {describe_law(view)}")
+    intervals = measured_n_intervals(view.n_star)
+    if intervals and law_is_drawn(view):
         places = zip(intervals, ("low", "middle", "high"), strict=True)
         text = "; ".join(f"{interval} at {place} C" for interval, place in places)
         console.print(f"  {level} interval of the best measured n: {text}")

@@ -15,7 +15,7 @@ from matplotlib.patches import Patch
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
 from isojax.report.fit_views import all_n, frontier_views, interval_level, thin
-from isojax.report.wording import LAW_PARAMETERS, LAW_REACH, compute_unit, format_percent, law_is_drawn
+from isojax.report.wording import LAW_PARAMETERS, LAW_REACH, compute_unit, law_is_drawn
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit
 
@@ -80,7 +80,7 @@ def _legend(fig: Figure, fit: FitResult) -> None:
     """The law and its band."""
     level = interval_level(fit)
     handles: list[Line2D | Patch] = [Line2D([], [], color=canvas.LAW_COLOUR, lw=2.2, label="fitted law $n^*(C)$")]
-    if level is not None:
-        label = f"{format_percent(level)} interval of the best measured n"
+    if level:
+        label = f"{level} interval of the best measured n"
         handles.append(Patch(color=canvas.LAW_COLOUR, alpha=0.14, lw=0, label=label))
     canvas.legend_below(fig, len(handles), handles, handlelength=1.8)

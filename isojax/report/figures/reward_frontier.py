@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas, fit_views
-from isojax.report.wording import compute_unit, format_compact, format_percent, format_reward
+from isojax.report.wording import compute_unit, format_compact, format_reward
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit
 
@@ -161,8 +161,8 @@ def _mark_handles(fit: FitResult) -> list[Handle]:
         Line2D([], [], color=canvas.MUTED, lw=0.6, label="one seed"),
     ]
     level = fit_views.interval_level(fit)
-    if level is not None:
-        handles.append(Patch(color=canvas.INK, alpha=0.22, lw=0, label=f"{format_percent(level)} interval"))
+    if level:
+        handles.append(Patch(color=canvas.INK, alpha=0.22, lw=0, label=f"{level} interval"))
     if fit.base_reward is not None:
         label = f"base policy, {format_reward(fit.base_reward)}"
         handles.append(Line2D([], [], color=canvas.MUTED, lw=0.9, ls=BASE_DASHES, label=label))

@@ -130,7 +130,7 @@ def law_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
     band = [(row.C, row.low, row.high) for row in n_star.band or () if row.low > 0]
     traces = []
     if band:
-        name = f"{format_percent(fit_views.interval_level(fit) or 0.0)} interval of the best measured n"
+        name = f"{fit_views.interval_level(fit)} interval of the best measured n"
         traces.append(_band_trace(band, role="law band") | {"name": name, "showlegend": True})
     first, last = points[0].C, points[-1].C
     ranges = ((first, last, "solid"), (last, wording.LAW_REACH * last, "dash")) if wording.law_is_drawn(view) else ()
@@ -160,7 +160,7 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1
     level = fit_views.interval_level(fit)
-    metric = escape_plotly_label(fit.metric) + ("" if level is None else f" (bands: {format_percent(level)})")
+    metric = escape_plotly_label(fit.metric) + (f" (bands: {level})" if level else "")
     reward_axis = {"range": [low - 0.06 * span, high + 0.1 * span], "title": {"text": metric}}
     legend = {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0, "groupclick": "togglegroup"}
     margin = {"l": 56, "r": 12, "t": 12, "b": 48}

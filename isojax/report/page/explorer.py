@@ -35,8 +35,7 @@ MIN_SHOWN_REGRET = 0.0005
 
 def answer_row(fit: FitResult, C: float, B_p: int | None = None) -> dict[str, Any]:
     """What to run with a budget of C > 0, in the fit's unit, with B_p held fixed or free: numbers and, in `words`, what
-    to know of them. {"C", "why"} where there is no answer; M, the number of updates, only where C counts rollouts.
-    """
+    to know of them. {"C", "why"} where there is no answer; M, the number of updates, only where C counts rollouts."""
     if fit.compute != "rollouts":
         return _frontier_answer(fit, C, B_p)
     try:
@@ -108,12 +107,11 @@ def page_data(fits: Sequence[FitResult], runs: Sequence[RunRecord], with_charts:
 
 
 def _fit_data(fit: FitResult, runs: Sequence[RunRecord], with_charts: bool) -> dict[str, Any]:
-    level = interval_level(fit)
     content = {
         "metric": fit.metric,
         "mode": "as in the paper" if fit.mode == "paper" else fit.mode,
         "unit": compute_unit(fit),
-        "level": format_percent(level) if level else "",
+        "level": interval_level(fit),
         "views": [_view_data(fit, view, with_charts) for view in frontier_views(fit)],
     }
     if with_charts:

@@ -1,9 +1,9 @@
 """The main findings of a fit, one sentence each; what limits them is said by its flags."""
 
 from isojax.report import wording
-from isojax.report.fit_views import all_n, frontier_views
+from isojax.report.fit_views import all_n
 from isojax.report.wording import format_compact, format_interval, format_reward, join_list
-from isojax.scaling.result import FitResult, FrontierFit
+from isojax.scaling.result import FitResult
 
 
 def main_findings(fit: FitResult) -> list[str]:
@@ -12,7 +12,7 @@ def main_findings(fit: FitResult) -> list[str]:
         _describe_n_path(fit),
         _describe_gain(fit),
         _describe_segments(fit),
-        _describe_law(fit),
+        wording.describe_law(fit.joint),
         *_describe_sensitivity(fit),
         *_describe_fixed_batches(fit),
     ]
@@ -53,22 +53,10 @@ def _describe_segments(fit: FitResult) -> str:
         return "One cell leads everywhere, so there is no segment to compare with another."
     length = f"at least {wording.MIN_DECADES} decade long"
     rule = f"{length}, measured for its neighbours, ahead by two standard errors somewhere"
-    sentence = f"Of the joint frontier's segments {_count_held(fit.joint)} hold ({rule}); the others may be noise."
-    views = [view for view in frontier_views(fit) if view.B_p is not None] if len(fit.by_B_p) > 1 else []
-    if not views:
-        return sentence
-    return f"{sentence} {join_list(f'{_count_held(view)} for B_p = {view.B_p} alone' for view in views)}."
-
-
-def _count_held(view: FrontierFit) -> str:
-    return f"{sum(wording.segment_verdict(segment)[0] for segment in view.segments)} of {len(view.segments)}"
-
-
-def _describe_law(fit: FitResult) -> str:
-    if fit.joint.n_star.no_effect or wording.law_is_drawn(fit.joint):
-        return wording.describe_law(fit.joint.n_star)
-    values = join_list(sorted({point.n for point in fit.joint.frontier}))
-    return f"The frontier has two values of n only ({values}): too few for a law n*(C)."
+    held = sum(wording.segment_verdict(segment)[0] for segment in fit.joint.segments)
+    return (
+        f"Of the joint frontier's segments {held} of {len(fit.joint.segments)} hold ({rule}); the others may be noise."
+    )
 
 
 def _describe_sensitivity(fit: FitResult) -> list[str]:

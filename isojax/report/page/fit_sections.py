@@ -120,8 +120,7 @@ def _describe_intervals(fit: FitResult) -> str:
     intervals = fit.intervals
     if intervals is None:
         return "This fit has no intervals."
-    problems = f"{intervals.problems} validation problems" if intervals.problems else "no counts per problem recorded"
     replicates = f"{format_percent(intervals.level)} of {format_count(intervals.replicates, 'replicate')}"
-    how = f"Intervals hold {replicates} ({intervals.method}; {problems}; seed {intervals.seed})."
+    how = f"Intervals hold {replicates} ({intervals.method}; seed {intervals.seed})."
     spread = f"The reward's standard deviation between runs that differ in their seed alone is {intervals.run_sd:.4f}"
     return f"{how} {spread}, {intervals.run_sd_source}."

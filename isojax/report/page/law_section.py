@@ -9,7 +9,7 @@ from isojax.report import wording
 from isojax.report.fit_views import frontier_views
 from isojax.report.page.markup import Html, html_section, html_table, tag
 from isojax.report.wording import MIN_DECADES, MIN_Z, compute_unit, format_compact, format_crossover, segment_verdict
-from isojax.scaling.curves.hill import HILL_TAIL, STRETCHED_TAIL, FittedCurve
+from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
 from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
 
@@ -89,17 +89,13 @@ LAW_FORMULAS = {
         "log<sub>2</sub> n*(C) = b + L / (1 + exp(−k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)))"
     ),
 }
-CURVE_FORMULAS = {
-    "hill": Html("R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) / (1 + (C<sub>mid</sub> / C)<sup>β</sup>)"),
-    "stretched": Html("R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − exp(−ln 2 (C / C<sub>mid</sub>)<sup>β</sup>))"),
-    "between hill and stretched": Html(
-        "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − (1 + (2<sup>t</sup> − 1) "
-        "(C / C<sub>mid</sub>)<sup>β</sup>)<sup>−1/t</sup>), t the tail: 1 is hill, 0 stretched"
-    ),
-}
+CURVE_FORMULA = Html(
+    "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − (1 + (2<sup>t</sup> − 1) "
+    "(C / C<sub>mid</sub>)<sup>β</sup>)<sup>−1/t</sup>)"
+)
 LAW_HEADER = ("frontier", "form", "L", "k", "log10 C0", "b", "law at small C", "in the middle", "at large C")
 MEASURED_HEADER = ("best measured n at small C", "in the middle", "at large C")
-CURVE_HEADER = ("B_p × n", "form", "R0", "A", "β", "C_mid", "measured range of C", "points", "rmse")
+CURVE_HEADER = ("B_p × n", "R0", "A", "β", "C_mid", "t", "measured range of C", "points", "rmse")
 
 
 def law_section(fit: FitResult) -> Html:
@@ -107,19 +103,18 @@ def law_section(fit: FitResult) -> Html:
     n_star = fit.joint.n_star
     laws = html_table("Fitted n*(C)", LAW_HEADER, [_law_row(name, view) for name, view in named_views(fit)], (1,))
     curves = sorted(fit.curves, key=lambda curve: curve.key)
-    formulas = [tag("p", CURVE_FORMULAS[form], cls="formula") for form in sorted({curve.form for curve in curves})]
     curve_rows = [_curve_row(curve) for curve in curves]
     return html_section(
         "law",
         "The law n*(C)",
         tag("p", LAW_FORMULAS[n_star.law.form], cls="formula"),
-        tag("p", wording.describe_law(n_star)),
+        tag("p", wording.describe_law(fit.joint)),
         laws,
         *_measured_n_table(fit),
         tag("h3", "Fitted reward curves"),
-        *formulas,
+        tag("p", CURVE_FORMULA, cls="formula"),
         tag("p", _curve_meaning(fit)),
-        html_table(f"Fitted reward curves ({fit.metric})", CURVE_HEADER, curve_rows, (1,)),
+        html_table(f"Fitted reward curves ({fit.metric})", CURVE_HEADER, curve_rows),
     )
 
 
@@ -143,7 +138,10 @@ def _measured_n_table(fit: FitResult) -> list[Html]:
 
 def _curve_meaning(fit: FitResult) -> str:
     """The parameters in words, and what to know of these curves."""
-    sentences = ["A: the plateau; C_mid: the compute of half the gain; β: the exponent, how steep the curve is."]
+    sentences = [
+        "A: the plateau; C_mid: the compute of half the gain; β: the exponent, how steep the curve is; t: the tail, 1 "
+        "for a Hill curve (ScaleRL's sigmoid), 0, as a limit, for a stretched exponential."
+    ]
     if any(curve.correction is not None for curve in fit.curves):
         reason = "where the evaluations show a bend that no such shape has"
         sentences.append(f"Inside the measured range a smooth correction is added {reason}.")
@@ -156,14 +154,13 @@ def _curve_meaning(fit: FitResult) -> str:
 
 def _curve_row(curve: FittedCurve) -> list[object]:
     plateau = wording.format_reward(curve.A) + wording.format_interval(curve.A_interval)
-    is_named_form = curve.tail in (HILL_TAIL, STRETCHED_TAIL)
     return [
         f"{curve.B_p} × {curve.n}",
-        curve.form if is_named_form else f"tail {curve.tail:.2f}",
         wording.format_reward(curve.R0),
         plateau if curve.determined else f"{plateau} *",
         f"{curve.exponent:.2f}" + wording.format_interval(curve.exponent_interval, "{:.2f}".format),
         wording.format_compact(curve.C_mid) + wording.format_interval(curve.C_mid_interval, wording.format_compact),
+        f"{curve.tail:.2f}",
         f"{wording.format_compact(curve.C_low)} – {wording.format_compact(curve.C_high)}",
         curve.points,
         f"{curve.rmse:.4f}",

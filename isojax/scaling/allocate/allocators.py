@@ -2,8 +2,7 @@
 the law (mode paper): n from n*(C), the smallest stable B_p; a fixed B_p has its own n*(C); a fixed B sets B_p = B // n;
 a fixed M takes the best cell with B_p n M <= C, or, where none fits, n*(C) and B_p = floor(C / (n M)). By the curves
 (mode hierarchical): n of the stable cell whose curve is highest, the smallest B_p within epsilon of it at that n; a
-fixed M or B restricts the cells; where none agrees, n comes from the nearest cells.
-"""
+fixed M or B restricts the cells; where none agrees, n comes from the nearest cells."""
 
 import numpy as np
 

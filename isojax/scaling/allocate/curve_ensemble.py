@@ -1,7 +1,6 @@
 """The curves of a fit and their replicates over the measured cells (B_p, n); the reward at C is the curve's
 at min(C, C_peak). Beyond its data each replicate is between its curve and a straight line in log C, as steep as the
-last TREND_DECADES of the frontier, or of the curve where that is less steep (docs/laws.md, "Beyond the data").
-"""
+last TREND_DECADES of the frontier, or of the curve where that is less steep (docs/laws.md, "Beyond the data")."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -97,8 +96,7 @@ class CurveEnsemble:
 
     def predict_new_run(self, i: int, C: float) -> tuple[float, ClosedInterval | None]:
         """The expected reward of cell i after C rollouts, and the interval of one new run's measurement on the same
-        problems: the expectation's spread on each side, in quadrature with run-to-run and evaluation noise.
-        """
+        problems: the expectation's spread on each side, in quadrature with run-to-run and evaluation noise."""
         reward, interval = self.predict_reward(i, C, same_problems=True)
         noise = self.fit.intervals
         if interval is None or noise is None:
@@ -140,8 +138,7 @@ class CurveEnsemble:
 
     def choose_cell(self, C_spent: FloatArray, allowed: BoolArray, epsilon: float) -> int:
         """The best n of the allowed cells (at least one; the smaller of equals), and the smallest B_p at it within
-        `epsilon` of the best, measured ones first; each cell would spend float[cells].
-        """
+        `epsilon` of the best, measured ones first; each cell would spend float[cells]."""
         expected_rewards = np.where(allowed, self.expected_at_cell_budgets(C_spent), -np.inf)
         same_n = self.n == self.n[expected_rewards.argmax()]
         within_epsilon = allowed & same_n & (expected_rewards >= expected_rewards.max() - epsilon)

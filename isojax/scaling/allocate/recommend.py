@@ -1,6 +1,5 @@
 """The allocation (B_p, n, M) for a budget of C rollouts, from a fit alone: what to run, what reward to expect, and how
-sure that is. Mode "paper" follows its law n*(C); mode "hierarchical" compares the cells' curves (allocators.py).
-"""
+sure that is. Mode "paper" follows its law n*(C); mode "hierarchical" compares the cells' curves (allocators.py)."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -38,8 +37,7 @@ def recommend(
     `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p": v}; `extrapolate`:
     answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward that makes no difference;
     `with_measured_cells`: predict every measured cell, which takes as long as all the rest. InputError where the fit is
-    not in rollouts, C is out of reach, or the limits leave no allocation.
-    """
+    not in rollouts, C is out of reach, or the limits leave no allocation."""
     request = AllocationRequest(C, B_max, dict(fix or {}), epsilon, reasons=[])
     request.check()
     ensemble = load_ensemble(fit)

@@ -1,8 +1,7 @@
 """Numbers about a fit: whether the curves fit their points as well as the noise allows, how much n matters against B_p
 (IsoCompute Playbook, arXiv:2603.12151, Fig. 10), where evaluations cannot tell values of n from one another (ties), and
 the evidence for each segment of a frontier, where one n holds it. Its lead over the cells before and after is a paired
-difference on the same problems, at the target where the smallest z over them is largest, which favours the winner.
-"""
+difference on the same problems, at the target where the smallest z over them is largest, which favours the winner."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -68,7 +67,7 @@ def _best_lead(
     best: tuple[PairedDifference, float] | None = None
     has_common_target = False
     for stretch in stretches:
-        for target, (points, C) in evaluations_by_target(cells[stretch.B_p, stretch.n]).items():
+        for target, (points, C, _) in evaluations_by_target(cells[stretch.B_p, stretch.n]).items():
             inside = stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9)
             if not rival_evaluations or not inside or any(target not in r for r in rival_evaluations):
                 continue

@@ -1,6 +1,5 @@
 """What a reader of a fit must know before believing it, in words: one function for each subject, no flag where all is
-well. docs/laws.md says what to do about each.
-"""
+well. docs/laws.md says what to do about each."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence

@@ -1,6 +1,5 @@
 """`isojax records check`: what ledgers hold, what would make a fit refuse them, and what a reader of the fit should
-know.
-"""
+know."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

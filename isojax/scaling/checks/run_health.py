@@ -60,8 +60,7 @@ class RunHealth:
 @dataclass(frozen=True)
 class RewardSummary:
     """A run's validation reward: of the base policy (else the first evaluation), the best mean of three in a row (at
-    least base), and the last such mean; whether the last differs by more than noise.
-    """
+    least base), and the last such mean; whether the last differs by more than noise."""
 
     base: float
     best: float

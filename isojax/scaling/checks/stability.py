@@ -1,6 +1,5 @@
 """Which B_p train stably, and which runs overfit (IsoCompute Playbook, arXiv:2603.12151, section 4.3, appendix C and
-section 5.2). The paper gives no test of stability; ours is in docs/laws.md.
-"""
+section 5.2). The paper gives no test of stability; ours is in docs/laws.md."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -50,8 +49,7 @@ def assess_stability(
     cells: TracksByCell, metric: str, peaked_cells: Collection[tuple[int, int]] = ()
 ) -> tuple[StabilityVerdict, ...]:
     """One verdict for each B_p, rising. A fall past a fitted peak (peaked_cells) is overfitting, which stopping early
-    avoids, unless the training reward falls too.
-    """
+    avoids, unless the training reward falls too."""
     reasons: dict[int, list[str]] = {}
     for (B_p, n), seeds in sorted(cells.items()):
         is_overfitting = (B_p, n) in peaked_cells and not any(training_reward_fell(t.run) for t in seeds)
@@ -78,15 +76,12 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
     evaluations_at = evaluations_by_target(seeds)
     if len(evaluations_at) < 2:
         return ""
-    rewards_by_seed = [dict(zip((p.target for p in t.run.points), t.R, strict=True)) for t in seeds]
-    mean_rewards = np.array(
-        [np.mean([r[target] for r in rewards_by_seed]) for target in evaluations_at], dtype=np.float64
-    )
+    mean_rewards = np.array([reward for _, _, reward in evaluations_at.values()])
     width = min(LAST_EVALUATIONS, len(mean_rewards))
     means = running_means(mean_rewards, width)
     best_start = int(means.argmax())
     drop = float(means[best_start] - means[-1])
-    evaluations = [points for points, _ in evaluations_at.values()]
+    evaluations = [points for points, _, _ in evaluations_at.values()]
 
     def evaluations_from(start: int) -> list[EvalPoint]:
         return [p for points in evaluations[start : start + width] for p in points]

@@ -1,6 +1,5 @@
 """Does the fit predict what it has not seen? Three trials on the user's own runs, each fitted without what it then
-predicts (docs/laws.md, "Validation on your own runs"). A trial that the runs do not allow says why.
-"""
+predicts (docs/laws.md, "Validation on your own runs"). A trial that the runs do not allow says why."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,8 +32,7 @@ def validate(
 
     Each trial, where possible, has mean_error and mean_absolute_error (predicted less measured), inside (the share of
     evaluations inside the interval of one new run), C (where n is compared), n_chosen and n_best (by the fit and as
-    measured), regret (measured), says (in words) and points. Refuses runs that cannot be fitted even whole.
-    """
+    measured), regret (measured), says (in words) and points. Refuses runs that cannot be fitted even whole."""
     tracks = [make_track(r, metric, compute) for r in runs]
     trials = {"compute": _hide_compute, "largest_n": _hide_largest_n, "seed": _hide_seed}
     results: dict[str, TrialResult] = {}

@@ -2,8 +2,7 @@
 5.2) from C_peak on a line in log C must explain them better than every rising shape, by more than chance; points beyond
 are left out, and the curve is held flat there, because a run may be stopped early. A smooth correction of the residuals
 inside the measured range, a Gaussian process over log10 C with correlation length CORRELATION_DECADES and one
-amplitude, is used only if it explains more than chance.
-"""
+amplitude, is used only if it explains more than chance."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,6 @@
 """Mode "hierarchical", from tracks to curves: every curve from all points (the model is in hierarchical.py, how it
 departs from the paper's procedure in docs/laws.md). The curves are posterior means; intervals come from posterior
-draws, each on validation problems of its own.
-"""
+draws, each on validation problems of its own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -96,8 +95,7 @@ def _leave_out_falls(packed: PackedSweep) -> tuple[PackedSweep, FloatArray]:
 
 def problem_contributions(packed: PackedSweep, metric: str, fitted_rewards: FloatArray) -> FloatArray | None:
     """float[2, N]: what each problem contributes to (a, b), by least squares over all evaluations, where the curves'
-    rewards are float[J, S, P]; None unless each has the counts from which its metric was computed.
-    """
+    rewards are float[J, S, P]; None unless each has the counts from which its metric was computed."""
     rewards_per_problem = []
     evaluations = [pair for seeds in packed.tracks for t in seeds for pair in zip(t.run.points, t.R, strict=True)]
     for point, recorded_reward in evaluations:

@@ -8,8 +8,7 @@ Run r of cell j = (B_p, n) follows, at log10 C = x,
     gamma ~ N(gamma0, gamma_sd^2)                wide for the surface's level and slopes, narrow for its roughness
 
 with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. Outliers count by a soft-L1 loss.
-Dimensions: J cells, S seeds, P points of a run, K columns of the surface.
-"""
+Dimensions: J cells, S seeds, P points of a run, K columns of the surface."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -98,8 +97,7 @@ def pack_sweep(cells: TracksByCell) -> PackedSweep:
 
 def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> tuple[FloatArray, SurfacePrior]:
     """The surface's columns X float[J, 3, K] for the cells (B_p, n), linearly independent, and their prior: A is
-    quadratic in log2 n and linear in log2 B_p, mid is linear in both, lnB is linear in log2 n.
-    """
+    quadratic in log2 n and linear in log2 B_p, mid is linear in both, lnB is linear in log2 n."""
     log_B_p, log_n = np.log2(np.array(keys, dtype=np.float64)).T
     log_n_scaled, log_B_p_scaled = ((v - v.mean()) / 3 for v in (log_n, log_B_p))
     constant = np.ones(len(keys))

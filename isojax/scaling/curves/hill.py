@@ -4,8 +4,7 @@
 
 R0 is the reward before training, A the asymptote, C_mid the compute of half the gain. tail = 1 is ScaleRL's sigmoid
 (arXiv:2510.13786, eq. 1), R0 + (A - R0) / (1 + (C_mid / C)^exponent); tail = 0 is the stretched exponential,
-R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^exponent)).
-"""
+R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^exponent))."""
 
 from dataclasses import dataclass
 
@@ -116,11 +115,6 @@ class FittedCurve:
     def key(self) -> tuple[int, int]:
         """(B_p, n)."""
         return self.B_p, self.n
-
-    @property
-    def form(self) -> str:
-        """The shape in words."""
-        return {HILL_TAIL: "hill", STRETCHED_TAIL: "stretched"}.get(self.tail, "between hill and stretched")
 
 
 def curve_reward(curve: FittedCurve, C: ArrayLike) -> FloatArray:

@@ -1,8 +1,7 @@
 """Draws of all curves, and each cell's mean curve: Hamiltonian Monte Carlo on the model of hierarchical.py, one chain
 per replicate, over v = (theta of every cell, R0), whitened by the curvature at the mode. e and gamma are integrated out
 exactly; the shape's tail is drawn by its probability. A run's points are averaged in at most BINS_PER_RUN bins of
-log C, and the change that this makes at the mode is subtracted.
-"""
+log C, and the change that this makes at the mode is subtracted."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

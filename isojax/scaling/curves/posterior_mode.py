@@ -2,8 +2,7 @@
 
 Damped Gauss-Newton steps improve all curves together: the normal matrix is an arrow, of which e is eliminated first and
 the cells second. tau, noise and run-to-run effect are estimated with the curves, under priors worth PRIOR_WEIGHT
-observations, because few cells say little about their own spread.
-"""
+observations, because few cells say little about their own spread."""
 
 from dataclasses import dataclass, replace
 
@@ -125,8 +124,7 @@ def estimate_run_sd(
     tail: float, data: SweepArrays, state: HierarchicalState, noise_sd: float, stated_run_sd: float | None
 ) -> tuple[float, str, float]:
     """(run-to-run sd, its source in words, its degrees of freedom), from the spread of the seeds' offsets within cells
-    less that of noise, under a prior worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD.
-    """
+    less that of noise, under a prior worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD."""
     if stated_run_sd is not None:
         return stated_run_sd, "as stated", 100.0
     s = progress_at_points(tail, data, state.theta)[0]
@@ -263,8 +261,7 @@ def posterior_covariances(
 def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
     """Whether one curve for each B_p does as well, by AIC at the likeliest shape and standard deviations, as curves
     that change linearly with log2 n and as a free curve for each cell; False where only one n was measured, because
-    nothing was compared.
-    """
+    nothing was compared."""
     if len({n for _, n in packed.keys}) < 2:
         return False
     J = len(packed.keys)

@@ -7,8 +7,7 @@ Intervals: a moving-block bootstrap of the residuals (Künsch 1989). The noise i
 frequencies q = (1 + rho) / (1 - rho) times as strong as white noise. k smooth parameters absorb k q / N of the
 variance, which leaves the residuals the autocorrelation (rho - k q / N) / (1 - k q / N): rho is estimated from it.
 Blocks keep the covariances within them less the k l / N absorbed, so residuals are scaled up. Seeds get a level plus
-blocks around it.
-"""
+blocks around it."""
 
 from __future__ import annotations
 

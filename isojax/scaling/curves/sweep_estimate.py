@@ -1,8 +1,7 @@
 """What a mode of fitting takes and gives. A mode is a function (cells, metric, options) -> SweepEstimate, registered in
 fit.MODES: the curves and, where it has them, replicates of all curves. A replicate is one posterior draw, on N
 validation problems drawn with replacement, which shift all curves alike, by about R (1 - R) (a + b R): 0 at R = 0 and
-R = 1, where problems cannot differ.
-"""
+R = 1, where problems cannot differ."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class PosteriorSamples:
 
     def curves_at(self, C: FloatArray) -> FloatArray:
         """The replicates' curves on the problems that were used, each cell at its own compute C > 0: float[..., J] or
-        float[..., 1] -> float[..., Q, J]. A curve with a peak gives the best reward up to C.
-        """
+        float[..., 1] -> float[..., Q, J]. A curve with a peak gives the best reward up to C."""
         C_capped = np.minimum(C, self.C_peak)
         R = self.shapes_at(C_capped)
         for j, correction in enumerate(self.corrections):

@@ -7,8 +7,7 @@ Only phi = (ln exponent, log10 C_mid) is searched, because R0 and G follow by li
 loss's influence, its derivative (Huber's modified residuals): that never raises a loss whose second derivative is at
 most 1.
 
-Dimensions: R data sets, N points of each, G corners of the grid of starts.
-"""
+Dimensions: R data sets, N points of each, G corners of the grid of starts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -136,8 +135,7 @@ def fit_robust(
     space: SearchSpace, y: FloatArray, phi: FloatArray, influence: Influence, tolerance: float = PHI_TOLERANCE
 ) -> VarproSolution:
     """The optimum nearest to a start phi float[R 2], of each data set y float[R N], to a tolerance in phi; best started
-    where least squares ended, because steps are small where all residuals count as outliers.
-    """
+    where least squares ended, because steps are small where all residuals count as outliers."""
     phi = np.clip(phi, space.phi_lower, space.phi_upper)
     fitted_rewards, damping = fit_at(space, y, phi).fitted_rewards, np.full(len(y), 1e-3)
     active = np.arange(len(y))

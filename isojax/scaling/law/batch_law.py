@@ -1,7 +1,6 @@
 """B_p against n at a fixed batch B = B_p n: n*(M), B_p* = B / n* (IsoCompute Playbook, arXiv:2603.12151, section 4.2,
 Figs. 9, 18, 19). A monotone n*(M) is rejected where, in 90% of the replicates, it loses more than MONOTONE_COST of
-reward on average over log M against the best n at each M. Only budgets that all cells reached count.
-"""
+reward on average over log M against the best n at each M. Only budgets that all cells reached count."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,7 @@
 """The compute-optimal frontier: the upper envelope of the fitted curves, each inside its measured range (IsoCompute
 Playbook, arXiv:2603.12151, section 4.1, Fig. 6). A stretch shorter than `min_decades` goes to the neighbour that loses
 the least reward there, if that was measured to within `min_decades` of all of it (cells end at slightly different C).
-The replicates of the curves give the intervals of its rewards and of its crossovers.
-"""
+The replicates of the curves give the intervals of its rewards and of its crossovers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -180,8 +179,7 @@ def crossover_interval(
     draws: PosteriorSamples, low_cell: tuple[int, int], high_cell: tuple[int, int], fitted_crossing: float
 ) -> Interval:
     """Where high_cell overtakes low_cell within their data; of several crossings nearest to that of the fitted curves.
-    A replicate in which high_cell leads throughout counts as -inf, one in which it never leads as +inf.
-    """
+    A replicate in which high_cell leads throughout counts as -inf, one in which it never leads as +inf."""
     pair = draws.for_cells([low_cell, high_cell])
     log10_C_from, log10_C_to = float(np.log10(pair.C_low.max())), float(np.log10(pair.C_high.min()))
     if not log10_C_from < log10_C_to:

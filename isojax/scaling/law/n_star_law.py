@@ -8,8 +8,7 @@ of these forms, with x = log10 C (or log10 M at a fixed batch B):
 `fit_n_star` fits one to a frontier: by `fit_law`, the paper's, through a centred running average over AVERAGING_WINDOW
 decades (the paper does not publish its window), or in mode "hierarchical" by `choose_law`, which weights points and
 chooses the form by AICc (Hurvich and Tsai 1989; where variances are known QAICc, Burnham and Anderson 2002, section
-2.5). Both saturate at most at twice the largest n measured. A fork adds a form by adding an entry to FORMS.
-"""
+2.5). Both saturate at most at twice the largest n measured. A fork adds a form by adding an entry to FORMS."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -94,8 +93,7 @@ def weighted_mean_square(law: Law, points: LawPoints) -> float:
 
 def fit_rising_sigmoid(points: LawPoints) -> Law:
     """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds: a Hill curve in 10^x with R0 = b,
-    gain L, exponent k / ln 10 and log10 C_mid = x0.
-    """
+    gain L, exponent k / ln 10 and log10 C_mid = x0."""
     k_lower, k_upper = K_BOUNDS
     space = varpro.SearchSpace(
         log10_C=points.x,
@@ -143,8 +141,7 @@ def fit_n_star(
     frontier: Frontier, draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int, target_count: int
 ) -> NStarFit:
     """The law of the replicates' mean log2 n* at MAX_LAW_POINTS budgets, weighted by their variance plus that of the
-    grid of n (a uniform error of one step); the paper's sigmoid in a mode that cannot say whether n matters.
-    """
+    grid of n (a uniform error of one step); the paper's sigmoid in a mode that cannot say whether n matters."""
     C, n = np.array([p.C for p in frontier.points]), np.array([p.n for p in frontier.points])
     if no_effect is None:
         return NStarFit(law=fit_law(C, n, n_largest), no_effect=False)
@@ -192,8 +189,7 @@ def running_average(x: FloatArray, y: FloatArray, window: float) -> FloatArray:
 
 def fit_law(C: ArrayLike, n: ArrayLike, n_max: float, window: float = AVERAGING_WINDOW) -> Law:
     """The paper's law through C > 0 and the frontier's n >= 1, float[points], averaged over `window` decades (0: not at
-    all); saturates at 2 n_max at most, n_max the largest n measured; constant where n never changes.
-    """
+    all); saturates at 2 n_max at most, n_max the largest n measured; constant where n never changes."""
     x, log2_n = np.log10(as_float64(C)), np.log2(as_float64(n))
     if np.ptp(log2_n) == 0:
         return Law("constant", 0.0, 0.0, None, float(log2_n[0]))
@@ -212,8 +208,7 @@ def choose_law(
     parameters as distinct n and fewer than distinct C and observations (of which the points are worth so many; None: as
     many as there are points). log2_n: n at C float[points] > 0, whole or estimated; variance: float[points] > 0 of it,
     scaled up where the richest form misses by more (None: unknown, equal). A sigmoid saturates at 2 n_max at most,
-    n_max the largest n measured.
-    """
+    n_max the largest n measured."""
     x, y = np.log10(as_float64(C)), as_float64(log2_n)
     variances = np.ones_like(x) if variance is None else as_float64(variance)
     mean_variance = float(1 / np.mean(1 / variances))

@@ -1,6 +1,5 @@
 """The law n*(C) from frontier points alone, such as those of a published figure: a table with columns n and rollouts.
-Every point counts once, without a running average; 90% intervals come from a bootstrap over points, of one form.
-"""
+Every point counts once, without a running average; 90% intervals come from a bootstrap over points, of one form."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -37,8 +36,7 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
     Returns n_star: the fields of Law, with aicc, intervals of the parameters and band, the law's own 90% interval along
     C; None where there are two values of n. Also points, distinct_n {n: points}, C_low, C_high, rmse (of log2 n) and
     flags.
-    InputError for an unknown mode, or a file that cannot be used, with its line.
-    """
+    InputError for an unknown mode, or a file that cannot be used, with its line."""
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
     table = filter_rows(read_table(path), filters)
