@@ -89,6 +89,14 @@ def _import_first(paths: Sequence[str | Path], name: str, kind: str) -> ModuleTy
     return None
 
 
+def import_extra(extra: str, purpose: str, *modules: str) -> ModuleType:
+    """The last of these modules; InputError where one is missing names the extra that installs them."""
+    try:
+        return [importlib.import_module(module) for module in modules][-1]
+    except ImportError as e:
+        raise InputError(f'{purpose} needs the package {e.name}; pip install "isojax[{extra}]".') from e
+
+
 def plugin_names(folders: Sequence[str], functions: tuple[str, ...]) -> list[str]:
     """The names of the package's own plug-ins in these folders."""
     names = []

@@ -57,7 +57,7 @@ class CheckWorker:
         with tempfile.TemporaryFile() as log:
             try:
                 self._process = GuardedProcess(__name__, log)
-                (nonce,) = _new_nonces(1)
+                nonce = secrets.token_hex(8)
                 self._send((nonce, (self._verifier, self._memory_bytes)))
                 error: str = self._receive(nonce, START_TIMEOUT)
             except (CheckWorkerLost, OSError) as e:
@@ -87,7 +87,7 @@ class CheckWorker:
             yield verdict
 
     def _run_batch(self, batch: Sequence[CheckRequest], cancelled: threading.Event) -> Iterator[Verdict]:
-        nonces = _new_nonces(len(batch))
+        nonces = [secrets.token_hex(8) for _ in batch]
         try:
             self._send_batch(list(zip(nonces, batch, strict=True)), cancelled)
             for nonce in nonces:
@@ -104,7 +104,7 @@ class CheckWorker:
     def _send_batch(self, batch: Sequence[tuple[str, CheckRequest]], cancelled: threading.Event) -> None:
         """Send a batch, to a new process if this one has ended while idle."""
         for attempt in range(2):
-            if self._process is not None and self._process.has_ended:
+            if self._process is not None and self._process.popen.poll() is not None:
                 self.stop()
             if self._process is None:
                 self._restart(cancelled)
@@ -136,7 +136,7 @@ class CheckWorker:
                 if exited:
                     raise self._describe_exit() from None
                 # A child of a check may hold the socket open when the process has gone.
-                exited = self._process.has_ended
+                exited = self._process.popen.poll() is not None
             except OSError as e:
                 raise self._describe_exit() from e
             else:
@@ -152,7 +152,7 @@ class CheckWorker:
     def _describe_exit(self) -> CheckWorkerLost:
         assert self._process is not None
         try:
-            code = self._process.wait(0.5)
+            code = self._process.popen.wait(0.5)
         except subprocess.TimeoutExpired:
             return CheckWorkerLost("crash", "the process closed its connection")
         if code == -signal.SIGKILL:
@@ -170,11 +170,6 @@ class CheckWorker:
         if self._process is not None:
             self._process.stop()
         self._process, self._receive_buffer = None, b""
-
-
-def _new_nonces(count: int) -> list[str]:
-    text = secrets.token_hex(8 * count)
-    return [text[16 * i : 16 * (i + 1)] for i in range(count)]
 
 
 def serve(connection: socket.socket) -> None:

@@ -39,7 +39,7 @@ class GuardedProcess:
         try:
             with other_socket, other_lifeline:
                 descriptors = (other_socket.fileno(), other_lifeline.fileno())
-                self._process = subprocess.Popen(
+                self.popen = subprocess.Popen(  # the guard, which ends as the process does
                     [sys.executable, "-P", "-c", _SCRIPT, module, *map(str, descriptors), json.dumps(import_path)],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
@@ -52,19 +52,6 @@ class GuardedProcess:
             self._close()
             raise
 
-    @property
-    def pid(self) -> int:
-        """The guard's, and the process group's."""
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def wait(self, timeout: float) -> int:
-        """The exit code, of a signal its negative number; raises subprocess.TimeoutExpired."""
-        return self._process.wait(timeout)
-
     def kill(self) -> None:
         """Have the guard end everything; any thread may call it."""
         with suppress(OSError):
@@ -74,10 +61,10 @@ class GuardedProcess:
         """End everything and release what this process holds of it."""
         self.kill()
         try:
-            self._process.wait(STOP_TIMEOUT)
+            self.popen.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:  # the guard had not begun, or the kernel cannot end a process
-            self._process.kill()
-            self._process.wait()
+            self.popen.kill()
+            self.popen.wait()
         self._close()
 
     def _close(self) -> None:

@@ -1,13 +1,7 @@
 """Which problems a run trains, validates and is evaluated on; `ProblemSelection.notes` says what was left out.
 
-A task in text must state the lengths that hold its problems, and a learning rate, as their defaults are the toy task's.
-`require_settings` suggests such as suit its model and problems:
-
-prompt_length     holds the prompts of 99% of the problems, a multiple of 16; at most half of the model's context
-response_length   512, room to reason in, or what the prompts leave of the context
-learning_rate     the paper's 1e-6 for 7B parameters at B = 1024, and with fewer parameters more, by the square root; by
-                  the square root too at another cell.rl.lr_reference_batch
-"""
+A task in text must state the lengths that hold its problems, and a learning rate, as their defaults are the toy task's;
+`require_settings` suggests such as suit its model and problems (docs/problems.md)."""
 
 import math
 from collections import Counter
@@ -29,8 +23,8 @@ ALL_PROBLEMS = 2**31 - 1  # every problem of a source
 LENGTHS, LEARNING_RATE = ("cell.sampling.prompt_length", "cell.sampling.response_length"), "cell.rl.learning_rate"
 MEASURED_PROBLEMS = 1000
 PROMPT_QUANTILE, PROMPT_MULTIPLE = 0.99, 16
-REASONING_TOKENS = 512
-REFERENCE_RATE, REFERENCE_PARAMETERS, REFERENCE_BATCH = 1e-6, 7e9, 1024
+REASONING_TOKENS = 512  # of a response, where the context has room
+REFERENCE_RATE, REFERENCE_PARAMETERS, REFERENCE_BATCH = 1e-6, 7e9, 1024  # the paper's
 
 LabelFunction = Callable[[list[Problem]], list[Problem]]
 

@@ -231,16 +231,10 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     device_task = build_device_task(cell.task)
     if device_task is None:
         return TextTask(open_source(cell.task, cell.data), cell, num_workers)
-    if cell.reward.weights:
-        raise InputError(
-            f"cell.reward.weights = {cell.reward.weights} weighs scores of cell.verifier.use, and cell.task ="
-            f" {cell.task} verifies on device; leave it out."
-        )
-    if cell.sampling.interrupt is not None:
-        raise InputError(
-            f"cell.sampling.interrupt is set and cell.task = {cell.task} writes no text; expected a task in text with"
-            " cell.model.path, such as cell.task=jsonl:FILE. Set cell.sampling.interrupt=null."
-        )
+    for key, value in (("reward.weights", cell.reward.weights), ("sampling.interrupt", cell.sampling.interrupt)):
+        if value is not None:
+            refusal = f"cell.{key} is set and cell.task = {cell.task} writes no text and verifies on device"
+            raise InputError(f"{refusal}; leave it out, or set a task in text, such as jsonl:FILE.")
     return device_task
 
 

@@ -209,10 +209,10 @@ def test_a_worker_killed_while_idle_is_replaced(rewards: Path) -> None:
     with Checker(f"function:{rewards}:pid", num_workers=1) as checker:
         worker = checker._workers[0]._process
         assert worker is not None
-        assert grade(checker, [str(worker.pid)]) == ([1.0], [True], {})
-        os.killpg(worker.pid, signal.SIGKILL)
-        assert ended(worker.pid)
-        assert grade(checker, [str(worker.pid)]) == ([0.0], [True], {})
+        assert grade(checker, [str(worker.popen.pid)]) == ([1.0], [True], {})
+        os.killpg(worker.popen.pid, signal.SIGKILL)
+        assert ended(worker.popen.pid)
+        assert grade(checker, [str(worker.popen.pid)]) == ([0.0], [True], {})
 
 
 @pytest.mark.parametrize("how", ["slow", "no memory"])
@@ -309,7 +309,7 @@ def test_a_closed_checker_says_so(rewards: Path) -> None:
     checker = Checker(f"function:{rewards}:reward", num_workers=1)
     process = checker._workers[0]._process
     checker.close()
-    assert process is not None and process.wait(0) == -signal.SIGKILL
+    assert process is not None and process.popen.wait(0) == -signal.SIGKILL
     with pytest.raises(InputError, match="closed"):
         grade(checker, ["good"])
 
@@ -349,7 +349,7 @@ def test_what_cannot_start_is_said_at_once(
 def test_workers_and_their_children_die_with_a_parent_that_is_killed(rewards: Path, tmp_path: Path) -> None:
     program = (
         "from isojax.tasks.grading import Checker; from isojax.core.nouns import Problem; import sys\n"
-        f"c = Checker('function:{rewards}:reward', timeout=1000, num_workers=1); print(c._workers[0]._process.pid,"
+        f"c = Checker('function:{rewards}:reward', timeout=1000, num_workers=1); print(c._workers[0]._process.popen.pid,"
         " flush=True)\n"
         "c.grade([Problem(0, '', '')], [''], sys.argv[1:])"
     )

@@ -2,14 +2,13 @@
 checked, and what reward a response gets."""
 
 import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section, check_names
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE
 
@@ -61,7 +60,7 @@ class VerifierConfig(Section):
         is_map = isinstance(use, dict) and use and all(isinstance(text, str) for item in use.items() for text in item)
         if not isinstance(use, str) and not is_map:
             raise PydanticCustomError("verifier", "a verifier such as math, or several as in {accuracy: math}")
-        _check_score_names(use if is_map else ())
+        check_names(use if is_map else (), "score")
         return use
 
 
@@ -81,16 +80,8 @@ class RewardConfig(Section):
         if weights is not None and (min(weights.values(), default=0) < 0 or not 0 < sum(weights.values()) < math.inf):
             rule = "weights of 0 or more, not all 0, so that rewards stay from 0 to 1 (a penalty p is a score of 1 - p)"
             raise PydanticCustomError("weights", "{rule}", {"rule": rule})
-        _check_score_names(weights or ())
+        check_names(weights or (), "score")
         return weights
-
-
-def _check_score_names(names: Iterable[str]) -> None:
-    """Such as can be a part of a metric's name."""
-    for name in names:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
-            rule = f"names of letters, digits, '.', '_' and '-'. Rename the score {name!r}"
-            raise PydanticCustomError("score_name", "{rule}", {"rule": rule})
 
 
 def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str, float]:

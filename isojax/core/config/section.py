@@ -1,5 +1,7 @@
 """The base of every section of a config, and the numbers that it may hold."""
 
+import re
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -12,6 +14,15 @@ PositiveInt = Annotated[int, Field(gt=0, le=MAX_SETTING)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_SETTING)]
 PositiveFloat = Annotated[float, Field(gt=0, le=MAX_SETTING)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_SETTING)]
+
+
+def check_names(names: Iterable[str], kind: str, reserved: Sequence[str] = ()) -> None:
+    """Raise where a name cannot be a part of a metric's name, or is reserved."""
+    for name in names:
+        if name in reserved or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+            others = f", other than {', '.join(reserved)}" if reserved else ""
+            rule = f"names of letters, digits, '.', '_' and '-'{others}. Rename the {kind} {name!r}"
+            raise PydanticCustomError("name", "{rule}", {"rule": rule})
 
 
 class Section(BaseModel):

@@ -2,16 +2,21 @@
 where and how to run, which changes no result and is not hashed."""
 
 import math
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
 
 from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, RewardConfig, VerifierConfig
 from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
 from isojax.core.config.rl import RLConfig
-from isojax.core.config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from isojax.core.config.section import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    check_names,
+)
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_EVALUATIONS, MAX_SETTING
 
@@ -45,11 +50,7 @@ class EvalConfig(Section):
     @field_validator("extra")
     @classmethod
     def _check_set_names(cls, extra: dict[str, str]) -> dict[str, str]:
-        for name in extra:
-            if name in RESERVED_NAMES or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-                reserved = ", ".join(RESERVED_NAMES)
-                rule = f"names of letters, digits, '.', '_' and '-', other than {reserved}. Rename the set {name!r}"
-                raise PydanticCustomError("set_name", "{rule}", {"rule": rule})
+        check_names(extra, "set", reserved=RESERVED_NAMES)
         return extra
 
     def evaluation_targets(self, budget: int) -> list[int]:

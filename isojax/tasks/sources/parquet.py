@@ -2,22 +2,19 @@
 or flat columns (tasks/problem_sources.py). A problem's id is its row's number over all files by name, from 0."""
 
 import glob
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
+from isojax.core.registry import import_extra
 from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import InMemorySource, rows_to_problems, to_plain_json
 
 
 def source(argument: str, data: DataConfig) -> InMemorySource:
     """The problems of one or more files of one schema; an InputError names the file and the row."""
-    try:
-        importlib.import_module("pyarrow.parquet")
-    except ImportError as e:
-        raise InputError('cell.task: parquet needs the package pyarrow; pip install "isojax[parquet]".') from e
+    import_extra("parquet", "cell.task: parquet", "pyarrow.parquet")
     return InMemorySource(rows_to_problems(_read_rows(_find_files(argument)), data, argument))
 
 

@@ -2,7 +2,6 @@
 TensorFlow. Without # the split `all` is read; flat features of another's data set are read as rows
 (tasks/problem_sources.py)."""
 
-import importlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from isojax.core.atomic_files import atomic_folder
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.registry import import_extra
 from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import drop_duplicates, random_subset, rows_to_problems, to_plain_json
 
@@ -124,12 +124,7 @@ def _record_to_problem(row: DataRow) -> Problem:
 
 def import_tfds() -> ModuleType:
     """tensorflow_datasets; InputError where it, or what reads and writes ArrayRecord files, is missing."""
-    try:
-        for name in ("grain", "array_record.python.array_record_module"):
-            importlib.import_module(name)
-        return importlib.import_module("tensorflow_datasets")
-    except ImportError as e:
-        raise InputError(f'tfds needs the package {e.name}; pip install "isojax[tfds]".') from e
+    return import_extra("tfds", "tfds", "grain", "array_record.python.array_record_module", "tensorflow_datasets")
 
 
 def _open_builder(folder: Path) -> Any:

@@ -2,7 +2,6 @@
 whole response. Some scorers run it through Python's `eval`, in the worker process, with the user's rights."""
 
 import functools
-import importlib
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
+from isojax.core.registry import import_extra
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = True, True
@@ -20,10 +20,8 @@ _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 def build(argument: str) -> Check:
     """The check; InputError where an argument is given or reasoning-gym is not installed."""
     refuse_argument("gym", argument)
-    try:  # here, so that its seconds count for the worker's start and not for the first check's deadline
-        importlib.import_module("reasoning_gym")
-    except ImportError as e:
-        raise InputError('cell.verifier.use: gym needs the package reasoning-gym; pip install "isojax[gym]".') from e
+    # Here, so that its seconds count for the worker's start and not for the first check's deadline.
+    import_extra("gym", "cell.verifier.use = gym", "reasoning_gym")
     return check
 
 

@@ -7,8 +7,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.registry import import_extra
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = True, True
@@ -54,14 +54,11 @@ _SLASH_FRACTION = re.compile(rf"(?:(?P<whole>{_DIGITS})\s+)?(?P<a>[0-9]+)\s*/\s*
 def build(argument: str) -> Check:
     """The check; InputError where an argument is given, or math-verify is missing."""
     refuse_argument("math", argument)
-    try:
-        import math_verify
-    except ImportError as e:
-        raise InputError(f'cell.verifier.use = math needs math-verify ({e}); pip install "isojax[verify]".') from e
+    math_verify = import_extra("verify", "cell.verifier.use = math", "math_verify")
 
     # Its own timeouts are signals, which do not reach into C code; the deadline of a worker process does.
     def parse(text: str) -> list[Any]:
-        return math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        return math_verify.parse(text, parsing_timeout=None)
 
     @lru_cache(1024)
     def parse_reference(reference: str) -> list[Any]:
