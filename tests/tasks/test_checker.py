@@ -349,8 +349,8 @@ def test_what_cannot_start_is_said_at_once(
 def test_workers_and_their_children_die_with_a_parent_that_is_killed(rewards: Path, tmp_path: Path) -> None:
     program = (
         "from isojax.tasks.grading import Checker; from isojax.core.nouns import Problem; import sys\n"
-        f"c = Checker('function:{rewards}:reward', timeout=1000, num_workers=1); print(c._workers[0]._process.popen.pid,"
-        " flush=True)\n"
+        f"c = Checker('function:{rewards}:reward', timeout=1000, num_workers=1)\n"
+        "print(c._workers[0]._process.popen.pid, flush=True)\n"
         "c.grade([Problem(0, '', '')], [''], sys.argv[1:])"
     )
     child = tmp_path / "pid"
