@@ -7,6 +7,9 @@ from __future__ import annotations
 import csv
 import json
 import re
+import signal
+import socket
+import time
 
 import pytest
 from safetensors.numpy import load_file
@@ -113,6 +116,40 @@ def test_labels_are_mean_rewards(place: Isojax) -> None:
 
 
 VERL = ("cell.verifier.use=verl:rewards.py", "cell.reward.weights=null")
+
+
+ONE_CELL = ("graded.yaml", "sweep.n=[4]", "sweep.budget=120", "cell.data.attempts=0", "run.checkpoint_seconds=0")
+
+
+def test_two_processes_find_what_one_finds(place: Isojax) -> None:
+    """Each grades its own half of the rollouts."""
+    place.swept("train", *ONE_CELL, "name=one", "--mesh", "fsdp=4", XLA_FLAGS=flags(QUICK, devices=4))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    words = ("isojax.train", *ONE_CELL, "name=two", "--mesh", "fsdp=4", "--coordinator", address, "--processes", "2")
+    pair = [place.fork(*words, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2)) for i in range(2)]
+    with pair[0], pair[1]:
+        for process in pair:
+            assert "Traceback" not in process.communicate()[1] and process.returncode == 0
+    one, two = place.rows("4x4-s0", "one"), place.rows("4x4-s0", "two")
+    assert len(one) == len(two) > 3
+    for a, b in zip(one, two, strict=True):
+        assert a["counts"] == pytest.approx(b["counts"]) and a["metrics"] == pytest.approx(b["metrics"], abs=1e-5)
+        assert a["train"] == pytest.approx(b["train"], rel=2e-3, abs=1e-5)
+
+
+def test_an_asynchronous_run_that_was_killed_goes_on_with_the_same_bits(place: Isojax) -> None:
+    words = ("train", *ONE_CELL, "cell.rl.max_staleness=2", "sweep.decode_slots=32", "cell.eval.ratio=1.8")
+    place.swept(*words, "name=whole", XLA_FLAGS=FLAGS)
+    with place.fork(*words, "name=killed", XLA_FLAGS=FLAGS) as process:
+        checkpoint = place.run("killed") / "cells/4x4-s0/checkpoint"
+        while not any(checkpoint.glob("[2-9]*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+    assert process.returncode == -signal.SIGKILL
+    place.swept(*words, "name=killed", "--resume", XLA_FLAGS=FLAGS)
+    assert place.ledgers("killed") == place.ledgers("whole")
+    assert max(row["train"].get("staleness_max", 0) for row in place.rows("4x4-s0", "killed")) > 0
 
 
 def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
