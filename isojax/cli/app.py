@@ -15,7 +15,7 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
 from isojax.core.terminal import guard_output, printable
-from isojax.runs.mirror import display_path, localize
+from isojax.runs.mirror import localize
 
 
 class LazyCommand(NamedTuple):
@@ -137,5 +137,5 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
 
 
 def _exit(label: str, message: object, code: int) -> NoReturn:
-    print(f"{label}: {printable(display_path(message))}", file=sys.stderr)
+    print(f"{label}: {printable(message)}", file=sys.stderr)
     sys.exit(code)

@@ -11,10 +11,8 @@ from pydantic_core import to_jsonable_python
 from rich.console import Console
 from rich.markup import escape
 
-from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.report.console import SafeConsole
-from isojax.runs.mirror import display_path
 
 
 def parse_count(text: str, option: str = "--budget") -> int:
@@ -58,11 +56,6 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
     """What a reader must know, one line each."""
     for note in notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}")
-
-
-def warn(message: str) -> None:
-    """One line on standard error; with URLs in place of their mirrors."""
-    terminal.warn(display_path(message))
 
 
 def print_bootstrap(console: Console, settings: Mapping[str, Any]) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from isojax.cli.formatting import json_line_per_row, warn
+from isojax.cli.formatting import json_line_per_row
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.core.terminal import printable
+from isojax.core.terminal import printable, warn
 from isojax.report.console import SafeConsole
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
 from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs

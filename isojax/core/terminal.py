@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from isojax.core.errors import RunFailed
 
+SHOWN_AS: dict[str, str] = {}  # folders of this machine -> the URLs that they mirror (runs/mirror.py)
 MAX_CHARACTERS = 4000  # of a message or of a cell of a table
 # Control characters but tab and newline, separators of lines, marks that reverse the direction of text, and the
 # surrogates that stand for bytes of a file's name.
@@ -23,11 +24,13 @@ _first_loss_at: float | None = None
 
 def printable(text: object) -> str:
     """A text from anywhere for a terminal: control characters as escapes (\\x1b), and a long one without its middle."""
-    return shorten(escape_controls(str(text)))
+    return shorten(clean(str(text)))
 
 
-def escape_controls(text: str) -> str:
-    """A text with its control characters as escapes: \\x1b."""
+def clean(text: str) -> str:
+    """A text with URLs in place of the folders that mirror them, and its control characters as escapes: \\x1b."""
+    for folder, url in list(SHOWN_AS.items()):  # a thread may add one
+        text = text.replace(folder, url)
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 

@@ -15,7 +15,6 @@ from isojax.launch.planner import DeviceBudget, format_bytes, format_sizes
 from isojax.launch.time_estimate import Forecast
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.ledger import INCLUDE_FLAGGED
-from isojax.runs.mirror import display_path
 
 console = SafeConsole(stderr=True)
 
@@ -64,7 +63,7 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
             rate = forecast.rollouts_per_second[B_p, n]
             row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(forecast.cell_seconds[B_p, n])]
         rows.append(row)
-    console.print(TextTable(f"{config.name}: {len(cells)} cells in {display_path(folder)}", columns, rows))
+    console.print(TextTable(f"{config.name}: {len(cells)} cells in {folder}", columns, rows))
 
 
 def format_duration(seconds: float) -> str:

@@ -10,7 +10,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from isojax.core.terminal import escape_controls, printable, shorten
+from isojax.core.terminal import clean, printable, shorten
 
 
 class SafeConsole(Console):
@@ -20,7 +20,7 @@ class SafeConsole(Console):
         super().__init__(stderr=stderr, highlight=False, emoji=False)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        return shorten(super().render_str(escape_controls(text), **options))  # no tag of the markup is cut in two
+        return shorten(super().render_str(clean(text), **options))  # no tag of the markup is cut in two
 
 
 # From the widest to the narrowest: (lines, headings on one line, texts on one line).

@@ -17,12 +17,13 @@ from tempfile import TemporaryDirectory
 
 from isojax.core.atomic_files import WRITE_LISTENERS
 from isojax.core.errors import InputError, RunFailed
+from isojax.core.terminal import SHOWN_AS
 from isojax.runs.storage import Lease, RemoteFolder, error_summary, exclusive_lock, run_in_thread
 
 CHECKPOINTS_FOLDER = "checkpoint"  # of a cell
 STARTED_MARK = "started"  # the object that says that a cell keeps checkpoints, as an empty folder does on a disk
 COMPLETE_SUFFIX = ".whole"  # of the mark of a whole checkpoint, checkpoint/16.whole
-MIRRORS: list["Mirror"] = []  # of this process, the newest first; one that is no longer kept up stays, for messages
+MIRRORS: list["Mirror"] = []  # of this process, the newest first
 
 
 class Mirror:
@@ -37,6 +38,7 @@ class Mirror:
     def auto_upload(self) -> Iterator[None]:
         """Put what core/atomic_files.py writes below the folder to the URL, as it is written."""
         MIRRORS.insert(0, self)
+        SHOWN_AS[str(self.local)] = self.url
         WRITE_LISTENERS.append(self.push)
         try:
             yield
@@ -162,14 +164,6 @@ def working_folder(run_dir: str, name: str) -> Path:
         if mirror.url == f"{run_dir.rstrip('/')}/{name}":
             return mirror.local
     raise InputError(f"run.dir = {run_dir}: only `isojax launch` and `isojax train` run at a URL; expected a folder.")
-
-
-def display_path(text: object) -> str:
-    """A path or a message as a user knows it: with URLs in place of their mirrors."""
-    message = str(text)
-    for mirror in MIRRORS:
-        message = message.replace(str(mirror.local), mirror.url)
-    return message
 
 
 @contextmanager

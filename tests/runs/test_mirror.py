@@ -19,12 +19,12 @@ from fsspec.registry import known_implementations
 from isojax.core import atomic_files
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.terminal import printable
 from isojax.runs import mirror, storage
 from isojax.runs.ledger import Ledger
 from isojax.runs.mirror import (
     Mirror,
     checkpoint_uploader,
-    display_path,
     is_url,
     localize,
     remote_workspace,
@@ -285,7 +285,7 @@ def test_words_that_are_urls(url: str, capsys: Any) -> None:
         assert folder.name == "tiny" and (folder / "fit.json").read_text() == "{}"
         assert (file.parent.name, file.name, file.read_text()) == ("tiny", "fit.json", "{}")
         atomic_files.write_text(folder / "validation.json", "[]")
-        assert display_path(f"wrote {folder / 'validation.json'}") == f"wrote {url}/tiny/validation.json"
+        assert printable(f"wrote {folder / 'validation.json'}") == f"wrote {url}/tiny/validation.json"
     assert "validation.json" in there(f"{url}/tiny") and not folder.exists()
     with pytest.raises(InputError, match=r"there is nothing at .*other"), localize([f"{url}/other"]):
         raise AssertionError("refused before any work")

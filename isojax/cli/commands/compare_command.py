@@ -10,10 +10,10 @@ from isojax.cli.formatting import check_figure_path, json_text, print_line, prin
 from isojax.cli.options import JsonOption, complete_run
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
+from isojax.core.terminal import printable
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.report.wording import format_interval, format_number, format_reward
-from isojax.runs.mirror import display_path
 from isojax.scaling.compare import compare_sweeps
 from isojax.scaling.comparison import BudgetRow, SweepComparison, SweepSummary
 from isojax.scaling.result import FitResult
@@ -51,7 +51,7 @@ def compare(
     if labels is not None:
         names = [label.strip() for label in labels.split(",")]
     elif len(set(names)) < len(names):
-        names = [display_path(run) for run in runs]
+        names = [printable(run) for run in runs]
     if len(names) != len(runs) or not all(names):
         raise InputError(
             f"--labels {labels!r} has {len(names)} names for {len(runs)} runs; expected one each, separated by commas."

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Literal
 from rich.markup import escape
 from typer import Option
 
-from isojax.cli.formatting import json_text, print_notes, to_json_value, warn
+from isojax.cli.formatting import json_text, print_notes, to_json_value
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, RunsArgument
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
+from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import (
     describe_law,

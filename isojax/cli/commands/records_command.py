@@ -45,12 +45,7 @@ FORMAT_HELP = "csv, jsonl, verl, trl, wandb, tensorboard, or a module of yours."
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
 MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is read from the file's name. Repeatable."
 
-app = new_app(no_args_is_help=True)
-
-
-@app.callback()
-def _root() -> None:
-    """Import other trainers' logs, and check ledgers before a fit."""
+app = new_app(no_args_is_help=True, help="Import other trainers' logs, and check ledgers before a fit.")
 
 
 @app.command("import", help=IMPORT_HELP)

@@ -9,17 +9,17 @@ import typer
 
 from isojax.cli.commands.fit_command import print_fit
 from isojax.cli.commands.recommend_command import print_recommendation
-from isojax.cli.formatting import print_line, warn
+from isojax.cli.formatting import print_line
 from isojax.cli.options import IncludeFlaggedOption, complete_run
 from isojax.cli.saved_fits import fit_runs, make_fit, read_fit, sweep_folder
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole
 from isojax.report.gains import report_gains
 from isojax.report.page.html_page import write_report
 from isojax.runs.ledger import read_runs
-from isojax.runs.mirror import display_path
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult
@@ -42,7 +42,7 @@ def report(
     """
     folder = sweep_folder(run)
     report_path = draw_report(folder, read_fit(folder, include_flagged))
-    print_line(f"report: {display_path(report_path)}")
+    print_line(f"report: {report_path}")
 
 
 def draw_report(folder: Path, fit: FitResult) -> Path:
@@ -92,4 +92,4 @@ def fit_and_report(config: Config, sweep_dir: Path, with_report: bool) -> None:
             warn(f"no recommendation for {budget} rollouts: {e}")
     report_gains(console, sweep_dir, read_runs([sweep_dir], warn))
     if report_path is not None:
-        print_line(f"report: {display_path(report_path)}")
+        print_line(f"report: {report_path}")

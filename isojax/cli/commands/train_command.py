@@ -3,12 +3,13 @@
 import importlib
 
 from isojax.cli import options
-from isojax.cli.formatting import print_line, warn
+from isojax.cli.formatting import print_line
+from isojax.core.terminal import warn
 from isojax.launch.process_group import parse_process_group
 from isojax.report.console import SafeConsole
 from isojax.report.gains import report_gains
 from isojax.runs.ledger import read_runs
-from isojax.runs.mirror import display_path, remote_workspace
+from isojax.runs.mirror import remote_workspace
 
 
 def train(
@@ -35,4 +36,4 @@ def train(
         folder = runner.train(config, resume, dry_run, process_group)
         if folder is not None and not dry_run:
             report_gains(SafeConsole(), folder, read_runs([folder], warn))
-            print_line(f"run: {display_path(folder)}")
+            print_line(f"run: {folder}")
