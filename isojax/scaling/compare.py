@@ -45,16 +45,16 @@ def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepCom
         p_higher = float(np.mean(differences > 0)) if len(differences) else None
         difference = comparison.RewardDifference(value, *central_interval(differences), p_higher)
         sweeps[i] = replace(sweeps[i], difference=difference, earlier=_saturates_earlier(fits[0], fits[i], C))
-    compared = SweepComparison(
+    return SweepComparison(
         metric=fits[0].metric,
         compute=fits[0].compute,
         mode=fits[0].mode,
         C_low=float(C[0]),
         C_high=float(C[-1]),
         sweeps=tuple(sweeps),
+        sentences=tuple(comparison.comparison_sentences(sweeps, float(C[-1]))),
+        notes=tuple(comparison.comparison_notes(sweeps)),
     )
-    sentences, notes = comparison.comparison_sentences(compared), comparison.comparison_notes(compared)
-    return replace(compared, sentences=tuple(sentences), notes=tuple(notes))
 
 
 def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:

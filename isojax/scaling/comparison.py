@@ -1,7 +1,7 @@
 """What comparing sweeps (compare.py) finds, as plain data and in words. C is in the sweeps' unit; an interval (low,
 high) is the central 90% of the replicates: both None where there are none, one None for an open end."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MIN_PROBABILITY = 0.9  # of a difference that is stated as one
@@ -88,18 +88,18 @@ class SweepComparison:
     C_low: float
     C_high: float
     sweeps: tuple[SweepSummary, ...]
-    sentences: tuple[str, ...] = ()  # what each shows
-    notes: tuple[str, ...] = ()  # what limits the comparison
+    sentences: tuple[str, ...]  # what each shows
+    notes: tuple[str, ...]  # what limits the comparison
 
 
-def comparison_sentences(comparison: SweepComparison) -> Iterator[str]:
-    """What each sweep shows, and how it differs from the first."""
-    first, *others = comparison.sweeps
-    for sweep in comparison.sweeps:
+def comparison_sentences(sweeps: Sequence[SweepSummary], C_high: float) -> Iterator[str]:
+    """What each sweep shows, and how it differs from the first up to C_high."""
+    first, *others = sweeps
+    for sweep in sweeps:
         yield f"{sweep.label}: {_describe_saturation(sweep)}"
     for sweep in others:
         if sweep.difference is not None:
-            yield _describe_difference(first, sweep, sweep.difference, comparison.C_high)
+            yield _describe_difference(first, sweep, sweep.difference, C_high)
         if sweep.earlier is not None:
             yield _describe_earlier(first, sweep, sweep.earlier)
             continue
@@ -110,7 +110,7 @@ def comparison_sentences(comparison: SweepComparison) -> Iterator[str]:
         if no_effect_labels:
             reason = f"n makes no difference in {' and '.join(no_effect_labels)}"
         yield f"where n* levels off cannot be compared between {sweep.label} and {first.label}: {reason}"
-    for sweep in comparison.sweeps:
+    for sweep in sweeps:
         for cell in sweep.overfitting:
             yield (
                 f"{sweep.label} overfits: training reward rises while validation falls at n = {cell.n}, "
@@ -164,14 +164,14 @@ def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: Earlier
     return f"these runs cannot say whether n* levels off earlier {pair}: {odds} ({n_text})"
 
 
-def comparison_notes(comparison: SweepComparison) -> Iterator[str]:
+def comparison_notes(sweeps: Sequence[SweepSummary]) -> Iterator[str]:
     """What limits the comparison."""
     for name in ("n", "B_p"):
-        values_by_label = {s.label: getattr(s, name) for s in comparison.sweeps}
+        values_by_label = {s.label: getattr(s, name) for s in sweeps}
         if len(set(values_by_label.values())) > 1:
             each = "; ".join(f"{label}: {', '.join(map(str, values))}" for label, values in values_by_label.items())
             yield f"the runs did not measure the same {name} ({each}); each frontier is that of its own cells"
-    if all(s.difference is None or s.difference.low is None for s in comparison.sweeps):
+    if all(s.difference is None or s.difference.low is None for s in sweeps):
         yield "no intervals: mode paper has none, nor has a fit made with --replicates 0"
     else:
         yield (

@@ -13,17 +13,7 @@ from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
 from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
 
-SEGMENT_HEADER = (
-    "B_p × n",
-    "range of C",
-    "decades",
-    "neighbours (B_p × n)",
-    "lead over the closer one",
-    "z",
-    "lead measured at C",
-    "neighbours measured",
-    "verdict",
-)
+SEGMENT_HEADER = ("B_p × n", "range of C", "neighbours (B_p × n)", "lead over the closer one", "z", "at C", "verdict")
 
 
 def named_views(fit: FitResult) -> list[tuple[str, FrontierFit]]:
@@ -43,7 +33,7 @@ def evidence_section(fit: FitResult, figures: Sequence[Html]) -> Html:
         "marked * the data begin or end, and no other n takes over."
     )
     tables = [
-        html_table(f"Frontier segments, {name}", SEGMENT_HEADER, map(_segment_row, view.segments), (8,))
+        html_table(f"Frontier segments, {name}", SEGMENT_HEADER, map(_segment_row, view.segments), (6,))
         for name, view in named_views(fit)
     ]
     title = "Evidence for each segment of the frontier"
@@ -60,12 +50,10 @@ def _segment_row(segment: SegmentRow) -> list[object]:
     return [
         f"{segment.B_p} × {segment.n}",
         C_range,
-        f"{segment.decades:.2f}",
         neighbours,
         lead,
         "–" if segment.z is None else f"{segment.z:.1f}",
         format_compact(segment.at_C),
-        "yes" if segment.measured_for_neighbours else "no",
         tag("span", ("✓ " if holds else "✗ ") + reason, cls="good" if holds else "bad"),
     ]
 
