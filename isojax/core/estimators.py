@@ -33,8 +33,7 @@ def _estimate_table(kind: str, k: int, N: int) -> FloatArray:
 
 
 def estimate_at_k(counts: ArrayLike, samples: int, kind: str, k: int) -> FloatArray:
-    """The estimate for each problem, float[...] in [0, 1], from int[...] correct rollouts of `samples`; for avg also
-    from float[...] sums of graded rewards."""
+    """Each problem's estimate in [0, 1], from int[...] correct rollouts of `samples`; avg also from sums of rewards."""
     if kind not in ESTIMATOR_KINDS:
         raise InputError(f"estimate {kind!r} is not known; expected one of {', '.join(ESTIMATOR_KINDS)}.")
     if not 1 <= k <= samples:

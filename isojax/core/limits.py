@@ -1,5 +1,4 @@
-"""How large an input may be. What is larger is refused by the reader of it, in a message that names the limit
-(docs/faults.md lists them)."""
+"""How large an input may be (docs/faults.md); the reader of what is larger refuses it and names the limit."""
 
 from typing import Any
 

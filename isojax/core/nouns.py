@@ -1,5 +1,4 @@
-"""The nouns of isojax, as plain data. Everywhere C = B_p * n * M rollouts, for M updates of a batch B = B_p * n
-(IsoCompute Playbook, arXiv:2603.12151, section 2)."""
+"""The nouns of isojax, as plain data. C = B_p * n * M rollouts (IsoCompute Playbook, arXiv:2603.12151, section 2)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,5 +1,4 @@
-"""Plug-ins: a file known by its name, in a folder of the package, beside the config or in the working directory (looked
-up in this order), or a module path that a fork passes."""
+"""Plug-ins: a file's name, looked up in the package, beside the config and in the working directory, or a module."""
 
 import difflib
 import importlib
@@ -70,10 +69,8 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
     suggestions = difflib.get_close_matches(name, known_names, n=1)  # of the package's names, for a name without a dot
     hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
     looked_up = f", a file of your own ({', '.join(map(str, files))})" if files else ""
-    raise InputError(
-        f"{kind} plug-in {name!r}: {missing}; expected one of {', '.join(known_names)}{looked_up}, or the module path"
-        f" of your own, as my_fork.NAME.{hint}"
-    )
+    expected = f"expected one of {', '.join(known_names)}{looked_up}, or the module path of your own, as my_fork.NAME"
+    raise InputError(f"{kind} plug-in {name!r}: {missing}; {expected}.{hint}")
 
 
 def _import_first(paths: Sequence[str | Path], name: str, kind: str) -> ModuleType | None:

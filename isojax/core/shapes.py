@@ -42,8 +42,7 @@ class SamplerShapes:
 
     def joint_forward(self, positions_split: bool) -> bool:
         """Whether the update takes a block of prompts through the layers together with the responses to them: where
-        these are one microbatch, unless devices split prompts' positions. Responses of one token go through no layer.
-        """
+        these are one microbatch, unless devices split prompts' positions or responses have one token."""
         most_responses = min(self.prefill_batch * self.n_cap, -(-self.B_cap // self.shards))  # of g prompts, on a shard
         return most_responses <= self.microbatch and self.response_length > 1 and not positions_split
 

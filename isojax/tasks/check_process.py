@@ -216,8 +216,7 @@ def _lowest_free_descriptor(connection: socket.socket) -> int:
 
 
 def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Verdict:
-    """The check's verdict; of one that raises, a failure: memory, machine (no descriptor, disk or process is left),
-    input (the problem cannot be judged) or error."""
+    """The check's verdict; of one that raises, a failure: memory, machine (a shortage), input (unusable) or error."""
     try:
         correct, parsed, failure, message, scores = Verdict(*check(problem, prompt, response))
         plain_scores = None if scores is None else {str(name): float(score) for name, score in scores.items()}

@@ -19,10 +19,9 @@ class EpochPosition(NamedTuple):
 
 
 class EpochOrder:
-    """Indices i[B_p] of the distinct problems of each update from `first` on: shuffled epochs, their remainders left
-    out. With `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out problems with that
-    share or more of their rollouts correct; at least the B_p solved least often stay, so that the run reaches its
-    budget."""
+    """Indices i[B_p] of the distinct problems of each update: shuffled epochs, their remainders left out. With
+    `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out problems with that share or
+    more of their rollouts correct; the B_p solved least often stay, so that the run reaches its budget."""
 
     def __init__(
         self,
@@ -35,8 +34,7 @@ class EpochOrder:
         batches_drawn: int = 0,
     ):
         """`saved_state`: what `state_dict` returned after `first_update` updates, where problems may be left out.
-        `batches_drawn`: how many batches had been drawn by then for the updates that follow; they are not drawn again.
-        """
+        `batches_drawn`: how many batches had been drawn by then for later updates; they are not drawn again."""
         if B_p > num_problems:
             raise InputError(
                 f"B_p = {B_p} is larger than the training set of {num_problems} problems; lower sweep.B_p."

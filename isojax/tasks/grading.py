@@ -1,7 +1,6 @@
 """Grading responses in text while sampling goes on: a thread takes responses in whatever order they finish, and a
-Checker judges them. A verifier that may hang runs in processes that can be killed: a check that hangs, crashes, raises
-or takes too much memory costs its own rollout only (reward 0, counted by kind); the rest of its batch is checked
-again."""
+Checker judges them. A verifier that may hang runs in processes: a check that hangs, crashes, raises or takes too much
+memory costs its own rollout only (reward 0, counted by kind), and the rest of its batch is checked again."""
 
 import threading
 import weakref

@@ -45,8 +45,7 @@ class ProblemSelection:
 
 
 def select_problems(cell: CellConfig, task: Task, label: LabelFunction | None = None) -> ProblemSelection:
-    """The problems that `cell.data` asks for; where they must be labelled and are not, `label` is called, and without
-    it LabelsNeeded raised."""
+    """The problems that `cell.data` asks for; where they need labels, `label` makes them, or LabelsNeeded is raised."""
     data, notes = cell.data, []
 
     def read(source: str, count: int, description: str) -> list[Problem]:

@@ -1,6 +1,5 @@
 """Sources of problems in text: a file per kind in tasks/sources/, with `source(argument, data) -> ProblemSource`. They
-share how rows of a file become problems (which columns hold prompt and answer, what they may contain, repeated rows),
-and how settings of a source that generates problems are read."""
+share how rows of a file become distinct problems, and how settings of a source that generates problems are read."""
 
 import functools
 import json

@@ -13,13 +13,12 @@ from isojax.core.nouns import Problem
 
 
 class EncodedProblems(NamedTuple):
-    """Problems as arrays: prompts i32[Q P] and answers i32[Q T] (with the end token; T = 0 where the host verifies),
-    right-padded; prompt lengths i32[Q]; ids i32[Q]."""
+    """Problems as arrays, texts right-padded."""
 
-    prompts: np.ndarray
-    prompt_lengths: np.ndarray
-    answers: np.ndarray
-    ids: np.ndarray
+    prompts: np.ndarray  # i32[Q P]
+    prompt_lengths: np.ndarray  # i32[Q]
+    answers: np.ndarray  # i32[Q T], with the end token; T = 0 where the host verifies
+    ids: np.ndarray  # i32[Q]
 
 
 class TokenizedProblems(NamedTuple):

@@ -83,10 +83,8 @@ class TextTask:
                 raise InputError(f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat.")
         last_token = self._tokenize(["1"])[0][-1]
         if last_token in self.stops.tokens:
-            raise InputError(
-                f"the tokenizer in {self.folder} ends every text with its end token ({last_token}); set add_eos_token"
-                " to false in tokenizer_config.json."
-            )
+            fault = f"the tokenizer in {self.folder} ends every text with its end token ({last_token})"
+            raise InputError(f"{fault}; set add_eos_token to false in tokenizer_config.json.")
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
         """`cell.sampling.interrupt` as tokens; InputError for a text that ends a response, or leaves it no room."""
@@ -120,10 +118,9 @@ class TextTask:
         prompts = np.full((len(problems), prompt_length), self.pad, np.int32)
         for row, ids, problem in zip(prompts, prompt_tokens, problems, strict=True):
             if not 0 < len(ids) <= prompt_length:
-                raise InputError(
-                    f"the prompt of problem {problem.id} takes {len(ids)} tokens, expected 1 to {prompt_length}:"
-                    f" {problem.prompt[:80]!r}. Raise cell.sampling.prompt_length, or leave the problem out."
-                )
+                size = f"takes {len(ids)} tokens, expected 1 to {prompt_length}"
+                fix = f"{problem.prompt[:80]!r}. Raise cell.sampling.prompt_length, or leave the problem out"
+                raise InputError(f"the prompt of problem {problem.id} {size}: {fix}.")
             row[: len(ids)] = ids
         lengths = np.array([len(ids) for ids in prompt_tokens], np.int32)
         no_answers = np.zeros((len(problems), 0), np.int32)

@@ -1,5 +1,4 @@
-"""What a user may set, as frozen pydantic models: `cell` decides a run's result and is hashed, `sweep` is the grid, and
-`run` says where and how to run."""
+"""What a user may set, as pydantic models: `cell` decides a result, `sweep` is the grid, `run` where and how to run."""
 
 from isojax.core.config.data import PANEL, DataConfig, PromptConfig, RewardConfig, VerifierConfig
 from isojax.core.config.load import Config, config_hash, config_names, load_config, load_configs, save_config

@@ -1,5 +1,4 @@
-"""`cell.data`, `cell.prompt`, `cell.verifier` and `cell.reward`: which problems, how they are written, how answers are
-checked, and what reward a response gets."""
+"""`cell.data`, `cell.prompt`, `cell.verifier`, `cell.reward`: problems, their text, checks of answers, and rewards."""
 
 import math
 from collections.abc import Mapping
@@ -24,9 +23,8 @@ class DataConfig(Section):
     difficulty: tuple[Fraction, Fraction] = (0.0, 0.61)  # the lowest and the highest avg@k to train on; high is easy
     validation: PositiveInt = 300  # how many problems are held out
     held_out: str | None = None  # a task string whose problems, a random choice, are held out instead
-    # The parts of a labelled data set (`isojax difficulty`) and their shares of the training set, such as
-    # {hard: 0.5, easy: 0.5}. The held-out problems of the part with the largest share validate (of equal shares, of the
-    # first by name).
+    # The parts of a labelled data set (`isojax difficulty`) and their shares of the training set: {hard: 1, easy: 1}.
+    # The held-out problems of the part with the largest share validate (of equal shares, of the first by name).
     mixture: dict[str, PositiveFloat] | None = None
     size: PositiveInt | None = None  # D, how many problems to train on at most
     prompt_key: str | None = None  # the column of a file with the prompt; null finds the usual names
@@ -85,8 +83,7 @@ class RewardConfig(Section):
 
 
 def score_weights(verifier: VerifierConfig, reward: RewardConfig) -> Mapping[str, float]:
-    """The weight of each score in a graded reward; empty where rewards are binary. InputError where the two sections
-    do not fit."""
+    """The weight of each score in a graded reward; empty of binary ones. InputError where the sections do not fit."""
     verifiers = {} if isinstance(verifier.use, str) else verifier.use
     if reward.kind == "binary":
         if verifiers or reward.weights:

@@ -28,8 +28,7 @@ class RLConfig(Section):
     aggregation: str | None = None
     clip: PositiveFloat | None = None  # the ratio is kept above 1 - clip; null takes the loss's own
     clip_high: PositiveFloat | None = None  # the ratio is kept below 1 + clip_high; null: the loss's own, or else clip
-    # Of a group's n rollouts, which all count for its advantages, how many (a random choice) the gradient is taken of;
-    # null: all.
+    # Rollouts of a group, a random choice, in the gradient; null: all. For advantages all n count in any case.
     n_train: PositiveInt | None = None
     kl: NonNegativeFloat = 0.0  # the coefficient of the KL to the base policy
     kl_estimator: str = "k3"  # k1, k2 or k3
@@ -45,17 +44,15 @@ class RLConfig(Section):
     tis_cap: PositiveFloat = 2.0
     tis_low: PositiveFloat | None = None
     critic: CriticConfig | None = None  # PPO's critic
-    # A training problem is left out from then on when, as an epoch begins, this share or more of its rollouts so far
-    # were correct (arXiv:2510.13786); B_p problems stay in any case. Null: every epoch has all problems.
+    # An epoch leaves out problems of whose rollouts so far this share or more were correct (arXiv:2510.13786), and
+    # keeps B_p in any case; null: every epoch has all problems.
     no_positive_resampling: Annotated[float, Field(gt=0, le=1)] | None = None
-    # k, by how many updates at most the sampler runs ahead of the trainer (rl/async_rl/async_rollouts.py); null: it
-    # waits for each update.
+    # k, by how many updates at most the sampler runs ahead of the trainer; null: it waits for each update.
     max_staleness: int | None = Field(default=None, ge=0, le=64)
     # An update whose loss or gradient is not finite is skipped and counted; after so many in a row the run breaks off.
     max_consecutive_nonfinite: PositiveInt = 8
     learning_rate: PositiveFloat = 1e-3  # at B = lr_reference_batch; a task in text must set it
-    # By what the learning rate is multiplied at another batch B: 1 (constant), B / lr_reference_batch (linear) or its
-    # square root (sqrt).
+    # Times what the learning rate is at another B: 1 (constant), B / lr_reference_batch (linear), or its root (sqrt).
     lr_scaling: Literal["constant", "linear", "sqrt"] = "sqrt"
     lr_reference_batch: PositiveInt = 1024  # rollouts per update
     warmup: PositiveInt = 10  # updates over which the learning rate rises linearly from 0; then it is constant

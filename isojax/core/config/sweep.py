@@ -1,5 +1,4 @@
-"""`cell` as a whole, its evaluation grid; `sweep`: the grid of (B_p, n) with its budget and static sizes; and `run`:
-where and how to run, which changes no result and is not hashed."""
+"""`cell` as a whole, its evaluation grid; `sweep`: the grid of (B_p, n) and its sizes; `run`: where and how to run."""
 
 import math
 from typing import Annotated, Literal
@@ -60,10 +59,9 @@ class EvalConfig(Section):
                 f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}."
             )
         if (steps := math.log(budget / self.start) / math.log(self.ratio)) > MAX_EVALUATIONS:
-            raise InputError(
-                f"cell.eval.ratio = {self.ratio} takes {steps:.3g} steps from cell.eval.start = {self.start} to"
-                f" sweep.budget = {budget}, expected at most {MAX_EVALUATIONS:,}; usual is 1.3."
-            )
+            span = f"from cell.eval.start = {self.start} to sweep.budget = {budget}"
+            limit = f"expected at most {MAX_EVALUATIONS:,}; usual is 1.3"
+            raise InputError(f"cell.eval.ratio = {self.ratio} takes {steps:.3g} steps {span}, {limit}.")
         targets, k = [0], 0
         while (target := math.ceil(round(self.start * self.ratio**k, 6))) <= budget:
             if target != targets[-1]:
@@ -135,13 +133,11 @@ class RunConfig(Section):
 
     dir: str = "runs"  # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
     mesh: str = "auto"  # how devices are divided, such as data=2,tensor=4; auto: one per cell, of several processes all
-    # Devices of its own for an asynchronous sampler, in addition to those of `mesh`; null: sampler and trainer take
-    # turns on the same devices.
+    # Devices of its own for an asynchronous sampler, besides those of `mesh`; null: it takes turns with the trainer.
     sampler_mesh: str | None = None
     cells_at_once: PositiveInt | None = None  # cells that run at a time; null: as many as there are devices for
     verifier_workers: PositiveInt | None = None  # processes that check responses; null: one per core
-    # A cell's state is saved after the first update after so many seconds, at its end, and when the run is asked to end
-    # (SIGTERM).
+    # A cell's state is saved after the first update after so many seconds, at its end, and at a SIGTERM.
     checkpoint_seconds: NonNegativeFloat = 60.0
     keep_checkpoints: PositiveInt = 2  # how many of a cell's newest checkpoints are kept
     # GiB of a device, of which the planner may fill 85%; null asks the accelerator, and on a CPU divides what the

@@ -1,6 +1,5 @@
 """Sums of small numbers, `12 + 7 =` -> `19`: each operand's digits are drawn evenly from low..high (1..2 unless set),
-then the operand among the numbers of so many digits. Of a + b and b + a only one is ever a problem, so that a held-out
-sum is never trained on."""
+then the operand. Of a + b and b + a only one is ever a problem, so that a held-out sum is never trained on."""
 
 from dataclasses import dataclass
 
@@ -48,8 +47,6 @@ def source(argument: str, data: DataConfig) -> AdditionSource:
     """Sums of numbers of low..high digits, 1 <= low <= high <= 4."""
     low, high, *others = ({"low": 1, "high": 2} | read_settings(argument, "addition")).values()
     if others or type(low) is not int or type(high) is not int or not 1 <= low <= high <= MAX_DIGITS:
-        raise InputError(
-            f"cell.task: addition:{argument}: expected integers 1 <= low <= high <= {MAX_DIGITS}, such as"
-            " addition:low=1,high=2."
-        )
+        expected = f"integers 1 <= low <= high <= {MAX_DIGITS}, such as addition:low=1,high=2"
+        raise InputError(f"cell.task: addition:{argument}: expected {expected}.")
     return AdditionSource(low, high)

@@ -1,5 +1,4 @@
-"""Problems from JSON lines: `jsonl:PATH`, a .jsonl or .jsonl.gz with one object per line. A problem's id is its line
-number minus 1."""
+"""Problems from JSON lines: `jsonl:PATH`, a .jsonl or .jsonl.gz. A problem's id is its line number minus 1."""
 
 from pathlib import Path
 

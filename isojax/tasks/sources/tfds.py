@@ -1,6 +1,5 @@
-"""Problems in a TFDS data set of ArrayRecord files, `tfds:FOLDER#SPLIT[,SPLIT...]`, read and written without
-TensorFlow. Without # the split `all` is read; flat features of another's data set are read as rows
-(tasks/problem_sources.py)."""
+"""Problems in a TFDS data set of ArrayRecord files, `tfds:FOLDER#SPLIT[,SPLIT...]` (without #, the split `all`), read
+and written without TensorFlow; flat features of another's data set are rows (tasks/problem_sources.py)."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence

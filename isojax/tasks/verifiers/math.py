@@ -1,6 +1,5 @@
-"""`math`: GSM8K's and MATH's answers. The answer that a response states is compared with the reference as text and
-number first, then by math-verify (extra [verify]), which also searches a response that states no answer for its last
-expression."""
+"""`math`: GSM8K's and MATH's answers. What a response states is compared with the reference as text and number first,
+then by math-verify (extra [verify]), which also searches a response that states no answer for its last expression."""
 
 import re
 from fractions import Fraction
