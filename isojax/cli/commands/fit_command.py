@@ -32,14 +32,8 @@ from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult, FrontierFit
 
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
-MetricOption = Annotated[
-    str | None, Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")
-]
 RUN_SD_HELP = "Standard deviation of the final reward between runs that differ in their seed alone."
 RUN_SD_DEFAULT = "estimated from the seeds; .01 where there is one"
-RunSdOption = Annotated[
-    float | None, Option(metavar="SD", min=0.0, max=1.0, help=RUN_SD_HELP, show_default=RUN_SD_DEFAULT)
-]
 # What --validate hides from the fit.
 TRIALS = {"compute": "the top of compute", "largest_n": "the largest n", "seed": "one run per cell"}
 VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."
@@ -47,12 +41,16 @@ VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."
 
 def fit(
     runs: RunsArgument,
-    metric: MetricOption = None,
+    metric: Annotated[
+        str | None, Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")
+    ] = None,
     compute: Annotated[ComputeUnit, Option(help="What compute is counted in.")] = "rollouts",
     mode: ModeOption = DEFAULT_MODE,
     replicates: Annotated[int, Option(metavar="N", min=0, help="Draws behind the intervals; 0 for none.")] = 500,
     seed: Annotated[int, Option(min=0, help="Seed of these draws.")] = 0,
-    run_sd: RunSdOption = None,
+    run_sd: Annotated[
+        float | None, Option(metavar="SD", min=0.0, max=1.0, help=RUN_SD_HELP, show_default=RUN_SD_DEFAULT)
+    ] = None,
     validate: Annotated[bool, Option("--validate", help=VALIDATE_HELP)] = False,
     include_flagged: IncludeFlaggedOption = False,
     as_json: JsonOption = False,

@@ -18,8 +18,6 @@ from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, map_columns
 from isojax.runs.logs.log_evaluations import read_run_record
 
-MANIFEST_FILE = "import.json"
-
 
 @dataclass(frozen=True)
 class ImportedRuns:
@@ -73,7 +71,7 @@ def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, obje
             write_run(temp / "cells" / run.cell.name, run)
         cells = {run.cell.name: run.source for run in imported.runs}
         document = {**manifest, "cells": cells, "notes": imported.notes}
-        write_text(temp / MANIFEST_FILE, json.dumps(document, indent=1) + "\n")
+        write_text(temp / "import.json", json.dumps(document, indent=1) + "\n")
 
 
 _SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separates them: --map run=COLUMN."

@@ -26,14 +26,6 @@ class StepEntry:
     values: dict[str, Any] = field(default_factory=dict)  # field -> value
     rows: dict[str, DataRow] = field(default_factory=dict)  # field -> the row of its value, else of its empty cell
 
-    @property
-    def has_validation(self) -> bool:
-        return any(is_validation(name) for name in self.values)
-
-    @property
-    def has_training(self) -> bool:
-        return any(is_training(name) for name in self.values)
-
     def require(self, name: str) -> Any:
         """The value of a field; InputError where its cell is empty."""
         if name in self.values:
@@ -137,7 +129,7 @@ def _evaluation_metrics(entry: StepEntry) -> dict[str, float]:
     default; none where the entry holds training metrics only. InputError where one is due and its cell is empty."""
     column_map, main_field = entry.column_map, entry.column_map.main_metric
     validation_fields = sorted(filter(is_validation, column_map.columns), key=lambda name: name != main_field)
-    if main_field in entry.values or not entry.has_training:
+    if main_field in entry.values or not any(map(is_training, entry.values)):
         for name in (name for name in validation_fields if name in entry.rows):
             entry.require(name)
     if main_field not in entry.values:
@@ -183,7 +175,7 @@ def _cumulative_rollouts(entries: Sequence[StepEntry], column_map: ColumnMap, ce
         return [entry.clock * cell.B for entry in entries]
     C: list[int] = []
     for entry in entries:
-        is_missing = "rollouts" not in entry.values and not entry.has_validation
+        is_missing = "rollouts" not in entry.values and not any(map(is_validation, entry.values))
         C.append((C or [0])[-1] if is_missing else entry.require("rollouts"))
     return C
 
