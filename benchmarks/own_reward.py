@@ -35,7 +35,6 @@ def closeness(prompts, completions, answer):
     return [1 / (1 + abs(int(s) - int(a))) if s.isdecimal() else 0.0 for s, a in zip(said, answer)]
 '''
 CONFIG = """\
-name: own
 cell:
   task: jsonl:sums.jsonl
   model: {path: models/smollm2-135m}

@@ -115,8 +115,10 @@ def test_of_several_configs_the_one_at_fault_is_named(folder: Path) -> None:
         load_configs([good], ["sweep.budget=x"])
 
 
-def test_an_empty_file_is_the_defaults(folder: Path) -> None:
-    assert load_config(write(folder, "# nothing\n")) == Config()
+def test_an_empty_file_is_the_defaults_and_gives_its_name(folder: Path) -> None:
+    (folder / ".my sums.yaml").write_text("# nothing\n")
+    assert load_config(str(folder / ".my sums.yaml")) == Config(name="my-sums")
+    assert load_configs([str(folder / ".my sums.yaml")], ["name=mine"]).name == "mine"
 
 
 @pytest.mark.parametrize(

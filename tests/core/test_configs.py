@@ -49,9 +49,14 @@ def test_a_preset_goes_over_gsm8k(preset: Path) -> None:
 
 @pytest.mark.parametrize("preset", sorted((CONFIGS / "recipes").glob("*.yaml")), ids=lambda p: p.stem)
 def test_a_recipe_goes_over_the_quickstart(preset: Path) -> None:
-    """It says nothing but the recipe, all that distinguishes recipes, and contradicts neither itself nor the grid."""
+    """It says nothing but the recipe, all that distinguishes recipes, and contradicts neither itself nor the grid; its
+    name is its file's."""
     below, above = load_config(str(CONFIGS / "quickstart.yaml")), load_config(str(preset))
-    assert above.model_fields_set == {"cell"} and above.cell.model_fields_set == {"rl"}
+    assert (
+        above.model_fields_set == {"cell", "name"}
+        and above.name == preset.stem
+        and above.cell.model_fields_set == {"rl"}
+    )
     assert {
         "loss",
         "kl",

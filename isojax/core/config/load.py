@@ -3,6 +3,7 @@
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -62,8 +63,13 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """Several configs in one, each over those before it: `gsm8k`, then `models/qwen2.5-7b-instruct`."""
-    return load_yaml(Config, [find_config(name) for name in names_or_paths], overrides)
+    """Several configs in one, each over those before it: `gsm8k`, then `models/qwen2.5-7b-instruct`. Where none has a
+    name, the sweep is called as the first file is."""
+    paths = [find_config(name) for name in names_or_paths]
+    config = load_yaml(Config, paths, overrides)
+    file_name = re.sub(r"[^A-Za-z0-9._-]", "-", paths[0].stem).lstrip("._-")[:100]
+    is_named = "name" in config.model_fields_set or not file_name
+    return config if is_named else config.model_copy(update={"name": file_name})
 
 
 def config_hash(cell: CellConfig) -> str:
