@@ -70,10 +70,6 @@ def check_resume(old: Config, new: Config) -> None:
         old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
         if None not in (old_value, new_value) and old_value != new_value:
             _refuse(f"sweep.{key}", old_value, new_value, "the same value, or null")
-    largest_batch = max(old.sweep.B_p) * max(old.sweep.n)
-    if new.sweep.B_max < largest_batch:
-        expected = f"at least {largest_batch}, the largest B_p * n already run"
-        _refuse("sweep.B_max", old.sweep.B_max, new.sweep.B_max, expected)
 
 
 def _fixed_settings(config: Config) -> dict[str, Any]:

@@ -257,7 +257,6 @@ def test_a_sweep_may_grow(new: Config) -> None:
         ({"seed": 1}, ["sweep.seed", "0", "1"]),
         ({"budget": 4999}, ["sweep.budget", "5000", "4999"]),
         ({"decode_slots": 16}, ["sweep.decode_slots", "32", "16"]),
-        ({"B_max": 32}, ["sweep.B_max", "64", "32"]),
     ],
 )
 def test_a_sweep_may_not_change_what_has_run(sweep: dict[str, object], parts: list[str]) -> None:

@@ -17,13 +17,16 @@ class CellQueue:
     failures: list[tuple[Cell, Exception]]  # the cells that failed, with their errors
     waiting: deque[CellTarget] = field(default_factory=deque)  # targets of this round that nobody trains
     finished: bool = False  # whether no round is left
-    running: dict[Cell, CellTarget] = field(default_factory=dict)
     _losses: dict[Cell, tuple[int, int]] = field(default_factory=dict)  # C at the last loss, losses without progress
+
+    @property
+    def is_training(self) -> bool:
+        return any(status.state == "running" for status in self.status.values())
 
     @property
     def round_ended(self) -> bool:
         """Whether every cell of this round has ended, and another round may follow."""
-        return not (self.finished or self.waiting or self.running)
+        return not (self.finished or self.waiting or self.is_training)
 
     def next_round(self) -> list[CellTarget]:
         """Begin the next round; returns its targets."""
@@ -37,7 +40,6 @@ class CellQueue:
     def take(self, where: str, log: str) -> CellTarget:
         """The next waiting cell, for a group on the nodes `where`, which prints to `log`."""
         target = self.waiting.popleft()
-        self.running[target.cell] = target
         attempts = self.status[target.cell].attempts + 1
         self._update(target.cell, state="running", where=where, log=log, attempts=attempts)
         return target
@@ -49,7 +51,6 @@ class CellQueue:
 
     def end(self, cell: Cell, error: str) -> None:
         """A cell is done, or has failed by `error`."""
-        del self.running[cell]
         self._update(cell, state="failed" if error else "done", error=error)
         if error:
             self.failures.append((cell, RunFailed(error)))
@@ -62,10 +63,10 @@ class CellQueue:
         self._losses[cell] = max(last_rollouts, rollouts), losses
         return losses
 
-    def put_back(self, cell: Cell) -> None:
+    def put_back(self, target: CellTarget) -> None:
         """A cell that has not ended is the next to be trained, from its checkpoint."""
-        self.waiting.appendleft(self.running.pop(cell))
-        self._update(cell, state="waiting")
+        self.waiting.appendleft(target)
+        self._update(target.cell, state="waiting")
 
     def _update(self, cell: Cell, **changes: object) -> None:
         self.status[cell] = self.status[cell].model_copy(update=changes)

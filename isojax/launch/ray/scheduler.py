@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,9 +24,9 @@ from isojax.launch.display import Display, print_line
 from isojax.launch.ray.cell_queue import CellQueue
 from isojax.launch.ray.placement import ProcessGroupSpec, capacity
 from isojax.launch.ray.ray_actor import TOKEN_FILE, StatusUpdate, WorkerLost
-from isojax.launch.ray.ray_processes import POLL_SECONDS, RayProcessGroup, StatusCallback
+from isojax.launch.ray.ray_processes import POLL_SECONDS, RayProcessGroup
 from isojax.launch.resume import LOGS_FOLDER
-from isojax.launch.strategy import training_rounds
+from isojax.launch.strategy import CellTarget, training_rounds
 from isojax.launch.sweep_status import CellStatus, driver_status, write_status
 from isojax.runs.mirror import refresh
 from isojax.runs.storage import run_in_thread
@@ -43,7 +44,6 @@ class ActiveGroup:
 
     processes: RayProcessGroup
     state: Literal["placing", "opening", "ready"] = "placing"
-    cell: Cell | None = None  # in training, or trained last
     cancelled: threading.Event = field(default_factory=threading.Event)
     task: asyncio.Task[None] = field(init=False)
 
@@ -166,19 +166,19 @@ class RayScheduler:
         """A group from its placement to its end. Calls of Ray block, so each is made in a thread."""
         processes, loop = group.processes, asyncio.get_running_loop()
 
-        def report(update: StatusUpdate) -> None:
-            """Called in the thread, with news."""
+        def report(update: StatusUpdate, cell: Cell | None = None) -> None:
+            """Called in the thread, with news of a cell in training or of the preparation."""
             if update != StatusUpdate():
-                loop.call_soon_threadsafe(self._show_news, group.cell, update)
+                loop.call_soon_threadsafe(self._show_news, cell, update)
             if group.state == "opening" and group.cancelled.is_set():
                 raise WorkerLost("no cell is left for it")
 
         try:
-            if await _in_thread(lambda: processes.start_workers(group.cancelled.is_set)):
+            if await _in_thread(processes.start_workers, group.cancelled.is_set):
                 group.state = "opening"
-                await _in_thread(lambda: processes.open(report))
+                await _in_thread(processes.open, report)
                 group.state, self.any_group_ready, slot.failed_in_a_row = "ready", True, 0
-                if await self._train_cells(group, report):
+                if await self._train_cells(processes, report):
                     await _in_thread(processes.close)
         except Exception as e:
             if not (group.cancelled.is_set() and isinstance(e, WorkerLost | InputError)):
@@ -186,28 +186,26 @@ class RayScheduler:
         finally:
             processes.kill()
 
-    async def _train_cells(self, group: ActiveGroup, report: StatusCallback) -> bool:
+    async def _train_cells(self, processes: RayProcessGroup, report: Callable[..., None]) -> bool:
         """Train cells until none is left in any round, or the sweep is asked to end; returns whether the processes can
         be closed."""
-        processes = group.processes
         while not (self.cell_queue.finished or preemption.requested()):
             if not self.cell_queue.waiting:
                 await asyncio.sleep(POLL_INTERVAL)
                 continue
             target = self.cell_queue.take(processes.node_names, str(processes.log_file(0)))
-            cell = group.cell = target.cell
             failure = ""
             try:
-                await _in_thread(lambda target=target: processes.train(target, report))
+                await _in_thread(processes.train, target, partial(report, cell=target.cell))
             except Preempted:
-                self.cell_queue.put_back(cell)
+                self.cell_queue.put_back(target)
                 return True
             except WorkerLost as e:
-                self._lose_cell(processes, cell, e)
+                self._lose_cell(processes, target, e)
                 return False
             except RunFailed as e:
                 failure = str(e)
-            self._finish_cell(cell, failure)
+            self._finish_cell(target.cell, failure)
             if failure and self.spec.num_processes > 1:  # its other processes may be elsewhere in the program
                 return False
         return True
@@ -242,8 +240,9 @@ class RayScheduler:
         if slot.failed_in_a_row > self.retries and not self.any_group_ready:
             raise RunFailed(f"no process group could begin: {self.open_error}")
 
-    def _lose_cell(self, processes: RayProcessGroup, cell: Cell, error: WorkerLost) -> None:
+    def _lose_cell(self, processes: RayProcessGroup, target: CellTarget, error: WorkerLost) -> None:
         """Start a lost cell again, unless that was tried often enough without progress."""
+        cell = target.cell
         if not preemption.requested():
             losses = self.cell_queue.count_loss(cell)
             if losses > self.retries:
@@ -255,11 +254,11 @@ class RayScheduler:
                 f"warning: cell {cell.name}: its process group on {processes.node_names} was lost ({error}); "
                 f"started again from its checkpoint ({losses} of {self.retries})"
             )
-        self.cell_queue.put_back(cell)
+        self.cell_queue.put_back(target)
 
     async def _save_cells(self) -> bool:
         """Let the cells in training save their state; whether all did in time. A second Ctrl-C does not wait."""
-        if self.cell_queue.running:
+        if self.cell_queue.is_training:
             print_line("stopping: the cells in training save their state (Ctrl-C again: do not wait for them)")
         for group in self._groups():
             group.cancelled.set()
@@ -275,6 +274,6 @@ class RayScheduler:
         write_status(self.folder, driver_status(ended, cells))
 
 
-async def _in_thread(function: Callable[[], T]) -> T:
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
     """The result of a function that blocks; its thread goes on where the caller is cancelled."""
-    return await asyncio.shield(asyncio.wrap_future(run_in_thread(function)))
+    return await asyncio.shield(asyncio.wrap_future(run_in_thread(partial(function, *arguments))))
