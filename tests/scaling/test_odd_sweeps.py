@@ -71,7 +71,6 @@ def test_a_cell_with_too_few_points_is_left_out_in_words():
     document = fit(two(rising, C, C[:2]), replicates=0)
     assert [c.n for c in document.curves] == [2]
     assert "no curve for B_p=1 n=8: 2 points at C > 0, at least 3 needed" in [f.text for f in document.flags]
-    assert document.diagnostics.left_out == ("no curve for B_p=1 n=8: 2 points at C > 0, at least 3 needed",)
     disjoint = [run(1, 2, s, C[4 * s : 4 * s + 4], rising(C[:4])).run for s in (0, 1)]
     with pytest.raises(InputError, match="its seeds share no range of C > 0"):
         fit(disjoint)

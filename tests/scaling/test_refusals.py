@@ -69,7 +69,7 @@ BROKEN = {
     "compute that falls": (at(rollouts=7), f"line {LINE}: rollouts fall from", "rise in C"),
     "a point twice": (twice, f"line {LINE}: the point at", "is there twice"),
     "two configs mixed": (another_setting, "16x2-s0", "different `cell` settings"),
-    "two runs in a file": (two_runs, f"line {LINE} begins another run", "Split it"),
+    "two runs in a file": (two_runs, f"line {LINE} begins another run", "Split the file"),
     "no such metric": (
         lambda rows: rows[LINE - 1].update(metrics={}, counts=[], samples=0),
         f"line {LINE}",
