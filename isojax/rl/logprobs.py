@@ -39,8 +39,7 @@ class HiddenStates(NamedTuple):
         return jnp.concatenate([self.prompt_hidden[self.prefix_entry][:, None], self.response_hidden], 1)
 
     def unique_states(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
-        """Each state once, prompts' first, of which there are at most m; and the index of the state before each
-        response's first token."""
+        """Each state once, prompts' first, and the index of the state before each response's first token."""
         m, D = len(self.prefix_entry), self.response_hidden.shape[-1]
         prompt_hidden, prefix_entry = self.prompt_hidden, self.prefix_entry
         if m <= len(prompt_hidden):
@@ -154,8 +153,7 @@ def blockwise_token_stats(
     prefix_entry: Int[Array, " m"],
     blocks: VocabularyBlocks,
 ) -> tuple[Float[Array, "m T"], Float[Array, "m T"]]:
-    """(log-probabilities of the tokens, entropies). `states` and `prefix_entry` as `HiddenStates.unique_states` returns
-    them."""
+    """(log-probabilities of the tokens, entropies), from what `HiddenStates.unique_states` returns."""
     return _forward(states, unembedding, tokens, prefix_entry, blocks, save_logits=False)[0]
 
 

@@ -32,8 +32,7 @@ class PointLedger(Protocol):
 
 @dataclass(frozen=True)
 class CellOutputs:
-    """A cell's folder, its ledger (None in a process that does not write it), what copies its checkpoints, and what
-    shows its progress."""
+    """Where a cell's run writes; `ledger` is None in a process that does not write it."""
 
     folder: Path
     ledger: PointLedger | None

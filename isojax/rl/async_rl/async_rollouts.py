@@ -163,8 +163,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
         return {name: mean(share) for name, share in shares.items()}
 
     def save(self) -> tuple[dict[str, Any] | None, Any]:
-        """Nothing before any batch has begun, nor where the sampler works in the background: its rollouts are sampled
-        again."""
+        """Nothing before the first batch, nor of a sampler in the background, whose rollouts are sampled again."""
         if not isinstance(self.worker, RolloutWorker) or self.next_batch_to_begin == self.updates_done:
             return None, None
         worker_meta, arrays = self.worker.save()
@@ -217,8 +216,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
 
 
 def staleness_metrics(tokens_by_version: Mapping[int, int], update: int, max_staleness: int) -> Metrics:
-    """How many updates older than the policy that trains on them a batch's tokens are: the mean, the largest, and the
-    share of tokens of each age from 0 to k. Nothing where k = 0."""
+    """By how many updates a batch's tokens are older than the policy trained on them. Nothing where k = 0."""
     if not max_staleness:
         return {}
     num_tokens = sum(tokens_by_version.values())

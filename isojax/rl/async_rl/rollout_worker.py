@@ -110,8 +110,7 @@ class RolloutWorker:
         """Nothing runs."""
 
     def save(self) -> tuple[dict[str, Any], Any]:
-        """The rollouts in progress, as data for JSON and as arrays. The weights are not among them: after a restore the
-        trainer publishes its own."""
+        """The rollouts in progress, as data for JSON and as arrays; the trainer publishes the weights again."""
         meta = {
             "first_batch": self.job.first_batch,
             "next_batch": self.next_batch,
