@@ -11,7 +11,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, depth
-from isojax.core.tabular import MAX_LISTED, DataRow, DataTable, parse_number
+from isojax.core.tabular import DataRow, DataTable, list_some, parse_number
 from isojax.core.yaml_files import flatten
 
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
@@ -144,11 +144,8 @@ def _parse_header(path: Path, line_number: int, cells: Sequence[str]) -> tuple[s
 
 def _parse_csv_row(path: Path, line_number: int, header: Sequence[str], cells: Sequence[str]) -> DataRow:
     if len(cells) != len(header):
-        more = ", ..." if len(header) > MAX_LISTED else ""
         hint = " A number may hold no comma." if len(cells) > len(header) else ""
-        raise InputError(
-            f"{path}, line {line_number} has {len(cells)} cells, expected {len(header)} as in the header"
-            f" ({', '.join(header[:MAX_LISTED])}{more}).{hint} Correct or remove the line."
-        )
+        expected = f"expected {len(header)} as in the header ({list_some(header)})"
+        raise InputError(f"{path}, line {line_number} has {len(cells)} cells, {expected}.{hint}")
     values = dict(zip(header, (cell.strip() for cell in cells), strict=True))
     return DataRow(str(path), f"line {line_number}", values, line_number - 1)

@@ -101,10 +101,8 @@ def require_column(table: DataTable, name: str) -> str:
     """The name itself, once the table is known to have that column."""
     if name not in table.columns:
         nearest = difflib.get_close_matches(name, table.columns, n=1, cutoff=0)[0]
-        raise InputError(
-            f"{table.source}, {table.header_position}: no column {name!r}; the nearest is {nearest!r}."
-            f" The columns are {list_some(table.columns)}."
-        )
+        columns = f"the nearest is {nearest!r}. The columns are {list_some(table.columns)}"
+        raise InputError(f"{table.source}, {table.header_position}: no column {name!r}; {columns}.")
     return name
 
 

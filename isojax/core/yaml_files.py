@@ -18,24 +18,18 @@ from isojax.core.limits import MAX_DEPTH, MAX_YAML_BYTES
 
 M = TypeVar("M", bound=BaseModel)
 
-# What TRL, verl and Hugging Face call a setting, and usual abbreviations -> the last part of its key here.
+# A setting's name here -> what TRL, verl and Hugging Face call it, and usual abbreviations.
 SYNONYMS = {
-    "lr": "learning_rate",
-    "temp": "temperature",
-    "max_prompt_length": "prompt_length",
-    "max_tokens": "response_length",
-    "max_new_tokens": "response_length",
-    "max_response_length": "response_length",
-    "max_completion_length": "response_length",
-    "batch_size": "B_p",
-    "train_batch_size": "B_p",
-    "num_generations": "n",
-    "group_size": "n",
-    "epsilon": "clip",
-    "clip_ratio": "clip",
-    "beta": "kl",
-    "hidden_size": "width",
-    "num_hidden_layers": "layers",
+    "learning_rate": ("lr",),
+    "temperature": ("temp",),
+    "prompt_length": ("max_prompt_length",),
+    "response_length": ("max_tokens", "max_new_tokens", "max_response_length", "max_completion_length"),
+    "B_p": ("batch_size", "train_batch_size"),
+    "n": ("num_generations", "group_size"),
+    "clip": ("epsilon", "clip_ratio"),
+    "kl": ("beta",),
+    "width": ("hidden_size",),
+    "layers": ("num_hidden_layers",),
 }
 
 
@@ -52,7 +46,7 @@ def _first_line(error: Exception) -> str:
 def nearest_key(key: str, known_keys: Iterable[str]) -> str:
     """The known name closest to `key`, first among those with the same last part: `lr` is cell.rl.learning_rate."""
     section, dot, name = key.rpartition(".")
-    name = SYNONYMS.get(name, name)
+    name = next((known_name for known_name, synonyms in SYNONYMS.items() if name in synonyms), name)
 
     def closeness(known_key: str) -> tuple[bool, float]:
         similarity = difflib.SequenceMatcher(None, f"{section}{dot}{name}", known_key).ratio()

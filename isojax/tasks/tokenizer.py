@@ -69,10 +69,8 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
     expected_pieces = SentencePieceProcessor(model_file=str(file)).encode(PROBE_TEXT, out_type=str)
     tokenizer_pieces = tokenizer.tokenize(PROBE_TEXT)
     if tokenizer_pieces != expected_pieces:
-        raise InputError(
-            f"{file}: transformers reads {PROBE_TEXT!r} as {tokenizer_pieces}, differently than sentencepiece does:"
-            f" {expected_pieces}. Add a tokenizer.json, or a tokenizer_config.json with the right tokenizer_class."
-        )
+        reading = f"{PROBE_TEXT!r} as {tokenizer_pieces}, differently than sentencepiece does ({expected_pieces})"
+        raise InputError(f"{file}: transformers reads {reading}; add a tokenizer.json, or the right tokenizer_class.")
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
@@ -177,10 +175,8 @@ def render_chats(
         if completed.returncode == -signal.SIGALRM:
             problem = f"took more than {seconds:.0f} s"
         problem = next((reply["error"] for reply in replies if "error" in reply), problem)
-        raise InputError(
-            f"the chat template in {tokenizer.name_or_path} refuses the conversation {conversations[len(texts)]}:"
-            f" {problem}. It may need to go without cell.prompt.system, or to be another."
-        )
+        refusal = f"the chat template in {tokenizer.name_or_path} refuses the conversation {conversations[len(texts)]}"
+        raise InputError(f"{refusal}: {problem}. It may need to go without cell.prompt.system.")
     return texts
 
 

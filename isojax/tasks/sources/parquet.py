@@ -24,7 +24,7 @@ def _find_files(argument: str) -> list[Path]:
     path = Path(argument).expanduser()
     if path.is_file():
         return [path]
-    files = sorted(path.glob("*.parquet")) if path.is_dir() else sorted(map(Path, glob.glob(str(path))))
+    files = sorted(path.glob("*.parquet") if path.is_dir() else map(Path, glob.glob(str(path))))
     if not files:
         problem = "a folder without .parquet files" if path.is_dir() else "no such file"
         raise InputError(f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them.")

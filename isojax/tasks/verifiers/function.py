@@ -34,10 +34,8 @@ def build(argument: str) -> Check:
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         arguments = {**problem.columns, "prompts": prompt, "completions": response, "answer": problem.answer}
         if missing := [name for name in required_names if name not in arguments]:
-            raise InputError(
-                f"cell.verifier.use: {argument} takes {', '.join(missing)}, which problem {problem.id} does not have;"
-                f" it has {', '.join(sorted(arguments))}. Add a column, or give the parameter a default."
-            )
+            lack = f"which problem {problem.id} does not have; it has {', '.join(sorted(arguments))}"
+            raise InputError(f"cell.verifier.use: {argument} takes {', '.join(missing)}, {lack}.")
         passed = {name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names}
         scores: Any = function(**passed)
         is_list = isinstance(scores, Iterable) and not isinstance(scores, str)

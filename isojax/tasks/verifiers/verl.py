@@ -64,7 +64,5 @@ def _check_parameters(function: Callable[..., Any], argument: str) -> None:
     except ValueError:
         return  # some functions written in C do not name their parameters
     except TypeError as e:
-        raise InputError(
-            f"cell.verifier.use: {argument}: the function cannot be called as verl calls it ({e}); expected the"
-            f" parameters {', '.join(PARAMETERS)}. For TRL's convention write function:FILE.py:NAME."
-        ) from e
+        problem = f"the function cannot be called as verl calls it ({e})"
+        raise InputError(f"cell.verifier.use: {argument}: {problem}; expected {', '.join(PARAMETERS)}.") from e
