@@ -1,5 +1,5 @@
 """Thousands of spoilt inputs, given to the command line: arguments, configs, ledgers, logs of every importer, models,
-problems, checkpoints and tables (fuzz_inputs.py). None may end with a traceback or a signal, with an exit
+GGUF files, problems, checkpoints and tables (fuzz_inputs.py). None may end with a traceback or a signal, with an exit
 code other than 0 and 2, take more than a gigabyte or 20 s, or be refused after something was written.
 
     python benchmarks/fuzz.py                     3,000 attempts, whose seed is the commit's hash
@@ -44,7 +44,7 @@ COMMANDS = (
 )  # fmt: skip
 MODULES = (
     "isojax.cli.app", "isojax.launch.local.local_runner", "isojax.launch.local.model_folders", "isojax.train.loop",
-    "isojax.launch.lr_search", "transformers",
+    "isojax.launch.lr_search", "isojax.models.smollm2", "transformers",
     *(f"isojax.cli.commands.{name}_command" for name in COMMANDS),
 )  # fmt: skip
 

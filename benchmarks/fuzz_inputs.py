@@ -264,6 +264,14 @@ def models(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     return rng.choice((["model", "show", "lm"], ["model", "show", "lm"], ["launch", "text.yaml", "--dry-run"]))
 
 
+def gguf_files(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
+    """GGUF files: only the one whose checksum is known may be imported, whatever the others hold."""
+    header = b"GGUF" + rng.choice((3, 2, 1 << 31)).to_bytes(4, "little")
+    counts = b"".join(rng.choice((0, 2, 1 << 40, (1 << 64) - 1)).to_bytes(8, "little") for _ in range(2))
+    (folder / "model.gguf").write_bytes(header + counts + rng.randbytes(rng.choice((0, 64, 4096))))
+    return ["model", "import", "model.gguf", "--out", "out"]
+
+
 def problems(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """Files of problems."""
     _copy(corpus, folder, "lm", "text.yaml", "problems.jsonl")
@@ -292,7 +300,7 @@ def tables(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
 
 KINDS: dict[str, Callable[[random.Random, Path, Path], list[str]]] = {
     function.__name__: function
-    for function in (arguments, configs, ledgers, logs, models, problems, checkpoints, tables)
+    for function in (arguments, configs, ledgers, logs, models, gguf_files, problems, checkpoints, tables)
 }
 
 
