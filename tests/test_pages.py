@@ -36,7 +36,15 @@ def test_modules_that_a_page_names_exist(page: Path) -> None:
 
 def test_every_benchmark_is_explained() -> None:
     text = (ROOT / "benchmarks" / "README.md").read_text()
-    helpers = {"ablation_arms", "ablation_figures", "chaos_watch", "fit_quality_world", "fuzz_inputs"}
+    helpers = {
+        "ablation_arms",
+        "ablation_figures",
+        "chaos_watch",
+        "fit_quality_world",
+        "foreign_forms",
+        "foreign_tables",
+        "fuzz_inputs",
+    }
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - helpers
     assert {name for name in scripts if f"`{name}.py`" not in text} == set()
 

@@ -1,0 +1,223 @@
+"""How good are fit and recommendation on sweeps whose curves are not the fitter's? Three parts, each a fit of simulated
+sweeps of known law (benchmarks/foreign_forms.py):
+
+    python benchmarks/foreign_worlds.py                         120 worlds of 14 forms; about 5 minutes of one core
+    python benchmarks/foreign_worlds.py --small                 24 small sweeps: does the stated regret hold?
+    python benchmarks/foreign_worlds.py --stable                300 stable sweeps without counts: are they called so?
+    python benchmarks/foreign_worlds.py --read FILE [FILE ...]  the tables of files that --out wrote
+
+A world's budgets are 10 within the measured range, for the frontier, and 1, 2 and 4 times its largest measured C, for
+`isojax.recommend`. The truth is the world's law: the expected reward of a new run on new problems (with counts) or the
+curve (a plain metric), after the updates that the budget affords. It does not stop at a peak. "Best measured" is the
+cell whose last evaluations, averaged over seeds, are highest. One JSON line per world on standard output or in --out,
+tables on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from foreign_forms import FORMS, METRIC, SAMPLES, Key, World, random_world, small_world, stable_world
+from foreign_tables import TIMES, print_tables
+from rich.console import Console
+from rich.progress import track
+
+import isojax
+from isojax.core.errors import InputError
+from isojax.core.nouns import Recommendation, RunRecord
+from isojax.scaling.result import FitResult
+
+BUDGETS_IN_RANGE = 10
+POINTS_OF_A_CURVE = 3  # the evaluations that a cell on the frontier has at least
+PARTS = {"worlds": 120, "small": 24, "stable": 300}  # the parts and their sweeps
+Line = dict[str, Any]
+Case = tuple[str, int, int, int]  # part, seed, number of the world, replicates
+
+
+def has_warning(fit: FitResult, advice: Recommendation) -> bool:
+    """Whether the answer carries a warning: the recommendation's own where it has the attribute, else the fit's."""
+    own = getattr(advice, "warnings", None)
+    return bool(own) if own is not None else any(flag.severity != "info" for flag in fit.flags)
+
+
+def frontier_cases(world: World, fit: FitResult) -> list[Line]:
+    """The frontier's interval at budgets in range, against the best true reward of the cells measured there."""
+    measured = {key: [M * key[0] * key[1] for M in world.updates(key) if M > 0] for key in world.curves}
+    rows = fit.joint.frontier
+    curves = {key: at for key, at in measured.items() if len(at) >= POINTS_OF_A_CURVE}
+    log_C = np.log([row.C for row in rows])
+    cases = []
+    for x in np.linspace(log_C[0], log_C[-1], BUDGETS_IN_RANGE):
+        C = float(np.exp(x))
+        there = [key for key, at in curves.items() if at[0] <= C * 1.001 and C <= at[-1] * 1.001]
+        low, high = (float(np.interp(x, log_C, [getattr(row, end) for row in rows])) for end in ("low", "high"))
+        truth = max(world.reward(key, C) for key in there)
+        cases.append({"C": C, "truth": truth, "low": low, "high": high})
+    return cases
+
+
+def best_measured(runs: Sequence[RunRecord]) -> Key:
+    last: dict[Key, list[float]] = {}
+    for run in runs:
+        last.setdefault((run.cell.B_p, run.cell.n), []).append(run.points[-1].metrics[METRIC])
+    return max(last, key=lambda key: float(np.mean(last[key])))
+
+
+def nearest(world: World, B_p: int, n: int) -> Key:
+    """The world's cell; where it has none, the nearest in log B_p and log n."""
+    return min(world.curves, key=lambda key: abs(np.log2(key[0] / B_p)) + 10 * abs(np.log2(key[1] / n)))
+
+
+def recommendation_case(
+    world: World, runs: Sequence[RunRecord], fit: FitResult, times: int, rng: np.random.Generator
+) -> Line:
+    """The recommendation for a budget of `times` the largest measured C, against the truth."""
+    budget = times * world.C_end
+    try:
+        advice = isojax.recommend(fit, budget)
+    except InputError as error:
+        return {"times": times, "refused": str(error)}
+    if advice.interval is None or advice.prediction_interval is None:
+        return {"times": times, "refused": "the recommendation has no interval"}
+    allocation = advice.allocation
+    key, best = nearest(world, allocation.B_p, allocation.n), world.best(budget)
+    truth, reward = world.reward(key, allocation.C), world.at_budget(best, budget)
+    new_run = float(world.measure(rng, key, np.array([allocation.C]))[0][0])
+    (low, high), (new_low, new_high) = advice.interval, advice.prediction_interval
+    return {
+        "times": times,
+        "C": budget,
+        "chosen": list(key),
+        "best": list(best),
+        "expected": advice.expected_reward,
+        "cell": {"truth": truth, "low": low, "high": high},
+        "new_run": {"truth": new_run, "low": new_low, "high": new_high},
+        "n_probability": [[n, said, n == best[1]] for n, said in (advice.n_probability or {}).items()],
+        "regret": reward - truth,
+        "regret_high": advice.regret_interval[1] if advice.regret_interval else None,
+        "regret_best_measured": reward - world.at_budget(best_measured(runs), budget),
+        "warning": has_warning(fit, advice),
+        "no_effect": advice.no_effect,
+        "equal_n_regret": reward - min(world.at_budget(k, budget) for k in equal_cells(world, advice, key)),
+    }
+
+
+def equal_cells(world: World, advice: Recommendation, chosen: Key) -> list[Key]:
+    """The cells at the recommended B_p whose n is said to be equal to the recommended one, and that one."""
+    return [chosen, *(key for key in world.curves if key[0] == chosen[0] and key[1] in advice.equal_n)]
+
+
+def judge_worlds(world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator) -> Line:
+    return {
+        "frontier": frontier_cases(world, fit),
+        "recommended": [recommendation_case(world, runs, fit, times, rng) for times in TIMES],
+    }
+
+
+def judge_small(world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator) -> Line:
+    return {"recommended": [recommendation_case(world, runs, fit, 1, rng)]}
+
+
+def judge_stable(world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator) -> Line:
+    """`problems`: the noise of the metric is that of so many."""
+    reasons = [row.reason for row in fit.stability if not row.stable]
+    return {"problems": round(1 / (4 * SAMPLES * world.noise_sd**2)), "unstable": reasons}
+
+
+JUDGES = {"worlds": judge_worlds, "small": judge_small, "stable": judge_stable}
+
+
+def draw_world(part: str, rng: np.random.Generator, number: int) -> World:
+    if part == "worlds":
+        return random_world(rng, list(FORMS)[number % len(FORMS)])
+    return small_world(rng) if part == "small" else stable_world(rng)
+
+
+def one_world(case: Case) -> Line:
+    """One world drawn, fitted and judged."""
+    part, seed, number, replicates = case
+    rng = np.random.default_rng([list(PARTS).index(part), seed, number])
+    world = draw_world(part, rng, number)
+    line: Line = {"part": part, "seed": seed, "number": number, "form": world.form, "replicates": replicates}
+    line |= {"counts": world.difficulties.size > 0, "seeds": world.seeds}
+    line |= {"cells": len(world.curves), "evaluations": len(world.targets), "failed": None}
+    runs, start = world.runs(rng), time.perf_counter()
+    try:
+        fit = isojax.fit(runs, METRIC, options=isojax.FitOptions(replicates=replicates))
+    except InputError as error:
+        return line | {"failed": str(error)}
+    line["flags"] = [flag.code for flag in fit.flags if flag.severity != "info"]
+    line["seconds"] = time.perf_counter() - start
+    return line | JUDGES[part](world, runs, fit, rng)
+
+
+def judged(cases: Sequence[Case], jobs: int) -> Iterator[Line]:
+    """The lines of the cases, in their order, with a progress bar."""
+    with contextlib.ExitStack() as stack:
+        run = map
+        if jobs > 1:
+            spawn = multiprocessing.get_context("spawn")
+            run = stack.enter_context(ProcessPoolExecutor(jobs, mp_context=spawn)).map
+        console = Console(stderr=True)
+        yield from track(run(one_world, cases), description=cases[0][0], total=len(cases), console=console)
+
+
+def read_lines(files: Sequence[str]) -> list[Line]:
+    """The lines of files that --out wrote."""
+    lines: list[Line] = []
+    seen = set[tuple[str, int, int]]()
+    for file in files:
+        for row, text in enumerate(Path(file).read_text().splitlines(), start=1):
+            line = json.loads(text)
+            if not {"part", "seed", "number"} <= line.keys():
+                raise SystemExit(f"{file}:{row}: no line of a world; expected a file that --out wrote")
+            name = (line["part"], line["seed"], line["number"])
+            if name in seen:
+                raise SystemExit(f"{file}:{row}: world {name} stands in the files twice; leave out one of them")
+            seen.add(name)
+            lines.append(line)
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--small", action="store_const", const="small", dest="part", help="small sweeps instead")
+    parts.add_argument("--stable", action="store_const", const="stable", dest="part", help="stable sweeps instead")
+    parts.add_argument("--read", nargs="+", metavar="FILE", help="simulate nothing: the tables of these files")
+    parser.add_argument("--worlds", type=int, help="how many (120; 24 with --small, 300 with --stable)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--out", help="a new file for the JSON lines")
+    a = parser.parse_args()
+    if a.read:
+        print_tables(read_lines(a.read))
+        return
+    if a.out and Path(a.out).exists():
+        parser.error(f"--out {a.out}: expected a file that does not exist yet")
+    if a.replicates < 2:
+        parser.error(f"--replicates {a.replicates}: expected at least 2, or no interval can be judged")
+    part = a.part or "worlds"
+    cases = [(part, a.seed, number, a.replicates) for number in range(a.worlds or PARTS[part])]
+    lines = list[Line]()
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(Path(a.out).open("x")) if a.out else sys.stdout
+        for line in judged(cases, a.jobs):
+            print(json.dumps(line), file=out, flush=True)
+            lines.append(line)
+    print_tables(lines)
+
+
+if __name__ == "__main__":
+    main()
