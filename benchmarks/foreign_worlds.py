@@ -1,7 +1,7 @@
 """How good are fit and recommendation on sweeps whose curves are not the fitter's? Three parts, each a fit of simulated
 sweeps of known law (benchmarks/foreign_forms.py):
 
-    python benchmarks/foreign_worlds.py                         120 worlds of 14 forms; about 5 minutes of one core
+    python benchmarks/foreign_worlds.py                         120 worlds of 14 forms; about 2 minutes of one core
     python benchmarks/foreign_worlds.py --small                 24 small sweeps: does the stated regret hold?
     python benchmarks/foreign_worlds.py --stable                300 stable sweeps without counts: are they called so?
     python benchmarks/foreign_worlds.py --read FILE [FILE ...]  the tables of files that --out wrote
