@@ -115,7 +115,7 @@ def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
     metric = default_metric(runs)
     curves = [[(p.rollouts, metric_value(p, metric, r.source)) for p in r.points] for r in runs]
     bases, finals = [curve[0][1] for curve in curves], [score_curve(curve) for curve in curves]
-    advantages = [final - base for final, base in zip(finals, bases, strict=True)]
+    gains = [final - base for final, base in zip(finals, bases, strict=True)]
     cell = runs[0].cell
     specific = [text for text in failed if text.startswith(f"{cell.B_p}x{cell.n}-")]
     flags = [f"{r.cell.name}: {flag}" for r in runs for flag in health_flags(r)]
@@ -125,7 +125,7 @@ def line_of(arm: Arm, runs: Sequence[RunRecord], failed: Sequence[str]) -> Line:
         "arm": arm.label, "panel": arm.panel, "B_p": cell.B_p, "n": cell.n, "seeds": len(runs), "metric": metric,
         "base": float(np.mean(bases)), "final": float(np.mean(finals)),
         "se": float(np.std(finals, ddof=1) / len(finals) ** 0.5) if len(finals) > 1 else None,
-        "gains": advantages, "min_gain": min(advantages),
+        "gains": gains, "min_gain": min(gains),
         "fall": max(max(r for _, r in curve) - curve[-1][1] for curve in curves),
         "C": curves[0][-1][0], "flags": [*specific, *flags], **last,
         "curve": curve_of(curves), "series": series,

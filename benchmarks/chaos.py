@@ -1,13 +1,13 @@
 """A run killed by SIGKILL at random instants and resumed each time, against one that nothing broke: what they leave
 must be equal.
 
-    python benchmarks/chaos.py [--kinds device,text,pipeline,resampling] [--kills 20] [--seed 0] [--keep DIR]
+    python benchmarks/chaos.py [--kinds device,text,async,resampling] [--kills 20] [--seed 0] [--keep DIR]
 
 Each kind is a small run through the command line: `device`, a task whose rollouts, verification and updates are one
-program; `text`, a language model whose reward function takes about as long as its rollouts and its updates; `pipeline`,
-the same with a sampler two updates ahead, by turns; `resampling`, a pipeline that leaves out solved problems. A state
-is saved after every update. It is killed `--kills`
-times: at random instants between its first moment of work and its end, and some aimed at what is too short to be hit by
+program; `text`, a language model whose reward function takes about as long as its rollouts and its updates; `async`,
+the same with a sampler two updates ahead, which alternates with the trainer; `resampling`, an asynchronous run that
+leaves out solved problems. A state is saved after every update. It is killed `--kills` times: at random instants
+between its first moment of work and its end, and some aimed at what is too short to be hit by
 chance (chaos_watch.py). In the end the last checkpoint (every array's bits, and what the host knew), records.jsonl and
 samples.txt must be those of the unbroken run.
 
@@ -76,7 +76,7 @@ SITE = "import os, sys, chaos_watch\nchaos_watch.begin(os.environ, sys.orig_argv
 KINDS: dict[str, list[str]] = {
     "device": ["device.yaml"],
     "text": ["text.yaml"],
-    "pipeline": ["text.yaml", "cell.rl.max_staleness=2"],
+    "async": ["text.yaml", "cell.rl.max_staleness=2"],
     "resampling": ["text.yaml", "cell.rl.max_staleness=1", "cell.rl.no_positive_resampling=0.5"],
 }
 CELLS = {kind: "8x16-s0" if kind == "device" else "4x4-s0" for kind in KINDS}

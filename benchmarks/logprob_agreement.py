@@ -71,11 +71,11 @@ class Agreement:
     """Samples a batch, then computes the log-probability of each token by the gradient's program."""
 
     def __init__(
-        self, decoder: Decoder, stops: StopConditions, geometry: SamplerShapes, sampling: SamplingConfig, on: Mesh
+        self, decoder: Decoder, stops: StopConditions, sampler_shapes: SamplerShapes, sampling: SamplingConfig, on: Mesh
     ):
-        self._sample = jax.jit(build_sampler(decoder, geometry, on, sampling, stops))
+        self._sample = jax.jit(build_sampler(decoder, sampler_shapes, on, sampling, stops))
         objective = PolicyObjective(decoder, RLConfig(), sampling, vocab_split=on.shape["tensor"] > 1)
-        gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
+        gradient = build_gradient(objective, sampler_shapes, on, decoder.logical_axes(), decoder.shapes())
 
         def score(params: Params, problems: ProblemArrays, rollouts: Any, B_p: Any, n: Any, gradient_too: bool) -> Any:
             alike = jnp.ones(rollouts.stopped.shape)
@@ -111,13 +111,13 @@ def report(
     decoder = registry.load("models.families", model.family, "build").build(model, task.vocab)
     on = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
     sampling = SamplingConfig(prompt_length=lengths[0], response_length=lengths[1], temperature=0.6, top_p=top_p)
-    geometry = make_sampler_shapes([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)
+    sampler_shapes = make_sampler_shapes([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)
     selected = task.problems(count, np.random.default_rng(0))
     problems = ProblemArrays(
-        *(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in task.encode(selected, lengths[0]))
+        *(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in task.encode(selected, lengths[0]))
     )
     params = hf_load.load(task.folder, model, decoder, on)
-    result = Agreement(decoder, task.stops, geometry, sampling, on)(params, problems, (count, n))
+    result = Agreement(decoder, task.stops, sampler_shapes, sampling, on)(params, problems, (count, n))
     row = {
         "prompts": name,
         "top_p": top_p,

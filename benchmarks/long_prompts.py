@@ -58,12 +58,15 @@ def main() -> None:
     for text in args.meshes.split():
         mesh, start = make_mesh(parse_mesh(text, 4), chips(args.topology)), time.perf_counter()
         sizes = shard_count(mesh), SLOTS, MICROBATCH, args.prompt, args.response
-        geometry = make_sampler_shapes([CELL], *sizes, prefill_batch=1, slots_per_prefix=SLOTS)
-        result = {"sampler": sampler(decoder, geometry, mesh), "gradient": gradient(decoder, geometry, mesh)}
+        sampler_shapes = make_sampler_shapes([CELL], *sizes, prefill_batch=1, slots_per_prefix=SLOTS)
+        result = {
+            "sampler": sampler(decoder, sampler_shapes, mesh),
+            "gradient": gradient(decoder, sampler_shapes, mesh),
+        }
         result = {
             "mesh": text,
             **result,
-            "prefix": prefix(decoder, geometry, mesh),
+            "prefix": prefix(decoder, sampler_shapes, mesh),
             "seconds": round(time.perf_counter() - start),
         }
         print(json.dumps(result), flush=True)
@@ -83,13 +86,13 @@ def whole(mesh: Mesh, *shape: int, dtype: Any = jnp.int32) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype, sharding=replicated(mesh))
 
 
-def given(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> tuple[Any, ProblemArrays]:
+def given(decoder: Decoder, sampler_shapes: SamplerShapes, mesh: Mesh) -> tuple[Any, ProblemArrays]:
     """Shapes of parameters and problems."""
     params = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(mesh)
     )
-    rows = geometry.problem_rows
-    shapes = (rows, geometry.prompt_length), (rows,), (rows, geometry.response_length), (rows,)
+    rows = sampler_shapes.problem_rows
+    shapes = (rows, sampler_shapes.prompt_length), (rows,), (rows, sampler_shapes.response_length), (rows,)
     return params, ProblemArrays(*(whole(mesh, *shape) for shape in shapes))
 
 
@@ -98,36 +101,36 @@ def temporaries(function: Any, *arguments: Any) -> int:
     return function.lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 
 
-def sampler(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
+def sampler(decoder: Decoder, sampler_shapes: SamplerShapes, mesh: Mesh) -> int:
     """Of a whole batch's sampling."""
-    sample = build_sampler(decoder, geometry, mesh, sampling(geometry), STOPS)
+    sample = build_sampler(decoder, sampler_shapes, mesh, sampling(sampler_shapes), STOPS)
     key = whole(mesh, dtype=jax.eval_shape(lambda: jax.random.key(0)).dtype)
-    return temporaries(jax.jit(sample), *given(decoder, geometry, mesh), whole(mesh), whole(mesh), key)
+    return temporaries(jax.jit(sample), *given(decoder, sampler_shapes, mesh), whole(mesh), whole(mesh), key)
 
 
-def gradient(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
+def gradient(decoder: Decoder, sampler_shapes: SamplerShapes, mesh: Mesh) -> int:
     """Of an update's gradient, without a KL term."""
-    rl, T = RLConfig(kl=0.0), geometry.response_length
-    objective = PolicyObjective(decoder, rl, sampling(geometry), mesh.shape["tensor"] > 1)
-    function = build_gradient(objective, geometry, mesh, decoder.logical_axes(), decoder.shapes())
+    rl, T = RLConfig(kl=0.0), sampler_shapes.response_length
+    objective = PolicyObjective(decoder, rl, sampling(sampler_shapes), mesh.shape["tensor"] > 1)
+    function = build_gradient(objective, sampler_shapes, mesh, decoder.logical_axes(), decoder.shapes())
     over = NamedSharding(mesh, PartitionSpec(ROLLOUT_AXES))
 
     def rows(*more: int, dtype: Any = jnp.float32) -> Any:
-        return jax.ShapeDtypeStruct((geometry.shards, geometry.buffer_rows, *more), dtype, sharding=over)
+        return jax.ShapeDtypeStruct((sampler_shapes.shards, sampler_shapes.buffer_rows, *more), dtype, sharding=over)
 
     specific = PolicyInputs(rows(T), rows(1), LossWeights(rows(), rows(), rows(), rows()))
     responses = ResponseBatch(rows(T, dtype=jnp.int32), rows(T, dtype=jnp.bool_), specific)
-    params, problems = given(decoder, geometry, mesh)
+    params, problems = given(decoder, sampler_shapes, mesh)
     coefficients = jax.tree.map(lambda x: whole(mesh, dtype=x.dtype), make_coefficients(rl))
     jitted = jax.jit(function, out_shardings=(decoder.shardings(mesh), None))
     return temporaries(jitted, UpdateInputs(params, {}, problems, coefficients), responses, whole(mesh), whole(mesh))
 
 
-def prefix(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
+def prefix(decoder: Decoder, sampler_shapes: SamplerShapes, mesh: Mesh) -> int:
     """Bytes of the sampler's keys and values of prompts, in the table and in the slots' caches."""
-    engine = build_engine(decoder, geometry, mesh, sampling(geometry), STOPS)
+    engine = build_engine(decoder, sampler_shapes, mesh, sampling(sampler_shapes), STOPS)
     cache, table = jax.eval_shape(
-        lambda: (engine.decoding.empty_cache(), engine.decoding.empty_prefix_table(geometry.prefix_entries))
+        lambda: (engine.decoding.empty_cache(), engine.decoding.empty_prefix_table(sampler_shapes.prefix_entries))
     )
     shardings = sampler_state_shardings(engine, mesh)
     arrays = zip(
@@ -135,12 +138,14 @@ def prefix(decoder: Decoder, geometry: SamplerShapes, mesh: Mesh) -> int:
         jax.tree.leaves((shardings.cache.prefix_kv, shardings.table)),
         strict=True,
     )
-    return sum(math.prod(s.shard_shape((geometry.shards, *x.shape))) * np.dtype(x.dtype).itemsize for x, s in arrays)
+    return sum(
+        math.prod(s.shard_shape((sampler_shapes.shards, *x.shape))) * np.dtype(x.dtype).itemsize for x, s in arrays
+    )
 
 
-def sampling(geometry: SamplerShapes) -> SamplingConfig:
+def sampling(sampler_shapes: SamplerShapes) -> SamplingConfig:
     """Lengths alone."""
-    return SamplingConfig(prompt_length=geometry.prompt_length, response_length=geometry.response_length)
+    return SamplingConfig(prompt_length=sampler_shapes.prompt_length, response_length=sampler_shapes.response_length)
 
 
 if __name__ == "__main__":

@@ -66,16 +66,16 @@ def samplers(
     """
     decoder, mesh = llama.build(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices())
     params = jax.device_put(jax.jit(decoder.init)(jax.random.key(0)), decoder.shardings(mesh))
-    geometry = make_sampler_shapes([(B_p, n)], 1, slots, slots, P, response)
+    sampler_shapes = make_sampler_shapes([(B_p, n)], 1, slots, slots, P, response)
     inputs = (
         decoder,
-        geometry,
+        sampler_shapes,
         mesh,
         SamplingConfig(prompt_length=P, response_length=response),
         StopConditions((END,), None),
     )
     sample, stream = jax.jit(build_sampler(*inputs)), build_stream(*inputs)
-    rows = geometry.problem_rows
+    rows = sampler_shapes.problem_rows
     prompts = np.random.default_rng(0).integers(1, VOCAB, (rows, P)).astype(np.int32)
     problems = ProblemArrays(
         prompts, np.full(rows, P, np.int32), np.zeros((rows, 0), np.int32), np.arange(rows, dtype=np.int32)

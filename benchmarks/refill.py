@@ -96,24 +96,24 @@ class Counting(Decoding):
 
 def build(decoder: Decoder, rollouts: int, n: int, args: argparse.Namespace, stops: tuple[int, ...] = (END,)) -> Engine:
     """The sampler's engine for one device and so many rollouts a call."""
-    geometry = make_sampler_shapes([(rollouts // n, n)], 1, args.slots, 1, args.prompt, args.cap)
+    sampler_shapes = make_sampler_shapes([(rollouts // n, n)], 1, args.slots, 1, args.prompt, args.cap)
     sampling = SamplingConfig(prompt_length=args.prompt, response_length=args.cap)
     engine = build_engine(
-        decoder, geometry, make_mesh(parse_mesh("auto", 1), jax.devices()), sampling, StopConditions(stops, None)
+        decoder, sampler_shapes, make_mesh(parse_mesh("auto", 1), jax.devices()), sampling, StopConditions(stops, None)
     )
     return replace(engine, decoding=Counting(**vars(engine.decoding)))
 
 
 def batch(engine: Engine, n: int, key: Any, first: int = 0) -> SamplingBatch:
     """The engine's fill of problems `first` .., with prompts that are their numbers over and over."""
-    geometry = engine.shapes
-    ids = jnp.arange(geometry.problem_rows, dtype=jnp.int32) + first
-    prompts = jnp.broadcast_to(ids[:, None] + 1, (len(ids), geometry.prompt_length))
+    sampler_shapes = engine.shapes
+    ids = jnp.arange(sampler_shapes.problem_rows, dtype=jnp.int32) + first
+    prompts = jnp.broadcast_to(ids[:, None] + 1, (len(ids), sampler_shapes.prompt_length))
     problems = ProblemArrays(
-        prompts, jnp.full(len(ids), geometry.prompt_length), jnp.zeros((len(ids), 0), jnp.int32), ids
+        prompts, jnp.full(len(ids), sampler_shapes.prompt_length), jnp.zeros((len(ids), 0), jnp.int32), ids
     )
     return SamplingBatch(
-        problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(geometry.Q_cap), jnp.int32(n)), jnp.int32(n), key
+        problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(sampler_shapes.Q_cap), jnp.int32(n)), jnp.int32(n), key
     )
 
 

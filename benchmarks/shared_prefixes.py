@@ -53,12 +53,12 @@ def main() -> None:
         rng, cells = np.random.default_rng(0), [(args.problems, args.n)]
         samplers, times = {}, {}
         for width in (1, args.width):
-            geometry = make_sampler_shapes(
+            sampler_shapes = make_sampler_shapes(
                 cells, 1, args.slots, args.slots, length, args.response, args.problems, width
             )
             sampling = SamplingConfig(prompt_length=length, response_length=args.response)
-            samplers[width] = jax.jit(build_sampler(decoder, geometry, mesh, sampling, StopConditions((), None)))
-            rows = geometry.problem_rows
+            samplers[width] = jax.jit(build_sampler(decoder, sampler_shapes, mesh, sampling, StopConditions((), None)))
+            rows = sampler_shapes.problem_rows
         problems = ProblemArrays(
             rng.integers(0, config.vocab, (rows, length)).astype(np.int32),
             np.full(rows, length, np.int32),

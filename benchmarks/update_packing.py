@@ -56,8 +56,8 @@ def main() -> None:
 
     decoder, on = Decoder(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
     params = decoder.init(jax.random.key(0))
-    geometry = make_sampler_shapes([(B_P, N)], 1, 16, M, P, T)
-    rng, rows, Q = np.random.default_rng(1), geometry.buffer_rows, geometry.problem_rows
+    sampler_shapes = make_sampler_shapes([(B_P, N)], 1, 16, M, P, T)
+    rng, rows, Q = np.random.default_rng(1), sampler_shapes.buffer_rows, sampler_shapes.problem_rows
     tokens, prompts = (rng.integers(0, VOCAB, shape).astype(np.int32) for shape in ((1, rows, T), (Q, P)))
     problems = ProblemArrays(prompts, np.full(Q, P, np.int32), np.zeros((Q, 1), np.int32), np.arange(Q, dtype=np.int32))
     length = lengths(B_P * N)
@@ -75,7 +75,7 @@ def main() -> None:
         shapes.MAX_BUCKETS = count
         sampling = SamplingConfig(prompt_length=P, response_length=T)
         objective = PolicyObjective(decoder, RLConfig(), sampling, vocab_split=False)
-        gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
+        gradient = build_gradient(objective, sampler_shapes, on, decoder.logical_axes(), decoder.shapes())
 
         def program(params: Any, gradient: Any = gradient) -> Any:
             inputs = UpdateInputs(params, params, problems, make_coefficients(RLConfig()))
@@ -84,7 +84,9 @@ def main() -> None:
         start = time.process_time()
         programs[count] = jax.jit(program).lower(params).compile()
         line[f"compile_s_{count}"] = round(time.process_time() - start, 1)
-        line[f"positions_{count}"] = round(positions(length, geometry.prefill_batch, shapes.bucket_widths(T)) / live, 2)
+        line[f"positions_{count}"] = round(
+            positions(length, sampler_shapes.prefill_batch, shapes.bucket_widths(T)) / live, 2
+        )
     spent: dict[int, list[float]] = {count: [] for count in counts}
     for turn in range(REPEATS + 1):
         for count, compiled in programs.items():

@@ -125,16 +125,16 @@ def log_softmax(xp: Any, x: Any) -> Any:
     return x - xp.log(xp.exp(x).sum(-1, keepdims=True))
 
 
-def gather(geometry: SamplerShapes, B: int, buffer: Any) -> np.ndarray:
+def gather(sampler_shapes: SamplerShapes, B: int, buffer: Any) -> np.ndarray:
     """The B rollouts of a buffer [S rows ...], in their order: each shard owns the next ceil(B / S)."""
-    block = -(-B // geometry.shards)
+    block = -(-B // sampler_shapes.shards)
     return np.stack([np.asarray(buffer)[r // block, r % block] for r in range(B)])
 
 
-def scatter(geometry: SamplerShapes, flat: np.ndarray, fill: Any = 0) -> np.ndarray:
+def scatter(sampler_shapes: SamplerShapes, flat: np.ndarray, fill: Any = 0) -> np.ndarray:
     """The inverse of `gather`; padding rows hold `fill`."""
-    block = -(-len(flat) // geometry.shards)
-    buffer = np.full((geometry.shards, geometry.buffer_rows, *flat.shape[1:]), fill, flat.dtype)
+    block = -(-len(flat) // sampler_shapes.shards)
+    buffer = np.full((sampler_shapes.shards, sampler_shapes.buffer_rows, *flat.shape[1:]), fill, flat.dtype)
     for r, x in enumerate(flat):
         buffer[r // block, r % block] = x
     return buffer

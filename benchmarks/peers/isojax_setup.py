@@ -47,10 +47,10 @@ class Setup:
         )
         assert selected.decode_slots and selected.microbatch and selected.prefill_batch
         shards = shard_count(self.mesh)
-        self.geometry = make_sampler_shapes(
+        self.sampler_shapes = make_sampler_shapes(
             [(B_p, n)], shards, B_p * n // shards, selected.microbatch, length, new, min(4, selected.prefill_batch)
         )
-        rows = self.geometry.problem_rows
+        rows = self.sampler_shapes.problem_rows
         prompts = np.resize(np.array(ids, np.int32), (rows, length))
         coefficients = np.arange(rows, dtype=np.int32)
         self.problems = ProblemArrays(

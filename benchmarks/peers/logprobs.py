@@ -51,7 +51,7 @@ def main() -> None:
     setup = Setup(args.model, ids, args.n, args.new, "auto")
     for temperature in TEMPERATURES:
         sampling = setup.cell.sampling.model_copy(update={"temperature": temperature})
-        sample = jax.jit(build_sampler(setup.decoder, setup.geometry, setup.mesh, sampling, setup.stops))
+        sample = jax.jit(build_sampler(setup.decoder, setup.sampler_shapes, setup.mesh, sampling, setup.stops))
         rollouts = sample(setup.params, setup.problems, np.int32(args.B_p), np.int32(args.n), jax.random.key(0))
         ours = np.asarray(rollouts.logps).reshape(-1, args.new)[: args.B_p * args.n].astype(np.float64)
         tokens = np.asarray(rollouts.tokens).reshape(-1, args.new)[: args.B_p * args.n]

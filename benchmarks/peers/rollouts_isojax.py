@@ -21,7 +21,7 @@ def main() -> None:
 
     ids = child.read_prompts(args.prompts).ids
     setup = Setup(args.model, ids, args.n, args.new, args.variant or "data=-1")
-    sample = jax.jit(build_sampler(setup.decoder, setup.geometry, setup.mesh, setup.cell.sampling, setup.stops))
+    sample = jax.jit(build_sampler(setup.decoder, setup.sampler_shapes, setup.mesh, setup.cell.sampling, setup.stops))
     B_p, n = np.int32(len(ids)), np.int32(args.n)
 
     def rollouts() -> int:

@@ -40,10 +40,10 @@ def main() -> None:
     rows, mesh = (int(args.variant[2:]), "auto") if args.variant.startswith("m=") else (0, args.variant or "auto")
     setup = Setup(args.model, ids, args.n, args.new, mesh, rows)
     task: Any = Arbitrary(setup.stops)
-    train = build_fused_update(setup.cell, setup.decoder, task, setup.geometry, setup.mesh)
+    train = build_fused_update(setup.cell, setup.decoder, task, setup.sampler_shapes, setup.mesh)
     state = build_init_state(setup.decoder, setup.mesh)(setup.params)
     del setup.params
-    index = np.arange(setup.geometry.problem_rows, dtype=np.int32)[None]
+    index = np.arange(setup.sampler_shapes.problem_rows, dtype=np.int32)[None]
     batches = ProblemBatches(
         setup.problems,
         index,

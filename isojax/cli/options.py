@@ -22,8 +22,12 @@ def complete_config(incomplete: str) -> list[str]:
     is offered as two words, so that bash adds no space after its "="."""
     settings = [f"{key}=" for key, is_section in config_keys(Config).items() if incomplete and not is_section]
     words = [*config_names(), *map(str, Path().glob("*.yaml")), *settings]
-    found = [word for word in words if word.startswith(incomplete)]
-    return [*found, f"{found[0]}VALUE"] if len(found) == 1 and found[0] in settings else found
+    completions = [word for word in words if word.startswith(incomplete)]
+    return (
+        [*completions, f"{completions[0]}VALUE"]
+        if len(completions) == 1 and completions[0] in settings
+        else completions
+    )
 
 
 def complete_run(incomplete: str) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 # The most tokens of the vocabulary at a time (rl/logprobs.py); from 1024 to 8192 the time is the same.
 VOCABULARY_BLOCK = 4096
-# Up to so many slots the sampler's weights are transposed on a CPU (benchmarks/few_rows.py), ...
+# Up to so many slots the sampler's weights are transposed on a CPU (benchmarks/small_batch_matmul.py), ...
 TRANSPOSE_MAX_SLOTS = 64
 # ... where each slot writes so many tokens in a call that this saves more time than transposing takes.
 TRANSPOSE_MIN_STEPS = 12

@@ -46,8 +46,8 @@ def read_lines(path: Path) -> Iterator[NumberedLine]:
                 yield line_number, _decode(data, path, line_number)
     except (OSError, EOFError, zlib.error) as e:
         reason = (e.strerror if isinstance(e, OSError) else None) or e
-        place = f"{path}, line {line_number + 1}" if line_number else str(path)
-        raise InputError(f"cannot read {place}: {reason}; expected a text file, or a whole .gz of one.") from e
+        location = f"{path}, line {line_number + 1}" if line_number else str(path)
+        raise InputError(f"cannot read {location}: {reason}; expected a text file, or a whole .gz of one.") from e
 
 
 def _decode(data: bytes, path: Path, line_number: int) -> str:
@@ -68,8 +68,8 @@ def read_objects(path: Path) -> Iterator[DataRow]:
             value = parse_json(text.rstrip("\r\n"), path, line_number)
             position = f"line {line_number}"
             if not isinstance(value, dict):
-                given = f"{str(value)[:80]!r} ({type(value).__name__})"
-                raise InputError(f"{path}, {position}: given {given}, expected a JSON object on each line.")
+                received = f"{str(value)[:80]!r} ({type(value).__name__})"
+                raise InputError(f"{path}, {position}: given {received}, expected a JSON object on each line.")
             yield DataRow(str(path), position, value, line_number - 1)
 
 

@@ -196,24 +196,26 @@ def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
     )
 
 
-def suggest_fit(requested: SweepConfig, budget: DeviceBudget, places: Iterable[tuple[str, int]]) -> str:
+def suggest_fit(requested: SweepConfig, budget: DeviceBudget, device_counts: Iterable[tuple[str, int]]) -> str:
     """What would fit, as a sentence: this mesh with other settings than those that are set, else `suggest_mesh`."""
-    fitting = fit_to_memory(_without_sizes(requested), budget)
-    return f"It would fit with {format_sizes(fitting)}." if fitting else suggest_mesh(requested, budget, places)
+    sizes_that_fit = fit_to_memory(_without_sizes(requested), budget)
+    if sizes_that_fit:
+        return f"It would fit with {format_sizes(sizes_that_fit)}."
+    return suggest_mesh(requested, budget, device_counts)
 
 
-def suggest_mesh(requested: SweepConfig, budget: DeviceBudget, places: Iterable[tuple[str, int]]) -> str:
-    """The fastest other mesh in the first of these places, (how it is called, number of devices), where one fits."""
-    for place, num_devices in places:
-        fitting: list[tuple[float, str]] = []
+def suggest_mesh(requested: SweepConfig, budget: DeviceBudget, device_counts: Iterable[tuple[str, int]]) -> str:
+    """The fastest other mesh of the first of these (description, number of devices) where one fits."""
+    for description, num_devices in device_counts:
+        meshes_that_fit: list[tuple[float, str]] = []
         for mesh in _even_meshes(budget, num_devices):
             other = replace(budget, mesh=mesh)
             if mesh != budget.mesh and (sweep := fit_to_memory(_without_sizes(requested), other)):
                 changes = [key for key in SIZES if getattr(requested, key) not in (None, getattr(sweep, key))]
                 words = f"--mesh {mesh} {format_sizes(sweep, changes)}".strip()
-                fitting.append((other.seconds_per_rollout(sweep), words))
-        if fitting:
-            return f"The nearest mesh that would fit: {min(fitting)[1]} on {place}."
+                meshes_that_fit.append((other.seconds_per_rollout(sweep), words))
+        if meshes_that_fit:
+            return f"The nearest mesh that would fit: {min(meshes_that_fit)[1]} on {description}."
     return (
         "No mesh of more such devices would fit it: lower cell.sampling.response_length or prompt_length, take devices "
         "with more memory, or say how much they have by run.device_memory=GIB."
@@ -243,8 +245,10 @@ def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: boo
     if not budget.fits(sweep):
         # A CPU's devices share its memory.
         growths = [2**k for k in range(MAX_MESH_GROWTH.bit_length())] if budget.backend != "cpu" else []
-        places = [(f"{growth * budget.mesh.devices} such devices", growth * budget.mesh.devices) for growth in growths]
-        suggestion = suggest_fit(requested, budget, places)
+        device_counts = [
+            (f"{growth * budget.mesh.devices} such devices", growth * budget.mesh.devices) for growth in growths
+        ]
+        suggestion = suggest_fit(requested, budget, device_counts)
         shortage = f"{describe_shortage(sweep, budget)} {suggestion}"
         if is_new_run and requested.decode_slots is None and requested.microbatch is None:
             raise InputError(shortage)

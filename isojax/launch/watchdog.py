@@ -89,7 +89,7 @@ class Watchdog:
         self.listener = None if listener is None else socket.socket(fileno=listener)
         self.strangers: list[asyncio.StreamWriter] = []  # connections without the token yet, the oldest first
         self.peers: list[asyncio.StreamWriter] = []
-        self.is_leaving = False  # whether the parent has ended, and the others are told
+        self.is_leaving = False  # whether the parent has ended, and the others have been notified
         self.first_failure: tuple[str, float] | None = None  # who failed first, and when this parent has to have ended
 
     async def run(self) -> None:

@@ -102,9 +102,9 @@ def autotune(
     device = device or jax.devices()[0]
     kernels = () if positions_split else PLATFORM_KERNELS.get(device.platform, ())
     if requested not in (None, "plain", *kernels):
-        place = "a mesh with sequence > 1" if positions_split else f"this backend ({device.platform})"
+        where = "a mesh with sequence > 1" if positions_split else f"this backend ({device.platform})"
         raise InputError(
-            f"{setting}={requested}: {place} has {', '.join(('plain', *kernels))}. Set it to one of these, or to null, "
+            f"{setting}={requested}: {where} has {', '.join(('plain', *kernels))}. Set it to one of these, or to null, "
             "which measures and keeps the fastest."
         )
     if requested is not None and (reason := _unsupported_reason(shape, requested)):

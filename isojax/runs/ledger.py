@@ -120,7 +120,7 @@ def read_ledger_lines(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     return rows, torn
 
 
-def parse_point(row: Mapping[str, Any] | EvalPoint, place: str) -> EvalPoint:
+def parse_point(row: Mapping[str, Any] | EvalPoint, location: str) -> EvalPoint:
     """A ledger's row, or a log's point, as an evaluation; InputError where no run can measure its numbers."""
     try:
         point = _POINT_ADAPTER.validate_python(row)
@@ -135,7 +135,7 @@ def parse_point(row: Mapping[str, Any] | EvalPoint, place: str) -> EvalPoint:
     except ValueError as e:
         problem = str(e)
     raise InputError(
-        f"{place} is not an evaluation ({problem}); expected target, M, rollouts, tokens and metrics. Correct it."
+        f"{location} is not an evaluation ({problem}); expected target, M, rollouts, tokens and metrics. Correct it."
     )
 
 
@@ -149,21 +149,21 @@ def _check_ranges(point: EvalPoint) -> None:
             raise ValueError(f"{name} is {value}: it should be at least 0 and at most {highest:g}")
 
 
-def parse_cell(header: Mapping[str, Any], place: str) -> Cell:
+def parse_cell(header: Mapping[str, Any], location: str) -> Cell:
     """The cell that a ledger's first line names; InputError where it is of another schema, or no run's."""
     values = [header.get(name) for name in ("B_p", "n", "seed")]
     lowest = (1, 1, 0)
     are_counts = all(type(v) is int and low <= v <= MAX_COUNT for v, low in zip(values, lowest, strict=True))
     if not are_counts or header.get("schema") != SCHEMA:
         raise InputError(
-            f"{place}: the cell header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0."
+            f"{location}: the cell header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0."
         )
     return Cell(header["B_p"], header["n"], header["seed"])
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
-    """One cell's folder as a RunRecord; InputError where a line cannot be used, or there is no point. `warn` is told
-    of a torn last line, which is left out."""
+    """One cell's folder as a RunRecord; InputError where a line cannot be used, or there is no point. `warn` is called
+    for a torn last line, which is left out."""
     path = folder / RECORDS_FILE
     rows, torn = read_ledger_lines(path)
     if torn and warn is not None:

@@ -41,7 +41,7 @@ class EpochOrder:
             )
         self.num_problems, self.B_p, self.seed, self.drop_above = num_problems, B_p, seed, drop_above
         self.correct_counts, self.rollout_counts = np.zeros(num_problems), np.zeros(num_problems, np.int64)
-        self._lock = threading.Lock()  # a pipeline draws and records in two threads
+        self._lock = threading.Lock()  # asynchronous sampling draws and records in two threads
         self._unrecorded_positions: deque[EpochPosition] = deque()  # of the batches drawn and not recorded yet
         epoch, batch_index = divmod(first_update + batches_drawn, num_problems // B_p)
         position = EpochPosition(epoch, batch_index, np.zeros(num_problems, bool))

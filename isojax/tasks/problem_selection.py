@@ -151,13 +151,13 @@ def split_by_difficulty(problems: Sequence[Problem], data: DataConfig) -> tuple[
     """(training, validation): the problems inside `cell.data.difficulty`, `validation` of them held out."""
     eligible, min_problems = within_difficulty(problems, data), 2 * data.validation
     if len(eligible) < min_problems:
-        given, fix = f"there are {len(problems)} problems", "lower it, or set cell.data.held_out"
+        shortage, fix = f"there are {len(problems)} problems", "lower it, or set cell.data.held_out"
         if data.attempts:
             attempts = problems[0].attempts if problems else data.attempts
-            given = f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in {list(data.difficulty)}"
+            shortage = f"{len(eligible)} of {len(problems)} problems have avg@{attempts} in {list(data.difficulty)}"
             fix = "widen cell.data.difficulty"
         need = f"cell.data.validation={data.validation} needs at least {min_problems}"
-        raise InputError(f"{given}; {need}: {fix}, or raise cell.data.candidates.")
+        raise InputError(f"{shortage}; {need}: {fix}, or raise cell.data.candidates.")
     order = np.random.default_rng([data.seed, 1]).permutation(len(eligible))
     validation = [eligible[i] for i in order[: data.validation]]
     return [eligible[i] for i in order[data.validation :]], validation

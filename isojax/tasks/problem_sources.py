@@ -77,8 +77,8 @@ def _find_column(row: DataRow, setting: str, configured_name: str | None, usual_
     if not candidates:
         expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
         columns = ", ".join(row.values) or "(none)"
-        found = f"{row.location}: no {setting}: there are the columns {columns}"
-        raise InputError(f"{found}; expected {expected}. Name it by cell.data.{setting}_key=COLUMN.")
+        message = f"{row.location}: no {setting}: there are the columns {columns}"
+        raise InputError(f"{message}; expected {expected}. Name it by cell.data.{setting}_key=COLUMN.")
     return candidates[0]
 
 
@@ -113,8 +113,8 @@ def _read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[
         fields = message if isinstance(message, Mapping) else {}
         role, content = fields.get("role"), fields.get("content")
         if not isinstance(role, str) or not isinstance(content, str):
-            given = f"{row.location}: {column!r} holds {str(message)[:80]!r}"
-            raise InputError(f"{given}, expected text or a list of {{role, content}}.")
+            received = f"{row.location}: {column!r} holds {str(message)[:80]!r}"
+            raise InputError(f"{received}, expected text or a list of {{role, content}}.")
         if role == "user":
             content = _value_as_text(content, row, f"content of {column}")
         turns.append({"role": role, "content": content})
@@ -130,15 +130,17 @@ def _value_as_text(value: Any, row: DataRow, column: str) -> str:
         value = int(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         return str(value)
-    place, fix = f"{row.location}: {column!r}", "Correct the row or remove it."
+    location, fix = f"{row.location}: {column!r}", "Correct the row or remove it."
     if is_blank(value):
-        raise InputError(f"{place} is missing or empty, expected text or a number. {fix}")
+        raise InputError(f"{location} is missing or empty, expected text or a number. {fix}")
     if not isinstance(value, str):
-        raise InputError(f"{place} is {str(value)[:80]!r} ({type(value).__name__}), expected text or a number. {fix}")
+        raise InputError(
+            f"{location} is {str(value)[:80]!r} ({type(value).__name__}), expected text or a number. {fix}"
+        )
     try:
         value.encode()
     except UnicodeEncodeError as e:
-        raise InputError(f"{place} holds half a surrogate pair ({value[e.start]!r}), which is no text. {fix}") from e
+        raise InputError(f"{location} holds half a surrogate pair ({value[e.start]!r}), which is no text. {fix}") from e
     return value
 
 

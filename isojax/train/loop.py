@@ -38,8 +38,8 @@ from isojax.train.restore import CellState, open_cell
 
 
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
-    """The values of C at which a cell is evaluated: the shared grid up to the budget. Values beyond it that the last
-    update passes count too, so that its point has the target it would have in a longer run."""
+    """The values of C at which a cell is evaluated: the shared grid up to the budget. The last update may reach values
+    beyond it; they count too, so that this evaluation has the target it would have in a longer run."""
     eval_config = config.cell.eval
     last_target = eval_config.evaluation_targets(config.sweep.budget)[-1]
     return eval_config.evaluation_targets(cell.rollouts_to_reach(last_target))

@@ -109,14 +109,14 @@ def test_decode_step(scripts: Scripts, model: Path) -> None:
         assert line["tokens_per_second"] == pytest.approx(4 / (line["ms_per_step"] / 1000), rel=0.01)
 
 
-def test_few_rows(scripts: Scripts) -> None:
+def test_small_batch_matmul(scripts: Scripts) -> None:
     """Two layers of two shapes: operations are 2 a row, input, output and layer."""
-    lines = scripts("few_rows", "--rows", "3,5", "--shapes", "16x24,24x16", LAYERS=2, REPEATS=1)
+    lines = scripts("small_batch_matmul", "--rows", "3,5", "--shapes", "16x24,24x16", LAYERS=2, REPEATS=1)
     assert [line["rows"] for line in lines] == [3, 5]
     for line in lines:
-        assert line["faster"] == pytest.approx(line["plain_ms"] / line["of_few_ms"], rel=0.05)
-        assert line["of_few_gflops"] == pytest.approx(
-            2 * line["rows"] * 2 * 2 * 16 * 24 / line["of_few_ms"] / 1e6, abs=0.06
+        assert line["faster"] == pytest.approx(line["plain_ms"] / line["small_batch_ms"], rel=0.05)
+        assert line["small_batch_gflops"] == pytest.approx(
+            2 * line["rows"] * 2 * 2 * 16 * 24 / line["small_batch_ms"] / 1e6, abs=0.06
         )
 
 
@@ -198,11 +198,11 @@ def test_adaptive(scripts: Scripts) -> None:
     assert all(0 <= line["all"][name]["n_right"] <= 1 for name in ("frontier", "grid", "half_budget"))
 
 
-def test_pipeline(scripts: Scripts) -> None:
+def test_async_sampling(scripts: Scripts) -> None:
     """Two updates of 4 x 4 rollouts; the shares are of the sampler's clock and of the trainer's."""
     tiny = ("cell.sampling.response_length=4", "sweep.microbatch=8", "sweep.decode_slots=8")
     words = ("--ways", "sync,mesh", "--B_p", 4, "--n", 4, "--updates", 2, "--repeats", 1, *tiny)
-    sync, mesh = scripts("pipeline", *words, MODELS={"small": ModelConfig(**SHAPE)})
+    sync, mesh = scripts("async_sampling", *words, MODELS={"small": ModelConfig(**SHAPE)})
     for line in (sync, mesh):
         assert line["rollouts_per_second"] == pytest.approx(2 * 16 / line["wall"], rel=0.02)
         assert line["of_sync"] == pytest.approx(line["rollouts_per_second"] / sync["rollouts_per_second"], rel=0.01)
@@ -236,11 +236,11 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
         points = [EvalPoint(M, M, M, 0, {}, train=train) for M, train in zip((0, 1, 4), ages, strict=True)]
         return [RunRecord(Cell(32, 8, 0), tuple(points))]
 
-    words = ("--learns", tmp_path, "--ks", "0,8", "--ways", "turns,mesh", "--budget", 600)
-    lines = scripts("pipeline", *words, run=run, read_runs=read_runs)
+    words = ("--learns", tmp_path, "--ks", "0,8", "--ways", "alternate,mesh", "--budget", 600)
+    lines = scripts("async_sampling", *words, run=run, read_runs=read_runs)
     of_all = (1, 600, tmp_path)
     assert requested == [("k0", 0, None, *of_all), ("k8", 8, None, *of_all), ("k8-mesh", 8, "data=1", *of_all)]
-    assert [(line["way"], line["k"]) for line in lines] == [("turns", 0), ("turns", 8), ("mesh", 8)]
+    assert [(line["way"], line["k"]) for line in lines] == [("alternate", 0), ("alternate", 8), ("mesh", 8)]
     assert "staleness_mean" not in lines[0] and all(
         (line["staleness_mean"], line["staleness_max"]) == (2.5, 4.0) for line in lines[1:]
     )

@@ -65,12 +65,12 @@ class Programs:
 
     def __init__(self, on: Mesh):
         self.on = on
-        self.geometry = make_sampler_shapes(list(CELLS.values()), shard_count(on), SLOTS, 8, PROMPT, RESPONSE)
+        self.sampler_shapes = make_sampler_shapes(list(CELLS.values()), shard_count(on), SLOTS, 8, PROMPT, RESPONSE)
         self.rows = NamedSharding(on, P(ROLLOUT_AXES))
         self.problems = ProblemArrays(
-            *(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in random_problems(13, seed=4))
+            *(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(13, seed=4))
         )
-        self.learned = build_update(self.cell(1.0), DECODER, Parity(), self.geometry, on)
+        self.learned = build_update(self.cell(1.0), DECODER, Parity(), self.sampler_shapes, on)
         self.whole: Callable[[Any], Any] = quick_jit(lambda x: x, out_shardings=replicated(on))
 
     def cell(self, temperature: float) -> CellConfig:
@@ -83,12 +83,12 @@ class Programs:
 
     def sampler(self, temperature: float) -> Callable[..., Arrays]:
         """`sample(params, B_p, n, key)`: the fields of Rollouts, by rollout."""
-        sample = build_sampler(DECODER, self.geometry, self.on, self.cell(temperature).sampling, Parity.stops)
+        sample = build_sampler(DECODER, self.sampler_shapes, self.on, self.cell(temperature).sampling, Parity.stops)
         compiled = quick_jit(sample, out_shardings=replicated(self.on))
 
         def call(params: Any, B_p: int, n: int, key: int) -> Arrays:
             result = compiled(params, self.problems, np.int32(B_p), np.int32(n), jax.random.key(key))
-            block = -(-B_p * n // self.geometry.shards)
+            block = -(-B_p * n // self.sampler_shapes.shards)
             at = np.divmod(np.arange(B_p * n), block)
             return {name: np.asarray(x)[at] for name, x in zip(Rollouts._fields, result, strict=True)}
 
@@ -99,11 +99,11 @@ class Programs:
         B_p, n = CELLS[cell]
         tokens = rollouts["tokens"]
         rewards = Parity().verify(None, tokens, rollouts["mask"])
-        rows = [jax.device_put(scatter(self.geometry, rollouts[name]), self.rows) for name in Rollouts._fields]
+        rows = [jax.device_put(scatter(self.sampler_shapes, rollouts[name]), self.rows) for name in Rollouts._fields]
         batch = RolloutBatch(
             self.problems,
             Rollouts(*rows),
-            rewards=jax.device_put(scatter(self.geometry, rewards), self.rows),
+            rewards=jax.device_put(scatter(self.sampler_shapes, rewards), self.rows),
             B_p=np.int32(B_p),
             n=np.int32(n),
             key_data=np.asarray(jax.random.key_data(jax.random.key(0))),
@@ -113,7 +113,7 @@ class Programs:
 
     def kv_bytes(self, params: Any) -> np.ndarray:
         """Of the sampler's caches and table between two chunks."""
-        stream = build_stream(DECODER, self.geometry, self.on, self.cell(1.0).sampling, Parity.stops)
+        stream = build_stream(DECODER, self.sampler_shapes, self.on, self.cell(1.0).sampling, Parity.stops)
         _, state = stream.begin(params, self.problems, np.int32(13), np.int32(7), jax.random.key(0))
         return device_bytes((state.cache, state.prefix_table))
 

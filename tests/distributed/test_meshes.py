@@ -133,15 +133,15 @@ def gradient_of(axes: str, decoder: Decoder) -> Any:
     shapes alone.
     """
     on = mesh(axes)
-    geometry = make_sampler_shapes([(8, 4)], shard_count(on), 8, 5, P, T, 3)
+    sampler_shapes = make_sampler_shapes([(8, 4)], shard_count(on), 8, 5, P, T, 3)
     objective = PolicyObjective(
         decoder, RLConfig(kl=0.1), SamplingConfig(prompt_length=P, response_length=T), on.shape["tensor"] > 1
     )
-    gradient = build_gradient(objective, geometry, on, decoder.logical_axes(), decoder.shapes())
-    rows = jnp.zeros((geometry.shards, geometry.buffer_rows))
+    gradient = build_gradient(objective, sampler_shapes, on, decoder.logical_axes(), decoder.shapes())
+    rows = jnp.zeros((sampler_shapes.shards, sampler_shapes.buffer_rows))
     tokens = jnp.zeros((*rows.shape, T), jnp.int32)
     specific = PolicyInputs(tokens * 1.0, tokens[..., :1] * 1.0, LossWeights(rows, rows, rows, rows))
-    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(8)))
+    problems = ProblemArrays(*(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(8)))
     params = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(on)
     )
@@ -192,8 +192,8 @@ def test_memory_of_the_gradient_falls_with_fsdp() -> None:
 def critic_on(axes: str) -> tuple[np.ndarray, Any]:
     """A critic's values of 26 responses, and its gradient."""
     on, B_p, n = mesh(axes), 13, 2
-    geometry = make_sampler_shapes([(B_p, n)], shard_count(on), 4, 4, P, T)
-    values, gradient = build_critic(DECODER, geometry, on)
+    sampler_shapes = make_sampler_shapes([(B_p, n)], shard_count(on), 4, 4, P, T)
+    values, gradient = build_critic(DECODER, sampler_shapes, on)
     rng = np.random.default_rng(0)
     params = critic_params(DECODER, policy()) | {
         "value": rng.normal(size=D).astype(np.float32),
@@ -202,8 +202,8 @@ def critic_on(axes: str) -> tuple[np.ndarray, Any]:
     params = jax.device_put(params, critic_param_shardings(DECODER, on))
     tokens, returns = rng.integers(4, VOCAB, (B_p * n, T)), rng.normal(size=(B_p * n, T)).astype(np.float32)
     mask = np.arange(T)[None] < rng.integers(1, T + 1, B_p * n)[:, None]
-    tokens, returns, mask = (jnp.asarray(scatter(geometry, x)) for x in (tokens.astype(np.int32), returns, mask))
-    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))
+    tokens, returns, mask = (jnp.asarray(scatter(sampler_shapes, x)) for x in (tokens.astype(np.int32), returns, mask))
+    problems = ProblemArrays(*(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(B_p)))
 
     @quick_jit
     def program(params: Any) -> Any:
@@ -218,7 +218,7 @@ def critic_on(axes: str) -> tuple[np.ndarray, Any]:
         return before, gradient(inputs, rows, *sizes)[0]
 
     result, slope = jax.device_get(program(params))
-    flat = np.stack([result[divmod(r, -(-B_p * n // geometry.shards))] for r in range(B_p * n)])
+    flat = np.stack([result[divmod(r, -(-B_p * n // sampler_shapes.shards))] for r in range(B_p * n)])
     return flat, slope
 
 
@@ -243,12 +243,14 @@ def test_a_width_that_fsdp_does_not_divide_stays_whole() -> None:
 def test_the_sampler_gathers_what_it_has_cast() -> None:
     """Once, before its loop, and half the bytes: each of its parameters as tensor splits it, in bfloat16."""
     on = mesh("data=2,fsdp=2,tensor=2")
-    geometry, decoder = (
+    sampler_shapes, decoder = (
         make_sampler_shapes([(8, 4)], 4, 8, 5, P, T),
         DECODER.with_options(ComputeOptions(compute_dtype="bfloat16")),
     )
-    sample = build_sampler(decoder, geometry, on, SamplingConfig(prompt_length=P, response_length=T), Parity.stops)
-    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(8)))
+    sample = build_sampler(
+        decoder, sampler_shapes, on, SamplingConfig(prompt_length=P, response_length=T), Parity.stops
+    )
+    problems = ProblemArrays(*(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(8)))
     text = jax.jit(sample).lower(placed(policy(), on), problems, np.int32(8), np.int32(4), jax.random.key(0)).as_text()
     gathers = re.findall(r"stablehlo.all_gather.*?-> tensor<(\w+)>", text)
     sizes = sorted(math.prod(int(i) for i in shape.split("x")[:-1]) for shape in gathers)

@@ -52,12 +52,12 @@ class Sampling:
 
     def __init__(self, axes: str, width: int, longest: int = P, decoder: Decoder = DECODER):
         self.on = mesh(axes)
-        self.geometry = make_sampler_shapes([(5, 4)], shard_count(self.on), SLOTS, 4, longest, T, PROMPTS, width)
+        self.sampler_shapes = make_sampler_shapes([(5, 4)], shard_count(self.on), SLOTS, 4, longest, T, PROMPTS, width)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jax, "jit", quick_jit)
             settings = SamplingConfig(prompt_length=longest, response_length=T, temperature=1e-4)
-            self.stream = build_stream(decoder, self.geometry, self.on, settings, StopConditions((EOS,), None))
-        self.given = placed(policy(), self.on), problems(self.geometry.problem_rows, longest)
+            self.stream = build_stream(decoder, self.sampler_shapes, self.on, settings, StopConditions((EOS,), None))
+        self.given = placed(policy(), self.on), problems(self.sampler_shapes.problem_rows, longest)
 
     def responses(self) -> list[list[int]]:
         result: dict[int, list[int]] = {}
@@ -91,7 +91,7 @@ def test_decoding_adds_up_sums_and_gathers_no_prompt(one: list[list[int]]) -> No
     sampling = Sampling(EVERYWHERE, WIDTH)
     assert sampling.responses() == one
     hlo, state = sampling.program()
-    prefix_groups, G = SLOTS // WIDTH, sampling.geometry.prefix_entries
+    prefix_groups, G = SLOTS // WIDTH, sampling.sampler_shapes.prefix_entries
     for layers, rows in ((state.cache.prefix_kv, prefix_groups), (state.prefix_table, G)):
         assert [x.addressable_shards[0].data.shape for x in layers[0]] == [(rows, K // 2, H, 19), (rows, K // 2, 19, H)]
     assert state.cache.slot_kv[0][0].addressable_shards[0].data.shape == (SLOTS, K // 2, H, T)
@@ -121,15 +121,17 @@ def test_the_gradient_gathers_keys_and_values_alone() -> None:
     """Of a prompt's layers, 19 of 38 positions are on a device, in the MLP and in attention; what is gathered are a
     layer's keys and values, whose gradients go back in parts. Responses add up sums over the prompt."""
     on = mesh(EVERYWHERE)
-    geometry = make_sampler_shapes([(5, 4)], shard_count(on), SLOTS, 4, P, T, PROMPTS)
+    sampler_shapes = make_sampler_shapes([(5, 4)], shard_count(on), SLOTS, 4, P, T, PROMPTS)
     objective = PolicyObjective(DECODER, RLConfig(kl=0.0), SamplingConfig(prompt_length=P, response_length=T), True)
-    gradient = build_gradient(objective, geometry, on, DECODER.logical_axes(), DECODER.shapes())
-    rows = jnp.zeros((geometry.shards, geometry.buffer_rows))
+    gradient = build_gradient(objective, sampler_shapes, on, DECODER.logical_axes(), DECODER.shapes())
+    rows = jnp.zeros((sampler_shapes.shards, sampler_shapes.buffer_rows))
     tokens = jnp.zeros((*rows.shape, T), jnp.int32)
     responses = ResponseBatch(
         tokens, tokens > 0, PolicyInputs(tokens * 1.0, tokens[..., :1] * 1.0, LossWeights(rows, rows, rows, rows))
     )
-    inputs = UpdateInputs(placed(policy(), on), {}, problems(geometry.problem_rows), make_coefficients(RLConfig()))
+    inputs = UpdateInputs(
+        placed(policy(), on), {}, problems(sampler_shapes.problem_rows), make_coefficients(RLConfig())
+    )
     program = quick_jit(gradient, out_shardings=(DECODER.shardings(on), None))
     hlo = program.lower(inputs, responses, np.int32(5), np.int32(4)).compile().as_text()
     assert hlo
@@ -153,8 +155,14 @@ def test_kernels_are_refused_and_the_plain_form_chosen(name: str) -> None:
 @pytest.mark.parametrize("options", [ComputeOptions(decode_attention="pallas"), ComputeOptions(cache_dtype="int8")])
 def test_a_sampler_that_holds_prompt_and_response_together_is_refused(options: ComputeOptions) -> None:
     """Also where its mesh is not the trainer's, whose attention was chosen."""
-    geometry = make_sampler_shapes([(5, 4)], 1, SLOTS, 4, P, T)
-    inputs = DECODER.with_options(options), geometry, mesh("sequence=2"), SamplingConfig(), StopConditions((EOS,), None)
+    sampler_shapes = make_sampler_shapes([(5, 4)], 1, SLOTS, 4, P, T)
+    inputs = (
+        DECODER.with_options(options),
+        sampler_shapes,
+        mesh("sequence=2"),
+        SamplingConfig(),
+        StopConditions((EOS,), None),
+    )
     says = (
         rf"decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} "
         "on a sampler's mesh"

@@ -125,7 +125,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     decoder = registry.load("models.families", config.cell.model.family, "build").build(config.cell.model, task.vocab)
     sweep, sampling = resolve_sweep_sizes(config.sweep, shard_count(mesh), config.cell), config.cell.sampling
     pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)})
-    geometry = make_sampler_shapes(
+    sampler_shapes = make_sampler_shapes(
         pairs,
         shard_count(mesh),
         sweep.decode_slots,
@@ -150,14 +150,14 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     cast = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(dtype), sharding=x.sharding), params)
     key = jax.ShapeDtypeStruct((), jax.eval_shape(lambda: jax.random.key(0)).dtype, sharding=replicated(mesh))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    sampler = jax.jit(build_sampler(decoder, geometry, mesh, sampling, task.stops), out_shardings=rows)
+    sampler = jax.jit(build_sampler(decoder, sampler_shapes, mesh, sampling, task.stops), out_shardings=rows)
     state = TrainState(
         decoder.shapes(), jax.eval_shape(adam().init, decoder.shapes()), jax.ShapeDtypeStruct((), jnp.int32)
     )
     state = laid(state, train_state_shardings(decoder, mesh))
-    train = build_fused_update(config.cell, decoder, task, geometry, mesh)
+    train = build_fused_update(config.cell, decoder, task, sampler_shapes, mesh)
     coefficients = jax.tree.map(lambda x: whole(dtype=x.dtype), make_coefficients(config.cell.rl))
-    index = whole(MAX_UPDATES_PER_CALL, geometry.problem_rows)
+    index = whole(MAX_UPDATES_PER_CALL, sampler_shapes.problem_rows)
     batches = ProblemBatches(problems(1000), index, num_updates=whole(), B_p=whole(), n=whole(), seed=whole())
 
     def device_bytes(tree: Any) -> int:
@@ -166,7 +166,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     positions = sampling.prompt_length + sampling.response_length
     heads = config.cell.model.kv_heads // mesh.shape["tensor"]
     return {
-        "sampler": compile_ahead(sampler, cast, problems(geometry.problem_rows), whole(), whole(), key),
+        "sampler": compile_ahead(sampler, cast, problems(sampler_shapes.problem_rows), whole(), whole(), key),
         "step": compile_ahead(train, state, params, batches, coefficients),
         "table": {
             "sampler": device_bytes(cast),
@@ -174,8 +174,8 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
             "state": device_bytes(state),
         },  # bytes a device
         "unsharded": sum(math.prod(x.shape) * 4 for x in jax.tree.leaves(params)),
-        "layer_cache": geometry.slots * heads * positions * config.cell.model.head_dim,  # elements a device
-        "logits": geometry.slots * task.vocab,
+        "layer_cache": sampler_shapes.slots * heads * positions * config.cell.model.head_dim,  # elements a device
+        "logits": sampler_shapes.slots * task.vocab,
     }
 
 

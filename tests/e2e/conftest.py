@@ -252,15 +252,15 @@ class Isojax:
         """
         before = snapshot(self.folder)
         done = self.quick(*words)
-        assert done.returncode == 2 and "Traceback" not in done.stderr, _told(done)
+        assert done.returncode == 2 and "Traceback" not in done.stderr, _outcome(done)
         lines = done.stderr.splitlines()
         assert [line.startswith("error: ") for line in lines].count(True) == 1 and lines[-1].startswith("error: "), (
-            _told(done)
+            _outcome(done)
         )
         for text in saying:
-            assert text in lines[-1], _told(done)
+            assert text in lines[-1], _outcome(done)
         after = snapshot(self.folder)
-        assert sorted(after) == sorted(before) and after == before, _told(done)
+        assert sorted(after) == sorted(before) and after == before, _outcome(done)
 
     def run(self, name: str = "tiny") -> Path:
         """A sweep's folder."""
@@ -280,12 +280,12 @@ class Isojax:
         return snapshot(self.folder.joinpath(*parts))
 
 
-def _told(done: subprocess.CompletedProcess[str]) -> str:
+def _outcome(done: subprocess.CompletedProcess[str]) -> str:
     return f"{' '.join(done.args)}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}"
 
 
 def _well(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-    assert done.returncode == 0 and "Traceback" not in done.stderr, _told(done)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, _outcome(done)
     return done
 
 

@@ -17,8 +17,8 @@ if not BENCHMARKS.is_dir():
 
 
 def test_killed_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pipeline that leaves out solved problems: while the ledger is written, with a checkpoint half written, and
-    anywhere.
+    """An asynchronous run that leaves out solved problems: while the ledger is written, with a checkpoint half
+    written, and anywhere.
     """
     monkeypatch.syspath_prepend(BENCHMARKS)
     chaos = importlib.import_module("chaos")

@@ -148,7 +148,7 @@ def test_sigterm(isojax: Isojax, unbroken: Isojax) -> None:
     assert left(isojax) == left(unbroken)
 
 
-def test_sigterm_and_damage_while_a_pipeline_has_rollouts_under_way(isojax: Isojax) -> None:
+def test_sigterm_and_damage_while_an_asynchronous_run_has_rollouts_under_way(isojax: Isojax) -> None:
     """A language model whose sampler is two updates ahead. What is under way is a part of a checkpoint, and checked as
     the rest is.
     """

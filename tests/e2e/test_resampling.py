@@ -1,5 +1,5 @@
 """Solved problems left out of later epochs, on the command line: a run killed and resumed is the unbroken one, and so
-is a pipeline's at k = 0."""
+is that of an asynchronous run at k = 0."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def points(isojax: Any, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_killed_and_resumed_and_in_a_pipeline(isojax: Any) -> None:
+def test_killed_and_resumed_and_asynchronous(isojax: Any) -> None:
     isojax.swept(*WORDS, "name=whole")
     full = points(isojax, "whole")
     dropped = [point["train"]["dropped"] for point in full if point["M"]]

@@ -89,28 +89,28 @@ def test_a_model_without_a_vocabulary_is_refused() -> None:
 
 def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first update takes 16.5 GiB of a chip's 15.75, the second one fits."""
-    asked: list[tuple[Any, ...]] = []
+    requests: list[tuple[Any, ...]] = []
     too_much, fitting = int(16.5 * GIB), 2 * GIB
 
     def compiler(_: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]) -> dict[str, Any]:
-        asked.append((sweep.microbatch, sweep.remat, programs))
-        return {name: too_much if len(asked) == 1 and name == "learn" else fitting for name in programs}
+        requests.append((sweep.microbatch, sweep.remat, programs))
+        return {name: too_much if len(requests) == 1 and name == "learn" else fitting for name in programs}
 
     sweep = confirmed_sizes(monkeypatch, compiler)
-    assert asked[0][2] == ["decode", "learn"] and "learn" in asked[1][2] and len(asked) == 2
-    assert (sweep.microbatch, sweep.remat) == asked[1][:2] != asked[0][:2]
+    assert requests[0][2] == ["decode", "learn"] and "learn" in requests[1][2] and len(requests) == 2
+    assert (sweep.microbatch, sweep.remat) == requests[1][:2] != requests[0][:2]
 
 
 def test_a_compiler_that_never_fits_is_asked_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    requests: list[Any] = []
 
     def compiler(_: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]) -> dict[str, Any]:
-        asked.append(sweep)
+        requests.append(sweep)
         return dict.fromkeys(programs, int(15.8 * GIB)) | {"decode": 0}
 
     with pytest.raises(InputError, match=r"does not fit, by the compiler's figures\. (It would fit|The nearest mesh)"):
         confirmed_sizes(monkeypatch, compiler)
-    assert len(asked) == 3
+    assert len(requests) == 3
 
 
 def test_a_compiler_that_crashes_is_a_message_with_another_mesh(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,6 @@ from isojax.launch.planner import plan_cells
 @pytest.mark.parametrize(("mesh", "devices"), [("data=1", [[0], [0], [0]]), ("data=2", [[0, 1], [2, 3], [4, 5]])])
 def test_cells_of_one_cpu_device_share_its_programs(mesh: str, devices: list[list[int]], tmp_path: Path) -> None:
     config = load_config("quickstart", [f"run.dir={tmp_path}", f"run.mesh={mesh}", "run.cells_at_once=3"])
-    with open_sweep(config, plan_cells(config.sweep), resume=False) as site:
-        assert [[d.id for d in programs.mesh.devices.flat] for programs in site.programs] == devices
-        assert len({id(programs) for programs in site.programs}) == (1 if mesh == "data=1" else 3)
+    with open_sweep(config, plan_cells(config.sweep), resume=False) as setup:
+        assert [[d.id for d in programs.mesh.devices.flat] for programs in setup.programs] == devices
+        assert len({id(programs) for programs in setup.programs}) == (1 if mesh == "data=1" else 3)

@@ -50,15 +50,15 @@ def test_sampler_and_trainer_agree_before_the_first_update(top_p: float, axes: s
     nucleus.
     """
     on = mesh(axes)
-    geometry = make_sampler_shapes([(B_p, n)], shard_count(on), 52, 16, P, T)
+    sampler_shapes = make_sampler_shapes([(B_p, n)], shard_count(on), 52, 16, P, T)
     rng = np.random.default_rng(0)
-    lengths = rng.integers(1, P + 1, geometry.problem_rows).astype(np.int32)
+    lengths = rng.integers(1, P + 1, sampler_shapes.problem_rows).astype(np.int32)
     prompts = rng.integers(4, V, (len(lengths), P)).astype(np.int32)
     problems = ProblemArrays(
         prompts, lengths, np.zeros((len(lengths), 0), np.int32), np.arange(len(lengths), dtype=np.int32)
     )
     sampling = SamplingConfig(prompt_length=P, response_length=T, temperature=0.6, top_p=top_p)
-    measure = logprob_agreement.Agreement(LARGE, STOPS, geometry, sampling, on)
+    measure = logprob_agreement.Agreement(LARGE, STOPS, sampler_shapes, sampling, on)
     for scale in scales:
         params = jax.device_put(policy(scale), LARGE.shardings(on))
         result = measure(params, problems, (B_p, n), gradient_too=True)

@@ -1,7 +1,7 @@
-"""The pipeline: k = 0 is the synchronous run; no token is older than k updates; what is older is really sampled by
-older weights.
+"""Asynchronous rollouts: k = 0 is the synchronous run; no token is older than k updates; what is older is really
+sampled by older weights.
 
-That k = 0 leaves the same bits is shown where both are compiled as users do: tests/e2e/test_pipeline.py.
+That k = 0 leaves the same bits is shown where both are compiled as users do: tests/e2e/test_async.py.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ def order(B_p: int) -> FixedOrder:
     )
 
 
-def geometry(axes: str):
+def sampler_shapes(axes: str):
     return make_sampler_shapes(PAIRS, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
 
 
 def programs_of(task: Any, axes: str, k: int, way: Way = "turns") -> AsyncPrograms:
     """By turns, or with a sampler of two shards on other devices than the trainer's."""
     sampler_mesh = make_mesh(MeshShape(data=2), jax.devices()[2:]) if way == "thread" else None
-    return AsyncPrograms(recipe(k), DECODER, task, geometry(axes), PAIRS, mesh(axes), sampler_mesh)
+    return AsyncPrograms(recipe(k), DECODER, task, sampler_shapes(axes), PAIRS, mesh(axes), sampler_mesh)
 
 
 programs = cache(partial(programs_of, Parity()))
 
 
-def pipelined(
+def asynchronous(
     axes: str,
     k: int,
     pair: tuple[int, int],
@@ -100,11 +100,11 @@ def pipelined(
 @cache
 def synchronous(axes: str, pair: tuple[int, int], learning_rate: float = 2e-2) -> tuple[TrainState, dict[str, float]]:
     on = mesh(axes)
-    train = build_fused_update(recipe(None), DECODER, Parity(), geometry(axes), on)
+    train = build_fused_update(recipe(None), DECODER, Parity(), sampler_shapes(axes), on)
     state, sums = build_init_state(DECODER, on)(placed(policy(), on)), {}
     selected, base = order(pair[0]), placed(policy(1), on)
     for count in (2, UPDATES - 2):
-        index = np.zeros((UPDATES, geometry(axes).problem_rows), np.int32)
+        index = np.zeros((UPDATES, sampler_shapes(axes).problem_rows), np.int32)
         for i in range(count):
             index[i, : pair[0]] = next(selected)
         batches = ProblemBatches(
@@ -135,7 +135,7 @@ def same_bits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("same_bits")
 def test_k_0_is_the_synchronous_run() -> None:
     for pair in PAIRS:
-        (state, metrics), (expected, known) = pipelined("auto", 0, pair), synchronous("auto", pair)
+        (state, metrics), (expected, known) = asynchronous("auto", 0, pair), synchronous("auto", pair)
         jax.tree.map(
             partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), jax.device_get(state), jax.device_get(expected)
         )
@@ -149,7 +149,7 @@ def test_k_0_is_the_synchronous_run() -> None:
 def test_under_a_policy_that_stays_every_k_samples_the_same(axes: str, k: int) -> None:
     """Draws belong to (update, problem, rollout): not to what else was in the slots, nor to the chunk."""
     for pair in PAIRS:
-        _, metrics = pipelined(axes, k, pair, FROZEN)
+        _, metrics = asynchronous(axes, k, pair, FROZEN)
         _, known = synchronous(axes, pair, FROZEN)
         for name, value in known.items():
             assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
@@ -166,16 +166,16 @@ def test_older_tokens_are_of_older_policies() -> None:
     """The trainer's log-probabilities are the sampler's where nothing is off-policy, and not where the policy has moved
     since.
     """
-    _, now = pipelined("auto", 0, PAIRS[0])
-    _, ahead = pipelined("auto", 3, PAIRS[0])
-    assert now["sampler_logp_gap_max"] < 1e-5
-    assert ahead["sampler_logp_gap"] > 100 * now["sampler_logp_gap"] and ahead["staleness_max"] >= 1
+    _, on_policy = asynchronous("auto", 0, PAIRS[0])
+    _, off_policy = asynchronous("auto", 3, PAIRS[0])
+    assert on_policy["sampler_logp_gap_max"] < 1e-5
+    assert off_policy["sampler_logp_gap"] > 100 * on_policy["sampler_logp_gap"] and off_policy["staleness_max"] >= 1
 
 
 def test_sampler_and_trainer_on_two_meshes() -> None:
     """A sampler of two shards and a trainer of one: all rollouts reach the trainer."""
     for pair in PAIRS:
-        _, metrics = pipelined("auto", 2, pair, FROZEN, way="thread")
+        _, metrics = asynchronous("auto", 2, pair, FROZEN, way="thread")
         _, known = synchronous("auto", pair, FROZEN)
         assert metrics["reward"] == known["reward"] and metrics["tokens"] == known["tokens"]
         assert metrics["loss"] == pytest.approx(known["loss"], rel=1e-4, abs=1e-5)
@@ -186,7 +186,7 @@ def test_sampler_and_trainer_on_two_meshes() -> None:
 @pytest.mark.parametrize(("k", "way"), [(0, "turns"), (2, "thread")])
 def test_text_is_graded_as_it_finishes(k: int, way: Way) -> None:
     task = Spoken()
-    _, metrics = pipelined("auto", k, PAIRS[0], FROZEN, task, way)
+    _, metrics = asynchronous("auto", k, PAIRS[0], FROZEN, task, way)
     _, known = synchronous("auto", PAIRS[0], FROZEN)
     assert metrics["reward"] == pytest.approx(known["reward"], rel=1e-6) and metrics["tokens"] == known["tokens"]
     requested = [
@@ -202,7 +202,7 @@ def test_text_is_graded_as_it_finishes(k: int, way: Way) -> None:
 def test_what_the_verifier_raises_arrives() -> None:
     refused = int(TABLE.ids[next(order(6))[0]])
     with pytest.raises(InputError, match=f"problem {refused}"):
-        pipelined("auto", 1, PAIRS[0], FROZEN, Spoken(refused=refused))
+        asynchronous("auto", 1, PAIRS[0], FROZEN, Spoken(refused=refused))
 
 
 def test_groups_that_do_not_divide_among_shards_are_refused() -> None:

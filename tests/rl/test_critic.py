@@ -31,8 +31,8 @@ def padded(rows: list[list[float]], fill: float = 50.0) -> np.ndarray:
     return out
 
 
-def numbers(**given: float) -> Coefficients:
-    return Coefficients(**{name: np.float32(given.get(name, 0)) for name in Coefficients._fields})
+def coefficients_of(**changes: float) -> Coefficients:
+    return Coefficients(**{name: np.float32(changes.get(name, 0)) for name in Coefficients._fields})
 
 
 @quick_jit
@@ -85,7 +85,7 @@ def test_the_clipped_loss_equals_verl() -> None:
     assert (moved < NUMBERS["value_clip"]).sum() >= 10
     specific = CriticInputs(before, returns, np.full(len(MASK), 1 / MASK.sum(), np.float32))  # type: ignore[arg-type]
     rows = Microbatch(np.zeros(0), MASK, specific, np.zeros(0), np.zeros(0))  # type: ignore[arg-type]
-    fixed = UpdateInputs({}, {}, (), numbers(critic_clip=NUMBERS["value_clip"]))  # type: ignore[arg-type]
+    fixed = UpdateInputs({}, {}, (), coefficients_of(critic_clip=NUMBERS["value_clip"]))  # type: ignore[arg-type]
 
     @quick_jit
     def value_and_slope(values: Any) -> Any:

@@ -47,7 +47,7 @@ from tests.device import (
 
 CELLS = [(13, 7), (3, 5), (1, 1)]
 PROBLEMS = random_problems(13, seed=4)
-NUMBERS = {
+COEFFICIENTS = {
     "clip": 0.2,
     "clip_high": 0.2,
     "kl": 0.3,
@@ -59,23 +59,23 @@ NUMBERS = {
 
 
 class Batch(NamedTuple):
-    """B rollouts in the order of their numbers; kept [B T] where there is a nucleus, else [B 1]."""
+    """B rollouts in the order of their numbers; nucleus_mass [B T] where there is a nucleus, else [B 1]."""
 
     tokens: np.ndarray
     logps: np.ndarray
     mask: np.ndarray
-    gains: np.ndarray
-    kept: np.ndarray
+    advantages: np.ndarray
+    nucleus_mass: np.ndarray
 
 
-def given(**numbers: float) -> Coefficients:
-    """NUMBERS, but for those given."""
-    return make_coefficients(RLConfig())._replace(**{k: np.float32(v) for k, v in (NUMBERS | numbers).items()})
+def coefficients_with(**changes: float) -> Coefficients:
+    """COEFFICIENTS with changes."""
+    return make_coefficients(RLConfig())._replace(**{k: np.float32(v) for k, v in (COEFFICIENTS | changes).items()})
 
 
 @dataclass
 class Program:
-    """A `Step` for one mesh and geometry, its two halves compiled."""
+    """A `TrainStep` for one mesh and one set of shapes, its two halves compiled."""
 
     axes: str = "auto"
     slots: int = 26
@@ -83,20 +83,23 @@ class Program:
     prompts: int = 4
     temperature: float = 1.0
     top_p: float = 1.0
-    kl: float = NUMBERS["kl"]
-    entropy: float = NUMBERS["entropy"]
+    kl: float = COEFFICIENTS["kl"]
+    entropy: float = COEFFICIENTS["entropy"]
     compute: str = "float32"
     remat: str = "none"
 
     def __post_init__(self) -> None:
         self.mesh = mesh(self.axes)
-        geometry = make_sampler_shapes(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T)
-        self.geometry = replace(geometry, prefill_batch=self.prompts, prefix_entries=2 * self.prompts)
+        sampler_shapes = make_sampler_shapes(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T)
+        self.sampler_shapes = replace(sampler_shapes, prefill_batch=self.prompts, prefix_entries=2 * self.prompts)
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
         cell = CellConfig(model=CONFIG, sampling=sampling, rl=RLConfig(kl=self.kl, entropy=self.entropy))
         decoder = DECODER.with_options(ComputeOptions(compute_dtype=self.compute, remat=self.remat))
-        step, numbers = TrainStep(cell, decoder, Parity.stops, self.geometry, self.mesh), make_coefficients(cell.rl)
-        sample = build_sampler(decoder, self.geometry, self.mesh, sampling, Parity.stops)
+        step, coefficients = (
+            TrainStep(cell, decoder, Parity.stops, self.sampler_shapes, self.mesh),
+            make_coefficients(cell.rl),
+        )
+        sample = build_sampler(decoder, self.sampler_shapes, self.mesh, sampling, Parity.stops)
 
         def rollout(
             params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: Any
@@ -104,7 +107,7 @@ class Program:
             rollouts = sample(params, problems, B_p, n, key)
             rewards = Parity().verify(None, rollouts.tokens, rollouts.mask)
             batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(key))
-            signals, metrics = step.compute_advantages(TrainState(params, None, 0), batch, numbers)
+            signals, metrics = step.compute_advantages(TrainState(params, None, 0), batch, coefficients)
             return rollouts, signals.loss_weights.advantages, metrics
 
         def update(
@@ -112,40 +115,46 @@ class Program:
             base: Params,
             problems: ProblemArrays,
             rollouts: Rollouts,
-            gains: Any,
+            advantages: Any,
             B_p: Any,
             n: Any,
-            numbers: Any,
+            coefficients: Any,
         ) -> Any:
-            groups, live = buffer_row_groups(self.geometry, B_p, n)
+            groups, live = buffer_row_groups(self.sampler_shapes, B_p, n)
             rewarded = RewardedBatch(
-                gains, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.geometry.problem_rows
+                advantages, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.sampler_shapes.problem_rows
             )
-            terms = make_loss_weights(cell.rl, token_mean, gains, rewarded, live, T)
+            loss_weights = make_loss_weights(cell.rl, token_mean, advantages, rewarded, live, T)
             batch = RolloutBatch(problems, rollouts, None, B_p, n, None)
-            return step.update(state, base, batch, BatchSignals(terms, live, None), numbers)
+            return step.update(state, base, batch, BatchSignals(loss_weights, live, None), coefficients)
 
         self.rollout, self.init = quick_jit(rollout), build_init_state(DECODER, self.mesh)
         self.update = quick_jit(
             update, out_shardings=(train_state_shardings(DECODER, self.mesh), None)
         )  # one program, whatever came before
-        self.problems = ProblemArrays(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        self.problems = ProblemArrays(
+            *(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS)
+        )
 
-    def arguments(self, state: TrainState, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Any, ...]:
-        parts = [scatter(self.geometry, x) for x in (batch.tokens, batch.logps, batch.mask)]
-        parts += [scatter(self.geometry, batch.kept, fill=1.0), parts[2].any(-1), parts[2].sum(-1, dtype=np.int32)]
-        advantages = scatter(self.geometry, batch.gains, fill=50.0)  # rows beyond the batch must not be read
-        scalars = (np.int32(B_p), np.int32(n), given(**numbers))
+    def arguments(self, state: TrainState, batch: Batch, B_p: int, n: int, **changes: float) -> tuple[Any, ...]:
+        parts = [scatter(self.sampler_shapes, x) for x in (batch.tokens, batch.logps, batch.mask)]
+        parts += [
+            scatter(self.sampler_shapes, batch.nucleus_mass, fill=1.0),
+            parts[2].any(-1),
+            parts[2].sum(-1, dtype=np.int32),
+        ]
+        advantages = scatter(self.sampler_shapes, batch.advantages, fill=50.0)  # rows beyond the batch must not be read
+        scalars = (np.int32(B_p), np.int32(n), coefficients_with(**changes))
         return state, placed(policy(1), self.mesh), self.problems, Rollouts(*parts), advantages, *scalars
 
     def step(
-        self, state: TrainState, batch: Batch, B_p: int, n: int, **numbers: float
+        self, state: TrainState, batch: Batch, B_p: int, n: int, **changes: float
     ) -> tuple[TrainState, dict[str, Any]]:
-        return self.update(*self.arguments(state, batch, B_p, n, **numbers))
+        return self.update(*self.arguments(state, batch, B_p, n, **changes))
 
-    def gradient(self, batch: Batch, B_p: int, n: int, **numbers: float) -> tuple[Params, dict[str, float]]:
+    def gradient(self, batch: Batch, B_p: int, n: int, **changes: float) -> tuple[Params, dict[str, float]]:
         """Adam's first moment after one step is (1 - b1) times the gradient."""
-        state, metrics = self.step(self.init(placed(policy(), self.mesh)), batch, B_p, n, **numbers)
+        state, metrics = self.step(self.init(placed(policy(), self.mesh)), batch, B_p, n, **changes)
         return jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), state.moments.mu), values(metrics)
 
 
@@ -229,10 +238,10 @@ def rollout_gradient(
     terms = {
         "entropy": -(jnp.exp(log_p) * log_p).sum(-1),
         "kl": jnp.exp(base - logps) - (base - logps) - 1,
-        "clip_fraction": 1.0 * jnp.where(row.gains[:, None] > 0, ratio > 1.2, ratio < 0.8),
+        "clip_fraction": 1.0 * jnp.where(row.advantages[:, None] > 0, ratio > 1.2, ratio < 0.8),
         "sampler_logp_gap": jnp.abs(logps - row.logps),
     }
-    surrogate = jnp.minimum(ratio * row.gains[:, None], jnp.clip(ratio, 0.8, 1.2) * row.gains[:, None])
+    surrogate = jnp.minimum(ratio * row.advantages[:, None], jnp.clip(ratio, 0.8, 1.2) * row.advantages[:, None])
     terms["loss"] = -surrogate + kl * terms["kl"] - entropy * terms["entropy"]
     sums = {k: (v * row.mask).sum() for k, v in terms.items()}
     return sums["loss"], sums
@@ -287,7 +296,7 @@ def test_in_one_pass_a_weight_is_gathered_once_for_prompts_and_responses() -> No
         program = Program(axes="data=2,fsdp=4", slots=8, microbatch=8, prompts=prompts, kl=0.0, entropy=0.0)
         arguments = program.arguments(program.init(placed(policy(), program.mesh)), batch(13, 7, 1.0), 13, 7)
         text = program.update.lower(*arguments).as_text()
-        result[program.geometry.joint_forward(positions_split=False)] = {
+        result[program.sampler_shapes.joint_forward(positions_split=False)] = {
             name: text.count(f"stablehlo.{name}") for name in ("all_gather", "reduce_scatter")
         }
     assert min(result[True].values()) > 0
@@ -307,7 +316,9 @@ def test_rewards_and_advantages_of_a_rollout_by_numpy() -> None:
     rollouts, advantages, metrics = program.rollout(
         policy(), program.problems, np.int32(13), np.int32(7), jax.random.key(3)
     )
-    tokens, mask, advantages = (gather(program.geometry, 91, x) for x in (rollouts.tokens, rollouts.mask, advantages))
+    tokens, mask, advantages = (
+        gather(program.sampler_shapes, 91, x) for x in (rollouts.tokens, rollouts.mask, advantages)
+    )
     rewards = (tokens[:, 0] % 2 == 0).astype(np.float64)
     groups = rewards.reshape(13, 7)
     std = groups.std(1, ddof=1, keepdims=True)
@@ -333,7 +344,7 @@ def test_ten_steps_on_one_and_on_eight_devices() -> None:
     for key in range(10):
         rollouts, advantages, _ = one.rollout(policy(), one.problems, np.int32(13), np.int32(7), jax.random.key(key))
         recorded.append(
-            Batch(*(gather(one.geometry, 91, x) for x in (*rollouts[:3], advantages, rollouts.nucleus_mass)))
+            Batch(*(gather(one.sampler_shapes, 91, x) for x in (*rollouts[:3], advantages, rollouts.nucleus_mass)))
         )
     ends = []
     for program in (one, eight):

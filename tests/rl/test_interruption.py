@@ -66,14 +66,16 @@ def sampled() -> np.ndarray:
 def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) -> None:
     """GRPO, scored whole and summed by hand, each aggregation over drawn tokens alone."""
     rl = RLConfig(aggregation=aggregation, max_grad_norm=1e9, clip=10.0)  # type: ignore[arg-type]
-    geometry = make_sampler_shapes([(B_P, N)], 1, N, 4, P, T)
+    sampler_shapes = make_sampler_shapes([(B_P, N)], 1, N, 4, P, T)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
-    step = TrainStep(CellConfig(model=CONFIG, sampling=sampling, rl=rl), DECODER, STOPS, geometry, mesh())
+    step = TrainStep(CellConfig(model=CONFIG, sampling=sampling, rl=rl), DECODER, STOPS, sampler_shapes, mesh())
     logps = sampled()
 
     @quick_jit
     def update(rollouts: Rollouts, rewards: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
-        problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
+        problems = ProblemArrays(
+            *(jnp.asarray(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:]))) for x in PROBLEMS)
+        )
         state, key_data = (
             TrainState(policy(), adam().init(policy()), jnp.int32(0)),
             jax.random.key_data(jax.random.key(0)),
@@ -84,7 +86,7 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
         return state, metrics | more
 
     rows = TOKENS, logps, MASK, np.ones((B, 1), np.float32), np.ones(B, bool), LENGTHS
-    state, metrics = update(Rollouts(*(scatter(geometry, x) for x in rows)), scatter(geometry, REWARDS))
+    state, metrics = update(Rollouts(*(scatter(sampler_shapes, x) for x in rows)), scatter(sampler_shapes, REWARDS))
     metrics = values(metrics)
 
     groups = REWARDS.reshape(B_P, N)

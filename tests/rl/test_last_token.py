@@ -61,9 +61,9 @@ class Weighted:
 def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str, m: int) -> None:
     decoder, on = Decoder(CONFIG.model_copy(update={"layers": layers}), VOCAB), mesh(axes)
     params = jax.device_get(jax.jit(decoder.init)(jax.random.key(3)))
-    geometry = make_sampler_shapes([(B_P, N)], shard_count(on), 4, m, P, T, 2)
+    sampler_shapes = make_sampler_shapes([(B_P, N)], shard_count(on), 4, m, P, T, 2)
     problems = ProblemArrays(
-        *(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4))
+        *(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4))
     )
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, VOCAB, (B_P * N, T)).astype(np.int32)
@@ -80,8 +80,8 @@ def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str,
         before = hidden[np.arange(len(full))[:, None], start[:, None] - 1 + np.arange(T)[None]]
         return jnp.where(mask, chosen(decoder, params, before, jnp.asarray(tokens)) * weights[:, None], 0.0).sum()
 
-    gradient = build_gradient(Weighted(decoder), geometry, on, decoder.logical_axes(), decoder.shapes())
-    responses = ResponseBatch(*(scatter(geometry, x) for x in (tokens, mask, weights)))
+    gradient = build_gradient(Weighted(decoder), sampler_shapes, on, decoder.logical_axes(), decoder.shapes())
+    responses = ResponseBatch(*(scatter(sampler_shapes, x) for x in (tokens, mask, weights)))
     inputs = UpdateInputs(jax.device_put(params, decoder.shardings(on)), {}, problems, make_coefficients(RLConfig()))
     program = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))
     got, metrics = program(inputs, responses, np.int32(B_P), np.int32(N))

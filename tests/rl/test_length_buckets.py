@@ -108,20 +108,20 @@ def test_gradients_equal_a_dense_program(axes: str, m: int, monkeypatch: pytest.
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 7)
     on = mesh(axes)
-    geometry = replace(
+    sampler_shapes = replace(
         make_sampler_shapes([(B_P, N)], shard_count(on), 8, m, P, WIDE), prefill_batch=2, prefix_entries=4
     )
-    tokens, logps, mask, advantages = (jnp.asarray(scatter(geometry, x)) for x in ragged())
+    tokens, logps, mask, advantages = (jnp.asarray(scatter(sampler_shapes, x)) for x in ragged())
     weight = jnp.full(advantages.shape, 1 / mask.sum())
     responses = ResponseBatch(
         tokens,
         mask,
         PolicyInputs(logps, jnp.ones((*mask.shape[:2], 1)), LossWeights(advantages, weight, weight, weight)),
     )
-    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    problems = ProblemArrays(*(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     sampling = SamplingConfig(prompt_length=P, response_length=WIDE)
     objective = PolicyObjective(DECODER, RLConfig(), sampling, vocab_split=on.shape["tensor"] > 1)
-    gradient = build_gradient(objective, geometry, on, DECODER.logical_axes(), DECODER.shapes())
+    gradient = build_gradient(objective, sampler_shapes, on, DECODER.logical_axes(), DECODER.shapes())
 
     @quick_jit
     def program(params: Any) -> Any:

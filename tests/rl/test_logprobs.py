@@ -40,30 +40,30 @@ def alone(params: Any, states: Any) -> logprobs.HiddenStates:
     return logprobs.HiddenStates(params, states[:, 0], jnp.arange(len(states)), states[:, 1:])
 
 
-def by_numpy(states: Any, params: Any, tokens: Any, gains: Any, spreads: Any) -> tuple[Any, Any, Any, Any]:
-    """Log-probabilities, entropies, and the gradient of sum(gains * logps + spreads * entropies), in float64 and by the
-    formulas d log p_y / d x = onehot(y) - p and d H / d x = -p (log p + H)."""
-    states, gains, spreads = (np.asarray(x, np.float64) for x in (states, gains, spreads))
+def by_numpy(states: Any, params: Any, tokens: Any, advantages: Any, spreads: Any) -> tuple[Any, Any, Any, Any]:
+    """Log-probabilities, entropies, and the gradient of sum(advantages * logps + spreads * entropies), in float64 and
+    by the formulas d log p_y / d x = onehot(y) - p and d H / d x = -p (log p + H)."""
+    states, advantages, spreads = (np.asarray(x, np.float64) for x in (states, advantages, spreads))
     matrix = np.asarray(params["embed"] if "embed" in params else params["unembed"].T, np.float64)
     x = states @ matrix.T / TEMPERATURE
     top = x.max(-1, keepdims=True)
     log_p = x - top - np.log(np.exp(x - top).sum(-1, keepdims=True))
     p, hot = np.exp(log_p), np.eye(len(matrix))[tokens]
     entropies = -(p * log_p).sum(-1)
-    d = gains[..., None] * (hot - p) - spreads[..., None] * p * (log_p + entropies[..., None])
+    d = advantages[..., None] * (hot - p) - spreads[..., None] * p * (log_p + entropies[..., None])
     return (log_p * hot).sum(-1), entropies, d @ matrix / TEMPERATURE, np.einsum("mtv,mtd->vd", d, states) / TEMPERATURE
 
 
 @pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (1000, False), (640, True), (40, False)])
-@pytest.mark.parametrize(("use_entropy", "kept"), [(True, 0), (False, 0), (True, logprobs.MAX_SAVED_LOGITS)])
+@pytest.mark.parametrize(("use_entropy", "saved_logits"), [(True, 0), (False, 0), (True, logprobs.MAX_SAVED_LOGITS)])
 def test_blocks_equal_float64(
-    vocab: int, tied: bool, use_entropy: bool, kept: int, monkeypatch: pytest.MonkeyPatch
+    vocab: int, tied: bool, use_entropy: bool, saved_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of at most 64: 1000 leaves 8 over, 640 nothing, and 40 is less than a block. The value of the entropy is
     exact in any case, and it makes no difference whether logits are kept for the gradient."""
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
-    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", kept)
+    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", saved_logits)
     model, (states, params, tokens) = decoder(vocab, tied), inputs(vocab, (3, 5), tied)
     rng = np.random.default_rng(0)
     advantages, spreads = rng.normal(size=(2, 3, 5)).astype(np.float32)
@@ -82,17 +82,17 @@ def test_blocks_equal_float64(
 
 
 @pytest.mark.parametrize(
-    ("T", "responses", "plain", "kept"),
+    ("T", "responses", "plain", "saved_logits"),
     [(4, 5, 0, 0), (1, 5, 0, logprobs.MAX_SAVED_LOGITS), (4, 2, 0, 0), (4, 5, logprobs.MAX_DENSE_LOGITS, 0)],
 )
 def test_a_state_that_responses_share_counts_for_each(
-    T: int, responses: int, plain: int, kept: int, monkeypatch: pytest.MonkeyPatch
+    T: int, responses: int, plain: int, saved_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Responses to the first and the last of three prompts; two begin with the same token. In blocks, where prompts are
     fewer than responses and are read once each, or are more; and in the plain form."""
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", plain)
-    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", kept)
+    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", saved_logits)
     model, (states, params, tokens) = decoder(1000, True), inputs(1000, (responses, 4), True)
     entry, rng = jnp.array([2, 2, 0, 2, 0][:responses]), np.random.default_rng(0)
     prompts, own, tokens = rng.normal(size=(3, WIDTH)).astype(np.float32), states[:, 1:T], tokens[:, :T]

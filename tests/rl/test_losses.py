@@ -146,7 +146,9 @@ def penalties(logps: Any, base: Any) -> dict[str, Any]:
     }
 
 
-def numbers(low: float = LOW, high: float = HIGH, cap: float = 1.3, tis_low: float | None = None) -> Coefficients:
+def coefficients_of(
+    low: float = LOW, high: float = HIGH, cap: float = 1.3, tis_low: float | None = None
+) -> Coefficients:
     lower = None if tis_low is None else np.float32(tis_low)
     values = dict.fromkeys(Coefficients._fields, np.float32(0)) | {"tis_cap": np.float32(cap), "tis_low": lower}
     return Coefficients(**values)._replace(clip=np.float32(low), clip_high=np.float32(high))
@@ -159,9 +161,9 @@ def program(name: str, level: str, over: str) -> Callable[..., Any]:
     """
     objective = PolicyObjective(DECODER, RLConfig(loss=name, tis=level, tis_mode=over), SamplingConfig(), False)
 
-    def value(logps: Any, sampler: Any, gains: Any, mask: Any, weight: Any, coefficients: Coefficients) -> Any:
+    def value(logps: Any, sampler: Any, advantages: Any, mask: Any, weight: Any, coefficients: Coefficients) -> Any:
         specific, none = (
-            PolicyInputs(sampler, jnp.ones_like(logps), LossWeights(gains, weight, weight, weight)),
+            PolicyInputs(sampler, jnp.ones_like(logps), LossWeights(advantages, weight, weight, weight)),
             jnp.zeros(len(logps), jnp.int32),
         )
         return (
@@ -187,7 +189,7 @@ def ours(
         for x in (given.rows(given.logps), given.rows(given.sampler), given.rows(given.advantages), given.mask)
     ]
     weight = weights_of(mean, given.rewarded, given.live).reshape(-1)
-    value, slope = program(name, level, over)(*parts, weight, numbers(low, high, cap, *lower))
+    value, slope = program(name, level, over)(*parts, weight, coefficients_of(low, high, cap, *lower))
     return float(value), given.ragged(np.asarray(slope).reshape(given.mask.shape))
 
 

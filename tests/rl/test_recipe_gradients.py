@@ -206,7 +206,7 @@ def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response]
 
 @dataclass(frozen=True)
 class Update:
-    """A recipe's update on one mesh and geometry, from rewards to the gradients of policy and critic."""
+    """A recipe's update on one mesh and one set of shapes, from rewards to the gradients of policy and critic."""
 
     rl: RLConfig
     axes: str
@@ -215,15 +215,15 @@ class Update:
     largest: int
 
     @property
-    def geometry(self) -> SamplerShapes:
+    def sampler_shapes(self) -> SamplerShapes:
         plain = make_sampler_shapes([(self.largest, N)], shard_count(mesh(self.axes)), N, self.microbatch, P, T)
         return replace(plain, prefill_batch=self.prompts, prefix_entries=2 * self.prompts)
 
     def __call__(self) -> tuple[Params, Params | None, dict[str, float], list[bool]]:
         """Adam's first moment after one step is (1 - b1) times the gradient."""
-        geometry, on, batch = self.geometry, mesh(self.axes), alone()
+        sampler_shapes, on, batch = self.sampler_shapes, mesh(self.axes), alone()
         cell = CellConfig(model=CONFIG, sampling=SamplingConfig(temperature=TEMPERATURE), rl=self.rl)
-        step = TrainStep(cell, DECODER, Parity.stops, geometry, on)
+        step = TrainStep(cell, DECODER, Parity.stops, sampler_shapes, on)
 
         @quick_jit
         def update(
@@ -232,19 +232,19 @@ class Update:
             problems: ProblemArrays,
             rollouts: Rollouts,
             rewards: Any,
-            numbers: Any,
+            coefficients: Any,
             key: Any,
         ) -> Any:
             B_p, n = jnp.int32(B_P), jnp.int32(N)
             batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(key))
-            signals, _ = step.compute_advantages(state, batch, numbers)
-            state, metrics = step.update(state, base, batch, signals, numbers)
+            signals, _ = step.compute_advantages(state, batch, coefficients)
+            state, metrics = step.update(state, base, batch, signals, coefficients)
             return state, metrics, signals.train_mask
 
         state = TrainState(policy(), adam().init(policy()), np.int32(0))
         if self.rl.critic:
             state = state._replace(critic=CriticState(values(), adam().init(values())))
-        problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        problems = ProblemArrays(*(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         rows = [
             self.pad(batch.tokens, 7),
             self.pad(batch.sampler, 50.0),
@@ -253,18 +253,18 @@ class Update:
         rollouts = Rollouts(
             *rows, np.ones((*rows[0].shape[:2], 1), np.float32), rows[2].any(-1), rows[2].sum(-1, dtype=np.int32)
         )
-        numbers = make_coefficients(self.rl)._replace(max_grad_norm=np.float32(HUGE))
-        rewards = scatter(geometry, REWARDS, fill=77.0)
-        state, metrics, used = update(state, policy(1), problems, rollouts, rewards, numbers, jax.random.key(5))
+        coefficients = make_coefficients(self.rl)._replace(max_grad_norm=np.float32(HUGE))
+        rewards = scatter(sampler_shapes, REWARDS, fill=77.0)
+        state, metrics, used = update(state, policy(1), problems, rollouts, rewards, coefficients, jax.random.key(5))
         moments = [state.moments.mu, state.critic.moments.mu if state.critic else None]
         gradients = jax.tree.map(lambda m: np.asarray(m) / np.float32(0.1), moments)
-        return *gradients, metric_values(metrics), gather(geometry, B, used).tolist()
+        return *gradients, metric_values(metrics), gather(sampler_shapes, B, used).tolist()
 
     def pad(self, rows: list[Any], fill: Any) -> np.ndarray:
         out = np.full((B, T), fill, np.result_type(rows[0], np.float32) if isinstance(fill, float) else rows[0].dtype)
         for r, row in enumerate(rows):
             out[r, : len(row)] = row
-        return scatter(self.geometry, out.astype(np.float32) if isinstance(fill, float) else out, fill)
+        return scatter(self.sampler_shapes, out.astype(np.float32) if isinstance(fill, float) else out, fill)
 
 
 def distances(one: Params, two: Params) -> dict[str, float]:

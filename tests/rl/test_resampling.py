@@ -1,4 +1,4 @@
-"""What each problem's rollouts came to, as the update on device and the hosted one tell it."""
+"""What each problem's rollouts came to, as the update on device and the one verified on the host report it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ def test_right_answers_by_problem(axes: str) -> None:
     twin, task = Twin(axes), Spoken()
     twin.cell = twin.cell.model_copy(update={"rl": RL.model_copy(update={"no_positive_resampling": 0.9})})
     order = FixedOrder(index()[:, :B_p], drop_above=0.9)
-    _, hosted_metrics = twin.hosted(task, order=order)
-    hosted = order.reward_sums
-    _, result = twin.trainer(twin.start(), twin.base, twin.batches(), twin.numbers)
+    _, host_metrics = twin.host_verified(task, order=order)
+    reward_sums = order.reward_sums
+    _, result = twin.trainer(twin.start(), twin.base, twin.batches(), twin.coefficients)
     device, reward = np.asarray(result.reward_sums), float(result.metrics["reward"].sum)
-    assert hosted_metrics["reward"] == pytest.approx(reward)
+    assert host_metrics["reward"] == pytest.approx(reward)
     expected = np.zeros(COUNT)
     location = {int(i): row for row, i in enumerate(TABLE.ids)}
     for problem, tokens in zip(task.graded, task.shown, strict=True):
         expected[location[problem]] += tokens[0] % 2 == 0
-    np.testing.assert_array_equal(hosted, expected)
+    np.testing.assert_array_equal(reward_sums, expected)
     np.testing.assert_array_equal(device, expected)
     assert reward * B_p * n == pytest.approx(expected.sum()) and len(set(expected)) > 3

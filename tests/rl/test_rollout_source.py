@@ -125,18 +125,19 @@ def train_on(
 
 
 class Twin:
-    """The two trainers on one mesh, from one state; each is compiled once, of a hosted one that of each task."""
+    """The two trainers on one mesh, from one state; each is compiled once, and the one of
+    host-verified tasks once per task."""
 
     def __init__(self, axes: str) -> None:
         self.mesh = mesh(axes)
-        self.geometry = make_sampler_shapes([(B_p, n)], shard_count(self.mesh), 12, 8, P, T)
-        assert self.geometry.problem_rows == B_p + 4
+        self.sampler_shapes = make_sampler_shapes([(B_p, n)], shard_count(self.mesh), 12, 8, P, T)
+        assert self.sampler_shapes.problem_rows == B_p + 4
         self.cell = CellConfig(
             model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=RL
         )
         self.base = placed(policy(1), self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
-        self.numbers = make_coefficients(RL)
+        self.coefficients = make_coefficients(RL)
         self.host_verified: dict[Spoken, HostVerifiedPrograms] = {}
 
     def start(self) -> TrainState:
@@ -147,37 +148,37 @@ class Twin:
 
     @cached_property
     def trainer(self) -> Any:
-        return build_fused_update(self.cell, DECODER, Parity(), self.geometry, self.mesh)
+        return build_fused_update(self.cell, DECODER, Parity(), self.sampler_shapes, self.mesh)
 
     def batches(self, count: int = UPDATES) -> ProblemBatches:
         scalars = {"num_updates": count, "B_p": B_p, "n": n, "seed": SEED}
         return ProblemBatches(self.table(), index(), **{name: np.int32(x) for name, x in scalars.items()})
 
     def on_device(self, count: int = UPDATES) -> tuple[TrainState, dict[str, float]]:
-        state, result = self.trainer(self.start(), self.base, self.batches(count), self.numbers)
+        state, result = self.trainer(self.start(), self.base, self.batches(count), self.coefficients)
         return state, {k: float(metric.sum) for k, metric in result.metrics.items()}
 
     def first_responses(self) -> list[list[int]]:
         """Of the first update, out of a sampler of its own, in the order of the rollouts."""
-        sample = jax.jit(build_sampler(DECODER, self.geometry, self.mesh, self.cell.sampling, Parity.stops))
+        sample = jax.jit(build_sampler(DECODER, self.sampler_shapes, self.mesh, self.cell.sampling, Parity.stops))
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(SEED), TRAIN_STREAM), 0)
         rollouts = sample(
             self.start().params, gather_problems(self.table(), index()[0]), np.int32(B_p), np.int32(n), key
         )
-        tokens, mask = (gather(self.geometry, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
+        tokens, mask = (gather(self.sampler_shapes, B_p * n, x) for x in (rollouts.tokens, rollouts.mask))
         return [row[remaining].tolist() for row, remaining in zip(tokens, mask, strict=True)]
 
     def programs(self, task: Spoken) -> HostVerifiedPrograms:
         if task not in self.host_verified:
-            self.host_verified[task] = HostVerifiedPrograms(self.cell, DECODER, task, self.geometry, self.mesh)
+            self.host_verified[task] = HostVerifiedPrograms(self.cell, DECODER, task, self.sampler_shapes, self.mesh)
         return self.host_verified[task]
 
-    def hosted(
+    def host_verified(
         self, task: Spoken, count: int = UPDATES, order: FixedOrder | None = None
     ) -> tuple[TrainState, dict[str, float]]:
         programs, order = self.programs(task), order or FixedOrder(index()[:, :B_p])
         source = HostVerifiedRollouts(programs, self.problems(Cell(B_p, n, SEED), order))
-        state, sums = train_on(source, programs.update, self.start(), self.base, self.numbers, order, count)
+        state, sums = train_on(source, programs.update, self.start(), self.base, self.coefficients, order, count)
         return state, {name: metric.sum for name, metric in sums.items()}
 
     def problems(self, cell: Cell, order: Any) -> CellProblems:
@@ -187,25 +188,25 @@ class Twin:
         return UpdateShapes(
             state=train_state_shapes(DECODER, self.mesh),
             base_params=shapes_like(self.base),
-            problem_table=problem_shapes(self.geometry, self.mesh, COUNT, T),
-            coefficients=shapes_like(self.numbers, replicated(self.mesh)),
+            problem_table=problem_shapes(self.sampler_shapes, self.mesh, COUNT, T),
+            coefficients=shapes_like(self.coefficients, replicated(self.mesh)),
         )
 
 
 @pytest.mark.parametrize("axes", ["auto", MESHES[0]])
-def test_the_hosted_update_equals_the_update_on_device(axes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_verified_update_equals_the_update_on_device(axes: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three updates, compiled as users do: the first one's tokens bit for bit, its gradient and parameters to rounding,
     and all metrics; text is judged for its own problem."""
     compile_with(AS_USERS_DO, monkeypatch)
     twin, here = Twin(axes), Spoken()
-    once, on_device = twin.hosted(here, count=1)[0], twin.on_device(count=1)[0]
+    once, on_device = twin.host_verified(here, count=1)[0], twin.on_device(count=1)[0]
     for one, two in zip(
         *map(jax.tree.leaves, ((once.params, once.moments.mu), (on_device.params, on_device.moments.mu))), strict=True
     ):
         assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
     here.shown.clear()
     here.graded.clear()
-    hosted, output = twin.hosted(here)
+    on_host, output = twin.host_verified(here)
     device, known = twin.on_device()
     shown = here.shown
     requested = [[int(TABLE.ids[q]) for q in update[:B_p] for _ in range(n)] for update in index()]
@@ -216,10 +217,10 @@ def test_the_hosted_update_equals_the_update_on_device(axes: str, monkeypatch: p
     )
     assert [sorted(here.graded[i * B_p * n :][: B_p * n]) for i in range(UPDATES)] == [sorted(ids) for ids in requested]
     assert output["tokens"] == known["tokens"] == sum(map(len, shown))
-    for one, two, start in zip(*map(jax.tree.leaves, (hosted.params, device.params, policy())), strict=True):
+    for one, two, start in zip(*map(jax.tree.leaves, (on_host.params, device.params, policy())), strict=True):
         assert np.linalg.norm(np.asarray(one) - np.asarray(two)) <= 1e-6 * np.linalg.norm(two)
         assert np.linalg.norm(np.asarray(two) - start) > 1e-3 * np.linalg.norm(start)  # the updates did something
-    assert int(hosted.step) == int(device.step) == UPDATES
+    assert int(on_host.step) == int(device.step) == UPDATES
     assert set(output) - set(known) == {"parsed_fraction", "verifier_failures"}
     assert (output["parsed_fraction"], output["verifier_failures"]) == (UPDATES, 0)
     for name, value in known.items():
@@ -240,7 +241,7 @@ def test_nothing_is_compiled_after_compile(caplog: pytest.LogCaptureFixture, mon
         for cell in (Cell(3, 4, 1), Cell(B_p, 2, SEED)):
             order = FixedOrder(index()[::-1, : cell.B_p])
             source = HostVerifiedRollouts(programs, CellProblems(cell, PROBLEMS, TABLE, table, order, first_update=0))
-            start, metrics = train_on(source, programs.update, start, twin.base, twin.numbers, order, 2)
+            start, metrics = train_on(source, programs.update, start, twin.base, twin.coefficients, order, 2)
             assert metrics["tokens"].sum > 16
         assert not [r for r in caplog.messages if "XLA compilation" in r]
         jax.jit(lambda x: x + SEED)(np.float32(1))
@@ -252,7 +253,7 @@ def test_failed_checks_are_counted_and_cost_their_reward() -> None:
     """The checks of the first two problems never end. Their rollouts count as wrong, and are counted by kind."""
     lost = [int(i) for i in TABLE.ids[:2]]
     task = Spoken(failing=lost)
-    _, metrics = Twin("auto").hosted(task, count=1)
+    _, metrics = Twin("auto").host_verified(task, count=1)
     selected = [int(TABLE.ids[q]) for q in index()[0, :B_p]]
     failed = n * sum(i in lost for i in selected)
     assert failed and metrics["verifier_failures"] == metrics["verifier_timeout"] == failed
@@ -266,5 +267,5 @@ def test_what_the_verifier_raises_ends_the_update() -> None:
     refused = int(TABLE.ids[index()[0, 2]])
     task = Spoken(refused=refused)
     with pytest.raises(InputError, match=f"problem {refused} cannot be judged"):
-        Twin("auto").hosted(task)
+        Twin("auto").host_verified(task)
     assert refused not in task.graded

@@ -32,8 +32,8 @@ class Trainer:
 
     def __init__(self, axes: str = "auto", slots: int = 6):
         self.mesh = mesh(axes)
-        self.geometry = make_sampler_shapes(CELLS, shard_count(self.mesh), slots, 8, P, T)
-        self.program = build_fused_update(CELL, DECODER, Parity(), self.geometry, self.mesh)
+        self.sampler_shapes = make_sampler_shapes(CELLS, shard_count(self.mesh), slots, 8, P, T)
+        self.program = build_fused_update(CELL, DECODER, Parity(), self.sampler_shapes, self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
         self.base = placed(policy(), self.mesh)
 
@@ -43,7 +43,7 @@ class Trainer:
     def index(self, B_p: int, seed: int = 0) -> np.ndarray:
         """Problems of U updates; what pads them is another problem."""
         rng = np.random.default_rng(seed)
-        index = np.full((U, self.geometry.problem_rows), 39, np.int32)
+        index = np.full((U, self.sampler_shapes.problem_rows), 39, np.int32)
         for row in index:
             row[:B_p] = rng.permutation(39)[:B_p]
         return index
@@ -144,7 +144,7 @@ def test_updates_that_are_not_finite_are_skipped_and_counted(monkeypatch: pytest
     """
     faulty = Trainer()
     cell = CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_consecutive_nonfinite": 2})})
-    faulty.program = build_fused_update(cell, DECODER, Faulty(), faulty.geometry, faulty.mesh)
+    faulty.program = build_fused_update(cell, DECODER, Faulty(), faulty.sampler_shapes, faulty.mesh)
     monkeypatch.setitem(
         globals(), "TABLE", TABLE._replace(answers=(np.arange(40) == 38).astype(np.int32)[:, None].repeat(T, 1))
     )
@@ -167,7 +167,7 @@ def test_an_update_is_traced_once(trainer: Trainer, monkeypatch: pytest.MonkeyPa
     """Tracing is most of a start whose programs were compiled before."""
     traced, update = [], TrainStep.update
     monkeypatch.setattr(TrainStep, "update", lambda *args: (traced.append(1), update(*args))[1])
-    program = build_fused_update(CELL, DECODER, Parity(), trainer.geometry, trainer.mesh)
+    program = build_fused_update(CELL, DECODER, Parity(), trainer.sampler_shapes, trainer.mesh)
     program.trace(*trainer.args(trainer.fresh(), trainer.index(2), 1, 2, 16))
     assert len(traced) == 1
 
@@ -188,13 +188,18 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
             np.testing.assert_allclose(x, y, atol=1e-5 * float(np.abs(x).max()))
 
     hlo = program.as_text()
-    geometry = many.geometry
-    check_kept_apart(hlo, P + T, geometry.slots, geometry.slots)
-    check_kept_apart(hlo, P, geometry.prefix_entries, max(geometry.prefix_entries, geometry.slots, geometry.microbatch))
+    sampler_shapes = many.sampler_shapes
+    check_kept_apart(hlo, P + T, sampler_shapes.slots, sampler_shapes.slots)
+    check_kept_apart(
+        hlo,
+        P,
+        sampler_shapes.prefix_entries,
+        max(sampler_shapes.prefix_entries, sampler_shapes.slots, sampler_shapes.microbatch),
+    )
     result = collectives(hlo)
     # one step's distribution is the most that is ever gathered
     assert {(c.result, c.depth) for c in result if c.kind != "all-reduce"} == {
-        (f"f32[{geometry.slots},{DECODER.vocab}]", 3)
+        (f"f32[{sampler_shapes.slots},{DECODER.vocab}]", 3)
     }
     # in the sampler's and the gradient's loops only tensor's pairs meet, and once per chunk all shards: is any still at
     # work?

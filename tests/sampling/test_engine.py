@@ -85,23 +85,25 @@ class Engine:
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
-        geometry = make_sampler_shapes(CELLS, shard_count(on), self.slots, 8, P, T)
-        g, G = self.prompts or geometry.prefill_batch, self.prefixes or geometry.prefix_entries
-        self.geometry: SamplerShapes = replace(geometry, prefill_batch=g, prefix_entries=G)
+        sampler_shapes = make_sampler_shapes(CELLS, shard_count(on), self.slots, 8, P, T)
+        g, G = self.prompts or sampler_shapes.prefill_batch, self.prefixes or sampler_shapes.prefix_entries
+        self.sampler_shapes: SamplerShapes = replace(sampler_shapes, prefill_batch=g, prefix_entries=G)
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
-        self.program = quick_jit(build_sampler(DECODER, self.geometry, on, sampling, self.stops))
+        self.program = quick_jit(build_sampler(DECODER, self.sampler_shapes, on, sampling, self.stops))
         self.params = placed(policy(), on)
 
     def args(self, B_p: int, n: int, key: int, order: np.ndarray) -> tuple[object, ...]:
-        problems = ProblemArrays(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        problems = ProblemArrays(
+            *(np.resize(x[order], (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS)
+        )
         return self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key)
 
     def rollouts(self, B_p: int, n: int, key: int = 0, order: np.ndarray | None = None) -> Rollouts:
         """All that the sampler says, [B ...], of problems PROBLEMS[order], and of nothing that pads them."""
         rollouts = self.program(*self.args(B_p, n, key, np.arange(B_p) if order is None else order))
-        _, live = buffer_row_groups(self.geometry, jnp.int32(B_p), jnp.int32(n))
+        _, live = buffer_row_groups(self.sampler_shapes, jnp.int32(B_p), jnp.int32(n))
         assert not np.asarray(rollouts.mask)[~np.asarray(live)].any()  # rows that hold no rollout count for nothing
-        return Rollouts(*(gather(self.geometry, B_p * n, x) for x in rollouts))
+        return Rollouts(*(gather(self.sampler_shapes, B_p * n, x) for x in rollouts))
 
     def __call__(self, *args: Any, **kwargs: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Their tokens, logps and mask, [B T]."""
@@ -164,7 +166,7 @@ def p_value(seen: np.ndarray, expected: np.ndarray) -> float:
 
 
 def test_one_program_serves_every_cell(either: Engine) -> None:
-    assert all(B_p * n % either.geometry.slots for B_p, n in CELLS)
+    assert all(B_p * n % either.sampler_shapes.slots for B_p, n in CELLS)
     for B_p, n in CELLS:
         either(B_p, n)
     assert either.program._cache_size() == 1
@@ -303,7 +305,7 @@ def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> 
     result = collectives(hlo)
     # the cache and the prefix table: this shard's rows, this device's heads
     check_kept_apart(hlo, P + T, many.slots, many.slots)
-    check_kept_apart(hlo, P, many.geometry.prefix_entries, max(many.geometry.prefix_entries, many.slots))
+    check_kept_apart(hlo, P, many.sampler_shapes.prefix_entries, max(many.sampler_shapes.prefix_entries, many.slots))
     # fsdp's weights are gathered once, before the loop
     assert bool([c for c in result if c.depth == 0 and c.kind == "all-gather"]) == ("fsdp" in many.axes)
     # once in a chunk, all shards: is any still at work?
@@ -322,12 +324,12 @@ def test_a_split_vocabulary_is_drawn_from_where_it_lies(top_p: float) -> None:
     """Of 4096 tokens on two devices, what crosses between them at a token are sums of blocks: never a row of logits."""
     V, on = 4096, mesh("data=4,tensor=2")
     decoder = Decoder(CONFIG, V)
-    geometry = make_sampler_shapes([(13, 7)], 4, 12, 8, P, T)
-    sample = quick_jit(build_sampler(decoder, geometry, on, SamplingConfig(top_p=top_p), NO_STRINGS))
+    sampler_shapes = make_sampler_shapes([(13, 7)], 4, 12, 8, P, T)
+    sample = quick_jit(build_sampler(decoder, sampler_shapes, on, SamplingConfig(top_p=top_p), NO_STRINGS))
     params = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(on)
     )
-    problems = ProblemArrays(*(np.resize(x, (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    problems = ProblemArrays(*(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     hlo = sample.lower(params, problems, np.int32(13), np.int32(7), jax.random.key(0)).compile().as_text()
     gathered = [c.result for c in collectives(hlo) if c.depth > 1 and c.kind != "all-reduce"]
     assert gathered == [f"f32[12,{V // 512}]"]
@@ -341,7 +343,7 @@ def close(one: tuple[np.ndarray, ...], two: tuple[np.ndarray, ...]) -> None:
     np.testing.assert_allclose(one[1][same], two[1][same], atol=1e-5)
 
 
-def test_the_geometry_by_hand() -> None:
+def test_the_shapes_by_hand() -> None:
     g = make_sampler_shapes([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5, prefill_batch=2)
     # 160 rollouts over 4 shards and max(R, m) rows of padding; 16 problems and g of padding
     assert (g.B_cap, g.buffer_rows, g.Q_cap, g.problem_rows) == (160, 40 + 12, 16, 16 + 2)
@@ -357,8 +359,8 @@ def test_the_geometry_by_hand() -> None:
 
 @pytest.mark.parametrize(("B_p", "n"), [(1, 1), (13, 7), (3, 5)])
 def test_rows_and_groups_of_the_buffers(B_p: int, n: int) -> None:
-    geometry = make_sampler_shapes([(13, 7), (5, 32)], 4, 12, 8, P, T)
-    groups, live = (np.asarray(x) for x in buffer_row_groups(geometry, jnp.int32(B_p), jnp.int32(n)))
+    sampler_shapes = make_sampler_shapes([(13, 7), (5, 32)], 4, 12, 8, P, T)
+    groups, live = (np.asarray(x) for x in buffer_row_groups(sampler_shapes, jnp.int32(B_p), jnp.int32(n)))
     assert live.sum() == B_p * n
-    assert gather(geometry, B_p * n, live).all()
-    assert gather(geometry, B_p * n, groups).tolist() == [r // n for r in range(B_p * n)]
+    assert gather(sampler_shapes, B_p * n, live).all()
+    assert gather(sampler_shapes, B_p * n, groups).tolist() == [r // n for r in range(B_p * n)]

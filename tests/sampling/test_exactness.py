@@ -84,11 +84,11 @@ class Case:
 
     def sample(self, B_p: int, n: int, key: int = 0, order: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
         """Tokens, log-probs and mask, each [B_p n T], of problems PROBLEMS[order]."""
-        geometry, program, params = compiled(self)
+        sampler_shapes, program, params = compiled(self)
         order = np.arange(B_p) if order is None else order
-        problems = ProblemArrays(*(np.resize(x[order], (geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        problems = ProblemArrays(*(np.resize(x[order], (sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         result = program(params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
-        return tuple(gather(geometry, B_p * n, x) for x in (result.tokens, result.logps, result.mask))
+        return tuple(gather(sampler_shapes, B_p * n, x) for x in (result.tokens, result.logps, result.mask))
 
     def exact(self, group: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Probabilities [B T V] in float64 that tokens are drawn from, after those before them."""
@@ -106,10 +106,10 @@ class Case:
 @cache
 def compiled(case: Case) -> tuple[Any, ...]:
     on = mesh(case.axes)
-    geometry = make_sampler_shapes(CELLS, shard_count(on), case.R, 8, P, T, slots_per_prefix=case.W)
+    sampler_shapes = make_sampler_shapes(CELLS, shard_count(on), case.R, 8, P, T, slots_per_prefix=case.W)
     decoder = Decoder(CONFIG, case.vocab)
     params = jax.device_put(weights(case.vocab), decoder.shardings(on))
-    return geometry, quick_jit(build_sampler(decoder, geometry, on, case.sampling, STOPS)), params
+    return sampler_shapes, quick_jit(build_sampler(decoder, sampler_shapes, on, case.sampling, STOPS)), params
 
 
 def inverse(p: np.ndarray, uniform: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -173,10 +173,12 @@ def test_any_order_of_the_queue_gives_the_same_bits(case: Case) -> None:
 @pytest.mark.parametrize("case", [Case(7), Case(15, 3), Case(20, 4)], ids=str)
 def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     """Slots in mid-response change places, with what their cache holds; prefix groups do, and slots within them."""
-    geometry, _, params = compiled(case)
-    engine = build_engine(Decoder(CONFIG, VOCAB), geometry, mesh(), case.sampling, STOPS)
+    sampler_shapes, _, params = compiled(case)
+    engine = build_engine(Decoder(CONFIG, VOCAB), sampler_shapes, mesh(), case.sampling, STOPS)
     n, rng = jnp.int32(7), np.random.default_rng(0)
-    problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
+    problems = ProblemArrays(
+        *(jnp.asarray(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:]))) for x in PROBLEMS)
+    )
     batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(13), n), n, jax.random.key(0))
     specific = engine.decoding.prepare_weights(params)
     state = quick_jit(lambda: engine.decode_chunk(params, specific, batch, engine.init_state(jnp.int32(0)))[0])()
@@ -211,10 +213,12 @@ def test_first_tokens_run_no_layers() -> None:
     theirs.
     """
     case = Case(8)
-    geometry, _, params = compiled(case)
-    engine = build_engine(Decoder(CONFIG, VOCAB), geometry, mesh(), case.sampling, StopConditions((), None))
+    sampler_shapes, _, params = compiled(case)
+    engine = build_engine(Decoder(CONFIG, VOCAB), sampler_shapes, mesh(), case.sampling, StopConditions((), None))
     engine = replace(engine, decoding=Counting(**vars(engine.decoding)))
-    problems = ProblemArrays(*(jnp.asarray(np.resize(x, (geometry.problem_rows, *x.shape[1:]))) for x in PROBLEMS))
+    problems = ProblemArrays(
+        *(jnp.asarray(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:]))) for x in PROBLEMS)
+    )
     n = jnp.int32(4)
     batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(2), n), n, jax.random.key(0))
     specific = engine.decoding.prepare_weights(params)

@@ -71,10 +71,10 @@ class Case:
 
     def __post_init__(self) -> None:
         self.on = mesh(self.axes)
-        self.geometry = make_sampler_shapes(CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width)
+        self.sampler_shapes = make_sampler_shapes(CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width)
         self.given = (
             DECODER,
-            self.geometry,
+            self.sampler_shapes,
             self.on,
             SamplingConfig(temperature=TEMPERATURE, top_p=self.top_p),
             self.stops,
@@ -82,13 +82,13 @@ class Case:
         self.program, self.params = quick_jit(build_sampler(*self.given)), placed(policy(), self.on)
 
     def problems(self, order: np.ndarray) -> ProblemArrays:
-        return ProblemArrays(*(np.resize(x[order], (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        return ProblemArrays(*(np.resize(x[order], (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
 
     def __call__(self, B_p: int, n: int, order: np.ndarray | None = None) -> Any:
         """The Rollouts in their order, [B ...], on the host."""
         problems = self.problems(np.arange(B_p) if order is None else order)
         result = self.program(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(0))
-        return Rollouts(*(gather(self.geometry, B_p * n, x) for x in result))
+        return Rollouts(*(gather(self.sampler_shapes, B_p * n, x) for x in result))
 
     @cached_property
     def thirteen(self) -> Any:
@@ -206,7 +206,7 @@ def test_the_hosts_visits_give_the_same(name: str, request: pytest.FixtureReques
 
     run = stream.run(case.params, case.problems(np.arange(13)), 13, 7, jax.random.key(0), tell)
     for part, x, buffer in zip(Rollouts._fields, case.thirteen, run, strict=True):
-        y = gather(case.geometry, 91, buffer)
+        y = gather(case.sampler_shapes, 91, buffer)
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
     full = [x.tolist() for x in response_tokens(run, 91)]
     assert [streamed[r] for r in range(91)] == full

@@ -58,10 +58,10 @@ class Pair:
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
-        self.geometry = make_sampler_shapes(CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width)
+        self.sampler_shapes = make_sampler_shapes(CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width)
         inputs = (
             self.decoder,
-            self.geometry,
+            self.sampler_shapes,
             on,
             SamplingConfig(temperature=0.8, top_p=self.top_p),
             StopConditions((EOS,), None),
@@ -83,7 +83,7 @@ class Pair:
     def both(self, B_p: int, n: int, key: int = 0) -> tuple[Rollouts, Rollouts]:
         """The sampler's rollouts and the stream's."""
         self.chunks, self.tokens = [], {}
-        problems = ProblemArrays(*(np.resize(x, (self.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+        problems = ProblemArrays(*(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         one = self.sample(self.params, problems, np.int32(B_p), np.int32(n), jax.random.key(key))
         return one, self.stream.run(self.params, problems, B_p, n, jax.random.key(key), self.tell)
 
@@ -136,21 +136,21 @@ def test_one_set_of_programs_serves_every_cell(pair: Pair) -> None:
 
 
 def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
-    problems = ProblemArrays(*(np.resize(x, (pair.geometry.problem_rows, *x.shape[1:])) for x in PROBLEMS))
+    problems = ProblemArrays(*(np.resize(x, (pair.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     inputs, state = pair.stream.begin(pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0))
     compiled = pair.stream.advance.jitted.lower(inputs, state).compile()
     memory = compiled.memory_analysis()
     ours = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     assert memory.alias_size_in_bytes == ours  # all of a device's state is donated
     state, result = pair.stream.advance(inputs, state)
-    assert sum(x.nbytes for x in result) < 3 * pair.geometry.shards * SLOTS * T * 4
+    assert sum(x.nbytes for x in result) < 3 * pair.sampler_shapes.shards * SLOTS * T * 4
     if pair.axes == "auto":
         return
     hlo = compiled.as_text()
     check_kept_apart(hlo, P + T, SLOTS, SLOTS)
-    check_kept_apart(hlo, P, pair.geometry.prefix_entries, max(pair.geometry.prefix_entries, SLOTS))
+    check_kept_apart(hlo, P, pair.sampler_shapes.prefix_entries, max(pair.sampler_shapes.prefix_entries, SLOTS))
     outside = [c for c in collectives(hlo, mesh(pair.axes).size) if c.depth == 0]
-    waits = [] if pair.geometry.shards == 1 else [("all-reduce", "s32[]")]  # is any shard still at work?
+    waits = [] if pair.sampler_shapes.shards == 1 else [("all-reduce", "s32[]")]  # is any shard still at work?
     assert [(c.kind, c.result) for c in outside] == waits
     specific = [x.addressable_shards[0].data.shape for x in state.cache.slot_kv[0]]
     assert specific == [

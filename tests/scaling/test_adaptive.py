@@ -151,18 +151,18 @@ def test_what_cannot_be_decided_is_refused_before_anything_runs() -> None:
         AdaptivePolicy([Cell(16, 4, 0)], EvalConfig().evaluation_targets(1500))
 
 
-def test_doubt_is_the_distance_between_the_draws_best_n_in_steps_of_the_grid() -> None:
+def test_the_uncertainty_of_n_star_is_the_distance_between_the_draws_best_n_in_steps_of_the_grid() -> None:
     n = np.array([2, 4, 8])
     R = np.full((400, 3, 1), 0.5)
     R[:200, 0], R[200:, 2] = (
         0.6,
         0.6,
     )  # half of the draws say n = 2, half say n = 8: two steps between them, so one step from n = 4
-    doubt = NStarUncertainty(R, n, measurement_sd=0.01)
-    assert doubt.expected_reduction(R[:, 0, 0]) == pytest.approx(1.0, abs=0.1)  # whether n = 2 has .6 says all
-    assert doubt.expected_reduction(R[:, 1, 0]) == pytest.approx(0.0, abs=1e-12)  # n = 4 is .5 in any case
+    uncertainty = NStarUncertainty(R, n, measurement_sd=0.01)
+    assert uncertainty.expected_reduction(R[:, 0, 0]) == pytest.approx(1.0, abs=0.1)  # whether n = 2 has .6 says all
+    assert uncertainty.expected_reduction(R[:, 1, 0]) == pytest.approx(0.0, abs=1e-12)  # n = 4 is .5 in any case
     assert (
-        doubt.expected_reduction(R[:, 0, 0])
+        uncertainty.expected_reduction(R[:, 0, 0])
         > NStarUncertainty(R, n, measurement_sd=0.1).expected_reduction(R[:, 0, 0])
         > 0.1
     )  # runs of much luck say less

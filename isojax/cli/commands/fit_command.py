@@ -88,8 +88,8 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
     console.print(TextTable("frontier: which n leads", columns, _frontier_rows(fit.joint)))
     for row in fit.joint.crossovers:
         interval = format_range((row.low, row.high), format_number)
-        place = format_number(row.C) + ("" if interval == "-" else f" ({interval})")
-        console.print(f"n = {row.n_low} gives way to n = {row.n_high} at C = {place}")
+        C_crossover = format_number(row.C) + ("" if interval == "-" else f" ({interval})")
+        console.print(f"n = {row.n_low} gives way to n = {row.n_high} at C = {C_crossover}")
     _print_law(console, fit.joint, level)
     print_notes(console, (flag.text for flag in fit.flags))
 
@@ -117,8 +117,8 @@ def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:
     console.print(f"[bold]law[/bold]: {describe_law(view)}")
     intervals = measured_n_intervals(view.n_star)
     if intervals and law_is_drawn(view):
-        places = zip(intervals, ("low", "middle", "high"), strict=True)
-        text = "; ".join(f"{interval} at {place} C" for interval, place in places)
+        labelled_intervals = zip(intervals, ("low", "middle", "high"), strict=True)
+        text = "; ".join(f"{interval} at {label} C" for interval, label in labelled_intervals)
         console.print(f"  {level} interval of the best measured n: {text}")
 
 

@@ -78,6 +78,6 @@ def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
         )
         predicted, interval = format_estimate(held_out["predicted_at_end"], held_out["interval_at_end"])
         end = f"at the end {predicted} ({interval}) against {format_number(held_out['measured_at_end'])} measured"
-        place = f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
-        console.print(f"{place}; {errors}; {end}")
+        held_out_range = f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
+        console.print(f"{held_out_range}; {errors}; {end}")
     formatting.print_notes(console, document["flags"])

@@ -84,20 +84,36 @@ def check(
       isojax records check runs/a runs/b --json | jq .problems
     """
     with SafeConsole(stderr=True).status("reading"):
-        found = check_ledgers(paths)
+        ledger_check = check_ledgers(paths)
     if as_json:
-        cells = [_run_json(run) for run in found.runs]
-        print(json_text({"metric": found.metric, "cells": cells, "problems": found.errors, "notes": found.notes}))
+        cells = [_run_json(run) for run in ledger_check.runs]
+        print(
+            json_text(
+                {
+                    "metric": ledger_check.metric,
+                    "cells": cells,
+                    "problems": ledger_check.errors,
+                    "notes": ledger_check.notes,
+                }
+            )
+        )
     else:
         console = SafeConsole()
-        if found.runs:
-            console.print(_runs_table(found.runs, f"{format_count(len(found.runs), 'run')}, metric {found.metric}"))
-        for label, lines in (("[red]problem:[/red]", found.errors), ("[yellow]note:[/yellow]", found.notes)):
+        if ledger_check.runs:
+            console.print(
+                _runs_table(
+                    ledger_check.runs, f"{format_count(len(ledger_check.runs), 'run')}, metric {ledger_check.metric}"
+                )
+            )
+        for label, lines in (
+            ("[red]problem:[/red]", ledger_check.errors),
+            ("[yellow]note:[/yellow]", ledger_check.notes),
+        ):
             for line in lines:
                 console.print(f"{label} {escape(line)}", soft_wrap=True)
-    if found.errors:
-        summary = f"{format_count(len(found.errors), 'problem')} that `isojax fit` would refuse"
-        raise InputError(f"{summary}; the first: {found.errors[0]}")
+    if ledger_check.errors:
+        summary = f"{format_count(len(ledger_check.errors), 'problem')} that `isojax fit` would refuse"
+        raise InputError(f"{summary}; the first: {ledger_check.errors[0]}")
 
 
 def _run_json(run: RunRecord) -> dict[str, Any]:

@@ -116,11 +116,11 @@ MAX_COMPILATIONS = 3  # of a program, each time with smaller sizes
 def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
     """(name, devices) of this topology and larger ones: the last of its shortest sides is doubled each time."""
     kind, _, sides = topology.partition(":")
-    shape, places = [int(side) for side in sides.split("x")], []
+    shape, topologies = [int(side) for side in sides.split("x")], []
     for doublings in range(planner.MAX_MESH_GROWTH.bit_length()):
-        places.append((f"--topology {kind}:{'x'.join(map(str, shape))}", devices << doublings))
+        topologies.append((f"--topology {kind}:{'x'.join(map(str, shape))}", devices << doublings))
         shape[max(i for i, side in enumerate(shape) if side == min(shape))] *= 2
-    return places
+    return topologies
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
@@ -132,14 +132,14 @@ def compile_for_topology(config: Config, topology: str) -> None:
     model, precision = hf_load.resolve_model(config.cell.model), config.cell.precision.for_platform("tpu")
     config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
     task, devices = _planning_task(config), topology_devices(topology)
-    (chip_gib, rates), places = find_chip(devices[0].device_kind), larger_topologies(topology, len(devices))
+    (chip_gib, rates), topologies = find_chip(devices[0].device_kind), larger_topologies(topology, len(devices))
     mesh, memory = parse_mesh(config.run.mesh, len(devices)), int(GIB * (config.run.device_memory or chip_gib))
     pairs, vocab = sorted({(c.B_p, c.n) for c in cells}), model.vocab or task.vocab
     budget = DeviceBudget(config.cell, pairs, mesh, vocab, task.on_device, "tpu", memory)
     kind, gib = devices[0].device_kind, format_bytes(memory)
     chips = f"{mesh.devices} of the {len(devices)} chips of {topology} ({kind}, {gib} each), mesh {config.run.mesh}"
     console.print(f"{config.name} on {chips}")
-    config = config.model_copy(update={"sweep": confirm_sizes(config, budget, places)})
+    config = config.model_copy(update={"sweep": confirm_sizes(config, budget, topologies)})
     concurrent_cells = min(config.run.cells_at_once or len(cells), len(devices) // mesh.devices, len(cells))
     forecast = time_estimate.forecast_from_rates(
         budget.sizes(config.sweep), cells, config.sweep.budget, concurrent_cells, rates
@@ -149,22 +149,22 @@ def compile_for_topology(config: Config, topology: str) -> None:
     console.print(algorithm.describe_algorithm(config.cell.rl), markup=False)
 
 
-def confirm_sizes(config: Config, budget: DeviceBudget, places: list[tuple[str, int]]) -> SweepConfig:
+def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[str, int]]) -> SweepConfig:
     """The sweep with sizes that the compiler confirms for the first of these topologies; InputError names what would
     fit."""
-    requested, topology = config.sweep, places[0][0].split()[1]
+    requested, topology = config.sweep, topologies[0][0].split()[1]
     sweep, confirmed_bytes = fit_to_memory(requested, budget) or budget.smallest_sizes(requested), dict[str, int]()
     memory = budget.estimate(sweep)
     if memory.peak * MEMORY_UTILIZATION > budget.device_memory:  # by more than the estimate may be wrong
         shortage = planner.describe_shortage(sweep, budget)
-        raise InputError(f"{shortage} {planner.suggest_fit(requested, budget, places)}")
+        raise InputError(f"{shortage} {planner.suggest_fit(requested, budget, topologies)}")
     for _ in range(MAX_COMPILATIONS):
         console.print(f"compiling with {format_sizes(sweep)}")
         unconfirmed = [name for name, size in memory.program_bytes.items() if size > confirmed_bytes.get(name, 0)]
         try:
             peaks = run_apart(compile_programs, config, sweep, topology, unconfirmed)
         except RunFailed as e:
-            suggestion = planner.suggest_mesh(requested, budget, places)
+            suggestion = planner.suggest_mesh(requested, budget, topologies)
             raise InputError(f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}") from e
         needed = {program: peak + memory.bytes_beside(program) for program, peak in peaks.items()}
         console.print(_usage_table(needed, memory, budget.device_memory))
@@ -178,7 +178,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, places: list[tuple[str, 
         if smaller_sweep is None:
             break
         sweep, memory = smaller_sweep, budget.estimate(smaller_sweep)
-    suggestion = planner.suggest_fit(requested, budget, places)
+    suggestion = planner.suggest_fit(requested, budget, topologies)
     raise InputError(f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}")
 
 

@@ -26,7 +26,7 @@ class WorkerLost(Exception):
 
 @dataclass
 class StatusUpdate:
-    """News of a worker since the last update."""
+    """What has changed in a worker since the last update."""
 
     preparation: tuple[str, float] | None = None  # what is prepared for the first cell, and the fraction done
     progress: CellProgress | None = None

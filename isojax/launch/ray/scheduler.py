@@ -167,9 +167,9 @@ class RayScheduler:
         processes, loop = group.processes, asyncio.get_running_loop()
 
         def report(update: StatusUpdate, cell: Cell | None = None) -> None:
-            """Called in the thread, with news of a cell in training or of the preparation."""
+            """Called in the thread, with an update on a cell in training or of the preparation."""
             if update != StatusUpdate():
-                loop.call_soon_threadsafe(self._show_news, cell, update)
+                loop.call_soon_threadsafe(self._show_update, cell, update)
             if group.state == "opening" and group.cancelled.is_set():
                 raise WorkerLost("no cell is left for it")
 
@@ -210,7 +210,7 @@ class RayScheduler:
                 return False
         return True
 
-    def _show_news(self, cell: Cell | None, update: StatusUpdate) -> None:
+    def _show_update(self, cell: Cell | None, update: StatusUpdate) -> None:
         if update.preparation is not None:
             self.display.show_preparation(*update.preparation)
         self.display.show_verifier_failures(update.verifier_failures)

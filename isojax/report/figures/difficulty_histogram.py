@@ -79,9 +79,9 @@ def _histogram_figure(
             style |= {"label": f"{titles[name]}: {sum(heights):,}", "edgecolor": "white", "lw": 0, "zorder": 2}
             ax.bar(centres, heights, 0.9 / bin_count, bottoms, **style)
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    place = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
+    text_position = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
     for i, top in totals.items():
-        ax.annotate(f"{top:,}", (i / bin_count, top), fontsize=7, color=canvas.MUTED, **place)
+        ax.annotate(f"{top:,}", (i / bin_count, top), fontsize=7, color=canvas.MUTED, **text_position)
     ax.set_xlim(-0.6 / bin_count, 1 + 0.6 / bin_count)
     ax.set_ylim(0, 1.08 * max(totals.values()))
     ax.grid(visible=False, axis="x")

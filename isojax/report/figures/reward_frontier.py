@@ -104,10 +104,10 @@ def _draw_crossovers(ax: Axes, view: FrontierFit, with_intervals: bool) -> None:
             _draw_interval(ax, crossover, reward, (left_edge, right_edge))
         ax.plot([C], [reward], marker="D", ms=6.5, mfc="white", mec=canvas.INK, mew=1.4, zorder=7)
         side, offset = ("right", -3) if label_on_left else ("left", 3)
-        place = {"xycoords": ("data", "axes fraction"), "xytext": (offset, 5), "textcoords": "offset points"}
+        text_position = {"xycoords": ("data", "axes fraction"), "xytext": (offset, 5), "textcoords": "offset points"}
         style = {"rotation": 90, "fontsize": 8, "color": canvas.INK, "path_effects": canvas.HALO, "zorder": 7}
         label = f"{crossover.n_low}→{crossover.n_high} at {format_compact(C)}"
-        ax.annotate(label, (C, 0), ha=side, va="bottom", **place, **style)
+        ax.annotate(label, (C, 0), ha=side, va="bottom", **text_position, **style)
     ax.set_xlim(left_edge, right_edge)
 
 
@@ -124,7 +124,7 @@ def _label_segments(ax: Axes, view: FrontierFit) -> None:
     """n (and B_p in the joint panel) next to each stretch of the frontier that is long enough to carry the label."""
     axis_decades = np.diff(np.log10(ax.get_xlim()))[0]
     min_share = 0.12 if view.B_p is None else 0.05
-    place = {"xytext": (-7, 7), "textcoords": "offset points", "ha": "right", "va": "bottom", "zorder": 8}
+    text_position = {"xytext": (-7, 7), "textcoords": "offset points", "ha": "right", "va": "bottom", "zorder": 8}
     style = {"fontsize": 9, "fontweight": "bold", "linespacing": 1.15, "path_effects": canvas.HALO}
     for n, segments_of_n in groupby(view.segments, key=lambda segment: segment.n):
         segments = list(segments_of_n)
@@ -137,7 +137,7 @@ def _label_segments(ax: Axes, view: FrontierFit) -> None:
             label += "\n$B_p$ = " + (", ".join(map(str, B_ps)) if len(B_ps) < 4 else "various")
         middle = 10 ** ((low + high) / 2)
         point = middle, fit_views.frontier_reward_at(view, middle)
-        ax.annotate(label, point, color=canvas.INK, **place, **style)
+        ax.annotate(label, point, color=canvas.INK, **text_position, **style)
 
 
 def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) -> None:

@@ -31,13 +31,13 @@ def _describe_n_path(fit: FitResult) -> str:
     if not crossovers:
         nothing_compared = "no two curves were seen to cross, so nothing was compared"
         return f"The leading n changes ({order}) only where data end or begin: {nothing_compared}."
-    places = join_list(f"{x.n_low} → {x.n_high} near C = {wording.format_crossover(x, fit)}" for x in crossovers)
+    crossings = join_list(f"{x.n_low} → {x.n_high} near C = {wording.format_crossover(x, fit)}" for x in crossovers)
     others = "" if len(crossovers) >= len(path) - 1 else " Its other changes are where data end or begin."
     if path == sorted(path):
         reason = "A small n learns fast and levels off first; a larger n overtakes it later."
-        return f"The best n rises with the budget: {places}. {reason}{others}"
+        return f"The best n rises with the budget: {crossings}. {reason}{others}"
     caution = "Treat the law with care."
-    return f"The best n changes with the budget, but not in rising order ({order}): {places}. {caution}{others}"
+    return f"The best n changes with the budget, but not in rising order ({order}): {crossings}. {caution}{others}"
 
 
 def _describe_gain(fit: FitResult) -> str:

@@ -111,9 +111,9 @@ def provenance_section(folder: Path, fit: FitResult) -> Html:
         content = tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace")))
         settings = tag("details", tag("summary", "config.yaml"), content)
     fit_file, figures_folder = tag("code", "fit.json"), tag("code", "figures/")
-    place = tag("p", "The numbers are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, ".")
+    files = tag("p", "The numbers are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, ".")
     intervals = tag("p", _describe_intervals(fit))
-    return html_section("provenance", "Method and settings", tag("p", method), intervals, place, settings)
+    return html_section("provenance", "Method and settings", tag("p", method), intervals, files, settings)
 
 
 def _describe_intervals(fit: FitResult) -> str:

@@ -120,9 +120,9 @@ def _panel_section(fit: FitResult, runs: Sequence[RunRecord], images: Images) ->
 
 def _figures_section(images: Images) -> Html:
     """All figures but those that have their own sections."""
-    place = tag("p", "Each is in ", tag("code", "figures/"), " as PNG and PDF.")
+    folder = tag("p", "Each is in ", tag("code", "figures/"), " as PNG and PDF.")
     names = [name for name in FIGURES if name not in OWN_SECTION_FIGURES]
-    return html_section("figures", "Figures", place, *_html_figures(images, names))
+    return html_section("figures", "Figures", folder, *_html_figures(images, names))
 
 
 def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Path:

@@ -41,8 +41,8 @@ def build(argument: str) -> Check:
         is_list = isinstance(scores, Iterable) and not isinstance(scores, str)
         scores = list(scores) if is_list else scores
         if not is_list or len(scores) != 1:
-            given = len(scores) if is_list else type(scores).__name__
-            return Verdict(False, False, "error", f"expected a list of one score, given {given}")
+            received = len(scores) if is_list else type(scores).__name__
+            return Verdict(False, False, "error", f"expected a list of one score, given {received}")
         return score_to_verdict(scores[0], response)
 
     return check
@@ -78,8 +78,8 @@ def score_to_verdict(score: Any, response: str) -> Verdict:
             raise TypeError("a text is no score")
         value = float(score)
     except (TypeError, ValueError, OverflowError) as e:
-        given = textwrap.shorten(f"{type(score).__name__} {score!r}", 80, placeholder="...")
-        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {given} ({e})")
+        received = textwrap.shorten(f"{type(score).__name__} {score!r}", 80, placeholder="...")
+        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {received} ({e})")
     if not math.isfinite(value):
         return Verdict(False, False, "error", f"expected a score of 0 or 1, given {value}", {MAIN_SCORE: value})
     parsed = bool(response.strip())

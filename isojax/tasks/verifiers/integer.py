@@ -21,8 +21,8 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     """Parsed where the response is an integer; InputError where the problem's own answer is none."""
     reference_integer, response_integer = _parse_integer(problem.answer), _parse_integer(response)
     if reference_integer is None:
-        given = f"given {problem.answer[:80]!r}; set cell.verifier.use to another, such as math or exact"
-        raise InputError(f"problem {problem.id}: the verifier `integer` expects an integer as answer, {given}.")
+        mismatch = f"given {problem.answer[:80]!r}; set cell.verifier.use to another, such as math or exact"
+        raise InputError(f"problem {problem.id}: the verifier `integer` expects an integer as answer, {mismatch}.")
     return Verdict(response_integer == reference_integer, response_integer is not None)
 
 

@@ -1,7 +1,7 @@
-"""Products of the few rows of a decode step, plain and as the sampler has them on a CPU (`product_of_few`): one JSON
-line a number of rows.
+"""Products of the few rows of a decode step, plain and as the sampler has them on a CPU (`small_batch_matmul`): one
+JSON line per number of rows.
 
-    python benchmarks/few_rows.py [--rows 16,32,64,128] [--shapes 576x1536,1536x576,576x49152]
+    python benchmarks/small_batch_matmul.py [--rows 16,32,64,128] [--shapes 576x1536,1536x576,576x49152]
 
 The shapes, inputs x outputs, are SmolLM2-135M's: half of its MLP, the other half, its unembedding. Weights of `LAYERS`
 layers (of the largest shape 1) follow one another, so that they come from memory as in a step. Medians; both forms take
@@ -30,7 +30,7 @@ def program(form: Callable[[Any, Any], Any]) -> Callable[[Any, list[Any]], list[
     return jax.jit(lambda x, weights: [form(x, w) for w in weights])
 
 
-FORMS = {"plain": program(matmul), "of_few": program(lambda x, held: small_batch_matmul(x, held.T))}
+FORMS = {"plain": program(matmul), "small_batch": program(lambda x, held: small_batch_matmul(x, held.T))}
 
 
 def seconds(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -47,19 +47,19 @@ def seconds(calls: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 def measure(rows: int, shapes: list[tuple[int, int]]) -> dict[str, Any]:
     """Milliseconds of all shapes together, and each form's operations a second."""
-    spent, operations = {"plain": 0.0, "of_few": 0.0}, 0
+    spent, operations = {"plain": 0.0, "small_batch": 0.0}, 0
     for inputs, outputs in shapes:
         layers = 1 if inputs * outputs >= LARGE else LAYERS
         x = jax.random.normal(jax.random.key(0), (rows, inputs))
         held = [jax.random.normal(jax.random.key(i), (inputs, outputs)) for i in range(layers)]
-        weights = {"plain": held, "of_few": [w.T for w in held]}
+        weights = {"plain": held, "small_batch": [w.T for w in held]}
         calls = {name: partial(form, x, weights[name]) for name, form in FORMS.items()}
         for name, used in seconds(calls).items():
             spent[name] += used
         operations += 2 * rows * inputs * outputs * layers
     line = {f"{name}_ms": round(1000 * used, 4) for name, used in spent.items()}
     line |= {f"{name}_gflops": round(operations / used / 1e9, 1) for name, used in spent.items()}
-    return {"rows": rows, **line, "faster": round(spent["plain"] / spent["of_few"], 3)}
+    return {"rows": rows, **line, "faster": round(spent["plain"] / spent["small_batch"], 3)}
 
 
 def main() -> None:

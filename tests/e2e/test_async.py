@@ -1,4 +1,5 @@
-"""The pipeline on the command line: at k = 0 the synchronous run's ledger, bit for bit; ahead, both halves at once."""
+"""Asynchronous runs by command: at k = 0 the synchronous run's ledger, bit for bit; at k > 0 sampler and trainer at
+once."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """Sampling and training one after the other, and asynchronously: rollouts per second, and how much of the time each
 of the two works.
 
-    python benchmarks/pipeline.py [--model small|quickstart] [--B_p 32] [--n 8] [--k 1] [--updates 20] [--repeats 3]
-        [--ways sync,mesh] [cell.rl.n_train=4 ...]
-    python benchmarks/pipeline.py --learns DIR [--ks 0,1,2,4,8] [--ways turns,mesh]
+    python benchmarks/async_sampling.py [--model small|quickstart] [--B_p 32] [--n 8] [--k 1] [--updates 20]
+        [--repeats 3] [--ways sync,mesh] [cell.rl.n_train=4 ...]
+    python benchmarks/async_sampling.py --learns DIR [--ks 0,1,2,4,8] [--ways alternate,mesh]
 
 One cell of the quickstart's task and recipe from random weights, without evaluations, its gradient taken of 2 of the n
 rollouts so that both halves have as much to do; one JSON line for each way:
 
     sync       the program that does both
-    turns      sampler and trainer alternate on one mesh, the sampler up to k updates ahead
+    alternate  sampler and trainer alternate on one mesh, the sampler up to k updates ahead
     mesh       a simulated device for each
 
 `of_sync`: rollouts per second over those of `sync`. `sampler_busy` and `trainer_busy` are the shares of the time in
@@ -19,8 +19,8 @@ Ways are interleaved; the figures are sums over repeats.
 
 `--learns`: what staleness costs. Runs of `ablations.py`'s scale in DIR, one seed for each k and way; a line each with
 base and final reward, their difference, and how old tokens really were (`staleness_mean`, the mean over the run;
-`staleness_max`). k only bounds that: by turns the sampler works no longer than the trainer waits for it, so that beyond
-some k nothing changes any more.
+`staleness_max`). k only bounds that: if they alternate, the sampler works no longer than the trainer waits for it,
+so that beyond some k nothing changes any more.
 """
 
 import argparse
@@ -53,8 +53,8 @@ from isojax.tasks.epochs import EpochOrder
 from isojax.tasks.task import build_task
 from isojax.train.programs import SweepPrograms
 
-WAYS = ("sync", "turns", "mesh")
-SAMPLER_MESH = {"turns": (), "mesh": ("run.sampler_mesh=data=1",)}
+WAYS = ("sync", "alternate", "mesh")
+SAMPLER_MESH = {"alternate": (), "mesh": ("run.sampler_mesh=data=1",)}
 MODELS = {
     "small": ModelConfig(family="llama", layers=4, width=256, heads=8, kv_heads=4, head_dim=32, mlp=768),
     "quickstart": ModelConfig(),
@@ -165,10 +165,11 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def learns(folder: Path, ways: Sequence[str], ks: Sequence[int], budget: int | None) -> None:
-    """A line for each way and k: what a run learns. Nothing runs ahead where k is 0, so that there are turns alone."""
-    for way, k in ((way, k) for way in ways for k in ks if k or way == "turns"):
+    """A line for each way and k: what a run learns. Nothing runs ahead where k is 0, so `alternate` alone is run."""
+    for way, k in ((way, k) for way in ways for k in ks if k or way == "alternate"):
         arm = Arm(
-            f"k{k}" if way == "turns" else f"k{k} {way}", overrides=(f"cell.rl.max_staleness={k}", *SAMPLER_MESH[way])
+            f"k{k}" if way == "alternate" else f"k{k} {way}",
+            overrides=(f"cell.rl.max_staleness={k}", *SAMPLER_MESH[way]),
         )
         config = config_of(arm, folder / "learns", 1, budget)
         (line,) = run(arm, config, folder)
@@ -189,7 +190,7 @@ def main() -> None:
     parser.add_argument("--model", choices=tuple(MODELS), default="small")
     for name, default in (("B_p", 32), ("n", 8), ("k", 1), ("updates", 20), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--ways", help=f"default: {','.join(WAYS)}; of --learns, turns")
+    parser.add_argument("--ways", help=f"default: {','.join(WAYS)}; of --learns, alternate")
     parser.add_argument("--learns", type=Path, metavar="DIR")
     parser.add_argument("--ks", default="0,1,2,4,8")
     parser.add_argument("--budget", type=int, help="rollouts of each run of --learns")
@@ -198,7 +199,7 @@ def main() -> None:
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", 2)
     if args.learns:
-        learns(args.learns, (args.ways or "turns").split(","), [int(k) for k in args.ks.split(",")], args.budget)
+        learns(args.learns, (args.ways or "alternate").split(","), [int(k) for k in args.ks.split(",")], args.budget)
     else:
         compare(args)
 
