@@ -138,7 +138,7 @@ class Twin:
         self.base = placed(policy(1), self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
         self.coefficients = make_coefficients(RL)
-        self.host_verified: dict[Spoken, HostVerifiedPrograms] = {}
+        self.programs_by_task: dict[Spoken, HostVerifiedPrograms] = {}
 
     def start(self) -> TrainState:
         return self.init(placed(policy(), self.mesh))
@@ -169,9 +169,9 @@ class Twin:
         return [row[remaining].tolist() for row, remaining in zip(tokens, mask, strict=True)]
 
     def programs(self, task: Spoken) -> HostVerifiedPrograms:
-        if task not in self.host_verified:
-            self.host_verified[task] = HostVerifiedPrograms(self.cell, DECODER, task, self.sampler_shapes, self.mesh)
-        return self.host_verified[task]
+        if task not in self.programs_by_task:
+            self.programs_by_task[task] = HostVerifiedPrograms(self.cell, DECODER, task, self.sampler_shapes, self.mesh)
+        return self.programs_by_task[task]
 
     def host_verified(
         self, task: Spoken, count: int = UPDATES, order: FixedOrder | None = None
