@@ -3,6 +3,7 @@
 any order."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_REPLICATES
@@ -10,6 +11,7 @@ from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity, segment_evidence
+from isojax.scaling.checks.forecast import TRIAL_DRAWS, try_forecast
 from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode
@@ -59,6 +61,11 @@ def fit_all_runs(
     cells = group_by_cell(tracks)
     estimate = MODES[mode](cells, metric, options)
     _require_a_curve(estimate, len(runs), mode)
+    trial_options = replace(options, replicates=min(replicates, TRIAL_DRAWS), on_progress=None)
+    forecast = try_forecast(cells, estimate, lambda part: MODES[mode](part, metric, trial_options))
+    if estimate.draws is not None and forecast is not None:
+        draws = replace(estimate.draws, departure_sd=forecast.departure_sd)
+        estimate = replace(estimate, draws=draws)
     joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, metric)
     stability = assess_stability(cells, metric, {c.key for c in estimate.curves if c.C_peak is not None})
     overfitting = find_overfitting(tracks, estimate.noise_sd)
@@ -76,6 +83,7 @@ def fit_all_runs(
         by_B=fit_fixed_batches(estimate),
         sensitivity=reward_sensitivity(estimate.curves, estimate.draws),
         draws=None if estimate.draws is None else to_curve_draws(estimate.draws),
+        forecast=forecast,
         diagnostics=diagnostics,
         overfitting=overfitting,
         stability=stability,

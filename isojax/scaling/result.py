@@ -185,6 +185,7 @@ class CurveDraws(ResultRow):
     R0: tuple[float, ...]  # [replicates]
     tail: tuple[float, ...]
     shift: tuple[tuple[float, ...], tuple[float, ...]]  # [2, replicates], what other validation problems would add
+    departure_sd: float  # of a reward at four times a cell's data, from its curve: `forecast` has its source
 
 
 class TiedRange(ResultRow):
@@ -202,6 +203,17 @@ class FitDiagnostics(ResultRow):
     autocorrelation: float | None  # of neighbouring residuals of a run
     degrees_of_freedom: int | None  # points less parameters
     ties: tuple[TiedRange, ...]
+
+
+class Forecast(ResultRow):
+    """How well curves predict rewards beyond their data, tried on this sweep: a fit up to C_limit against the rest."""
+
+    departure_sd: float  # standard deviation, at four times a cell's data, of the reward from its curve
+    C_limit: float | None = None  # what follows is None where too little compute is measured to hide a part of it
+    evaluations: int | None = None  # hidden ones that were predicted, of the last half of the hidden range
+    mean_error: float | None = None  # predicted less measured, over cells
+    mean_absolute_error: float | None = None
+    inside: float | None = None  # the share of cells whose mean is inside its 90% interval
 
 
 GRADED_FLAG = "graded_rewards"  # the code of the flag of runs whose rewards are graded
@@ -223,6 +235,7 @@ class FitResult(ResultRow):
     by_B: tuple[FixedBatchFit, ...]  # of each batch of two cells or more
     sensitivity: RewardSensitivity | None
     draws: CurveDraws | None
+    forecast: Forecast | None  # None where there are no draws
     diagnostics: FitDiagnostics
     overfitting: tuple[OverfittedRun, ...]
     stability: tuple[StabilityVerdict, ...]  # one for each B_p

@@ -1,6 +1,5 @@
-"""The curves of a fit and their replicates over the measured cells (B_p, n); the reward at C is the curve's
-at min(C, C_peak). Beyond its data each replicate is between its curve and a straight line in log C, as steep as the
-last TREND_DECADES of the frontier, or of the curve where that is less steep (docs/laws.md, "Beyond the data")."""
+"""The curves of a fit and their replicates over the measured cells (B_p, n): every reward, interval and probability
+that a recommendation or a comparison states comes from these replicates."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -19,7 +18,6 @@ IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 ClosedInterval = tuple[float, float]
 
-TREND_DECADES = 0.5  # the last decades of a cell's data, whose slope the line beyond them has
 MEASURED_TOLERANCE = 1.05  # runs end at their last evaluation, a little before the budget
 
 
@@ -55,7 +53,7 @@ class CurveEnsemble:
         return max(run.C_max for run in self.fit.runs)
 
     def expected_rewards(self, C: ArrayLike) -> FloatArray:
-        """The curves' rewards at budgets C > 0: float[...] -> float[..., cells]."""
+        """The expected rewards at budgets C > 0: float[...] -> float[..., cells]."""
         return self.expected_at_cell_budgets(np.asarray(C, dtype=np.float64)[..., None])
 
     def sampled_rewards(self, C: ArrayLike) -> FloatArray:
@@ -63,36 +61,24 @@ class CurveEnsemble:
         return self.sampled_at_cell_budgets(np.asarray(C, dtype=np.float64)[..., None])
 
     def expected_at_cell_budgets(self, spent: FloatArray) -> FloatArray:
-        """The curves' rewards where each cell spends its own compute: float[..., cells] -> float[..., cells]."""
+        """The mean of the replicates, or the curves' rewards where there are none, each cell at the compute that it
+        spends: float[..., cells] -> float[..., cells].
+        """
+        if self.replicates:
+            return self.samples.curves_at(spent).mean(-2)
         by_cell = np.broadcast_to(spent, (*spent.shape[:-1], len(self.curves)))
         return np.stack([curve_reward(c, by_cell[..., i]) for i, c in enumerate(self.curves)], axis=-1)
 
     def sampled_at_cell_budgets(self, spent: FloatArray, same_problems: bool = False) -> FloatArray:
         """The same of each replicate, on resampled or equal problems: float[..., cells] -> [..., replicates, cells]."""
-        rewards = self._extrapolate(self.samples.curves_at(spent), spent)
+        rewards = self.samples.curves_at(spent)
         return rewards if same_problems else apply_problem_shift(self.samples.shift, rewards)
-
-    def _extrapolate(self, curve_rewards: FloatArray, spent: FloatArray) -> FloatArray:
-        """The replicates' curves, float[..., replicates, cells], with what continued learning adds beyond the data."""
-        C_capped = np.minimum(spent, self.samples.C_peak)
-        decades_beyond = np.maximum(np.log10(C_capped / self.samples.C_high), 0.0)[..., None, :]
-        if not self.replicates or not decades_beyond.any():
-            return curve_rewards
-        before = 10**-TREND_DECADES
-        own_end, own_before = (self.samples.shapes_at(self.samples.C_high * back) for back in (1.0, before))
-        all_end = np.full(len(self.curves), self.C_measured_max)
-        best_end, best_before = (self.samples.shapes_at(all_end * back).max(1, keepdims=True) for back in (1.0, before))
-        slope = np.minimum(own_end - own_before, best_end - best_before) / TREND_DECADES
-        trend_line = own_end + np.maximum(slope, 0.0) * decades_beyond
-        trend_share = np.random.default_rng(0).uniform(size=self.replicates)[:, None] ** 2  # small ones are likelier
-        extrapolated = curve_rewards + trend_share * np.maximum(trend_line - curve_rewards, 0.0)
-        return np.where(decades_beyond > 0, np.minimum(extrapolated, 1.0), curve_rewards)
 
     def predict_reward(self, i: int, C: float, same_problems: bool = False) -> tuple[float, ClosedInterval | None]:
         """The expected reward of cell i after C rollouts and its interval, on resampled problems or on the same."""
         cell_budgets = np.full(len(self.curves), float(C))
         draws = self.sampled_at_cell_budgets(cell_budgets, same_problems)[:, i]
-        return float(curve_reward(self.curves[i], C)), self.interval(draws)
+        return float(self.expected_at_cell_budgets(cell_budgets)[i]), self.interval(draws)
 
     def predict_new_run(self, i: int, C: float) -> tuple[float, ClosedInterval | None]:
         """The expected reward of cell i after C rollouts, and the interval of one new run's measurement on the same

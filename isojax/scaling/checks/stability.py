@@ -87,7 +87,8 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
         return [p for points in evaluations[start : start + width] for p in points]
 
     paired = paired_lead(evaluations_from(best_start), evaluations_from(len(mean_rewards) - width), metric)
-    limit = max(MIN_DROP, Z_DROP * paired.se if paired is not None else 0.0)
+    scatter_se = noise_sd([mean_rewards]) * math.sqrt(2 / width)
+    limit = max(MIN_DROP, Z_DROP * max(scatter_se, paired.se if paired is not None else 0.0))
     if drop <= limit:
         return ""
     return (

@@ -11,7 +11,7 @@ from scipy.optimize import least_squares
 
 from isojax.scaling.curves.hierarchical import PackedSweep, Scales, SweepArrays, predict_rewards, robust_precision
 from isojax.scaling.curves.hill import LN10, curve_value, progress_and_slope, scaled_log_compute
-from isojax.scaling.curves.posterior_mode import NOISELESS_SD, ShapeFit, estimate_run_sd, find_mode
+from isojax.scaling.curves.posterior_mode import NOISELESS_SD, TAIL_PRIOR, ShapeFit, estimate_run_sd, find_mode
 from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.tracks import FloatArray, as_float64, autocorrelation, difference_sd
 
@@ -254,7 +254,7 @@ def _mean_curve(theta: FloatArray, R0: FloatArray, tail: FloatArray, packed: Pac
     if np.ptp(tail) == 0 and np.abs(residual(start)).max() < 1e-9:
         return start
     lower = np.array([0.0, start[1] - 3, start[2] - 3, 0.0])
-    upper = np.array([1.0, start[1] + 3, start[2] + 3, 1.0])
+    upper = np.array([1.0, start[1] + 3, start[2] + 3, max(TAIL_PRIOR)])
     scale = np.array([0.1, 0.3, 0.3, 0.5])
     return least_squares(residual, np.clip(start, lower, upper), bounds=(lower, upper), x_scale=scale).x
 

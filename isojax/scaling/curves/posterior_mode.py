@@ -26,8 +26,8 @@ from isojax.scaling.curves.hierarchical import (
 from isojax.scaling.curves.hill import progress_gradient
 from isojax.scaling.tracks import FloatArray, as_float64
 
-# tail -> prior probability: ScaleRL's sigmoid as likely as all others together.
-TAIL_PRIOR = {1.0: 0.5, 0.75: 0.1, 0.5: 0.1, 0.25: 0.1, 0.0: 0.2}
+# tail -> prior probability: ScaleRL's sigmoid, shapes that level off sooner, and shapes that level off later.
+TAIL_PRIOR = {1.0: 0.4, 0.75: 0.07, 0.5: 0.07, 0.25: 0.07, 0.0: 0.15, 2.0: 0.08, 4.0: 0.08, 10.0: 0.08}
 PRIOR_WEIGHT = 4.0
 PRIOR_RUN_SD = 0.01
 NOISELESS_SD = 1e-6  # below this the points are a computed curve, without variation between runs either

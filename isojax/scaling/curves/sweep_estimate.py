@@ -21,6 +21,8 @@ DEFAULT_MODE = "hierarchical"
 # or, where cells compete for the law, as far as a curve may be read.
 MIN_DECADES = 0.1
 CURVE_REACH_DECADES = float(np.log10(4.0))
+TREND_DECADES = 0.5  # the last decades of a cell's data, whose slope the line beyond them has
+DEPARTURE_FREEDOM = 5  # degrees of freedom of Student's t, which departures beyond the data follow
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,13 @@ class PosteriorSamples:
     C_low: FloatArray  # [J], the measured range of C
     C_high: FloatArray
     corrections: tuple[ResidualCorrection | None, ...] = ()  # of each cell; empty where no cell has one
+    departure_sd: float = 0.0  # of a reward at four times the cell's data, from the curve that is to predict it
 
     @staticmethod
-    def of_curves(curves: Sequence[FittedCurve], **draws: FloatArray) -> PosteriorSamples:
+    def of_curves(curves: Sequence[FittedCurve], departure_sd: float = 0.0, **draws: FloatArray) -> PosteriorSamples:
         """Draws (tail, A, exponent, C_mid, R0, shift) of the fitted curves."""
         return PosteriorSamples(
+            departure_sd=departure_sd,
             keys=tuple(c.key for c in curves),
             C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
             C_low=np.array([c.C_low for c in curves]),
@@ -89,7 +93,7 @@ class PosteriorSamples:
         return np.moveaxis(apply_problem_shift(self.shift, curves), 0, 2)
 
     def curves_at(self, C: FloatArray) -> FloatArray:
-        """The replicates' curves on the problems that were used, each cell at its own compute C > 0: float[..., J] or
+        """The replicates' rewards on the problems that were used, each cell at its own compute C > 0: float[..., J] or
         float[..., 1] -> float[..., Q, J]. A curve with a peak gives the best reward up to C."""
         C_capped = np.minimum(C, self.C_peak)
         R = self.shapes_at(C_capped)
@@ -97,10 +101,31 @@ class PosteriorSamples:
             if correction is not None:
                 sampled = correction.sample(C_capped[..., j].reshape(-1), len(self.R0), self.keys[j])
                 R[..., j] += sampled.T.reshape(R.shape[:-1])
-        return R
+        decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
+        return self._extrapolate(R, decades_beyond) if decades_beyond.any() and len(self.R0) else R
+
+    def _extrapolate(self, curve_rewards: FloatArray, decades_beyond: FloatArray) -> FloatArray:
+        """Rewards beyond the cells' data: between the curve and the line that goes on as the data end, and a departure
+        from both, half of whose variance all cells of a replicate share.
+        """
+        before, replicates = 10**-TREND_DECADES, len(self.R0)
+        own_end, own_before = (self.shapes_at(self.C_high * back) for back in (1.0, before))
+        all_end = np.full(len(self.keys), self.C_high.max())
+        best_end, best_before = (self.shapes_at(all_end * back).max(1, keepdims=True) for back in (1.0, before))
+        slope = np.maximum(np.minimum(own_end - own_before, best_end - best_before), 0.0) / TREND_DECADES
+        trend_line = own_end + slope * decades_beyond
+        rng = np.random.default_rng(0)
+        trend_share = rng.uniform(size=(replicates, 1)) ** 2  # small ones are likelier
+        spread = np.sqrt((DEPARTURE_FREEDOM - 2) / rng.chisquare(DEPARTURE_FREEDOM, (replicates, 1)))
+        own_parts = [np.random.default_rng([0, *key]).normal(size=replicates) for key in self.keys]
+        departure = spread * (rng.normal(size=(replicates, 1)) + np.stack(own_parts, axis=1)) / np.sqrt(2)
+        departure -= departure.mean(0)  # so that no cell gains by chance
+        extrapolated = curve_rewards + trend_share * np.maximum(trend_line - curve_rewards, 0.0)
+        extrapolated = extrapolated + departure * self.departure_sd * decades_beyond / CURVE_REACH_DECADES
+        return np.where(decades_beyond > 0, np.clip(extrapolated, 0.0, 1.0), curve_rewards)
 
     def shapes_at(self, C: FloatArray) -> FloatArray:
-        """The same without the residual corrections."""
+        """The replicates' curves alone, without residual corrections and departures."""
         C_capped = np.minimum(C, self.C_peak)[..., None, :]
         return curve_value(C_capped, self.R0[:, None], self.A, self.exponent, self.C_mid, self.tail[:, None])
 
@@ -143,7 +168,16 @@ def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:
     A, exponent, C_mid = (tuple(map(rounded, values.T)) for values in (draws.A, draws.exponent, draws.C_mid))
     a, b = map(rounded, draws.shift.T)
     R0, tail = rounded(draws.R0), rounded(draws.tail)
-    return CurveDraws(cells=draws.keys, A=A, exponent=exponent, C_mid=C_mid, R0=R0, tail=tail, shift=(a, b))
+    return CurveDraws(
+        cells=draws.keys,
+        A=A,
+        exponent=exponent,
+        C_mid=C_mid,
+        R0=R0,
+        tail=tail,
+        shift=(a, b),
+        departure_sd=draws.departure_sd,
+    )
 
 
 def from_curve_draws(draws: CurveDraws | None, curves: Sequence[FittedCurve]) -> PosteriorSamples:
@@ -151,8 +185,12 @@ def from_curve_draws(draws: CurveDraws | None, curves: Sequence[FittedCurve]) ->
     keys = tuple(c.key for c in curves)
     if draws is None:
         none = ((),) * len(keys)
-        draws = CurveDraws(cells=keys, A=none, exponent=none, C_mid=none, R0=(), tail=(), shift=((), ()))
+        draws = CurveDraws(
+            cells=keys, A=none, exponent=none, C_mid=none, R0=(), tail=(), shift=((), ()), departure_sd=0.0
+        )
     order = [draws.cells.index(key) for key in keys]
     A, exponent, C_mid = (np.array(values)[order].T for values in (draws.A, draws.exponent, draws.C_mid))
     tail, R0, shift = np.array(draws.tail), np.array(draws.R0), np.array(draws.shift).T
-    return PosteriorSamples.of_curves(curves, tail=tail, A=A, exponent=exponent, C_mid=C_mid, R0=R0, shift=shift)
+    return PosteriorSamples.of_curves(
+        curves, draws.departure_sd, tail=tail, A=A, exponent=exponent, C_mid=C_mid, R0=R0, shift=shift
+    )

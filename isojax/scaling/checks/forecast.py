@@ -1,0 +1,98 @@
+"""How far to trust a sweep's curves beyond its data: a trial on the sweep itself. The evaluations above a part of the
+largest C are hidden, the rest is fitted, and what was hidden is compared with what the curves predict. How far
+predictions miss, more than noise and the curves' own uncertainty explain, sets the size of the departures that every
+draw gets beyond its data (PosteriorSamples.departure_sd).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from isojax.scaling.curves.hill import curve_reward
+from isojax.scaling.curves.sweep_estimate import SweepEstimate
+from isojax.scaling.intervals import LEVEL
+from isojax.scaling.result import Forecast
+from isojax.scaling.tracks import RunTrack, TracksByCell, select_points
+
+HIDDEN_FACTOR = 4.0  # C_max over the largest C that the trial sees
+MIN_RANGE = 8.0  # of C_max over the smallest C measured, for a trial
+MIN_VISIBLE = 4  # evaluations that a run needs below the limit
+# Before any trial a departure is this share of the gain of the best cell, at four times its data; it is worth
+# PRIOR_WEIGHT trials, and all cells of one trial are worth TRIAL_WEIGHT, because their errors are alike.
+PRIOR_SHARE, PRIOR_WEIGHT, TRIAL_WEIGHT = 0.04, 2.0, 2.0
+TRIAL_DRAWS = 100  # of the trial's fit
+
+
+@dataclass(frozen=True)
+class _CellError:
+    """Of one cell."""
+
+    error: float  # predicted less measured, the mean over hidden evaluations
+    chance_sd: float  # that the curve's own uncertainty and noise explain
+    inside: bool  # its 90% interval
+    evaluations: int
+
+
+def try_forecast(
+    cells: TracksByCell, estimate: SweepEstimate, refit: Callable[[TracksByCell], SweepEstimate]
+) -> Forecast | None:
+    """The trial, or the prior where no part of the data can be hidden; None without draws. `refit` fits a part."""
+    if estimate.draws is None:
+        return None
+    best_reward = max(float(curve_reward(c, c.C_high)) for c in estimate.curves)
+    prior_sd = PRIOR_SHARE * max(best_reward - float(np.mean(estimate.draws.R0)), 0.0)
+    C_max = max(float(t.C[-1]) for seeds in cells.values() for t in seeds)
+    C_limit = C_max / HIDDEN_FACTOR
+    visible = _visible_part(cells, C_limit)
+    errors = _trial_errors(cells, C_limit, refit, visible) if visible else []
+    if not errors:
+        return Forecast(departure_sd=prior_sd)
+    excess = float(np.mean([e.error**2 - e.chance_sd**2 for e in errors]))
+    variance = (PRIOR_WEIGHT * prior_sd**2 + TRIAL_WEIGHT * max(excess, 0.0)) / (PRIOR_WEIGHT + TRIAL_WEIGHT)
+    return Forecast(
+        departure_sd=float(np.sqrt(variance)),
+        C_limit=C_limit,
+        evaluations=sum(e.evaluations for e in errors),
+        mean_error=float(np.mean([e.error for e in errors])),
+        mean_absolute_error=float(np.mean([abs(e.error) for e in errors])),
+        inside=float(np.mean([e.inside for e in errors])),
+    )
+
+
+def _visible_part(cells: TracksByCell, C_limit: float) -> TracksByCell:
+    """The runs up to C_limit, those with at least MIN_VISIBLE evaluations; empty where less than MIN_RANGE is seen."""
+    visible: dict[tuple[int, int], list[RunTrack]] = {}
+    for key, seeds in cells.items():
+        for t in seeds:
+            count = int((t.C <= C_limit).sum())
+            if ((t.C > 0) & (t.C <= C_limit)).sum() >= MIN_VISIBLE:
+                track = RunTrack(select_points(t.run, slice(count)), t.C[:count], t.R[:count])
+                visible.setdefault(key, []).append(track)
+    C_min = min((t.C[t.C > 0].min() for seeds in visible.values() for t in seeds), default=np.inf)
+    return visible if C_limit * HIDDEN_FACTOR >= MIN_RANGE * C_min else {}
+
+
+def _trial_errors(
+    cells: TracksByCell, C_limit: float, refit: Callable[[TracksByCell], SweepEstimate], visible: TracksByCell
+) -> list[_CellError]:
+    """The errors of a fit of the visible part, of each cell with a curve, in the upper half of the hidden decades."""
+    estimate = refit(visible)
+    draws, noise = estimate.draws, estimate.intervals
+    if draws is None or noise is None:
+        return []
+    errors = []
+    for j, key in enumerate(draws.keys):
+        C_low = C_limit * np.sqrt(HIDDEN_FACTOR)
+        hidden = [(t.C[t.C > C_low], t.R[t.C > C_low]) for t in cells[key]]
+        C, R = (np.concatenate(part) for part in zip(*hidden, strict=True))
+        if not len(C):
+            continue
+        predicted = draws.curves_at(C[:, None])[:, :, j].mean(0)  # [Q]
+        seeds_hidden = sum(len(part) > 0 for part, _ in hidden)
+        chance_variance = predicted.var() + noise.noise_sd**2 / len(C) + noise.run_sd**2 / seeds_hidden
+        error = float(predicted.mean() - R.mean())
+        half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * np.sqrt(chance_variance)
+        errors.append(_CellError(error, float(np.sqrt(chance_variance)), bool(abs(error) <= half_width), len(C)))
+    return errors
