@@ -185,7 +185,7 @@ class CurveDraws(ResultRow):
     R0: tuple[float, ...]  # [replicates]
     tail: tuple[float, ...]
     shift: tuple[tuple[float, ...], tuple[float, ...]]  # [2, replicates], what other validation problems would add
-    departure_sd: float  # of a reward at four times a cell's data, from its curve: `forecast` has its source
+    departure_sd: float | None  # of a reward at four times a cell's data, from its curve: `forecast` has its source
 
 
 class TiedRange(ResultRow):

@@ -51,16 +51,18 @@ def hill(A: float, B: float, C_mid: float, C: float) -> float:
 
 
 def draws_of(shapes: Mapping[tuple[int, int], tuple[float, float, float]], sd: float, replicates: int) -> CurveDraws:
-    """Replicates of these curves; sd: of A, independent between cells."""
-    rng = np.random.default_rng(0)
+    """Replicates of these curves, which are their means; sd: of A, independent between cells."""
+    deviations = sd * np.random.default_rng(0).standard_normal((len(shapes), replicates))
+    deviations -= deviations.mean(axis=1, keepdims=True)
     return CurveDraws(
         cells=tuple(shapes),
-        A=tuple(tuple((A + sd * rng.standard_normal(replicates)).tolist()) for A, _, _ in shapes.values()),
+        A=tuple(tuple((A + d).tolist()) for (A, _, _), d in zip(shapes.values(), deviations, strict=True)),
         exponent=tuple((B,) * replicates for _, B, _ in shapes.values()),
         C_mid=tuple((mid,) * replicates for _, _, mid in shapes.values()),
         R0=(R0,) * replicates,
         tail=(1.0,) * replicates,
         shift=((0.0,) * replicates,) * 2,
+        departure_sd=0.0,
     )
 
 
@@ -98,6 +100,7 @@ def document(
         by_B=(),
         sensitivity=None,
         draws=draws_of(shapes, sd, replicates),
+        forecast=None,
         diagnostics=NO_DIAGNOSTICS,
         overfitting=(),
         stability=tuple(StabilityVerdict(b, b not in unstable, "it fell" if b in unstable else "") for b in B_ps),

@@ -5,7 +5,7 @@ draw gets beyond its data (PosteriorSamples.departure_sd).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -79,9 +79,9 @@ def _trial_errors(
 ) -> list[_CellError]:
     """The errors of a fit of the visible part, of each cell with a curve, in the upper half of the hidden decades."""
     estimate = refit(visible)
-    draws, noise = estimate.draws, estimate.intervals
-    if draws is None or noise is None:
+    if estimate.draws is None or estimate.intervals is None:
         return []
+    draws, noise = replace(estimate.draws, departure_sd=0.0), estimate.intervals
     errors = []
     for j, key in enumerate(draws.keys):
         C_low = C_limit * np.sqrt(HIDDEN_FACTOR)

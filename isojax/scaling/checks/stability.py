@@ -21,6 +21,7 @@ from isojax.scaling.tracks import (
 
 LAST_EVALUATIONS = 3
 MIN_DROP, Z_DROP = 0.05, 4.0  # in reward and in standard errors
+MIN_EVALUATIONS = 10  # of a cell, whose scatter says how noisy they are where no counts do
 OVERFITTING_WINDOW = 4  # evaluations averaged
 MIN_CHANGE, Z_CHANGE = 0.01, 3.0  # of training and of validation reward, to count as overfitting
 
@@ -87,8 +88,9 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
         return [p for points in evaluations[start : start + width] for p in points]
 
     paired = paired_lead(evaluations_from(best_start), evaluations_from(len(mean_rewards) - width), metric)
-    scatter_se = noise_sd([mean_rewards]) * math.sqrt(2 / width)
-    limit = max(MIN_DROP, Z_DROP * max(scatter_se, paired.se if paired is not None else 0.0))
+    scatter = noise_sd([mean_rewards]) if len(mean_rewards) >= MIN_EVALUATIONS else 0.0
+    se = scatter * math.sqrt(2 / width) if paired is None else paired.se
+    limit = max(MIN_DROP, Z_DROP * se)
     if drop <= limit:
         return ""
     return (

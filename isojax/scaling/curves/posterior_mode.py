@@ -27,7 +27,7 @@ from isojax.scaling.curves.hill import progress_gradient
 from isojax.scaling.tracks import FloatArray, as_float64
 
 # tail -> prior probability: ScaleRL's sigmoid, shapes that level off sooner, and shapes that level off later.
-TAIL_PRIOR = {1.0: 0.4, 0.75: 0.07, 0.5: 0.07, 0.25: 0.07, 0.0: 0.15, 2.0: 0.08, 4.0: 0.08, 10.0: 0.08}
+TAIL_PRIOR = {1.0: 0.46, 0.75: 0.08, 0.5: 0.08, 0.25: 0.08, 0.0: 0.18, 2.0: 0.06, 5.0: 0.06}
 PRIOR_WEIGHT = 4.0
 PRIOR_RUN_SD = 0.01
 NOISELESS_SD = 1e-6  # below this the points are a computed curve, without variation between runs either

@@ -72,10 +72,11 @@ class PosteriorSamples:
     C_low: FloatArray  # [J], the measured range of C
     C_high: FloatArray
     corrections: tuple[ResidualCorrection | None, ...] = ()  # of each cell; empty where no cell has one
-    departure_sd: float = 0.0  # of a reward at four times the cell's data, from the curve that is to predict it
+    # Of a reward at four times its cell's data, from the curve; None: the curves go on alone beyond the data.
+    departure_sd: float | None = None
 
     @staticmethod
-    def of_curves(curves: Sequence[FittedCurve], departure_sd: float = 0.0, **draws: FloatArray) -> PosteriorSamples:
+    def of_curves(curves: Sequence[FittedCurve], departure_sd: float | None = None, **draws: FloatArray) -> PosteriorSamples:
         """Draws (tail, A, exponent, C_mid, R0, shift) of the fitted curves."""
         return PosteriorSamples(
             departure_sd=departure_sd,
@@ -102,9 +103,11 @@ class PosteriorSamples:
                 sampled = correction.sample(C_capped[..., j].reshape(-1), len(self.R0), self.keys[j])
                 R[..., j] += sampled.T.reshape(R.shape[:-1])
         decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
-        return self._extrapolate(R, decades_beyond) if decades_beyond.any() and len(self.R0) else R
+        if self.departure_sd is None or not decades_beyond.any() or not len(self.R0):
+            return R
+        return self._extrapolate(R, decades_beyond, self.departure_sd)
 
-    def _extrapolate(self, curve_rewards: FloatArray, decades_beyond: FloatArray) -> FloatArray:
+    def _extrapolate(self, curve_rewards: FloatArray, decades_beyond: FloatArray, departure_sd: float) -> FloatArray:
         """Rewards beyond the cells' data: between the curve and the line that goes on as the data end, and a departure
         from both, half of whose variance all cells of a replicate share.
         """
@@ -121,7 +124,7 @@ class PosteriorSamples:
         departure = spread * (rng.normal(size=(replicates, 1)) + np.stack(own_parts, axis=1)) / np.sqrt(2)
         departure -= departure.mean(0)  # so that no cell gains by chance
         extrapolated = curve_rewards + trend_share * np.maximum(trend_line - curve_rewards, 0.0)
-        extrapolated = extrapolated + departure * self.departure_sd * decades_beyond / CURVE_REACH_DECADES
+        extrapolated = extrapolated + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES
         return np.where(decades_beyond > 0, np.clip(extrapolated, 0.0, 1.0), curve_rewards)
 
     def shapes_at(self, C: FloatArray) -> FloatArray:
@@ -186,7 +189,7 @@ def from_curve_draws(draws: CurveDraws | None, curves: Sequence[FittedCurve]) ->
     if draws is None:
         none = ((),) * len(keys)
         draws = CurveDraws(
-            cells=keys, A=none, exponent=none, C_mid=none, R0=(), tail=(), shift=((), ()), departure_sd=0.0
+            cells=keys, A=none, exponent=none, C_mid=none, R0=(), tail=(), shift=((), ()), departure_sd=None
         )
     order = [draws.cells.index(key) for key in keys]
     A, exponent, C_mid = (np.array(values)[order].T for values in (draws.A, draws.exponent, draws.C_mid))
