@@ -137,6 +137,7 @@ class Recommendation:
     expected_reward: float  # at the allocation's C, by the curve of its cell or of the nearest measured one
     extrapolated: bool  # that C is beyond the cell's data
     reasons: tuple[str, ...]  # why, in words
+    warnings: tuple[str, ...]  # what limits the fit that it rests on
     # The predictions for the measured cells at the same budget, best first; empty where not requested.
     measured_cells: tuple[MeasuredCell, ...]
     interval: Interval | None  # of the expected reward

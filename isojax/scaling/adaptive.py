@@ -158,7 +158,7 @@ class AdaptivePolicy:
         """The steps that remove uncertainty. Equal n are not pooled: early on, too few data distinguish them."""
         usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
         cells = group_by_cell(build_tracks(usable_runs, self.metric, "rollouts"))
-        options = FitOptions(replicates=REPLICATES, pool_equal_n=False)
+        options = FitOptions(replicates=REPLICATES)
         estimate = fit_hierarchical.estimate(cells, self.metric, options)
         if estimate.draws is None or estimate.intervals is None or estimate.noise_sd is None:
             raise InputError(

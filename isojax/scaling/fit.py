@@ -90,6 +90,7 @@ def fit_all_runs(
         flags=(
             *fit_flags.effect_flags(estimate),
             *fit_flags.data_flags(cells),
+            *fit_flags.forecast_flags(forecast),
             *fit_flags.staleness_flags(cells),
             *fit_flags.curve_flags(estimate.curves, estimate.unfitted_cells),
             *frontier_flags,

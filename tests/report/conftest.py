@@ -153,6 +153,7 @@ def _draws(curves: list[dict[str, Any]]) -> dict[str, Any]:
     }
     shared = {"R0": [float(BASE + e) for e in rng.normal(0, 0.002, REPLICATES)], "tail": [1.0] * REPLICATES}
     shared["shift"] = [[0.0] * REPLICATES] * 2
+    shared["departure_sd"] = 0.01
     return {"cells": [[row["B_p"], row["n"]] for row in curves], **drawn, **shared}
 
 
@@ -206,6 +207,7 @@ def _joint(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any]:
         "draws": _draws(curves) if hierarchical else None,
         "sensitivity": sensitivity if len({c["B_p"] for c in curves}) > 1 else None,
         "diagnostics": diagnostics,
+        "forecast": None,
         "overfitting": [flag | {"reason": "validation falls by .05"}] if overfits else [],
     }
 

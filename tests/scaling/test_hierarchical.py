@@ -16,12 +16,10 @@ from isojax.scaling.curves.hierarchical import (
     Scales,
     minus_two_log_posterior,
     pack_sweep,
-    pool_over_n,
     predict_rewards,
     robust_precision,
     surface_columns,
 )
-from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.posterior_mode import (
     PRIOR_RUN_SD,
     estimate_run_sd,
@@ -240,20 +238,6 @@ def test_run_to_run_spread_and_where_it_is_from():
         pytest.approx(0, abs=1e-9),
         "none: the points have no noise",
     )
-
-
-def test_pooled_cells_share_one_curve():
-    same = dict.fromkeys([(16, 4), (16, 16), (64, 4), (64, 16)], (0.6, 1.0, 5e3))
-    result = fit_shape(1.0, pool_over_n(packed(curves=same, noise=0.01)))
-    x = np.array([1e3, 1e4, 1e5])
-    A, mid, lnB = result.state.theta.T
-    R = curve_value(x, result.state.R0, A[:, None], np.exp(lnB)[:, None], 10 ** mid[:, None])
-    assert np.ptp(R[:2], axis=0).max() < 1e-3 and np.ptp(R[2:], axis=0).max() < 1e-3
-    assert pool_over_n(packed(curves={(64, 4): same[16, 4], (16, 16): same[16, 4]})).data.X.shape == (
-        2,
-        3,
-        3,
-    )  # B fixed: one curve for all
 
 
 def verdict(kind, seed):

@@ -54,7 +54,7 @@ def test_a_measured_B_p_goes_before_a_smaller_one_that_ended_early():
     r = recommend(d, 9e4)
     assert (r.allocation.B_p, r.extrapolated) == (64, False)
     assert recommend(d, 1e4).allocation.B_p == 16
-    assert recommend(d, 3e5).allocation.B_p == 16  # beyond the data of both
+    assert recommend(d, 1.2e5).allocation.B_p == 16  # beyond the data of both
 
 
 def test_intervals_of_the_expected_reward_and_of_one_new_run():

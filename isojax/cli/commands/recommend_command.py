@@ -118,7 +118,9 @@ def print_recommendation(console: SafeConsole, recommendation: Recommendation, b
     if recommendation.measured_cells:
         console.print(_measured_cells_table(recommendation))
     for reason in recommendation.reasons:
-        console.print(f"  {escape(str(reason))}")
+        console.print(f"  {escape(reason)}")
+    for warning in recommendation.warnings:
+        console.print(f"  [yellow]warning:[/yellow] {escape(warning)}")
 
 
 def _measured_cells_table(recommendation: Recommendation) -> TextTable:

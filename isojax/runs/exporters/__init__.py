@@ -21,6 +21,7 @@ def header_comments(
         f"{allocation.M} updates; C = {allocation.C} rollouts.",
         f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}.",
         *recommendation.reasons,
+        *(f"warning: {warning}" for warning in recommendation.warnings),
         f"{_learning_rate_text(allocation.B, sweep_config)} The key is {learning_rate_key}.",
         *notes,
     ]

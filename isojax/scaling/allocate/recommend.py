@@ -56,6 +56,7 @@ def recommend(
         expected_reward=reward,
         extrapolated=ensemble.is_beyond_data(cell, allocation.C),
         reasons=tuple(request.reasons),
+        warnings=tuple(flag.text for flag in fit.flags if flag.severity != "info"),
         measured_cells=_measured_cells(ensemble, request) if with_measured_cells else (),
         interval=interval,
         prediction_interval=ensemble.predict_new_run(cell, allocation.C)[1],

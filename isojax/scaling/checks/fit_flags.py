@@ -12,7 +12,7 @@ from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
 from isojax.scaling.law.frontier import Frontier
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, law_limits
-from isojax.scaling.result import GRADED_FLAG, FitDiagnostics, FitFlag, FitResult, Law, SegmentRow
+from isojax.scaling.result import GRADED_FLAG, FitDiagnostics, FitFlag, FitResult, Forecast, Law, SegmentRow
 from isojax.scaling.tracks import TracksByCell
 
 MAX_AUTOCORRELATION = 0.3
@@ -22,6 +22,7 @@ STALENESS = "staleness_mean"  # among EvalPoint.train: updates between the polic
 MAX_STALENESS_DIFFERENCE = 0.25  # updates
 MIN_REPLICATES = 100  # 5% of fewer are too few to be an interval's end
 MIN_LEAD_Z = 2.0
+MIN_INSIDE = 0.6  # of the cells, in the trial on hidden data, before predictions count as missed
 
 
 def _info(code: str, text: str) -> FitFlag:
@@ -47,6 +48,19 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
     if len({c.n for c in estimate.curves}) == 1:
         text = f"only one n was measured ({estimate.curves[0].n}): nothing can be said of how n*(C) changes"
         yield _warning("one_n", text)
+
+
+def forecast_flags(forecast: Forecast | None) -> Iterator[FitFlag]:
+    """How well the sweep's own curves predicted a part of it that was hidden from them."""
+    if forecast is None or forecast.C_limit is None or forecast.inside is None:
+        return
+    text = (
+        f"fitted up to C = {forecast.C_limit:.4g} alone, the curves predict the rest with a mean error of "
+        f"{forecast.mean_error:+.3f} (absolute {forecast.mean_absolute_error:.3f}), {forecast.inside:.0%} of the cells "
+        f"inside their interval; at 4 times its data a reward may be off by {forecast.departure_sd:.3f} for that (1 sd)"
+    )
+    missed = forecast.inside < MIN_INSIDE
+    yield _warning("forecast_missed", text) if missed else _info("forecast_tried", text)
 
 
 def mode_flags(mode: str) -> Iterator[FitFlag]:

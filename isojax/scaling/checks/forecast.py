@@ -5,7 +5,7 @@ draw gets beyond its data (PosteriorSamples.departure_sd).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -81,7 +81,7 @@ def _trial_errors(
     estimate = refit(visible)
     if estimate.draws is None or estimate.intervals is None:
         return []
-    draws, noise = replace(estimate.draws, departure_sd=0.0), estimate.intervals
+    draws, noise = estimate.draws, estimate.intervals
     errors = []
     for j, key in enumerate(draws.keys):
         C_low = C_limit * np.sqrt(HIDDEN_FACTOR)

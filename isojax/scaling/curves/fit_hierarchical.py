@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from isojax.scaling.curves.departures import find_peak, fit_corrections
-from isojax.scaling.curves.hierarchical import PackedSweep, pack_sweep, pool_over_n, progress_at_points
+from isojax.scaling.curves.hierarchical import PackedSweep, pack_sweep, progress_at_points
 from isojax.scaling.curves.hill import FittedCurve, ResidualCorrection
 from isojax.scaling.curves.posterior_draws import CurvePosterior, mean_curve_residuals, sample_posterior
 from isojax.scaling.curves.posterior_mode import fit_all_tails, has_no_n_effect
@@ -32,10 +32,6 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
         return SweepEstimate([], unfitted_cells)
     packed, log10_C_peaks = _leave_out_falls(pack_sweep(usable))
     shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
-    is_n_irrelevant = options.pool_equal_n and has_no_n_effect(packed, shape_fits[0])
-    if is_n_irrelevant:
-        packed = pool_over_n(packed)
-        shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
     posterior = sample_posterior(packed, shape_fits, tail_probabilities, options)
     point_residuals = mean_curve_residuals(posterior, packed)
     trained = packed.data.trained
@@ -61,7 +57,7 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
         unfitted_cells,
         draws=_posterior_samples(posterior, curves, shift) if has_intervals else None,
         intervals=_describe_intervals(posterior, problem_count, options) if has_intervals else None,
-        no_effect=is_n_irrelevant,
+        no_effect=has_no_n_effect(packed, shape_fits[0]),
         residuals=[point_residuals[run][trained[run]] for run in np.ndindex(trained.shape[:2]) if trained[run].any()],
         noise_sd=posterior.scales.noise_sd,
         parameter_count=1 + 2 * len(curves) + sum(map(len, packed.tracks)),

@@ -11,7 +11,7 @@ with one R0; mid is log10 C_mid, lnB the logarithm of the exponent. Outliers cou
 Dimensions: J cells, S seeds, P points of a run, K columns of the surface."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,6 @@ class PackedSweep:
     keys: list[tuple[int, int]]  # (B_p, n) of each cell
     tracks: list[list[RunTrack]]  # the seeds of each cell
     base_reward: float | None  # the mean reward at C = 0; None where no run was evaluated there
-    tau: FloatArray  # [3], the prior of Scales.tau
 
 
 def pack_sweep(cells: TracksByCell) -> PackedSweep:
@@ -92,7 +91,7 @@ def pack_sweep(cells: TracksByCell) -> PackedSweep:
     base_reward = float(np.mean(base_rewards)) if base_rewards else None
     X, prior = surface_columns(keys, (x_low + x_high) / 2)
     data = SweepArrays(x, y, weight, X, x_low, x_high)
-    return PackedSweep(data, weight > 0, prior, keys, tracks, base_reward, PRIOR_TAU)
+    return PackedSweep(data, weight > 0, prior, keys, tracks, base_reward)
 
 
 def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> tuple[FloatArray, SurfacePrior]:
@@ -127,19 +126,6 @@ def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> t
 
 def _rank(*columns: FloatArray) -> int:
     return int(np.linalg.matrix_rank(np.stack(columns, axis=1), tol=1e-8))
-
-
-def pool_over_n(packed: PackedSweep) -> PackedSweep:
-    """The same data if n makes no difference: one curve for each B_p, or one in all at a fixed batch B_p n."""
-    J, all_B_p = len(packed.keys), sorted({B_p for B_p, _ in packed.keys})
-    columns = np.array([[float(B_p == b) for b in all_B_p] for B_p, _ in packed.keys])
-    X = block_columns(columns if len(all_B_p) < J else np.ones((J, 1)))
-    curve_count = X.shape[2] // 3
-    mid_prior_mean = (packed.data.x_low + packed.data.x_high) / 2
-    mean = np.concatenate([[0.0], np.repeat([0.0, mid_prior_mean, 0.0], curve_count)])
-    sd = np.concatenate([[3.0], np.repeat([3.0, 3.0, 0.7], curve_count)])
-    prior = SurfacePrior(mean, sd, np.full(len(mean), -1))
-    return replace(packed, data=replace(packed.data, X=X), prior=prior, tau=np.full(3, POOLED_TAU))
 
 
 def block_columns(columns: FloatArray) -> FloatArray:

@@ -11,6 +11,7 @@ import numpy as np
 from isojax.scaling.curves.hierarchical import (
     POOLED_TAU,
     PRIOR_STEP_SD,
+    PRIOR_TAU,
     TINY_SD,
     HierarchicalState,
     PackedSweep,
@@ -18,7 +19,6 @@ from isojax.scaling.curves.hierarchical import (
     SweepArrays,
     block_columns,
     minus_two_log_posterior,
-    pool_over_n,
     predict_rewards,
     progress_at_points,
     robust_precision,
@@ -70,7 +70,7 @@ def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = No
     run_count = int((data.weight.sum(-1) > 0).sum())
     parameter_count = 1 + 2 * len(data.X) + run_count  # R0, three per cell, and one for each further seed of a cell
     initial_noise_sd = np.sqrt(np.mean((data.y - predict_rewards(tail, data, state))[data.weight > 0] ** 2)) + 1e-4
-    scales = Scales(float(initial_noise_sd), PRIOR_RUN_SD, packed.tau, packed.prior.mean, packed.prior.sd)
+    scales = Scales(float(initial_noise_sd), PRIOR_RUN_SD, PRIOR_TAU, packed.prior.mean, packed.prior.sd)
     run_sd_from = ""
     for i in range(MAX_SCALE_ROUNDS):
         state = find_mode(tail, data, state, scales, iterations=12 if i < SCALE_ROUNDS else 40)
@@ -153,7 +153,7 @@ def _update_scales(tail: float, packed: PackedSweep, state: HierarchicalState, s
     cell_covariance, u_covariance = posterior_covariances(tail, packed.data, state, scales)
     surface_residual = state.theta - packed.data.X @ state.u[1:]
     sum_of_squares = (surface_residual**2).sum(0) + np.einsum("jcc->c", cell_covariance)
-    tau = np.sqrt((PRIOR_WEIGHT * packed.tau**2 + sum_of_squares) / (PRIOR_WEIGHT + len(surface_residual)))
+    tau = np.sqrt((PRIOR_WEIGHT * PRIOR_TAU**2 + sum_of_squares) / (PRIOR_WEIGHT + len(surface_residual)))
     u_sd, second_moment = scales.u_sd.copy(), state.u**2 + np.diag(u_covariance)
     for i, prior_sd in enumerate(PRIOR_STEP_SD):
         in_group = packed.prior.sd_group == i
@@ -265,8 +265,10 @@ def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
     if len({n for _, n in packed.keys}) < 2:
         return False
     J = len(packed.keys)
-    B_p_columns = pool_over_n(packed).data.X[:, 0]
-    B_p_columns = B_p_columns[:, B_p_columns.any(0)]
+    all_B_p = sorted({B_p for B_p, _ in packed.keys})
+    B_p_columns = np.array([[float(B_p == b) for b in all_B_p] for B_p, _ in packed.keys])
+    if len(all_B_p) == J:  # a fixed batch
+        B_p_columns = np.ones((J, 1))
     log2_n = np.log2([n for _, n in packed.keys])
     common_deviance = _deviance(shape_fit, packed, B_p_columns)
     linear_deviance = _deviance(shape_fit, packed, np.column_stack([B_p_columns, log2_n - log2_n.mean()]))

@@ -21,7 +21,6 @@ DEFAULT_MODE = "hierarchical"
 # or, where cells compete for the law, as far as a curve may be read.
 MIN_DECADES = 0.1
 CURVE_REACH_DECADES = float(np.log10(4.0))
-TREND_DECADES = 0.5  # the last decades of a cell's data, whose slope the line beyond them has
 DEPARTURE_FREEDOM = 5  # degrees of freedom of Student's t, which departures beyond the data follow
 
 
@@ -36,7 +35,6 @@ class FitOptions:
     # .01 assumed where no cell has two seeds.
     run_sd: float | None = None
     include_flagged: bool = False  # fit the runs that are flagged as broken (checks/run_health.py) too
-    pool_equal_n: bool = True  # one curve for all n where the data cannot distinguish them
     on_progress: Callable[[int, int], None] | None = None  # called with (replicates done, of how many)
 
 
@@ -76,7 +74,9 @@ class PosteriorSamples:
     departure_sd: float | None = None
 
     @staticmethod
-    def of_curves(curves: Sequence[FittedCurve], departure_sd: float | None = None, **draws: FloatArray) -> PosteriorSamples:
+    def of_curves(
+        curves: Sequence[FittedCurve], departure_sd: float | None = None, **draws: FloatArray
+    ) -> PosteriorSamples:
         """Draws (tail, A, exponent, C_mid, R0, shift) of the fitted curves."""
         return PosteriorSamples(
             departure_sd=departure_sd,
@@ -105,27 +105,18 @@ class PosteriorSamples:
         decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
         if self.departure_sd is None or not decades_beyond.any() or not len(self.R0):
             return R
-        return self._extrapolate(R, decades_beyond, self.departure_sd)
+        return self._depart(R, decades_beyond, self.departure_sd)
 
-    def _extrapolate(self, curve_rewards: FloatArray, decades_beyond: FloatArray, departure_sd: float) -> FloatArray:
-        """Rewards beyond the cells' data: between the curve and the line that goes on as the data end, and a departure
-        from both, half of whose variance all cells of a replicate share.
-        """
-        before, replicates = 10**-TREND_DECADES, len(self.R0)
-        own_end, own_before = (self.shapes_at(self.C_high * back) for back in (1.0, before))
-        all_end = np.full(len(self.keys), self.C_high.max())
-        best_end, best_before = (self.shapes_at(all_end * back).max(1, keepdims=True) for back in (1.0, before))
-        slope = np.maximum(np.minimum(own_end - own_before, best_end - best_before), 0.0) / TREND_DECADES
-        trend_line = own_end + slope * decades_beyond
-        rng = np.random.default_rng(0)
-        trend_share = rng.uniform(size=(replicates, 1)) ** 2  # small ones are likelier
+    def _depart(self, curve_rewards: FloatArray, decades_beyond: FloatArray, departure_sd: float) -> FloatArray:
+        """Rewards beyond the cells' data: the curve's and a departure from it that grows with the distance in log C;
+        half of its variance all cells of a replicate share."""
+        rng, replicates = np.random.default_rng(0), len(self.R0)
         spread = np.sqrt((DEPARTURE_FREEDOM - 2) / rng.chisquare(DEPARTURE_FREEDOM, (replicates, 1)))
         own_parts = [np.random.default_rng([0, *key]).normal(size=replicates) for key in self.keys]
         departure = spread * (rng.normal(size=(replicates, 1)) + np.stack(own_parts, axis=1)) / np.sqrt(2)
         departure -= departure.mean(0)  # so that no cell gains by chance
-        extrapolated = curve_rewards + trend_share * np.maximum(trend_line - curve_rewards, 0.0)
-        extrapolated = extrapolated + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES
-        return np.where(decades_beyond > 0, np.clip(extrapolated, 0.0, 1.0), curve_rewards)
+        rewards = curve_rewards + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES
+        return np.where(decades_beyond > 0, np.clip(rewards, 0.0, 1.0), curve_rewards)
 
     def shapes_at(self, C: FloatArray) -> FloatArray:
         """The replicates' curves alone, without residual corrections and departures."""
