@@ -205,7 +205,7 @@ class FitDiagnostics(ResultRow):
     ties: tuple[TiedRange, ...]
 
 
-class Forecast(ResultRow):
+class ForecastTrial(ResultRow):
     """How well curves predict rewards beyond their data, tried on this sweep: a fit up to C_limit against the rest."""
 
     departure_sd: float  # standard deviation, at four times a cell's data, of the reward from its curve
@@ -235,7 +235,7 @@ class FitResult(ResultRow):
     by_B: tuple[FixedBatchFit, ...]  # of each batch of two cells or more
     sensitivity: RewardSensitivity | None
     draws: CurveDraws | None
-    forecast: Forecast | None  # None where there are no draws
+    forecast: ForecastTrial | None  # None where there are no draws
     diagnostics: FitDiagnostics
     overfitting: tuple[OverfittedRun, ...]
     stability: tuple[StabilityVerdict, ...]  # one for each B_p

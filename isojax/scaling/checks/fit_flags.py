@@ -12,7 +12,7 @@ from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
 from isojax.scaling.law.frontier import Frontier
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, law_limits
-from isojax.scaling.result import GRADED_FLAG, FitDiagnostics, FitFlag, FitResult, Forecast, Law, SegmentRow
+from isojax.scaling.result import GRADED_FLAG, FitDiagnostics, FitFlag, FitResult, ForecastTrial, Law, SegmentRow
 from isojax.scaling.tracks import TracksByCell
 
 MAX_AUTOCORRELATION = 0.3
@@ -50,7 +50,7 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
         yield _warning("one_n", text)
 
 
-def forecast_flags(forecast: Forecast | None) -> Iterator[FitFlag]:
+def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
     """How well the sweep's own curves predicted a part of it that was hidden from them."""
     if forecast is None or forecast.C_limit is None or forecast.inside is None:
         return

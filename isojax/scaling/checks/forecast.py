@@ -13,7 +13,7 @@ import numpy as np
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
 from isojax.scaling.intervals import LEVEL
-from isojax.scaling.result import Forecast
+from isojax.scaling.result import ForecastTrial
 from isojax.scaling.tracks import RunTrack, TracksByCell, select_points
 
 HIDDEN_FACTOR = 4.0  # C_max over the largest C that the trial sees
@@ -37,7 +37,7 @@ class _CellError:
 
 def try_forecast(
     cells: TracksByCell, estimate: SweepEstimate, refit: Callable[[TracksByCell], SweepEstimate]
-) -> Forecast | None:
+) -> ForecastTrial | None:
     """The trial, or the prior where no part of the data can be hidden; None without draws. `refit` fits a part."""
     if estimate.draws is None:
         return None
@@ -48,10 +48,10 @@ def try_forecast(
     visible = _visible_part(cells, C_limit)
     errors = _trial_errors(cells, C_limit, refit, visible) if visible else []
     if not errors:
-        return Forecast(departure_sd=prior_sd)
+        return ForecastTrial(departure_sd=prior_sd)
     excess = float(np.mean([e.error**2 - e.chance_sd**2 for e in errors]))
     variance = (PRIOR_WEIGHT * prior_sd**2 + TRIAL_WEIGHT * max(excess, 0.0)) / (PRIOR_WEIGHT + TRIAL_WEIGHT)
-    return Forecast(
+    return ForecastTrial(
         departure_sd=float(np.sqrt(variance)),
         C_limit=C_limit,
         evaluations=sum(e.evaluations for e in errors),
