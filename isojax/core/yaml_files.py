@@ -67,6 +67,18 @@ def config_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     return keys
 
 
+def _numbers(key: str, value: object) -> Iterator[tuple[str, float]]:
+    """(dotted name, value) of the floats in a setting, in its lists and maps too."""
+    if isinstance(value, float):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, one in value.items():
+            yield from _numbers(f"{key}.{name}", one)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _numbers(key, one)
+
+
 def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of everything that is not a section."""
     for key, value in data.items():
@@ -88,8 +100,9 @@ def _read_leaves(
             nearest = nearest_key(dotted_key, known_keys)
             raise InputError(f"{source}: unknown key {dotted_key!r}; the nearest known key is {nearest!r}.")
         if not known_keys[dotted_key]:
-            if isinstance(value, float) and not math.isfinite(value):
-                raise InputError(f"{source}: {dotted_key}: given {value!r}, expected a finite number.")
+            for key, number in _numbers(dotted_key, value):
+                if not math.isfinite(number):
+                    raise InputError(f"{source}: {key}: given {number!r}, expected a finite number.")
             yield dotted_key, value
         elif isinstance(value, Mapping):
             yield from _read_leaves(value, known_keys, source, f"{dotted_key}.")

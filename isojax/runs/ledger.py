@@ -168,11 +168,25 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
     rows, torn = read_ledger_lines(path)
     if torn and warn is not None:
         warn(f"{path}: the last line is torn and was left out")
-    line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
-    if not line_numbers or rows[0]["kind"] != "cell":
+    if not rows or rows[0]["kind"] != "cell" or not any(row["kind"] == "eval" for row in rows):
         raise InputError(
             f"{path} holds no complete point after a cell header. Run the cell (`isojax launch ... --resume`)."
         )
+    header = rows[0]
+    cell, points, line_numbers = _parse_rows(rows, path)
+    return RunRecord(
+        cell,
+        points,
+        str(path),
+        _device_hours(folder, points),
+        str(header.get("cell_hash", "")),
+        _failure_reason(rows),
+        line_numbers,
+    )
+
+
+def _parse_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> tuple[Cell, tuple[EvalPoint, ...], tuple[int, ...]]:
+    """(the cell, its points, the line of each) of a ledger that has a line; InputError where a row cannot be used."""
     header = rows[0]
     cell = parse_cell(header, f"{path}, line 1")
     for i, row in enumerate(rows[1:], 2):
@@ -180,8 +194,9 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
             raise InputError(
                 f"{path}, line {i} begins another run ({row}) in the ledger of {header}; expected one. Split the file."
             )
-    points = [parse_point(rows[i - 1], f"{path}, line {i}") for i in line_numbers]
-    for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=True):
+    line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
+    points = tuple(parse_point(rows[i - 1], f"{path}, line {i}") for i in line_numbers)
+    for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=False):
         if b.rollouts <= a.rollouts:
             problem = f"rollouts fall from {a.rollouts} to {b.rollouts}"
             if b.rollouts == a.rollouts:
@@ -189,15 +204,7 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
             raise InputError(
                 f"{path}, line {i}: {problem}; expected points that rise in C. Correct the line, or remove it."
             )
-    return RunRecord(
-        cell,
-        tuple(points),
-        str(path),
-        _device_hours(folder, points),
-        str(header.get("cell_hash", "")),
-        _failure_reason(rows),
-        line_numbers,
-    )
+    return cell, points, line_numbers
 
 
 def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
@@ -220,16 +227,12 @@ def _device_hours(folder: Path, points: Sequence[EvalPoint]) -> tuple[float, ...
 
 
 def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
-    """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger."""
+    """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger.
+    InputError where a line cannot be used."""
     path = folder / RECORDS_FILE
     rows = read_ledger_lines(path)[0] if path.exists() else []
-    if rows:
-        parse_cell(rows[0], f"{path}, line 1")
-    evaluation_lines = [i for i, row in enumerate(rows, 1) if row["kind"] == "eval"]
-    failure_reason = _failure_reason(rows)
-    if not evaluation_lines:
-        return None, failure_reason
-    return parse_point(rows[evaluation_lines[-1] - 1], f"{path}, line {evaluation_lines[-1]}"), failure_reason
+    points = _parse_rows(rows, path)[1] if rows else ()
+    return points[-1] if points else None, _failure_reason(rows)
 
 
 def _failure_reason(rows: Sequence[Mapping[str, Any]]) -> str:

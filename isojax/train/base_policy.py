@@ -33,6 +33,7 @@ from isojax.sampling.batch import LABEL_STREAM
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import is_on_device
+from isojax.tasks.verifiers import verifier_files
 from isojax.train.checkpoint import CHECKSUM_KEY, json_checksum
 from isojax.train.demonstrations import train_base_policy
 from isojax.train.evaluate import VALIDATION_SET, Evaluator
@@ -103,6 +104,8 @@ def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Pro
         "checkpoint": fingerprint,
         "problems": [[p.id, p.prompt, p.answer, list(p.messages)] for p in problems],
     }
+    if files := verifier_files(cell.verifier.use):
+        key_data["verifier_files"] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256(json.dumps(key_data, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 

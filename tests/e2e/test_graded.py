@@ -30,6 +30,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
     return {"score": 0.25, "acc": solution_str[:1].isalnum(), "said": solution_str, "length": 70.0}
 def offset(completions):
     return [1.5 + len(completions[0])]
+def nothing(completions):
+    return [None]
 def unknown(completions):
     return [float("nan")]
 def broken(completions, answer):
@@ -180,6 +182,14 @@ def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
             ("cell.verifier.use={accuracy: exact, format: function:rewards.py:unknown}",),
             "an empty response: the score 'format' is nan",
         ),
+        (
+            ("cell.verifier.use=function:rewards.py:nothing", "cell.reward.weights=null"),
+            "an empty response: the score 'score' is nan (expected a number for a score, given NoneType None",
+        ),
+        (
+            ("cell.verifier.use={accuracy: exact, format: function:rewards.py:nothing}",),
+            "the score 'format' is nan (format: expected a number for a score, given NoneType None",
+        ),
         ((*VERL, "cell.reward.weights={format: 1.0}"), "no score 'format', which cell.reward.weights names; given"),
         (
             ("cell.verifier.use=function:rewards.py:offset", "cell.reward.weights=null"),
@@ -192,6 +202,18 @@ def test_what_cannot_be_a_reward_is_refused_before_any_work(
     place: Isojax, settings: tuple[str, ...], message: str
 ) -> None:
     place.refused("launch", "graded.yaml", *settings, saying=[message])
+
+
+def test_labels_that_a_broken_function_gave_are_made_again(place: Isojax) -> None:
+    """Its failure is shown before the refusal that it leads to; the file mended, the same command goes on."""
+    rewards = place.folder / "rewards.py"
+    rewards.write_text(REWARDS.replace("asked, said =", "said = undefined; asked, said ="))
+    refused = place.quick("launch", "graded.yaml", XLA_FLAGS=FLAGS)
+    assert refused.returncode == 2 and "error: 0 of 60 problems have avg@4" in refused.stderr.splitlines()[-1]
+    assert "warning: verifier error: problem" in refused.stderr and "'undefined' is not defined" in refused.stderr
+    rewards.write_text(REWARDS)
+    again = place.quick_ok("launch", "graded.yaml", XLA_FLAGS=FLAGS)
+    assert "they are made again" in again.stderr and len(place.rows("4x4-s0", "graded")) > 3
 
 
 def test_scores_that_are_no_reward_cost_their_rollout_only(place: Isojax) -> None:

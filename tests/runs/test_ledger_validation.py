@@ -76,6 +76,31 @@ def test_headers(tmp_path: Path, case: str) -> None:
     assert "needs schema = 1" in check_ledgers([folder]).errors[0]
 
 
+LATER = replace(POINT, target=128, rollouts=128)
+
+
+@pytest.mark.parametrize("case", ["point", "repeated", "header"])
+def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
+    """Not the last line alone: `isojax status` shows the last point, and says no less about the ones before."""
+    folder = tmp_path / "cell"
+    write_run(folder, RunRecord(Cell(4, 4, 0), (POINT, LATER)))
+    header, first, last = (json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines())
+    rows, message = {
+        "point": ([header, first | {"metrics": {"avg@4": 7}}, last], "line 2 is not an evaluation"),
+        "kind": (
+            [header, first | {"kind": "evil"}, last],
+            "line 2 is broken .*whose kind is cell",
+        ),
+        "repeated": ([header, first, first, last], "line 3: the point at 64 rollouts is there twice"),
+        "header": ([header, first, header, last], "line 3 begins another run"),
+    }[case]
+    assert latest_point(folder)[0] == LATER
+    (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for read in (read_run, latest_point):
+        with pytest.raises(InputError, match=message):
+            read(folder)
+
+
 def test_times_of_any_size_are_times_or_none(tmp_path: Path) -> None:
     for value in ("1e999", "9" * 4000, "[]", "NaN"):
         (tmp_path / "timing.jsonl").write_text(f'{{"kind": "timing", "target": 8, "seconds": 1, "devices": {value}}}\n')

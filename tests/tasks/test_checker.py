@@ -157,7 +157,7 @@ def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
         (
             "none",
             "error",
-            "problem 1: expected a score of 0 or 1, given NoneType None (float() argument must be a string or a real"
+            "problem 1: expected a number for a score, given NoneType None (float() argument must be a string or a real"
             " number",
         ),
     ],

@@ -76,7 +76,11 @@ def train(
 def _run_cells(setup: SweepSetup) -> None:
     config, cells = setup.config, setup.cells
     with Display(config) as display:
-        base_policy, failures = setup.prepare(display.show_preparation), []
+        failures: list[tuple[Cell, Exception]] = []
+        try:
+            base_policy = setup.prepare(display.show_preparation)
+        finally:
+            display.show_verifier_failures(setup.verifier_failures())
         rounds = training_rounds(config, cells, setup.folder, failures)
         with preemption.handle_sigterm():  # between two rounds too
             while targets := multiprocess.run_on_primary(lambda: next(rounds, [])):

@@ -67,6 +67,13 @@ def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
     )
 
 
+def verifier_files(use: str | Mapping[str, str]) -> list[Path]:
+    """The user's files that `cell.verifier.use` names, as in function:FILE.py:NAME."""
+    uses = [use] if isinstance(use, str) else list(use.values())
+    names = [one.split(":")[1] for one in uses if ":" in one]
+    return [Path(name) for name in names if name.endswith(".py")]
+
+
 def _combine(checks: Mapping[str, Check]) -> Check:
     """The check that makes all of `checks`: their scores by name; the first that fails ends it."""
 
@@ -76,9 +83,12 @@ def _combine(checks: Mapping[str, Check]) -> Check:
             verdict = verdicts[name] = check_one(problem, prompt, response)
             if verdict.failure not in ("", "partial") and verdict.scores is None:
                 return verdict._replace(message=f"{name}: {verdict.message}")
+        messages = [f"{name}: {verdict.message}" for name, verdict in verdicts.items() if verdict.failure == "error"]
         return Verdict(
             correct=all(verdict.correct for verdict in verdicts.values()),
             parsed=all(verdict.parsed for verdict in verdicts.values()),
+            failure="error" if messages else "",
+            message="; ".join(messages),
             scores={name: v.scores_by_name().get(MAIN_SCORE, float(v.correct)) for name, v in verdicts.items()},
         )
 
@@ -95,7 +105,8 @@ def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> tuple[float,
         if name not in scores:
             message = f"no score {name!r}, which cell.reward.weights names; given {', '.join(scores) or 'none'}"
         elif not -SCORE_TOLERANCE <= scores[name] <= 1 + SCORE_TOLERANCE:  # NaN too
-            message = f"the score {name!r} is {scores[name]:g}; graded rewards are made of numbers from 0 to 1"
+            reason = f" ({verdict.message})" if verdict.failure == "error" else ""
+            message = f"the score {name!r} is {scores[name]:g}{reason}; graded rewards are made of numbers from 0 to 1"
     if message:
         return 0.0, Verdict(False, verdict.parsed, "score", message, dict.fromkeys(weights, 0.0))
     graded = {name: min(max(scores[name], 0.0), 1.0) for name in weights}

@@ -20,6 +20,7 @@ from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict, describe_exception
 
 ISOLATED, PURE = True, False
+NO_SCORE = {MAIN_SCORE: math.nan}  # what the function returned is none, whatever the response
 
 
 def build(argument: str) -> Check:
@@ -42,7 +43,7 @@ def build(argument: str) -> Check:
         scores = list(scores) if is_list else scores
         if not is_list or len(scores) != 1:
             received = len(scores) if is_list else type(scores).__name__
-            return Verdict(False, False, "error", f"expected a list of one score, given {received}")
+            return Verdict(False, False, "error", f"expected a list of one score, given {received}", NO_SCORE)
         return score_to_verdict(scores[0], response)
 
     return check
@@ -79,9 +80,9 @@ def score_to_verdict(score: Any, response: str) -> Verdict:
         value = float(score)
     except (TypeError, ValueError, OverflowError) as e:
         received = textwrap.shorten(f"{type(score).__name__} {score!r}", 80, placeholder="...")
-        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {received} ({e})")
+        return Verdict(False, False, "error", f"expected a number for a score, given {received} ({e})", NO_SCORE)
     if not math.isfinite(value):
-        return Verdict(False, False, "error", f"expected a score of 0 or 1, given {value}", {MAIN_SCORE: value})
+        return Verdict(False, False, "error", f"expected a finite score, given {value}", {MAIN_SCORE: value})
     parsed = bool(response.strip())
     if all(abs(value - plain) > SCORE_TOLERANCE for plain in (-1, 0, 1)):
         message = f"a score of {value:g} counts as 0: cell.reward.kind = binary"
