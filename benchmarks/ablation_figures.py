@@ -1,4 +1,4 @@
-"""The figures of `ablations.py`: reward against C, a line an arm with the spread of its seeds, and metrics of training
+"""The figures of `ablations.py`: reward against C, a line per arm with the spread of its seeds, and metrics of training
 beneath.
 """
 

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -270,14 +272,34 @@ class Isojax:
         """The ledger of each cell of a sweep."""
         return {p.parent.name: p.read_bytes() for p in sorted(self.run(name).glob("cells/*/records.jsonl"))}
 
-    def rows(self, cell: str, name: str = "tiny") -> list[dict[str, Any]]:
-        """The evaluations in a cell's ledger."""
+    def rows(self, cell: str, name: str = "tiny", own_metrics: Sequence[str] = ()) -> list[dict[str, Any]]:
+        """The evaluations in a cell's ledger, whose metrics docs/glossary.md explains, but for a plug-in's own."""
         lines = (self.run(name) / "cells" / cell / "records.jsonl").read_text().splitlines()
-        return [row for row in map(json.loads, lines) if row["kind"] == "eval"]
+        rows = [row for row in map(json.loads, lines) if row["kind"] == "eval"]
+        logged = {
+            glossary_name(metric) for row in rows for part in ("metrics", "train") for metric in row.get(part, ())
+        }
+        assert logged - set(own_metrics) <= glossary_metrics(), "docs/glossary.md lacks a metric"
+        return rows
 
     def snapshot(self, *parts: str) -> Snapshot:
         """Every file below a folder of this one."""
         return snapshot(self.folder.joinpath(*parts))
+
+
+@cache
+def glossary_metrics() -> set[str]:
+    """The names in the tables of metrics of docs/glossary.md."""
+    page = (Path(__file__).parents[2] / "docs" / "glossary.md").read_text().partition("## Validation metrics")[2]
+    first_columns = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| `")]
+    return {name for column in first_columns for name in re.findall("`([^`]+)`", column)}
+
+
+def glossary_name(metric: str) -> str:
+    """A logged metric's name as the glossary has it: hard/avg@4 -> avg@k, reward/style -> reward/NAME."""
+    if metric.split("/")[-2:-1] == ["reward"]:
+        return "reward/NAME"
+    return re.sub(r"@\d+$", "@k", re.sub(r"^(staleness_share)_\d+$", r"\1_0", metric.rpartition("/")[2]))
 
 
 def _outcome(done: subprocess.CompletedProcess[str]) -> str:

@@ -3,7 +3,6 @@ once."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from tests.compiler import AS_USERS_DO, flags
@@ -11,24 +10,19 @@ from tests.compiler import AS_USERS_DO, flags
 ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=600")
 
 
-def points(isojax: Any, name: str) -> list[dict[str, Any]]:
-    [path] = (isojax.folder / "runs" / name / "cells").glob("*/records.jsonl")
-    return [row for line in path.read_text().splitlines() if (row := json.loads(line))["kind"] == "eval"]
-
-
 def test_k_0_writes_what_the_synchronous_run_writes(isojax: Any) -> None:
     """Both compiled as users do."""
-    for name, k in (("sync", "null"), ("turns", "0")):
+    for name, k in (("sync", "null"), ("async", "0")):
         isojax.swept(
             "train", "tiny.yaml", *ONE, f"name={name}", f"cell.rl.max_staleness={k}", XLA_FLAGS=flags(AS_USERS_DO)
         )
-    assert points(isojax, "turns") == points(isojax, "sync")
-    assert len(points(isojax, "sync")) > 5
+    assert isojax.rows("8x4-s0", "async") == isojax.rows("8x4-s0", "sync")
+    assert len(isojax.rows("8x4-s0", "sync")) > 5
 
 
 def test_sampler_and_trainer_on_two_meshes(isojax: Any) -> None:
     isojax.swept("train", "tiny.yaml", *ONE, "cell.rl.max_staleness=2", "run.sampler_mesh=data=2", "--mesh", "auto")
-    trained = [point["train"] for point in points(isojax, "tiny") if point["M"]]
+    trained = [point["train"] for point in isojax.rows("8x4-s0") if point["M"]]
     assert all(point["staleness_max"] <= 2 and point["trainer_busy"] > 0 for point in trained)
     assert sum(point["sampler_busy"] for point in trained) > 0
     assert all(abs(sum(point[f"staleness_share_{age}"] for age in range(3)) - 1) < 1e-6 for point in trained)

@@ -45,7 +45,7 @@ def test_files_beside_a_config_go_with_its_run(isojax: Any) -> None:
     assert "recipe: loss halved, advantage lengthy, aggregation sequence" in plan
     isojax.swept("train", "project/tiny.yaml", *words, "sweep.budget=100")
     isojax.swept("train", "runs/tiny/config.yaml", "--resume", "sweep.budget=300")
-    assert isojax.rows("8x4-s0")[-1]["train"]["strength"] == pytest.approx(0.5, rel=1e-5)
+    assert isojax.rows("8x4-s0", own_metrics=["strength"])[-1]["train"]["strength"] == pytest.approx(0.5, rel=1e-5)
     isojax.refused("train", "project/tiny.yaml", *words, "cell.rl.loss=quartered", saying=["project/quartered.py"])
 
 

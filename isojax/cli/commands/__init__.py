@@ -1,1 +1,1 @@
-"""The commands, one a file; app.py lists them."""
+"""The commands, one per file; app.py lists them."""
