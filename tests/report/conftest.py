@@ -184,6 +184,8 @@ def _joint(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any]:
         "noise_sd": 0.011,
         "problems": 300,
         "method": "bootstrap over seeds and problems",
+        "acceptance": 0.8,
+        "r_hat": [1.0, 1.0],
     }
     known["run_sd_source"] = "estimated from the seeds (7 degrees of freedom)"
     diagnostics = {

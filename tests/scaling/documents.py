@@ -90,6 +90,8 @@ def document(
             noise_sd=0.008,
             problems=300,
             method="",
+            acceptance=0.8,
+            r_hat=(1.0, 1.0),
         ),
         runs=tuple(
             FittedRun(B_p=b, n=n, seed=s, points=20, C_max=1e5, final_reward=0.6) for b, n in shapes for s in (0, 1)

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from isojax.scaling.checks.fit_flags import MAX_R_HAT
+from isojax.scaling.curves import posterior_draws
 from isojax.scaling.curves.hierarchical import PRIOR_TAU, HierarchicalState, Scales, robust_precision
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.posterior_draws import (
@@ -89,10 +91,8 @@ def random_walk(scales: Scales, state: HierarchicalState, chains: int = 300, ste
 def test_draws_have_the_moments_of_a_random_walk():
     fitted = fit_shape(1.0, SWEEP, stated_run_sd=RUN_SD)
     scales = Scales(fitted.scales.noise_sd, RUN_SD, PRIOR_TAU, SWEEP.prior.mean, SWEEP.prior.sd)
-    theta, R0 = run_hmc_chains(
-        SWEEP.data, replace(fitted, scales=scales), np.full(2000, RUN_SD), np.random.default_rng(1)
-    )
-    ours = np.column_stack([theta[:, 0], R0])
+    draws = run_hmc_chains(SWEEP.data, replace(fitted, scales=scales), np.full(2000, RUN_SD), np.random.default_rng(1))
+    ours = np.column_stack([draws.theta[:, 0], draws.R0])
     theirs = random_walk(scales, fitted.state)
     sd = theirs.std(0)
     assert sd[0] > 0.02  # the plateau is wide open, so this is no normal density
@@ -106,8 +106,19 @@ def test_draws_have_the_moments_of_a_random_walk():
 
 def test_the_same_generator_gives_the_same_draws():
     fitted = fit_shape(1.0, SWEEP)
-    a, b, c = (run_hmc_chains(SWEEP.data, fitted, np.full(5, 0.01), np.random.default_rng(s))[0] for s in (1, 1, 2))
+    a, b, c = (run_hmc_chains(SWEEP.data, fitted, np.full(5, 0.01), np.random.default_rng(s)).theta for s in (1, 1, 2))
     assert (a == b).all() and (a != c).all()
+
+
+def test_chains_say_whether_they_were_long_enough(monkeypatch):
+    """A step nearly as small as nothing leaves each chain where it began."""
+    fits, weights = fit_all_tails(SWEEP, None)
+    options = FitOptions(replicates=400)
+    settled = sample_posterior(SWEEP, fits, weights, options).convergence
+    assert settled.r_hat[1] < MAX_R_HAT and 0.6 < settled.acceptance < 0.99
+    monkeypatch.setattr(posterior_draws, "STEP_SIZE", 0.02)
+    creeping = sample_posterior(SWEEP, fits, weights, options).convergence
+    assert creeping.acceptance > 0.99 and min(creeping.r_hat) > 2 * MAX_R_HAT
 
 
 OPTIONS = FitOptions(replicates=60)

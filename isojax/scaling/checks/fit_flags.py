@@ -22,6 +22,7 @@ STALENESS = "staleness_mean"  # among EvalPoint.train: updates between the polic
 MAX_STALENESS_DIFFERENCE = 0.25  # updates
 MIN_REPLICATES = 100  # 5% of fewer are too few to be an interval's end
 MIN_LEAD_Z = 2.0
+MAX_R_HAT = 1.5  # of the last 15 positions of each chain
 MIN_INSIDE = 0.6  # of the cells, in the trial on hidden data, before predictions count as missed
 
 
@@ -45,6 +46,9 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
     if intervals is not None and intervals.replicates < MIN_REPLICATES:
         consequence = "curves, which are their means, and intervals are rough; use 200 or more"
         yield _warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}")
+    if intervals is not None and intervals.r_hat is not None and intervals.r_hat[1] > MAX_R_HAT:
+        text = f"R-hat {intervals.r_hat[1]:.2f} (at most {MAX_R_HAT}), {intervals.acceptance:.0%} of steps accepted"
+        yield _warning("not_converged", f"the draws behind the intervals have not settled: {text}")
     if len({c.n for c in estimate.curves}) == 1:
         text = f"only one n was measured ({estimate.curves[0].n}): nothing can be said of how n*(C) changes"
         yield _warning("one_n", text)

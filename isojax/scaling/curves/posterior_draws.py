@@ -3,7 +3,7 @@ per replicate, over v = (theta of every cell, R0), whitened by the curvature at 
 exactly; the shape's tail is drawn by its probability. A run's points are averaged in at most BINS_PER_RUN bins of
 log C, and the change that this makes at the mode is subtracted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,14 @@ ChainStates = tuple[FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True)
+class Convergence:
+    """Whether the chains were long enough."""
+
+    acceptance: float  # the share of steps that were accepted
+    r_hat: tuple[float, float]  # the largest of all coordinates, at half the iterations and at all
+
+
+@dataclass(frozen=True)
 class CurvePosterior:
     """All curves given the evaluations."""
 
@@ -41,13 +49,24 @@ class CurvePosterior:
     scales: Scales  # at the likeliest mode
     run_sd_from: str  # where its run_sd comes from
     evaluation_sd: float  # of one evaluation, from the differences of neighbours
+    convergence: Convergence | None  # None where the points have no noise, so that nothing was sampled
+
+
+@dataclass(frozen=True)
+class _HmcDraws:
+    """The draws of some chains."""
+
+    theta: FloatArray  # [Q, J, 3]
+    R0: FloatArray  # [Q]
+    acceptance: float
+    positions: FloatArray  # [iterations, Q, d], in whitened coordinates
 
 
 def sample_posterior(
     packed: PackedSweep, shape_fits: list[ShapeFit], tail_probabilities: FloatArray, options: FitOptions
 ) -> CurvePosterior:
     """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found, and mean curves."""
-    best_fit, data = shape_fits[0], packed.data
+    best_fit, data, convergence = shape_fits[0], packed.data, None
     mode_residuals = data.y - predict_rewards(best_fit.tail, data, best_fit.state)
     residuals_by_run = [mode_residuals[run][data.weight[run] > 0] for run in np.ndindex(data.weight.shape[:2])]
     draw_count = options.replicates or DEFAULT_DRAW_COUNT
@@ -62,7 +81,9 @@ def sample_posterior(
             for f in shape_fits
         ]
         *_, degrees_of_freedom = estimate_run_sd(best_fit.tail, data, shape_fits[0].state, noise_sd, options.run_sd)
-        theta, R0, tail = _sample_tails(shape_fits, tail_probabilities, packed, degrees_of_freedom, options)
+        theta, R0, tail, convergence = _sample_tails(
+            shape_fits, tail_probabilities, packed, degrees_of_freedom, options
+        )
     return CurvePosterior(
         theta=theta,
         R0=R0,
@@ -71,6 +92,7 @@ def sample_posterior(
         scales=best_fit.scales,
         run_sd_from=best_fit.run_sd_from,
         evaluation_sd=difference_sd(residuals_by_run),
+        convergence=convergence,
     )
 
 
@@ -88,7 +110,7 @@ def _sample_tails(
     packed: PackedSweep,
     degrees_of_freedom: float,
     options: FitOptions,
-) -> tuple[FloatArray, FloatArray, FloatArray]:
+) -> tuple[FloatArray, FloatArray, FloatArray, Convergence]:
     """(theta, R0, tail) of the draws; degrees_of_freedom: of the run-to-run standard deviation."""
     rng, draw_count = np.random.default_rng(options.seed), options.replicates or DEFAULT_DRAW_COUNT
     kept_probabilities = np.where(tail_probabilities >= MIN_TAIL_PROBABILITY, tail_probabilities, 0.0)
@@ -99,19 +121,31 @@ def _sample_tails(
             chunk_size = min(CHAINS_PER_CHUNK, int(tail_draw_count) - chunk_start)
             relative_variance = degrees_of_freedom / rng.chisquare(degrees_of_freedom, chunk_size)
             run_sds = f.scales.run_sd * np.sqrt(relative_variance)
-            theta, R0 = run_hmc_chains(packed.data, f, run_sds, rng)
-            chunks.append((theta, R0, np.full(chunk_size, f.tail)))
+            chunks.append((run_hmc_chains(packed.data, f, run_sds, rng), np.full(chunk_size, f.tail)))
             drawn_count += chunk_size
             if options.on_progress is not None:
                 options.on_progress(drawn_count, draw_count)
-    theta, R0, tail = (np.concatenate(part) for part in zip(*chunks, strict=True))
-    return theta, R0, tail
+    theta, R0 = (np.concatenate([getattr(draws, name) for draws, _ in chunks]) for name in ("theta", "R0"))
+    tail = np.concatenate([tails for _, tails in chunks])
+    acceptance = float(np.average([draws.acceptance for draws, _ in chunks], weights=[len(t) for _, t in chunks]))
+    positions = [draws.positions for draws, _ in chunks]
+    r_hat = _largest_r_hat([p[: HMC_ITERATIONS // 2] for p in positions]), _largest_r_hat(positions)
+    return theta, R0, tail, Convergence(acceptance, r_hat)
 
 
-def run_hmc_chains(
-    data: SweepArrays, fit: ShapeFit, run_sds: FloatArray, rng: np.random.Generator
-) -> tuple[FloatArray, FloatArray]:
-    """(theta float[Q, J, 3], R0 float[Q]): a draw of each of Q chains from around the mode, each of its own run_sd."""
+def _largest_r_hat(positions_by_chunk: Sequence[FloatArray]) -> float:
+    """R-hat (Gelman and Rubin 1992) of the last half of chains float[iterations, Q, d], the largest over d."""
+    halves = [positions[len(positions) // 2 :] for positions in positions_by_chunk]
+    within = np.concatenate([half.var(0, ddof=1) for half in halves]).mean(0)
+    chain_means = [half.mean(0) for half in halves]
+    squares = sum(((means - means.mean(0)) ** 2).sum(0) for means in chain_means)
+    between = squares / max(1, sum(len(means) - 1 for means in chain_means))
+    n = len(halves[0])
+    return float(np.sqrt((n - 1) / n + between / np.maximum(within, 1e-300)).max())
+
+
+def run_hmc_chains(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray, rng: np.random.Generator) -> _HmcDraws:
+    """A draw of each of Q chains from around the mode, each of its own run_sd."""
     target, chain_count = _make_target(data, fit, run_sds), len(run_sds)
     mode = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
     T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), mode)
@@ -126,6 +160,7 @@ def run_hmc_chains(
         if inside.all():
             break
         chains = evaluate(np.where(inside, chains[0], 0.5 * chains[0]))
+    accepted_share, positions = 0.0, []
     for _ in range(HMC_ITERATIONS):
         momentum = rng.normal(size=chains[0].shape)
         step_size = STEP_SIZE / len(mode) ** 0.25 * rng.uniform(0.6, 1.1, size=(chain_count, 1))
@@ -135,8 +170,10 @@ def run_hmc_chains(
             accepted = np.log(rng.random((chain_count, 1))) < chains[1] - trial[1] + kinetic_change
         position, potential, gradient = (np.where(accepted, new, old) for new, old in zip(trial, chains, strict=True))
         chains = position, potential, gradient
+        accepted_share += float(accepted.mean()) / HMC_ITERATIONS
+        positions.append(chains[0])
     v = mode + chains[0] @ T.T
-    return v[:, :-1].reshape(chain_count, -1, 3), v[:, -1]
+    return _HmcDraws(v[:, :-1].reshape(chain_count, -1, 3), v[:, -1], accepted_share, np.stack(positions))
 
 
 def _leapfrog(
