@@ -45,7 +45,8 @@ _DIGITS = r"(?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)"
 _TIMES_VARIABLES = re.compile(rf"[+-]?\s*{_DIGITS}(?:\.[0-9]*)?\s*([A-Za-z]{{1,2}})")
 _DECIMAL = re.compile(rf"{_DIGITS}(?:\.[0-9]*)?|\.[0-9]+")
 _FRACTION = re.compile(
-    rf"(?P<whole>{_DIGITS})?\s*\\frac\s*(?:\{{\s*(?P<a>[0-9]+)\s*\}}\s*\{{\s*(?P<b>[0-9]+)\s*\}}|(?P<c>[0-9])(?P<d>[0-9]))"
+    rf"(?P<whole>{_DIGITS})?\s*\\frac\s*"
+    r"(?:\{\s*(?P<a>[0-9]+)\s*\}\s*\{\s*(?P<b>[0-9]+)\s*\}|(?P<c>[0-9])(?P<d>[0-9]))"
 )
 _SLASH_FRACTION = re.compile(rf"(?:(?P<whole>{_DIGITS})\s+)?(?P<a>[0-9]+)\s*/\s*(?P<b>[0-9]+)")
 
