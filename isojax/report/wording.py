@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
-from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit, FrontierRow, NStarFit, SegmentRow
+from isojax.scaling.result import CrossoverRow, DecidingRun, FitResult, FrontierFit, FrontierRow, NStarFit, SegmentRow
 
 MIN_DECADES = 0.2
 MIN_Z = 2.0
 UNITS = {"rollouts": "rollouts", "tokens": "response tokens", "device_hours": "device hours"}
+VERDICTS = ("supported", "excluded", "cannot tell")  # on a published law of n
 LAW_REACH = 4.0  # a law is drawn to this many times the measured budget
 LAW_PARAMETERS = {"constant": ("b",), "linear": ("k", "log10_C0", "b"), "sigmoid": ("L", "k", "log10_C0", "b")}
 
@@ -132,6 +133,20 @@ def describe_law(view: FrontierFit) -> str:
     low, high = 2**law.b, 2 ** (law.b + law.L)
     ends = f"from {low:.3g} at small budgets to {high:.3g} at large ones"
     return f"n*(C) {direction} as a sigmoid in log C, {ends}, halfway (on the log scale) at C = {middle}."
+
+
+def describe_verdicts(fit: FitResult) -> str:
+    """The published laws of n by what the fit says of them, in one line."""
+    laws = {kind: [row.law for row in fit.referee if row.verdict == kind] for kind in VERDICTS}
+    return "; ".join(f"{kind}: {join_commas(names)}" for kind, names in laws.items() if names)
+
+
+def describe_deciding_run(run: DecidingRun | None) -> str:
+    """ "B_p = 16, n = 2 to C = 139k", and how much another seed of a measured cell would settle."""
+    if run is None:
+        return "–"
+    seed = "" if run.explained is None else f" (another seed; it explains {format_percent(run.explained)} of the doubt)"
+    return f"B_p = {run.B_p}, n = {run.n} to C = {format_compact(run.C)}{seed}"
 
 
 def measured_n_intervals(n_star: NStarFit) -> list[str]:

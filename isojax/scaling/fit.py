@@ -19,6 +19,7 @@ from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions, Sw
 from isojax.scaling.law.batch_law import fit_fixed_batches
 from isojax.scaling.law.frontier import compute_frontier, crossover_rows, frontier_rows
 from isojax.scaling.law.n_star_law import fit_n_star
+from isojax.scaling.law.referee import judge_laws
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
 from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward, build_tracks, group_by_cell
 
@@ -84,6 +85,7 @@ def fit_all_runs(
         sensitivity=reward_sensitivity(estimate.curves, estimate.draws),
         draws=None if estimate.draws is None else to_curve_draws(estimate.draws),
         forecast=forecast,
+        referee=judge_laws(estimate),
         diagnostics=diagnostics,
         overfitting=overfitting,
         stability=stability,

@@ -218,6 +218,29 @@ class ForecastTrial(ResultRow):
     inside: float | None = None  # the share of cells whose mean is inside its 90% interval
 
 
+class DecidingRun(ResultRow):
+    """A run to C that would tell most about a law that the data leave open."""
+
+    B_p: int
+    n: int
+    C: float  # what it costs, in the fit's unit
+    explained: float | None = None  # share of what is unknown that its rewards explain; None: nothing like it was run
+
+
+class LawVerdict(ResultRow):
+    """What the sweep says of a published law of n (law/referee.py)."""
+
+    law: str
+    reference: str
+    verdict: Literal["excluded", "supported", "cannot tell"] = "cannot tell"
+    share_for: float | None = None  # of the draws, in which the law holds; None where it cannot be judged
+    share_against: float | None = None  # in which it fails beyond noise; the other draws say neither
+    text: str  # what was measured, in reward averaged over log C, with its interval; or what is missing
+    C_low: float | None = None  # the range of C that was judged
+    C_high: float | None = None
+    deciding_run: DecidingRun | None = None  # None where the data decide
+
+
 GRADED_FLAG = "graded_rewards"  # the code of the flag of runs whose rewards are graded
 
 
@@ -238,6 +261,7 @@ class FitResult(ResultRow):
     sensitivity: RewardSensitivity | None
     draws: CurveDraws | None
     forecast: ForecastTrial | None  # None where there are no draws
+    referee: tuple[LawVerdict, ...]  # of five published laws; empty where there are no draws
     diagnostics: FitDiagnostics
     overfitting: tuple[OverfittedRun, ...]
     stability: tuple[StabilityVerdict, ...]  # one for each B_p

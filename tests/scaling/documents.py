@@ -103,6 +103,7 @@ def document(
         sensitivity=None,
         draws=draws_of(shapes, sd, replicates),
         forecast=None,
+        referee=(),
         diagnostics=NO_DIAGNOSTICS,
         overfitting=(),
         stability=tuple(StabilityVerdict(b, b not in unstable, "it fell" if b in unstable else "") for b in B_ps),

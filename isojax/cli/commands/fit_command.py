@@ -17,6 +17,7 @@ from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import (
     describe_law,
+    describe_verdicts,
     format_number,
     format_percent,
     format_range,
@@ -91,6 +92,8 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
         C_crossover = format_number(row.C) + ("" if interval == "-" else f" ({interval})")
         console.print(f"n = {row.n_low} gives way to n = {row.n_high} at C = {C_crossover}")
     _print_law(console, fit.joint, level)
+    if fit.referee:
+        console.print(f"[bold]published laws of n[/bold]: {describe_verdicts(fit)} (docs/laws.md)")
     print_notes(console, (flag.text for flag in fit.flags))
 
 

@@ -8,7 +8,15 @@ import numpy as np
 from isojax.report import wording
 from isojax.report.fit_views import frontier_views
 from isojax.report.page.markup import Html, html_section, html_table, tag
-from isojax.report.wording import MIN_DECADES, MIN_Z, compute_unit, format_compact, format_crossover, segment_verdict
+from isojax.report.wording import (
+    MIN_DECADES,
+    MIN_Z,
+    compute_unit,
+    format_compact,
+    format_crossover,
+    format_percent,
+    segment_verdict,
+)
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
 from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
@@ -83,6 +91,16 @@ CURVE_FORMULA = Html(
 )
 LAW_HEADER = ("frontier", "form", "L", "k", "log10 C0", "b", "law at small C", "in the middle", "at large C")
 MEASURED_HEADER = ("best measured n at small C", "in the middle", "at large C")
+REFEREE_HEADER = (
+    "law",
+    "reference",
+    "verdict",
+    "holds in",
+    "fails in",
+    "range of C",
+    "measured",
+    "run that would decide",
+)
 CURVE_HEADER = ("B_p × n", "R0", "A", "β", "C_mid", "t", "measured range of C", "points", "rmse")
 
 
@@ -99,6 +117,7 @@ def law_section(fit: FitResult) -> Html:
         tag("p", wording.describe_law(fit.joint)),
         laws,
         *_measured_n_table(fit),
+        *_referee_table(fit),
         tag("h3", "Fitted reward curves"),
         tag("p", CURVE_FORMULA, cls="formula"),
         tag("p", _curve_meaning(fit)),
@@ -122,6 +141,19 @@ def _measured_n_table(fit: FitResult) -> list[Html]:
     intervals_by_name = {name: wording.measured_n_intervals(view.n_star) for name, view in named_views(fit)}
     rows = [[name, *intervals] for name, intervals in intervals_by_name.items() if intervals]
     return [html_table("Intervals of the best measured n", ("frontier", *MEASURED_HEADER), rows)] if rows else []
+
+
+def _referee_table(fit: FitResult) -> list[Html]:
+    """Verdicts on published laws of n; nothing where the fit has no draws."""
+    rows, caption = [], "Published laws of n: a difference of less than 0.005 of reward counts as none"
+    for row in fit.referee:
+        address = f"https://arxiv.org/abs/{row.reference.removeprefix('arXiv:')}"
+        reference = Html(f'<a href="{address}">{row.reference}</a>')
+        shares = ["–" if share is None else format_percent(share) for share in (row.share_for, row.share_against)]
+        C_range = "–" if row.C_low is None else f"{format_compact(row.C_low)} – {format_compact(row.C_high)}"
+        run = wording.describe_deciding_run(row.deciding_run)
+        rows.append([row.law, reference, row.verdict, *shares, C_range, row.text, run])
+    return [html_table(caption, REFEREE_HEADER, rows, text_columns=(1, 2, 5, 6, 7))] if rows else []
 
 
 def _curve_meaning(fit: FitResult) -> str:

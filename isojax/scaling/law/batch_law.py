@@ -66,11 +66,11 @@ def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
     if not reached_by_all.any():
         return np.zeros(len(draws.R0))
     rewards = draws.rewards(C[reached_by_all])[:, np.argsort([n for _, n in draws.keys])]
-    best_monotone_sum = np.maximum(_best_nondecreasing_sum(rewards), _best_nondecreasing_sum(rewards[:, ::-1]))
+    best_monotone_sum = np.maximum(best_nondecreasing_sum(rewards), best_nondecreasing_sum(rewards[:, ::-1]))
     return (rewards.max(1).sum(1) - best_monotone_sum) / rewards.shape[2]
 
 
-def _best_nondecreasing_sum(rewards: FloatArray) -> FloatArray:
+def best_nondecreasing_sum(rewards: FloatArray) -> FloatArray:
     """float[Q]: the largest sum over G of R[q, j(g), g] (float[Q, J, G]) with j never falling."""
     best_sum = rewards[:, :, 0]
     for g in range(1, rewards.shape[2]):
