@@ -1,7 +1,7 @@
 """Does the referee (isojax/scaling/law/referee.py) judge published laws of n well? Worlds are drawn from each of five
 laws, as simulated sweeps whose true curves are known; a fit of each gives the verdicts.
 
-    python benchmarks/referee.py                    20 worlds of each law; about 4 minutes of one core
+    python benchmarks/referee.py                    20 worlds of each law; about 2 minutes of one core
     python benchmarks/referee.py --worlds 5 --first 100
 
 What is true of a world is what each law says of its true curves, without noise. A world is drawn again until the law

@@ -210,6 +210,7 @@ def _joint(curves: list[dict[str, Any]], hierarchical: bool) -> dict[str, Any]:
         "sensitivity": sensitivity if len({c["B_p"] for c in curves}) > 1 else None,
         "diagnostics": diagnostics,
         "forecast": None,
+        "referee": [],
         "overfitting": [flag | {"reason": "validation falls by .05"}] if overfits else [],
     }
 
