@@ -8,15 +8,7 @@ import numpy as np
 from isojax.report import wording
 from isojax.report.fit_views import frontier_views
 from isojax.report.page.markup import Html, html_section, html_table, tag
-from isojax.report.wording import (
-    MIN_DECADES,
-    MIN_Z,
-    compute_unit,
-    format_compact,
-    format_crossover,
-    format_percent,
-    segment_verdict,
-)
+from isojax.report.wording import MIN_DECADES, MIN_Z, compute_unit, format_compact, format_crossover, segment_verdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
 from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
@@ -149,7 +141,9 @@ def _referee_table(fit: FitResult) -> list[Html]:
     for row in fit.referee:
         address = f"https://arxiv.org/abs/{row.reference.removeprefix('arXiv:')}"
         reference = Html(f'<a href="{address}">{row.reference}</a>')
-        shares = ["–" if share is None else format_percent(share) for share in (row.share_for, row.share_against)]
+        shares = [
+            "–" if share is None else wording.format_percent(share) for share in (row.share_for, row.share_against)
+        ]
         C_range = "–" if row.C_low is None else f"{format_compact(row.C_low)} – {format_compact(row.C_high)}"
         run = wording.describe_deciding_run(row.deciding_run)
         rows.append([row.law, reference, row.verdict, *shares, C_range, row.text, run])

@@ -57,21 +57,6 @@ class ComparedCells:
         return DecidingRun(B_p=int(values[counts.argmax()]), n=n, C=float(self.C[-1]))
 
 
-class Loss:
-    """A statistic of rewards, float[Q, n or cells, G]: where it is small, and where it is large beyond noise."""
-
-    def __init__(self, statistic: Statistic, rewards: FloatArray, limit: float = EPSILON):
-        mean = rewards.mean(0, keepdims=True)
-        self.of_mean, self.of_draws = float(statistic(mean)[0]), statistic(rewards)
-        self.is_small: Bools = self.of_draws <= limit
-        self.is_large: Bools = self.of_mean - statistic(rewards - mean) > limit
-
-    def format(self, sign: int = 1) -> str:
-        """Of the mean curves, and the interval: 0.014 (0.011 to 0.016)."""
-        mean, *ends = (round(sign * float(v), 3) + 0.0 for v in (self.of_mean, *central_band(self.of_draws)))
-        return f"{mean:.3f} ({min(ends):.3f} to {max(ends):.3f})"
-
-
 @dataclass(frozen=True)
 class Evidence:
     """What the draws say of a law, or why they say nothing."""
@@ -83,8 +68,23 @@ class Evidence:
     missing_run: DecidingRun | None = None
 
 
-def _from_loss(text: str, loss: Loss) -> Evidence:
-    return Evidence(text, loss.is_small, loss.is_large, loss.of_draws)
+class Loss:
+    """A statistic of rewards, float[Q, n or cells, G]: where it is small, and where it is large beyond noise."""
+
+    def __init__(self, statistic: Statistic, rewards: FloatArray, limit: float = EPSILON):
+        mean = rewards.mean(0, keepdims=True)
+        self.of_mean, self.of_draws = float(statistic(mean)[0]), statistic(rewards)
+        self.is_small: Bools = self.of_draws <= limit
+        self.is_large: Bools = self.of_mean - statistic(rewards - mean) > limit
+
+    def evidence(self, text: str) -> Evidence:
+        """On a law that holds where this is small."""
+        return Evidence(text, self.is_small, self.is_large, self.of_draws)
+
+    def format(self, sign: int = 1) -> str:
+        """Of the mean curves, and the interval: 0.014 (0.011 to 0.016)."""
+        mean, *ends = (round(sign * float(v), 3) + 0.0 for v in (self.of_mean, *central_band(self.of_draws)))
+        return f"{mean:.3f} ({min(ends):.3f} to {max(ends):.3f})"
 
 
 def judge_laws(estimate: SweepEstimate) -> tuple[LawVerdict, ...]:
@@ -149,14 +149,14 @@ def _judge_rising(cells: ComparedCells) -> Evidence:
 
 def _judge_constant(cells: ComparedCells) -> Evidence:
     n, loss = cells.n[int(cells.by_n.mean((0, 2)).argmax())], _constant_loss(cells)
-    return _from_loss(f"the best single n, {n}, loses {loss.format()} against the best n at each C", loss)
+    return loss.evidence(f"the best single n, {n}, loses {loss.format()} against the best n at each C")
 
 
 def _judge_two(cells: ComparedCells) -> Evidence:
     if 2 not in cells.n:
         return Evidence("n = 2 was not measured", missing_run=cells.run_of(2))
     loss = Loss(lambda R: _best(R) - R[:, cells.n.index(2)].mean(-1), cells.by_n)
-    return _from_loss(f"n = 2 loses {loss.format()} against the best n at each C", loss)
+    return loss.evidence(f"n = 2 loses {loss.format()} against the best n at each C")
 
 
 def _judge_hundreds(cells: ComparedCells) -> Evidence:
@@ -168,7 +168,7 @@ def _judge_hundreds(cells: ComparedCells) -> Evidence:
     upper_decade = cells.by_n[..., cells.C >= cells.C[-1] / 10]
     loss = Loss(lambda R: _best(R[:, :few]) - R[:, -1].mean(-1), upper_decade, limit=-EPSILON)
     lead = loss.format(sign=-1)
-    return _from_loss(f"in the upper decade of C, n = {cells.n[-1]} leads the best n below {HUNDREDS} by {lead}", loss)
+    return loss.evidence(f"in the upper decade of C, n = {cells.n[-1]} leads the best n below {HUNDREDS} by {lead}")
 
 
 def _judge_batch(cells: ComparedCells) -> Evidence:
@@ -183,7 +183,7 @@ def _judge_batch(cells: ComparedCells) -> Evidence:
         B_p, n = min(larger_B_p - set(cells.keys), key=lambda key: key[1], default=cells.keys[0])
         return Evidence(text, missing_run=DecidingRun(B_p=B_p, n=n, C=float(cells.C[-1])))
     loss = Loss(lambda R: np.mean([np.ptp(R[:, g], axis=1).mean(-1) for g in groups], axis=0), cells.rewards)
-    return _from_loss(f"cells with one B_p n and different n differ by {loss.format()}", loss)
+    return loss.evidence(f"cells with one B_p n and different n differ by {loss.format()}")
 
 
 def _most_telling_run(cells: ComparedCells, open_loss: FloatArray, run_sd: float) -> DecidingRun:
