@@ -18,7 +18,18 @@ WORLD = world(n=(2, 8, 32), seeds=2, problems=200)
 FIRST = fit(WORLD.runs, replicates=60)
 # What stands on draws: curves are their means.
 # What a seed of the draws changes.
-DRAWN = ("forecast", "intervals", "draws", "curves", "joint", "by_B_p", "sensitivity", "referee", "diagnostics", "flags")
+DRAWN = (
+    "forecast",
+    "intervals",
+    "draws",
+    "curves",
+    "joint",
+    "by_B_p",
+    "sensitivity",
+    "referee",
+    "diagnostics",
+    "flags",
+)
 
 
 def without(document, *keys):
