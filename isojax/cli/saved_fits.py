@@ -35,7 +35,7 @@ def make_fit(
 ) -> FitResult:
     """Fit the runs; a single sweep's folder gets the result as a file."""
     runs = read_runs(paths, warn)
-    result = fit_runs(runs, metric or default_metric(runs), compute, options)
+    result = fit_runs(runs, default_metric(runs) if metric is None else metric, compute, options)
     if len(paths) == 1 and is_sweep_folder(paths[0]):
         name = fit_file_name("fit", metric, compute, options)
         write_text(paths[0] / name, json_line_per_row(result.model_dump(mode="json")))

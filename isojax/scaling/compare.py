@@ -57,15 +57,20 @@ def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepCom
     )
 
 
+def check_distinct(labels: Sequence[str]) -> None:
+    """InputError where two labels are the same."""
+    duplicate_labels = sorted({label for label in labels if labels.count(label) > 1})
+    if duplicate_labels:
+        raise InputError(f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels.")
+
+
 def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
     if len(fits) < 2:
         raise InputError(f"{len(fits)} fit to compare; expected at least two. Name another sweep's folder or fit.json.")
     if len(labels) != len(fits):
         received = f"{len(labels)} labels ({', '.join(labels)}) for {len(fits)} runs"
         raise InputError(f"{received}; expected one each. Separate them by commas.")
-    duplicate_labels = sorted({label for label in labels if labels.count(label) > 1})
-    if duplicate_labels:
-        raise InputError(f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels.")
+    check_distinct(labels)
     for fit, label in zip(fits, labels, strict=True):
         for name in ("metric", "compute", "mode"):
             first_value, value = getattr(fits[0], name), getattr(fit, name)

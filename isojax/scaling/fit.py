@@ -42,7 +42,7 @@ def fit(
     "rollouts", "tokens" or "device_hours". InputError where every run is flagged, or the records, metric, compute or
     options cannot be fitted."""
     usable_runs = runs if options.include_flagged else healthy_runs(runs)
-    result = fit_all_runs(usable_runs, metric or default_metric(runs), compute, options)
+    result = fit_all_runs(usable_runs, default_metric(runs) if metric is None else metric, compute, options)
     return fit_flags.add_health(result, RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs)))
 
 

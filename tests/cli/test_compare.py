@@ -70,6 +70,10 @@ def test_sweeps_are_fitted_where_no_fit_is(compare: Callable[..., Outcome]) -> N
             ledger = Ledger(Path(f"sweep{seed}/cells") / run.cell.name, run.cell, "x")
             for point in run.points:
                 ledger.append(point, seconds=1.0, devices=1)
+    for words, said in ((["sweep0"], "two runs are called 'sweep0'"), (["sweep1", "--metric", ""], "has no metric ''")):
+        code, _, err = compare("sweep0", *words)
+        assert code == 2 and said in err and not list(Path().rglob("fit-*.json"))
+    assert not Path("sweep1/fit.json").exists()
     code, out, _ = compare("sweep0", "sweep1", "--metric", "best@2", "--json")
     assert code == 0 and json.loads(out)["metric"] == "best@2"
     assert Path("sweep0/fit.json").exists() and Path("sweep1/fit-best@2.json").exists()

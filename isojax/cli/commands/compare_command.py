@@ -14,7 +14,7 @@ from isojax.core.terminal import printable
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.compared_sweeps import comparison_figure
 from isojax.report.wording import format_interval, format_number, format_reward
-from isojax.scaling.compare import compare_sweeps
+from isojax.scaling.compare import check_distinct, compare_sweeps
 from isojax.scaling.comparison import BudgetRow, SweepComparison, SweepSummary
 from isojax.scaling.result import FitResult
 
@@ -56,6 +56,7 @@ def compare(
         raise InputError(
             f"--labels {labels!r} has {len(names)} names for {len(runs)} runs; expected one each, separated by commas."
         )
+    check_distinct(names)
     missing = next((run for run in runs if not run.exists()), None)  # before anything is fitted
     if missing is not None:
         raise InputError(f"there is no {missing}; expected a sweep's folder or a fit.json, such as runs/quickstart.")

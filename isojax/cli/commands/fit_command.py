@@ -130,7 +130,8 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
     trials. A single sweep's folder gets its validation.json, named like its fit."""
     runs = read_runs(paths, warn)
     runs = runs if options.include_flagged else healthy_runs(runs)
-    metric_name, replicates = metric or default_metric(runs), min(options.replicates, REPLICATES)
+    metric_name = default_metric(runs) if metric is None else metric
+    replicates = min(options.replicates, REPLICATES)
     with progress_bar(replace(options, replicates=replicates), "validation") as shown_options:
         validation = to_json_value(predict_hidden_runs(runs, metric_name, compute, shown_options))
     if len(paths) == 1 and is_sweep_folder(paths[0]):
