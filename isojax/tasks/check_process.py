@@ -36,7 +36,7 @@ MAX_REPLY_BYTES = 1 << 16  # of a line
 MAX_MESSAGE_LENGTH = 2000  # characters of a verdict's message
 # Failures that may be the fault of an earlier check, or of the machine: these checks are repeated, in a new process.
 REPEATED_FAILURES = ("machine", "memory", "forged")
-# What a machine is out of: descriptors, memory, disk, processes.
+# What a machine is out of: descriptors, memory, disk, processes or threads.
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
 
 
@@ -234,6 +234,8 @@ def _is_shortage(error: BaseException | None) -> bool:
     """Whether the machine lacked something, as this exception says or one that led to it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
+            return True
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):  # Python hides the errno
             return True
         error = error.__cause__ or error.__context__
     return False

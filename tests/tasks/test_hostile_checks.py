@@ -63,6 +63,13 @@ def reward(completions, answer):
                 leaked.append(open(os.devnull))
     if what == "leak-some":
         leaked.extend(open(os.devnull) for _ in range(100))
+    if what == "leak-threads":  # under the worker's memory limit: stacks are counted
+        threading.stack_size(64 * 2**20)
+        with contextlib.suppress(RuntimeError):
+            while True:
+                threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+    if what == "thread":
+        threading.Thread(target=int).start()
     if what == "raise-shortage":
         try:
             raise OSError(getattr(errno, path), "the machine is out of it")
@@ -164,6 +171,11 @@ def test_what_has_left_its_session_dies_with_its_worker(rewards: Path, tmp_path:
         pid = int(mark.read_text())
         assert running(pid) == (how == "daemon")  # a check that ends well may keep what it has started
     assert not running(pid)
+
+
+def test_a_process_that_can_start_no_thread_is_replaced_and_the_check_repeated(checker: Checker) -> None:
+    assert grade(checker, ["good", "leak-threads", "thread", "good", "bad"])[1] == {}
+    assert "error" not in checker.failure_examples
 
 
 def test_no_descriptor_or_process_is_left_in_the_trainer(rewards: Path) -> None:
