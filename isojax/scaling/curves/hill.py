@@ -31,7 +31,7 @@ def scaled_log_compute(log10_C: FloatArray, log10_C_mid: ArrayLike, exponent: Ar
 
 
 def progress_and_slope(z: FloatArray, tail: ArrayLike = HILL_TAIL) -> tuple[FloatArray, FloatArray]:
-    """(s, ds/dz) at z float[...]; tail in [0, 1] broadcasts."""
+    """(s, ds/dz) at z float[...]; tail >= 0 broadcasts."""
     if np.ndim(tail) == 0 and tail == HILL_TAIL:
         s = expit(z)
         return s, s * (1 - s)
