@@ -30,6 +30,7 @@ MICROBATCH_TOKENS = {"float32": 512}
 LONG_PROMPT_RATIO = 4  # from P = 4 T on, prompts are long enough for slots to share them
 MEMORY_UTILIZATION = 0.85  # of a device's memory that a plan may take: estimates are within 15% of what XLA allocates
 MAX_MESH_GROWTH = 64  # times as many devices are considered where a sweep does not fit
+MIN_SHOWN_GIB = 0.001  # a smaller size is shown as less than this
 SIZES = ("decode_slots", "microbatch", "prefill_batch", "slots_per_prefix", "remat")
 CGROUP_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
@@ -257,11 +258,11 @@ def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: boo
 
 
 def format_bytes(num_bytes: float) -> str:
-    for unit, unit_bytes in (("GiB", GIB), ("MiB", 2**20)):
-        if num_bytes >= unit_bytes:
-            size = num_bytes / unit_bytes
-            return f"{size:.3g} {unit}" if size < 1000 else f"{size:,.0f} {unit}"
-    return f"{num_bytes / 2**10:.3g} KiB"
+    """In GiB, whatever the size, so that sizes of one plan can be compared at a glance."""
+    gib = num_bytes / GIB
+    if 0 < gib < MIN_SHOWN_GIB:
+        return f"under {MIN_SHOWN_GIB} GiB"
+    return f"{gib:.3g} GiB" if gib < 1000 else f"{gib:,.0f} GiB"
 
 
 def format_sizes(sweep: SweepConfig, keys: Iterable[str] = SIZES) -> str:
