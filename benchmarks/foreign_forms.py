@@ -232,7 +232,7 @@ def draw_keys(rng: np.random.Generator, several_B_p: bool) -> list[Key]:
 
 
 def draw_plateaus(rng: np.random.Generator, order: str, position: Array, gain: float) -> Array:
-    """A_j - R0. `position`: where a cell's n lies among all, from 0 to 1."""
+    """A_j - R0. `position`: the position of a cell's n among all, from 0 to 1."""
     height = position if order == "rises" else 1 - position
     if order == "irregular":
         height = rng.uniform(0, 1, len(position))

@@ -6,7 +6,7 @@ standard error, one JSON line on standard output: wall and CPU seconds, with tho
 
 In a fresh clone of this checkout's last commit, with a virtual environment of its own:
 
-    torch          torch, the reference that the last step needs and isojax does not: given apart
+    torch          torch, the reference that the last step needs and isojax does not: timed separately
     install        pip install -e .[tfds]
     import         isojax model import smollm2
     difficulty     isojax difficulty: labels of 120 sums, each answered 4 times, by their mean reward
@@ -29,7 +29,7 @@ from first_reward import ROOT, measure
 
 TORCH = "torch==2.13.0"  # as benchmarks/peers/requirements-transformers.txt pins it
 REWARDS = '''\
-"""1 for the sum, 1/2 beside it, 1/3 at a distance of 2, ...; 0 where the response is no number."""
+"""1 for the sum, 1/2 for a neighbour of it, 1/3 at a distance of 2, ...; 0 where the response is no number."""
 def closeness(prompts, completions, answer):
     said = [text.strip() for text in completions]
     return [1 / (1 + abs(int(s) - int(a))) if s.isdecimal() else 0.0 for s, a in zip(said, answer)]
@@ -91,7 +91,7 @@ def main() -> None:
     torch = times.pop("torch")
     total = {kind: round(sum(step[kind] for step in times.values()), 1) for kind in torch}
     print(f"{'step':14}{'seconds':>9}{'of CPU':>9}", file=sys.stderr)
-    for step, seconds in {**times, "all of these": total, "torch, apart": torch}.items():
+    for step, seconds in {**times, "all of these": total, "torch (timed separately)": torch}.items():
         print(f"{step:14}{seconds['seconds']:9.1f}{seconds['cpu_seconds']:9.1f}", file=sys.stderr)
     print(json.dumps({**times, "total": total, "torch": torch}))
 

@@ -1,4 +1,4 @@
-"""Plug-ins: a file's name, looked up in the package, beside the config and in the working directory, or a module."""
+"""Plug-ins: a file's name, looked up in the package, the config's folder and the working directory, or a module."""
 
 import difflib
 import importlib

@@ -205,7 +205,7 @@ def test_what_cannot_be_a_reward_is_refused_before_any_work(
 
 
 def test_labels_that_a_broken_function_gave_are_made_again(place: Isojax) -> None:
-    """Its failure is shown before the refusal that it leads to; the file mended, the same command goes on."""
+    """The failure is shown before the refusal it leads to; with the file corrected, the same command continues."""
     rewards = place.folder / "rewards.py"
     rewards.write_text(REWARDS.replace("asked, said =", "said = undefined; asked, said ="))
     refused = place.quick("launch", "graded.yaml", XLA_FLAGS=FLAGS)

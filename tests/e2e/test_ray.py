@@ -164,7 +164,7 @@ def test_local_interrupted_and_resumed_the_same_bits(isojax: Isojax, whole: Isoj
 
 def test_a_node_a_worker_and_the_driver_are_lost(isojax: Isojax, cluster: Cluster) -> None:
     """Twelve cells in groups of two processes, on nodes with labels and resources: no point is lost, and none is there
-    twice. The loss is a file beside the config.
+    twice. The loss is a file in the config's folder.
     """
     (project := isojax.folder / "project").mkdir()
     (project / "groups.yaml").write_text(SWEEP)

@@ -41,7 +41,7 @@ def test_cells_that_differ_in_staleness_are_flagged(staleness_by_n, flagged):
 
 @pytest.mark.parametrize(("end_of_the_other", "flagged"), [(4.3e3, False), (4.5e3, True)])
 def test_cells_of_unequal_length_are_flagged(end_of_the_other, flagged):
-    """One that ends at 4e3 is short beside one that ends more than 1.1 times as far."""
+    """One that ends at 4e3 is short compared with one that ends more than 1.1 times as far."""
     C = np.arange(1, 5) * 1000.0
     tracks = [run(16, n, 0, C * end / 4e3, [0.3, 0.4, 0.5, 0.5]) for n, end in ((4, 4e3), (8, end_of_the_other))]
     flags = data_flags(group_by_cell(tracks))

@@ -19,9 +19,9 @@ from isojax.scaling.tracks import RunTrack, TracksByCell, select_points
 HIDDEN_FACTOR = 4.0  # C_max over the largest C that the trial sees
 MIN_RANGE = 8.0  # of C_max over the smallest C measured, for a trial
 MIN_VISIBLE = 4  # evaluations that a run needs below the limit
-# Before any trial a departure is this share of the gain of the best cell, at four times its data; it is worth
-# PRIOR_WEIGHT trials, and all cells of one trial are worth TRIAL_WEIGHT, because their errors are alike.
-PRIOR_SHARE, PRIOR_WEIGHT, TRIAL_WEIGHT = 0.04, 2.0, 2.0
+# Standard deviation of a departure at four times the data before a trial, as a share of the best cell's gain. A trial
+# counts as much as this prior, however many cells it has, because their errors are alike.
+PRIOR_SHARE = 0.04
 TRIAL_DRAWS = 100  # of the trial's fit
 
 
@@ -50,9 +50,8 @@ def try_forecast(
     if not errors:
         return ForecastTrial(departure_sd=prior_sd)
     excess = float(np.mean([e.error**2 - e.chance_sd**2 for e in errors]))
-    variance = (PRIOR_WEIGHT * prior_sd**2 + TRIAL_WEIGHT * max(excess, 0.0)) / (PRIOR_WEIGHT + TRIAL_WEIGHT)
     return ForecastTrial(
-        departure_sd=float(np.sqrt(variance)),
+        departure_sd=float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2)),
         C_limit=C_limit,
         evaluations=sum(e.evaluations for e in errors),
         mean_error=float(np.mean([e.error for e in errors])),
@@ -82,9 +81,8 @@ def _trial_errors(
     if estimate.draws is None or estimate.intervals is None:
         return []
     draws, noise = estimate.draws, estimate.intervals
-    errors = []
+    errors, C_low = [], C_limit * np.sqrt(HIDDEN_FACTOR)
     for j, key in enumerate(draws.keys):
-        C_low = C_limit * np.sqrt(HIDDEN_FACTOR)
         hidden = [(t.C[t.C > C_low], t.R[t.C > C_low]) for t in cells[key]]
         C, R = (np.concatenate(part) for part in zip(*hidden, strict=True))
         if not len(C):
