@@ -129,6 +129,16 @@ class MeasuredCell:
 
 
 @dataclass(frozen=True)
+class HaltingMark:
+    """Where a run is to be judged on its way, by its first evaluation at or after C."""
+
+    M: int
+    C: int
+    expected_reward: float
+    stop_below: float  # of a run that measures less, stop
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """How to spend a budget of rollouts. Intervals are None without replicates."""
 
@@ -137,7 +147,9 @@ class Recommendation:
     expected_reward: float  # at the allocation's C, by the curve of its cell or of the nearest measured one
     extrapolated: bool  # that C is beyond the cell's data
     reasons: tuple[str, ...]  # why, in words
+    risk: str  # its main risks in one sentence; "" where the fit shows none
     warnings: tuple[str, ...]  # what limits the fit that it rests on
+    further_warnings: tuple[str, ...]  # those that `risk` does not state
     # The predictions for the measured cells at the same budget, best first; empty where not requested.
     measured_cells: tuple[MeasuredCell, ...]
     interval: Interval | None  # of the expected reward
@@ -148,6 +160,8 @@ class Recommendation:
     # Expected loss of reward against the best measured cell at this budget; None where none may be chosen.
     regret: float | None
     regret_interval: Interval | None
+    halting_marks: tuple[HaltingMark, ...]  # by rising C; empty without replicates
+    false_stop: float  # the probability, at most, that a run as forecast is below one of them
     no_effect: bool  # the data cannot tell any n from another
     times_measured: float  # the budget over the largest measured C
     epsilon: float  # a loss of reward that makes no difference, as requested

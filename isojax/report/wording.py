@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 
+from isojax.core.nouns import Recommendation
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
 from isojax.scaling.result import CrossoverRow, DecidingRun, FitResult, FrontierFit, FrontierRow, NStarFit, SegmentRow
 
@@ -147,6 +148,19 @@ def describe_deciding_run(run: DecidingRun | None) -> str:
         return "–"
     seed = "" if run.explained is None else f" (another seed; it explains {format_percent(run.explained)} of the doubt)"
     return f"B_p = {run.B_p}, n = {run.n} to C = {format_compact(run.C)}{seed}"
+
+
+def describe_advice(recommendation: Recommendation) -> list[str]:
+    """Its risk, and what its run should reach on its way: a sentence each."""
+    sentences = [f"Risk: {recommendation.risk}."] if recommendation.risk else []
+    if recommendation.halting_marks:
+        marks = "; ".join(
+            f"at C = {mark.C:,} it should have {mark.expected_reward:.3f}, below {mark.stop_below:.3f} stop"
+            for mark in recommendation.halting_marks
+        )
+        false_stop = format_percent(recommendation.false_stop)
+        sentences.append(f"On its way: {marks}. That stops at most {false_stop} of the runs that go as forecast.")
+    return sentences
 
 
 def measured_n_intervals(n_star: NStarFit) -> list[str]:

@@ -16,7 +16,7 @@ from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import MeasuredCell, Recommendation
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import format_percent, format_range, format_reward, join_commas
+from isojax.report.wording import describe_advice, format_percent, format_range, format_reward, join_commas
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences
@@ -119,7 +119,9 @@ def print_recommendation(console: SafeConsole, recommendation: Recommendation, b
         console.print(_measured_cells_table(recommendation))
     for reason in recommendation.reasons:
         console.print(f"  {escape(reason)}")
-    for warning in recommendation.warnings:
+    for sentence in describe_advice(recommendation):
+        console.print(f"  {escape(sentence)}")
+    for warning in recommendation.further_warnings:
         console.print(f"  [yellow]warning:[/yellow] {escape(warning)}")
 
 

@@ -27,6 +27,7 @@ from isojax.report.page.fit_sections import (
 from isojax.report.page.law_section import evidence_section, law_section
 from isojax.report.page.markup import Html, html_section, tag
 from isojax.report.wording import format_compact, format_count, format_interval, format_reward
+from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 
 OWN_SECTION_FIGURES = ("evidence", "panel")
@@ -89,6 +90,8 @@ def _answer_card(fit: FitResult) -> Html:
         base = "" if fit.base_reward is None else f", from {format_reward(fit.base_reward)} for the base policy"
         reward = row["reward"] + format_interval((row["low"], row["high"]))
         sentences = [f"Expected validation {fit.metric}: {reward}{base}.", row["words"]]
+        if fit.compute == "rollouts":
+            sentences += wording.describe_advice(recommend(fit, measured_budget(fit)))
     symbols = tag("p", "n: rollouts per problem; B_p: problems per batch; M: updates; C = B_p · n · M.", cls="soft")
     lines = [tag("p", headline, cls="headline"), *(tag("p", sentence) for sentence in sentences), symbols]
     return Html(f'<section class="answer" aria-label="The recommendation">{markup.join_html(lines)}</section>')

@@ -21,7 +21,8 @@ def header_comments(
         f"{allocation.M} updates; C = {allocation.C} rollouts.",
         f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}.",
         *recommendation.reasons,
-        *(f"warning: {warning}" for warning in recommendation.warnings),
+        *([f"Risk: {recommendation.risk}."] if recommendation.risk else []),
+        *(f"warning: {warning}" for warning in recommendation.further_warnings),
         f"{_learning_rate_text(allocation.B, sweep_config)} The key is {learning_rate_key}.",
         *notes,
     ]

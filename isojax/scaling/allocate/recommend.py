@@ -8,7 +8,7 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation, MeasuredCell, Recommendation
-from isojax.scaling.allocate import allocators
+from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.result import FitResult
@@ -36,8 +36,8 @@ def recommend(
 
     `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p": v}; `extrapolate`:
     answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward that makes no difference;
-    `with_measured_cells`: predict every measured cell, which takes as long as all the rest. InputError where the fit is
-    not in rollouts, C is out of reach, or the limits leave no allocation."""
+    `with_measured_cells`: predict all measured cells and set halting marks, which takes longer than the rest.
+    InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     request = AllocationRequest(C, B_max, dict(fix or {}), epsilon, reasons=[])
     request.check()
     ensemble = load_ensemble(fit)
@@ -50,17 +50,23 @@ def recommend(
     )[-1]
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     _explain_outcome(fit, ensemble, request.reasons, allocation, cell, reward)
+    risk, further_warnings = advice.describe_risk(ensemble, allocation, cell)
+    comparison = _compare_cells(ensemble, request, allocation, cell)
     return Recommendation(
         allocation=allocation,
         metric=fit.metric,
         expected_reward=reward,
         extrapolated=ensemble.is_beyond_data(cell, allocation.C),
         reasons=tuple(request.reasons),
+        risk=risk,
         warnings=tuple(flag.text for flag in fit.flags if flag.severity != "info"),
+        further_warnings=further_warnings,
         measured_cells=_measured_cells(ensemble, request) if with_measured_cells else (),
         interval=interval,
         prediction_interval=ensemble.predict_new_run(cell, allocation.C)[1],
-        **_compare_cells(ensemble, request, allocation, cell),
+        **comparison,
+        halting_marks=advice.set_halting_marks(ensemble, allocation, cell) if with_measured_cells else (),
+        false_stop=advice.FALSE_STOP,
         no_effect=fit.joint.n_star.no_effect,
         times_measured=C / ensemble.C_measured_max,
         epsilon=epsilon,
