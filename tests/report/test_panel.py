@@ -1,15 +1,14 @@
-"""The panel of training problems: shares by hand, which cells are compared, and what is said of them."""
+"""The panel of training problems: shares by hand, and which cells are compared."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.report.figures.problem_panel import compared_panels, describe_panels, panel_figure
+from isojax.report.figures.problem_panel import compared_panels, panel_figure
 from isojax.report.page import html_page
 from isojax.scaling.checks.run_health import FlaggedRun, HealthFlag, RunHealth
 from isojax.scaling.result import FitResult
@@ -44,7 +43,6 @@ def test_the_smallest_and_the_largest_n_where_both_were_evaluated(fit: FitResult
     assert small.C.tolist() == [0, 102, 202] and large.C.tolist() == [0, 108, 208]  # 400 was reached by n = 8 alone
     assert small.correct_shares.tolist() == [[0.5, 0.5, 0], [0.375, 0.375, 0.25], [0.375, 0.125, 0.5]]
     assert large.correct_shares[-1].tolist() == [0, 0.5, 0.5]
-    assert small.final_frequencies(0).tolist() == [1, 0.5, 0, 0]
 
 
 def test_the_widest_range_of_n_decides_the_batch(fit: FitResult) -> None:
@@ -57,41 +55,14 @@ def test_the_widest_range_of_n_decides_the_batch(fit: FitResult) -> None:
 def test_without_panels_of_the_same_problems_there_is_nothing(fit: FitResult) -> None:
     bare = RunRecord(Cell(8, 2, 0), (EvalPoint(0, 0, 0, 0, {"avg@2": 0.5}), EvalPoint(100, 10, 100, 0, {"avg@2": 0.5})))
     for runs in ([], [bare], [RUNS[0], run(8, [(0, [0]), (200, [1])])], [run(2, [(0, [0, 1])])]):
-        assert compared_panels(fit, runs) == [] and panel_figure(fit, runs) is None and describe_panels(fit, runs) == []
-
-
-def test_what_it_says(fit: FitResult) -> None:
-    """At 0 in the end: (2 + 1) of 8 at n = 2, none at n = 8; at 1: half and half."""
-    zero, one, difference = describe_panels(fit, RUNS)
-    condition = "Of 4 training problems never solved in 2 samples at C = 202, B_p = 8"
-    assert f"{condition}: 37.5% at n = 2, 0% at n = 8 (50% by the base policy)" in zero
-    assert "always solved in 2 samples at C = 202, B_p = 8: 50% at n = 2, 50% at n = 8 (0% by the base policy)" in one
-    error = 100 * np.std([-1, -0.5, 0, 0], ddof=1) / 2  # 24 points: -38 is within two of them
-    assert (
-        f"does not differ between n = 2 and n = 8 by more than chance (-38 ± {error:.0f} percentage points)"
-        in difference
-    )
-
-
-@pytest.mark.parametrize(
-    ("swapped", "words"), [(False, "leaves fewer problems never solved than"), (True, "leaves more problems never")]
-)
-def test_a_difference_beyond_chance(fit: FitResult, swapped: bool, words: str) -> None:
-    low, high = [0] * 30 + [2] * 20, [0] * 5 + [2] * 45
-    ends = (high, low) if swapped else (low, high)
-    runs = [run(n, [(0, [0] * 50), (100, right)]) for n, right in zip((2, 8), ends, strict=True)]
-    assert words in describe_panels(fit, runs)[-1] and "50 ± 7 percentage points" in describe_panels(fit, runs)[-1]
+        assert compared_panels(fit, runs) == [] and panel_figure(fit, runs) is None
 
 
 def test_the_page_shows_it_and_which_runs_broke(made: tuple[Path, FitResult], make_sweep: Any) -> None:
     html = (made[0] / "report.html").read_text(encoding="utf-8")
-    assert (
-        'id="panel"' in html
-        and "Of 50 training problems never solved in 4 samples" in html
-        and "No run is flagged" in html
-    )
+    assert "pass@1 of a fixed panel of training problems" in html and "No run is flagged" in html
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
-    assert 'id="panel"' not in html_page.render(Path("nowhere"), [fit], runs, {})
+    assert "a fixed panel" not in html_page.render(Path("nowhere"), [fit], runs, {})
     flag = HealthFlag("entropy_exploded", 12_000, "entropy went from 0.5 to <4>")
     row = FlaggedRun(B_p=16, n=8, seed=1, points=20, C=250_000, flags=(flag,))
     for left_out, words in ((True, "puts it back"), (False, "as asked")):

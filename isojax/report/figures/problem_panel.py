@@ -14,7 +14,7 @@ from isojax.core.config import PANEL
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
 from isojax.report.fit_views import FloatArray, all_n
-from isojax.report.wording import MIN_Z, format_compact, format_percent
+from isojax.report.wording import format_compact
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import as_float64
 
@@ -33,10 +33,6 @@ class ProblemPanel:
     def correct_shares(self) -> FloatArray:
         """float[points, samples + 1]: the share of problems with 0, 1, ..., all answers correct, mean over seeds."""
         return np.stack([as_float64((self.correct == k).mean((0, 2))) for k in range(self.samples + 1)], -1)
-
-    def final_frequencies(self, count: int) -> FloatArray:
-        """float[problems]: how often each had `count` correct at the last point, the mean over seeds."""
-        return as_float64((self.correct[:, -1] == count).mean(0))
 
 
 def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPanel]:
@@ -111,37 +107,3 @@ def _draw_shares_over_C(ax: Axes, panel: ProblemPanel, shades: Sequence[str]) ->
     ax.stackplot(C, *panel.correct_shares.T, colors=shades, zorder=1)
     ax.set_xlim(C[0], C[-1])
     ax.set_ylim(0, 1)
-
-
-def describe_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[str]:
-    """The panel in sentences: the shares at 0 and at 1, and whether n changes them; empty without a panel."""
-    panels = compared_panels(fit, runs)
-    if not panels:
-        return []
-    first, C_text = panels[0], format_compact(float(panels[0].C[-1]))
-    sentences = []
-    for count, outcome in ((0, "never solved"), (first.samples, "always solved")):
-        shares = [f"{format_percent(float(p.final_frequencies(count).mean()))} at n = {p.n}" for p in panels]
-        base = np.mean([(panel.correct[:, 0] == count).mean() for panel in panels])
-        base_text = f" ({format_percent(float(base))} by the base policy)" if first.C[0] == 0 else ""
-        condition = f"{outcome} in {first.samples} samples at C = {C_text}, B_p = {first.B_p}"
-        problems = f"{first.correct.shape[2]} training problems"
-        sentences.append(f"Of {problems} {condition}: {', '.join(shares)}{base_text}.")
-    return sentences + ([_describe_difference(*panels)] if len(panels) == 2 else [])
-
-
-def _describe_difference(small_n_panel: ProblemPanel, large_n_panel: ProblemPanel) -> str:
-    """Whether the larger n leaves fewer problems at 0, paired over problems."""
-    differences = large_n_panel.final_frequencies(0) - small_n_panel.final_frequencies(0)
-    mean = float(differences.mean())
-    error = float(differences.std(ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else 0.0
-    points = f"{100 * mean:+.0f} ± {100 * error:.0f} percentage points"
-    small_n, large_n = small_n_panel.n, large_n_panel.n
-    if abs(mean) <= MIN_Z * error or not mean:
-        pair = f"n = {small_n} and n = {large_n}"
-        return f"The share never solved does not differ between {pair} by more than chance ({points})."
-    more = "fewer" if mean < 0 else "more"
-    paper_text = "as in the paper: less interference" if mean < 0 else "unlike in the paper"
-    one_seed = max(len(small_n_panel.correct), len(large_n_panel.correct)) == 1
-    seed_text = "; one seed, so runs may differ by chance" if one_seed else ""
-    return f"n = {large_n} leaves {more} problems never solved than n = {small_n} ({points}, {paper_text}{seed_text})."

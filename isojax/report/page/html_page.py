@@ -12,7 +12,6 @@ from isojax.core.nouns import RunRecord
 from isojax.report import wording
 from isojax.report.canvas import RenderedFigure, render_figure
 from isojax.report.figures.catalogue import FIGURES
-from isojax.report.figures.problem_panel import describe_panels
 from isojax.report.fit_views import all_n, measured_budget
 from isojax.report.page import explorer, markup
 from isojax.report.page.charts import plotly_bundle
@@ -30,7 +29,7 @@ from isojax.report.wording import format_compact, format_count, format_interval,
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 
-OWN_SECTION_FIGURES = ("evidence", "panel")
+EVIDENCE = "evidence"  # the figure in the section on segments
 Images = Mapping[str, RenderedFigure]
 
 
@@ -43,10 +42,9 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
         explorer.budget_section(bundle is not None),
         html_section("findings", "Main findings", markup.bullet_list(main_findings(fit))),
         _figures_section(images),
-        evidence_section(fit, _html_figures(images, ["evidence"])),
+        evidence_section(fit, _html_figures(images, [EVIDENCE])),
         law_section(fit),
         diagnostics_section(fit),
-        _panel_section(fit, runs, images),
         health_section(fit),
         rewards_section(fit, runs),
         flags_section(fit),
@@ -113,18 +111,10 @@ def _html_figures(images: Images, names: Iterable[str]) -> list[Html]:
     ]
 
 
-def _panel_section(fit: FitResult, runs: Sequence[RunRecord], images: Images) -> Html:
-    """How single training problems change along training; nothing where no panel was evaluated (cell.eval.panel)."""
-    if "panel" not in images:
-        return Html("")
-    sentences = markup.bullet_list(describe_panels(fit, runs))
-    return html_section("panel", "Change of single training problems", sentences, *_html_figures(images, ["panel"]))
-
-
 def _figures_section(images: Images) -> Html:
-    """All figures but those that have their own sections."""
+    """All figures but the evidence, which has its own section."""
     folder = tag("p", "Each is in ", tag("code", "figures/"), " as PNG and PDF.")
-    names = [name for name in FIGURES if name not in OWN_SECTION_FIGURES]
+    names = [name for name in FIGURES if name != EVIDENCE]
     return html_section("figures", "Figures", folder, *_html_figures(images, names))
 
 
