@@ -4,7 +4,6 @@ With a the share of responses that hold an answer and q the share of correct one
     a1 q1 - a0 q0  =  (a1 - a0) q0 [format alone]  +  a1 (q1 - q0) [better answers]"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +15,18 @@ from isojax.report.console import TextTable
 from isojax.runs.ledger import default_metric
 
 
-@dataclass(frozen=True)
-class RewardGain:
-    """One run's validation reward of the base policy and at the last evaluation, and the two parts of its gain."""
-
-    base: float
-    last: float
-    format_alone: float
-
-    @property
-    def gain(self) -> float:
-        """last - base."""
-        return self.last - self.base
-
-    @property
-    def better_answers(self) -> float:
-        """The part of the gain that is not format alone."""
-        return self.gain - self.format_alone
-
-
-def reward_gain(run: RunRecord, metric: str) -> RewardGain | None:
-    """A run's gain; None where the base was not evaluated, or the share of responses with an answer not recorded."""
+def reward_gain(run: RunRecord, metric: str) -> tuple[float, float, float, float, float] | None:
+    """A run's validation reward of the base policy and at the last evaluation, its gain, and the gain's parts: by
+    format alone and by better answers. None where the base was not evaluated, or no share of answers recorded."""
     first, last = run.points[0], run.points[-1]
     if first.rollouts or not all(metric in p.metrics and "parsed_fraction" in p.metrics for p in (first, last)):
         return None
     base_reward, base_parsed_fraction = first.metrics[metric], first.metrics["parsed_fraction"]
-    format_alone = 0.0
+    gain, format_alone = last.metrics[metric] - base_reward, 0.0
     if base_parsed_fraction:
         more_parsed = last.metrics["parsed_fraction"] - base_parsed_fraction
         format_alone = more_parsed * base_reward / base_parsed_fraction
-    return RewardGain(base_reward, last.metrics[metric], format_alone)
+    return base_reward, last.metrics[metric], gain, format_alone, gain - format_alone
 
 
 def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> None:
@@ -57,8 +38,8 @@ def report_gains(console: Console, folder: Path, runs: Sequence[RunRecord]) -> N
         return
     constant_text = f"the best constant answer, {constant['answer']!r}, gets {constant['reward']:.3f}"
     columns = ("B_p x n, seed", "base", "last", "gain", "format alone", "better answers")
-    rows = []
-    for cell, g in gains.items():
-        parts = (g.gain, g.format_alone, g.better_answers)
-        rows.append([cell, f"{g.base:.3f}", f"{g.last:.3f}", *(f"{part:+.3f}" for part in parts)])
+    rows = [
+        [cell, f"{base:.3f}", f"{last:.3f}", *(f"{part:+.3f}" for part in gain_and_parts)]
+        for cell, (base, last, *gain_and_parts) in gains.items()
+    ]
     console.print(TextTable(f"gain in {metric}; {constant_text}", columns, rows, text_columns=1))

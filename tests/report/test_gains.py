@@ -25,15 +25,12 @@ def run(*points: tuple[int, float, float], seed: int = 0) -> RunRecord:
 def test_the_parts_by_hand() -> None:
     # Half of the responses held an answer and 40% of these were right; at last 90% do, and two thirds of these are.
     g = reward_gain(run((0, 0.2, 0.5), (64, 0.3, 0.6), (128, 0.6, 0.9)), "avg@4")
-    assert g is not None
-    assert g.gain == pytest.approx(0.4)
-    assert g.format_alone == pytest.approx(0.4 * 0.4)
-    assert g.better_answers == pytest.approx(0.9 * (2 / 3 - 0.4))
+    assert g == pytest.approx((0.2, 0.6, 0.4, 0.4 * 0.4, 0.9 * (2 / 3 - 0.4)))
 
 
 def test_a_base_that_never_answered_gains_nothing_by_format_alone() -> None:
     g = reward_gain(run((0, 0.0, 0.0), (64, 0.5, 1.0)), "avg@4")
-    assert g is not None and g.format_alone == 0 and g.better_answers == 0.5
+    assert g == (0, 0.5, 0.5, 0, 0.5)
 
 
 def test_no_base_or_no_answers_no_gain() -> None:
