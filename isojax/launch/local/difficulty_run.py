@@ -24,7 +24,7 @@ from isojax.launch.local.setup import open_task, resolve_config, start_jax
 from isojax.launch.planner import resolve_sweep_sizes
 from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint
-from isojax.report.figures.difficulty_histogram import draw_difficulty
+from isojax.report.figures.difficulty_histogram import UNUSED, draw_difficulty
 from isojax.runs.storage import exclusive_lock
 from isojax.tasks.problem_selection import drop_long_prompts
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
@@ -81,9 +81,10 @@ def label_difficulty(
     ranges = dict(DIFFICULTY_RANGES)
     if extremely_hard:
         ranges[EXTREMELY_HARD] = (0.0, 0.0)
-    unsolved_by_id = {p.id: p for p in unsolved}
-    labels = [(p.solved, p.attempts) for p in (unsolved_by_id.get(p.id, p) for p in labelled)]
-    draw_difficulty(labels, ranges, folder, EXTREMELY_HARD_ATTEMPTS)
+    unsolved_ids = {p.id for p in unsolved}
+    labels = [(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
+    labels += [(p.solved, p.attempts, difficulty_part(p) or UNUSED) for p in labelled if p.id not in unsolved_ids]
+    draw_difficulty(labels, ranges, folder)
     metadata = {
         "model": cell.model.path,
         "task": cell.task,

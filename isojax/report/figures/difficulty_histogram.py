@@ -1,7 +1,5 @@
-"""How hard the problems are for the base model: a histogram of its avg@k by split (paper's Fig. 2), and as CSV."""
+"""How hard the problems are for the base model: a histogram of its avg@k by split (paper's Fig. 2)."""
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,56 +7,45 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from isojax.core.atomic_files import write_bytes, write_text
+from isojax.core.atomic_files import write_bytes
 from isojax.report import canvas
 
 UNUSED, UNUSED_COLOUR = "unused", "#c3cad1"  # problems in no split
 MIN_BINS, MAX_BINS = 10, 32  # steps that avg@k is cut into, where k has a divisor between them
 
-DifficultyLabel = tuple[float, int]  # (correct answers, or summed rewards; attempts) of the base model on one problem
+# (correct answers, or summed rewards; attempts) of the base model on one problem, and the problem's split or UNUSED
+DifficultyLabel = tuple[float, int, str]
 AvgRange = tuple[float, float]  # the lowest and the highest avg@k of a split
 
 
-def draw_difficulty(
-    labels: Sequence[DifficultyLabel], splits: Mapping[str, AvgRange], folder: Path, min_unsolved_attempts: int = 128
-) -> list[Path]:
-    """Write difficulty.png, .pdf and .csv into `folder`, each replaced in one step; the CSV has a row for each bar.
-    `splits`: such as {"hard": (0, 0.0625), "extremely_hard": (0, 0)}, each problem counted once as in `split_of`."""
+def draw_difficulty(labels: Sequence[DifficultyLabel], splits: Mapping[str, AvgRange], folder: Path) -> list[Path]:
+    """Write difficulty.png and .pdf into `folder`, each replaced in one step. `splits`: such as
+    {"hard": (0, 0.0625), "extremely_hard": (0, 0)}, of which (0, 0) is cut from another."""
     ordered_splits = {name: splits[name] for name in sorted(splits, key=lambda name: splits[name])}
-    k_min = min(attempts for _, attempts in labels)
-    # k, or a divisor of a large k, so that each bar holds as many values of avg@k
-    bin_count = next((d for d in range(MAX_BINS, MIN_BINS - 1, -1) if k_min % d == 0), min(k_min, MAX_BINS))
-    counts_by_split = {name: Counter[int]() for name in (*ordered_splits, UNUSED)}
-    for solved, attempts in labels:
-        nearest_bar = int((2 * solved * bin_count + attempts) // (2 * attempts))
-        counts_by_split[split_of((solved, attempts), ordered_splits, min_unsolved_attempts)][nearest_bar] += 1
-    titles = {name: _split_title(name, ordered_splits, min_unsolved_attempts) for name in counts_by_split}
-    attempts_of_all = sorted({attempts for _, attempts in labels})
-    k = "–".join(str(attempts) for attempts in dict.fromkeys((attempts_of_all[0], attempts_of_all[-1])))
-    drawing = canvas.render_figure(_histogram_figure(ordered_splits, titles, counts_by_split, bin_count, k))
-    png, pdf, bins = (folder / f"difficulty.{ending}" for ending in ("png", "pdf", "csv"))
+    counts_by_split, bin_count = count_bars(labels, (*ordered_splits, UNUSED))
+    all_attempts = [attempts for _, attempts, _ in labels]
+    k = "–".join(str(attempts) for attempts in dict.fromkeys((min(all_attempts), max(all_attempts))))
+    drawing = canvas.render_figure(_histogram_figure(ordered_splits, counts_by_split, bin_count, k))
+    png, pdf = folder / "difficulty.png", folder / "difficulty.pdf"
     write_bytes(png, drawing.png)
     write_bytes(pdf, drawing.pdf)
-    write_text(bins, _csv(counts_by_split, bin_count))
-    return [png, pdf, bins]
+    return [png, pdf]
 
 
-def split_of(label: DifficultyLabel, splits: Mapping[str, AvgRange], min_unsolved_attempts: int = 128) -> str:
-    """The split of a label, the harder one at a shared end, or "unused"; a split (0, 0), Extremely Hard, goes first and
-    takes problems without a right one of at least `min_unsolved_attempts` attempts."""
-    solved, attempts = label
-    for name, (low, high) in sorted(splits.items(), key=lambda split: split[1]):
-        if low <= solved / attempts <= high and (high > 0 or attempts >= min_unsolved_attempts):
-            return name
-    return UNUSED
+def count_bars(labels: Sequence[DifficultyLabel], splits: Sequence[str]) -> tuple[dict[str, Counter[int]], int]:
+    """How many problems of each split each bar 0, 1, ... counts, and the number of steps between the bars, the last of
+    which is at avg@k = 1: k, or a divisor of a large k, so that each bar holds as many values of avg@k."""
+    k_min = min(attempts for _, attempts, _ in labels)
+    bin_count = next((d for d in range(MAX_BINS, MIN_BINS - 1, -1) if k_min % d == 0), min(k_min, MAX_BINS))
+    counts_by_split = {name: Counter[int]() for name in splits}
+    for solved, attempts, split in labels:
+        nearest_bar = int((2 * solved * bin_count + attempts) // (2 * attempts))
+        counts_by_split[split][nearest_bar] += 1
+    return counts_by_split, bin_count
 
 
 def _histogram_figure(
-    splits: Mapping[str, AvgRange],
-    titles: Mapping[str, str],
-    counts_by_split: Mapping[str, Counter[int]],
-    bin_count: int,
-    k: str,
+    splits: Mapping[str, AvgRange], counts_by_split: Mapping[str, Counter[int]], bin_count: int, k: str
 ) -> Figure:
     """Stacked bars, the hardest split below; Extremely Hard is hatched in the colour of the split it is cut from."""
     fig = canvas.new_figure(10.0, 4.8)
@@ -76,7 +63,12 @@ def _histogram_figure(
         for name, counts in counts_by_split.items():
             heights = [counts[i] for i in bars]
             style = {"facecolor": colours.get(name, hardest_colour), "hatch": None if name in colours else "///"}
-            style |= {"label": f"{titles[name]}: {sum(heights):,}", "edgecolor": "white", "lw": 0, "zorder": 2}
+            style |= {
+                "label": f"{_split_title(name, splits)}: {sum(heights):,}",
+                "edgecolor": "white",
+                "lw": 0,
+                "zorder": 2,
+            }
             ax.bar(centres, heights, 0.9 / bin_count, bottoms, **style)
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     text_position = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
@@ -89,23 +81,11 @@ def _histogram_figure(
     return fig
 
 
-def _split_title(name: str, splits: Mapping[str, AvgRange], min_unsolved_attempts: int) -> str:
+def _split_title(name: str, splits: Mapping[str, AvgRange]) -> str:
     """A split in the legend: "Easy [0.3, 0.6]", "Very Easy (0.6, 0.9]"."""
     if name == UNUSED:
         return "in no split"
     low, high = splits[name]
     shares_lower_end = any(other_low < low == other_high for other_low, other_high in splits.values())
-    range_text = f"{'(' if shares_lower_end else '['}{low:g}, {high:g}]"
-    if high == 0:
-        range_text = f"(none correct of {min_unsolved_attempts:,} or more)"
+    range_text = f"{'(' if shares_lower_end else '['}{low:g}, {high:g}]" if high else "(no attempt correct)"
     return f"{canvas.escape_label(name.replace('_', ' ').title())} {range_text}"
-
-
-def _csv(counts_by_split: Mapping[str, Counter[int]], bin_count: int) -> str:
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["avg", *counts_by_split, "all"])
-    for i in range(bin_count + 1):
-        bin_counts = [counts[i] for counts in counts_by_split.values()]
-        rows.writerow([f"{i / bin_count:g}", *bin_counts, sum(bin_counts)])
-    return text.getvalue()
