@@ -3,7 +3,6 @@
 import difflib
 import io
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,18 +66,6 @@ def config_keys(model: type[BaseModel], prefix: str = "") -> dict[str, bool]:
     return keys
 
 
-def _numbers(key: str, value: object) -> Iterator[tuple[str, float]]:
-    """(dotted name, value) of the floats in a setting, in its lists and maps too."""
-    if isinstance(value, float):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _numbers(f"{key}.{name}", one)
-    elif isinstance(value, list):
-        for one in value:
-            yield from _numbers(key, one)
-
-
 def flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """(dotted name, value) of everything that is not a section."""
     for key, value in data.items():
@@ -100,9 +87,6 @@ def _read_leaves(
             nearest = nearest_key(dotted_key, known_keys)
             raise InputError(f"{source}: unknown key {dotted_key!r}; the nearest known key is {nearest!r}.")
         if not known_keys[dotted_key]:
-            for key, number in _numbers(dotted_key, value):
-                if not math.isfinite(number):
-                    raise InputError(f"{source}: {key}: given {number!r}, expected a finite number.")
             yield dotted_key, value
         elif isinstance(value, Mapping):
             yield from _read_leaves(value, known_keys, source, f"{dotted_key}.")
@@ -190,7 +174,7 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
         for key, value in merged.items():
             OmegaConf.update(nested, key, value)
         data = OmegaConf.to_container(nested, resolve=True, throw_on_missing=True)
-        json_text = json.dumps(data, allow_nan=False)  # pydantic's strict mode takes lists for tuples from JSON only
+        json_text = json.dumps(data)  # pydantic's strict mode takes lists for tuples from JSON only
     except YAML_ERRORS as e:
         raise InputError(f"{file_names}: {_first_line(e)}. Expected plain values, and ${{...}} that name a key.") from e
     try:

@@ -28,7 +28,7 @@ def check_names(names: Iterable[str], kind: str, reserved: Sequence[str] = ()) -
 class Section(BaseModel):
     """A frozen section; an unknown key is refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     @field_validator("*")
     @classmethod
