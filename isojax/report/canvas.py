@@ -105,11 +105,6 @@ def fill_band(ax: Axes, rows: Sequence[tuple[float, float, float]], **style: Any
         ax.fill_between(x, low, high, lw=0, **style)
 
 
-def sequential_colours(name: str, count: int) -> list[str]:
-    """Colours of a colour map, its ends left out."""
-    return [to_hex(colour) for colour in colormaps[name](np.linspace(0.08, 0.92, count))]
-
-
 def n_handles(colours: Mapping[int, str]) -> list[Line2D]:
     """A legend's lines for each n."""
     return [Line2D([], [], color=colour, lw=3, label=f"n = {n}") for n, colour in colours.items()]

@@ -219,10 +219,7 @@ def test_a_search_from_end_to_end(
 
     assert isojax(monkeypatch, *search) == 0
     result, folder = json.loads(capsys.readouterr().out), tmp_path / "runs/tiny-lr"
-    assert (
-        result == json.loads((folder / "lr_search.json").read_text())
-        and (folder / "lr_search.png").read_bytes()[:4] == b"\x89PNG"
-    )
+    assert result == json.loads((folder / "lr_search.json").read_text())
     assert sorted(p.name for p in folder.glob("*/cells/*")) == ["8x4-s0", "8x4-s0", "8x4-s1", "8x4-s1"]
     bases = [(folder / rate / "base/params.safetensors").read_bytes() for rate in ("1e-5", "1e-2")]
     assert bases[0] == bases[1]

@@ -16,7 +16,6 @@ from isojax.core.errors import InputError, RunFailed
 from isojax.launch import lr_search as search
 from isojax.launch.lr_search import SearchPlan, rate_name, round_rate
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.figures.learning_rates import learning_rate_figure
 from isojax.runs.mirror import working_folder
 
 
@@ -39,8 +38,8 @@ def lr_search(
     The rate found stands for B = B_p n, cell.rl.lr_reference_batch; cell.rl.lr_scaling leads from there to every other
     batch. B is the sweep's batch nearest to lr_reference_batch. Without --rates, learning_rate times 1/10 to 10 in
     steps of sqrt(10), and up to two more where the best is at an end. Each rate is a sweep in runs/NAME-lr/RATE; the
-    table and picture are there as lr_search.json and lr_search.png. Rates of which a run collapses or is not finite are
-    out; of those within a standard error of the best, the lowest is taken.
+    table is there as lr_search.json, and tensorboard --logdir runs/NAME-lr shows every run. Rates of which a run
+    collapses or is not finite are out; of those within a standard error of the best, the lowest is taken.
 
     \b
     Examples
@@ -67,7 +66,7 @@ def lr_search(
         print_plan(plan, as_json)
         return
     document = run_plan(plan, config, resume, rates is None, runner.launch)
-    print_search(document, Path(plan.folder), as_json)
+    print_search(document, as_json)
     if document["learning_rate"] is None:
         raise RunFailed(f"every rate is out; what ran is recorded in {plan.folder}")
 
@@ -89,7 +88,7 @@ def read_rates(text: str) -> list[float]:
 def run_plan(
     plan: SearchPlan, config: Config, resume: bool, extend: bool, launch: search.LaunchSweep
 ) -> dict[str, Any]:
-    """Run every rate, each from the base policy of the first; write lr_search.json (returned) and lr_search.png."""
+    """Run every rate, each from the base policy of the first; write lr_search.json (returned)."""
     folder = Path(plan.folder)
     first_folder = folder / rate_name(min(plan.rates))
 
@@ -99,7 +98,6 @@ def run_plan(
     result = search.search_rates(plan.rates, run_learning_rate, extend)
     document = to_json_value(search.to_json(result, config, plan))
     write_text(folder / "lr_search.json", json_text(document) + "\n")
-    learning_rate_figure(document).write(folder / "lr_search.png")
     return document
 
 
@@ -113,7 +111,7 @@ def print_plan(plan: SearchPlan, as_json: bool) -> None:
     print_line(f"rates {', '.join(map(rate_name, plan.rates))}: {runs} at {batch}, in {plan.folder}")
 
 
-def print_search(document: Mapping[str, Any], folder: Path, as_json: bool) -> None:
+def print_search(document: Mapping[str, Any], as_json: bool) -> None:
     """Every rate, what to know, and the lines for the config."""
     if as_json:
         print(json_text(document))
@@ -134,4 +132,3 @@ def print_search(document: Mapping[str, Any], folder: Path, as_json: bool) -> No
         print_line("put into the config, or on the command line:")
         rate = f"cell.rl.learning_rate={rate_name(document['learning_rate'])}"
         print_line(f"  {rate} cell.rl.lr_reference_batch={document['lr_reference_batch']}")
-    print_line(f"picture: {folder / 'lr_search.png'}")

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -72,7 +74,7 @@ def panel_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     fig, axes = canvas.panel_grid(1 + len(panels), height=4.4)
     _draw_histogram(axes[0], panels, canvas.n_palette(all_n(fit)))
     samples = panels[0].samples
-    shades = canvas.sequential_colours("viridis", samples + 1)
+    shades = [to_hex(colour) for colour in colormaps["viridis"](np.linspace(0.08, 0.92, samples + 1))]
     for ax, panel in zip(axes[1:], panels, strict=True):
         _draw_shares_over_C(ax, panel, shades)
         canvas.style_axes(ax, f"n = {panel.n}: share of problems by pass@1", "C (rollouts)", "")
