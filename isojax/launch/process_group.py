@@ -32,25 +32,17 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
     """The process group that --coordinator, --processes and --process describe; InputError where they contradict."""
     if num_processes is None and coordinator is None and process_id is None:
         return SINGLE_PROCESS
-    if num_processes == AUTO:
-        if coordinator is not None or process_id is not None:
-            raise InputError(
-                "--processes auto asks the cluster for coordinator and process; leave --coordinator and --process out."
-            )
+    if num_processes == AUTO and coordinator is None and process_id is None:
         return ProcessGroup(auto=True)
-    count = int(num_processes) if num_processes and re.fullmatch(r"\d{1,6}", num_processes) else 0
-    if count < 1:
-        raise InputError(
-            f"--processes: given {num_processes!r}, expected how many processes there are in all, or auto."
-        )
+    count = int(num_processes) if re.fullmatch(r"\d{1,6}", num_processes or "") else 0
     if count == 1:
         return SINGLE_PROCESS
-    if coordinator is None or ":" not in coordinator:
+    if coordinator is None or ":" not in coordinator or process_id is None or not 0 <= process_id < count:
         raise InputError(
-            f"--coordinator: given {coordinator!r}, expected HOST:PORT of process 0, as all processes reach it."
+            f"given --processes {num_processes}, --coordinator {coordinator} and --process {process_id}; expected"
+            " --processes auto alone, which asks the cluster, or all three: how many processes there are, HOST:PORT of"
+            f" process 0 as all reach it, and this one's number, {f'0 to {count - 1}' if count else 'from 0'}."
         )
-    if process_id is None or not 0 <= process_id < count:
-        raise InputError(f"--process: given {process_id}, expected this process's number, 0 to {count - 1}.")
     return ProcessGroup(coordinator, count, process_id)
 
 

@@ -28,10 +28,10 @@ def test_what_is_given() -> None:
         ("host", "2", 0, "HOST:PORT"),
         ("host:1", "2", None, "0 to 1"),
         ("host:1", "2", 2, "0 to 1"),
-        ("host:1", "two", 0, "'two'"),
+        ("host:1", "two", 0, "two"),
         ("host:1", "0", 0, "--processes"),
         ("host:1", None, 0, "--processes"),
-        ("host:1", "auto", None, "leave --coordinator"),
+        ("host:1", "auto", None, "auto alone"),
     ],
 )
 def test_refusals(coordinator: str | None, processes: str | None, process: int | None, saying: str) -> None:
