@@ -259,6 +259,6 @@ def test_without_scripts_the_answer_is_there(browser: Any, made: tuple[Path, Fit
     assert not browser.find_element(By.ID, "budget").is_displayed()
     assert "Scripts are off" in browser.find_element(By.TAG_NAME, "main").text
     images = browser.find_elements(By.CSS_SELECTOR, "figure img")
-    assert len(images) == len(list((made[0] / "figures").glob("*.png"))) == 5
+    assert len(images) == len(list((made[0] / "figures").glob("*.png"))) == 4
     assert all(image.size["width"] > 400 for image in images)
     _screen(browser)

@@ -55,9 +55,6 @@ def test_a_metrics_name_is_no_mathematics(make_sweep: Any) -> None:
 
 def test_absent_data_draw_nothing(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), seeds=1, mode="paper")
-    untested = [segment.model_copy(update={"lead": None, "se": None}) for segment in fit.joint.segments]
-    view = fit.by_B_p[0].model_copy(update={"segments": tuple(untested)})
-    fit = fit.model_copy(update={"joint": view.model_copy(update={"B_p": None}), "by_B_p": (view,)})
     result = {name for name, plot in FIGURES.items() if plot.draw(fit, runs) is not None}
     assert result == {"frontier", "n_star"}
 
@@ -82,7 +79,7 @@ def test_the_same_sweep_gives_the_same_bits(make_sweep: Any, tmp_path: Path, mon
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
     write_report(tmp_path / "a" / "x", [fit], runs)
     (tmp_path / "b" / "x" / "figures").mkdir(parents=True)
-    for stale in ("evidence.png", "evidence.pdf"):
+    for stale in ("n_star.png", "n_star.pdf"):
         (tmp_path / "b" / "x" / "figures" / stale).write_bytes(b"of an earlier fit")
     time.sleep(1.0)  # a date in seconds would differ
     write_report(tmp_path / "b" / "x", [fit], runs)

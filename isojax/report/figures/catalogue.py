@@ -12,7 +12,6 @@ from isojax.report.figures.fixed_batch import fixed_batch_figure
 from isojax.report.figures.n_star import n_star_figure
 from isojax.report.figures.problem_panel import panel_figure
 from isojax.report.figures.reward_frontier import frontier_figure
-from isojax.report.figures.segment_evidence import evidence_figure
 from isojax.scaling.result import FitResult
 
 
@@ -53,16 +52,11 @@ FIGURES: dict[str, FigureSpec] = {
         "n reached, with the base policy's. Right: the share of problems with no, some and all answers correct, along "
         "training.",
     ),
-    "evidence": FigureSpec(
-        evidence_figure,
-        "Each segment's lead over its closest neighbour with error bars of two standard errors, as in the tables.",
-        "A bar that crosses zero is a lead that the evaluations cannot tell from noise.",
-    ),
 }
 
 
 def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> Figure:
-    """Draw a figure of the report, such as "frontier", "n_star" or "evidence", of the runs that were fitted; InputError
+    """Draw a figure of the report, such as "frontier" or "n_star", of the runs that were fitted; InputError
     for a name that is not in FIGURES, or a fit without the data of that figure."""
     if name not in FIGURES:
         raise InputError(f"no figure is called {name!r}; expected one of {', '.join(FIGURES)}.")

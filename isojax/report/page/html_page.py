@@ -3,7 +3,7 @@ recommendation, then its evidence. The same inputs give the same bits; without p
 the figures instead of the charts."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from isojax.core.atomic_files import write_bytes
@@ -29,7 +29,6 @@ from isojax.report.wording import format_compact, format_count, format_interval,
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 
-EVIDENCE = "evidence"  # the figure in the section on segments
 Images = Mapping[str, RenderedFigure]
 
 
@@ -42,7 +41,7 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
         explorer.budget_section(bundle is not None),
         html_section("findings", "Main findings", markup.bullet_list(main_findings(fit))),
         _figures_section(images),
-        evidence_section(fit, _html_figures(images, [EVIDENCE])),
+        evidence_section(fit),
         law_section(fit),
         diagnostics_section(fit),
         health_section(fit),
@@ -102,20 +101,12 @@ def _flags_notice(fit: FitResult) -> Html:
     return tag("p", f"The fit raised {format_count(len(fit.flags), 'warning')}: ", link, ".", cls="warn")
 
 
-def _html_figures(images: Images, names: Iterable[str]) -> list[Html]:
-    """Those of the figures that could be drawn, each with its caption."""
-    return [
-        markup.html_figure(images[name].png, FIGURES[name].alt_text, FIGURES[name].caption)
-        for name in names
-        if name in images
-    ]
-
-
 def _figures_section(images: Images) -> Html:
-    """All figures but the evidence, which has its own section."""
+    """The figures that could be drawn, each with its caption."""
     folder = tag("p", "Each is in ", tag("code", "figures/"), " as PNG and PDF.")
-    names = [name for name in FIGURES if name != EVIDENCE]
-    return html_section("figures", "Figures", folder, *_html_figures(images, names))
+    specs = {name: FIGURES[name] for name in FIGURES if name in images}
+    figures = [markup.html_figure(images[name].png, spec.alt_text, spec.caption) for name, spec in specs.items()]
+    return html_section("figures", "Figures", folder, *figures)
 
 
 def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Path:

@@ -1,8 +1,6 @@
 """The evidence for the frontier (its segments, and where one n overtakes another), the law n*(C) fitted to it, and the
 reward curves that both rest on: formulas, and parameters as in 0.655 [0.641, 0.670]."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from isojax.report import wording
@@ -24,7 +22,7 @@ def named_views(fit: FitResult) -> list[tuple[str, FrontierFit]]:
     return [("joint" if view.B_p is None else f"B_p = {view.B_p}", view) for view in views]
 
 
-def evidence_section(fit: FitResult, figures: Sequence[Html]) -> Html:
+def evidence_section(fit: FitResult) -> Html:
     """Every segment with its verdict, and the crossovers."""
     rule = (
         f"A segment of the frontier holds when it is at least {MIN_DECADES} decade long, its neighbours were measured "
@@ -37,7 +35,7 @@ def evidence_section(fit: FitResult, figures: Sequence[Html]) -> Html:
         for name, view in named_views(fit)
     ]
     title = "Evidence for each segment of the frontier"
-    return html_section("evidence", title, tag("p", rule), *figures, *tables, tag("h3", "Crossovers"), _crossovers(fit))
+    return html_section("evidence", title, tag("p", rule), *tables, tag("h3", "Crossovers"), _crossovers(fit))
 
 
 def _segment_row(segment: SegmentRow) -> list[object]:
