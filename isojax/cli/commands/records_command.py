@@ -71,10 +71,7 @@ def import_logs(
 
 
 @app.command()
-def check(
-    paths: RunsArgument,
-    as_json: JsonOption = False,
-) -> None:
+def check(paths: RunsArgument, as_json: JsonOption = False) -> None:
     """Look at ledgers before a fit: what is there, what is missing, and what `isojax fit` would refuse (exit code 2,
     with file and line).
 
@@ -84,36 +81,22 @@ def check(
       isojax records check runs/a runs/b --json | jq .problems
     """
     with SafeConsole(stderr=True).status("reading"):
-        ledger_check = check_ledgers(paths)
+        checked = check_ledgers(paths)
     if as_json:
-        cells = [_run_json(run) for run in ledger_check.runs]
-        print(
-            json_text(
-                {
-                    "metric": ledger_check.metric,
-                    "cells": cells,
-                    "problems": ledger_check.errors,
-                    "notes": ledger_check.notes,
-                }
-            )
-        )
+        cells = [_run_json(run) for run in checked.runs]
+        document = {"metric": checked.metric, "cells": cells, "problems": checked.errors, "notes": checked.notes}
+        print(json_text(document))
     else:
         console = SafeConsole()
-        if ledger_check.runs:
-            console.print(
-                _runs_table(
-                    ledger_check.runs, f"{format_count(len(ledger_check.runs), 'run')}, metric {ledger_check.metric}"
-                )
-            )
-        for label, lines in (
-            ("[red]problem:[/red]", ledger_check.errors),
-            ("[yellow]note:[/yellow]", ledger_check.notes),
-        ):
+        if checked.runs:
+            title = f"{format_count(len(checked.runs), 'run')}, metric {checked.metric}"
+            console.print(_runs_table(checked.runs, title))
+        for label, lines in (("[red]problem:[/red]", checked.errors), ("[yellow]note:[/yellow]", checked.notes)):
             for line in lines:
                 console.print(f"{label} {escape(line)}", soft_wrap=True)
-    if ledger_check.errors:
-        summary = f"{format_count(len(ledger_check.errors), 'problem')} that `isojax fit` would refuse"
-        raise InputError(f"{summary}; the first: {ledger_check.errors[0]}")
+    if checked.errors:
+        summary = f"{format_count(len(checked.errors), 'problem')} that `isojax fit` would refuse"
+        raise InputError(f"{summary}; the first: {checked.errors[0]}")
 
 
 def _run_json(run: RunRecord) -> dict[str, Any]:
