@@ -48,7 +48,6 @@ class LrSearchResult:
     """Results by rising rate, and what follows from them; `best` and `recommended` are None where every rate is out."""
 
     results: tuple[RateResult, ...]
-    num_extensions: int
     standard_error: float | None
     best: RateResult | None
     tied: tuple[RateResult, ...] = ()
@@ -130,11 +129,11 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
 
 def refuse_existing_search(folder: Path, resume: bool) -> None:
     """InputError where the folder holds a search and `resume` is not set."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file, expected a folder to search in; choose another name with name=NAME.")
-    if not resume and folder.is_dir() and any(folder.iterdir()):
+    is_free = folder.is_dir() and (resume or not any(folder.iterdir()))
+    if folder.exists() and not is_free:
         raise InputError(
-            f"{folder} holds a search already; go on with it by --resume, or choose another name with name=NAME."
+            f"{folder} is a file, or holds a search already; go on with it by --resume, or choose another name with"
+            " name=NAME."
         )
 
 
@@ -180,11 +179,10 @@ def score_curve(curve: Sequence[tuple[int, float]]) -> float:
 def search_rates(rates: Sequence[float], evaluate: Callable[[float], RateResult], extend: bool) -> LrSearchResult:
     """Run all rates; with `extend`, up to MAX_EXTENSIONS more beyond the grid while the best is an end of it."""
     results = {rate: evaluate(rate) for rate in sorted(rates)}
-    num_extensions = 0
-    while extend and num_extensions < MAX_EXTENSIONS and (next_rate := _next_rate(results)) is not None:
+    most = len(results) + (MAX_EXTENSIONS if extend else 0)
+    while len(results) < most and (next_rate := _next_rate(results)) is not None:
         results[next_rate] = evaluate(next_rate)
-        num_extensions += 1
-    return select_rate(tuple(results[rate] for rate in sorted(results)), num_extensions)
+    return select_rate(tuple(results[rate] for rate in sorted(results)))
 
 
 def _best(results: Sequence[RateResult]) -> RateResult:
@@ -201,17 +199,17 @@ def _next_rate(results: dict[float, RateResult]) -> float | None:
     return step_rate(best_rate, 1) if best_rate == max(results) else None
 
 
-def select_rate(results: tuple[RateResult, ...], num_extensions: int) -> LrSearchResult:
+def select_rate(results: tuple[RateResult, ...]) -> LrSearchResult:
     """The best rate, those within a standard error of it, and the lowest of these."""
     unflagged = [result for result in results if not result.flags]
     seed_variances = [np.var(result.scores, ddof=1) for result in unflagged if len(result.scores) > 1]
     standard_error = math.sqrt(float(np.mean(seed_variances)) / len(unflagged[0].scores)) if seed_variances else None
     if not unflagged:
-        return LrSearchResult(results, num_extensions, standard_error, None)
+        return LrSearchResult(results, standard_error, None)
     best = _best(unflagged)
     max_difference = math.sqrt(2) * (standard_error or 0.0)
     tied = tuple(result for result in unflagged if best.reward - result.reward <= max_difference)
-    return LrSearchResult(results, num_extensions, standard_error, best, tied, tied[0])
+    return LrSearchResult(results, standard_error, best, tied, tied[0])
 
 
 def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[str, Any]:
@@ -228,7 +226,7 @@ def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[st
         **{key: value for key, value in plan._asdict().items() if key not in ("rates", "folder")},
         "metric": metric,
         "score": SCORE_DESCRIPTION.format(metric=metric),
-        "extended": search.num_extensions,
+        "extended": len(search.results) - len(plan.rates),
         "rates": rate_rows,
         "best": search.best.rate if search.best else None,
         "tied": [result.rate for result in search.tied],

@@ -125,7 +125,7 @@ def on_a_hill(top: float, out_above: float = math.inf) -> tuple[list[float], Cal
 def test_the_grid_follows_the_best_beyond_its_ends_at_most_twice(top: float, more: list[float]) -> None:
     ran, run = on_a_hill(top)
     result = lr_search.search_rates(default_rates(1e-3), run, extend=True)
-    assert ran == [*default_rates(1e-3), *more] and result.num_extensions == len(more)
+    assert ran == [*default_rates(1e-3), *more] and len(result.results) == 5 + len(more)
     assert [o.rate for o in result.results] == sorted(ran)
     at_an_end = any("search beyond it" in text for text in describe_search(result))
     assert at_an_end == (top in (1.0, 1e-9))  # there the best is still at an end
@@ -159,7 +159,7 @@ def outcomes(*scores: Sequence[float]) -> tuple[RateResult, ...]:
 
 def test_rates_within_a_standard_error_go_to_the_lowest() -> None:
     """Seeds differ by .02 (variance 2e-4): a mean of two has an error of .01, a difference of two such .01414."""
-    result = select_rate(outcomes((0.40, 0.42), (0.478, 0.498), (0.49, 0.51), (0.45, 0.47)), 0)
+    result = select_rate(outcomes((0.40, 0.42), (0.478, 0.498), (0.49, 0.51), (0.45, 0.47)))
     assert result.standard_error == pytest.approx(0.01)
     assert result.best is not None and result.recommended is not None
     assert (result.best.rate, result.recommended.rate) == (1e-2, 1e-3)  # .500 and .488, while .46 is further away
@@ -167,12 +167,12 @@ def test_rates_within_a_standard_error_go_to_the_lowest() -> None:
         "1e-2 is best, and within one standard error of it: 1e-3; the lowest of them is taken, 1e-3"
         in describe_search(result)
     )
-    clear = select_rate(outcomes((0.40, 0.42), (0.465, 0.485), (0.49, 0.51), (0.45, 0.47)), 0)
+    clear = select_rate(outcomes((0.40, 0.42), (0.465, 0.485), (0.49, 0.51), (0.45, 0.47)))
     assert clear.recommended is clear.best and not any("standard error" in text for text in describe_search(clear))
 
 
 def test_one_seed_takes_the_best_and_says_that_luck_is_unknown() -> None:
-    result = select_rate(outcomes((0.40,), (0.48,), (0.479,)), 0)
+    result = select_rate(outcomes((0.40,), (0.48,), (0.479,)))
     assert result.standard_error is None and result.recommended is not None and result.recommended.rate == 1e-3
     assert any("one seed" in text for text in describe_search(result))
 

@@ -27,14 +27,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner, time_estimate
 from isojax.launch.display import console, print_plan
 from isojax.launch.memory_model import MemoryEstimate
-from isojax.launch.planner import (
-    MEMORY_UTILIZATION,
-    DeviceBudget,
-    fit_to_memory,
-    format_bytes,
-    format_sizes,
-    plan_cells,
-)
+from isojax.launch.planner import DeviceBudget, fit_to_memory, format_bytes, format_sizes, plan_cells
 from isojax.launch.time_estimate import GIB, find_chip
 from isojax.models.hf import hf_load
 from isojax.report.console import TextTable
@@ -155,7 +148,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[s
     requested, topology = config.sweep, topologies[0][0].split()[1]
     sweep, confirmed_bytes = fit_to_memory(requested, budget) or budget.smallest_sizes(requested), dict[str, int]()
     memory = budget.estimate(sweep)
-    if memory.peak * MEMORY_UTILIZATION > budget.device_memory:  # by more than the estimate may be wrong
+    if memory.peak * planner.MEMORY_UTILIZATION > budget.device_memory:  # by more than the estimate may be wrong
         shortage = planner.describe_shortage(sweep, budget)
         raise InputError(f"{shortage} {planner.suggest_fit(requested, budget, topologies)}")
     for _ in range(MAX_COMPILATIONS):
