@@ -17,14 +17,7 @@ from isojax.report.canvas import log2_positions, n_palette
 from isojax.report.fit_views import B_p_of_view, all_n, frontier_views, interval_level, measured_budget
 from isojax.report.page import charts
 from isojax.report.page.markup import Html, read_page_file
-from isojax.report.wording import (
-    Bounds,
-    compute_unit,
-    format_percent,
-    format_range,
-    format_reward,
-    join_list,
-)
+from isojax.report.wording import Bounds, compute_unit, format_percent, format_range, format_reward, join_list
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult, FrontierFit
 
@@ -138,17 +131,7 @@ def json_for_script(content: dict[str, Any]) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-CHARTS_HTML = (
-    '<div class="charts"><div id="chart-reward" class="chart" role="img" aria-label="Reward against compute"></div>'
-    '<div id="chart-law" class="chart" role="img" aria-label="Compute-optimal n against compute"></div></div>'
-)
-NO_CHARTS_HTML = (
-    '<p class="soft">For interactive charts install the extra <code>isojax[report]</code> (plotly) and run '
-    "<code>isojax report</code> again; the figures below show the same.</p>"
-)
-
-
 def budget_section(with_charts: bool) -> Html:
     """The controls and the places that page.js fills."""
-    charts_html = CHARTS_HTML if with_charts else NO_CHARTS_HTML
+    charts_html = read_page_file("charts.html" if with_charts else "no_charts.html")
     return Html(Template(read_page_file("budget.html")).substitute(charts=charts_html))
