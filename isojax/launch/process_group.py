@@ -34,7 +34,7 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
         return SINGLE_PROCESS
     if num_processes == AUTO and coordinator is None and process_id is None:
         return ProcessGroup(auto=True)
-    count = int(num_processes) if re.fullmatch(r"\d{1,6}", num_processes or "") else 0
+    count = int(num_processes) if num_processes and re.fullmatch(r"\d{1,6}", num_processes) else 0
     if count == 1:
         return SINGLE_PROCESS
     if coordinator is None or ":" not in coordinator or process_id is None or not 0 <= process_id < count:
