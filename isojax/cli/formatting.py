@@ -58,7 +58,7 @@ def print_notes(console: Console, notes: Iterable[str]) -> None:
         console.print(f"[yellow]note:[/yellow] {escape(note)}")
 
 
-def print_bootstrap(console: Console, settings: Mapping[str, Any]) -> None:
+def print_interval_method(console: Console, settings: Mapping[str, Any]) -> None:
     """How intervals were made: method, replicates and seed."""
     how = f"{settings['method']}, {settings['replicates']} replicates, seed {settings['seed']}"
     console.print(f"intervals: {how}", highlight=False)

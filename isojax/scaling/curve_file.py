@@ -10,16 +10,23 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, require_column
-from isojax.scaling.curves import single_run
-from isojax.scaling.curves.single_run import RunPoints, SingleRunFit
-from isojax.scaling.curves.varpro import VarproSolution, evaluate_solution
-from isojax.scaling.intervals import Interval, central_interval
-from isojax.scaling.tracks import FloatArray
+from isojax.scaling.checks.forecast import HIDDEN_FACTOR, MIN_VISIBLE, PRIOR_SHARE, combine_departure
+from isojax.scaling.curves.single_run import (
+    MIN_POINTS,
+    PARAMETER_NAMES,
+    PARTICLES,
+    RunPoints,
+    RunPosterior,
+    sample_posterior,
+)
+from isojax.scaling.intervals import LEVEL, SEED, central_band, central_interval
 
 FEW_POINTS = 10
 END_POINTS = 3  # distinct C whose mean is "at the end"
-RHO_FLAGGED = 0.5
+CLEAR_AUTOCORRELATION = 0.3  # of the noise: flagged where the interval is above it
 MAX_INTERVAL_SHARE = 0.5  # an interval of A wider than this share of the gain measured does not determine it
+BAND_POINTS = 120
+METHOD = "posterior of the curve, its tail and the noise, by sequential Monte Carlo"
 
 
 @dataclass(frozen=True)
@@ -43,17 +50,17 @@ def fit_curve_file(
     given, to compare it with those beyond. `filters`: "COL=VALUE", rows to keep; `group`: the column that names the
     seed of one configuration; all seeds share one curve.
 
-    Returns R0, A, exponent, C_mid, intervals {name: [low, high]} (None: open end), bootstrap, points, seeds, rmse,
-    noise {sd, autocorrelation}, at_bounds, determined (whether A is), band [{C, reward, low, high}], beyond (errors are
-    curve minus measured; None without `below`) and flags; and what was read. InputError for too few points, none beyond
-    `below`, or a file that cannot be used, with its line."""
+    Returns medians and intervals {name: [low, high]} of R0, A, exponent and C_mid, draws, points, seeds, rmse, noise
+    {sd, autocorrelation}, determined (whether A is), departure_sd, band [{C, reward, low, high}], trial (what the first
+    quarter predicts of the rest; None where it has too few points), beyond (errors are curve minus measured; None
+    without `below`) and flags; and what was read. Of a measured mean at the end the interval holds its noise too.
+    InputError for too few points, none beyond `below`, or a file that cannot be used, with its line."""
     file_points = _read_points(filter_rows(read_table(path), filters), x_column, y_column, group)
     points = file_points.points
     in_fit = np.ones(len(points.C), dtype=bool) if below is None else points.C <= below
     fitted_points = points.select(in_fit)
     _require_enough_points(path, x_column, points, fitted_points, below)
-    fit = single_run.fit_single_run(fitted_points)
-    bootstrap = single_run.bootstrap_replicates(fit, fitted_points)
+    posterior, trial = fit_with_trial(fitted_points)
     request = {
         "kind": "curve",
         "file": str(path),
@@ -63,9 +70,10 @@ def fit_curve_file(
         "group": group,
         "fit_below": below,
     }
-    document = request | _describe_fit(fit, bootstrap, file_points, fitted_points)
-    document["beyond"] = None if below is None else _holdout_errors(fit.solution, bootstrap, points.select(~in_fit))
-    document["flags"] = list(_flags(fit, fitted_points, document, file_points.rows_without_reward))
+    document = request | _describe_fit(posterior, file_points, fitted_points)
+    document["trial"] = trial
+    document["beyond"] = None if below is None else _prediction_errors(posterior, points.select(~in_fit))
+    document["flags"] = list(_flags(posterior, fitted_points, document, file_points.rows_without_reward))
     return document, file_points
 
 
@@ -98,14 +106,14 @@ def _read_points(table: DataTable, x_column: str, y_column: str, group: str | No
 def _require_enough_points(
     path: Path, x_column: str, points: RunPoints, fitted_points: RunPoints, below: float | None
 ) -> None:
-    """Refuse what four parameters cannot be fitted to, and a hold-out that holds nothing."""
+    """Refuse points that show no curve, and a hold-out that holds nothing."""
     distinct_C = np.unique(fitted_points.C)
     positive_count = int((distinct_C > 0).sum())
-    if len(distinct_C) < single_run.MIN_POINTS or positive_count < single_run.MIN_POINTS - 1:
+    if len(distinct_C) < MIN_POINTS or positive_count < MIN_POINTS - 1:
         condition = "" if below is None else f" with {x_column} <= {below:g}"
         raise InputError(
             f"{path} has {len(distinct_C)} distinct {x_column}{condition}, {positive_count} of them above 0; "
-            f"expected at least {single_run.MIN_POINTS} for a curve of four parameters. "
+            f"expected at least {MIN_POINTS}. "
             f"Evaluate more often{'' if below is None else ', or raise --fit-below'}."
         )
     if below is not None and len(fitted_points.C) == len(points.C):
@@ -115,83 +123,109 @@ def _require_enough_points(
         )
 
 
-def _describe_fit(
-    fit: SingleRunFit, bootstrap: VarproSolution, file_points: CurveFilePoints, fitted_points: RunPoints
-) -> dict[str, Any]:
+def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | None]:
+    """The posterior, whose departures beyond the data have the size that a trial on the run itself gives them
+    (checks/forecast.py), and the trial: what the points up to a quarter of the largest C predict of the others."""
+    posterior = sample_posterior(points)
+    prior_sd = PRIOR_SHARE * _median_gain(posterior)
+    C_limit = posterior.C_high / HIDDEN_FACTOR
+    is_visible = points.C <= C_limit
+    visible, hidden = points.select(is_visible), points.select(~is_visible)
+    if len(np.unique(visible.C[visible.C > 0])) < MIN_VISIBLE:
+        return replace(posterior, departure_sd=prior_sd), None
+    tried = sample_posterior(visible)
+    at_end = _last_points(hidden)
+    predicted = tried.evaluations(at_end).mean(-1)
+    excess = (predicted.mean() - at_end.R.mean()) ** 2 - predicted.var()
+    tried = replace(tried, departure_sd=PRIOR_SHARE * _median_gain(tried))
+    trial = {"C_limit": C_limit, **_prediction_errors(tried, hidden)}
+    return replace(posterior, departure_sd=combine_departure(prior_sd, float(excess))), trial
+
+
+def _median_gain(posterior: RunPosterior) -> float:
+    """What the curve has gained where its data end."""
+    return float(np.median(posterior.rewards(np.array([posterior.C_high]))[:, 0] - posterior.draws("R0")))
+
+
+def is_determined(posterior: RunPosterior) -> bool:
+    """Whether the plateau is known to within half of the gain that was measured."""
+    low, high = central_band(posterior.draws("A"))
+    return bool(high - low <= MAX_INTERVAL_SHARE * _median_gain(posterior))
+
+
+def _last_points(points: RunPoints) -> RunPoints:
+    """Those at the last END_POINTS distinct C."""
+    return points.select(points.C >= np.unique(points.C)[-END_POINTS:][0])
+
+
+def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_points: RunPoints) -> dict[str, Any]:
     """The curve, its intervals and its residuals."""
-    intervals = single_run.parameter_intervals(bootstrap, fit.space)
-    residuals = fitted_points.R - fit.solution.fitted_rewards[0]
-    C = file_points.points.C
-    band = single_run.curve_band(fit, bootstrap, np.geomspace(C[C > 0].min(), C.max(), single_run.BAND_POINTS))
+    draws = {name: posterior.draws(name) for name in PARAMETER_NAMES}
+    intervals = {name: central_interval(values) for name, values in draws.items()}
+    residuals = fitted_points.R - np.median(posterior.rewards(fitted_points.C), axis=0)
+    C = np.geomspace(file_points.points.C[file_points.points.C > 0].min(), file_points.points.C.max(), BAND_POINTS)
+    rewards = posterior.rewards(C)
+    band = {"C": C, "reward": np.median(rewards, axis=0)} | dict(
+        zip(("low", "high"), central_band(rewards), strict=True)
+    )
     return {
-        **fit.parameters,
+        **{name: float(np.median(values)) for name, values in draws.items()},
         "intervals": intervals,
-        "bootstrap": single_run.describe_bootstrap(fit, len(file_points.seed_names)),
+        "draws": {"level": LEVEL, "replicates": PARTICLES, "seed": SEED, "method": METHOD},
         "points": len(fitted_points.C),
         "seeds": len(file_points.seed_names),
         "rmse": float(np.sqrt(np.mean(residuals**2))),
-        "noise": {"sd": fit.noise.sd, "autocorrelation": fit.noise.rho},
-        "at_bounds": list(fit.at_bounds),
-        "determined": _is_A_determined(intervals["A"], fit, fitted_points),
+        "noise": {
+            "sd": float(np.median(posterior.noise_sd)),
+            "autocorrelation": float(np.median(posterior.parameters.autocorrelation)),
+        },
+        "determined": is_determined(posterior),
+        "departure_sd": posterior.departure_sd,
         "band": [dict(zip(band, map(float, row), strict=True)) for row in zip(*band.values(), strict=True)],
     }
 
 
-def _is_A_determined(A_interval: Interval, fit: SingleRunFit, fitted_points: RunPoints) -> bool:
-    """Whether the plateau is known to within half of the gain that was measured."""
-    low, high = A_interval
-    if low is None or high is None or fit.solution.G[0] == 0:
-        return False
-    end_reward = evaluate_solution(fit.solution, fitted_points.C.max(keepdims=True))[0, 0]
-    return high - low <= MAX_INTERVAL_SHARE * max(float(end_reward) - fit.parameters["R0"], 0.0)
-
-
-def _holdout_errors(solution: VarproSolution, bootstrap: VarproSolution, holdout: RunPoints) -> dict[str, Any]:
-    errors = evaluate_solution(solution, holdout.C)[0] - holdout.R
-    is_at_end = holdout.C >= np.unique(holdout.C)[-END_POINTS:][0]
-
-    def mean_at_end(solutions: VarproSolution) -> FloatArray:
-        return evaluate_solution(solutions, holdout.C[is_at_end]).mean(-1)
-
+def _prediction_errors(posterior: RunPosterior, hidden: RunPoints) -> dict[str, Any]:
+    """What the posterior predicts of evaluations that it has not seen."""
+    errors = np.median(posterior.rewards(hidden.C), axis=0) - hidden.R
+    at_end = _last_points(hidden)
+    end_rewards = posterior.evaluations(at_end).mean(-1)
     return {
-        "points": len(holdout.C),
+        "points": len(hidden.C),
         "mean_error": float(errors.mean()),
         "mean_absolute_error": float(np.abs(errors).mean()),
         "max_absolute_error": float(np.abs(errors).max()),
-        "predicted_at_end": float(mean_at_end(solution)[0]),
-        "interval_at_end": list(central_interval(mean_at_end(bootstrap))),
-        "measured_at_end": float(holdout.R[is_at_end].mean()),
+        "predicted_at_end": float(np.median(end_rewards)),
+        "interval_at_end": list(central_interval(end_rewards)),
+        "measured_at_end": float(at_end.R.mean()),
     }
 
 
 def _flags(
-    fit: SingleRunFit, fitted_points: RunPoints, document: Mapping[str, Any], rows_without_reward: int
+    posterior: RunPosterior, fitted_points: RunPoints, document: Mapping[str, Any], rows_without_reward: int
 ) -> Iterator[str]:
     """What limits the curve of `document`."""
-    gain, y_column, C = fit.solution.G[0], document["y"], fitted_points.C
+    y_column, C, R = document["y"], fitted_points.C, fitted_points.R
+    gain = _median_gain(posterior)
     if rows_without_reward:
         yield f"{rows_without_reward} rows without {y_column} are left out"
-    if gain == 0:
-        text = f"the reward does not rise: the best curve is the constant {document['R0']:.4g}"
-        yield f"{text}, and the exponent and C_mid say nothing"
-        return
+    first, last = posterior.rewards(np.array([C.min(), C.max()])).T
+    if np.quantile(last - first, (1 - LEVEL) / 2) < document["noise"]["sd"]:
+        yield "the reward does not clearly rise: C_mid and the exponent say little"
     if not document["determined"]:
-        gain_share = (evaluate_solution(fit.solution, C.max(keepdims=True))[0, 0] - document["R0"]) / gain
-        low, high = ("open" if v is None else f"{v:.3g}" for v in document["intervals"]["A"])
+        gain_share = gain / max(document["A"] - document["R0"], 1e-12)
+        low, high = document["intervals"]["A"]
         yield (
-            f"the plateau is not determined: A = {document['A']:.3g} with interval {low} to {high}; "
-            f"at C = {C.max():.4g} the curve has made {gain_share:.0%} of its gain, read it only where measured"
+            f"the plateau is not determined: A = {document['A']:.3g} with interval {low:.3g} to {high:.3g}; "
+            f"at C = {C.max():.4g} the curve has made about {min(gain_share, 1):.0%} of its gain"
         )
-    low, high = (v if v is not None else np.inf for v in document["intervals"]["R0"])
+    low, high = document["intervals"]["R0"]
     if C.min() > 0 and high - low > MAX_INTERVAL_SHARE * gain:
         yield f"R0 is not determined ({low:.3g} to {high:.3g}): no point at C = 0 shows where the run began"
-    at_bounds = ", ".join(f"{name} = {document[name]:.4g}" for name in fit.at_bounds)
-    if at_bounds:
-        yield f"{at_bounds} at its bound, not determined by the data"
     if len(C) < FEW_POINTS:
-        yield f"only {len(C)} points for four parameters: the intervals rest on few residuals"
-    if fit.space.reward_range is None:
-        yield f"{y_column} is not within [0, 1]: R0 and A have no bounds"
-    if fit.noise.rho > RHO_FLAGGED:
-        text = f"residuals are autocorrelated (about {fit.noise.rho:.1f})"
+        yield f"only {len(C)} points for four parameters: the prior widens the intervals"
+    if R.min() < 0 or R.max() > 1:
+        yield f"{y_column} is not within [0, 1]: the prior keeps R0 and A within one range of the rewards around them"
+    if np.quantile(posterior.parameters.autocorrelation, (1 - LEVEL) / 2) > CLEAR_AUTOCORRELATION:
+        text = f"residuals are autocorrelated (about {document['noise']['autocorrelation']:.1f})"
         yield f"{text}: the noise is slow, or the run has another form than this"

@@ -82,7 +82,8 @@ def test_a_curve_as_json(isojax):
         "intervals",
         "points",
         "rmse",
-        "at_bounds",
+        "determined",
+        "trial",
         "beyond",
         "flags",
     } <= set(result)

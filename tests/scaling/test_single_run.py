@@ -1,155 +1,116 @@
-"""One run's curve: parameters to the last digit, one optimum from everywhere, intervals that are honest about what is
-not determined.
-"""
+"""One run's posterior: it holds the truth, agrees with an exact integral, and says what the run has not shown."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from isojax.scaling.curves import single_run
 from isojax.scaling.curves.hill import curve_value
-from isojax.scaling.curves.single_run import (
-    RunPoints,
-    bootstrap_replicates,
-    bootstrap_residuals,
-    curve_band,
-    estimate_noise,
-    fit_single_run,
-    parameter_intervals,
-)
-from isojax.scaling.curves.varpro import (
-    evaluate_solution,
-    fit_robust,
-    hill_progress,
-    huber_influence,
-    search_space,
-    squared_influence,
-)
-
-WORLDS = [
-    (0.2, 0.7, 1.1, 3e4),
-    (0.0, 0.35, 0.6, 1e5),
-    (0.45, 0.95, 3.0, 8e3),
-    (0.1, 1.0, 1.5, 2e4),
-    (-3.0, 12.0, 0.9, 5e4),
-]
+from isojax.scaling.curves.single_run import RunPoints, sample_posterior
 
 
-def run_of(R0, A, B, C_mid, points=30, zero=True, sd=0.0, seed=0, seeds=1, end=1e6):
-    C = np.geomspace(1e3, end, points)
-    R = curve_value(C, R0, A, B, C_mid)
-    if zero:
-        C, R = np.append(0.0, C), np.append(R0, R)
+def run_of(R0, A, B, C_mid, points=30, sd=0.0, seed=0, seeds=1, end=1e6):
+    C = np.append(0.0, np.geomspace(1e3, end, points))
+    R = np.append(R0, curve_value(C[1:], R0, A, B, C_mid))
     R = np.tile(R, seeds) + np.random.default_rng(seed).normal(0, sd, len(R) * seeds)
     return RunPoints(np.tile(C, seeds), R, np.repeat(np.arange(seeds), len(C)))
 
 
-@pytest.mark.parametrize("zero", [True, False])
-@pytest.mark.parametrize("true", WORLDS)
-def test_without_noise_the_parameters_are_exact(true, zero):
-    fit = fit_single_run(run_of(*true, zero=zero))
-    assert [fit.parameters[k] for k in ("R0", "A", "exponent", "C_mid")] == pytest.approx(true, rel=1e-6, abs=1e-6)
+def interval(values):
+    return np.quantile(values, [0.05, 0.95])
 
 
-@pytest.mark.parametrize("sd", [0.0, 0.01])
-@pytest.mark.parametrize("true", WORLDS[:4])
-def test_twenty_random_starts_find_one_optimum(true, sd):
-    runs = run_of(*true, sd=sd, seed=1)
-    runs = RunPoints(runs.C, np.clip(runs.R, 0, 1), runs.run_index)
-    rng, best = np.random.default_rng(2), fit_single_run(runs)
-    starts = np.column_stack([np.log(rng.uniform(0.3, 5, 20)), rng.uniform(3, 6, 20)])
-    R = np.tile(runs.R, (20, 1))
-    least_squares = fit_robust(best.space, R, starts, squared_influence)
-    result = fit_robust(best.space, R, least_squares.phi, huber_influence(best.residual_clip))
-    for name, value in best.parameters.items():
-        assert getattr(result, name) == pytest.approx(np.full(20, value), rel=1e-8, abs=1e-8), name
+def test_the_likelihood_is_that_of_autocorrelated_noise():
+    points = run_of(0.2, 0.7, 1.1, 3e4, points=6, sd=0.02, seeds=2)
+    p = single_run._from_normal(np.random.default_rng(0).normal(size=(50, 10)), 4.5, seeds=2)
+    mean = p.rewards(points.C) + p.run_levels[:, points.run_index]
+    assert mean[:, 0] == pytest.approx(p.R0 + p.run_levels[:, 0])
+    expected = np.zeros(50)
+    for q in range(50):
+        residual = points.R - mean[q]
+        for i in range(len(residual)):
+            rho = 0.0 if i in (0, 7) else p.autocorrelation[q]
+            scale = p.noise_scale[q] * np.sqrt(1 - rho**2)
+            expected[q] += stats.t(df=5, loc=rho * residual[i - 1], scale=scale).logpdf(residual[i])
+    difference = single_run._log_likelihood(points, p) - expected
+    assert difference == pytest.approx(np.full(50, difference[0]), rel=1e-9)
 
 
-def test_the_fit_is_a_minimum_of_hubers_loss():
-    runs = run_of(0.2, 0.7, 1.1, 3e4, sd=0.02, seed=3)
-    fit = fit_single_run(runs)
-    p = fit.parameters
-
-    def loss(R0, A, exponent, C_mid):
-        model = np.append(R0, curve_value(runs.C[1:], R0, A, exponent, C_mid))
-        size = np.abs(model - runs.R)
-        return np.where(size < fit.residual_clip, size**2 / 2, fit.residual_clip * (size - fit.residual_clip / 2)).sum()
-
-    least = loss(**p)
-    for name in p:
-        for step in (-1e-4, 1e-4):
-            assert loss(**{**p, name: p[name] * (1 + step)}) > least
-
-
-def test_bounds_hold_and_are_met_where_the_truth_is_beyond_them():
-    C = np.geomspace(1e3, 1e5, 20)
-    fit = fit_single_run(RunPoints(C, 0.1 + 0.2 * np.log10(C / 1e3) ** 2, np.zeros(20, dtype=int)))
-    assert fit.parameters["A"] == pytest.approx(1, abs=1e-9) and "A" in fit.at_bounds
-    falling = fit_single_run(RunPoints(C, 0.5 - 0.1 * np.log10(C / 1e3), np.zeros(20, dtype=int)))
-    assert falling.solution.G[0] == 0 and falling.parameters["R0"] == pytest.approx(0.4, abs=0.01)
-
-
-def test_outliers_hardly_move_the_curve():
-    runs = run_of(0.2, 0.7, 1.1, 3e4, points=40, sd=0.005, seed=4)
-    spoiled = runs.R.copy()
-    spoiled[[10, 25, 33]] += [0.2, -0.3, 0.25]
-    fit = fit_single_run(RunPoints(runs.C, spoiled, runs.run_index))
-    assert fit.parameters["A"] == pytest.approx(0.7, abs=0.015) and fit.parameters["R0"] == pytest.approx(0.2, abs=0.01)
-
-
-def test_curves_of_many_data_sets_are_those_of_each():
-    C = np.append(0.0, np.geomspace(1e3, 1e6, 25))
-    y = np.stack([np.append(0.2, curve_value(C[1:], 0.2, A, 1.0, 3e4)) for A in (0.4, 0.6, 0.8)])
-    space = search_space(C, (0.0, 1.0))
-    result = fit_robust(space, y, np.tile([0.3, 5.0], (3, 1)), squared_influence)
-    assert result.R0 + result.G == pytest.approx([0.4, 0.6, 0.8], abs=1e-9)
-    assert result.fitted_rewards == pytest.approx(y, abs=1e-9)
-    assert hill_progress(space.log10_C, np.array([[0.0, 4.5]]))[0, [0, -1]] == pytest.approx([0, 1 / (1 + 10**-1.5)])
+def test_the_sampler_agrees_with_weighted_draws_from_the_prior(monkeypatch):
+    monkeypatch.setattr(single_run, "PRIOR_LN_NOISE_SD", (np.log(0.1), 0.3))  # weights that few draws do not dominate
+    points = RunPoints(np.array([0, 2e3, 1e4, 4e4]), np.array([0.2, 0.25, 0.4, 0.5]), np.zeros(4, dtype=int))
+    prior = single_run._from_normal(
+        np.random.default_rng(1).normal(size=(100_000, 7)), float(np.log10([2e3, 4e4]).mean()), seeds=1
+    )
+    log_likelihood = single_run._log_likelihood(points, prior)
+    weight = np.exp(log_likelihood - log_likelihood.max())
+    assert weight.sum() ** 2 / (weight**2).sum() > 300
+    drawn = sample_posterior(points)
+    rewards = (prior.rewards(np.array([4e5])), drawn.rewards(np.array([4e5])))
+    for expected, values, sd in (
+        (prior.A, drawn.draws("A"), 0.01),
+        (prior.R0, drawn.draws("R0"), 0.005),
+        (np.log(prior.exponent), np.log(drawn.draws("exponent")), 0.05),
+        (np.log10(prior.C_mid), np.log10(drawn.draws("C_mid")), 0.03),
+        (rewards[0][:, 0], rewards[1][:, 0], 0.01),
+    ):
+        mean = np.average(expected, weights=weight)
+        assert values.mean() == pytest.approx(mean, abs=3 * sd)
+        assert values.std() == pytest.approx(np.sqrt(np.average((expected - mean) ** 2, weights=weight)), rel=0.15)
 
 
 def test_intervals_hold_the_truth_and_shrink_with_points():
     widths = []
-    for points in (40, 400):
-        runs = run_of(0.2, 0.7, 1.1, 3e4, points=points, sd=0.01, seed=5)
-        fit = fit_single_run(runs)
-        drawn = bootstrap_replicates(fit, runs)
-        low, high = parameter_intervals(drawn, fit.space)["A"]
+    for points in (12, 100):
+        drawn = sample_posterior(run_of(0.2, 0.7, 1.1, 3e4, points=points, sd=0.01, seed=1))
+        low, high = interval(drawn.draws("A"))
         assert low < 0.7 < high
+        C = np.geomspace(1e3, 1e6, 20)
+        assert np.abs(np.median(drawn.rewards(C), axis=0) - curve_value(C, 0.2, 0.7, 1.1, 3e4)).max() < 0.02
         widths.append(high - low)
-        result = curve_band(fit, drawn, np.geomspace(1e3, 1e6, 20))
-        assert np.all(result["low"] <= result["high"]) and np.all(
-            np.abs(result["reward"] - curve_value(result["C"], 0.2, 0.7, 1.1, 3e4)) < 0.02
-        )
-    assert widths[0] / widths[1] == pytest.approx(10**0.5, rel=0.35)
-    again = parameter_intervals(bootstrap_replicates(fit, runs), fit.space)
-    assert again == parameter_intervals(drawn, fit.space)
+    assert np.median(drawn.noise_sd) == pytest.approx(0.01, rel=0.35)
+    assert 1.5 < widths[0] / widths[1] < 6
 
 
 def test_a_run_that_ends_before_its_plateau_leaves_it_open():
-    runs = run_of(0.2, 0.8, 1.0, 3e5, end=6e4, sd=0.005, seed=6)
-    fit = fit_single_run(runs)
-    assert parameter_intervals(bootstrap_replicates(fit, runs), fit.space)["A"][1] is None
+    low, high = interval(sample_posterior(run_of(0.2, 0.8, 1.0, 3e5, points=15, end=6e4, sd=0.005, seed=6)).draws("A"))
+    assert low < 0.8 < high and high - low > 0.3
 
 
-def test_noise_is_read_from_residuals():
-    rng = np.random.default_rng(7)
-    white = rng.normal(0, 0.01, 4000)
-    slow = np.zeros(4000)
-    for i in range(1, 4000):
-        slow[i] = 0.6 * slow[i - 1] + white[i]
-    a, b = estimate_noise([white], 4), estimate_noise([slow], 4)
-    assert a.sd == pytest.approx(0.01, rel=0.05) and a.rho < 0.06
-    assert b.sd == pytest.approx(0.0125, rel=0.08) and b.rho == pytest.approx(0.6, abs=0.05) and b.block_length > 10
-    # Means of drawn runs spread as means of such noise do: sd / (1 - rho) / sqrt(N), of the white noise inside.
-    drawn = bootstrap_residuals([slow], b, 2000, rng).mean(1)
-    assert drawn.std() == pytest.approx(0.01 / 0.4 / 4000**0.5, rel=0.2)
-    assert estimate_noise([np.zeros(10)], 4).residual_scale == 1
+def test_an_outlier_hardly_moves_the_curve():
+    runs = run_of(0.2, 0.7, 1.1, 3e4, points=24, sd=0.005, seed=4)
+    spoiled = runs.R.copy()
+    spoiled[[6, 15, 20]] += [0.2, -0.3, 0.25]
+    drawn = sample_posterior(replace(runs, R=spoiled))
+    assert np.median(drawn.draws("A")) == pytest.approx(0.7, abs=0.02)
+    assert np.median(drawn.draws("R0")) == pytest.approx(0.2, abs=0.01)
+
+
+def test_rewards_of_any_size_give_the_same_curve():
+    runs = run_of(0.2, 0.7, 1.1, 3e4, points=10, sd=0.01)
+    small = sample_posterior(replace(runs, R=-3 + 0.01 * runs.R))
+    large = sample_posterior(replace(runs, R=-300 + runs.R))
+    assert large.draws("A") + 300 == pytest.approx((small.draws("A") + 3) * 100, rel=1e-6)
+    assert np.median(large.draws("A")) == pytest.approx(-299.3, abs=0.05)
 
 
 def test_seeds_of_different_level_widen_the_intervals():
-    one = run_of(0.2, 0.7, 1.1, 3e4, points=30, sd=0.005, seed=8, seeds=3)
-    distant = RunPoints(one.C, one.R + np.array([-0.03, 0.0, 0.03])[one.run_index], one.run_index)
-    spread = []
-    for runs in (one, distant):
-        fit = fit_single_run(runs)
-        low, high = np.quantile(evaluate_solution(bootstrap_replicates(fit, runs), np.array([1e6])), [0.05, 0.95])
-        spread.append(high - low)
-    assert spread[1] > 4 * spread[0]
+    one = run_of(0.2, 0.7, 1.1, 3e4, points=10, sd=0.005, seed=8, seeds=3)
+    levels = np.array([-0.03, 0.0, 0.03])
+    distant = sample_posterior(replace(one, R=one.R + levels[one.run_index]))
+    widths = [np.ptp(interval(p.rewards(np.array([1e6])))) for p in (sample_posterior(one), distant)]
+    assert widths[1] > 2 * widths[0]
+    # A new evaluation of a seed lies where that seed does.
+    last = RunPoints(np.full(3, 1e6), np.zeros(3), np.arange(3))
+    ends = np.median(distant.evaluations(last), axis=0)
+    assert np.diff(ends) == pytest.approx([0.03, 0.03], abs=0.01)
+
+
+def test_departures_widen_what_lies_beyond_the_data():
+    drawn = replace(sample_posterior(run_of(0.2, 0.7, 1.1, 3e4, points=10, sd=0.005, end=3e5)), departure_sd=0.02)
+    alone = replace(drawn, departure_sd=None)
+    C = np.array([2e5, 1.2e6])
+    extra = drawn.rewards(C) - alone.rewards(C)
+    assert not extra[:, 0].any() and extra[:, 1].std() == pytest.approx(0.02, rel=0.1)

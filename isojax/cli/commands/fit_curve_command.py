@@ -1,4 +1,4 @@
-"""`isojax fit-curve FILE`: ScaleRL's reward curve fitted to columns of a file, without a sweep's folder."""
+"""`isojax fit-curve FILE`: a reward curve fitted to columns of a file, without a sweep's folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,11 +34,12 @@ def fit_curve(
 ) -> None:
     """Fit a reward curve to one run, or to several seeds of it.
 
-    It is ScaleRL's curve, R(C) = R0 + (A - R0) / (1 + (C_mid / C)^exponent).
+    The curve rises from R0 to A: R(C) = R0 + (A - R0) / (1 + (C_mid / C)^exponent), or a form that levels off sooner
+    or later.
 
     A is where the reward levels off, C_mid the compute of half the gain, the exponent how steep the curve is, R0 the
-    reward at C = 0. Intervals are 90%, from a moving-block bootstrap of the residuals. --fit-below shows whether the
-    first part would have predicted the rest.
+    reward at C = 0. Values are medians and intervals 90% of the posterior. --fit-below shows whether the first part
+    would have predicted the rest.
 
     \b
     Examples
@@ -70,14 +71,19 @@ def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
         for name, meaning in meanings.items()
     ]
     console.print(TextTable("", ("parameter", "value", "90% interval"), rows, text_columns=1))
-    formatting.print_bootstrap(console, document["bootstrap"])
+    formatting.print_interval_method(console, document["draws"])
+    if (trial := document["trial"]) is not None:
+        console.print(f"trial: fitted up to {format_number(trial['C_limit'])} alone, {_describe_end(trial)}")
     if (held_out := document["beyond"]) is not None:
         errors = (
             f"curve minus measured {held_out['mean_error']:+.4f} on average, "
             f"{held_out['mean_absolute_error']:.4f} in absolute value, {held_out['max_absolute_error']:.4f} at most"
         )
-        predicted, interval = format_estimate(held_out["predicted_at_end"], held_out["interval_at_end"])
-        end = f"at the end {predicted} ({interval}) against {format_number(held_out['measured_at_end'])} measured"
         held_out_range = f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
-        console.print(f"{held_out_range}; {errors}; {end}")
+        console.print(f"{held_out_range}; {errors}; {_describe_end(held_out)}")
     formatting.print_notes(console, document["flags"])
+
+
+def _describe_end(prediction: Mapping[str, Any]) -> str:
+    predicted, interval = format_estimate(prediction["predicted_at_end"], prediction["interval_at_end"])
+    return f"at the end {predicted} ({interval}) predicted, {format_number(prediction['measured_at_end'])} measured"

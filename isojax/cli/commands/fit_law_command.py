@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from typer import Argument
 
-from isojax.cli.formatting import json_text, print_bootstrap, print_notes, to_json_value
+from isojax.cli.formatting import json_text, print_interval_method, print_notes, to_json_value
 from isojax.cli.options import JsonOption, ModeOption, WhereOption
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import LAW_PARAMETERS, format_estimate, format_number, join_commas
@@ -55,5 +55,5 @@ def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
             )
             console.print(f"AICc (smallest best): {join_commas(scores)}")
         if document["intervals"]:
-            print_bootstrap(console, document["intervals"])
+            print_interval_method(console, document["intervals"])
     print_notes(console, document["flags"])

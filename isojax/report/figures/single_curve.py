@@ -32,8 +32,12 @@ def single_curve_figure(
             if shown.any():
                 ax.scatter(C[shown], R[shown], label=split + seed_text, color=colour, **style)
     ax.axhline(document["R0"], color=canvas.MUTED, lw=0.9, ls=canvas.DASHES[1], zorder=1)
-    title = "reward(C) = R0 + (A - R0) / (1 + (C_mid / C)^exponent)"
-    canvas.style_axes(ax, title, canvas.escape_label(document["x"]), canvas.escape_label(document["y"]))
+    canvas.style_axes(
+        ax,
+        "Reward along the run, and the curve fitted to it",
+        canvas.escape_label(document["x"]),
+        canvas.escape_label(document["y"]),
+    )
     canvas.legend_below(fig, 2)
     return canvas.render_figure(fig)
 
@@ -41,7 +45,7 @@ def single_curve_figure(
 def _draw_curve(ax: Axes, document: Mapping[str, Any], C_limit: float) -> None:
     """The curve with its interval and parameters, dashed beyond the points that it was fitted to."""
     C, low, high, reward = (np.array([p[key] for p in document["band"]]) for key in ("C", "low", "high", "reward"))
-    label = f"{document['bootstrap']['level']:.0%} interval"
+    label = f"{document['draws']['level']:.0%} interval"
     ax.fill_between(C, low, high, color=canvas.LAW_COLOUR, alpha=0.18, lw=0, zorder=2, label=label)
     line = {"color": canvas.LAW_COLOUR, "lw": 2.2, "zorder": 4}
     values = {name: f"{name} = {document[name]:.3g}" for name in ("R0", "A", "exponent", "C_mid")}

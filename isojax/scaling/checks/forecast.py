@@ -51,13 +51,18 @@ def try_forecast(
         return ForecastTrial(departure_sd=prior_sd)
     excess = float(np.mean([e.error**2 - e.chance_sd**2 for e in errors]))
     return ForecastTrial(
-        departure_sd=float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2)),
+        departure_sd=combine_departure(prior_sd, excess),
         C_limit=C_limit,
         evaluations=sum(e.evaluations for e in errors),
         mean_error=float(np.mean([e.error for e in errors])),
         mean_absolute_error=float(np.mean([abs(e.error) for e in errors])),
         inside=float(np.mean([e.inside for e in errors])),
     )
+
+
+def combine_departure(prior_sd: float, excess: float) -> float:
+    """departure_sd after a trial; `excess`: its squared error less what chance explains."""
+    return float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2))
 
 
 def _visible_part(cells: TracksByCell, C_limit: float) -> TracksByCell:

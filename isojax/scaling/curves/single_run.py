@@ -1,37 +1,47 @@
-"""One run's Hill curve (hill.py) through all its points, or through those of several seeds, with intervals.
+"""The posterior of one run's learning curve (hill.py), or of the curve that several seeds share.
 
-Departures from ScaleRL (arXiv:2510.13786): no early point is skipped, R0 is fitted, the loss is Huber's at 1.345
-standard deviations, and A <= 1 and R0 >= 0 hold only where all rewards are in [0, 1].
+Evaluation i of seed r, at compute C_i, is
 
-Intervals: a moving-block bootstrap of the residuals (Künsch 1989). The noise is AR(1) with correlation rho, at low
-frequencies q = (1 + rho) / (1 - rho) times as strong as white noise. k smooth parameters absorb k q / N of the
-variance, which leaves the residuals the autocorrelation (rho - k q / N) / (1 - k q / N): rho is estimated from it.
-Blocks keep the covariances within them less the k l / N absorbed, so residuals are scaled up. Seeds get a level plus
-blocks around it."""
+    y = R0 + (A - R0) s(C_i) + e_r + noise,     e_r ~ N(0, run_sd^2); e_r = 0 if there is one seed
+
+The noise is AR(1) with Student's t innovations, so that an outlier hardly moves the curve. The curve, its tail (with
+the prior of a sweep, TAIL_PRIOR), the noise and the levels e_r are drawn by tempered sequential Monte Carlo (Del Moral,
+Doucet and Jasra 2006): particles start as draws from the prior; then the power of the likelihood rises in steps from 0
+to 1, and each step resamples the particles and moves them by random-walk Metropolis. A plateau that the run has not
+shown therefore stays as uncertain as the prior.
+
+Departures from ScaleRL (arXiv:2510.13786): no early point is skipped, and R0 and the tail are fitted. Rewards outside
+[0, 1] are scaled such that they fill the middle third of it."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
-from isojax.scaling.curves import varpro
-from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, Interval, central_band, central_interval
+from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.curves.posterior_mode import TAIL_PRIOR
+from isojax.scaling.curves.sweep_estimate import PosteriorSamples
+from isojax.scaling.intervals import SEED
 from isojax.scaling.tracks import FloatArray
 
 PARAMETER_NAMES = ("R0", "A", "exponent", "C_mid")
-MIN_POINTS = 5  # distinct C: one more than there are parameters
-HUBER_THRESHOLD_SD = 1.345  # standard deviations: 95% as efficient as squares on Gaussian noise
-BAND_POINTS = 120
-OPEN_SHARE = 0.05  # an end of an interval is open where this share of replicates is at a bound
-RHO_MAX = 0.9
-MAX_LOST_SHARE = 0.6  # the most of the variance that a fit to few points is taken to absorb
-MIN_BLOCKS_PER_RUN = 4
-_REPLICATE_TOLERANCE = 1e-7
+MIN_POINTS = 3  # distinct C
+PARTICLES = 2000
+MIN_EFFECTIVE_SHARE = 0.5  # of the particles, after a step of the likelihood's power
+MOVES = 10  # of each particle at each power
+ACCEPTED_SHARE = 0.25  # of the moves, to which their length adapts
+BLOCK_VALUES = 50_000  # rewards that are computed at once: more do not fit a processor's cache
+NOISE_FREEDOM = 5  # degrees of freedom of Student's t
+# The prior, for rewards in [0, 1]. R0 is uniform on [0, 1], A on [R0, 1], the autocorrelation on [0, .9]. The others
+# are normal, by mean and standard deviation.
+MAX_AUTOCORRELATION = 0.9
+PRIOR_LN_EXPONENT = (0.0, 1.0)
+PRIOR_MID_SD = 0.7  # of log10 C_mid, around the middle of the run's log C
+PRIOR_LN_NOISE_SD = (float(np.log(0.01)), 0.7)
+PRIOR_LN_RUN_SD = (float(np.log(0.01)), 0.7)
 
 
 @dataclass(frozen=True)
@@ -46,142 +56,170 @@ class RunPoints:
         """The points in `mask`."""
         return RunPoints(self.C[mask], self.R[mask], self.run_index[mask])
 
-    def split_by_run(self, values: FloatArray) -> list[FloatArray]:
-        """float[points] split into the values of each run."""
-        return [values[self.run_index == i] for i in np.unique(self.run_index)]
+    @property
+    def is_first(self) -> NDArray[np.bool_]:
+        """bool[points], which points are the first of their run."""
+        return np.diff(self.run_index, prepend=-1) != 0
 
 
 @dataclass(frozen=True)
-class NoiseModel:
-    """The noise of a run's evaluations, estimated from residuals."""
+class _Parameters:
+    """Of Q particles, for rewards in [0, 1]."""
 
-    sd: float
-    rho: float  # correlation of neighbouring evaluations, >= 0
-    block_length: int  # of the bootstrap, in points
-    residual_scale: float  # by how much the bootstrap scales residuals up
+    R0: FloatArray  # [Q]
+    A: FloatArray  # [Q]
+    exponent: FloatArray  # [Q]
+    C_mid: FloatArray  # [Q]
+    tail: FloatArray  # [Q]
+    noise_scale: FloatArray  # [Q], of Student's t
+    autocorrelation: FloatArray  # [Q]
+    run_levels: FloatArray  # [Q, seeds], e_r
+
+    def rewards(self, C: FloatArray) -> FloatArray:
+        """The curves at C >= 0, float[points] -> float[Q, points]."""
+        columns = (v[:, None] for v in (self.R0, self.A, self.exponent, self.C_mid, self.tail))
+        return np.where(C > 0, curve_value(np.where(C > 0, C, 1.0), *columns), self.R0[:, None])
 
 
 @dataclass(frozen=True)
-class SingleRunFit:
-    """A fitted curve."""
+class RunPosterior:
+    """Draws of a run's curve and noise."""
 
-    parameters: dict[str, float]  # by PARAMETER_NAMES
-    solution: varpro.VarproSolution  # the same as the solver has it, of one data set
-    space: varpro.SearchSpace  # what was searched
-    residual_clip: float  # where Huber's loss turns linear
-    noise: NoiseModel
-    at_bounds: tuple[str, ...]  # parameters that the points do not determine
+    parameters: _Parameters
+    C_high: float  # beyond it the draws depart from their curves by departure_sd, at four times C_high
+    reward_range: tuple[float, float]  # of the rewards that _Parameters counts as 0 and 1
+    departure_sd: float | None = None
+
+    def draws(self, name: str) -> FloatArray:
+        """float[Q] of a parameter of PARAMETER_NAMES."""
+        values = getattr(self.parameters, name)
+        return self._to_rewards(values) if name in ("R0", "A") else values
+
+    @property
+    def noise_sd(self) -> FloatArray:
+        """float[Q], the standard deviation of the noise of one evaluation."""
+        low, high = self.reward_range
+        return (high - low) * np.sqrt(NOISE_FREEDOM / (NOISE_FREEDOM - 2)) * self.parameters.noise_scale
+
+    def rewards(self, C: FloatArray) -> FloatArray:
+        """The expected rewards of new runs at C >= 0, with their departures: float[points] -> float[Q, points]."""
+        return self._to_rewards(self._unit_rewards(C))
+
+    def evaluations(self, points: RunPoints) -> FloatArray:
+        """New evaluations of the same runs, with their noise, at the C of `points`: float[Q, points]."""
+        p, rng = self.parameters, np.random.default_rng(SEED)
+        noise = p.noise_scale[:, None] * rng.standard_t(NOISE_FREEDOM, (len(p.R0), len(points.C)))
+        rho = p.autocorrelation
+        for i in np.flatnonzero(~points.is_first):
+            noise[:, i] = rho * noise[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
+        return self._to_rewards(self._unit_rewards(points.C) + p.run_levels[:, points.run_index] + noise)
+
+    def _unit_rewards(self, C: FloatArray) -> FloatArray:
+        p, none = self.parameters, np.array([np.inf])
+        run = PosteriorSamples(
+            tail=p.tail,
+            keys=((1, 1),),
+            A=p.A[:, None],
+            exponent=p.exponent[:, None],
+            C_mid=p.C_mid[:, None],
+            R0=p.R0,
+            shift=np.zeros((len(p.R0), 2)),
+            C_peak=none,
+            C_low=none,
+            C_high=np.array([self.C_high]),
+            departure_sd=self.departure_sd,
+        )
+        return np.where(C > 0, run.curves_at(np.where(C > 0, C, 1.0)[:, None])[:, :, 0].T, p.R0[:, None])
+
+    def _to_rewards(self, values: FloatArray) -> FloatArray:
+        low, high = self.reward_range
+        return low + (high - low) * values
 
 
-def fit_single_run(points: RunPoints) -> SingleRunFit:
-    """The curve of least Huber loss through points of at least MIN_POINTS distinct C >= 0."""
-    rewards_bounded = bool(np.all((points.R >= 0) & (points.R <= 1)))
-    space = varpro.search_space(points.C, (0.0, 1.0) if rewards_bounded else None)
-    least_squares = varpro.fit_least_squares(space, points.R)
-    degrees_of_freedom = max(len(points.R) - len(PARAMETER_NAMES), 1)
-    median_residual = float(np.median(np.abs(points.R - least_squares.fitted_rewards[0])))
-    robust_sd = 1.4826 * median_residual * np.sqrt(len(points.R) / degrees_of_freedom)
-    residual_clip = HUBER_THRESHOLD_SD * max(robust_sd, 1e-6 * float(np.ptp(points.R)), 1e-12)
-    influence = varpro.huber_influence(residual_clip)
-    solution = varpro.fit_robust(space, points.R[None], least_squares.phi, influence)
-    residuals = points.split_by_run(points.R - solution.fitted_rewards[0])
-    return SingleRunFit(
-        parameters={name: float(getattr(solution, name)[0]) for name in PARAMETER_NAMES},
-        solution=solution,
-        space=space,
-        residual_clip=residual_clip,
-        noise=estimate_noise(residuals, len(PARAMETER_NAMES)),
-        at_bounds=varpro.parameters_at_bounds(solution, space),
+def sample_posterior(points: RunPoints) -> RunPosterior:
+    """Draws given points of at least MIN_POINTS distinct C >= 0."""
+    low, high = float(points.R.min()), float(points.R.max())
+    spread = max(high - low, 1e-12)
+    reward_range = (0.0, 1.0) if low >= 0 and high <= 1 else (low - spread, high + spread)
+    unit_rewards = (points.R - reward_range[0]) / (reward_range[1] - reward_range[0])
+    unit_points = RunPoints(points.C, unit_rewards, points.run_index)
+    return RunPosterior(_temper(unit_points), float(points.C.max()), reward_range)
+
+
+def _temper(points: RunPoints) -> _Parameters:
+    """PARTICLES draws, rewards in [0, 1]."""
+    rng, seeds = np.random.default_rng(SEED), int(points.run_index.max()) + 1
+    log10_C = np.log10(points.C[points.C > 0])
+    middle = float(log10_C.min() + log10_C.max()) / 2
+    block = max(1, BLOCK_VALUES // len(points.C))
+
+    def log_likelihood(u: FloatArray) -> FloatArray:
+        blocks = [_from_normal(u[i : i + block], middle, seeds) for i in range(0, len(u), block)]
+        return np.concatenate([_log_likelihood(points, parameters) for parameters in blocks])
+
+    u = rng.normal(size=(PARTICLES, 7 if seeds == 1 else 8 + seeds))
+    value, power, move_length = log_likelihood(u), 0.0, 1.0
+    while power < 1:
+        step = _next_step(value, 1 - power)
+        power += step
+        weight = np.cumsum(np.exp(step * (value - value.max())))
+        picked = np.searchsorted(weight / weight[-1], (rng.uniform() + np.arange(PARTICLES)) / PARTICLES)
+        u, value = u[picked], value[picked]
+        root = np.linalg.cholesky(np.cov(u.T) + 1e-9 * np.eye(u.shape[1]))
+        for _ in range(MOVES):
+            proposed = u + move_length * rng.normal(size=u.shape) @ root.T
+            proposed_value = log_likelihood(proposed)
+            gain = power * (proposed_value - value) + 0.5 * ((u**2).sum(1) - (proposed**2).sum(1))
+            accepted = np.log(rng.uniform(size=PARTICLES)) < gain
+            u[accepted], value[accepted] = proposed[accepted], proposed_value[accepted]
+            move_length *= np.exp(accepted.mean() - ACCEPTED_SHARE)
+    return _from_normal(u, middle, seeds)
+
+
+def _from_normal(u: FloatArray, middle: float, seeds: int) -> _Parameters:
+    """Parameters from coordinates float[Q, D] that are standard normal under the prior; middle: of log10 C."""
+    R0 = ndtr(u[:, 0])
+    tails = np.array(sorted(TAIL_PRIOR))
+    cumulative_prior = np.cumsum([TAIL_PRIOR[t] for t in tails])[:-1]
+
+    def log_normal(coordinate: FloatArray, prior: tuple[float, float]) -> FloatArray:
+        return np.exp(prior[0] + prior[1] * coordinate)
+
+    return _Parameters(
+        R0=R0,
+        A=R0 + (1 - R0) * ndtr(u[:, 1]),
+        exponent=log_normal(u[:, 2], PRIOR_LN_EXPONENT),
+        C_mid=10 ** (middle + PRIOR_MID_SD * u[:, 3]),
+        tail=tails[np.searchsorted(cumulative_prior, ndtr(u[:, 4]))],
+        noise_scale=log_normal(u[:, 5], PRIOR_LN_NOISE_SD),
+        autocorrelation=MAX_AUTOCORRELATION * ndtr(u[:, 6]),
+        run_levels=log_normal(u[:, 7:8], PRIOR_LN_RUN_SD) * u[:, 8:] if seeds > 1 else np.zeros((len(u), 1)),
     )
 
 
-def estimate_noise(residuals_by_run: Sequence[FloatArray], parameter_count: int) -> NoiseModel:
-    """The noise of which the fit of a curve left these residuals, those of each seed by rising C."""
-    run_count, point_count = len(residuals_by_run), sum(map(len, residuals_by_run))
-    centred = [r - r.mean() for r in residuals_by_run] if run_count > 1 else list(residuals_by_run)
-    fitted_degrees = parameter_count + run_count - 1
-    sum_of_squares = sum(float((r * r).sum()) for r in centred)
-    if sum_of_squares == 0:
-        return NoiseModel(0.0, 0.0, 1, 1.0)
-    autocorrelation = sum(float((r[1:] * r[:-1]).sum()) for r in centred) / sum_of_squares
-    rho, lost_share = _fit_ar1(autocorrelation, fitted_degrees / point_count, point_count)
-    shortest_run = min(map(len, residuals_by_run))
-    optimal_length = (math.sqrt(6) * rho / (1 - rho**2)) ** (2 / 3) * shortest_run ** (1 / 3)
-    block_length = max(1, min(math.ceil(optimal_length), shortest_run // MIN_BLOCKS_PER_RUN))
-    lags = np.arange(1, block_length)
-    kept_covariance = (1 + 2 * float(((1 - lags / block_length) * rho**lags).sum())) * (1 - rho) / (1 + rho)
-    kept_variance = max(kept_covariance - fitted_degrees * block_length / point_count, 1 - MAX_LOST_SHARE)
-    sd = math.sqrt(sum_of_squares / point_count / (1 - lost_share))
-    return NoiseModel(sd, rho, block_length, 1 / math.sqrt(kept_variance))
+def _log_likelihood(points: RunPoints, parameters: _Parameters) -> FloatArray:
+    """float[Q], up to a constant."""
+    residuals = points.R - parameters.rewards(points.C) - parameters.run_levels[:, points.run_index]
+    follows = ~points.is_first
+    rho, scale = parameters.autocorrelation[:, None], parameters.noise_scale[:, None]
+    innovation_share = np.sqrt(1 - rho**2)  # of the noise's scale
+    innovations = (residuals - rho * (np.roll(residuals, 1, axis=1) * follows)) / scale
+    innovations /= np.where(follows, innovation_share, 1.0)
+    log_scales = len(follows) * np.log(scale[:, 0]) + follows.sum() * np.log(innovation_share[:, 0])
+    return -log_scales - (NOISE_FREEDOM + 1) / 2 * np.log1p(innovations**2 / NOISE_FREEDOM).sum(1)
 
 
-def _fit_ar1(autocorrelation: float, fitted_share: float, point_count: int) -> tuple[float, float]:
-    """(rho, the share of variance that the fit absorbed): rho is its mean under the likelihood on [0, RHO_MAX]."""
-    grid = np.linspace(0, RHO_MAX, 91)
-    lost_share = np.minimum(fitted_share * (1 + grid) / (1 - grid), MAX_LOST_SHARE)
-    expected = np.maximum.accumulate((grid - lost_share) / (1 - lost_share))
-    likelihood = np.exp(-0.5 * point_count * (autocorrelation - expected) ** 2 / (1 - grid**2))
-    rho = float(np.average(grid, weights=likelihood))
-    return rho, float(np.interp(rho, grid, lost_share))
+def _next_step(value: FloatArray, largest: float) -> float:
+    """The step of the likelihood's power, `largest` at most, that leaves MIN_EFFECTIVE_SHARE of the particles."""
 
+    def effective_share(step: float) -> float:
+        weight = np.exp(step * (value - value.max()))
+        return float(weight.sum() ** 2 / (weight**2).sum() / len(weight))
 
-def bootstrap_residuals(
-    residuals_by_run: Sequence[FloatArray], noise: NoiseModel, replicates: int, rng: np.random.Generator
-) -> FloatArray:
-    """Residuals of new runs like these, run after run; float[replicates points]."""
-    run_count = len(residuals_by_run)
-    if run_count == 1:
-        return noise.residual_scale * _draw_blocks(residuals_by_run[0], noise.block_length, replicates, rng)
-    levels = np.array([r.mean() for r in residuals_by_run])
-    scaled_levels = (levels - levels.mean()) * math.sqrt(run_count / (run_count - 1))
-    residuals_per_run = [
-        noise.residual_scale * _draw_blocks(r - level, noise.block_length, replicates, rng)
-        + rng.choice(scaled_levels, (replicates, 1))
-        for r, level in zip(residuals_by_run, levels, strict=True)
-    ]
-    return np.concatenate(residuals_per_run, axis=1)
-
-
-def _draw_blocks(residuals: FloatArray, block_length: int, replicates: int, rng: np.random.Generator) -> FloatArray:
-    """Blocks of one run's residuals, end to end, minus their expectation; float[replicates points]."""
-    point_count = len(residuals)
-    windows = np.lib.stride_tricks.sliding_window_view(residuals, block_length)
-    starts = rng.integers(0, len(windows), (replicates, math.ceil(point_count / block_length)))
-    return windows[starts].reshape(replicates, -1)[:, :point_count] - windows.mean()
-
-
-def bootstrap_replicates(fit: SingleRunFit, points: RunPoints) -> varpro.VarproSolution:
-    """The curve refitted to runs drawn around it, from the curve itself or from a better corner of the grid."""
-    residuals = points.split_by_run(points.R - fit.solution.fitted_rewards[0])
-    drawn_residuals = bootstrap_residuals(residuals, fit.noise, REPLICATES, np.random.default_rng(SEED))
-    R = fit.solution.fitted_rewards + drawn_residuals
-    starts = np.concatenate([fit.solution.phi, varpro.start_grid(fit.space)])
-    best_start = varpro.corner_errors(fit.space, R, starts).argmin(-1)
-    influence = varpro.huber_influence(fit.residual_clip * fit.noise.residual_scale)
-    return varpro.fit_robust(fit.space, R, starts[best_start], influence, _REPLICATE_TOLERANCE)
-
-
-def parameter_intervals(bootstrap: varpro.VarproSolution, space: varpro.SearchSpace) -> dict[str, Interval]:
-    """parameter -> its interval; an end that many replicates push to a bound is open, None."""
-    hits = varpro.bound_hits(bootstrap, space)
-    intervals: dict[str, Interval] = {}
-    for name in PARAMETER_NAMES:
-        low, high = central_interval(getattr(bootstrap, name))
-        at_lower, at_upper = hits.get(name, (np.zeros(1), np.zeros(1)))
-        low_is_open, high_is_open = at_lower.mean() >= OPEN_SHARE, at_upper.mean() >= OPEN_SHARE
-        intervals[name] = (None if low_is_open else low, None if high_is_open else high)
-    return intervals
-
-
-def curve_band(fit: SingleRunFit, bootstrap: varpro.VarproSolution, C: FloatArray) -> dict[str, FloatArray]:
-    """The curve at C and its interval: {"C", "reward", "low", "high"}, float[points] each."""
-    low, high = central_band(varpro.evaluate_solution(bootstrap, C))
-    return {"C": C, "reward": varpro.evaluate_solution(fit.solution, C)[0], "low": low, "high": high}
-
-
-def describe_bootstrap(fit: SingleRunFit, seed_count: int) -> dict[str, Any]:
-    """How the intervals were made, for JSON."""
-    method = f"moving blocks of {fit.noise.block_length} residuals" + (
-        f" within each of {seed_count} seeds, and the seeds' levels" if seed_count > 1 else ""
-    )
-    return {"level": LEVEL, "replicates": REPLICATES, "seed": SEED, "method": method}
+    if effective_share(largest) >= MIN_EFFECTIVE_SHARE:
+        return largest
+    low, high = 0.0, largest
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if effective_share(middle) >= MIN_EFFECTIVE_SHARE else (low, middle)
+    return high

@@ -36,11 +36,6 @@ def squared_influence(r: FloatArray) -> FloatArray:
     return r
 
 
-def huber_influence(residual_clip: float) -> Influence:
-    """Of Huber's loss: quadratic up to `residual_clip`, linear beyond."""
-    return lambda r: np.clip(r, -residual_clip, residual_clip)
-
-
 def soft_l1_influence(scale: float) -> Influence:
     """Of scale^2 (sqrt(1 + (r / scale)^2) - 1): quadratic near 0, linear far beyond `scale`."""
     return lambda r: r / np.sqrt(1 + (r / scale) ** 2)
@@ -54,7 +49,7 @@ class SearchSpace:
     weight: FloatArray  # [N], > 0, of each point's loss
     phi_lower: FloatArray  # [2], of (ln exponent, log10 C_mid)
     phi_upper: FloatArray
-    reward_range: tuple[float, float] | None  # of R0 and of R0 + G; None where rewards have no natural bounds
+    reward_range: tuple[float, float]  # of R0 and of R0 + G
     R0: float | None = None  # where it is known; None where it is fitted too
 
     def weighted_sum(self, values: FloatArray) -> FloatArray:
@@ -83,7 +78,7 @@ class VarproSolution:
     fitted_rewards: FloatArray  # [R, N]
 
 
-def search_space(C: FloatArray, reward_range: tuple[float, float] | None, R0: float | None = None) -> SearchSpace:
+def search_space(C: FloatArray, reward_range: tuple[float, float], R0: float | None = None) -> SearchSpace:
     """The space for a curve through points at C >= 0, float[N], of which some lie at C > 0."""
     with np.errstate(divide="ignore"):
         log10_C = np.log10(C)
@@ -96,12 +91,6 @@ def search_space(C: FloatArray, reward_range: tuple[float, float] | None, R0: fl
 def hill_progress(log10_C: FloatArray, phi: FloatArray) -> FloatArray:
     """s at the points, float[N], float[R 2] -> float[R N]."""
     return progress_gradient(log10_C, phi[:, 1:], phi[:, :1])[0]
-
-
-def evaluate_solution(solution: VarproSolution, C: FloatArray) -> FloatArray:
-    """The curve of each data set at C >= 0; float[points] -> float[R points]."""
-    with np.errstate(divide="ignore"):
-        return solution.R0[:, None] + solution.G[:, None] * hill_progress(np.log10(C), solution.phi)
 
 
 def start_grid(space: SearchSpace) -> FloatArray:
@@ -131,11 +120,9 @@ def fit_least_squares(space: SearchSpace, y: FloatArray) -> VarproSolution:
     return fit_at(space, y[None], solutions.phi[best : best + 1])
 
 
-def fit_robust(
-    space: SearchSpace, y: FloatArray, phi: FloatArray, influence: Influence, tolerance: float = PHI_TOLERANCE
-) -> VarproSolution:
-    """The optimum nearest to a start phi float[R 2], of each data set y float[R N], to a tolerance in phi; best started
-    where least squares ended, because steps are small where all residuals count as outliers."""
+def fit_robust(space: SearchSpace, y: FloatArray, phi: FloatArray, influence: Influence) -> VarproSolution:
+    """The optimum nearest to a start phi float[R 2], of each data set y float[R N]; best started where
+    least squares ended, because steps are small where all residuals count as outliers."""
     phi = np.clip(phi, space.phi_lower, space.phi_upper)
     fitted_rewards, damping = fit_at(space, y, phi).fitted_rewards, np.full(len(y), 1e-3)
     active = np.arange(len(y))
@@ -144,7 +131,9 @@ def fit_robust(
         new_phi, fitted_rewards[active], accepted, damping[active] = _damped_step(
             space, target, phi[active], damping[active]
         )
-        converged = (accepted & (np.abs(new_phi - phi[active]).max(-1) < tolerance)) | (damping[active] > MAX_DAMPING)
+        converged = (accepted & (np.abs(new_phi - phi[active]).max(-1) < PHI_TOLERANCE)) | (
+            damping[active] > MAX_DAMPING
+        )
         phi[active] = new_phi
         active = active[~converged]
         if not len(active):
@@ -152,23 +141,17 @@ def fit_robust(
     return fit_at(space, fitted_rewards + influence(y - fitted_rewards), phi)
 
 
-def bound_hits(solution: VarproSolution, space: SearchSpace) -> dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]]:
-    """parameter -> (which data sets have it at its lower bound, at its upper one). R0 = 0 is a reward, no failure."""
-    margin = BOUND_MARGIN * (space.phi_upper - space.phi_lower)
-    at_lower, at_upper = solution.phi - space.phi_lower < margin, space.phi_upper - solution.phi < margin
-    A_upper = np.inf if space.reward_range is None else space.reward_range[1]
-    # Without a bound of its own, A is open where C_mid has gone as far as it may.
-    A_high = (solution.A >= A_upper - 1e-9) | at_upper[:, 1]
-    return {
-        "A": (np.zeros_like(A_high), A_high),
-        "exponent": (at_lower[:, 0], at_upper[:, 0]),
-        "C_mid": (at_lower[:, 1], at_upper[:, 1]),
-    }
-
-
 def parameters_at_bounds(solution: VarproSolution, space: SearchSpace) -> tuple[str, ...]:
-    """The parameters of a solution of one data set that ended at a bound."""
-    return tuple(name for name, (lower, upper) in bound_hits(solution, space).items() if lower[0] or upper[0])
+    """The parameters of a solution of one data set that ended at a bound. R0 = 0 is a reward, no failure."""
+    margin = BOUND_MARGIN * (space.phi_upper - space.phi_lower)
+    at_lower, at_upper = solution.phi[0] - space.phi_lower < margin, space.phi_upper - solution.phi[0] < margin
+    at_bound = {
+        # A is open too where C_mid has gone as far as it may.
+        "A": solution.A[0] >= space.reward_range[1] - 1e-9 or at_upper[1],
+        "exponent": at_lower[0] or at_upper[0],
+        "C_mid": at_lower[1] or at_upper[1],
+    }
+    return tuple(name for name, is_at_bound in at_bound.items() if is_at_bound)
 
 
 def fit_at(space: SearchSpace, y: FloatArray, phi: FloatArray) -> VarproSolution:
@@ -180,7 +163,7 @@ def fit_at(space: SearchSpace, y: FloatArray, phi: FloatArray) -> VarproSolution
 
 def _solve_linear(space: SearchSpace, s: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, NDArray[np.intp]]:
     """(R0, G, edge) of least squares, float[R]; edge: which bound they are at."""
-    low, high = (-np.inf, np.inf) if space.reward_range is None else space.reward_range
+    low, high = space.reward_range
     if space.R0 is not None:
         G, largest_G = space.slope(s, y - space.R0), high - space.R0
         edge = np.where((G < 0) | (G > largest_G), _FIXED, _AT_LOWER)
@@ -191,11 +174,9 @@ def _solve_linear(space: SearchSpace, s: FloatArray, y: FloatArray) -> tuple[Flo
     is_interior = (G >= 0) & (R0 >= low) & (R0 + G <= high)
     if np.all(is_interior):
         return R0, G, np.full(R0.shape, _FREE)
-    edge_R0, edge_G = [np.clip(mean_y, low, high)], [np.zeros_like(G)]
-    if space.reward_range is not None:
-        G_at_upper = np.clip(space.slope(1 - s, high - y), 0, high - low)
-        edge_R0 += [np.full_like(G, low), high - G_at_upper]
-        edge_G += [np.clip(space.slope(s, y - low), 0, high - low), G_at_upper]
+    G_at_upper = np.clip(space.slope(1 - s, high - y), 0, high - low)
+    edge_R0 = [np.clip(mean_y, low, high), np.full_like(G, low), high - G_at_upper]
+    edge_G = [np.zeros_like(G), np.clip(space.slope(s, y - low), 0, high - low), G_at_upper]
     errors = [space.weighted_sum((y - a[:, None] - g[:, None] * s) ** 2) for a, g in zip(edge_R0, edge_G, strict=True)]
     best_edge = np.argmin(errors, axis=0)
     edge = np.where(is_interior, _FREE, best_edge + _FIXED)
