@@ -33,7 +33,7 @@ def test_the_likelihood_is_that_of_autocorrelated_noise():
         for i in range(len(residual)):
             rho = 0.0 if i in (0, 7) else p.autocorrelation[q]
             scale = p.noise_scale[q] * np.sqrt(1 - rho**2)
-            expected[q] += stats.t(df=5, loc=rho * residual[i - 1], scale=scale).logpdf(residual[i])
+            expected[q] += stats.t.logpdf(residual[i], 5, rho * residual[i - 1], scale)
     difference = single_run._log_likelihood(points, p) - expected
     assert difference == pytest.approx(np.full(50, difference[0]), rel=1e-9)
 
