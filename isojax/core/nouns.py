@@ -139,6 +139,16 @@ class HaltingMark:
 
 
 @dataclass(frozen=True)
+class NextRun:
+    """A further run of a measured cell, and what it would settle."""
+
+    allocation: Allocation  # its C is what it costs
+    regret_before: float  # expected loss of reward by the choice at the budget in question
+    regret_after: float  # the same, of the choice that would be made after the run
+    between: tuple[tuple[int, int], tuple[int, int]]  # the (B_p, n) that leads, and the one that may take its place
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """How to spend a budget of rollouts. Intervals are None without replicates."""
 
@@ -162,6 +172,7 @@ class Recommendation:
     regret_interval: Interval | None
     halting_marks: tuple[HaltingMark, ...]  # by rising C; empty without replicates
     false_stop: float  # the probability, at most, that a run as forecast is below one of them
+    next_run: NextRun | None  # what to measure next; None where no single run lowers the regret
     no_effect: bool  # the data cannot tell any n from another
     times_measured: float  # the budget over the largest measured C
     epsilon: float  # a loss of reward that makes no difference, as requested

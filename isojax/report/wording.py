@@ -151,7 +151,7 @@ def describe_deciding_run(run: DecidingRun | None) -> str:
 
 
 def describe_advice(recommendation: Recommendation) -> list[str]:
-    """Its risk, and what its run should reach on its way: a sentence each."""
+    """Its risk, what its run should reach on its way, and what to measure next: a sentence each."""
     sentences = [f"Risk: {recommendation.risk}."] if recommendation.risk else []
     if recommendation.halting_marks:
         marks = "; ".join(
@@ -160,6 +160,12 @@ def describe_advice(recommendation: Recommendation) -> list[str]:
         )
         false_stop = format_percent(recommendation.false_stop)
         sentences.append(f"On its way: {marks}. That stops at most {false_stop} of the runs that go as forecast.")
+    if recommendation.next_run is not None:
+        run, next_run = recommendation.next_run.allocation, recommendation.next_run
+        leader, rival = (f"{B_p}x{n}" for B_p, n in next_run.between)
+        regrets = f"lower the expected regret from {next_run.regret_before:.4f} to {next_run.regret_after:.4f}"
+        what = f"Measure next: another seed of {run.B_p}x{run.n} for M = {run.M} ({run.C:,} rollouts)"
+        sentences.append(f"{what}. It would help to decide between {leader} and {rival}, and {regrets}.")
     return sentences
 
 

@@ -1,14 +1,21 @@
-"""What travels with a recommendation: its risk, and halting marks."""
+"""What travels with a recommendation: its risk, halting marks, the run to measure next, and, where a budget is refused,
+the sweep that would support it.
+"""
 
+import dataclasses
 import re
 
 import numpy as np
 import pytest
 
+from isojax.core.errors import InputError
 from isojax.report.wording import describe_advice
+from isojax.runs.ledger import run_conflicts
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitFlag, ForecastTrial
 from tests.scaling.documents import SHAPES, document, hill, with_curve, without_draws
+from tests.scaling.sweeps import fit
+from tests.scaling.synthetic import world
 
 EQUAL = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.6, 1.0, 2e3)}
 
@@ -64,9 +71,57 @@ def test_halting_marks_end_at_the_peak_and_need_draws_of_the_cell():
     assert recommend(without_draws(document()), 1e5).halting_marks == ()
 
 
+def test_the_next_run_of_two_equal_cells():
+    """Two independent plateaus of standard deviation s: the regret is s / sqrt(pi). A run that measures one of them
+    with noise moves its mean by s^2 / sqrt(s^2 + noise^2) (1 sd); the larger mean is sd / sqrt(2 pi) higher.
+    """
+    s, d = 0.02 / 1.02, document(EQUAL, sd=0.02, replicates=4000)
+    run = recommend(d, 1e5).next_run
+    noise = np.hypot(0.01, 0.008)
+    assert run.regret_before == pytest.approx(s / np.sqrt(np.pi), rel=0.06)
+    saved = s**2 / np.hypot(s, noise) / np.sqrt(2 * np.pi)
+    assert run.regret_before - run.regret_after == pytest.approx(saved, rel=0.1)
+    assert set(run.between) == {(16, 4), (16, 16)}
+    # A quarter of the budget measures almost as much, for less.
+    assert run.allocation.C == 24_960 or run.allocation.C == 24_832
+
+
+def test_no_run_is_named_where_the_choice_is_clear_or_nothing_is_drawn():
+    assert recommend(document(), 1e5).next_run is None
+    assert recommend(without_draws(document(EQUAL)), 1e5).next_run is None
+    one_cell = document({(16, 4): (0.6, 1.0, 2e3)}, sd=0.02)
+    assert recommend(one_cell, 1e5).next_run is None
+
+
 def test_the_words():
     r = recommend(document(EQUAL, sd=0.02), 1e5)
-    risk, marks = describe_advice(r)
+    risk, marks, following = describe_advice(r)
     assert risk.startswith("Risk: the spread between seeds, 0.010, is assumed; n = ")
     assert re.match(r"On its way: at C = 24,832 it should have 0\.5\d\d, below 0\.5\d\d stop; at C = 49,920 ", marks)
     assert marks.endswith("That stops at most 10% of the runs that go as forecast.")
+    assert re.match(
+        r"Measure next: another seed of 16x(4|16) for M = \d+ \(\d\d,\d{3} rollouts\)\. It would ", following
+    )
+    assert re.search("decide between 16x(4 and 16x16|16 and 16x4), and lower the expected regret from 0.0", following)
+
+
+@pytest.mark.parametrize(("seeds", "times", "form"), [(2, 12, "new runs"), (1, 5, "runs continued")])
+def test_the_sweep_that_a_refused_budget_asks_for_is_enough(seeds, times, form):
+    """As simulated: its last evaluation is up to a step of 1.3 below its budget."""
+    budget, first = times * 6656, world(n=(4, 16), seeds=seeds, problems=60, budget=8000)  # which ends at 6656
+    with pytest.raises(InputError) as refusal:
+        recommend(fit(first.runs, replicates=40), budget)
+    text = str(refusal.value)
+    C_end, asked = int(re.search(r"sweep.budget=(\d+)", text)[1]), re.search(r"sweep.n=\[([\d,]+)\]", text)
+    new_n = [int(v) for v in asked[1].split(",")] if asked else (4, 16)
+    second = world(n=new_n, seeds=1, problems=60, budget=C_end)
+    assert recommend(fit(second.runs, replicates=40), budget).times_measured <= 4.2
+    spent = sum(run.points[-1].rollouts for run in second.runs)
+    cost = int(re.search(r"takes at most ([\d,]+) rollouts", text)[1].replace(",", ""))
+    if not asked:
+        spent -= sum(run.points[-1].rollouts for run in first.runs)
+    assert form in text and 0.4 * cost < spent <= cost
+    if asked:  # new seeds, so that both sweeps can be fitted together
+        seed = 1000 * int(re.search(r"sweep.seed=(\d+)", text)[1])
+        renamed = [dataclasses.replace(r, cell=dataclasses.replace(r.cell, seed=seed)) for r in second.runs]
+        assert not list(run_conflicts(sorted([*first.runs, *renamed], key=lambda run: run.cell)))

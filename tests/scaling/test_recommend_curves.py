@@ -127,7 +127,7 @@ def test_beyond_four_times_the_measured_budget_it_refuses_and_says_why():
         "10 times the largest measured C = 100000",
         "expected at most 4 times",
         "plateaus of 16x64",
-        "0.0",
+        "'sweep.n=[16,64]'",
         "--extrapolate",
     ):
         assert part in str(e.value)

@@ -1,16 +1,23 @@
-"""What travels with a recommendation: its risks in a sentence, and marks at which to stop its run."""
+"""What travels with a recommendation: its risks in a sentence, marks at which to stop its run, the run to measure next,
+and, where a budget is refused, the cheapest sweep that would support it."""
 
 from collections import Counter
 
 import numpy as np
 
 from isojax.core.estimators import FloatArray
-from isojax.core.nouns import Allocation, HaltingMark
+from isojax.core.nouns import Allocation, HaltingMark, NextRun
+from isojax.scaling.allocate.constraints import AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble
+from isojax.scaling.law.referee import NEARLY_ALL
 
 MARK_SHARES = (0.25, 0.5)  # of the recommended run's C
 MARK_TAIL = 0.025  # the probability, by the draws, that a run as forecast is below one mark
 FALSE_STOP = 0.1  # what is stated of all marks: twice their tails, since true curves may have other forms
+RUN_SHARES = (0.25, 0.5, 1.0)  # of the budget, to which a further run of a cell may be made
+MIN_REGRET_SAVED = 0.0005  # of reward, by a further run
+MIN_CORRELATION = 2.0  # standard errors, below which a correlation between draws may be chance
+MIN_P_BEST = 0.1  # of each n that a sweep for a larger budget measures
 
 
 def describe_risk(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> tuple[str, tuple[str, ...]]:
@@ -49,3 +56,58 @@ def _measurement_noise(ensemble: CurveEnsemble) -> FloatArray:
     """float[Q]: how far an evaluation of a new run is from its curve; independent of the draws."""
     settings, normal = ensemble.fit.intervals, np.random.default_rng(1).standard_normal(ensemble.replicates)
     return (normal - normal.mean()) * (0.0 if settings is None else np.hypot(settings.run_sd, settings.noise_sd))
+
+
+def choose_next_run(ensemble: CurveEnsemble, request: AllocationRequest, regret: float | None) -> NextRun | None:
+    """A further run of an allowed cell, to the budget or less: the cheapest of those that lower the expected regret
+    nearly as much as the best one; None without draws, and where no run lowers it.
+
+    A run moves the draws' mean rewards along their regression on what it measures (Strong, Oakley, Brennan 2014)."""
+    C_spent, allowed = ensemble.allowed_cells(request)
+    if regret is None or not ensemble.replicates:
+        return None
+    keys = [ensemble.curves[i].key for i in np.flatnonzero(allowed)]
+    rewards = ensemble.sampled_at_cell_budgets(C_spent, same_problems=True)[:, allowed]
+    lead = rewards - rewards[:, [leader := int(rewards.mean(0).argmax())]]  # [Q, J]
+    chance, noise, runs = MIN_CORRELATION / len(lead) ** 0.5 * lead.std(0), _measurement_noise(ensemble), []
+    for M in np.outer(RUN_SHARES, C_spent / ensemble.B).astype(int):
+        budgets = np.maximum(M, 1) * ensemble.B.astype(np.float64)
+        measured = ensemble.sampled_at_cell_budgets(budgets, same_problems=True)[:, allowed]
+        for j in np.flatnonzero(M[allowed]):
+            deviation = measured[:, j] - measured[:, j].mean()
+            covariance = deviation @ lead / len(lead)
+            covariance[np.abs(covariance) < chance * deviation.std()] = 0.0
+            slope = covariance / max(deviation.var() + noise.var(), 1e-12)
+            leads_after = lead.mean(0) + (deviation + noise)[:, None] * slope
+            times_best = np.bincount(leads_after.argmax(1), minlength=len(keys))
+            times_best[leader] = -1
+            regret_after = max(0.0, regret - float(leads_after.max(1).mean()))
+            run, between = Allocation(*keys[j], M=int(M[allowed][j])), (keys[leader], keys[times_best.argmax()])
+            runs.append(NextRun(run, regret, regret_after, between))
+    saved = np.array([regret - run.regret_after for run in runs])
+    enough = max(NEARLY_ALL * saved.max(initial=0.0), MIN_REGRET_SAVED)
+    worthwhile = [runs[i] for i in np.flatnonzero(saved >= enough)]
+    return min(worthwhile, key=lambda run: (run.allocation.C, run.regret_after), default=None)
+
+
+def describe_supporting_sweep(ensemble: CurveEnsemble, request: AllocationRequest, C_measured: float) -> str:
+    """The cheapest sweep that measures up to C_measured: all runs continued, or new ones, at the best cell's B_p,
+    of each n that may be the best at the budget."""
+    fit, (C_spent, allowed) = ensemble.fit, ensemble.allowed_cells(request)
+    means, draws = ensemble.expected_at_cell_budgets(C_spent), ensemble.sampled_at_cell_budgets(C_spent)
+    rewards = np.where(allowed | ~allowed.any(), draws if ensemble.replicates else means[None], -np.inf)
+    best_n, B_p = ensemble.n[rewards.argmax(1)], int(ensemble.B_p[rewards.mean(0).argmax()])
+    likely_n = [n for n in sorted(set(best_n.tolist())) if np.mean(best_n == n) >= MIN_P_BEST]
+    # The last evaluation may be a step of the grid of C short of the sweep's budget.
+    finest, C_first = max(fit.runs, key=lambda run: run.points), min(c.C_low for c in ensemble.curves)
+    C_end = int(C_measured * (finest.C_max / C_first) ** (1 / max(1, finest.points - 2))) + 1
+    new_runs = [Allocation(B_p, n, -(-C_end // (B_p * n))) for n in likely_n]
+    cost, cost_of_all = sum(run.C for run in new_runs), sum(max(0, C_end - int(run.C_max)) for run in fit.runs)
+    if cost_of_all <= cost:
+        what = f"{cost_of_all:,} rollouts: all {len(fit.runs)} runs continued to C = {C_end:,}"
+        return f"{what} (isojax launch --resume CONFIG sweep.budget={C_end})"
+    n, M = (",".join(str(getattr(run, name)) for run in new_runs) for name in ("n", "M"))
+    seed = max(run.seed for run in fit.runs) // 1000 + 1  # a new one, so that both sweeps can be fitted together
+    keys = f"'sweep.B_p=[{B_p}]' 'sweep.n=[{n}]' sweep.seeds=1 sweep.seed={seed} sweep.budget={C_end}"
+    what = f"{cost:,} rollouts: new runs of B_p = {B_p} and n = {n} to C = {C_end:,}, M = {M}"
+    return f"{what} (isojax launch CONFIG name=NEW {keys})"

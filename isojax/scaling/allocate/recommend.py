@@ -36,7 +36,7 @@ def recommend(
 
     `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p": v}; `extrapolate`:
     answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward that makes no difference;
-    `with_measured_cells`: predict all measured cells and set halting marks, which takes longer than the rest.
+    `with_measured_cells`: predict all measured cells, halting marks and the next run, which takes longer than the rest.
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     request = AllocationRequest(C, B_max, dict(fix or {}), epsilon, reasons=[])
     request.check()
@@ -67,6 +67,7 @@ def recommend(
         **comparison,
         halting_marks=advice.set_halting_marks(ensemble, allocation, cell) if with_measured_cells else (),
         false_stop=advice.FALSE_STOP,
+        next_run=advice.choose_next_run(ensemble, request, comparison["regret"]) if with_measured_cells else None,
         no_effect=fit.joint.n_star.no_effect,
         times_measured=C / ensemble.C_measured_max,
         epsilon=epsilon,
@@ -115,12 +116,16 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, ex
     if ratio > MAX_EXTRAPOLATION * EXTRAPOLATION_TOLERANCE:
         times = f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.3g}"
         statement = f"C = {C:.6g} is {times} times the largest measured C = {C_measured_max:.6g}"
-        risks = _extrapolation_risks(ensemble, C)
+        risks = "no measurement supports more"
+        if not ensemble.replicates:
+            risks += "; this fit has no intervals to say how wrong it may be"
+        if undetermined_cells := [f"{c.B_p}x{c.n}" for c in ensemble.curves if not c.determined]:
+            risks += f"; the data do not determine the plateaus of {', '.join(undetermined_cells)}"
         if not extrapolate:
+            sweep = advice.describe_supporting_sweep(ensemble, request, C / MAX_EXTRAPOLATION)
             raise InputError(
-                f"{statement}; expected at most {MAX_EXTRAPOLATION:g} times, because no measurement supports more: "
-                f"{risks}. Measure larger budgets (isojax launch --resume sweep.budget=...), or ask for an "
-                "extrapolation (--extrapolate)."
+                f"{statement}; expected at most {MAX_EXTRAPOLATION:g} times: {risks}. The cheapest sweep that supports "
+                f"it takes at most {sweep}. Or ask for an extrapolation (--extrapolate)."
             )
         request.reasons.append(f"extrapolated because it was asked for: {statement}; {risks}")
     if C_measured_min > C:
@@ -128,25 +133,6 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, ex
             f"C = {C:.6g} is below the smallest measured C = {C_measured_min:.6g}: the prediction there "
             "comes from the fitted curves alone"
         )
-
-
-def _extrapolation_risks(ensemble: CurveEnsemble, C: float) -> str:
-    """Why a budget far beyond the data is a guess: plateaus that are not determined, and how the interval grows."""
-    risks = []
-    undetermined_cells = [f"{c.B_p}x{c.n}" for c in ensemble.curves if not c.determined]
-    if undetermined_cells:
-        risks.append(f"the data do not determine the plateaus of {', '.join(undetermined_cells)}")
-    if not ensemble.replicates:
-        return "; ".join([*risks, "this fit has no intervals to say how wrong it may be"])
-    best_cell = int(ensemble.expected_rewards(C).argmax())
-    low_measured, high_measured = ensemble.predict_reward(best_cell, ensemble.C_measured_max)[1] or (0.0, 0.0)
-    low, high = ensemble.predict_reward(best_cell, C)[1] or (0.0, 0.0)
-    risks.append(
-        f"the {ensemble.level:.0%} interval of {ensemble.B_p[best_cell]}x{ensemble.n[best_cell]} grows from a width of "
-        f"{high_measured - low_measured:.3f} at C = {ensemble.C_measured_max:.6g} to {high - low:.3f}, if its curve's "
-        "form holds that far"
-    )
-    return "; ".join(risks)
 
 
 def _explain_outcome(
