@@ -2,8 +2,8 @@
 from docs/laws.md alone.
 
 Cell j follows R_j(C) = R0 + (A_j - R0) g(C / C_half,j), where g rises from 0 at C = 0. No g here is a Hill curve or a
-stretched exponential, but for the worlds of `small_world`. A run's curve is R_j(C) + e_r p_j(C), where e_r is normal
-and p_j = (R_j - R0) / (A_j - R0), within 0 and 1. An evaluation adds noise of one of two kinds:
+stretched exponential, but for the worlds of `small_world` and of FITTED. A run's curve is R_j(C) + e_r p_j(C), where
+e_r is normal and p_j = (R_j - R0) / (A_j - R0), within 0 and 1. An evaluation adds noise of one of two kinds:
 
     problems    each problem has a difficulty d_i ~ Normal(0, spread); its 4 responses are correct with probability
                 sigmoid(a + d_i), with `a` such that the mean over all possible problems is the run's curve. All runs of
@@ -102,6 +102,7 @@ GROWTHS: dict[str, Draw] = {
     ),
 }
 RISES = tuple(name for name in GROWTHS if name != "fall after a peak")
+FITTED = "hill"  # the fit's own form
 
 
 @dataclass(frozen=True)
@@ -253,6 +254,11 @@ def draw_C_half(rng: np.random.Generator, order: str, keys: list[Key], C_end: fl
     return 10 ** (middle + np.log10(2) * (sign * slope * log2_n + rng.uniform(-0.2, 0.4) * log2_B_p) + irregular)
 
 
+def draw_growth(rng: np.random.Generator, name: str) -> Growth:
+    """One of GROWTHS, or a Hill curve."""
+    return partial(delayed, start=0.0, power=rng.uniform(0.7, 1.5)) if name == FITTED else GROWTHS[name](rng)
+
+
 def draw_curves(rng: np.random.Generator, form: Form, keys: list[Key], C_end: float) -> dict[Key, TrueCurve]:
     n = np.log2([n for _, n in keys])
     R0, gain = rng.uniform(*form.R0), rng.uniform(*form.gain)
@@ -263,8 +269,8 @@ def draw_curves(rng: np.random.Generator, form: Form, keys: list[Key], C_end: fl
     names = [form.growth or str(rng.choice(RISES))] * len(keys)
     if form.order == "irregular":
         names = [str(name) for name in rng.choice(RISES, len(keys))]
-    shared = GROWTHS[names[0]](rng)
-    growths = [GROWTHS[name](rng) if form.order == "irregular" else shared for name in names]
+    shared = draw_growth(rng, names[0])
+    growths = [draw_growth(rng, name) if form.order == "irregular" else shared for name in names]
     return {key: TrueCurve(R0, R0 + gains[j], C_half[j], growths[j]) for j, key in enumerate(keys)}
 
 
@@ -288,8 +294,8 @@ def draw_targets(rng: np.random.Generator, C_end: float) -> Array:
 
 
 def random_world(rng: np.random.Generator, name: str) -> World:
-    """A world of one of FORMS."""
-    form = FORMS[name]
+    """A world of one of FORMS, or of Hill curves (FITTED)."""
+    form = FORMS[name] if name in FORMS else Form(name)
     keys = draw_keys(rng, form.several_B_p)
     C_end = float(max(B_p * n for B_p, n in keys) * rng.integers(40, 400))
     curves = draw_curves(rng, form, keys, C_end)

@@ -186,6 +186,39 @@ def stable_table(lines: Sequence[Line]) -> Table:
     return table
 
 
+def advice_figures(cases: Sequence[Line]) -> Line:
+    """Of answers for one budget: the runs that marks stop, and mean regrets before and after the next run."""
+    runs = [case["next"] for case in cases if case["next"] is not None]
+    saved = [run["true"][0] - run["true"][1] for run in runs]
+    figures: Line = {"answers": len(cases), "next_runs": len(runs), "saved": share(saved)}
+    figures["stopped"] = share([stopped for case in cases for stopped in case["stopped"]])
+    figures["saved_se"] = float(np.std(saved) / len(saved) ** 0.5) if saved else float("nan")
+    for name in ("stated", "true"):
+        figures |= {f"{name}_before": share([run[name][0] for run in runs])}
+        figures |= {f"{name}_after": share([run[name][1] for run in runs])}
+    return figures | {name: share([run[name] for run in runs]) for name in ("stated_by_refit", "cost")}
+
+
+def advice_table(lines: Sequence[Line]) -> Table:
+    """Of the fit's own form, and of the others."""
+    table = Table("form", "budget", "answers", "stopped", "next runs", "cost", "regret stated", "by the refit", "true")
+    table.add_column("true saving (1 se)")
+    table.title = "Runs that halting marks stop, and the regret before and after the next run"
+    fitted, others = ([line for line in lines if (line["form"] == "hill") is own] for own in (True, False))
+    for form, group in {"Hill": fitted, "others": others, "all": lines}.items():
+        for times in TIMES:
+            row = advice_figures(recommendations(group, times))
+            regrets = {
+                name: f"{shown(row[f'{name}_before'], 4)} to {shown(row[f'{name}_after'], 4)}"
+                for name in ("stated", "true")
+            }
+            saving = f"{shown(row['saved'], 4)} ({shown(row['saved_se'], 4)})"
+            counts = (str(row["answers"]), shown(row["stopped"], 3), str(row["next_runs"]), shown(row["cost"], 2))
+            refit = shown(row["stated_by_refit"], 4)
+            table.add_row(form, f"{times}x", *counts, regrets["stated"], refit, regrets["true"], saving)
+    return table
+
+
 def print_tables(lines: Sequence[Line]) -> None:
     """The tables of each part on standard error, and what failed or was refused."""
     console = Console(stderr=True, width=180)
@@ -194,9 +227,12 @@ def print_tables(lines: Sequence[Line]) -> None:
         refused = {case["refused"] for case in line.get("recommended", []) if "refused" in case}
         for reason in [line["failed"]] * (line["failed"] is not None) + sorted(refused):
             console.print(f"{line['part']} {line['number']} ({line['form']}): {reason}", markup=False)
-    parts = {part: [line for line in fitted if line["part"] == part] for part in ("worlds", "small", "stable")}
+    parts = {
+        part: [line for line in fitted if line["part"] == part] for part in ("worlds", "small", "stable", "advice")
+    }
     tables = worlds_tables(parts["worlds"]) if parts["worlds"] else []
     tables += [small_table(parts["small"])] if parts["small"] else []
     tables += [stable_table(parts["stable"])] if parts["stable"] else []
+    tables += [advice_table(parts["advice"])] if parts["advice"] else []
     for table in tables:
         console.print(table)

@@ -1,16 +1,18 @@
-"""How good are fit and recommendation on sweeps whose curves are not the fitter's? Three parts, each a fit of simulated
+"""How good are fit and recommendation on sweeps whose curves are not the fitter's? Four parts, each a fit of simulated
 sweeps of known law (benchmarks/foreign_forms.py):
 
     python benchmarks/foreign_worlds.py                         120 worlds of 14 forms; about 2 minutes of one core
     python benchmarks/foreign_worlds.py --small                 24 small sweeps: does the stated regret hold?
     python benchmarks/foreign_worlds.py --stable                300 stable sweeps without counts: are they called so?
+    python benchmarks/foreign_worlds.py --advice                40 sweeps: halting marks, and the run to measure next
     python benchmarks/foreign_worlds.py --read FILE [FILE ...]  the tables of files that --out wrote
 
 A world's budgets are 10 within the measured range, for the frontier, and 1, 2 and 4 times its largest measured C, for
 `isojax.recommend`. The truth is the world's law: the expected reward of a new run on new problems (with counts) or the
 curve (a plain metric), after the updates that the budget affords. It does not stop at a peak. "Best measured" is the
-cell whose last evaluations, averaged over seeds, are highest. One JSON line per world on standard output or in --out,
-tables on standard error.
+cell whose last evaluations, averaged over seeds, are highest. With --advice, 20 new runs of each recommended
+cell pass its halting marks, and the run to measure next is simulated and fitted with the others; half of these sweeps
+have the fit's own form. One JSON line per world on standard output or in --out, tables on standard error.
 """
 
 from __future__ import annotations
@@ -23,23 +25,25 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from foreign_forms import FORMS, METRIC, SAMPLES, Key, World, random_world, small_world, stable_world
+from foreign_forms import FITTED, FORMS, METRIC, SAMPLES, Key, World, random_world, small_world, stable_world
 from foreign_tables import TIMES, print_tables
 from rich.console import Console
 from rich.progress import track
 
 import isojax
 from isojax.core.errors import InputError
-from isojax.core.nouns import Recommendation, RunRecord
+from isojax.core.nouns import Allocation, Cell, Recommendation, RunRecord
 from isojax.scaling.result import FitResult
 
 BUDGETS_IN_RANGE = 10
+RUNS_PAST_MARKS = 20  # of each recommended cell
 POINTS_OF_A_CURVE = 3  # the evaluations that a cell on the frontier has at least
-PARTS = {"worlds": 120, "small": 24, "stable": 300}  # the parts and their sweeps
+PARTS = {"worlds": 120, "small": 24, "stable": 300, "advice": 40}  # the parts and their sweeps
 Line = dict[str, Any]
 Case = tuple[str, int, int, int]  # part, seed, number of the world, replicates
 
@@ -134,12 +138,61 @@ def judge_stable(world: World, runs: Sequence[RunRecord], fit: FitResult, rng: n
     return {"problems": round(1 / (4 * SAMPLES * world.noise_sd**2)), "unstable": reasons}
 
 
-JUDGES = {"worlds": judge_worlds, "small": judge_small, "stable": judge_stable}
+def judge_advice(world: World, runs: Sequence[RunRecord], fit: FitResult, rng: np.random.Generator) -> Line:
+    return {"recommended": [advice_case(world, runs, fit, times, rng) for times in TIMES]}
+
+
+def advice_case(world: World, runs: Sequence[RunRecord], fit: FitResult, times: int, rng: np.random.Generator) -> Line:
+    """How many new runs the halting marks stop, and the regret before and after the run to measure next."""
+    budget = times * world.C_end
+    try:
+        advice = isojax.recommend(fit, budget)
+    except InputError as error:
+        return {"times": times, "refused": str(error)}
+    key, marks = (advice.allocation.B_p, advice.allocation.n), advice.halting_marks
+    C, low = np.array([[mark.C, mark.stop_below] for mark in marks]).reshape(-1, 2).T
+    stopped = [bool((world.measure(rng, key, C)[0] < low).any()) for _ in range(RUNS_PAST_MARKS if marks else 0)]
+    case = {"times": times, "stopped": stopped, "next": None}
+    if advice.next_run is None:
+        return case
+    run = advice.next_run.allocation
+    more = isojax.fit([*runs, next_record(world, run, rng)], METRIC, options=fit_options(fit))
+    after = isojax.recommend(more, budget, extrapolate=True)
+    case["next"] = {
+        "cost": run.C / budget,
+        "stated": [advice.next_run.regret_before, advice.next_run.regret_after],
+        "stated_by_refit": after.regret,
+        "true": [true_regret(world, budget, advice), true_regret(world, budget, after)],
+    }
+    return case
+
+
+def next_record(world: World, run: Allocation, rng: np.random.Generator) -> RunRecord:
+    """A new seed of a cell, evaluated as the others and, with the last step of their grid, up to the run's end."""
+    key, targets = (run.B_p, run.n), world.targets[world.targets < run.C]
+    step = world.targets[-1] / world.targets[-2]
+    beyond = world.targets[-1] * step ** np.arange(1, 1 + np.log(max(run.C / world.targets[-1], 1)) / np.log(step))
+    longer = replace(world, targets=np.array([*targets, *beyond[beyond < run.C], run.C]), ends={key: float(run.C)})
+    return longer.run(rng, Cell(*key, world.seeds))
+
+
+def fit_options(fit: FitResult) -> isojax.FitOptions:
+    return isojax.FitOptions(replicates=fit.intervals.replicates if fit.intervals else 0)
+
+
+def true_regret(world: World, budget: int, advice: Recommendation) -> float:
+    key = nearest(world, advice.allocation.B_p, advice.allocation.n)
+    return world.at_budget(world.best(budget), budget) - world.reward(key, advice.allocation.C)
+
+
+JUDGES = {"worlds": judge_worlds, "small": judge_small, "stable": judge_stable, "advice": judge_advice}
 
 
 def draw_world(part: str, rng: np.random.Generator, number: int) -> World:
     if part == "worlds":
         return random_world(rng, list(FORMS)[number % len(FORMS)])
+    if part == "advice":
+        return random_world(rng, list(FORMS)[number // 2 % len(FORMS)] if number % 2 else FITTED)
     return small_world(rng) if part == "small" else stable_world(rng)
 
 
@@ -194,8 +247,13 @@ def main() -> None:
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--small", action="store_const", const="small", dest="part", help="small sweeps instead")
     parts.add_argument("--stable", action="store_const", const="stable", dest="part", help="stable sweeps instead")
+    parts.add_argument(
+        "--advice", action="store_const", const="advice", dest="part", help="halting marks and next runs"
+    )
     parts.add_argument("--read", nargs="+", metavar="FILE", help="simulate nothing: the tables of these files")
-    parser.add_argument("--worlds", type=int, help="how many (120; 24 with --small, 300 with --stable)")
+    parser.add_argument(
+        "--worlds", type=int, help="how many (120; 24 with --small, 300 with --stable, 40 with --advice)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
     parser.add_argument("--jobs", type=int, default=1, help="processes")

@@ -18,6 +18,10 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import foreign_forms as forms  # noqa: E402
 import foreign_tables as tables  # noqa: E402
+import foreign_worlds  # noqa: E402
+
+import isojax  # noqa: E402
+from isojax.core.nouns import Allocation  # noqa: E402
 
 
 @pytest.mark.parametrize("name", forms.GROWTHS)
@@ -79,6 +83,28 @@ def test_figures_by_hand():
     assert sum(row["cases"] for row in tables.calibration(tables.best_n_cases([first, second], False))) == 6
     small = tables.small_figures([first])
     assert (small["covered"], small["equal_covered"]) == (1.0, 1.0)
+
+
+def test_figures_of_the_advice_by_hand():
+    run = {"cost": 0.5, "stated": [0.006, 0.002], "stated_by_refit": 0.003, "true": [0.004, 0.001]}
+    cases = [{"stopped": [True, False], "next": None}, {"stopped": [False, False], "next": run}]
+    row = tables.advice_figures(cases)
+    assert (row["answers"], row["next_runs"], row["stopped"]) == (2, 1, 0.25)
+    assert (row["stated_after"], row["true_before"], row["saved"]) == (0.002, 0.004, pytest.approx(0.003))
+
+
+def test_the_next_run_is_simulated_and_fitted():
+    rng = np.random.default_rng(0)
+    world = forms.small_world(rng)
+    runs = world.runs(rng)
+    fit = isojax.fit(runs, forms.METRIC, options=isojax.FitOptions(replicates=20))
+    case = foreign_worlds.advice_case(world, runs, fit, 1, rng)
+    assert len(case["stopped"]) == 20 and 0 < case["next"]["cost"] <= 1
+    before, after = case["next"]["stated"]
+    assert 0 <= after < before and min(case["next"]["true"]) >= 0
+    record = foreign_worlds.next_record(world, Allocation(16, 4, 2 * world.C_end // 64), rng)  # twice the data
+    assert record.cell.seed == world.seeds and record.points[-1].rollouts == 2 * world.C_end // 64 * 64
+    assert {p.rollouts for p in runs[0].points} <= {p.rollouts for p in record.points}
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
