@@ -44,7 +44,7 @@ def config(mesh: str = "auto", **group: Any) -> Config:
         ),
         (config(labels={"pool": "b"}), CPUS, ProcessGroupSpec(1, {"CPU": 1.0}, {"pool": "b"}, 1), 0),
         (config(), GPUS, ProcessGroupSpec(1, {"GPU": 1.0, "CPU": 1.0}), 16),
-        (config(share=4), GPUS, ProcessGroupSpec(1, {"GPU": 0.25, "CPU": 1.0}), 32),
+        (config(resources={"GPU": 0.25}), GPUS, ProcessGroupSpec(1, {"GPU": 0.25, "CPU": 1.0}), 32),
         (config("fsdp=8"), GPUS, ProcessGroupSpec(1, {"GPU": 8.0, "CPU": 1.0}), 2),
         (config("fsdp=16"), GPUS, ProcessGroupSpec(2, {"GPU": 8.0, "CPU": 1.0}), 1),
         (config("fsdp=-1", processes=2), GPUS, ProcessGroupSpec(2, {"GPU": 8.0, "CPU": 1.0}), 1),
@@ -87,8 +87,6 @@ def test_by_hand(requested: Config, nodes: list[dict[str, Any]], spec: ProcessGr
     [
         (config("data=3", processes=2), CPUS, "cannot share alike"),
         (config("fsdp=12", gpus=8), GPUS, "takes 12 GPUs, 2 processes of 8 have 16"),
-        (config(share=2), CPUS, "takes no accelerator"),
-        (config("data=2", share=2), GPUS, "cells of 2 GPUs"),
         (config(slices=2), CPUS, "without run.process_group.tpu"),
         (config("data=8", tpu="v5e:4x4"), hosts(1), "takes 8 of the 16 chips"),
         (config(tpu="v5e:4x4", gpus=1), hosts(1), "leave them out"),

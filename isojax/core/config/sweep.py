@@ -122,7 +122,6 @@ class ProcessGroupConfig(Section):
     cpus: PositiveFloat | None = None  # cores per process; null: what the mesh takes
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)  # what else a node must have, by Ray's names
     labels: dict[str, str] = Field(default_factory=dict)  # labels that a node must have, by Ray's names
-    share: PositiveInt = 1  # cells on one accelerator at a time
     # How often a cell is started again, after its process group has died, without getting further.
     retries: NonNegativeInt = 3
 

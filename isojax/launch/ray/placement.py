@@ -55,11 +55,6 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
             "run.process_group: the cluster has TPUs, and nothing says what a cell takes of it; expected a slice, "
             "such as run.process_group.tpu=v5e:4x4, or cores of its hosts, run.process_group.cpus=1."
         )
-    if group.share > 1:
-        raise InputError(
-            f"run.process_group.share = {group.share} where a cell takes no accelerator; expected GPUs, "
-            "or run.process_group.share=1."
-        )
     num_processes = group.processes or 1
     devices = _cell_mesh(config, num_processes * max(1, int(group.cpus or 1)), num_processes).devices
     if devices % num_processes:
@@ -81,7 +76,7 @@ def _cell_mesh(config: Config, available_devices: int, num_processes: int) -> Me
 
 
 def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> ProcessGroupSpec:
-    """As few nodes as hold the mesh's GPUs; several cells on one where that is asked for."""
+    """As few nodes as hold the mesh's GPUs."""
     available_gpus = (group.gpus or max_gpus) * (group.processes or 1)
     mesh_gpus = _cell_mesh(config, available_gpus, group.processes or 1).devices
     gpus_per_process = group.gpus or (mesh_gpus // group.processes if group.processes else min(mesh_gpus, max_gpus))
@@ -92,12 +87,7 @@ def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> Proc
             f"{num_processes * gpus_per_process}; expected as many. "
             "Change the mesh, run.process_group.processes or run.process_group.gpus."
         )
-    if group.share > 1 and mesh_gpus > 1:
-        raise InputError(
-            f"run.process_group.share = {group.share} with cells of {mesh_gpus} GPUs; expected cells of one "
-            "GPU, which several may share."
-        )
-    resources = {"GPU": gpus_per_process / group.share, "CPU": group.cpus or 1.0, **group.resources}
+    resources = {"GPU": gpus_per_process, "CPU": group.cpus or 1.0, **group.resources}
     return ProcessGroupSpec(num_processes, resources, group.labels)
 
 
@@ -105,10 +95,10 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
     from ray.util import tpu
 
     version, _, topology = slice_text.partition(":")
-    if group.share > 1 or group.processes or group.gpus:
+    if group.processes or group.gpus:
         raise InputError(
-            "run.process_group.tpu with share, processes or gpus: a slice's chips belong to one cell, "
-            "with a process on each of its hosts; leave them out."
+            "run.process_group.tpu with processes or gpus: a slice's chips belong to one cell, with a process on each "
+            "of its hosts; leave them out."
         )
     try:
         version = tpu.get_tpu_version_from_type(version.replace("v5e", "v5litepod"))

@@ -146,11 +146,9 @@ class RayProcessGroup:
     def _environment(self, process_id: int, first_address: str) -> dict[str, str]:
         """What a process needs in addition to its node's environment."""
         env_vars = {TUNABLES_VARIABLE: os.environ[TUNABLES_VARIABLE]} if TUNABLES_VARIABLE in os.environ else {}
-        share, num_slices = self.config.run.process_group.share, self.spec.num_slices
+        num_slices = self.spec.num_slices
         if self.spec.cpu_devices is not None:  # else processes slow one another down with a thread for each core
             env_vars["PJRT_NPROC"] = str(max(1, int(self.spec.resources.get("CPU", 1))))
-        if share > 1:
-            env_vars["XLA_PYTHON_CLIENT_MEM_FRACTION"] = f"{0.9 / share:.3f}"
         if num_slices > 1:
             from ray.util.tpu import get_tpu_coordinator_env_vars
 
