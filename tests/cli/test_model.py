@@ -76,9 +76,6 @@ def test_import_and_show(isojax: Isojax, model: Path) -> None:
         code == 2
         and error == "error: models/tiny exists, and nothing is overwritten; choose another name, or remove it first.\n"
     )
-    assert isojax("import", "Tiny.gguf", "--out", "half", "--dtype", "bfloat16")[0] == 0
-    result = json.loads(isojax("show", "half", "--json")[1])
-    assert result["stored"] == {"BF16": 20} and result["bytes"] == 2 * result["parameters"]
     (model / "tokenizer.json").unlink()
     code, out, _ = isojax("show", str(model), "--json")
     assert code == 0 and "has no tokenizer" in json.loads(out)["tokenizer"]

@@ -122,8 +122,7 @@ def test_what_a_hub_refuses_or_isojax_cannot_run(isojax: Isojax, hub: Hub, tmp_p
         assert outcome[:2] == (2, "") and expected in error.splitlines()[-1], error
     assert "names 'GemmaForCausalLM', which no family here runs" in isojax("model", "import", "org/gemma")[2]
     assert "model.safetensors" not in hub.fetched() and not Path("models").exists()
-    for words in (["--dtype", "bfloat16", TINY], ["--revision", "v1", "smollm2"]):
-        assert words[0] in error_of(isojax("model", "import", *words))
+    assert "--revision" in error_of(isojax("model", "import", "--revision", "v1", "smollm2"))
 
 
 def test_an_interrupted_download_goes_on(

@@ -17,7 +17,6 @@ Dtype = Literal["float32", "bfloat16"]
 SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
 SOURCE_HELP = "A model hub's repository, or the model inside a Python package (FILE: that package's .gguf file)."
 REVISION_HELP = "A branch, tag or commit of the hub's repository; the commit is recorded in model_source.json."
-IMPORT_DTYPE_HELP = "What smollm2's weights are stored in; float32 holds them exactly."
 BASE_HELP = "Where config.json and tokenizer are, if the run's cell.model.path has moved."
 
 app = new_app(no_args_is_help=True)
@@ -38,7 +37,6 @@ def import_model(
     source: Annotated[str, Argument(metavar="smollm2|ORG/NAME|FILE.gguf", help=SOURCE_HELP)],
     out: Annotated[Path | None, Option(metavar="DIR", help="The folder to write.", show_default="models/NAME")] = None,
     revision: Annotated[str | None, Option(help=REVISION_HELP, show_default="main")] = None,
-    dtype: Annotated[Dtype | None, Option(help=IMPORT_DTYPE_HELP, show_default="float32")] = None,
 ) -> None:
     """Make a model's folder, ready for cell.model.path, of a model hub's repository or of smollm2.
 
@@ -56,15 +54,13 @@ def import_model(
     smollm2, from_hub = source == SMOLLM2_SOURCE, source != SMOLLM2_SOURCE and not source.endswith(".gguf")
     if revision is not None and not from_hub:
         raise InputError(f"--revision: given {revision!r} with {source}; only a model hub's ORG/NAME has revisions.")
-    if dtype is not None and from_hub:
-        raise InputError(f"--dtype: given {dtype} with {source}; a hub's weights are kept as they are stored.")
     name = SMOLLM2_NAME if smollm2 else Path(source).name if from_hub else Path(source).stem.lower()
     folder = out or Path("models") / name
     if from_hub:
         importlib.import_module("isojax.models.hf.hub_download").import_from_hub(source, revision, folder)
     else:
         importer = importlib.import_module("isojax.models.smollm2")
-        importer.import_smollm2(None if smollm2 else Path(source), folder, dtype or "float32")
+        importer.import_smollm2(None if smollm2 else Path(source), folder)
     size = format_bytes(sum(file.stat().st_size for file in folder.iterdir()))
     print_line(f"model: {folder} ({size}); use it by cell.model.path={folder}")
 
