@@ -116,12 +116,14 @@ def label_problems(
     attempts: int,
     labeller: PolicyLabeller,
     on_progress: ProgressCallback,
+    replaces_others: bool = False,
 ) -> list[Problem]:
-    """The problems with the base policy's sums of rewards over at least `attempts`; `path` holds those done."""
+    """The problems with the base policy's sums of rewards over at least `attempts`; `path` holds those done, and what
+    it holds of other settings or problems is made again where `replaces_others`, else an InputError."""
     evaluator = labeller.evaluator
     repeats = -(-attempts // evaluator.samples_per_problem)
     attempts = repeats * evaluator.samples_per_problem
-    solved_by_id = multiprocess.run_on_primary(lambda: read_labels(path, label_key, attempts))
+    solved_by_id = multiprocess.run_on_primary(lambda: read_labels(path, label_key, attempts, replaces_others))
     unlabelled = [i for i, problem in enumerate(problems) if problem.id not in solved_by_id]
     for start in range(0, len(unlabelled), evaluator.problems_per_call):
         labelled = len(problems) - (len(unlabelled) - start)
@@ -132,33 +134,31 @@ def label_problems(
         solved_by_id |= newly_solved
         if multiprocess.is_primary():
             path.parent.mkdir(parents=True, exist_ok=True)
-            header = [] if path.exists() and path.stat().st_size else [{"key": label_key}]
+            header = [] if path.exists() and path.stat().st_size else [labels_header(label_key)]
             rows = [{"id": i, "solved": solved, "attempts": attempts} for i, solved in newly_solved.items()]
-            append_bytes(path, "".join(json.dumps(row) + "\n" for row in (*header, *rows)).encode())
+            append_bytes(path, "".join(line + "\n" for line in (*header, *map(json.dumps, rows))).encode())
     return [replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems]
 
 
-def stored_label_key(path: Path) -> str:
-    """The key of the labels in `path`; empty where there are none."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    try:
-        return str(json.loads(lines[0])["key"]) if lines else ""
-    except (ValueError, KeyError, TypeError):
-        return ""
+def labels_header(label_key: str) -> str:
+    """The first line of a file of labels."""
+    return json.dumps({"key": label_key})
 
 
-def read_labels(path: Path, label_key: str, attempts: int) -> dict[int, float]:
-    """Sums of rewards by problem id; a torn last line is cut off. InputError where the labels are of another kind."""
-    if not path.exists():
-        return {}
-    data = path.read_bytes()
+def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool) -> dict[int, float]:
+    """Sums of rewards by problem id; a torn last line is cut off. See `label_problems`."""
+    data = path.read_bytes() if path.exists() else b""
     complete, newline, torn = data.rpartition(b"\n")
     if torn:
         os.truncate(path, len(complete) + len(newline))
     solved_by_id: dict[int, float] = {}
     lines = complete.splitlines()
-    if lines and (stored_key := stored_label_key(path)) != label_key:
-        raise InputError(f"{path} holds labels of other settings ({stored_key}, expected {label_key}); remove it.")
+    if lines and lines[0] != labels_header(label_key).encode():
+        if not replaces_others:
+            raise InputError(f"{path} holds labels of other settings or problems than {label_key}; remove it.")
+        warn(f"the labels in {path} are of other settings or problems; they are made again")
+        path.unlink()
+        return solved_by_id
     for line_number, line in enumerate(lines[1:], 2):
         try:
             row = json.loads(line)
@@ -191,14 +191,12 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
 
         def label(problems: list[Problem]) -> list[Problem]:
             labels_path, label_key = folder / LABELS_FILE, compute_label_key(cell, fingerprint, problems)
-            stored_key = stored_label_key(labels_path) if multiprocess.is_primary() else None
-            if stored_key and stored_key != label_key:
-                warn(f"the labels in {labels_path} are of other settings or problems; they are made again")
-                labels_path.unlink()
             params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
             programs.labeller.compile()
             labeller = PolicyLabeller(programs.labeller, params, programs.tokenize(problems), cell.data.seed)
-            return label_problems(labels_path, label_key, problems, cell.data.attempts, labeller, on_progress)
+            return label_problems(
+                labels_path, label_key, problems, cell.data.attempts, labeller, on_progress, replaces_others=True
+            )
 
         selection = select_problems(cell, task, label)
         if multiprocess.is_primary():
