@@ -19,7 +19,7 @@ from isojax.core.nouns import RunRecord
 from isojax.report import wording
 from isojax.report.fit_views import frontier_views, measured_budget
 from isojax.report.page import charts, html_page
-from isojax.report.page.findings import main_findings
+from isojax.report.page.fit_sections import main_findings
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierRow, Law, NStarFit, SegmentRow
 

@@ -13,16 +13,8 @@ from isojax.report import wording
 from isojax.report.canvas import RenderedFigure, render_figure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import all_n, measured_budget
-from isojax.report.page import explorer, markup
+from isojax.report.page import explorer, fit_sections, markup
 from isojax.report.page.charts import plotly_bundle
-from isojax.report.page.findings import main_findings
-from isojax.report.page.fit_sections import (
-    diagnostics_section,
-    flags_section,
-    health_section,
-    provenance_section,
-    rewards_section,
-)
 from isojax.report.page.law_section import evidence_section, law_section
 from isojax.report.page.markup import Html, html_section, tag
 from isojax.report.wording import format_compact, format_count, format_interval, format_reward
@@ -39,15 +31,15 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
         _answer_card(fit),
         _flags_notice(fit),
         explorer.budget_section(bundle is not None),
-        html_section("findings", "Main findings", markup.bullet_list(main_findings(fit))),
+        html_section("findings", "Main findings", markup.bullet_list(fit_sections.main_findings(fit))),
         _figures_section(images),
         evidence_section(fit),
         law_section(fit),
-        diagnostics_section(fit),
-        health_section(fit),
-        rewards_section(fit, runs),
-        flags_section(fit),
-        provenance_section(folder, fit),
+        fit_sections.diagnostics_section(fit),
+        fit_sections.health_section(fit),
+        fit_sections.rewards_section(fit, runs),
+        fit_sections.flags_section(fit),
+        fit_sections.provenance_section(folder, fit),
     ]
     main = tag("main", *sections)
     body = markup.join_html([_header(folder, fit, main), main])
