@@ -201,7 +201,7 @@ def arguments(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
         ["records", "import", "runs.csv", "--from", "csv", "--out", "out", "--map", f"reward=reward_heldout,n={value}"],
         ["fit-curve", "points.csv", "--x", "rollouts", "--y", rng.choice(("reward", value)), "--fit-below", value],
         ["fit-law", "points.csv", "--where", f"seed={value}"],
-        ["model", rng.choice(("show", "import")), value],
+        ["model", "import", value],
         ["difficulty", "missing.yaml", "--held-out", value],
         [value],
     ))  # fmt: skip
@@ -261,7 +261,7 @@ def models(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     tokenizer_config = folder / "lm" / "tokenizer_config.json"
     tokenizer_config.write_text(json.dumps(json.loads(tokenizer_config.read_text()) | template))
     spoil_file(rng.choice(sorted((folder / "lm").iterdir())), rng)
-    return rng.choice((["model", "show", "lm"], ["model", "show", "lm"], ["launch", "text.yaml", "--dry-run"]))
+    return ["launch", "text.yaml", "--dry-run"]
 
 
 def gguf_files(rng: random.Random, corpus: Path, folder: Path) -> list[str]:

@@ -49,7 +49,7 @@ COMMANDS = (
     LazyCommand("records", "Import other trainers' logs, and check ledgers before a fit."),
     LazyCommand("fit-curve", "Fit a reward curve to one run, or to several seeds of it."),
     LazyCommand("fit-law", "Fit n*(C) to the points of a file."),
-    LazyCommand("model", "Import, show and export language models."),
+    LazyCommand("model", "Import and export language models."),
     LazyCommand("difficulty", "Label problems by the base model's avg@k, and split them by difficulty.", True),
     LazyCommand("lr-search", "Find the learning rate by short runs at one batch size.", True),
 )

@@ -121,7 +121,6 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
     "missing weight": (weights(lambda s: s.pop(UP)), LAUNCH, (f"{UP} is missing, expected shape [32, 16]",)),
     "missing weight, dry run": (weights(lambda s: s.pop(UP)), (*LAUNCH, "--dry-run"), (f"{UP} is missing",)),
     "missing weight, labelling": (weights(lambda s: s.pop(UP)), DIFFICULTY, (f"{UP} is missing",)),
-    "missing weight, a look": (weights(lambda s: s.pop(UP)), ("model", "show", "lm"), (f"{UP} is missing",)),
     "wrong shape": (
         weights(lambda s: s.update({"model.norm.weight": np.ones(9, np.float32)})),
         LAUNCH,

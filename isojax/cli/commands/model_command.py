@@ -1,17 +1,16 @@
-"""`isojax model import|show|export`: language models in from hubs, a trained policy out."""
+"""`isojax model import|export`: language models in from hubs, a trained policy out."""
 
 import importlib
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from typer import Argument, Option
 
-from isojax.cli.formatting import json_text, print_line
-from isojax.cli.options import JsonOption, new_app
+from isojax.cli.formatting import print_line
+from isojax.cli.options import new_app
 from isojax.core.errors import InputError
 from isojax.launch.planner import format_bytes
-from isojax.report.console import SafeConsole, TextTable
 
 Dtype = Literal["float32", "bfloat16"]
 SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
@@ -24,7 +23,7 @@ app = new_app(no_args_is_help=True)
 
 @app.callback()
 def _root() -> None:
-    """Import, show and export language models.
+    """Import and export language models.
 
     A model is a folder with config.json, *.safetensors and a tokenizer, as hubs give it: cell.model.path.
     """
@@ -63,32 +62,6 @@ def import_model(
         importer.import_smollm2(None if smollm2 else Path(source), folder)
     size = format_bytes(sum(file.stat().st_size for file in folder.iterdir()))
     print_line(f"model: {folder} ({size}); use it by cell.model.path={folder}")
-
-
-@app.command()
-def show(folder: Annotated[Path, Argument(help="A model's folder.")], as_json: JsonOption = False) -> None:
-    """Check a model's folder and say what is in it: exit code 2 where a weight is missing or misshapen, or it cannot be
-    run here.
-
-    \b
-    Example
-      isojax model show models/smollm2-135m
-    """
-    description = importlib.import_module("isojax.launch.local.model_folders").describe_model(folder)
-    if as_json:
-        print(json_text(description))
-        return
-    known = {key.replace("_", " "): value for key, value in description.items() if value is not None}
-    rows = [[key, _format_value(value)] for key, value in known.items()]
-    SafeConsole().print(TextTable(str(folder), ("", ""), rows, text_columns=2))
-
-
-def _format_value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, dict):
-        return ", ".join(f"{k} {v}" for k, v in value.items())
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 @app.command()
