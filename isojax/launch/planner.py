@@ -96,21 +96,12 @@ def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConf
         has_long_prompts = cell.sampling.prompt_length >= LONG_PROMPT_RATIO * cell.sampling.response_length
         widths = (1, 2, 4, 8, 16) if has_long_prompts and plain_attention else (1,)
         return max(W for W in widths if R % W == 0 and min(n, R) >= W)
-    if R % W:
+    if R % W or W > n or (W > 1 and not plain_attention):
         raise InputError(
-            f"sweep.slots_per_prefix = {W} does not divide sweep.decode_slots = {R}; a prefix group is W of the slots. "
-            "Choose a divisor, or none."
-        )
-    if W > n:
-        raise InputError(
-            f"sweep.slots_per_prefix = {W} is more than sweep.n = {n}: a prefix group holds rollouts of one prompt, "
-            f"so {W - n} of its slots would stay empty. Lower it, or leave it out."
-        )
-    if W > 1 and not plain_attention:
-        raise InputError(
-            f"sweep.slots_per_prefix = {W} with sweep.decode_attention = {sweep.decode_attention}, "
-            f"cell.precision.cache = {cell.precision.cache}: "
-            "kernels and int8 caches are for slots of their own; expected sweep.slots_per_prefix=1, or neither of them."
+            f"sweep.slots_per_prefix = {W} with sweep.decode_slots = {R}, sweep.n = {n}, sweep.decode_attention ="
+            f" {sweep.decode_attention}, cell.precision.cache = {cell.precision.cache}: W slots of a prefix group hold"
+            " rollouts of one prompt. Expected a divisor of decode_slots, at most n, with plain attention and no int8;"
+            " or 1, or null."
         )
     return W
 

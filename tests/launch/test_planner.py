@@ -97,9 +97,9 @@ def test_slots_share_long_prompts(lengths: tuple[int, int], slots: int, n: int, 
 
 def test_prefix_groups_that_cannot_be_are_refused() -> None:
     long = SamplingConfig(prompt_length=512, response_length=64)
-    with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 5 does not divide sweep.decode_slots = 32"):
+    with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 5 with sweep.decode_slots = 32.*a divisor"):
         resolve_sweep_sizes(SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=5), 1, CellConfig())
-    with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 4 with sweep.decode_attention = pallas"):
+    with pytest.raises(InputError, match=r"sweep.slots_per_prefix = 4 .*sweep.decode_attention = pallas"):
         resolve_sweep_sizes(
             SweepConfig(n=(8,), decode_slots=32, slots_per_prefix=4, decode_attention="pallas"), 1, CellConfig()
         )
@@ -109,7 +109,7 @@ def test_prefix_groups_that_cannot_be_are_refused() -> None:
             1,
             CellConfig(precision=PrecisionConfig(cache="int8")),
         )
-    with pytest.raises(InputError, match="12 of its slots would stay empty"):
+    with pytest.raises(InputError, match=r"sweep.n = 4,.*at most n"):
         resolve_sweep_sizes(SweepConfig(n=(4, 32), decode_slots=32, slots_per_prefix=16), 1, CellConfig())
     assert (
         resolve_sweep_sizes(
