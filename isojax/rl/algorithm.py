@@ -149,16 +149,13 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     loss_metrics(algorithm.loss, rl.loss)
     check_plugins(algorithm)
     smallest_n = min(cell.n for cell in cells)
-    if vars(algorithm.loss).get("NEEDS_CRITIC") and rl.critic is None:
+    loss_needs_critic = vars(algorithm.loss).get("NEEDS_CRITIC", False)
+    advantage_needs_critic, has_critic = vars(algorithm.advantage).get("NEEDS_CRITIC", False), rl.critic is not None
+    if advantage_needs_critic != has_critic or (loss_needs_critic and not has_critic):
         raise InputError(
-            f"cell.rl.loss = {rl.loss} takes its advantages from a critic and cell.rl.critic is null; add the config "
-            "recipes/ppo or cell.rl.critic={}, or choose another loss."
-        )
-    if vars(algorithm.advantage).get("NEEDS_CRITIC", False) != (rl.critic is not None):
-        critic_setting = "null" if rl.critic is None else "set"
-        raise InputError(
-            f"cell.rl.advantage = {plugin_name(algorithm.advantage)} and cell.rl.critic is {critic_setting}; expected "
-            "gae with a critic, another without."
+            f"cell.rl.loss = {rl.loss}, cell.rl.advantage = {plugin_name(algorithm.advantage)} and cell.rl.critic is "
+            f"{'set' if has_critic else 'null'}; expected the advantage gae together with a critic (the config "
+            "recipes/ppo, or cell.rl.critic={}), as the loss ppo needs both, or neither of them."
         )
     if vars(algorithm.advantage).get("NEEDS_GROUP") and smallest_n < 2:
         raise InputError(

@@ -53,7 +53,7 @@ def test_files_beside_a_config_go_with_its_run(isojax: Any) -> None:
     ("given", "said"),
     [
         (["cell.rl.loss=ppo"], ["cell.rl.critic is null", "recipes/ppo"]),
-        (["cell.rl.critic={}"], ["cell.rl.advantage = group", "expected gae"]),
+        (["cell.rl.critic={}"], ["cell.rl.advantage = group", "expected the advantage gae"]),
         (["sweep.n=[1]"], ["sweep.n holds 1", "reinforce_pp"]),
         (["sweep.n=[4]", "cell.rl.n_train=8"], ["cell.rl.n_train = 8", "n_train <= n"]),
         (["cell.rl.kl=0", "cell.rl.zero_variance_filter=[kl]"], ["holds kl and cell.rl.kl = 0"]),
