@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -37,8 +36,7 @@ def print_plan(
     print_cells(config, cells, folder, forecast)
     sweep, targets = config.sweep, config.cell.eval.evaluation_targets(config.sweep.budget)
     console.print(
-        f"{devices}; {len(targets)} evaluations per cell, the last at C = {targets[-1]}"
-        f"{_end_of_runs(config, targets[-1])}\n"
+        f"{devices}; {len(targets)} evaluations per cell, the last at C = {targets[-1]}\n"
         f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}"
     )
     memory = budget.estimate(sweep)
@@ -50,16 +48,6 @@ def print_plan(
     if forecast:
         duration = format_duration(forecast.sweep_seconds)
         console.print(f"time: {duration} for the sweep, from {forecast.source}")
-
-
-def _end_of_runs(config: Config, last_target: int) -> str:
-    """By how much runs end before the budget, as the next evaluation would be beyond it."""
-    budget, ratio = config.sweep.budget, config.cell.eval.ratio
-    if last_target == budget:
-        return ""
-    next_target = min(t for t in config.cell.eval.evaluation_targets(math.ceil(budget * ratio) + 1) if t > budget)
-    share = f"{1 - last_target / budget:.1%} of sweep.budget = {budget}"
-    return f", where runs end: {share} is not spent, as the next evaluation would be at C = {next_target}"
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None) -> None:

@@ -53,13 +53,9 @@ def check_multi_process(config: Config, mesh_devices: int, devices: int, num_pro
             "expected all of them, as each process is a part of every step. "
             f"Choose sizes whose product is {devices}, or start fewer processes."
         )
-    if config.cell.rl.max_staleness is not None:
-        raise InputError(
-            f"cell.rl.max_staleness = {config.cell.rl.max_staleness} with {num_processes} processes; "
-            "expected one process, in which sampling and training share their memory. "
-            "Leave cell.rl.max_staleness out, or run it on one host."
-        )
-    if config.run.cells_at_once not in (None, 1):
-        raise InputError(
-            f"run.cells_at_once = {config.run.cells_at_once} with {num_processes} processes; expected 1, or none."
-        )
+    for key, value, expected in (
+        ("cell.rl.max_staleness", config.cell.rl.max_staleness, None),  # sampling and training share their memory
+        ("run.cells_at_once", config.run.cells_at_once, 1),
+    ):
+        if value not in (None, expected):
+            raise InputError(f"{key} = {value} with {num_processes} processes; leave it out, or run it on one host.")
