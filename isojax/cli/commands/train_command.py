@@ -4,7 +4,9 @@ import importlib
 
 from isojax.cli import options
 from isojax.cli.formatting import print_line
+from isojax.core.errors import InputError
 from isojax.core.terminal import warn
+from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import parse_process_group
 from isojax.report.console import SafeConsole
 from isojax.report.gains import report_gains
@@ -30,10 +32,16 @@ def train(
       isojax train best.yaml      from: isojax recommend RUN --budget C --write best.yaml
     """
     config = options.read_config(words, mesh, None)
+    cells = plan_cells(config.sweep)
+    if len(cells) > 1:
+        raise InputError(
+            f"this config holds {len(cells)} cells and `isojax train` runs one; choose it, for example by "
+            f"sweep.B_p=[{cells[0].B_p}] sweep.n=[{cells[0].n}] sweep.seeds=1, or run them all by `isojax launch`."
+        )
     process_group = parse_process_group(coordinator, processes, process)
     runner = importlib.import_module("isojax.launch.local.local_runner")
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
-        folder = runner.train(config, resume, dry_run, process_group)
+        folder = runner.launch(config, resume, dry_run, process_group)
         if folder is not None and not dry_run:
             report_gains(SafeConsole(), folder, read_runs([folder], warn))
             print_line(f"run: {folder}")

@@ -59,20 +59,6 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         return folder if is_primary else None
 
 
-def train(
-    config: Config, resume: bool, dry_run: bool = False, process_group: ProcessGroup = SINGLE_PROCESS
-) -> Path | None:
-    """`launch`, of a config whose sweep is a single cell; InputError where it has more."""
-    cells = plan_cells(config.sweep)
-    if len(cells) > 1:
-        first_cell = cells[0]
-        raise InputError(
-            f"this config holds {len(cells)} cells and `isojax train` runs one; choose it, for example by "
-            f"sweep.B_p=[{first_cell.B_p}] sweep.n=[{first_cell.n}] sweep.seeds=1, or run them all by `isojax launch`."
-        )
-    return launch(config, resume, dry_run, process_group)
-
-
 def _run_cells(setup: SweepSetup) -> None:
     config, cells = setup.config, setup.cells
     with Display(config) as display:
