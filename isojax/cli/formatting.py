@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COUNT
 from isojax.report.console import SafeConsole
 
 
@@ -21,8 +22,9 @@ def parse_count(text: str, option: str = "--budget") -> int:
         number = int(text) if text.replace("_", "").isdecimal() else float(text)
     except ValueError:
         number = math.nan
-    if not (number >= 1 and number % 1 == 0):
-        raise InputError(f"{option}: given {text!r}, expected a positive whole number, such as 250000 or 1e6.")
+    if not (1 <= number <= MAX_COUNT and number % 1 == 0):
+        expected = f"expected a whole number from 1 to {MAX_COUNT:.0e}, such as 250000 or 1e6"
+        raise InputError(f"{option}: given {text!r}, {expected}.")
     return int(number)
 
 

@@ -4,9 +4,9 @@ import os
 from collections.abc import Sequence
 from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from typer import Argument, Option, Typer
+from typer import Argument, Context, Option, Typer
 from typer.core import TyperGroup
 
 from isojax.core import registry
@@ -16,11 +16,29 @@ from isojax.core.errors import InputError
 from isojax.core.yaml_files import config_keys
 from isojax.runs.ledger import INCLUDE_FLAGGED
 
+# Settings that name a plug-in -> the folders of its file.
+PLUGIN_FOLDERS = {
+    "cell.model.family": ("models.families",),
+    "cell.rl.advantage": ("rl.advantages",),
+    "cell.rl.aggregation": ("rl.aggregations",),
+    "cell.rl.kl_estimator": ("rl.kl_estimators",),
+    "cell.rl.loss": ("rl.losses",),
+    "cell.task": ("tasks.device", "tasks.sources"),
+    "cell.verifier.use": ("tasks.verifiers",),
+}
 
-def complete_config(incomplete: str) -> list[str]:
-    """For a shell: the configs (this folder's YAML files among them) and settings whose names begin so. A setting alone
-    is offered as two words, so that bash adds no space after its "="."""
-    settings = [f"{key}=" for key, is_section in config_keys(Config).items() if incomplete and not is_section]
+
+def complete_config(ctx: Context, incomplete: str) -> list[str]:
+    """For a shell: the configs (this folder's YAML files among them), settings and values whose names begin so. A
+    setting alone is offered as two words, so that bash adds no space after its "="; to bash that is a word itself."""
+    keys = [key for key, is_section in config_keys(Config).items() if not is_section]
+    words_before = [word for word in ctx.params.get("words") or () if word != "="]
+    if words_before and words_before[-1] in keys:
+        return [value for value in setting_values(words_before[-1]) if value.startswith(incomplete)]
+    key = incomplete.partition("=")[0]
+    if "=" in incomplete and key in keys:
+        return [word for value in setting_values(key) if (word := f"{key}={value}").startswith(incomplete)]
+    settings = [f"{key}=" for key in keys if incomplete]
     words = [*config_names(), *map(str, Path().glob("*.yaml")), *settings]
     completions = [word for word in words if word.startswith(incomplete)]
     return (
@@ -28,6 +46,19 @@ def complete_config(incomplete: str) -> list[str]:
         if len(completions) == 1 and completions[0] in settings
         else completions
     )
+
+
+def setting_values(key: str) -> list[str]:
+    """The values that a setting may have, where they are few or have names: plug-ins, a choice, false and true."""
+    if key in PLUGIN_FOLDERS:
+        return registry.file_names(PLUGIN_FOLDERS[key])
+    *sections, name = key.split(".")
+    annotation: Any = Config
+    for section in sections:
+        annotation = annotation.model_fields[section].annotation
+    annotation = annotation.model_fields[name].annotation
+    choices = [get_args(one) for one in (annotation, *get_args(annotation)) if get_origin(one) is Literal]
+    return ["false", "true"] if annotation is bool else list(*choices)
 
 
 def complete_run(incomplete: str) -> list[str]:

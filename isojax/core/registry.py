@@ -105,6 +105,13 @@ def plugin_names(folders: Sequence[str], functions: tuple[str, ...]) -> list[str
     return sorted(names)
 
 
+def file_names(folders: Sequence[str]) -> list[str]:
+    """The names of the files in these folders, of which none is imported."""
+    specs = [importlib.util.find_spec(f"isojax.{folder}") for folder in folders]
+    paths = [path for spec in specs if spec is not None for path in spec.submodule_search_locations or ()]
+    return sorted(info.name for info in pkgutil.iter_modules(paths))
+
+
 def defines_any(module: ModuleType, functions: tuple[str, ...]) -> bool:
     """Whether a module defines one of the functions (or imports one under that name)."""
     return any(callable(vars(module).get(function)) for function in functions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -121,13 +121,13 @@ class Display:
                 self._rewards[progress.cell] = progress.reward
             self._update_sweep_line()
 
-    def show_verifier_failures(self, examples: Mapping[str, str]) -> None:
-        """The first failure of each kind that a verifier has met, {kind: what happened}, each shown once."""
+    def show_verifier_failure(self, kind: str, what_happened: str) -> None:
+        """What a verifier has failed by; each kind is shown once, though several processes may meet it."""
         with self._lock:
-            for kind in sorted(examples.keys() - self._shown_failures):
+            if kind not in self._shown_failures:
                 self._shown_failures.add(kind)
                 counted = f"reward 0; the first of its kind, all are counted as verifier_{kind}"
-                print_line(f"warning: verifier {kind}: {examples[kind]} ({counted})")
+                print_line(f"warning: verifier {kind}: {what_happened} ({counted})")
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         """Why a run that has ended is considered broken."""

@@ -23,7 +23,9 @@ from isojax.runs.logs.column_map import METRIC_AT_K
 RECORDS_FILE = "records.jsonl"
 TIMING_FILE = "timing.jsonl"
 HEALTH_FILE = "health.json"  # what flags a run as broken, written as it ends
+ROW_KINDS = ("cell", "eval", "failed", "timing")
 SCHEMA = 1
+ROUNDING = 0.006  # of a recorded mean: logs may round to two decimals
 # The option of commands that puts back runs flagged as broken (scaling/checks/run_health.py).
 INCLUDE_FLAGGED = "--include-flagged"
 _POINT_ADAPTER = TypeAdapter(EvalPoint)
@@ -109,8 +111,8 @@ def read_ledger_lines(path: Path) -> tuple[list[dict[str, Any]], bytes]:
             if len(line) > MAX_LINE_BYTES:
                 raise ValueError(f"longer than {MAX_LINE_BYTES:,} bytes")
             row = json.loads(line)
-            if not isinstance(row, dict) or "kind" not in row:
-                raise ValueError("not a JSON object with a 'kind'")
+            if not isinstance(row, dict) or row.get("kind") not in ROW_KINDS:
+                raise ValueError(f"expected a JSON object whose kind is {', '.join(ROW_KINDS)}")
         except (ValueError, RecursionError) as e:
             raise InputError(
                 f"{path}, line {line_number} is broken ({e}); only a torn last line can be left out. Restore the file,"
@@ -147,6 +149,12 @@ def _check_ranges(point: EvalPoint) -> None:
     for name, value, highest in ranges:
         if not 0 <= value <= highest:
             raise ValueError(f"{name} is {value}: it should be at least 0 and at most {highest:g}")
+    for problem_set, sums in {"": point.counts, **point.extra}.items():
+        name = f"{problem_set}/avg@{point.samples}".lstrip("/")
+        if sums and point.samples and name in point.metrics:
+            mean = sum(sums) / (len(sums) * point.samples)
+            if abs(point.metrics[name] - mean) > ROUNDING:
+                raise ValueError(f"{name} is {point.metrics[name]:g}, and its counts give {mean:g}")
 
 
 def parse_cell(header: Mapping[str, Any], location: str) -> Cell:

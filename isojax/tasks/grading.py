@@ -20,9 +20,12 @@ from isojax.tasks.protocol import Grades
 from isojax.tasks.verifiers import Check, Verdict, load_verifier, weigh_scores
 
 CHECK_BATCH = 16  # checks sent to a worker at once; fewer when few are left
+# A verifier is refused where its first checks all time out: so many, so many for each worker, of so many problems.
+MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS, MIN_PROBLEMS = 16, 4, 4
 
 # Judges one response i32[its length] to each problem.
 GradeFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], Grades]
+FailureCallback = Callable[[str, str], object]  # receives the kind of a failure, and what happened
 
 
 class BackgroundGrader:
@@ -102,6 +105,9 @@ class Checker:
         `weights`: of the scores of graded rewards, by name; rewards are binary without."""
         loaded = load_verifier(verifier)
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
+        self.on_failure: FailureCallback = lambda kind, what_happened: None  # called, in any thread, with each of them
+        self._verifier, self._timeout = verifier, timeout
+        self._timed_out: list[int] | None = []  # the problems of the first checks; None once a response was judged
         self._lock = threading.Lock()
         self._pure, self._weights = loaded.pure, weights or {}
         self._check: Check | None = None if loaded.isolated else loaded.build()
@@ -127,7 +133,7 @@ class Checker:
                 rewards, verdicts = zip(*(weigh_scores(v, self._weights) for v in verdicts), strict=True)
             for problem, verdict in zip(problems, verdicts, strict=True):
                 if verdict.failure:
-                    self.failure_examples.setdefault(verdict.failure, f"problem {problem.id}: {verdict.message}")
+                    self._note_failure(problem, verdict)
         return Grades(
             rewards=np.array(rewards, np.float32),
             parsed=np.array([v.parsed for v in verdicts], bool),
@@ -147,6 +153,29 @@ class Checker:
         for problem, verdict in zip(problems, verdicts, strict=False):
             if self._weights and (graded := weigh_scores(verdict, self._weights)[1]).failure == "score":
                 raise InputError(f"cell.verifier.use: problem {problem.id}, an empty response: {graded.message}.")
+
+    def _note_failure(self, problem: Problem, verdict: Verdict) -> None:
+        if verdict.failure not in self.failure_examples:
+            self.failure_examples[verdict.failure] = f"problem {problem.id}: {verdict.message}"
+            self.on_failure(verdict.failure, self.failure_examples[verdict.failure])
+
+    def _watch_timeouts(self, request: CheckRequest, verdict: Verdict) -> None:
+        """Report the first timeout while others are waited for; InputError where the verifier judges nothing at all."""
+        problem, _, response = request
+        if self._timed_out is None or not response.strip():  # a function may answer empty ones without any work
+            return
+        if verdict.failure != "timeout":
+            self._timed_out = None
+            return
+        self._note_failure(problem, verdict)
+        self._timed_out.append(problem.id)
+        count = len(self._timed_out)
+        enough = max(MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS * len(self._workers))
+        if count >= enough and len(set(self._timed_out)) >= MIN_PROBLEMS:
+            raise InputError(
+                f"cell.verifier.use = {self._verifier}: none of its first {count} checks ended within "
+                f"cell.verifier.timeout = {self._timeout:g} s. Correct the verifier, or raise the timeout."
+            )
 
     def close(self) -> None:
         """End the workers and whatever their checks have started."""
@@ -179,6 +208,8 @@ class Checker:
                     if verdict.failure == "input":
                         raise InputError(verdict.message)
                     verdicts[i] = verdict
+                    with lock:
+                        self._watch_timeouts(requests[i], verdict)
                 with lock:
                     pending.extendleft(i for i in reversed(batch) if i not in verdicts)
 

@@ -208,10 +208,6 @@ class TextTask:
                 self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gib, self._num_workers, weights)
             return self._checker
 
-    def failure_examples(self) -> dict[str, str]:
-        """The first failure of each kind that `grade` has met: {"timeout": "problem 17: no verdict within 5 s"}."""
-        return dict(self._checker.failure_examples) if self._checker is not None else {}
-
     def close(self) -> None:
         """End the verifier's processes."""
         with self._checker_lock:

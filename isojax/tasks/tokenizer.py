@@ -7,7 +7,7 @@ memory. The process reads settings, then conversations, as JSON lines, and answe
 from __future__ import annotations
 
 import json
-import os
+import logging
 import resource
 import signal
 import subprocess
@@ -33,6 +33,10 @@ MAX_MEMORY_BYTES = 2**29  # that a chat template's process may write to
 SECONDS, SECONDS_PER_CONVERSATION = 10.0, 0.02
 
 
+# transformers is used for its tokenizers alone, and advises at its import to install what models need.
+logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
+
+
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the folder is run."""
     if not folder.is_dir():
@@ -41,7 +45,6 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
         raise InputError(
             f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} there."
         )
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises to install torch: not needed here
     from transformers import AutoTokenizer, LlamaTokenizer
 
     no_tokenizer_json = not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file()

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from isojax.cli import app
+from isojax.cli.options import PLUGIN_FOLDERS, setting_values
+from isojax.core.config import Config
+from isojax.core.yaml_files import config_keys
 from tests.cli.conftest import Isojax
 from tests.e2e.conftest import REPOSITORY, SCRIPT
 
@@ -48,6 +51,8 @@ def complete(tmp_path: Path) -> Complete:
         (["launch", "models/q"], ["models/qwen2.5-7b-instruct", "models/qwen3-4b-instruct"]),
         (["launch", "quickstart", "m"], ["mine.yaml"]),
         (["launch", "quickstart", "cell.rl.l"], ["cell.rl.learning_rate=", "cell.rl.loss="]),
+        (["launch", "quickstart", "cell.rl.loss", "=", "g"], ["grpo", "gspo"]),  # as bash splits it
+        (["train", "quickstart", "cell.rl.advantage=lea"], ["cell.rl.advantage=leave_one_out"]),
         (["train", "quickstart", "sweep.bud"], ["sweep.budget=", "sweep.budget=VALUE"]),
         (["launch", "--res"], ["--resume"]),
         (["train", "smol"], ["smollm2_cpu"]),
@@ -61,6 +66,23 @@ def test_a_shell_completes(complete: Complete, words: list[str], offered: list[s
     found = complete(*words)
     assert set(offered) <= set(found) and all(name.startswith(words[-1]) for name in found)
     assert "runs/notes" not in found  # holds no cells
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("cell.rl.aggregation", ["constant", "prompt", "sequence", "token"]),
+        ("cell.rl.kl_estimator", ["k1", "k2", "k3"]),
+        ("cell.task", ["addition", "gym", "jsonl", "parquet", "solvers", "tfds"]),
+        ("cell.verifier.use", ["exact", "function", "gym", "integer", "math", "verl"]),
+        ("cell.reward.kind", ["binary", "graded"]),
+        ("sweep.remat", ["none", "layer"]),
+        ("cell.rl.measure_kl", ["false", "true"]),
+        ("cell.rl.clip", []),
+    ],
+)
+def test_settings_of_few_values(key: str, values: list[str]) -> None:
+    assert setting_values(key) == values and set(PLUGIN_FOLDERS) <= set(config_keys(Config))
 
 
 def test_the_completion_installs_itself(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

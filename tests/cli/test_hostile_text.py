@@ -90,7 +90,7 @@ def test_a_plan_and_what_verifiers_say(capsys: pytest.CaptureFixture[str]) -> No
     config = load_config("quickstart")
     display.print_cells(config, [Cell(8, 2, 0)], Path(f"runs{ESCAPES}[/red]"))
     live = display.Display(config)
-    live.show_verifier_failures({f"crash{ESCAPES}": LONG})
+    live.show_verifier_failure(f"crash{ESCAPES}", LONG)
     live.show_flags(Cell(8, 2, 0), [ESCAPES + "[/red]"])
     live.show_preparation(f"reading {ESCAPES}[/red]", 0.5)
     shown = check((0, *capsys.readouterr()), 0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -127,11 +128,12 @@ def test_where_no_measured_cell_agrees_no_regret_is_claimed(recommend: Callable[
 
 
 @pytest.mark.parametrize(
-    "words", ["--budget 1e30", "--budget 1e5 --B-max 1000000000000000000000", "--budget 1e5 --fix M=1e30"]
+    "words", ["--budget 1e308", "--budget 1e5 --B-max 1000000000000000000000", "--budget 1e5 --fix M=1e30"]
 )
 def test_numbers_that_nobody_means(recommend: Callable[..., Outcome], words: str) -> None:
     code, out, err = recommend(*words.split(), "--extrapolate")
-    assert code == 2 and out == "" and err.startswith("error: ") and "at most 1e+15" in err
+    assert code == 2 and out == "" and err.startswith("error: ") and re.search("(to|at most) 1e[+]15", err)
+    assert len(err) < 200
 
 
 def test_a_run_past_its_peak_should_stop_early_and_a_loss_is_called_one(recommend: Callable[..., Outcome]) -> None:

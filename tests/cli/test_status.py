@@ -55,7 +55,7 @@ def record(folder: Path, cell: Cell, targets: tuple[int, ...]) -> Ledger:
     ledger = Ledger(folder / "cells" / cell.name, cell, "abc")
     before = 0
     for C in targets:
-        point = EvalPoint(C, C // cell.B, C, C, {"best@2": 0.9, "avg@2": 0.25 + C / 2048}, (1,), 2)
+        point = EvalPoint(C, C // cell.B, C, C, {"best@2": 0.9, "avg@2": 0.25 + C / 2048}, (), 2)
         ledger.append(point, seconds=max(1.0, (C - before) / 50), devices=1)
         before = C
     return ledger

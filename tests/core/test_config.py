@@ -159,6 +159,7 @@ def test_an_unknown_key_is_refused_with_the_nearest(folder: Path, key: str, near
         ("sweep.strategy=skip", ["sweep.strategy", "'skip'", "'grid' or 'adaptive'"]),
         ("cell.rl.kl='0.1'", ["cell.rl.kl", "'0.1'", "number"]),
         ("cell.rl.kl=.nan", ["cell.rl.kl", "nan", "finite"]),
+        ("cell.reward.weights={a: 1e308, b: 1e308}", ["cell.reward.weights", "weights from 0 to 1,000,000,000"]),
         ("cell.reward.weights={a: .nan}", ["cell.reward.weights.a", "nan", "finite"]),
         ("cell.data.difficulty=[0.1, 1e999]", ["cell.data.difficulty", "inf", "finite"]),
         (

@@ -365,3 +365,11 @@ def test_the_fingerprint_knows_an_exchanged_checkpoint(tmp_path: Path) -> None:
         tmp_path / "d", lambda s: s["model.norm.weight"].__iadd__(0.001)
     )  # trained a little further: the same header
     assert safetensors_io.fingerprint(tmp_path / "d") != first
+
+
+def test_a_file_is_not_named_as_the_place_for_a_model(tmp_path: Path) -> None:
+    for name, place in (("passwd", ""), ("new", f" --out {tmp_path / 'new'}")):
+        (tmp_path / "passwd").touch()
+        with pytest.raises(InputError) as refusal:
+            hf_load.read_config(tmp_path / name)
+        assert str(refusal.value).endswith(f"isojax model import ORG/NAME{place}")

@@ -12,7 +12,8 @@ from isojax.runs.ledger import Ledger, read_run
 @pytest.mark.parametrize("sums", [(1.0, 2.0), (0.3, 2.0), (0.0, 0.0), (1, 2)])
 def test_sums_are_read_as_they_were_written(tmp_path: Path, sums: tuple[float, ...]) -> None:
     ledger = Ledger(tmp_path, Cell(4, 2, 0), "x")
-    ledger.append(EvalPoint(0, 0, 0, 0, {"avg@2": 0.75}, sums, 2, {}, {"hard": sums}), seconds=1.0, devices=1)
+    metrics = {"avg@2": sum(sums) / 4}
+    ledger.append(EvalPoint(0, 0, 0, 0, metrics, sums, 2, {}, {"hard": sums}), seconds=1.0, devices=1)
     (point,) = read_run(tmp_path).points
     assert point.counts == sums == point.extra["hard"] and point.graded is isinstance(sums[0], float)
     assert list(map(type, point.counts)) == list(map(type, sums))

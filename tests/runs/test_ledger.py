@@ -17,7 +17,7 @@ CELL = Cell(16, 4, 0)
 
 def point(target: int, rollouts: int | None = None) -> EvalPoint:
     C = target if rollouts is None else rollouts
-    return EvalPoint(target, C // CELL.B, C, 5 * C, {"avg@2": 0.25 + C / 10_000}, (0, 1, 2), 2, {"entropy": 1.5})
+    return EvalPoint(target, C // CELL.B, C, 5 * C, {"avg@2": 0.25 + C / 10_000}, (), 2, {"entropy": 1.5})
 
 
 def cell_folder(root: Path, cell: Cell = CELL, targets: tuple[int, ...] = (0, 64, 128), cell_hash: str = "abc") -> Path:

@@ -22,6 +22,8 @@ POINTS = {
     "a metric that is NaN": ({"metrics": {"avg@4": float("nan")}}, "avg@4 is nan"),
     "counts above samples": ({"counts": [0, 5, 2]}, r"counts is 5.*at most 4\)"),
     "counts of a set above samples": ({"extra": {"hard": [9]}}, "counts is 9"),
+    "avg@4 that its counts contradict": ({"metrics": {"avg@4": 0.52}}, r"avg@4 is 0\.52, and its counts give 0\.5"),
+    "avg@4 of a set that its counts contradict": ({"metrics": {"hard/avg@4": 0.1}}, "hard/avg@4 is 0.1, .* give 0.625"),
     "negative counts": ({"counts": [-1]}, "counts is -1"),
     "negative samples": ({"samples": -4, "counts": [], "extra": {}}, "samples is -4"),
     "tokens beyond int64": ({"tokens": 10**30}, "tokens is"),
@@ -79,7 +81,7 @@ def test_headers(tmp_path: Path, case: str) -> None:
 LATER = replace(POINT, target=128, rollouts=128)
 
 
-@pytest.mark.parametrize("case", ["point", "repeated", "header"])
+@pytest.mark.parametrize("case", ["point", "kind", "repeated", "header"])
 def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
     """Not the last line alone: `isojax status` shows the last point, and says no less about the ones before."""
     folder = tmp_path / "cell"
@@ -89,7 +91,7 @@ def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
         "point": ([header, first | {"metrics": {"avg@4": 7}}, last], "line 2 is not an evaluation"),
         "kind": (
             [header, first | {"kind": "evil"}, last],
-            "line 2 is broken .*whose kind is cell",
+            "line 2 is broken .*whose kind is cell, eval, failed, timing",
         ),
         "repeated": ([header, first, first, last], "line 3: the point at 64 rollouts is there twice"),
         "header": ([header, first, header, last], "line 3 begins another run"),

@@ -33,7 +33,7 @@ def point(target: int) -> EvalPoint:
         target,
         5 * target,
         metrics,
-        (0, 1, 2),
+        (),
         2,
         {"reward": 0.3, "entropy": 1.5 - target / 1000},
     )

@@ -16,7 +16,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks import check_process, guarded_process
+from isojax.tasks import check_process, grading, guarded_process
 from isojax.tasks.grading import Checker
 
 REWARDS = '''
@@ -166,6 +166,20 @@ def test_the_first_failure_of_a_kind_is_shown(checker: Checker, what: str, kind:
     checker.failure_examples.clear()
     assert grade(checker, ["good", what, "good"])[::2] == ([1, 0, 1], {kind: 1})
     assert checker.failure_examples[kind].startswith(message)
+
+
+def test_a_verifier_whose_first_checks_all_hang_is_refused(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is reported while the others are waited for; empty responses count neither way."""
+    monkeypatch.setattr(grading, "MIN_TIMEOUTS", 4)
+    monkeypatch.setattr(grading, "MIN_WORKER_TIMEOUTS", 1)
+    reported: list[tuple[str, str]] = []
+    with Checker(f"function:{rewards}:reward", timeout=0.1, num_workers=2) as checker:
+        checker.on_failure = lambda *failure: reported.append(failure)
+        with pytest.raises(InputError, match=r"none of its first 4 checks ended within cell.verifier.timeout = 0.1 s"):
+            grade(checker, ["", *["sleep"] * 200])
+        assert [kind for kind, _ in reported] == ["timeout"] and "no verdict within 0.1 s" in reported[0][1]
+    with Checker(f"function:{rewards}:reward", timeout=0.1, num_workers=1) as checker:
+        assert grade(checker, ["other", *["sleep"] * 4])[2] == {"timeout": 4}
 
 
 def test_a_deadline_is_each_checks_own(rewards: Path) -> None:

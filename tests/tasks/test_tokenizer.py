@@ -5,6 +5,7 @@ and the automaton of stop strings, which fires exactly where the text first hold
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -229,3 +230,9 @@ def test_many_states_take_two_bytes() -> None:
 def test_an_empty_stop_string_is_refused(strings: list[str]) -> None:
     with pytest.raises(InputError, match=r"cell\.prompt\.stop.*one character or more"):
         build_stop_table([b"a"], strings)
+
+
+def test_the_advice_to_install_torch_is_not_printed_and_warnings_are() -> None:
+    for message in ("PyTorch was not found. Models won't be available", "the vocabulary is not this model's"):
+        record = logging.LogRecord("transformers", logging.WARNING, "", 0, message, (), None)
+        assert bool(logging.getLogger("transformers").filter(record)) == ("PyTorch" not in message)

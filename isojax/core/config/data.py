@@ -1,6 +1,5 @@
 """`cell.data`, `cell.prompt`, `cell.verifier`, `cell.reward`: problems, their text, checks of answers, and rewards."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -9,6 +8,7 @@ from pydantic_core import PydanticCustomError
 
 from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section, check_names
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_SETTING
 from isojax.core.nouns import MAIN_SCORE
 
 PANEL = "panel"  # the name of the training problems that every evaluation includes
@@ -75,8 +75,10 @@ class RewardConfig(Section):
     @field_validator("weights")
     @classmethod
     def _check_weights(cls, weights: dict[str, float] | None) -> dict[str, float] | None:
-        if weights is not None and (min(weights.values(), default=0) < 0 or not 0 < sum(weights.values()) < math.inf):
-            rule = "weights of 0 or more, not all 0, so that rewards stay from 0 to 1 (a penalty p is a score of 1 - p)"
+        values = [] if weights is None else sorted(weights.values())
+        if weights is not None and not (values and values[0] >= 0 and 0 < values[-1] <= MAX_SETTING):
+            sizes = f"weights from 0 to {MAX_SETTING:,}, not all 0"
+            rule = f"{sizes}, so that rewards stay from 0 to 1 (a penalty p is a score of 1 - p)"
             raise PydanticCustomError("weights", "{rule}", {"rule": rule})
         check_names(weights or (), "score")
         return weights

@@ -70,12 +70,11 @@ def label_difficulty(
         )
     import_tfds()  # a missing package is reported before hours of labelling
     with open_task(config) as task, exclusive_lock(folder):
-        try:
-            labelled, unsolved = _label_with_model(config, task, folder, extremely_hard, on_progress)
-        finally:
-            if not is_on_device(task):
-                for kind, example in task.failure_examples().items():
-                    warn(f"verifier {kind}, each of reward 0; the first: {example}")
+        if not is_on_device(task):
+            task.start_verifier().on_failure = lambda kind, what_happened: warn(
+                f"verifier {kind}, each of reward 0; the first: {what_happened}"
+            )
+        labelled, unsolved = _label_with_model(config, task, folder, extremely_hard, on_progress)
     splits = split_into_parts(labelled, unsolved, held_out, data.seed)
     write_text(folder / TABLE_FILE, _labels_csv(labelled))
     ranges = dict(DIFFICULTY_RANGES)

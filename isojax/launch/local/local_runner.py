@@ -63,15 +63,11 @@ def _run_cells(setup: SweepSetup) -> None:
     config, cells = setup.config, setup.cells
     with Display(config) as display:
         failures: list[tuple[Cell, Exception]] = []
-        try:
-            base_policy = setup.prepare(display.show_preparation)
-        finally:
-            display.show_verifier_failures(setup.verifier_failures())
+        base_policy = setup.prepare(display.show_preparation, display.show_verifier_failure)
         rounds = training_rounds(config, cells, setup.folder, failures)
         with preemption.handle_sigterm():  # between two rounds too
             while targets := multiprocess.run_on_primary(lambda: next(rounds, [])):
                 failures += train_cells(setup, base_policy, targets, display)
-                display.show_verifier_failures(setup.verifier_failures())
                 if failures and multiprocess.is_multiprocess():
                     break  # the processes may be at different places
     raise_cell_failures(failures, len(cells), setup.folder)
@@ -89,10 +85,6 @@ def train_cells(
     stopped_early: list[bool] = []
     display.set_targets(targets)
 
-    def report(progress: CellProgress) -> None:
-        display.update_cell(progress)
-        display.show_verifier_failures(setup.verifier_failures())
-
     def worker(programs: SweepPrograms) -> None:
         while not any(multiprocess.allgather(preemption.requested())):
             try:
@@ -100,7 +92,7 @@ def train_cells(
             except queue.Empty:
                 return
             try:
-                error = train_cell(setup, programs, base_policy, target, report, display.show_flags)
+                error = train_cell(setup, programs, base_policy, target, display.update_cell, display.show_flags)
             except Preempted as e:
                 preemptions.append(e)
                 return

@@ -32,6 +32,7 @@ from isojax.models.hf import hf_load
 from isojax.rl import algorithm
 from isojax.runs import loggers
 from isojax.runs.mirror import working_folder
+from isojax.tasks.grading import FailureCallback
 from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, LabelsNeeded, require_settings, select_problems
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
 from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, prepare_base_policy
@@ -181,9 +182,12 @@ class SweepSetup:
     cell_devices: CellDevices
     programs: list[SweepPrograms]  # a set for each cell that runs at a time; on a CPU's single devices the same one
 
-    def prepare(self, on_progress: Callable[[str, float], None]) -> BasePolicy:
-        """Make or load the base policy and its problems; then save the config, as nothing can be refused any more."""
+    def prepare(self, on_progress: Callable[[str, float], None], on_failure: FailureCallback) -> BasePolicy:
+        """Make or load the base policy and its problems; then save the config, as nothing can be refused any more.
+        `on_failure` is called, from now on, when the verifier meets a kind of failure for the first time."""
         first_programs, folder = self.programs[0], self.folder
+        if not is_on_device(self.task):
+            self.task.start_verifier().on_failure = on_failure
         if multiprocess.is_primary() and not (folder / CONFIG_FILE).exists():
             (folder / BASE_FOLDER / PROBLEMS_FILE).unlink(missing_ok=True)  # of settings that may have changed since
         base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, on_progress)
@@ -191,10 +195,6 @@ class SweepSetup:
         if multiprocess.is_primary():
             save_config(self.config, folder / CONFIG_FILE)
         return base_policy
-
-    def verifier_failures(self) -> dict[str, str]:
-        """The first failure of each kind that the verifier has met; the ledger counts them all."""
-        return {} if is_on_device(self.task) else self.task.failure_examples()
 
 
 @contextmanager

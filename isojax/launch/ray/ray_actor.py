@@ -5,7 +5,7 @@ import importlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +43,11 @@ class StatusCollector:
     def show_preparation(self, text: str, fraction: float) -> None:
         self.pending.preparation = text, fraction
 
-    def update_cell(self, progress: CellProgress, verifier_failures: Mapping[str, str]) -> None:
+    def update_cell(self, progress: CellProgress) -> None:
         self.pending.progress = progress
-        self.pending.verifier_failures |= verifier_failures
+
+    def show_verifier_failure(self, kind: str, what_happened: str) -> None:
+        self.pending.verifier_failures[kind] = what_happened
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         self.pending.flags += flags

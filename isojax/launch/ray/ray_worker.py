@@ -8,7 +8,7 @@ from functools import partial
 from isojax.core import registry
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
-from isojax.core.nouns import Cell, CellProgress
+from isojax.core.nouns import Cell
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.launch.local.join_processes import join_processes
@@ -42,7 +42,7 @@ def prepare_sweep(
             )
         start_jax(config)
         with join_processes(group), open_sweep(config, cells, resume=True) as setup:
-            base_policy = setup.prepare(status.show_preparation)
+            base_policy = setup.prepare(status.show_preparation, status.show_verifier_failure)
             yield partial(train_target, setup, base_policy, status)
 
 
@@ -52,9 +52,6 @@ def train_target(setup: SweepSetup, base_policy: BasePolicy, status: StatusColle
     cell_folder = setup.folder / "cells" / cell.name
     refresh(setup.folder, cell.name)
 
-    def report(progress: CellProgress) -> None:
-        status.update_cell(progress, setup.verifier_failures())
-
     with ExitStack() as stack:
         if multiprocess.is_primary():
             try:
@@ -63,7 +60,7 @@ def train_target(setup: SweepSetup, base_policy: BasePolicy, status: StatusColle
                 raise WorkerLost(f"another process still writes to {cell_folder}") from e
             except InputError as e:
                 raise RunFailed(str(e)) from e
-        error = train_cell(setup, setup.programs[0], base_policy, target, report, status.show_flags)
+        error = train_cell(setup, setup.programs[0], base_policy, target, status.update_cell, status.show_flags)
     if error is not None:
         warn(f"{cell.name}: {type(error).__name__}: {error}")
         is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))

@@ -213,7 +213,8 @@ class RayScheduler:
     def _show_update(self, cell: Cell | None, update: StatusUpdate) -> None:
         if update.preparation is not None:
             self.display.show_preparation(*update.preparation)
-        self.display.show_verifier_failures(update.verifier_failures)
+        for kind, what_happened in update.verifier_failures.items():
+            self.display.show_verifier_failure(kind, what_happened)
         if cell is None:
             return
         self.display.show_flags(cell, update.flags)

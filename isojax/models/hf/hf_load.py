@@ -119,7 +119,8 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
 def read_config(folder: Path) -> dict[str, Any]:
     expected = "expected a model's folder with config.json, *.safetensors and a tokenizer"
     if not folder.is_dir():
-        fix = f"Fetch a model first: isojax model import smollm2, or isojax model import ORG/NAME --out {folder}"
+        fix = "Fetch a model first: isojax model import smollm2, or isojax model import ORG/NAME"
+        fix += "" if folder.exists() else f" --out {folder}"
         if re.fullmatch(HUB_ID, str(folder)) and not folder.parent.exists() and folder.parent.name != "models":
             fix = f"If it is a model hub's: isojax model import {folder}, and then cell.model.path=models/{folder.name}"
         raise InputError(f"cell.model.path = {folder}: no such folder; {expected}. {fix}")

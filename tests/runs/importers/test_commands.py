@@ -131,12 +131,12 @@ def point(C, **changes):
 
 BROKEN = {
     "NaN": ([point(8), point(16, metrics={"acc": float("nan")})], r"line 3: acc is nan"),
-    "outside": ([point(8), {"kind": "note"}, point(16, metrics={"acc": 1.5})], r"line 4: acc is 1\.5"),
+    "outside": ([point(8), {"kind": "failed"}, point(16, metrics={"acc": 1.5})], r"line 4: acc is 1\.5"),
     "missing metric": ([point(8), point(16, metrics={"other": 0.5})], r"line 3 \(C = 16\) has no metric 'acc'"),
     "negative": ([point(-8), point(8)], r"line 2 is not an evaluation \(target is -8"),
     "not whole": ([point(8), point(16, rollouts=16.5)], r"line 3 is not an evaluation.*rollouts is 16\.5"),
     "infinite": ([point(8), point(16, tokens=float("inf"))], r"line 3 is not an evaluation.*tokens is inf"),
-    "twice": ([point(8), {"kind": "note"}, point(8)], r"line 4: the point at 8 rollouts is there twice"),
+    "twice": ([point(8), {"kind": "failed"}, point(8)], r"line 4: the point at 8 rollouts is there twice"),
     "falling": ([point(16), point(8)], r"line 3: rollouts fall from 16 to 8"),
     "two runs in a file": (
         [point(8), {**HEADER, "n": 8}, point(16)],
