@@ -12,6 +12,7 @@ from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, require_column
 from isojax.scaling.checks.forecast import HIDDEN_FACTOR, MIN_VISIBLE, PRIOR_SHARE, combine_departure
 from isojax.scaling.curves.single_run import (
+    MAX_FITTED_POINTS,
     MIN_POINTS,
     PARAMETER_NAMES,
     PARTICLES,
@@ -20,6 +21,7 @@ from isojax.scaling.curves.single_run import (
     sample_posterior,
 )
 from isojax.scaling.intervals import LEVEL, SEED, central_band, central_interval
+from isojax.scaling.tracks import FloatArray
 
 FEW_POINTS = 10
 END_POINTS = 3  # distinct C whose mean is "at the end"
@@ -162,7 +164,7 @@ def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_
     """The curve, its intervals and its residuals."""
     draws = {name: posterior.draws(name) for name in PARAMETER_NAMES}
     intervals = {name: central_interval(values) for name, values in draws.items()}
-    residuals = fitted_points.R - np.median(posterior.rewards(fitted_points.C), axis=0)
+    residuals = fitted_points.R - _median_curve(posterior, fitted_points.C)
     C = np.geomspace(file_points.points.C[file_points.points.C > 0].min(), file_points.points.C.max(), BAND_POINTS)
     rewards = posterior.rewards(C)
     band = {"C": C, "reward": np.median(rewards, axis=0)} | dict(
@@ -185,9 +187,17 @@ def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_
     }
 
 
+def _median_curve(posterior: RunPosterior, C: FloatArray) -> FloatArray:
+    """The median reward at C, between many points by interpolation."""
+    knots = np.unique(C)
+    if len(knots) > MAX_FITTED_POINTS:
+        knots = knots[np.linspace(0, len(knots) - 1, MAX_FITTED_POINTS).astype(int)]
+    return np.interp(C, knots, np.median(posterior.rewards(knots), axis=0))
+
+
 def _prediction_errors(posterior: RunPosterior, hidden: RunPoints) -> dict[str, Any]:
     """What the posterior predicts of evaluations that it has not seen."""
-    errors = np.median(posterior.rewards(hidden.C), axis=0) - hidden.R
+    errors = _median_curve(posterior, hidden.C) - hidden.R
     at_end = _last_points(hidden)
     end_rewards = posterior.evaluations(at_end).mean(-1)
     return {

@@ -114,3 +114,14 @@ def test_departures_widen_what_lies_beyond_the_data():
     C = np.array([2e5, 1.2e6])
     extra = drawn.rewards(C) - alone.rewards(C)
     assert not extra[:, 0].any() and extra[:, 1].std() == pytest.approx(0.02, rel=0.1)
+
+
+def test_a_long_log_is_fitted_to_means_of_neighbours(monkeypatch):
+    monkeypatch.setattr(single_run, "MAX_FITTED_POINTS", 20)
+    long = run_of(0.2, 0.7, 1.1, 3e4, points=249, sd=0.02, seed=3, seeds=2)
+    means, size = single_run._average_neighbours(long)
+    assert size == 25 and len(means.C) == 20 and means.run_index.tolist() == [0] * 10 + [1] * 10
+    assert means.R[0] == pytest.approx(long.R[:25].mean()) and means.C[-1] == pytest.approx(long.C[-25:].mean())
+    drawn = sample_posterior(long)
+    assert np.median(drawn.noise_sd) == pytest.approx(0.02, rel=0.7)
+    assert np.median(drawn.draws("A")) == pytest.approx(0.7, abs=0.03)

@@ -15,7 +15,8 @@ Departures from ScaleRL (arXiv:2510.13786): no early point is skipped, and R0 an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +30,14 @@ from isojax.scaling.tracks import FloatArray
 
 PARAMETER_NAMES = ("R0", "A", "exponent", "C_mid")
 MIN_POINTS = 3  # distinct C
+MAX_FITTED_POINTS = 200  # of more, neighbours are averaged
 PARTICLES = 2000
 MIN_EFFECTIVE_SHARE = 0.5  # of the particles, after a step of the likelihood's power
 MOVES = 10  # of each particle at each power
 ACCEPTED_SHARE = 0.25  # of the moves, to which their length adapts
 BLOCK_VALUES = 50_000  # rewards that are computed at once: more do not fit a processor's cache
 NOISE_FREEDOM = 5  # degrees of freedom of Student's t
+ROUNDING = 1e-9  # a relative difference of rewards that means nothing
 # The prior, for rewards in [0, 1]. R0 is uniform on [0, 1], A on [R0, 1], the autocorrelation on [0, .9]. The others
 # are normal, by mean and standard deviation.
 MAX_AUTOCORRELATION = 0.9
@@ -139,11 +142,26 @@ class RunPosterior:
 def sample_posterior(points: RunPoints) -> RunPosterior:
     """Draws given points of at least MIN_POINTS distinct C >= 0."""
     low, high = float(points.R.min()), float(points.R.max())
-    spread = max(high - low, 1e-12)
+    spread = high - low if high - low > ROUNDING * abs(high) else max(abs(high), 1.0)
     reward_range = (0.0, 1.0) if low >= 0 and high <= 1 else (low - spread, high + spread)
     unit_rewards = (points.R - reward_range[0]) / (reward_range[1] - reward_range[0])
-    unit_points = RunPoints(points.C, unit_rewards, points.run_index)
-    return RunPosterior(_temper(unit_points), float(points.C.max()), reward_range)
+    means, size = _average_neighbours(RunPoints(points.C, unit_rewards, points.run_index))
+    parameters = _temper(means)
+    parameters = replace(parameters, noise_scale=parameters.noise_scale * np.sqrt(size))
+    return RunPosterior(parameters, float(points.C.max()), reward_range)
+
+
+def _average_neighbours(points: RunPoints) -> tuple[RunPoints, int]:
+    """Means of as many neighbouring points of a run as leave about MAX_FITTED_POINTS, and how many that is."""
+    size = math.ceil(len(points.C) / MAX_FITTED_POINTS)
+    if size == 1:
+        return points, 1
+    run_start = np.flatnonzero(points.is_first)
+    position = np.arange(len(points.C)) - run_start[np.cumsum(points.is_first) - 1]
+    group = np.cumsum(position % size == 0) - 1
+    counts = np.bincount(group)
+    C, R = (np.bincount(group, values) / counts for values in (points.C, points.R))
+    return RunPoints(C, R, points.run_index[position % size == 0]), size
 
 
 def _temper(points: RunPoints) -> _Parameters:
