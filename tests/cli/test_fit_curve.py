@@ -64,7 +64,8 @@ def test_a_frontier_as_json_in_both_modes(isojax):
 def test_a_curve_and_its_picture(isojax, tmp_path):
     code, out, err = isojax(*CURVE, "--group", "seed", "--fit-below", "150000", "--plot", "out/curve.png")
     assert (code, err) == (0, "")
-    for part in ("60 points of 2 seeds", "A (plateau)", "beyond 150,000: 22 points", "wrote out/curve.png"):
+    said = ("60 points of 2 seeds", "A (plateau)", "trial: fitted up to 36,480", "beyond 150,000: 22 points")
+    for part in (*said, "wrote out/curve.png"):
         assert part in out
     assert (tmp_path / "out/curve.png").read_bytes().startswith(b"\x89PNG")
     assert isojax(*CURVE, "--where", "seed=0", "--plot", "curve.pdf", "--json")[0] == 0
