@@ -1,4 +1,4 @@
-"""`isojax fit --validate`: the table, the file in the folder of the fit, and the one JSON document."""
+"""`isojax fit --validate`: the sentences, the file in the folder of the fit, and the one JSON document."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_validate_prints_and_keeps(fit: Callable[..., Outcome]) -> None:
     assert code == 0 and err == ""
     for part in (
         "validation: the fit's predictions of runs that it has not seen",
-        "the top of compute",
+        "the top of compute: fitted up to C = ",
         "one run per cell: not possible: no cell has two",
     ):
         assert part in out

@@ -14,16 +14,9 @@ from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, Run
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
 from isojax.core.terminal import warn
+from isojax.report import wording
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import (
-    describe_law,
-    describe_verdicts,
-    format_number,
-    format_percent,
-    format_range,
-    law_is_drawn,
-    measured_n_intervals,
-)
+from isojax.report.wording import format_number, format_percent, format_range
 from isojax.runs.ledger import default_metric, read_runs
 from isojax.scaling.checks.run_health import healthy_runs
 from isojax.scaling.checks.validate import REPLICATES
@@ -93,7 +86,7 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
         console.print(f"n = {row.n_low} gives way to n = {row.n_high} at C = {C_crossover}")
     _print_law(console, fit.joint, level)
     if fit.referee:
-        console.print(f"[bold]published laws of n[/bold]: {describe_verdicts(fit)} (docs/laws.md)")
+        console.print(f"[bold]published laws of n[/bold]: {wording.describe_verdicts(fit)} (docs/laws.md)")
     print_notes(console, (flag.text for flag in fit.flags))
 
 
@@ -117,9 +110,9 @@ def _frontier_rows(view: FrontierFit) -> list[list[str]]:
 
 
 def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:
-    console.print(f"[bold]law[/bold]: {describe_law(view)}")
-    intervals = measured_n_intervals(view.n_star)
-    if intervals and law_is_drawn(view):
+    console.print(f"[bold]law[/bold]: {wording.describe_law(view)}")
+    intervals = wording.measured_n_intervals(view.n_star)
+    if intervals and wording.law_is_drawn(view):
         labelled_intervals = zip(intervals, ("low", "middle", "high"), strict=True)
         text = "; ".join(f"{interval} at {label} C" for interval, label in labelled_intervals)
         console.print(f"  {level} interval of the best measured n: {text}")
@@ -140,28 +133,10 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
 
 
 def print_validation(console: SafeConsole, validation: Mapping[str, Any]) -> None:
-    """The trials in a table, then each in sentences."""
-    title = f"validation: the fit's predictions of runs that it has not seen ({validation['mode']} mode)"
-    columns = ("hidden", "points", "error", "|error|", "inside", "n chosen", "n best", "regret")
-    rows = [[name, *_trial_columns(key, validation[key])] for key, name in TRIALS.items()]
-    console.print(TextTable(title, columns, rows, text_columns=1))
-    console.print("error: predicted less measured, mean over the points; |error|: of its absolute value")
-    console.print("inside: of the 90% interval for one new run on the same validation problems; 90% is to be expected")
+    """The trials, a sentence for each."""
+    note = "an error is predicted less measured; inside the 90% interval of one new run, 90% is to be expected"
+    console.print(f"validation: the fit's predictions of runs that it has not seen ({validation['mode']} mode); {note}")
     for key, name in TRIALS.items():
         trial = validation[key]
         explanation = trial["says"] if trial["possible"] else f"not possible: {trial['why']}"
         console.print(f"[bold]{name}[/bold]: {escape(explanation)}")
-
-
-def _trial_columns(key: str, trial: Mapping[str, Any]) -> list[str]:
-    """A trial's row: measurements, errors, coverage and the choice of n."""
-    if not trial["possible"]:
-        return ["-"] * 7
-    errors = choice = ["-", "-"]
-    regret = "-"
-    if key != "largest_n":  # nothing predicts an n that was not run: its errors are what it adds, as the sentence says
-        errors = [f"{trial['mean_error']:+.4f}", f"{trial['mean_absolute_error']:.4f}"]
-    if trial["n_chosen"] is not None:
-        choice, regret = [str(trial["n_chosen"]), str(trial["n_best"])], f"{trial['regret']:.4f}"
-    coverage = "-" if trial["inside"] is None else format_percent(round(trial["inside"], 2))
-    return [str(trial["measurements"]), *errors, coverage, *choice, regret]
