@@ -24,6 +24,7 @@ def main_findings(fit: FitResult) -> list[str]:
         wording.describe_law(fit.joint),
         *_describe_sensitivity(fit),
         *_describe_fixed_batches(fit),
+        _describe_misfit(fit.diagnostics),
     ]
 
 
@@ -131,11 +132,6 @@ def _extra_set_rewards(runs: Sequence[RunRecord]) -> dict[str, dict[CellKey, flo
 
 
 MAX_CHI_SQUARE, MIN_CHI_SQUARE = 1.5, 0.5
-
-
-def diagnostics_section(fit: FitResult) -> Html:
-    """The misfit; ties, overfitted runs, cells without a curve and runs of unequal length are flags of the fit."""
-    return html_section("diagnostics", "Fit diagnostics", tag("p", _describe_misfit(fit.diagnostics)))
 
 
 def _describe_misfit(diagnostics: FitDiagnostics) -> str:

@@ -35,7 +35,6 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
         _figures_section(images),
         evidence_section(fit),
         law_section(fit),
-        fit_sections.diagnostics_section(fit),
         fit_sections.health_section(fit),
         fit_sections.rewards_section(fit, runs),
         fit_sections.flags_section(fit),
