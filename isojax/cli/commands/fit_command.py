@@ -81,9 +81,8 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
     columns = ("from C", "to C", "n", "B_p", "reward", "to reward", level)
     console.print(TextTable("frontier: which n leads", columns, _frontier_rows(fit.joint)))
     for row in fit.joint.crossovers:
-        interval = format_range((row.low, row.high), format_number)
-        C_crossover = format_number(row.C) + ("" if interval == "-" else f" ({interval})")
-        console.print(f"n = {row.n_low} gives way to n = {row.n_high} at C = {C_crossover}")
+        C = wording.format_crossover(row, fit)
+        console.print(escape(f"n = {row.n_low} gives way to n = {row.n_high} at C = {C}"))
     _print_law(console, fit.joint, level)
     if fit.referee:
         console.print(f"[bold]published laws of n[/bold]: {wording.describe_verdicts(fit)} (docs/laws.md)")
