@@ -120,7 +120,11 @@ def main() -> None:
                 params = random_params(config, config.vocab)
             for dtype, size in forms:
                 folder = Path(temp) / f"{name}-{dtype}".replace(" ", "-")
-                hf_export.save(params, config, inputs, folder, dtype, size)
+                source = inputs or Path(temp) / f"{name}-config"
+                if inputs is None:
+                    source.mkdir(exist_ok=True)
+                    hf_export.write_json(source / "config.json", hf_export.make_config_json(config, 512, "float32"))
+                hf_export.save(params, config, source, folder, dtype, size)
                 compare(f"{name}, {dtype}, {len(list(folder.glob('*.safetensors')))} file(s)", folder)
 
 

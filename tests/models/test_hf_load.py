@@ -218,8 +218,10 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
         rope_base=5e5,
         rope_scaling=scaling,
     )
-    params = random_params(shape)
-    hf_export.save(params, shape, None, tmp_path / "a")
+    params, source = random_params(shape), tmp_path / "source"
+    source.mkdir()
+    hf_export.write_json(source / "config.json", hf_export.make_config_json(shape, 64, "float32"))
+    hf_export.save(params, shape, source, tmp_path / "a")
     assert hf_load.resolve_model(ModelConfig(path=str(tmp_path / "a"))) == shape.model_copy(
         update={"path": str(tmp_path / "a")}
     )
@@ -231,10 +233,10 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
     (tmp_path / "a" / "config.json").write_text(json.dumps(spelling_4))
     assert hf_load.resolve_model(ModelConfig(path=str(tmp_path / "a"))).rope_scaling == scaling
     with pytest.raises(InputError, match="exists, and nothing is overwritten"):
-        hf_export.save(params, shape, None, tmp_path / "a")
+        hf_export.save(params, shape, source, tmp_path / "a")
     with pytest.raises(InputError, match="family 'tiny' cannot be exported"):
-        hf_export.save(params, shape.model_copy(update={"family": "tiny"}), None, tmp_path / "b")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]  # and nothing is left behind
+        hf_export.save(params, shape.model_copy(update={"family": "tiny"}), source, tmp_path / "b")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "source"]  # and nothing is left behind
 
 
 def test_a_shape_set_beside_the_path_must_agree(tmp_path: Path) -> None:

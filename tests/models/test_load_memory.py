@@ -40,7 +40,8 @@ print(weights, peak / weights)
 def test_loading_takes_little_more_than_the_weights(tmp_path: Path) -> None:
     shape = ModelConfig(family="llama", layers=6, width=512, heads=8, kv_heads=4, head_dim=64, mlp=2048, vocab=26000)
     params = random_params(shape)
-    hf_export.save(params, shape, None, tmp_path / "m", max_file_bytes=6e7)
+    hf_export.write_json(tmp_path / "config.json", hf_export.make_config_json(shape, 64, "float32"))
+    hf_export.save(params, shape, tmp_path, tmp_path / "m", max_file_bytes=6e7)
     assert len(safetensors_io.weight_files(tmp_path / "m")) >= 3
     root = Path(__file__).parents[2]
     done = subprocess.run(

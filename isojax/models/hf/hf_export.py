@@ -20,20 +20,18 @@ from isojax.models.transformer import Params
 # What an export copies from the base model's folder.
 TOKENIZER_FILES = ("*token*.json", "*.model", "vocab.json", "merges.txt", "tekken.json", "chat_template*")
 COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES, "LICENSE*", "NOTICE*")
-# max_position_embeddings of a config.json without a source: a limit for serving engines that no weight depends on
-DEFAULT_MAX_POSITIONS = 32768
 
 
 def save(
     params: Params,
     config: ModelConfig,
-    source: Path | None,
+    source: Path,
     folder: Path,
     dtype: str = "float32",
     max_file_bytes: float = MAX_FILE_BYTES,
 ) -> None:
-    """Write a folder, whole or not at all, with weights in `dtype`, and config.json and tokenizer of `source` if there
-    is one. InputError where the folder exists, cannot be written, or the family has no published architecture."""
+    """Write a folder, whole or not at all, with weights in `dtype`, and config.json and tokenizer of `source`.
+    InputError where the folder exists, cannot be written, or the family has no published architecture."""
     architecture_of(config)
     decoder = registry.load("models.families", config.family, "build").build(config, params["embed"].shape[0])
     values = dict(flatten(params))
@@ -48,14 +46,10 @@ def save(
         for layer, name in enumerate(weight.tensor_names)
     }
     with new_model_folder(folder) as temp:
-        if source is None:
-            config = config.model_copy(update={"vocab": decoder.vocab})
-            config_json = make_config_json(config, DEFAULT_MAX_POSITIONS, dtype)
-        else:
-            config_json = read_config(source)
-            config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {"dtype": dtype}
-            for path in (p for pattern in COPIED_FILES for p in source.glob(pattern) if p.is_file()):
-                shutil.copyfile(path, temp / path.name)
+        config_json = read_config(source)
+        config_json |= {key: dtype for key in ("dtype", "torch_dtype") if key in config_json} or {"dtype": dtype}
+        for path in (p for pattern in COPIED_FILES for p in source.glob(pattern) if p.is_file()):
+            shutil.copyfile(path, temp / path.name)
         write_json(temp / CONFIG_FILE, config_json)
         write_safetensors(temp, tensors, dtype, max_file_bytes)
 
