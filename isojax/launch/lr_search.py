@@ -34,8 +34,6 @@ class RateResult:
     rate: float
     scores: tuple[float, ...] = ()  # of each seed
     curves: tuple[tuple[tuple[int, float], ...], ...] = ()  # (C, reward) of each evaluation, of each seed
-    entropy: float | None = None  # mean over seeds in the last interval, where recorded
-    grad_norm: float | None = None  # the same
     flags: tuple[str, ...] = ()  # why it is out, with the run's name
 
     @property
@@ -162,12 +160,7 @@ def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] =
     metric = default_metric(runs)
     curves = [tuple((p.rollouts, metric_value(p, metric, run.source)) for p in run.points) for run in runs]
 
-    def last_mean(key: str) -> float | None:
-        values = [run.points[-1].train[key] for run in runs if key in run.points[-1].train]
-        return float(np.mean(values)) if values else None
-
-    scores = tuple(map(score_curve, curves))
-    return RateResult(rate, scores, tuple(curves), last_mean("entropy"), last_mean("grad_norm"), tuple(flags))
+    return RateResult(rate, tuple(map(score_curve, curves)), tuple(curves), tuple(flags))
 
 
 def score_curve(curve: Sequence[tuple[int, float]]) -> float:

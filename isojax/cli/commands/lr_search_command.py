@@ -121,10 +121,10 @@ def print_search(document: Mapping[str, Any], as_json: bool) -> None:
     rows = []
     marks = {document["best"]: "best", document["learning_rate"]: "taken"}
     for row in document["rates"]:
-        metrics = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("reward", "se", "entropy", "grad_norm")]
+        metrics = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("reward", "se")]
         mark = "out" if row["flags"] else marks.get(row["rate"], "")
         rows.append([rate_name(row["rate"]), str(row["B"]), *metrics, mark])
-    columns = ("rate", "B", "reward", "s.e.", "entropy", "gradient norm", "")
+    columns = ("rate", "B", "reward", "s.e.", "")
     console.print(TextTable(f"{batch}; reward: {document['score']}", columns, rows))
     for sentence in document["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True)
