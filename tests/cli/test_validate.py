@@ -31,7 +31,8 @@ def fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         with pytest.raises(SystemExit) as e:
             app.main()
         assert isinstance(e.value.code, int)
-        return (e.value.code, *capsys.readouterr())
+        out, err = capsys.readouterr()
+        return e.value.code, out, err
 
     return run_fit
 

@@ -15,7 +15,6 @@ def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:
     assert isojax.snapshot() == before and not (isojax.folder / "runs").exists() and not cache.exists()
     plan = " ".join(done.stderr.split())
     assert "4 cells" in plan and "the last at C = 1852" in plan
-    assert "as the next evaluation would be at C = 2592" in plan
     assert "recipe: loss grpo, advantage group, aggregation token" in plan
     isojax.quick_ok("launch", "tiny.yaml", "--dry-run", "--mesh", "data=4,tensor=2")
     one = ("train", "tiny.yaml", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=64", "cell.rl.loss=dr_grpo", "--dry-run")
