@@ -23,7 +23,6 @@ def main_findings(fit: FitResult) -> list[str]:
         _describe_segments(fit),
         wording.describe_law(fit.joint),
         *_describe_sensitivity(fit),
-        *_describe_fixed_batches(fit),
         _describe_misfit(fit.diagnostics),
     ]
 
@@ -83,12 +82,6 @@ def _describe_sensitivity(fit: FitResult) -> list[str]:
     ]
     C_text = f"C = {format_compact(fit.sensitivity.C)} {wording.compute_unit(fit)}"
     return [f"At {C_text} the reward ranges over {wording.join_list(ranges)}."] if ranges else []
-
-
-def _describe_fixed_batches(fit: FitResult) -> list[str]:
-    rejected_B = [batch.B for batch in fit.by_B if batch.n_star.monotone_rejected]
-    batches = f"At a fixed batch of B = {wording.join_list(rejected_B)} rollouts"
-    return [f"{batches} n*(M) does not only rise: a monotone law is rejected there."] if rejected_B else []
 
 
 def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
