@@ -9,6 +9,7 @@ MAX_COLUMNS = 4096  # of a table
 MAX_YAML_BYTES = 2**17  # of a config
 MAX_COUNT = 10**15  # of a whole number; float64 holds all of them exactly
 MAX_NUMBER = 1e30  # of the size of any other number
+MAX_SAMPLES = 10_000  # of a validation problem at one evaluation
 MAX_SETTING = 10**9  # of a number in a config
 MAX_LAYERS = 1000
 MAX_WIDTH = 2**20  # of an axis of a model's weights

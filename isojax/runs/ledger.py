@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isojax.core.atomic_files import append_bytes, write_text
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES
+from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.logs.column_map import METRIC_AT_K
 
@@ -143,8 +143,9 @@ def parse_point(row: Mapping[str, Any] | EvalPoint, location: str) -> EvalPoint:
 
 def _check_ranges(point: EvalPoint) -> None:
     counts = [count for problem_set in (point.counts, *point.extra.values()) for count in problem_set]
-    ranges: list[tuple[str, float, float]] = [("counts", count, point.samples) for count in counts]
-    ranges += [(name, vars(point)[name], MAX_COUNT) for name in ("target", "M", "rollouts", "tokens", "samples")]
+    ranges: list[tuple[str, float, float]] = [("samples", point.samples, MAX_SAMPLES)]
+    ranges += [("counts", count, point.samples) for count in counts]
+    ranges += [(name, vars(point)[name], MAX_COUNT) for name in ("target", "M", "rollouts", "tokens")]
     ranges += [(k, v, 1.0) for k, v in point.metrics.items() if METRIC_AT_K.fullmatch(k.rpartition("/")[2])]
     for name, value, highest in ranges:
         if not 0 <= value <= highest:

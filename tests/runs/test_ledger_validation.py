@@ -26,6 +26,7 @@ POINTS = {
     "avg@4 of a set that its counts contradict": ({"metrics": {"hard/avg@4": 0.1}}, "hard/avg@4 is 0.1, .* give 0.625"),
     "negative counts": ({"counts": [-1]}, "counts is -1"),
     "negative samples": ({"samples": -4, "counts": [], "extra": {}}, "samples is -4"),
+    "samples beyond the limit": ({"samples": 10**9}, r"samples is 1000000000.*at most 10000\)"),
     "tokens beyond int64": ({"tokens": 10**30}, "tokens is"),
     "rollouts of 5,000 digits": ({"rollouts": "@"}, "line 2"),
     "a metric nested 3,000 deep": ({"metrics": "@@"}, "line 2"),

@@ -17,7 +17,7 @@ from isojax.core.config.section import (
     check_names,
 )
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COUNT, MAX_EVALUATIONS, MAX_SETTING
+from isojax.core.limits import MAX_COUNT, MAX_EVALUATIONS, MAX_SAMPLES, MAX_SETTING
 
 Rollouts = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 
@@ -36,7 +36,7 @@ AUTOSIZED_SETTINGS = (
 class EvalConfig(Section):
     """Validation by avg@`samples` at C = 0 and at the first update that reaches each C in start * ratio^k."""
 
-    samples: PositiveInt = 4  # rollouts per validation problem
+    samples: Annotated[int, Field(gt=0, le=MAX_SAMPLES)] = 4  # rollouts per validation problem
     # Further problem sets to evaluate on, by name: task strings such as {hard: "tfds:splits#hard_validation"}; their
     # metrics are called hard/avg@4 and so on.
     extra: dict[str, str] = Field(default_factory=dict)
