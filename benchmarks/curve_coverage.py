@@ -65,7 +65,7 @@ def own_curve(rng: np.random.Generator, points: int, rho: float, seeds: int, lev
     for i in range(1, points):
         noise[:, i] = rho * noise[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
     noise += rng.normal(0, level, (seeds, 1))
-    runs = RunPoints(np.tile(C, seeds), (truth + noise).ravel(), np.repeat(np.arange(seeds), points))
+    runs = RunPoints(np.tile(C, seeds), (truth + noise).ravel(), np.repeat(np.arange(seeds), points), seeds)
     posterior, _ = fit_with_trial(runs)
     held, A = inside(posterior.rewards(C), truth), float(inside(posterior.draws("A"), R0 + gain))
     return {

@@ -101,7 +101,7 @@ def _read_points(table: DataTable, x_column: str, y_column: str, group: str | No
     seed_names = tuple(dict.fromkeys(seed_labels))
     run_index = np.array([seed_names.index(label) for label in seed_labels])
     order = np.lexsort((C, run_index))
-    points = RunPoints(C[order], R[order], run_index[order])
+    points = RunPoints(C[order], R[order], run_index[order], len(seed_names))
     return CurveFilePoints(points, seed_names, len(table.rows) - len(rows_with_reward))
 
 

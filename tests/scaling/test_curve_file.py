@@ -80,7 +80,7 @@ def test_flags_say_what_the_points_do_not_carry(tmp_path):
     assert "only 7 points" in flags(rows_of(6, sd=0.001))
     assert "not within [0, 1]" in flags([(c, 100 * r) for c, r in rows_of()])
     assert "3 rows without acc" in flags([*rows_of(), (5, ""), (6, ""), (7, " ")])
-    late = [(c, r) for c, r in rows_of(80) if c > 3e4]
+    late = [(c, r) for c, r in rows_of(40) if c > 3e4]
     assert "R0 is not determined" in flags(late) and "R0 is not" not in flags([(0, 0.2), *late])
     slow = rows_of(sd=0)
     assert "autocorrelated" in flags([(c, r + 0.02 * np.sin(i / 2)) for i, (c, r) in enumerate(slow)])

@@ -15,7 +15,7 @@ def run_of(R0, A, B, C_mid, points=30, sd=0.0, seed=0, seeds=1, end=1e6):
     C = np.append(0.0, np.geomspace(1e3, end, points))
     R = np.append(R0, curve_value(C[1:], R0, A, B, C_mid))
     R = np.tile(R, seeds) + np.random.default_rng(seed).normal(0, sd, len(R) * seeds)
-    return RunPoints(np.tile(C, seeds), R, np.repeat(np.arange(seeds), len(C)))
+    return RunPoints(np.tile(C, seeds), R, np.repeat(np.arange(seeds), len(C)), seeds)
 
 
 def interval(values):
@@ -92,6 +92,8 @@ def test_rewards_of_any_size_give_the_same_curve():
     runs = run_of(0.2, 0.7, 1.1, 3e4, points=10, sd=0.01)
     small = sample_posterior(replace(runs, R=-3 + 0.01 * runs.R))
     large = sample_posterior(replace(runs, R=-300 + runs.R))
+    departed = replace(large, departure_sd=0.02).rewards(np.array([4e6])) - large.rewards(np.array([4e6]))
+    assert departed.std() == pytest.approx(0.02, rel=0.1)
     assert large.draws("A") + 300 == pytest.approx((small.draws("A") + 3) * 100, rel=1e-6)
     assert np.median(large.draws("A")) == pytest.approx(-299.3, abs=0.05)
 
@@ -103,9 +105,16 @@ def test_seeds_of_different_level_widen_the_intervals():
     widths = [np.ptp(interval(p.rewards(np.array([1e6])))) for p in (sample_posterior(one), distant)]
     assert widths[1] > 2 * widths[0]
     # A new evaluation of a seed lies where that seed does.
-    last = RunPoints(np.full(3, 1e6), np.zeros(3), np.arange(3))
+    last = RunPoints(np.full(3, 1e6), np.zeros(3), np.arange(3), 3)
     ends = np.median(distant.evaluations(last), axis=0)
     assert np.diff(ends) == pytest.approx([0.03, 0.03], abs=0.01)
+
+
+def test_a_seed_without_points_gets_a_level_of_its_own():
+    runs = run_of(0.2, 0.7, 1.1, 3e4, points=8, sd=0.005, seeds=2)
+    drawn = sample_posterior(runs.select(runs.run_index == 0))
+    ends = drawn.evaluations(runs.select(runs.C == 1e6))
+    assert ends.shape == (2000, 2) and ends[:, 1].std() > ends[:, 0].std()
 
 
 def test_departures_widen_what_lies_beyond_the_data():

@@ -54,10 +54,11 @@ class RunPoints:
     C: FloatArray  # [points]
     R: FloatArray  # [points]
     run_index: NDArray[np.intp]  # [points]
+    seeds: int = 1  # of which some may have no points here
 
     def select(self, mask: NDArray[np.bool_]) -> RunPoints:
         """The points in `mask`."""
-        return RunPoints(self.C[mask], self.R[mask], self.run_index[mask])
+        return replace(self, C=self.C[mask], R=self.R[mask], run_index=self.run_index[mask])
 
     @property
     def is_first(self) -> NDArray[np.bool_]:
@@ -119,6 +120,7 @@ class RunPosterior:
 
     def _unit_rewards(self, C: FloatArray) -> FloatArray:
         p, none = self.parameters, np.array([np.inf])
+        low, high = self.reward_range
         run = PosteriorSamples(
             tail=p.tail,
             keys=((1, 1),),
@@ -130,7 +132,7 @@ class RunPosterior:
             C_peak=none,
             C_low=none,
             C_high=np.array([self.C_high]),
-            departure_sd=self.departure_sd,
+            departure_sd=None if self.departure_sd is None else self.departure_sd / (high - low),
         )
         return np.where(C > 0, run.curves_at(np.where(C > 0, C, 1.0)[:, None])[:, :, 0].T, p.R0[:, None])
 
@@ -145,7 +147,7 @@ def sample_posterior(points: RunPoints) -> RunPosterior:
     spread = high - low if high - low > ROUNDING * abs(high) else max(abs(high), 1.0)
     reward_range = (0.0, 1.0) if low >= 0 and high <= 1 else (low - spread, high + spread)
     unit_rewards = (points.R - reward_range[0]) / (reward_range[1] - reward_range[0])
-    means, size = _average_neighbours(RunPoints(points.C, unit_rewards, points.run_index))
+    means, size = _average_neighbours(replace(points, R=unit_rewards))
     parameters = _temper(means)
     parameters = replace(parameters, noise_scale=parameters.noise_scale * np.sqrt(size))
     return RunPosterior(parameters, float(points.C.max()), reward_range)
@@ -161,12 +163,12 @@ def _average_neighbours(points: RunPoints) -> tuple[RunPoints, int]:
     group = np.cumsum(position % size == 0) - 1
     counts = np.bincount(group)
     C, R = (np.bincount(group, values) / counts for values in (points.C, points.R))
-    return RunPoints(C, R, points.run_index[position % size == 0]), size
+    return replace(points, C=C, R=R, run_index=points.run_index[position % size == 0]), size
 
 
 def _temper(points: RunPoints) -> _Parameters:
     """PARTICLES draws, rewards in [0, 1]."""
-    rng, seeds = np.random.default_rng(SEED), int(points.run_index.max()) + 1
+    rng, seeds = np.random.default_rng(SEED), points.seeds
     log10_C = np.log10(points.C[points.C > 0])
     middle = float(log10_C.min() + log10_C.max()) / 2
     block = max(1, BLOCK_VALUES // len(points.C))
