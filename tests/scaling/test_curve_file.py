@@ -47,7 +47,8 @@ def test_points_beyond_are_predicted(tmp_path):
     result, _ = fit_curve_file(write(tmp_path, rows), "rollouts", "acc", below=2e5)
     held = [(c, r) for c, r in rows if c > 2e5]
     beyond = result["beyond"]
-    curve = np.interp([c for c, _ in held], *([p[key] for p in result["band"]] for key in ("C", "reward")))
+    band_C, band_reward = ([p[key] for p in result["band"]] for key in ("C", "reward"))
+    curve = np.interp([c for c, _ in held], band_C, band_reward)
     errors = curve - np.array([r for _, r in held])
     assert beyond["points"] == len(held) and result["points"] == 31 - len(held)
     assert beyond["mean_error"] == pytest.approx(errors.mean(), abs=1e-3)
