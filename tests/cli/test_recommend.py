@@ -36,7 +36,8 @@ def recommend(
         with pytest.raises(SystemExit) as e:
             app.main()
         assert isinstance(e.value.code, int)
-        return (e.value.code, *capsys.readouterr())
+        out, err = capsys.readouterr()
+        return e.value.code, out, err
 
     return run
 
@@ -49,6 +50,11 @@ def test_what_is_printed(recommend: Callable[..., Outcome]) -> None:
         "90% interval of that 0.6",
         "one new run will measure",
         "regret 0.00",
+    ):
+        assert part in out
+    for part in (
+        "Risk: the spread between seeds, 0.010, is assumed.",
+        "On its way: at C = 24,832 it should have 0.578",
     ):
         assert part in out
     for part in ("16 *", "P(n is best)", "█" * 20, "16x16 has the highest predicted reward"):
@@ -79,6 +85,11 @@ def test_json_holds_the_whole_answer(recommend: Callable[..., Outcome]) -> None:
     assert answer["prediction_interval"][0] < answer["interval"][0]
     assert sum(answer["n_probability"].values()) == pytest.approx(1)
     assert answer["regret"] >= 0 and len(answer["regret_interval"]) == 2
+    assert "is assumed" in answer["risk"] and answer["next_run"] is None and answer["false_stop"] == 0.1
+    assert [(mark["M"], mark["stop_below"] < mark["expected_reward"]) for mark in answer["halting_marks"]] == [
+        (97, True),
+        (195, True),
+    ]
     assert (answer["no_effect"], answer["extrapolated"], answer["times_measured"]) == (False, False, 1.0)
 
 

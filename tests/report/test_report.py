@@ -89,6 +89,8 @@ def test_the_page_states_the_answer(made: tuple[Path, FitResult], html: str) -> 
     assert f"At C = {wording.format_compact(C)} rollouts run n = {a.n}, B_p = {a.B_p} for M = {a.M} updates." in text
     reward = f"{best.expected_reward:.3f} [{low:.3f}, {high:.3f}]"
     assert f"Expected validation avg@4: {reward}, from 0.240 for the base policy." in text
+    sentences = wording.describe_advice(best)
+    assert len(best.halting_marks) == 2 and sentences and all(sentence in text for sentence in sentences)
     first, second, *_ = fit.joint.crossovers
     bounds = [wording.format_compact(x) for x in (first.C, first.low, first.high, second.C, second.low)]
     assert (
@@ -100,7 +102,8 @@ def test_the_page_states_the_answer(made: tuple[Path, FitResult], html: str) -> 
         assert f">{number}</td>" in rows[0]
     intervals = re.search(r"Intervals of the best measured n</caption>.*?</table>", html, re.S)
     assert intervals is not None
-    band = fit.joint.n_star.band or ()
+    band = fit.joint.n_star.band
+    assert band is not None
     for row in (band[0], band[len(band) // 2], band[-1]):
         assert f">{wording.format_compact(row.low)} to {wording.format_compact(row.high)}</td>" in intervals[0]
     assert f"{2**1.9:.3g} at small budgets to {2**4.1:.3g} at large ones" in text

@@ -12,7 +12,7 @@ from isojax.core.errors import InputError
 from isojax.report.wording import describe_advice
 from isojax.runs.ledger import run_conflicts
 from isojax.scaling.allocate.recommend import recommend
-from isojax.scaling.result import FitFlag, ForecastTrial
+from isojax.scaling.result import FitFlag, ForecastTrial, Severity
 from tests.scaling.documents import SHAPES, document, hill, with_curve, without_draws
 from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import world
@@ -20,8 +20,14 @@ from tests.scaling.synthetic import world
 EQUAL = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.6, 1.0, 2e3)}
 
 
-def flag(code, severity="warning"):
+def flag(code: str, severity: Severity = "warning") -> FitFlag:
     return FitFlag(code=code, severity=severity, text=f"the flag {code}")
+
+
+def number_in(text: str, pattern: str) -> int:
+    match = re.search(pattern, text)
+    assert match is not None
+    return int(match[1].replace(",", ""))
 
 
 def test_the_risk_replaces_the_warnings_that_it_states():
@@ -40,8 +46,10 @@ def test_the_risk_replaces_the_warnings_that_it_states():
     assert "forecasts" not in near.risk and "the flag forecast_missed" in near.further_warnings
     untried = d.model_copy(update={"forecast": ForecastTrial(departure_sd=0.02)})
     assert recommend(untried, 2e5).risk.endswith("this sweep's own forecasts to 4 times its data could not be tried")
-    settings = document().intervals.model_copy(update={"run_sd_source": "2 seeds"})
-    assert recommend(document().model_copy(update={"intervals": settings}), 1e5).risk == ""
+    settings = document().intervals
+    assert settings is not None
+    estimated = settings.model_copy(update={"run_sd_source": "2 seeds"})
+    assert recommend(document().model_copy(update={"intervals": estimated}), 1e5).risk == ""
 
 
 def test_halting_marks_of_curves_that_are_known():
@@ -77,6 +85,7 @@ def test_the_next_run_of_two_equal_cells():
     """
     s, d = 0.02 / 1.02, document(EQUAL, sd=0.02, replicates=4000)
     run = recommend(d, 1e5).next_run
+    assert run is not None
     noise = np.hypot(0.01, 0.008)
     assert run.regret_before == pytest.approx(s / np.sqrt(np.pi), rel=0.06)
     saved = s**2 / np.hypot(s, noise) / np.sqrt(2 * np.pi)
@@ -112,16 +121,24 @@ def test_the_sweep_that_a_refused_budget_asks_for_is_enough(seeds, times, form):
     with pytest.raises(InputError) as refusal:
         recommend(fit(first.runs, replicates=40), budget)
     text = str(refusal.value)
-    C_end, asked = int(re.search(r"sweep.budget=(\d+)", text)[1]), re.search(r"sweep.n=\[([\d,]+)\]", text)
+    C_end, asked = number_in(text, r"sweep.budget=(\d+)"), re.search(r"sweep.n=\[([\d,]+)\]", text)
     new_n = [int(v) for v in asked[1].split(",")] if asked else (4, 16)
     second = world(n=new_n, seeds=1, problems=60, budget=C_end)
     assert recommend(fit(second.runs, replicates=40), budget).times_measured <= 4.2
     spent = sum(run.points[-1].rollouts for run in second.runs)
-    cost = int(re.search(r"takes at most ([\d,]+) rollouts", text)[1].replace(",", ""))
+    cost = number_in(text, r"takes at most ([\d,]+) rollouts")
     if not asked:
         spent -= sum(run.points[-1].rollouts for run in first.runs)
     assert form in text and 0.4 * cost < spent <= cost
     if asked:  # new seeds, so that both sweeps can be fitted together
-        seed = 1000 * int(re.search(r"sweep.seed=(\d+)", text)[1])
+        seed = 1000 * number_in(text, r"sweep.seed=(\d+)")
         renamed = [dataclasses.replace(r, cell=dataclasses.replace(r.cell, seed=seed)) for r in second.runs]
         assert not list(run_conflicts(sorted([*first.runs, *renamed], key=lambda run: run.cell)))
+
+
+def test_a_refused_budget_has_a_sweep_where_no_n_is_likely_and_no_cell_is_stable():
+    many = document({(16, n): (0.6, 1.0, 2e3) for n in range(2, 42)}, sd=0.02)  # each is the best in about 1 of 40
+    with pytest.raises(InputError, match=r"new runs of B_p = 16 and n = \d+ to C = |runs continued to C = "):
+        recommend(many, 1e6)
+    with pytest.raises(InputError, match=r"'sweep.n=\[16,64\]'"):
+        recommend(document(unstable=(16, 64)), 1e6)

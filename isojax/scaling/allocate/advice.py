@@ -96,8 +96,9 @@ def describe_supporting_sweep(ensemble: CurveEnsemble, request: AllocationReques
     fit, (C_spent, allowed) = ensemble.fit, ensemble.allowed_cells(request)
     means, draws = ensemble.expected_at_cell_budgets(C_spent), ensemble.sampled_at_cell_budgets(C_spent)
     rewards = np.where(allowed | ~allowed.any(), draws if ensemble.replicates else means[None], -np.inf)
-    best_n, B_p = ensemble.n[rewards.argmax(1)], int(ensemble.B_p[rewards.mean(0).argmax()])
-    likely_n = [n for n in sorted(set(best_n.tolist())) if np.mean(best_n == n) >= MIN_P_BEST]
+    best_n, counts = np.unique(ensemble.n[rewards.argmax(1)], return_counts=True)
+    likely_n = best_n[counts >= min(MIN_P_BEST * len(rewards), counts.max())].tolist()
+    B_p = int(ensemble.B_p[rewards.mean(0).argmax()])
     # The last evaluation may be a step of the grid of C short of the sweep's budget.
     finest, C_first = max(fit.runs, key=lambda run: run.points), min(c.C_low for c in ensemble.curves)
     C_end = int(C_measured * (finest.C_max / C_first) ** (1 / max(1, finest.points - 2))) + 1
