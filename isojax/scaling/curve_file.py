@@ -15,7 +15,6 @@ from isojax.scaling.curves.single_run import (
     MAX_FITTED_POINTS,
     MIN_POINTS,
     PARAMETER_NAMES,
-    PARTICLES,
     RunPoints,
     RunPosterior,
     sample_posterior,
@@ -173,7 +172,7 @@ def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_
     return {
         **{name: float(np.median(values)) for name, values in draws.items()},
         "intervals": intervals,
-        "draws": {"level": LEVEL, "replicates": PARTICLES, "seed": SEED, "method": METHOD},
+        "draws": {"level": LEVEL, "replicates": len(draws["A"]), "seed": SEED, "method": METHOD},
         "points": len(fitted_points.C),
         "seeds": len(file_points.seed_names),
         "rmse": float(np.sqrt(np.mean(residuals**2))),

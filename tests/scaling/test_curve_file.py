@@ -32,7 +32,7 @@ def test_the_document(tmp_path):
         assert low <= result[name] <= high
     assert result["points"] == 41 and result["beyond"] is None and result["determined"] and result["flags"] == []
     assert result["rmse"] == pytest.approx(0.01, rel=0.35) and result["noise"]["sd"] == pytest.approx(0.01, rel=0.35)
-    assert (result["draws"]["replicates"], result["draws"]["seed"], result["draws"]["level"]) == (2000, 0, 0.9)
+    assert (result["draws"]["replicates"], result["draws"]["seed"], result["draws"]["level"]) == (1000, 0, 0.9)
     trial = result["trial"]
     assert trial["C_limit"] == pytest.approx(2.5e5) and trial["points"] == sum(c > 2.5e5 for c, _ in rows_of())
     low, high = trial["interval_at_end"]

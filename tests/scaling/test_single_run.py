@@ -114,7 +114,7 @@ def test_a_seed_without_points_gets_a_level_of_its_own():
     runs = run_of(0.2, 0.7, 1.1, 3e4, points=8, sd=0.005, seeds=2)
     drawn = sample_posterior(runs.select(runs.run_index == 0))
     ends = drawn.evaluations(runs.select(runs.C == 1e6))
-    assert ends.shape == (2000, 2) and ends[:, 1].std() > ends[:, 0].std()
+    assert ends.shape == (1000, 2) and ends[:, 1].std() > ends[:, 0].std()
 
 
 def test_departures_widen_what_lies_beyond_the_data():
@@ -128,8 +128,8 @@ def test_departures_widen_what_lies_beyond_the_data():
 def test_a_long_log_is_fitted_to_means_of_neighbours(monkeypatch):
     monkeypatch.setattr(single_run, "MAX_FITTED_POINTS", 20)
     long = run_of(0.2, 0.7, 1.1, 3e4, points=249, sd=0.02, seed=3, seeds=2)
-    means, size = single_run._average_neighbours(long)
-    assert size == 25 and len(means.C) == 20 and means.run_index.tolist() == [0] * 10 + [1] * 10
+    means = single_run._average_neighbours(long)
+    assert means.averaged == 25 and len(means.C) == 20 and means.run_index.tolist() == [0] * 10 + [1] * 10
     assert means.R[0] == pytest.approx(long.R[:25].mean()) and means.C[-1] == pytest.approx(long.C[-25:].mean())
     drawn = sample_posterior(long)
     assert np.median(drawn.noise_sd) == pytest.approx(0.02, rel=0.7)

@@ -31,9 +31,10 @@ from isojax.scaling.tracks import FloatArray
 PARAMETER_NAMES = ("R0", "A", "exponent", "C_mid")
 MIN_POINTS = 3  # distinct C
 MAX_FITTED_POINTS = 200  # of more, neighbours are averaged
-PARTICLES = 2000
+PARTICLES = 1000
 MIN_EFFECTIVE_SHARE = 0.5  # of the particles, after a step of the likelihood's power
-MOVES = 10  # of each particle at each power
+MOVES = 10  # of each particle at each power below 1
+LAST_MOVES = 100  # at the full power
 ACCEPTED_SHARE = 0.25  # of the moves, to which their length adapts
 BLOCK_VALUES = 50_000  # rewards that are computed at once: more do not fit a processor's cache
 NOISE_FREEDOM = 5  # degrees of freedom of Student's t
@@ -55,6 +56,7 @@ class RunPoints:
     R: FloatArray  # [points]
     run_index: NDArray[np.intp]  # [points]
     seeds: int = 1  # of which some may have no points here
+    averaged: int = 1  # evaluations of which each point is the mean
 
     def select(self, mask: NDArray[np.bool_]) -> RunPoints:
         """The points in `mask`."""
@@ -147,23 +149,21 @@ def sample_posterior(points: RunPoints) -> RunPosterior:
     spread = high - low if high - low > ROUNDING * abs(high) else max(abs(high), 1.0)
     reward_range = (0.0, 1.0) if low >= 0 and high <= 1 else (low - spread, high + spread)
     unit_rewards = (points.R - reward_range[0]) / (reward_range[1] - reward_range[0])
-    means, size = _average_neighbours(replace(points, R=unit_rewards))
-    parameters = _temper(means)
-    parameters = replace(parameters, noise_scale=parameters.noise_scale * np.sqrt(size))
-    return RunPosterior(parameters, float(points.C.max()), reward_range)
+    means = _average_neighbours(replace(points, R=unit_rewards))
+    return RunPosterior(_temper(means), float(points.C.max()), reward_range)
 
 
-def _average_neighbours(points: RunPoints) -> tuple[RunPoints, int]:
-    """Means of as many neighbouring points of a run as leave about MAX_FITTED_POINTS, and how many that is."""
+def _average_neighbours(points: RunPoints) -> RunPoints:
+    """Means of as many neighbouring points of a run as leave about MAX_FITTED_POINTS."""
     size = math.ceil(len(points.C) / MAX_FITTED_POINTS)
     if size == 1:
-        return points, 1
+        return points
     run_start = np.flatnonzero(points.is_first)
     position = np.arange(len(points.C)) - run_start[np.cumsum(points.is_first) - 1]
     group = np.cumsum(position % size == 0) - 1
     counts = np.bincount(group)
     C, R = (np.bincount(group, values) / counts for values in (points.C, points.R))
-    return replace(points, C=C, R=R, run_index=points.run_index[position % size == 0]), size
+    return RunPoints(C, R, points.run_index[position % size == 0], points.seeds, averaged=size)
 
 
 def _temper(points: RunPoints) -> _Parameters:
@@ -185,9 +185,11 @@ def _temper(points: RunPoints) -> _Parameters:
         weight = np.cumsum(np.exp(step * (value - value.max())))
         picked = np.searchsorted(weight / weight[-1], (rng.uniform() + np.arange(PARTICLES)) / PARTICLES)
         u, value = u[picked], value[picked]
-        root = np.linalg.cholesky(np.cov(u.T) + 1e-9 * np.eye(u.shape[1]))
-        for _ in range(MOVES):
-            proposed = u + move_length * rng.normal(size=u.shape) @ root.T
+        for _ in range(MOVES if power < 1 else LAST_MOVES):
+            # Moves of many lengths: the posterior is wide where noise explains the rewards, and narrow elsewhere.
+            root = np.linalg.cholesky(np.cov(u.T) + 1e-9 * np.eye(u.shape[1]))
+            lengths = move_length * np.exp(rng.normal(size=(PARTICLES, 1)))
+            proposed = u + lengths * rng.normal(size=u.shape) @ root.T
             proposed_value = log_likelihood(proposed)
             gain = power * (proposed_value - value) + 0.5 * ((u**2).sum(1) - (proposed**2).sum(1))
             accepted = np.log(rng.uniform(size=PARTICLES)) < gain
@@ -221,7 +223,7 @@ def _log_likelihood(points: RunPoints, parameters: _Parameters) -> FloatArray:
     """float[Q], up to a constant."""
     residuals = points.R - parameters.rewards(points.C) - parameters.run_levels[:, points.run_index]
     follows = ~points.is_first
-    rho, scale = parameters.autocorrelation[:, None], parameters.noise_scale[:, None]
+    rho, scale = parameters.autocorrelation[:, None], parameters.noise_scale[:, None] / np.sqrt(points.averaged)
     innovation_share = np.sqrt(1 - rho**2)  # of the noise's scale
     innovations = (residuals - rho * (np.roll(residuals, 1, axis=1) * follows)) / scale
     innovations /= np.where(follows, innovation_share, 1.0)
