@@ -149,9 +149,15 @@ def _median_gain(posterior: RunPosterior) -> float:
 
 
 def is_determined(posterior: RunPosterior) -> bool:
-    """Whether the plateau is known to within half of the gain that was measured."""
+    """Whether the plateau is known to within half of the gain that was measured, by a curve of the right form."""
     low, high = central_band(posterior.draws("A"))
-    return bool(high - low <= MAX_INTERVAL_SHARE * _median_gain(posterior))
+    is_narrow = high - low <= MAX_INTERVAL_SHARE * _median_gain(posterior)
+    return bool(is_narrow and not _is_autocorrelated(posterior))
+
+
+def _is_autocorrelated(posterior: RunPosterior) -> bool:
+    low, _ = central_band(posterior.parameters.autocorrelation)
+    return bool(low > CLEAR_AUTOCORRELATION)
 
 
 def _last_points(points: RunPoints) -> RunPoints:
@@ -235,6 +241,6 @@ def _flags(
         yield f"only {len(C)} points for four parameters: the prior widens the intervals"
     if R.min() < 0 or R.max() > 1:
         yield f"{y_column} is not within [0, 1]: the prior keeps R0 and A within one range of the rewards around them"
-    if np.quantile(posterior.parameters.autocorrelation, (1 - LEVEL) / 2) > CLEAR_AUTOCORRELATION:
+    if _is_autocorrelated(posterior):
         text = f"residuals are autocorrelated (about {document['noise']['autocorrelation']:.1f})"
         yield f"{text}: the noise is slow, or the run has another form than this"
