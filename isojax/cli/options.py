@@ -41,22 +41,17 @@ def complete_config(ctx: Context, incomplete: str) -> list[str]:
     settings = [f"{key}=" for key in keys if incomplete]
     words = [*config_names(), *map(str, Path().glob("*.yaml")), *settings]
     completions = [word for word in words if word.startswith(incomplete)]
-    return (
-        [*completions, f"{completions[0]}VALUE"]
-        if len(completions) == 1 and completions[0] in settings
-        else completions
-    )
+    is_setting = len(completions) == 1 and completions[0] in settings
+    return [*completions, f"{completions[0]}VALUE"] if is_setting else completions
 
 
 def setting_values(key: str) -> list[str]:
     """The values that a setting may have, where they are few or have names: plug-ins, a choice, false and true."""
     if key in PLUGIN_FOLDERS:
         return registry.file_names(PLUGIN_FOLDERS[key])
-    *sections, name = key.split(".")
     annotation: Any = Config
-    for section in sections:
-        annotation = annotation.model_fields[section].annotation
-    annotation = annotation.model_fields[name].annotation
+    for name in key.split("."):
+        annotation = annotation.model_fields[name].annotation
     choices = [get_args(one) for one in (annotation, *get_args(annotation)) if get_origin(one) is Literal]
     return ["false", "true"] if annotation is bool else list(*choices)
 

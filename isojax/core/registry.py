@@ -96,13 +96,8 @@ def import_extra(extra: str, purpose: str, *modules: str) -> ModuleType:
 
 def plugin_names(folders: Sequence[str], functions: tuple[str, ...]) -> list[str]:
     """The names of the package's own plug-ins in these folders."""
-    names = []
-    for folder in folders:
-        package = importlib.import_module(f"isojax.{folder}")
-        for info in pkgutil.iter_modules(package.__path__):
-            if defines_any(importlib.import_module(f"{package.__name__}.{info.name}"), functions):
-                names.append(info.name)
-    return sorted(names)
+    paths = [f"isojax.{folder}.{name}" for folder in folders for name in file_names([folder])]
+    return sorted(p.rpartition(".")[2] for p in paths if defines_any(importlib.import_module(p), functions))
 
 
 def file_names(folders: Sequence[str]) -> list[str]:

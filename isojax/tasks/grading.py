@@ -169,11 +169,10 @@ class Checker:
             return
         self._note_failure(problem, verdict)
         self._timed_out.append(problem.id)
-        count = len(self._timed_out)
         enough = max(MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS * len(self._workers))
-        if count >= enough and len(set(self._timed_out)) >= MIN_PROBLEMS:
+        if len(self._timed_out) >= enough and len(set(self._timed_out)) >= MIN_PROBLEMS:
             raise InputError(
-                f"cell.verifier.use = {self._verifier}: none of its first {count} checks ended within "
+                f"cell.verifier.use = {self._verifier}: none of its first {len(self._timed_out)} checks ended within "
                 f"cell.verifier.timeout = {self._timeout:g} s. Correct the verifier, or raise the timeout."
             )
 

@@ -71,13 +71,13 @@ def test_wrong_usage_is_exit_code_2(isojax: Isojax, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"), [("1e6", 10**6), ("2.5e5", 250_000), ("1_000", 1000), ("9007199254740993", 2**53 + 1)]
+    ("text", "number"), [("1e6", 10**6), ("2.5e5", 250_000), ("1_000", 1000), ("999_999_999_999_999", 10**15 - 1)]
 )
 def test_budgets_people_type(text: str, number: int) -> None:
     assert parse_count(text) == number
 
 
-@pytest.mark.parametrize("text", ["0", "-5", "1.5", "nan", "inf", "1e999", "many", ""])
+@pytest.mark.parametrize("text", ["0", "-5", "1.5", "nan", "inf", "1e16", "9007199254740993", "1e999", "many", ""])
 def test_budgets_that_are_none(text: str) -> None:
     with pytest.raises(InputError, match="--budget: given"):
         parse_count(text)

@@ -86,9 +86,10 @@ def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[An
 
 
 def test_train_hands_the_config_on(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
-    assert isojax("train", "quickstart", "sweep.n=[8]")[0] == 0
-    assert isojax("quickstart", "sweep.n=[4]", "--mesh", "data=2", main=partial(app.main_module, app.TRAIN))[0] == 0
-    code, out, err = isojax("train", "quickstart", "sweep.n=[2]", "--dry-run")
+    one_cell = ("quickstart", "sweep.B_p=[16]", "sweep.seeds=1")
+    assert isojax("train", *one_cell, "sweep.n=[8]")[0] == 0
+    assert isojax(*one_cell, "sweep.n=[4]", "--mesh", "data=2", main=partial(app.main_module, app.TRAIN))[0] == 0
+    code, out, err = isojax("train", *one_cell, "sweep.n=[2]", "--dry-run")
     assert (code, out) == (0, "") and "run:" not in err
     assert [(config.sweep.n, dry_run) for config, _, dry_run in calls] == [((8,), False), ((4,), False), ((2,), True)]
     assert calls[1][0].run.mesh == "data=2"

@@ -133,7 +133,7 @@ def test_what_counts_do_not_give_is_refused_with_its_place(isojax: Isojax, metri
 def test_an_extra_set_of_another_size_is_refused(isojax: Isojax) -> None:
     path = next(Path("runs/both/cells").iterdir()) / "records.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[3]["extra"]["hard"] = [1, 2]
+    rows[3]["extra"]["hard"], rows[3]["metrics"]["hard/avg@4"] = [1, 2], 3 / 8
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, _, err = isojax("fit", "runs/both", "--metric", "hard/avg@1")
     assert code == 2 and "right answers of 2 problems of the set 'hard'" in err and "of 30;" in err
