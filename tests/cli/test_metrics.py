@@ -53,7 +53,7 @@ def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], 
     return run
 
 
-def summarize(counts: tuple[int, ...]) -> dict[str, float]:
+def summarize(counts: RewardSums) -> dict[str, float]:
     rewards = (np.arange(4) < np.array(counts)[:, None]).astype(np.float32)
     return summarize_rewards(rewards, np.array(counts))
 
