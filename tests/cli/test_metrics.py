@@ -17,7 +17,7 @@ import pytest
 from isojax.cli import app
 from isojax.cli.commands import report_command
 from isojax.core.estimators import summarize_rewards
-from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.nouns import Cell, EvalPoint, RewardSums, RunRecord
 from isojax.runs.ledger import Ledger, read_runs
 from isojax.train.evaluate import EvalCounts, eval_metrics
 from tests.scaling.documents import document
