@@ -48,12 +48,6 @@ Line = dict[str, Any]
 Case = tuple[str, int, int, int]  # part, seed, number of the world, replicates
 
 
-def has_warning(fit: FitResult, advice: Recommendation) -> bool:
-    """Whether the answer carries a warning: the recommendation's own where it has the attribute, else the fit's."""
-    own = getattr(advice, "warnings", None)
-    return bool(own) if own is not None else any(flag.severity != "info" for flag in fit.flags)
-
-
 def frontier_cases(world: World, fit: FitResult) -> list[Line]:
     """The frontier's interval at budgets in range, against the best true reward of the cells measured there."""
     measured = {key: [M * key[0] * key[1] for M in world.updates(key) if M > 0] for key in world.curves}
@@ -110,7 +104,7 @@ def recommendation_case(
         "regret": reward - truth,
         "regret_high": advice.regret_interval[1] if advice.regret_interval else None,
         "regret_best_measured": reward - world.at_budget(best_measured(runs), budget),
-        "warning": has_warning(fit, advice),
+        "warning": "uncertain" in advice.risk,
         "no_effect": advice.no_effect,
         "equal_n_regret": reward - min(world.at_budget(k, budget) for k in equal_cells(world, advice, key)),
     }

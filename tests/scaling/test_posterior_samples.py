@@ -8,8 +8,9 @@ import pytest
 from isojax.scaling.curves.hill import ResidualCorrection
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, best_cells, to_curve_draws
 from isojax.scaling.intervals import central_interval
-from isojax.scaling.law.frontier import crossover_interval, frontier_band
+from isojax.scaling.law.frontier import crossover_interval, frontier_rows
 from isojax.scaling.law.n_star_law import log2_best_n
+from isojax.scaling.result import FrontierRow
 
 SMALL, LARGE = (16, 2), (16, 8)
 
@@ -68,7 +69,8 @@ def test_measured_with_slack():
 def test_best_counts_measured_cells_alone():
     d = draws([5000.0], high=(1e6, 1e4))
     R, who = best_cells(d, [1e3, 9e3, 1e5])
-    assert who.tolist() == [[0, 1, 0]] and R[0] == pytest.approx([0.2, 0.8 * 9 / 14, 0.4 / 1.01])
+    assert who.tolist() == [[0, 1, 0]]
+    assert [R[0, j, g] for g, j in enumerate(who[0])] == pytest.approx([0.2, 0.8 * 9 / 14, 0.4 / 1.01])
     # 1e4 is more than .1 decade below 1.5e4, and less than a factor of 4: n = 8 competes for the law by its curve.
     assert 2 ** log2_best_n(d, [1.5e4, 1e5])[0] == pytest.approx([8, 2])
 
@@ -93,12 +95,14 @@ def test_open_ends():
     assert crossover_interval(distant, SMALL, LARGE, fitted_crossing=3000) == (None, None)  # never measured together
 
 
-def test_band_and_probabilities_by_hand():
-    """At C = 3000 n = 8 leads where its C_mid is below 5000: in 3 replicates of 4."""
-    (row,) = frontier_band(draws([4000.0, 4500.0, 4900.0, 5100.0] * 25), [3000.0])
-    assert row["n_probability"] == {2: 0.25, 8: 0.75}
-    assert (row["low"], row["high"]) == (pytest.approx(0.3), pytest.approx(0.8 * 3 / 7))
-    assert frontier_band(draws([4000.0]), [3000.0])[0]["n_probability"] == {8: 1.0}
+def test_interval_and_probabilities_by_hand():
+    """At C = 3000 n = 8 leads where its C_mid is below 5000: in 3 replicates of 4. The interval is its own."""
+    point = FrontierRow(C=3000.0, reward=0.35, n=8, B_p=16)
+    (row,) = frontier_rows([point], draws([4000.0, 4500.0, 4900.0, 5100.0] * 25))
+    assert row.n_probability == {2: 0.25, 8: 0.75}
+    assert (row.low, row.high) == (pytest.approx(0.8 * 3 / 8.1), pytest.approx(0.8 * 3 / 7))
+    assert frontier_rows([point], draws([4000.0]))[0].n_probability == {8: 1.0}
+    assert frontier_rows([point], None) == (point,)
 
 
 def test_json_has_five_digits_and_cells_by_rows():

@@ -20,8 +20,12 @@ CHAINS_PER_CHUNK = 50  # so many fit into a processor cache, and progress is rep
 DEFAULT_DRAW_COUNT = 200  # behind the mean curves where no intervals are wanted
 BINS_PER_RUN = 12
 LEAPFROG_STEPS, STEP_SIZE = 7, 1.1
-HMC_ITERATIONS = 30
+HMC_ITERATIONS = 30  # of a round; R-hat is that of the last one
+MAX_ROUNDS = 4  # another round follows one whose R-hat is above ROUND_R_HAT
+ROUND_R_HAT = 1.1
+MIN_ACCEPTANCE = 0.6  # below it, the next round's steps are shorter
 MAX_START_HALVINGS = 20
+WALL_SD = np.array([0.03, 0.1, 0.1])  # by which the bounds of (A, mid, lnB) are soft, so that chains turn round there
 MEAN_CURVE_REACH = 6.0  # each cell's mean curve is the closest up to this times the end of all data
 MAX_AUTOCORRELATION = 0.8
 _GRID_POINTS = 32
@@ -145,35 +149,55 @@ def _largest_r_hat(positions_by_chunk: Sequence[FloatArray]) -> float:
 
 
 def run_hmc_chains(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray, rng: np.random.Generator) -> _HmcDraws:
-    """A draw of each of Q chains from around the mode, each of its own run_sd."""
+    """A draw of each of Q chains from around the mode, each of its own run_sd. While chains disagree, another round
+    follows, in coordinates that the chains' own covariance whitens."""
     target, chain_count = _make_target(data, fit, run_sds), len(run_sds)
-    mode = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
-    T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), mode)
+    center = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
+    T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), center)
+    step_size, position = STEP_SIZE / len(center) ** 0.25, rng.normal(size=(chain_count, len(center))) * 0.7
+    for _ in range(MAX_ROUNDS):
 
-    def evaluate(position: FloatArray) -> ChainStates:
-        potential, gradient = target.value_and_gradient(mode + position @ T.T)
-        return position, potential[:, None], gradient @ T
+        def evaluate(position: FloatArray, T: FloatArray = T) -> ChainStates:
+            potential, gradient = target.value_and_gradient(center + position @ T.T)
+            return position, potential[:, None], gradient @ T
 
-    chains = evaluate(rng.normal(size=(chain_count, len(mode))) * 0.7)
-    for _ in range(MAX_START_HALVINGS):  # towards the mode: a chain that begins outside the bounds would never come in
+        acceptance, positions = _run_round(evaluate, position, step_size, rng)
+        if chain_count == 1 or _largest_r_hat([positions]) <= ROUND_R_HAT:
+            break
+        step_size *= 0.6 if acceptance < MIN_ACCEPTANCE else 1.0
+        last_half = positions[HMC_ITERATIONS // 2 :].reshape(-1, len(center))
+        own_share = chain_count / (chain_count + len(center))  # few chains say little of a covariance
+        covariance = own_share * np.cov(last_half.T) + (1 - own_share) * np.eye(len(center))
+        factor = np.linalg.cholesky(covariance)
+        T, position = T @ factor, np.linalg.solve(factor, positions[-1].T).T
+    v = center + positions[-1] @ T.T
+    theta = np.clip(v[:, :-1].reshape(chain_count, -1, 3), target.lower, target.upper)
+    return _HmcDraws(theta, v[:, -1], acceptance, positions)
+
+
+def _run_round(
+    evaluate: Callable[[FloatArray], ChainStates], position: FloatArray, step_size: float, rng: np.random.Generator
+) -> tuple[float, FloatArray]:
+    """(share of accepted steps, positions float[HMC_ITERATIONS, Q, d]) of chains that start at `position`."""
+    chains, accepted_share, positions = evaluate(position), 0.0, []
+    for _ in range(MAX_START_HALVINGS):  # towards the mode: a chain that begins far outside would never come in
         inside = np.isfinite(chains[1])
         if inside.all():
             break
         chains = evaluate(np.where(inside, chains[0], 0.5 * chains[0]))
-    accepted_share, positions = 0.0, []
     for _ in range(HMC_ITERATIONS):
-        momentum = rng.normal(size=chains[0].shape)
-        step_size = STEP_SIZE / len(mode) ** 0.25 * rng.uniform(0.6, 1.1, size=(chain_count, 1))
-        trial, end_momentum = _leapfrog(evaluate, chains, momentum, step_size)
-        with np.errstate(invalid="ignore"):
+        momentum = rng.normal(size=position.shape)
+        trial, end_momentum = _leapfrog(
+            evaluate, chains, momentum, step_size * rng.uniform(0.6, 1.1, size=(len(position), 1))
+        )
+        with np.errstate(invalid="ignore", over="ignore"):
             kinetic_change = 0.5 * (momentum**2 - end_momentum**2).sum(1, keepdims=True)
-            accepted = np.log(rng.random((chain_count, 1))) < chains[1] - trial[1] + kinetic_change
+            accepted = np.log(rng.random((len(position), 1))) < chains[1] - trial[1] + kinetic_change
         position, potential, gradient = (np.where(accepted, new, old) for new, old in zip(trial, chains, strict=True))
         chains = position, potential, gradient
         accepted_share += float(accepted.mean()) / HMC_ITERATIONS
-        positions.append(chains[0])
-    v = mode + chains[0] @ T.T
-    return _HmcDraws(v[:, :-1].reshape(chain_count, -1, 3), v[:, -1], accepted_share, np.stack(positions))
+        positions.append(position)
+    return accepted_share, np.stack(positions)
 
 
 def _leapfrog(
@@ -204,11 +228,13 @@ class _PotentialEnergy:
     upper: FloatArray
 
     def value_and_gradient(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """(float[Q], its gradient float[Q, 3J + 1]) at v float[Q, 3J + 1]; infinite outside the bounds."""
+        """(float[Q], its gradient float[Q, 3J + 1]) at v float[Q, 3J + 1]; infinite far outside the bounds."""
         Q, J = len(v), len(self.x)
         theta, R0 = v[:, :-1].reshape(Q, J, 3), v[:, -1]
-        outside = ((theta < self.lower) | (theta > self.upper)).any((1, 2))
+        excess = theta - np.clip(theta, self.lower, self.upper)
+        outside = (np.abs(excess) > 1).any((1, 2)) | (np.abs(R0) > 10)
         theta = np.clip(theta, self.lower - 1, self.upper + 1)  # so that refused positions do not overflow
+        R0 = np.clip(R0, -10, 10)
         A, mid, B = (t[..., None, None] for t in (theta[..., 0], theta[..., 1], np.exp(theta[..., 2])))
         z = scaled_log_compute(self.x, mid, B)
         s, slope = progress_and_slope(z, self.tail)
@@ -222,6 +248,7 @@ class _PotentialEnergy:
         prior_gradient = prior_residual @ self.prior_precision
         misfit = (weighted_residual * residual).sum((1, 2, 3)) + np.log(e_precision).sum((1, 2))
         potential = 0.5 * (misfit + (prior_residual * prior_gradient).sum(1) + self.W0 * (self.y0 - R0) ** 2)
+        potential += 0.5 * ((excess / WALL_SD) ** 2).sum((1, 2))
         # d/dtheta: e is at its optimum, so it contributes through s and log(e_precision) alone.
         shape_gradient = (Ws / e_precision[..., None] - weighted_residual * (gain + e[..., None])) * slope
         theta_gradient = np.stack(
@@ -232,6 +259,7 @@ class _PotentialEnergy:
             ],
             axis=2,
         )
+        theta_gradient += excess / WALL_SD**2
         R0_gradient = -(weighted_residual * (1 - s)).sum((1, 2, 3)) - self.W0 * (self.y0 - R0)
         gradient = np.concatenate([theta_gradient.reshape(Q, -1) + prior_gradient, R0_gradient[:, None]], axis=1)
         return np.where(outside, np.inf, potential), gradient

@@ -147,9 +147,9 @@ def apply_problem_shift(shifts: FloatArray, R: FloatArray) -> FloatArray:
 def best_cells(
     draws: PosteriorSamples, C: ArrayLike, slack: float = MIN_DECADES
 ) -> tuple[FloatArray, NDArray[np.intp]]:
-    """(float[Q, G] the frontier's reward, int[Q, G] which cell attains it) among the cells measured within `slack`."""
-    R = np.where(draws.is_measured(C, slack), draws.rewards(C), -np.inf)
-    return R.max(1), R.argmax(1)
+    """(float[Q, J, G] the cells' rewards, int[Q, G] which is the best of the cells measured within `slack`)."""
+    R = draws.rewards(C)
+    return R, np.where(draws.is_measured(C, slack), R, -np.inf).argmax(1)
 
 
 def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:

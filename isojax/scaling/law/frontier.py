@@ -6,10 +6,9 @@ The replicates of the curves give the intervals of its rewards and of its crosso
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
@@ -140,24 +139,19 @@ def _takeover(
 
 
 def frontier_rows(points: Sequence[FrontierRow], draws: PosteriorSamples | None) -> tuple[FrontierRow, ...]:
-    """The points with the intervals that replicates give."""
+    """The points with what replicates give: the interval of the leading cell's reward, and in which share of them each
+    n leads. (The best of all cells in each replicate would be too high: of equal cells, that which has luck.)"""
     if draws is None:
         return tuple(points)
-    band = frontier_band(draws, [p.C for p in points])
-    return tuple(p.model_copy(update=row) for p, row in zip(points, band, strict=True))
-
-
-def frontier_band(draws: PosteriorSamples, C: ArrayLike) -> list[dict[str, Any]]:
-    """For each C: low and high of the frontier's reward, and in which share of the replicates each n leads."""
-    best_rewards, winner = best_cells(draws, C)
-    best_n = np.array([n for _, n in draws.keys])[winner]
+    rewards, best = best_cells(draws, [p.C for p in points])
+    best_n = np.array([n for _, n in draws.keys])[best]
     rows = []
-    for rewards, n_values in zip(best_rewards.T, best_n.T, strict=True):
-        low, high = central_interval(rewards)
-        n, counts = np.unique(n_values, return_counts=True)
-        shares = dict(zip(n.tolist(), (counts / len(n_values)).round(4).tolist(), strict=True))
-        rows.append({"low": low, "high": high, "n_probability": shares})
-    return rows
+    for g, p in enumerate(points):
+        low, high = central_interval(rewards[:, draws.keys.index((p.B_p, p.n)), g])
+        n, counts = np.unique(best_n[:, g], return_counts=True)
+        shares = dict(zip(n.tolist(), (counts / len(best_n)).round(4).tolist(), strict=True))
+        rows.append(p.model_copy(update={"low": low, "high": high, "n_probability": shares}))
+    return tuple(rows)
 
 
 def crossover_rows(
