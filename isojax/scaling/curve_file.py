@@ -10,7 +10,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, require_column
-from isojax.scaling.checks.forecast import HIDDEN_FACTOR, MIN_VISIBLE, PRIOR_SHARE, combine_departure
+from isojax.scaling.checks.forecast import HIDDEN_FACTOR, MIN_VISIBLE, combine_departure
 from isojax.scaling.curves.single_run import (
     MAX_FITTED_POINTS,
     MIN_POINTS,
@@ -26,6 +26,7 @@ FEW_POINTS = 10
 END_POINTS = 3  # distinct C whose mean is "at the end"
 CLEAR_AUTOCORRELATION = 0.3  # of the noise: flagged where the interval is above it
 MAX_INTERVAL_SHARE = 0.5  # an interval of A wider than this share of the gain measured does not determine it
+DEPARTURE_SHARE = 0.04  # standard deviation of a departure at four times the data, as a share of the curve's gain
 BAND_POINTS = 120
 METHOD = "posterior of the curve, its tail and the noise, by sequential Monte Carlo"
 
@@ -128,7 +129,7 @@ def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | No
     """The posterior, whose departures beyond the data have the size that a trial on the run itself gives them
     (checks/forecast.py), and the trial: what the points up to a quarter of the largest C predict of the others."""
     posterior = sample_posterior(points)
-    prior_sd = PRIOR_SHARE * _median_gain(posterior)
+    prior_sd = DEPARTURE_SHARE * _median_gain(posterior)
     C_limit = posterior.C_high / HIDDEN_FACTOR
     is_visible = points.C <= C_limit
     visible, hidden = points.select(is_visible), points.select(~is_visible)
@@ -138,7 +139,7 @@ def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | No
     at_end = _last_points(hidden)
     predicted = tried.evaluations(at_end).mean(-1)
     excess = (predicted.mean() - at_end.R.mean()) ** 2 - predicted.var()
-    tried = replace(tried, departure_sd=PRIOR_SHARE * _median_gain(tried))
+    tried = replace(tried, departure_sd=DEPARTURE_SHARE * _median_gain(tried))
     trial = {"C_limit": C_limit, **_prediction_errors(tried, hidden)}
     return replace(posterior, departure_sd=combine_departure(prior_sd, float(excess))), trial
 

@@ -13,7 +13,7 @@ from isojax.scaling.law.referee import NEARLY_ALL
 
 MARK_SHARES = (0.25, 0.5)  # of the recommended run's C
 MARK_TAIL = 0.025  # the probability, by the draws, that a run as forecast is below one mark
-LARGE_ERROR = 0.02  # of an expected reward: what it takes to call a forecast uncertain
+UNCERTAIN_SPAN = 0.13  # of reward: a forecast whose interval and rise beyond the data span more is called uncertain
 FALSE_STOP = 0.1  # what is stated of all marks: twice their tails, since true curves may have other forms
 RUN_SHARES = (0.25, 0.5, 1.0)  # of the budget, to which a further run of a cell may be made
 MIN_REGRET_SAVED = 0.0005  # of reward, by a further run
@@ -26,9 +26,11 @@ def describe_risk(ensemble: CurveEnsemble, allocation: Allocation, cell: int) ->
     fit, curve, n, all_n = ensemble.fit, ensemble.curves[cell], allocation.n, set(ensemble.n.tolist())
     seeds = Counter((run.B_p, run.n) for run in fit.runs)
     risks = dict[str, str]()  # by the code of the flag that each stands for
-    error = ensemble.expected_error(cell, allocation.C)
-    if error > LARGE_ERROR:
-        risks["uncertain_forecast"] = f"the reward is uncertain: expect it to miss by {error:.3f}"
+    reward, interval = ensemble.predict_reward(cell, allocation.C)
+    rise = reward - ensemble.predict_reward(cell, min(allocation.C, curve.C_high))[0]
+    if interval is not None and interval[1] - interval[0] + rise > UNCERTAIN_SPAN:
+        beyond = f", after a rise of {rise:.3f} beyond the data" if rise > 0 else ""
+        risks["uncertain_forecast"] = f"the reward is uncertain ({interval[0]:.3f} to {interval[1]:.3f}{beyond})"
     if seeds[curve.key] == 1:
         risks["one_seed"] = "one seed per cell" if max(seeds.values()) == 1 else f"one seed of {curve.B_p}x{curve.n}"
     if fit.intervals is not None and fit.intervals.run_sd_source.startswith("assumed"):

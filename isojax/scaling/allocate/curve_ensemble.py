@@ -80,11 +80,6 @@ class CurveEnsemble:
         draws = self.sampled_at_cell_budgets(cell_budgets, same_problems)[:, i]
         return float(self.expected_at_cell_budgets(cell_budgets)[i]), self.interval(draws)
 
-    def expected_error(self, i: int, C: float) -> float:
-        """By how much the reward of cell i after C rollouts should miss its prediction; 0 without replicates."""
-        draws = self.sampled_at_cell_budgets(np.full(len(self.curves), float(C)))[:, i]
-        return float(np.abs(draws - draws.mean()).mean()) if len(draws) else 0.0
-
     def predict_new_run(self, i: int, C: float) -> tuple[float, ClosedInterval | None]:
         """The expected reward of cell i after C rollouts, and the interval of one new run's measurement on the same
         problems: the expectation's spread on each side, in quadrature with run-to-run and evaluation noise."""

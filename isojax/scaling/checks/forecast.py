@@ -21,7 +21,7 @@ MIN_RANGE = 8.0  # of C_max over the smallest C measured, for a trial
 MIN_VISIBLE = 4  # evaluations that a run needs below the limit
 # Standard deviation of a departure at four times the data before a trial, as a share of the best cell's gain. A trial
 # counts as much as this prior, however many cells it has, because their errors are alike.
-PRIOR_SHARE = 0.05
+PRIOR_SHARE = 0.06
 TRIAL_DRAWS = 100  # of the trial's fit
 
 
