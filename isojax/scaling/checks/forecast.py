@@ -19,9 +19,8 @@ from isojax.scaling.tracks import RunTrack, TracksByCell, select_points
 HIDDEN_FACTOR = 4.0  # C_max over the largest C that the trial sees
 MIN_RANGE = 8.0  # of C_max over the smallest C measured, for a trial
 MIN_VISIBLE = 4  # evaluations that a run needs below the limit
-# Standard deviation of a departure at four times the data before a trial, as a share of the best cell's gain. A trial
-# counts as much as this prior, however many cells it has, because their errors are alike.
-PRIOR_SHARE = 0.06
+# Standard deviation of a departure at four times the data, as a share of the best cell's gain, beside what a trial adds.
+PRIOR_SHARE = 0.05
 TRIAL_DRAWS = 100  # of the trial's fit
 
 
@@ -51,18 +50,13 @@ def try_forecast(
         return ForecastTrial(departure_sd=prior_sd)
     excess = float(np.mean([e.error**2 - e.chance_sd**2 for e in errors]))
     return ForecastTrial(
-        departure_sd=combine_departure(prior_sd, excess),
+        departure_sd=float(np.hypot(prior_sd, np.sqrt(max(excess, 0.0)))),
         C_limit=C_limit,
         evaluations=sum(e.evaluations for e in errors),
         mean_error=float(np.mean([e.error for e in errors])),
         mean_absolute_error=float(np.mean([abs(e.error) for e in errors])),
         inside=float(np.mean([e.inside for e in errors])),
     )
-
-
-def combine_departure(prior_sd: float, excess: float) -> float:
-    """departure_sd after a trial; `excess`: its squared error less what chance explains."""
-    return float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2))
 
 
 def _visible_part(cells: TracksByCell, C_limit: float) -> TracksByCell:

@@ -155,14 +155,16 @@ def run_hmc_chains(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray, rng: n
     center = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
     T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), center)
     step_size, position = STEP_SIZE / len(center) ** 0.25, rng.normal(size=(chain_count, len(center))) * 0.7
-    for _ in range(MAX_ROUNDS):
+    rounds = 0
+    while True:
 
         def evaluate(position: FloatArray, T: FloatArray = T) -> ChainStates:
             potential, gradient = target.value_and_gradient(center + position @ T.T)
             return position, potential[:, None], gradient @ T
 
         acceptance, positions = _run_round(evaluate, position, step_size, rng)
-        if chain_count == 1 or _largest_r_hat([positions]) <= ROUND_R_HAT:
+        rounds += 1
+        if rounds == MAX_ROUNDS or chain_count == 1 or _largest_r_hat([positions]) <= ROUND_R_HAT:
             break
         step_size *= 0.6 if acceptance < MIN_ACCEPTANCE else 1.0
         last_half = positions[HMC_ITERATIONS // 2 :].reshape(-1, len(center))
