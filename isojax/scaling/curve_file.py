@@ -10,7 +10,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, require_column
-from isojax.scaling.checks.forecast import HIDDEN_FACTOR, MIN_VISIBLE, combine_departure
+from isojax.scaling.checks.forecast import HIDDEN_FACTOR, MIN_VISIBLE
 from isojax.scaling.curves.single_run import (
     MAX_FITTED_POINTS,
     MIN_POINTS,
@@ -141,7 +141,8 @@ def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | No
     excess = (predicted.mean() - at_end.R.mean()) ** 2 - predicted.var()
     tried = replace(tried, departure_sd=DEPARTURE_SHARE * _median_gain(tried))
     trial = {"C_limit": C_limit, **_prediction_errors(tried, hidden)}
-    return replace(posterior, departure_sd=combine_departure(prior_sd, float(excess))), trial
+    departure_sd = float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2))  # one error says less than those of a sweep
+    return replace(posterior, departure_sd=departure_sd), trial
 
 
 def _median_gain(posterior: RunPosterior) -> float:
