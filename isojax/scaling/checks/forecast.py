@@ -19,7 +19,7 @@ from isojax.scaling.tracks import RunTrack, TracksByCell, select_points
 HIDDEN_FACTOR = 4.0  # C_max over the largest C that the trial sees
 MIN_RANGE = 8.0  # of C_max over the smallest C measured, for a trial
 MIN_VISIBLE = 4  # evaluations that a run needs below the limit
-# Standard deviation of a departure at four times the data, as a share of the best cell's gain, beside what a trial adds.
+# Standard deviation of a departure at four times the data, without what a trial adds, as a share of the best gain.
 PRIOR_SHARE = 0.05
 TRIAL_DRAWS = 100  # of the trial's fit
 
