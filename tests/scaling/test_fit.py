@@ -60,6 +60,7 @@ def test_noisy_world_is_recovered(mode, low, high):
     assert all(s.measured_for_neighbours for s in result.joint.segments)
 
 
+@pytest.mark.slow
 def test_the_bias_of_paper_mode_is_stated():
     runs = world(curve=lambda B_p, n: Hill(0.3, 0.32, 2.0, 1100.0), seeds=3).runs
     (flag,) = flagged(fit(runs, mode="paper"), "paper mode")
@@ -73,6 +74,7 @@ def test_same_bytes_whatever_the_order():
     assert str(ROOT) not in first
 
 
+@pytest.mark.slow
 def test_derived_metrics_and_other_axes():
     w = world()
     best, worst = fit(w.runs, "best@2"), fit(w.runs, "worst@4")

@@ -170,6 +170,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_writes_reads_and_refuses(tmp_path):
     out = str(tmp_path / "worlds.jsonl")
     done = command(

@@ -112,6 +112,7 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(program, capture_output=True, text=True, timeout=200, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_writes_reads_and_refuses(tmp_path):
     out = str(tmp_path / "worlds.jsonl")
     done = command("--worlds", "2", "--seed", "3", "--replicates", "40", "--out", out)

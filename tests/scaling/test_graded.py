@@ -49,6 +49,7 @@ def test_paired_leads_cover_the_true_lead() -> None:
     assert 0.83 < np.mean(hits) < 0.96
 
 
+@pytest.mark.slow
 def test_intervals_of_a_fit_cover_the_true_curves() -> None:
     """90% intervals of each curve's plateau where it is determined, and of the frontier's reward."""
     hits = []

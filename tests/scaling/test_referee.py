@@ -139,6 +139,7 @@ def test_equal_n_are_judged_by_a_curve_of_each_n():
     assert fit.joint.n_star.no_effect and two.verdict != "excluded" and "(0.000 to 0.000)" not in two.text
 
 
+@pytest.mark.slow
 def test_the_benchmark_prints_a_table():
     script = Path(__file__).parents[2] / "benchmarks" / "referee.py"
     if not script.is_file():
