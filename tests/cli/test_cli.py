@@ -113,6 +113,7 @@ def test_every_command_is_listed_with_what_its_help_says_first(isojax: Isojax, m
         assert command.summary.rstrip(".") in opening and f" {command.name} {command.summary}" in listed
 
 
+@pytest.mark.slow
 def test_fit_recommend_and_report_load_no_jax(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "runs" / "known", (2, 8))
     program = (

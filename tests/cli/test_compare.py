@@ -64,6 +64,7 @@ def test_json_is_one_document(compare: Callable[..., Outcome]) -> None:
     assert result["sweeps"][1]["difference"]["high"] < 0 and result["C_high"] == pytest.approx(1e5)
 
 
+@pytest.mark.slow
 def test_sweeps_are_fitted_where_no_fit_is(compare: Callable[..., Outcome]) -> None:
     for seed in (0, 1):
         for run in world(seeds=1, n=(2, 8), problems=50, ratio=1.6, seed=seed).runs:

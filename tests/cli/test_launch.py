@@ -78,6 +78,7 @@ def test_of_several_configs_later_ones_replace_settings_of_earlier_ones(
     assert config.cell.base.steps == load_config("quickstart").cell.base.steps == 1000  # of the first alone
 
 
+@pytest.mark.slow
 def test_launch_fits_reports_and_recommends(isojax: Isojax, calls: list[tuple[Any, ...]], known: Path) -> None:
     code, out, _ = isojax("launch")
     assert code == 0

@@ -70,6 +70,7 @@ def write(sweep: Path, ours: RunRecord, other: RunRecord) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_fit_of_an_extra_set_is_the_fit_of_that_set_alone(isojax: Isojax) -> None:
     """Curves, intervals with other problems drawn again, and paired leads: all from the extra set's own right
     answers.
@@ -86,6 +87,7 @@ def test_a_fit_of_an_extra_set_is_the_fit_of_that_set_alone(isojax: Isojax) -> N
     )  # the main set's, where none is asked for
 
 
+@pytest.mark.slow
 def test_metrics_that_follow_from_counts_are_fitted(isojax: Isojax) -> None:
     """pass@4 is best@4 by another name; verl's is the mean over problems of 1 - (1 - c/4)^4. Files have no slash in
     their names.

@@ -12,6 +12,7 @@ from isojax.report.page import html_page
 from tests.cli.conftest import Isojax, error_of, write_sweep
 
 
+@pytest.mark.slow
 def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         html_page, "FIGURES", dict([*FIGURES.items()][:1])
@@ -22,6 +23,7 @@ def test_report_rebuilds_the_page(isojax: Isojax, tmp_path: Path, monkeypatch: p
     assert (folder / "report.html").stat().st_size > 1000 and list((folder / "figures").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_report_says_what_it_cannot_write_and_names_odd_folders(
     isojax: Isojax, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

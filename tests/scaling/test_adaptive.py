@@ -67,6 +67,7 @@ WORLDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WORLDS)
 def test_half_of_the_grids_rollouts_find_n_star_within_one_step(name: str) -> None:
     w = WORLDS[name]()

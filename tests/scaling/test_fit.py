@@ -116,6 +116,7 @@ def test_each_B_p_has_its_own_law_and_flags():
     assert [v.stable for v in result.stability] == [True, True]
 
 
+@pytest.mark.slow
 def test_flags_of_thin_data():
     runs = world(n=(2, 8), seeds=1).runs
     short = replace(runs[0], points=runs[0].points[:-3])

@@ -49,6 +49,7 @@ SWEEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["hierarchical", "paper"])
 @pytest.mark.parametrize("name", SWEEPS)
 def test_a_document_or_a_refusal(name, mode):

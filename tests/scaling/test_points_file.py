@@ -56,6 +56,7 @@ def test_few_distinct_n_and_the_last_n_are_said(tmp_path):
     assert any("end at their largest n (512)" in f for f in result["flags"])
 
 
+@pytest.mark.slow
 def test_falls_mixed_settings_and_filters(tmp_path):
     rows = [(n, c, "easy") for n, c in steps(count=12)] + [(4, 10 ** (4.8 + i / 5), "hard") for i in range(12)]
     path = write(tmp_path, rows, "n,rollouts,set")
