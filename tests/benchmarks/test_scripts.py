@@ -180,13 +180,11 @@ def test_fit_speed(scripts: Scripts) -> None:
 
 
 def test_curve_coverage(scripts: Scripts) -> None:
-    """Of one curve, each share is 0 or 1, save that of all its points."""
-    (line,) = scripts(
-        "curve_coverage", "--curves", 1, POINTS=(30,), KINDS={"white": (0.0, 1, 0.0), "2 seeds": (0.0, 2, 0.01)}
-    )
-    assert set(line["coverage"]) == {"white, 30 points", "2 seeds, 30 points"}
-    for held in line["coverage"].values():
-        assert {v for k, v in held.items() if k != "R"} <= {0, 1} and 0 <= held["R"] <= 1
+    """One curve of each of two kinds: every share is that of one curve."""
+    kinds = {"white": (0.0, 1, 0.0), "2 seeds": (0.0, 2, 0.01)}
+    lines = scripts("curve_coverage", "--curves", 1, "--kinds", "own", POINTS=(30,), KINDS=kinds)
+    assert [line["kind"] for line in lines] == ["white, 30 points", "2 seeds, 30 points"]
+    assert all(line["curves"] == 1 and line["A"] in (0, 1) for line in lines)
 
 
 def test_adaptive(scripts: Scripts) -> None:
