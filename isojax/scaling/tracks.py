@@ -157,7 +157,7 @@ def correct_counts(point: EvalPoint, metric: str) -> RewardSums:
     """The counts, or sums of graded rewards, of one evaluation that determine the metric; () where there are none, too
     few samples for its k, or sums alone that do not."""
     parsed = parse_metric(metric)
-    if parsed is None or parsed.k > point.samples or (point.graded and parsed.kind != "avg"):
+    if parsed is None or parsed.k > point.samples or (parsed.kind != "avg" and point.graded):
         return ()
     return point.extra.get(parsed.problem_set, ()) if parsed.problem_set else point.counts
 

@@ -171,8 +171,9 @@ class Checker:
         self._timed_out.append(problem.id)
         enough = max(MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS * len(self._workers))
         if len(self._timed_out) >= enough and len(set(self._timed_out)) >= MIN_PROBLEMS:
+            count, self._timed_out = len(self._timed_out), None  # another worker's thread does not refuse again
             raise InputError(
-                f"cell.verifier.use = {self._verifier}: none of its first {len(self._timed_out)} checks ended within "
+                f"cell.verifier.use = {self._verifier}: none of its first {count} checks ended within "
                 f"cell.verifier.timeout = {self._timeout:g} s. Correct the verifier, or raise the timeout."
             )
 

@@ -17,9 +17,12 @@ import pytest
 from isojax.core.config import ModelConfig
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.rl import logprobs
+from isojax.runs.ledger import Ledger
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import Law
 from tests.e2e.tiny_lm import make_model
+from tests.scaling.synthetic import world
+from tests.scaling.synthetic_curves import Hill
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 if not BENCHMARKS.is_dir():
@@ -248,6 +251,22 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
 def test_cost(scripts: Scripts) -> None:
     (line,) = scripts("cost", "--factors", "T", "--values", 1, "--repeats", 1)
     assert line["values"] == [16] and line["rollouts"][0] > 0 and line["update"][0] > 0
+
+
+def test_cut_sweep(scripts: Scripts, tmp_path: Path) -> None:
+    """n = 8 is .3 above n = 2 at the end, so a fit of the first half of the rollouts recommends it."""
+    runs = world(
+        seeds=1, n=(2, 8), problems=200, ratio=1.4, budget=64_000, curve=lambda B_p, n: Hill(0.2, n / 10, 1.0, 8e3)
+    )
+    for run in runs.runs:
+        ledger = Ledger(tmp_path / "cells" / run.cell.name, run.cell, "x")
+        for point in run.points:
+            ledger.append(point, seconds=1.0, devices=1)
+    (line,) = scripts("cut_sweep", tmp_path, "--at", 32_000, "--replicates", 40)
+    C = [p.rollouts for run in runs.runs for p in run.points]
+    assert line["hidden"] == sum(c > 32_000 for c in C) > 2 and line["inside"] > 0.5
+    assert (line["n"], line["regret"]) == (8, 0.0) and line["measured"]["8"] - line["measured"]["2"] > 0.3
+    assert abs(line["mean_error"]) <= line["mean_absolute_error"] < 0.05
 
 
 def test_fuzz() -> None:

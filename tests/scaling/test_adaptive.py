@@ -93,7 +93,8 @@ def test_an_n_that_was_overtaken_stops_and_n_that_may_be_best_go_on(rising: Worl
     runs, _ = simulate(rising, policy)
     rows = {row["n"]: row for row in policy.summary(runs)["cells"]}
     assert sum(row["rollouts"] for row in rows.values()) == spent(runs)
-    assert rows[2]["rollouts"] < 0.6 * min(rows[n]["rollouts"] for n in (8, 16, 32))  # n* goes from 2 to 16 or 32
+    # n* goes from 2 to 16 or 32. Which of these gets the second seed is chance, so their mean is compared.
+    assert rows[2]["rollouts"] < 0.5 * np.mean([rows[n]["rollouts"] for n in (8, 16, 32)])
     assert (
         rows[2]["C"] <= max(rows[16]["C"], rows[32]["C"]) / 2
         and rows[2]["C"] >= max(row["C"] for row in rows.values()) / 10

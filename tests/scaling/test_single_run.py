@@ -104,7 +104,7 @@ def test_seeds_of_different_level_widen_the_intervals():
     distant = sample_posterior(replace(one, R=one.R + levels[one.run_index]))
     widths = [np.ptp(interval(p.rewards(np.array([1e6])))) for p in (sample_posterior(one), distant)]
     assert widths[1] > 2 * widths[0]
-    # A new evaluation of a seed lies where that seed does.
+    # A new evaluation of a seed has that seed's mean.
     last = RunPoints(np.full(3, 1e6), np.zeros(3), np.arange(3), 3)
     ends = np.median(distant.evaluations(last), axis=0)
     assert np.diff(ends) == pytest.approx([0.03, 0.03], abs=0.01)

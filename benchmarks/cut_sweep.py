@@ -1,0 +1,87 @@
+"""How good are the forecasts of a real sweep that was cut? The evaluations up to each C are fitted; the others test
+what the fit says of them, and which n it recommends for the largest C measured:
+
+    python benchmarks/cut_sweep.py runs/quickstart --at 35000 70000
+
+A reward counts as measured at a budget where its evaluation took between .7 of the budget and all of it; the mean over
+a cell's runs. "regret" is what the recommended n loses against the n with the highest mean: it is too high, because
+the highest of noisy means is too high. One JSON line per cut on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import isojax
+from isojax.core.nouns import RunRecord
+from isojax.runs.ledger import default_metric
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
+
+NEAR = 0.7  # the share of a budget from which on an evaluation counts as made at it
+
+
+def up_to(run: RunRecord, C: float) -> RunRecord:
+    """The run's evaluations up to C."""
+    points = tuple(p for p in run.points if p.rollouts <= C)
+    return replace(run, points=points, device_hours=(), line_numbers=())
+
+
+def mean_rewards(runs: Sequence[RunRecord], metric: str, C: float) -> dict[int, float]:
+    """The mean measured reward of each n near C."""
+    rewards: dict[int, list[float]] = {}
+    for run in runs:
+        near = [p.metrics[metric] for p in run.points if NEAR * C <= p.rollouts <= C]
+        rewards.setdefault(run.cell.n, []).extend(near)
+    return {n: float(np.mean(values)) for n, values in rewards.items() if values}
+
+
+def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int) -> dict[str, Any]:
+    """The forecasts of a fit of the evaluations up to C, against the evaluations beyond it."""
+    result = isojax.fit([up_to(r, C) for r in runs], metric, options=isojax.FitOptions(replicates=replicates))
+    budget = min(max(r.points[-1].rollouts for r in runs if r.cell.n == n) for n in {r.cell.n for r in runs})
+    ensemble = load_ensemble(result)
+    index = {curve.key: i for i, curve in enumerate(ensemble.curves)}
+    errors, inside = [], []
+    for run in runs:
+        for p in run.points:
+            if p.rollouts > C:
+                predicted, interval = ensemble.predict_new_run(index[run.cell.B_p, run.cell.n], p.rollouts)
+                errors.append(predicted - p.metrics[metric])
+                inside.append(interval is not None and interval[0] <= p.metrics[metric] <= interval[1])
+    advice, measured = isojax.recommend(result, budget), mean_rewards(runs, metric, budget)
+    return {
+        "cut": C,
+        "hidden": len(errors),
+        "inside": round(float(np.mean(inside)), 3),
+        "mean_error": round(float(np.mean(errors)), 4),
+        "mean_absolute_error": round(float(np.mean(np.abs(errors))), 4),
+        "budget": budget,
+        "n": advice.allocation.n,
+        "n_probability": {n: round(p, 2) for n, p in (advice.n_probability or {}).items()},
+        "measured": {n: round(reward, 4) for n, reward in sorted(measured.items())},
+        "regret": round(max(measured.values()) - measured[advice.allocation.n], 4),
+        "stated_regret": advice.regret_interval,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, nargs="+", help="sweep folders or ledgers")
+    parser.add_argument("--at", type=float, nargs="+", required=True, metavar="C", help="the rollouts to cut at")
+    parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
+    arguments = parser.parse_args()
+    runs = isojax.read_runs(arguments.run)
+    metric = default_metric(runs)
+    for C in arguments.at:
+        print(json.dumps(judge_cut(runs, metric, C, arguments.replicates)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
