@@ -1,5 +1,5 @@
 """How good are the forecasts of a real sweep that was cut? The evaluations up to each C are fitted; the others test
-what the fit says of them, and which n it recommends for the largest C measured:
+what the fit says of them, and which n it recommends for the largest C measured, at most 4 times that of the fit:
 
     python benchmarks/cut_sweep.py runs/quickstart --at 35000 70000
 
@@ -24,6 +24,7 @@ from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 
+MAX_EXTRAPOLATION = 4
 NEAR = 0.7  # the share of a budget from which on an evaluation counts as made at it
 
 
@@ -45,7 +46,8 @@ def mean_rewards(runs: Sequence[RunRecord], metric: str, C: float) -> dict[int, 
 def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int) -> dict[str, Any]:
     """The forecasts of a fit of the evaluations up to C, against the evaluations beyond it."""
     result = isojax.fit([up_to(r, C) for r in runs], metric, options=isojax.FitOptions(replicates=replicates))
-    budget = min(max(r.points[-1].rollouts for r in runs if r.cell.n == n) for n in {r.cell.n for r in runs})
+    ends = [max(r.points[-1].rollouts for r in runs if r.cell.n == n) for n in {r.cell.n for r in runs}]
+    budget = min(*ends, MAX_EXTRAPOLATION * int(max(run.C_max for run in result.runs)))
     ensemble = load_ensemble(result)
     index = {curve.key: i for i, curve in enumerate(ensemble.curves)}
     errors, inside = [], []

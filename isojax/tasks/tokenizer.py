@@ -57,6 +57,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     except Exception as e:  # the tokenizers library raises Exception itself
         reason = (str(e).strip() or repr(e)).splitlines()[0]
         raise InputError(f"the tokenizer in {folder} cannot be read: {reason} Copy its files again.") from e
+    if not isinstance(tokenizer.model_max_length, int | float):
+        received = type(tokenizer.model_max_length).__name__
+        raise InputError(f"{folder / 'tokenizer_config.json'}: model_max_length is a {received}, expected a number.")
     if not (folder / "tokenizer.json").is_file():
         _check_sentencepiece(folder, tokenizer)
     return tokenizer

@@ -23,6 +23,7 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPO
 SMALL = (
     (r"sweep\.budget=\d+", "sweep.budget=700"),
     (r"--budget \S+", "--budget 700"),
+    ("--validate", "--validate --replicates 40"),
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
 )
 # A sweep for every page: commands that run and end, whatever it finds.

@@ -109,6 +109,16 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def test_a_length_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    """transformers compares it with each text's length."""
+    folder = byte_level(tmp_path)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(settings | {"model_max_length": [512]}))
+    with pytest.raises(InputError, match=r"tokenizer_config\.json: model_max_length is a list, expected a number"):
+        load_tokenizer(folder)
+
+
 def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('this code was run')\n")
     (tmp_path / "config.json").write_text('{"model_type": "mine"}')

@@ -111,22 +111,24 @@ def corner_errors(space: SearchSpace, y: FloatArray, corners: FloatArray) -> Flo
     return space.weighted_sum(dy * dy)[:, None] - explained
 
 
-def fit_least_squares(space: SearchSpace, y: FloatArray) -> VarproSolution:
+def fit_least_squares(space: SearchSpace, y: FloatArray, max_steps: int = MAX_STEPS) -> VarproSolution:
     """The curve of least squares of one data set, float[N], from the best corners of the grid."""
     corners = start_grid(space)
     best_corners = corners[np.argsort(corner_errors(space, y[None], corners)[0], kind="stable")[:START_COUNT]]
-    solutions = fit_robust(space, np.repeat(y[None], len(best_corners), 0), best_corners, squared_influence)
+    solutions = fit_robust(space, np.repeat(y[None], len(best_corners), 0), best_corners, squared_influence, max_steps)
     best = int(space.weighted_sum((y - solutions.fitted_rewards) ** 2).argmin())
     return fit_at(space, y[None], solutions.phi[best : best + 1])
 
 
-def fit_robust(space: SearchSpace, y: FloatArray, phi: FloatArray, influence: Influence) -> VarproSolution:
+def fit_robust(
+    space: SearchSpace, y: FloatArray, phi: FloatArray, influence: Influence, max_steps: int = MAX_STEPS
+) -> VarproSolution:
     """The optimum nearest to a start phi float[R 2], of each data set y float[R N]; best started where
     least squares ended, because steps are small where all residuals count as outliers."""
     phi = np.clip(phi, space.phi_lower, space.phi_upper)
     fitted_rewards, damping = fit_at(space, y, phi).fitted_rewards, np.full(len(y), 1e-3)
     active = np.arange(len(y))
-    for _ in range(MAX_STEPS):
+    for _ in range(max_steps):
         target = fitted_rewards[active] + influence(y[active] - fitted_rewards[active])
         new_phi, fitted_rewards[active], accepted, damping[active] = _damped_step(
             space, target, phi[active], damping[active]

@@ -91,7 +91,7 @@ def weighted_mean_square(law: Law, points: LawPoints) -> float:
     return float(np.mean(points.w * (FORMS[law.form].log2_n_star(law, points.x) - points.y) ** 2))
 
 
-def fit_rising_sigmoid(points: LawPoints) -> Law:
+def fit_rising_sigmoid(points: LawPoints, max_steps: int = varpro.MAX_STEPS) -> Law:
     """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds: a Hill curve in 10^x with R0 = b,
     gain L, exponent k / ln 10 and log10 C_mid = x0."""
     k_lower, k_upper = K_BOUNDS
@@ -102,7 +102,7 @@ def fit_rising_sigmoid(points: LawPoints) -> Law:
         phi_upper=np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES]),
         reward_range=(0.0, points.cap),
     )
-    best = varpro.fit_least_squares(space, points.y)
+    best = varpro.fit_least_squares(space, points.y, max_steps)
     b, L, k = float(best.R0[0]), float(best.G[0]), LN10 * float(best.exponent[0])
     law_names = {"A": "L", "exponent": "k", "C_mid": "C0"}
     at_bounds = [law_names[name] for name in varpro.parameters_at_bounds(best, space)]
