@@ -8,6 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .venv-peers
 JOBS ?= 2
+SLOW_JOBS ?= 3
 MODEL ?= models/smollm2-135m
 ARGS ?=
 
@@ -28,13 +29,14 @@ help: ## this list
 quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on with it), fit the law, write the report
 	$(BIN)/python -m isojax.launch quickstart --resume $(ARGS)
 
-PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest -n $(JOBS)
+PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 
 test: $(VENV)/.stamp-test ## install and run the fast tests, some minutes in all; ARGS="tests/cli/test_cli.py -x" passes on
-	$(PYTEST) $(if $(findstring tests/,$(ARGS)),,-m "not slow") $(ARGS)
+	$(PYTEST) -n $(JOBS) $(if $(findstring tests/,$(ARGS)),,-m "not slow") $(ARGS)
 
+# Three at once on two cores: many of them wait for processes.
 test-slow: $(VENV)/.stamp-test ## the other tests: whole commands, several processes, Ray, compiling for TPUs
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -n $(SLOW_JOBS) -m slow $(ARGS)
 
 test-all: test test-slow ## every test
 
