@@ -148,7 +148,7 @@ def summary(kind: str, rows: Iterable[Row], seconds: float) -> str:
     values = {key: [row[key] for row in rows if key in row] for key in dict.fromkeys(k for row in rows for k in row)}
     means = {key: round(float(np.median(v) if key == "width" else np.mean(v)), 3) for key, v in values.items()}
     line = {"benchmark": "curve_coverage", "kind": kind, "curves": len(rows), **means}
-    return json.dumps({**line, "seconds_a_curve": round(seconds / len(rows), 2)})
+    return json.dumps({**line, "seconds_per_curve": round(seconds / max(len(rows), 1), 2)})
 
 
 def main() -> None:
@@ -170,14 +170,16 @@ def main() -> None:
             seeds = [[arguments.seed, number, points, i] for i in draws]
             rows = [own_curve(np.random.default_rng(seed), points, *noise) for seed in seeds]
             print(summary(f"{kind}, {points} points", rows, time.process_time() - start), flush=True)
+    start_of_forms = time.process_time()
     for number, form in enumerate(GROWTHS if arguments.kinds != "own" else ()):
         start = time.process_time()
         seeds = [[arguments.seed, 100 + number, i] for i in draws]
-        rows = [form_curve(np.random.default_rng(seed), form, PARTS[i % 2]) for i, seed in enumerate(seeds)]
-        all_forms += [row for row in rows if row is not None]
-        print(summary(form, [row for row in rows if row is not None], time.process_time() - start), flush=True)
+        drawn = [form_curve(np.random.default_rng(seed), form, PARTS[i % 2]) for i, seed in enumerate(seeds)]
+        rows = [row for row in drawn if row is not None]
+        all_forms += rows
+        print(summary(form, rows, time.process_time() - start), flush=True)
     if all_forms:
-        print(summary("all forms", all_forms, time.process_time() - start), flush=True)
+        print(summary("all forms", all_forms, time.process_time() - start_of_forms), flush=True)
 
 
 if __name__ == "__main__":

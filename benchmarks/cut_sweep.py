@@ -52,9 +52,10 @@ def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int)
     index = {curve.key: i for i, curve in enumerate(ensemble.curves)}
     errors, inside = [], []
     for run in runs:
+        i = index.get((run.cell.B_p, run.cell.n))
         for p in run.points:
-            if p.rollouts > C:
-                predicted, interval = ensemble.predict_new_run(index[run.cell.B_p, run.cell.n], p.rollouts)
+            if p.rollouts > C and i is not None:  # a cell that was cut too short has no curve
+                predicted, interval = ensemble.predict_new_run(i, p.rollouts)
                 errors.append(predicted - p.metrics[metric])
                 inside.append(interval is not None and interval[0] <= p.metrics[metric] <= interval[1])
     advice, measured = isojax.recommend(result, budget), mean_rewards(runs, metric, budget)

@@ -30,7 +30,7 @@ PLUGIN_FOLDERS = {
 
 def complete_config(ctx: Context, incomplete: str) -> list[str]:
     """For a shell: the configs (this folder's YAML files among them), settings and values whose names begin so. A
-    setting alone is offered as two words, so that bash adds no space after its "="; to bash that is a word itself."""
+    setting alone is offered as two words, so that bash, to which "=" is a word of its own, adds no space after it."""
     keys = [key for key, is_section in config_keys(Config).items() if not is_section]
     words_before = [word for word in ctx.params.get("words") or () if word != "="]
     if words_before and words_before[-1] in keys:
@@ -52,8 +52,8 @@ def setting_values(key: str) -> list[str]:
     annotation: Any = Config
     for name in key.split("."):
         annotation = annotation.model_fields[name].annotation
-    choices = [get_args(one) for one in (annotation, *get_args(annotation)) if get_origin(one) is Literal]
-    return ["false", "true"] if annotation is bool else list(*choices)
+    choices = [one for one in (annotation, *get_args(annotation)) if get_origin(one) is Literal]
+    return ["false", "true"] if annotation is bool else [str(value) for one in choices for value in get_args(one)]
 
 
 def complete_run(incomplete: str) -> list[str]:

@@ -135,7 +135,7 @@ class HaltingMark:
     M: int
     C: int
     expected_reward: float
-    stop_below: float  # of a run that measures less, stop
+    stop_below: float  # stop a run that measures less than this
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Display:
             self._update_sweep_line()
 
     def show_verifier_failure(self, kind: str, what_happened: str) -> None:
-        """What a verifier has failed by; each kind is shown once, though several processes may meet it."""
+        """Print the first failure of each kind; several processes may report the same kind."""
         with self._lock:
             if kind not in self._shown_failures:
                 self._shown_failures.add(kind)

@@ -127,11 +127,11 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
 
 def refuse_existing_search(folder: Path, resume: bool) -> None:
     """InputError where the folder holds a search and `resume` is not set."""
-    is_free = folder.is_dir() and (resume or not any(folder.iterdir()))
-    if folder.exists() and not is_free:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; expected a folder. Choose another name with name=NAME.")
+    if not resume and folder.exists() and any(folder.iterdir()):
         raise InputError(
-            f"{folder} is a file, or holds a search already; go on with it by --resume, or choose another name with"
-            " name=NAME."
+            f"{folder} holds a search already; go on with it by --resume, or choose another name with name=NAME."
         )
 
 

@@ -99,9 +99,9 @@ def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConf
     if R % W or W > n or (W > 1 and not plain_attention):
         raise InputError(
             f"sweep.slots_per_prefix = {W} with sweep.decode_slots = {R}, sweep.n = {n}, sweep.decode_attention ="
-            f" {sweep.decode_attention}, cell.precision.cache = {cell.precision.cache}: W slots of a prefix group hold"
-            " rollouts of one prompt. Expected a divisor of decode_slots, at most n, with plain attention and no int8;"
-            " or 1, or null."
+            f" {sweep.decode_attention}, cell.precision.cache = {cell.precision.cache}: the"
+            " slots share one prompt's cache. Expected 1, null, or a divisor of decode_slots that is at most n, with"
+            " plain attention and no int8 cache."
         )
     return W
 

@@ -155,7 +155,7 @@ def describe_advice(recommendation: Recommendation) -> list[str]:
     sentences = [f"Risk: {recommendation.risk}."] if recommendation.risk else []
     if recommendation.halting_marks:
         marks = "; ".join(
-            f"at C = {mark.C:,} it should have {mark.expected_reward:.3f}, below {mark.stop_below:.3f} stop"
+            f"at C = {mark.C:,} expect {mark.expected_reward:.3f}, stop below {mark.stop_below:.3f}"
             for mark in recommendation.halting_marks
         )
         false_stop = format_percent(recommendation.false_stop)

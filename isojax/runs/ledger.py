@@ -112,7 +112,7 @@ def read_ledger_lines(path: Path) -> tuple[list[dict[str, Any]], bytes]:
                 raise ValueError(f"longer than {MAX_LINE_BYTES:,} bytes")
             row = json.loads(line)
             if not isinstance(row, dict) or row.get("kind") not in ROW_KINDS:
-                raise ValueError(f"expected a JSON object whose kind is {', '.join(ROW_KINDS)}")
+                raise ValueError(f"expected a JSON object whose kind is one of {', '.join(ROW_KINDS)}")
         except (ValueError, RecursionError) as e:
             raise InputError(
                 f"{path}, line {line_number} is broken ({e}); only a torn last line can be left out. Restore the file,"

@@ -55,7 +55,7 @@ def fit_curve_file(
     Returns medians and intervals {name: [low, high]} of R0, A, exponent and C_mid, draws, points, seeds, rmse, noise
     {sd, autocorrelation}, determined (whether A is), departure_sd, band [{C, reward, low, high}], trial (what the first
     quarter predicts of the rest; None where it has too few points), beyond (errors are curve minus measured; None
-    without `below`) and flags; and what was read. Of a measured mean at the end the interval holds its noise too.
+    without `below`) and flags; and what was read. interval_at_end includes the noise of the evaluations at the end.
     InputError for too few points, none beyond `below`, or a file that cannot be used, with its line."""
     file_points = _read_points(filter_rows(read_table(path), filters), x_column, y_column, group)
     points = file_points.points
@@ -115,7 +115,7 @@ def _require_enough_points(
         condition = "" if below is None else f" with {x_column} <= {below:g}"
         raise InputError(
             f"{path} has {len(distinct_C)} distinct {x_column}{condition}, {positive_count} of them above 0; "
-            f"expected at least {MIN_POINTS}. "
+            f"expected at least {MIN_POINTS}, {MIN_POINTS - 1} of them above 0. "
             f"Evaluate more often{'' if below is None else ', or raise --fit-below'}."
         )
     if below is not None and len(fitted_points.C) == len(points.C):
@@ -126,8 +126,9 @@ def _require_enough_points(
 
 
 def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | None]:
-    """The posterior, whose departures beyond the data have the size that a trial on the run itself gives them
-    (checks/forecast.py), and the trial: what the points up to a quarter of the largest C predict of the others."""
+    """The posterior with departures beyond the data, and the trial: what the points up to a quarter of the largest C
+    predict of the others. The departures' variance is the mean of a prior's, by DEPARTURE_SHARE, and of the trial's
+    excess; the prior's alone where no trial is possible."""
     posterior = sample_posterior(points)
     prior_sd = DEPARTURE_SHARE * _median_gain(posterior)
     C_limit = posterior.C_high / HIDDEN_FACTOR
@@ -141,7 +142,7 @@ def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | No
     excess = (predicted.mean() - at_end.R.mean()) ** 2 - predicted.var()
     tried = replace(tried, departure_sd=DEPARTURE_SHARE * _median_gain(tried))
     trial = {"C_limit": C_limit, **_prediction_errors(tried, hidden)}
-    departure_sd = float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2))  # one error says less than those of a sweep
+    departure_sd = float(np.sqrt((prior_sd**2 + max(excess, 0.0)) / 2))  # equal weights: the trial is one error
     return replace(posterior, departure_sd=departure_sd), trial
 
 
@@ -240,7 +241,7 @@ def _flags(
     if C.min() > 0 and high - low > MAX_INTERVAL_SHARE * gain:
         yield f"R0 is not determined ({low:.3g} to {high:.3g}): no point at C = 0 shows where the run began"
     if len(C) < FEW_POINTS:
-        yield f"only {len(C)} points for four parameters: the prior widens the intervals"
+        yield f"only {len(C)} points: the intervals rest largely on the prior"
     if R.min() < 0 or R.max() > 1:
         yield f"{y_column} is not within [0, 1]: the prior keeps R0 and A within one range of the rewards around them"
     if _is_autocorrelated(posterior):

@@ -53,8 +53,10 @@ class IntervalSettings(ResultRow):
     noise_sd: float  # standard deviation of the reward of one evaluation
     problems: int | None  # that each replicate draws again; None where no counts per problem are recorded
     method: str  # in words
-    acceptance: float | None  # the share of steps of the chains that were accepted; None without noise
-    r_hat: tuple[float, float] | None  # of half the chains' iterations and of all: near 1 where they are long enough
+    acceptance: (
+        float | None
+    )  # the share of the chains' steps that were accepted, in their last round; None without noise
+    r_hat: tuple[float, float] | None  # of half the last round's iterations and of all: near 1 where they are enough
 
 
 class FrontierRow(ResultRow):

@@ -22,21 +22,26 @@ def test_what_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("coordinator", "processes", "process", "saying"),
+    ("coordinator", "processes", "process", "expected_number"),
     [
-        (None, "2", 0, "--coordinator"),
-        ("host", "2", 0, "HOST:PORT"),
+        (None, "2", 0, "0 to 1"),
+        ("host", "2", 0, "0 to 1"),
         ("host:1", "2", None, "0 to 1"),
         ("host:1", "2", 2, "0 to 1"),
-        ("host:1", "two", 0, "two"),
-        ("host:1", "0", 0, "--processes"),
-        ("host:1", None, 0, "--processes"),
-        ("host:1", "auto", None, "auto alone"),
+        ("host:1", "two", 0, "from 0"),
+        ("host:1", "0", 0, "from 0"),
+        ("host:1", None, 0, "from 0"),
+        ("host:1", "auto", None, "from 0"),
     ],
 )
-def test_refusals(coordinator: str | None, processes: str | None, process: int | None, saying: str) -> None:
-    with pytest.raises(InputError, match=saying):
+def test_refusals(coordinator: str | None, processes: str | None, process: int | None, expected_number: str) -> None:
+    with pytest.raises(InputError) as refusal:
         parse_process_group(coordinator, processes, process)
+    text = str(refusal.value)
+    assert text.startswith(
+        f"given --processes {processes}, --coordinator {coordinator} and --process {process}; expected"
+    )
+    assert text.endswith(f"this one's number, {expected_number}.")
 
 
 def test_as_many_devices_in_each() -> None:

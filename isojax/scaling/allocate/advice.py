@@ -1,4 +1,4 @@
-"""What travels with a recommendation: its risks in a sentence, marks at which to stop its run, the run to measure next,
+"""What accompanies a recommendation: its risks in a sentence, marks at which to stop its run, the run to measure next,
 and, where a budget is refused, the cheapest sweep that would support it."""
 
 from collections import Counter
@@ -13,7 +13,7 @@ from isojax.scaling.law.referee import NEARLY_ALL
 
 MARK_SHARES = (0.25, 0.5)  # of the recommended run's C
 MARK_TAIL = 0.025  # the probability, by the draws, that a run as forecast is below one mark
-# A forecast is uncertain where its interval's width and half its rise beyond the data are more than this: in 480
+# A forecast is uncertain where the width of its interval plus half its rise beyond the data exceeds this: in 480
 # simulated sweeps of other forms, .64 of those that miss by more than .02 are, and .32 of the others.
 UNCERTAIN_SPAN = 0.112
 FALSE_STOP = 0.1  # what is stated of all marks: twice their tails, since true curves may have other forms
@@ -37,8 +37,10 @@ def describe_risk(ensemble: CurveEnsemble, allocation: Allocation, cell: int) ->
         risks["one_seed"] = "one seed per cell" if max(seeds.values()) == 1 else f"one seed of {curve.B_p}x{curve.n}"
     if fit.intervals is not None and fit.intervals.run_sd_source.startswith("assumed"):
         risks["run_sd_assumed"] = f"the spread between seeds, {fit.intervals.run_sd:.3f}, is assumed"
-    if n in (min(all_n), max(all_n)):
-        risks["largest_n_leads"] = f"n = {n} is the {'largest' if n == max(all_n) else 'smallest'} of the grid"
+    if len(all_n) > 1 and n == max(all_n):
+        risks["largest_n_leads"] = f"n = {n} is the largest of the grid"
+    elif len(all_n) > 1 and n == min(all_n):
+        risks["smallest_n_leads"] = f"n = {n} is the smallest of the grid"
     if allocation.C > curve.C_high * MEASURED_TOLERANCE and fit.forecast is not None:
         error = fit.forecast.mean_absolute_error
         trial = "could not be tried" if error is None else f"erred by {error:.3f}"
@@ -98,18 +100,21 @@ def choose_next_run(ensemble: CurveEnsemble, request: AllocationRequest, regret:
     return min(worthwhile, key=lambda run: (run.allocation.C, run.regret_after), default=None)
 
 
-def describe_supporting_sweep(ensemble: CurveEnsemble, request: AllocationRequest, C_measured: float) -> str:
-    """The cheapest sweep that measures up to C_measured: all runs continued, or new ones, at the best cell's B_p,
-    of each n that may be the best at the budget."""
+def describe_supporting_sweep(ensemble: CurveEnsemble, request: AllocationRequest, C_to_measure: float) -> str:
+    """The cheapest sweep that measures up to C_to_measure: all runs continued, or new ones, at the fixed or the best
+    cell's B_p, of each n that may be the best at the budget."""
     fit, (C_spent, allowed) = ensemble.fit, ensemble.allowed_cells(request)
     means, draws = ensemble.expected_at_cell_budgets(C_spent), ensemble.sampled_at_cell_budgets(C_spent)
     rewards = np.where(allowed | ~allowed.any(), draws if ensemble.replicates else means[None], -np.inf)
     best_n, counts = np.unique(ensemble.n[rewards.argmax(1)], return_counts=True)
     likely_n = best_n[counts >= min(MIN_P_BEST * len(rewards), counts.max())].tolist()
-    B_p = int(ensemble.B_p[rewards.mean(0).argmax()])
+    best = int(rewards.mean(0).argmax())
+    B_p = request.fix.get("B_p", int(ensemble.B_p[best]))
+    if request.B_max is not None:
+        likely_n = [n for n in likely_n if B_p * n <= request.B_max] or [int(ensemble.n[best])]
     # The last evaluation may be a step of the grid of C short of the sweep's budget.
     finest, C_first = max(fit.runs, key=lambda run: run.points), min(c.C_low for c in ensemble.curves)
-    C_end = int(C_measured * (finest.C_max / C_first) ** (1 / max(1, finest.points - 2))) + 1
+    C_end = int(C_to_measure * (finest.C_max / C_first) ** (1 / max(1, finest.points - 2))) + 1
     new_runs = [Allocation(B_p, n, -(-C_end // (B_p * n))) for n in likely_n]
     cost, cost_of_all = sum(run.C for run in new_runs), sum(max(0, C_end - int(run.C_max)) for run in fit.runs)
     if cost_of_all <= cost:

@@ -1,7 +1,7 @@
 """How far to trust a sweep's curves beyond its data: a trial on the sweep itself. The evaluations above a part of the
 largest C are hidden, the rest is fitted, and what was hidden is compared with what the curves predict. How far
-predictions miss, more than noise and the curves' own uncertainty explain, sets the size of the departures that every
-draw gets beyond its data (PosteriorSamples.departure_sd).
+predictions miss, more than noise and the curves' own uncertainty explain, adds to PRIOR_SHARE of the best gain in the
+size of the departures that every draw gets beyond its data (PosteriorSamples.departure_sd).
 """
 
 from collections.abc import Callable

@@ -38,8 +38,8 @@ ChainStates = tuple[FloatArray, FloatArray, FloatArray]
 class Convergence:
     """Whether the chains were long enough."""
 
-    acceptance: float  # the share of steps that were accepted
-    r_hat: tuple[float, float]  # the largest of all coordinates, at half the iterations and at all
+    acceptance: float  # the share of the last round's steps that were accepted
+    r_hat: tuple[float, float]  # the largest of all coordinates, at half the last round and at its end
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _leapfrog(
 
 @dataclass(frozen=True)
 class _PotentialEnergy:
-    """Minus the log posterior of v, which can be evaluated for many chains at once."""
+    """Minus the log posterior of v, with soft walls around the bounds, for many chains at once."""
 
     tail: float
     x: FloatArray  # [J, S, K], of each bin: log10 C

@@ -11,7 +11,7 @@ to 1, and each step resamples the particles and moves them by random-walk Metrop
 shown therefore stays as uncertain as the prior.
 
 Departures from ScaleRL (arXiv:2510.13786): no early point is skipped, and R0 and the tail are fitted. Rewards outside
-[0, 1] are scaled such that they fill the middle third of it."""
+[0, 1] are scaled linearly to [1/3, 2/3]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr
 
 from isojax.scaling.curves.hill import curve_value
@@ -39,12 +39,12 @@ ACCEPTED_SHARE = 0.25  # of the moves, to which their length adapts
 BLOCK_VALUES = 50_000  # rewards that are computed at once: more do not fit a processor's cache
 NOISE_FREEDOM = 5  # degrees of freedom of Student's t
 ROUNDING = 1e-9  # a relative difference of rewards that means nothing
-# The prior, for rewards in [0, 1]. R0 is uniform on [0, 1], A on [R0, 1], the autocorrelation on [0, .9]. The others
-# are normal, by mean and standard deviation.
+# The prior, for rewards in [0, 1]. R0 is uniform on [0, 1], A on [R0, 1], the autocorrelation on [0, .9]; the tail is
+# TAIL_PRIOR's. ln exponent, log10 C_mid, ln noise_scale and ln run_sd are normal, by mean and standard deviation.
 MAX_AUTOCORRELATION = 0.9
 PRIOR_LN_EXPONENT = (0.0, 1.0)
 PRIOR_MID_SD = 0.7  # of log10 C_mid, around the middle of the run's log C
-PRIOR_LN_NOISE_SD = (float(np.log(0.01)), 0.7)
+PRIOR_LN_NOISE_SCALE = (float(np.log(0.01)), 0.7)
 PRIOR_LN_RUN_SD = (float(np.log(0.01)), 0.7)
 
 
@@ -56,7 +56,7 @@ class RunPoints:
     R: FloatArray  # [points]
     run_index: NDArray[np.intp]  # [points]
     seeds: int = 1  # of which some may have no points here
-    averaged: int = 1  # evaluations of which each point is the mean
+    averaged: ArrayLike = 1  # [points] or of all, the evaluations of which each point is the mean
 
     def select(self, mask: NDArray[np.bool_]) -> RunPoints:
         """The points in `mask`."""
@@ -103,7 +103,8 @@ class RunPosterior:
 
     @property
     def noise_sd(self) -> FloatArray:
-        """float[Q], the standard deviation of the noise of one evaluation."""
+        """float[Q], the standard deviation of the noise of one evaluation; where means were fitted, theirs, scaled as
+        if evaluations were independent."""
         low, high = self.reward_range
         return (high - low) * np.sqrt(NOISE_FREEDOM / (NOISE_FREEDOM - 2)) * self.parameters.noise_scale
 
@@ -154,16 +155,17 @@ def sample_posterior(points: RunPoints) -> RunPosterior:
 
 
 def _average_neighbours(points: RunPoints) -> RunPoints:
-    """Means of as many neighbouring points of a run as leave about MAX_FITTED_POINTS."""
+    """Means of as many neighbouring points of a run as leave about MAX_FITTED_POINTS; the point at C = 0 stays."""
     size = math.ceil(len(points.C) / MAX_FITTED_POINTS)
     if size == 1:
         return points
     run_start = np.flatnonzero(points.is_first)
-    position = np.arange(len(points.C)) - run_start[np.cumsum(points.is_first) - 1]
-    group = np.cumsum(position % size == 0) - 1
+    first_trained = (run_start + (points.C[run_start] == 0))[np.cumsum(points.is_first) - 1]
+    starts_group = points.is_first | ((np.arange(len(points.C)) - first_trained) % size == 0)
+    group = np.cumsum(starts_group) - 1
     counts = np.bincount(group)
     C, R = (np.bincount(group, values) / counts for values in (points.C, points.R))
-    return RunPoints(C, R, points.run_index[position % size == 0], points.seeds, averaged=size)
+    return RunPoints(C, R, points.run_index[starts_group], points.seeds, averaged=counts)
 
 
 def _temper(points: RunPoints) -> _Parameters:
@@ -213,7 +215,7 @@ def _from_normal(u: FloatArray, middle: float, seeds: int) -> _Parameters:
         exponent=log_normal(u[:, 2], PRIOR_LN_EXPONENT),
         C_mid=10 ** (middle + PRIOR_MID_SD * u[:, 3]),
         tail=tails[np.searchsorted(cumulative_prior, ndtr(u[:, 4]))],
-        noise_scale=log_normal(u[:, 5], PRIOR_LN_NOISE_SD),
+        noise_scale=log_normal(u[:, 5], PRIOR_LN_NOISE_SCALE),
         autocorrelation=MAX_AUTOCORRELATION * ndtr(u[:, 6]),
         run_levels=log_normal(u[:, 7:8], PRIOR_LN_RUN_SD) * u[:, 8:] if seeds > 1 else np.zeros((len(u), 1)),
     )
@@ -227,7 +229,8 @@ def _log_likelihood(points: RunPoints, parameters: _Parameters) -> FloatArray:
     innovation_share = np.sqrt(1 - rho**2)  # of the noise's scale
     innovations = (residuals - rho * (np.roll(residuals, 1, axis=1) * follows)) / scale
     innovations /= np.where(follows, innovation_share, 1.0)
-    log_scales = len(follows) * np.log(scale[:, 0]) + follows.sum() * np.log(innovation_share[:, 0])
+    log_scales = np.log(np.broadcast_to(scale, residuals.shape)).sum(1)
+    log_scales += follows.sum() * np.log(innovation_share[:, 0])
     return -log_scales - (NOISE_FREEDOM + 1) / 2 * np.log1p(innovations**2 / NOISE_FREEDOM).sum(1)
 
 

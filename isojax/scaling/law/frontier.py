@@ -140,7 +140,7 @@ def _takeover(
 
 def frontier_rows(points: Sequence[FrontierRow], draws: PosteriorSamples | None) -> tuple[FrontierRow, ...]:
     """The points with what replicates give: the interval of the leading cell's reward, and in which share of them each
-    n leads. (The best of all cells in each replicate would be too high: of equal cells, that which has luck.)"""
+    n leads. (The best of all cells in each replicate would be too high: among equal cells it picks the luckiest.)"""
     if draws is None:
         return tuple(points)
     rewards, best = best_cells(draws, [p.C for p in points])

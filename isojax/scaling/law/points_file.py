@@ -21,7 +21,7 @@ from isojax.scaling.tracks import FloatArray
 POINT_COLUMNS = ("n", "rollouts")
 MODES = ("hierarchical", "paper")
 BAND_POINTS = 60
-REPLICATE_STEPS = 40  # of the search for a replicate: more change no interval
+REPLICATE_STEPS = 40  # of the search for each replicate; more steps do not change the intervals
 # With fewer distinct n per parameter, single values of n determine the parameters.
 MIN_DISTINCT_N_PER_PARAMETER = 2
 MAX_SETTING_VALUES = 20  # a text column with more distinct values labels each row and is no setting
