@@ -154,7 +154,7 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     if advantage_needs_critic != has_critic or (loss_needs_critic and not has_critic):
         raise InputError(
             f"cell.rl.loss = {rl.loss}, cell.rl.advantage = {plugin_name(algorithm.advantage)} and cell.rl.critic is "
-            f"{'set' if has_critic else 'null'}; expected both the advantage gae and a critic (the config "
+            f"{'set' if has_critic else 'null'}; expected the advantage gae and a critic (the config "
             "recipes/ppo, or cell.rl.critic={}), which the loss ppo needs, or neither."
         )
     if vars(algorithm.advantage).get("NEEDS_GROUP") and smallest_n < 2:

@@ -92,7 +92,7 @@ def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
         "point": ([header, first | {"metrics": {"avg@4": 7}}, last], "line 2 is not an evaluation"),
         "kind": (
             [header, first | {"kind": "evil"}, last],
-            "line 2 is broken .*whose kind is cell, eval, failed, timing",
+            "line 2 is broken .*whose kind is one of cell, eval, failed, timing",
         ),
         "repeated": ([header, first, first, last], "line 3: the point at 64 rollouts is there twice"),
         "header": ([header, first, header, last], "line 3 begins another run"),
