@@ -274,7 +274,7 @@ def _figures(w: World, mode: str, replicates: int) -> dict[str, Any]:
         law = law_n(d, C, list(cells_by_n(w)))
         result[m] |= {"law_right": float(_steps(law, true_best(w, C).n).mean()), "seconds": seconds}
     hidden = np.geomspace(C_max / HOLD_OUT, C_max, HIDDEN + 1)[1:]
-    selected = [recommend(short_fits[mode][0], C, extrapolate=True, with_measured_cells=False) for C in hidden.tolist()]
+    selected = [recommend(short_fits[mode][0], C, extrapolate=True, with_details=False) for C in hidden.tolist()]
     promises = {
         mode: Answer(np.array([r.allocation.n for r in selected]), np.array([r.expected_reward for r in selected]))
     }

@@ -1,10 +1,12 @@
-"""How long does a fit take? Fit 40 runs of 200 evaluations in mode "hierarchical" and print one JSON line.
+"""How long do a fit and its recommendations take? Fit 40 runs of 200 evaluations, ask for 150 budgets, print one JSON
+line.
 
     python benchmarks/fit_speed.py                       500 replicates
     python benchmarks/fit_speed.py --replicates 100      fewer
 
 seconds: wall clock of the whole fit, records in memory; cpu_seconds: of all its threads. A fit without replicates takes
-200 draws for its mean curves all the same; ms_a_replicate divides the whole by the replicates.
+200 draws for its mean curves all the same; ms_a_replicate divides the whole by the replicates. paper_cpu_seconds: of a
+fit in mode "paper". ms_a_recommendation: processor time of one of the report's 150 budgets.
 """
 
 from __future__ import annotations
@@ -15,18 +17,25 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the worlds are in tests/scaling
 
+from isojax.core.nouns import RunRecord
+from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.fit import fit_all_runs
+from isojax.scaling.result import FitResult
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill
 
 N = (4, 8, 16, 32, 64)
 B_P = (16, 32, 64, 128)
-SEEDS, EVALUATIONS = 2, 200
+SEEDS, EVALUATIONS, BUDGETS = 2, 200, 150
 START, BUDGET = (
     320_000,
     64_000_000,
@@ -39,16 +48,19 @@ def _curve(B_p: int, n: int) -> Hill:
     return Hill(0.25, 0.4 + 0.04 * level, 1.2, 225_000 * 1.7**level * (1 + 0.02 * math.log2(B_p / 16)))
 
 
-def _seconds(replicates: int, problems: int) -> tuple[float, float, int, int]:
-    """(wall, cpu seconds, runs, evaluations in all)."""
+def _sweep(problems: int) -> list[RunRecord]:
     ratio = (BUDGET / START) ** (1 / (EVALUATIONS - 1))
     sweep = world(
         B_p=B_P, n=N, seeds=SEEDS, problems=problems, run_sd=0.01, start=START, ratio=ratio, budget=BUDGET, curve=_curve
     )
+    return sweep.runs
+
+
+def _seconds(work: Callable[[], Any]) -> tuple[float, float, Any]:
+    """(wall clock, processor time, what `work` gave)."""
     wall, cpu = time.perf_counter(), time.process_time()
-    fit_all_runs(sweep.runs, "avg@4", options=FitOptions(replicates=replicates))
-    spent = time.perf_counter() - wall, time.process_time() - cpu
-    return *spent, len(sweep.runs), sum(len(r.points) for r in sweep.runs)
+    result = work()
+    return time.perf_counter() - wall, time.process_time() - cpu, result
 
 
 def main() -> None:
@@ -57,12 +69,20 @@ def main() -> None:
     parser.add_argument("--replicates", type=int, default=500)
     parser.add_argument("--problems", type=int, default=300)
     inputs = parser.parse_args()
-    seconds, cpu, runs, points = _seconds(inputs.replicates, inputs.problems)
-    without = _seconds(0, inputs.problems)[0]
+    runs = _sweep(inputs.problems)
+
+    def fit(**options: Any) -> FitResult:
+        return fit_all_runs(runs, "avg@4", options=FitOptions(**options))
+
+    seconds, cpu, result = _seconds(lambda: fit(replicates=inputs.replicates))
+    without = _seconds(lambda: fit(replicates=0))[0]
+    paper = _seconds(lambda: fit(mode="paper"))[1]
+    budgets = np.geomspace(2 * START, BUDGET, BUDGETS).tolist()
+    recommendations = _seconds(lambda: [recommend(result, C, with_details=False) for C in budgets])[1]
     line = {
         "benchmark": "fit_speed",
-        "runs": runs,
-        "evaluations": points,
+        "runs": len(runs),
+        "evaluations": sum(len(r.points) for r in runs),
         "replicates": inputs.replicates,
         "cores": len(os.sched_getaffinity(0)),
     }
@@ -70,6 +90,8 @@ def main() -> None:
         "seconds": round(seconds, 2),
         "cpu_seconds": round(cpu, 2),
         "seconds_without_replicates": round(without, 2),
+        "paper_cpu_seconds": round(paper, 2),
+        "ms_a_recommendation": round(1000 * recommendations / BUDGETS, 1),
     }
     line["ms_a_replicate"] = round(1000 * seconds / inputs.replicates, 1) if inputs.replicates else None
     print(json.dumps(line))

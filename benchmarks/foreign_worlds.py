@@ -104,7 +104,7 @@ def recommendation_case(
         "regret": reward - truth,
         "regret_high": advice.regret_interval[1] if advice.regret_interval else None,
         "regret_best_measured": reward - world.at_budget(best_measured(runs), budget),
-        "warning": "uncertain" in advice.risk,
+        "warning": "uncertain_forecast" in {risk.code for risk in advice.risks},
         "no_effect": advice.no_effect,
         "equal_n_regret": reward - min(world.at_budget(k, budget) for k in equal_cells(world, advice, key)),
     }

@@ -149,6 +149,14 @@ class NextRun:
 
 
 @dataclass(frozen=True)
+class Risk:
+    """What may make a recommendation wrong."""
+
+    code: str  # the subject, whatever the numbers, such as "one_seed"
+    text: str
+
+
+@dataclass(frozen=True)
 class Recommendation:
     """How to spend a budget of rollouts. Intervals are None without replicates."""
 
@@ -157,9 +165,9 @@ class Recommendation:
     expected_reward: float  # at the allocation's C, by the curve of its cell or of the nearest measured one
     extrapolated: bool  # that C is beyond the cell's data
     reasons: tuple[str, ...]  # why, in words
-    risk: str  # its main risks in one sentence; "" where the fit shows none
+    risks: tuple[Risk, ...]  # the main ones
     warnings: tuple[str, ...]  # what limits the fit that it rests on
-    further_warnings: tuple[str, ...]  # those that `risk` does not state
+    further_warnings: tuple[str, ...]  # those that `risks` does not state
     # The predictions for the measured cells at the same budget, best first; empty where not requested.
     measured_cells: tuple[MeasuredCell, ...]
     interval: Interval | None  # of the expected reward
@@ -171,9 +179,14 @@ class Recommendation:
     regret: float | None
     regret_interval: Interval | None
     halting_marks: tuple[HaltingMark, ...]  # by rising C; empty without replicates
-    false_stop: float  # the probability, at most, that a run as forecast is below one of them
+    false_stop: float | None  # the probability, at most, that a run as forecast is below one of them
     next_run: NextRun | None  # what to measure next; None where no single run lowers the regret
     no_effect: bool  # the data cannot tell any n from another
     times_measured: float  # the budget over the largest measured C
     epsilon: float  # a loss of reward that makes no difference, as requested
     level: float  # of the intervals
+
+    @property
+    def risk_summary(self) -> str:
+        """The risks in one line."""
+        return "; ".join(risk.text for risk in self.risks)

@@ -152,8 +152,8 @@ def describe_deciding_run(run: DecidingRun | None) -> str:
 
 def describe_advice(recommendation: Recommendation) -> list[str]:
     """Its risk, what its run should reach on its way, and what to measure next: a sentence each."""
-    sentences = [f"Risk: {recommendation.risk}."] if recommendation.risk else []
-    if recommendation.halting_marks:
+    sentences = [f"Risk: {recommendation.risk_summary}."] if recommendation.risks else []
+    if recommendation.false_stop is not None:
         marks = "; ".join(
             f"at C = {mark.C:,} expect {mark.expected_reward:.3f}, stop below {mark.stop_below:.3f}"
             for mark in recommendation.halting_marks

@@ -85,7 +85,11 @@ def test_json_holds_the_whole_answer(recommend: Callable[..., Outcome]) -> None:
     assert answer["prediction_interval"][0] < answer["interval"][0]
     assert sum(answer["n_probability"].values()) == pytest.approx(1)
     assert answer["regret"] >= 0 and len(answer["regret_interval"]) == 2
-    assert "is assumed" in answer["risk"] and answer["next_run"] is None and answer["false_stop"] == 0.1
+    assert (
+        [risk["code"] for risk in answer["risks"]] == ["run_sd_assumed"]
+        and answer["next_run"] is None
+        and answer["false_stop"] == 0.1
+    )
     assert [(mark["M"], mark["stop_below"] < mark["expected_reward"]) for mark in answer["halting_marks"]] == [
         (97, True),
         (195, True),

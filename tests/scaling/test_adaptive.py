@@ -49,7 +49,7 @@ def off(w: World, runs: list[RunRecord], C: list[int]) -> list[int]:
     ns = sorted(n for _, n in w.truth)
     R = np.stack([w.reward(*key, C) for key in sorted(w.truth, key=lambda key: key[1])])
     result = fit(runs, replicates=100)
-    selected = [recommend(result, budget, with_measured_cells=False).allocation.n for budget in C]
+    selected = [recommend(result, budget, with_details=False).allocation.n for budget in C]
     return [abs(ns.index(n) - int(best)) for n, best in zip(selected, R.argmax(0), strict=True)]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
+from isojax.core.nouns import Risk
 from isojax.report.wording import describe_advice
 from isojax.runs.ledger import run_conflicts
 from isojax.scaling.allocate.recommend import recommend
@@ -37,19 +38,22 @@ def test_the_risk_replaces_the_warnings_that_it_states():
     trial = ForecastTrial(departure_sd=0.02, C_limit=2.5e4, evaluations=9, mean_error=0.01, mean_absolute_error=0.019)
     d = d.model_copy(update={"flags": (*flags, flag("tie", "info")), "runs": one_seed, "forecast": trial})
     r = recommend(d, 4e5)
-    assert r.risk == (
+    assert r.risk_summary == (
         "one seed per cell; the spread between seeds, 0.010, is assumed; n = 16 is the largest of the grid; this "
-        "sweep's own forecasts to 4 times its data erred by 0.019"
+        "sweep's forecasts from its first quarter erred by 0.019"
     )
     assert r.further_warnings == ("the flag unequal_lengths",) and len(r.warnings) == 5
+    two_seeds_elsewhere = (*one_seed, *(run for run in document().runs if run.n == 4))
+    r = recommend(d.model_copy(update={"runs": two_seeds_elsewhere}), 1e5)
+    assert r.risks[0] == Risk("one_seed_of_cell", "one seed of 16x16") and "the flag one_seed" in r.further_warnings
     near = recommend(d, 1e5)  # no forecast
-    assert "forecasts" not in near.risk and "the flag forecast_missed" in near.further_warnings
+    assert "forecasts" not in near.risk_summary and "the flag forecast_missed" in near.further_warnings
     untried = d.model_copy(update={"forecast": ForecastTrial(departure_sd=0.02)})
-    assert recommend(untried, 2e5).risk.endswith("this sweep's own forecasts to 4 times its data could not be tried")
+    assert recommend(untried, 2e5).risks[-1].text == "this sweep's forecasts from its first quarter could not be tried"
     settings = document().intervals
     assert settings is not None
     estimated = settings.model_copy(update={"run_sd_source": "2 seeds"})
-    assert recommend(document().model_copy(update={"intervals": estimated}), 1e5).risk == ""
+    assert recommend(document().model_copy(update={"intervals": estimated}), 1e5).risk_summary == ""
 
 
 def test_the_smallest_n_keeps_the_warning_of_the_largest():
@@ -57,9 +61,9 @@ def test_the_smallest_n_keeps_the_warning_of_the_largest():
     d = document({key: shape for key, shape in SHAPES.items() if key[1] < 64})
     d = d.model_copy(update={"flags": (flag("largest_n_leads"),)})
     r = recommend(d, 2e3)
-    assert r.allocation.n == 4 and "n = 4 is the smallest of the grid" in r.risk
+    assert r.allocation.n == 4 and "n = 4 is the smallest of the grid" in r.risk_summary
     assert r.further_warnings == ("the flag largest_n_leads",)
-    assert "of the grid" not in recommend(document({(16, 4): (0.6, 1.0, 2e3)}), 1e5).risk
+    assert "of the grid" not in recommend(document({(16, 4): (0.6, 1.0, 2e3)}), 1e5).risk_summary
 
 
 @pytest.mark.parametrize(("sd", "budget", "uncertain"), [(0.03, 1e5, False), (0.04, 1e5, True), (0.03, 4e5, False)])
@@ -68,7 +72,7 @@ def test_a_wide_interval_is_a_risk(sd, budget, uncertain):
     1e5, .097 at 4e5. Half the rise beyond the data, from .663 to .690 at 4e5, is added: .110. More than .112 is a risk.
     """
     r = recommend(document(sd=sd, replicates=4000), budget)
-    assert ("the reward is uncertain" in r.risk) == uncertain, r.risk
+    assert ("the reward is uncertain" in r.risk_summary) == uncertain, r.risk_summary
 
 
 def test_halting_marks_of_curves_that_are_known():
@@ -95,7 +99,8 @@ def test_halting_marks_end_at_the_peak_and_need_draws_of_the_cell():
     late = with_curve(document(), (16, 16), C_low=3e4)
     assert [mark.M for mark in recommend(late, 1e5).halting_marks] == [195]  # nothing was measured at a quarter
     assert recommend(document(), 1e5, fix={"B_p": 20}).halting_marks == ()
-    assert recommend(without_draws(document()), 1e5).halting_marks == ()
+    undrawn = recommend(without_draws(document()), 1e5)
+    assert (undrawn.halting_marks, undrawn.false_stop) == ((), None)
 
 
 def test_the_next_run_of_two_equal_cells():
@@ -124,7 +129,9 @@ def test_no_run_is_named_where_the_choice_is_clear_or_nothing_is_drawn():
 def test_the_words():
     r = recommend(document(EQUAL, sd=0.02), 1e5)
     risk, marks, following = describe_advice(r)
-    assert risk.startswith("Risk: the spread between seeds, 0.010, is assumed; n = ")
+    extreme = {4: "smallest", 16: "largest"}[n := r.allocation.n]
+    spread = "the spread between seeds, 0.010, is assumed"
+    assert risk == f"Risk: {spread}; n = {n} is the {extreme} of the grid."
     assert re.match(r"On its way: at C = 24,832 expect 0\.5\d\d, stop below 0\.5\d\d; at C = 49,920 expect ", marks)
     assert marks.endswith("That stops at most 10% of the runs that go as forecast.")
     assert re.match(

@@ -4,7 +4,6 @@ import math
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,14 +223,6 @@ def test_one_point_runs_are_refused_in_words():
         fit(runs)
     with pytest.raises(InputError, match="share no range of C > 0"):
         fit(runs, mode="paper")
-
-
-def test_paper_mode_fits_twenty_cells_of_forty_points_in_under_two_seconds():
-    runs = world(B_p=(16, 32, 64, 128), seeds=1, ratio=1.15).runs
-    assert len(runs) == 20
-    start = time.process_time()
-    fit(runs, mode="paper")
-    assert time.process_time() - start < 2  # hierarchical mode: benchmarks/fit_speed.py
 
 
 def test_no_jax_is_imported():

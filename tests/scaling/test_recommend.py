@@ -52,7 +52,7 @@ def test_default_rule():
 
 
 def test_without_a_comparison_the_answer_is_the_same():
-    got = recommend(FIT, 1e5, with_measured_cells=False)
+    got = recommend(FIT, 1e5, with_details=False)
     assert got == dataclasses.replace(recommend(FIT, 1e5), measured_cells=())
 
 

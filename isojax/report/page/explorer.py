@@ -32,7 +32,7 @@ def answer_row(fit: FitResult, C: float, B_p: int | None = None) -> dict[str, An
     if fit.compute != "rollouts":
         return _frontier_answer(fit, C, B_p)
     try:
-        best = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, with_measured_cells=False)
+        best = recommend(fit, C, fix=None if B_p is None else {"B_p": B_p}, with_details=False)
     except InputError as e:
         return {"C": C, "why": str(e)}
     n, interval = best.allocation.n, best.interval or (None, None)

@@ -21,7 +21,7 @@ def header_comments(
         f"{allocation.M} updates; C = {allocation.C} rollouts.",
         f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}.",
         *recommendation.reasons,
-        *([f"Risk: {recommendation.risk}."] if recommendation.risk else []),
+        *([f"Risk: {recommendation.risk_summary}."] if recommendation.risks else []),
         *(f"warning: {warning}" for warning in recommendation.further_warnings),
         f"{_learning_rate_text(allocation.B, sweep_config)} The key is {learning_rate_key}.",
         *notes,

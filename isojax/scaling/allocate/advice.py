@@ -6,10 +6,9 @@ from collections import Counter
 import numpy as np
 
 from isojax.core.estimators import FloatArray
-from isojax.core.nouns import Allocation, HaltingMark, NextRun
+from isojax.core.nouns import Allocation, HaltingMark, NextRun, Risk
 from isojax.scaling.allocate.constraints import AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble
-from isojax.scaling.law.referee import NEARLY_ALL
 
 MARK_SHARES = (0.25, 0.5)  # of the recommended run's C
 MARK_TAIL = 0.025  # the probability, by the draws, that a run as forecast is below one mark
@@ -19,22 +18,25 @@ UNCERTAIN_SPAN = 0.112
 FALSE_STOP = 0.1  # what is stated of all marks: twice their tails, since true curves may have other forms
 RUN_SHARES = (0.25, 0.5, 1.0)  # of the budget, to which a further run of a cell may be made
 MIN_REGRET_SAVED = 0.0005  # of reward, by a further run
+NEARLY_ALL = 0.8  # of what the best run saves: the cheapest such run is proposed
 MIN_CORRELATION = 2.0  # standard errors, below which a correlation between draws may be chance
 MIN_P_BEST = 0.1  # of each n that a sweep for a larger budget measures
 
 
-def describe_risk(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> tuple[str, tuple[str, ...]]:
-    """The main risks in a sentence, and the fit's warnings that it does not state."""
+def find_risks(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> tuple[tuple[Risk, ...], tuple[str, ...]]:
+    """The main risks, and the fit's warnings that they do not state."""
     fit, curve, n, all_n = ensemble.fit, ensemble.curves[cell], allocation.n, set(ensemble.n.tolist())
     seeds = Counter((run.B_p, run.n) for run in fit.runs)
-    risks = dict[str, str]()  # by the code of the flag that each stands for
+    risks = dict[str, str]()  # by their codes, those of the flags that they state
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     rise = reward - ensemble.predict_reward(cell, min(allocation.C, curve.C_high))[0]
     if interval is not None and interval[1] - interval[0] + rise / 2 > UNCERTAIN_SPAN:
         beyond = f", after a rise of {rise:.3f} beyond the data" if rise > 0 else ""
         risks["uncertain_forecast"] = f"the reward is uncertain ({interval[0]:.3f} to {interval[1]:.3f}{beyond})"
-    if seeds[curve.key] == 1:
-        risks["one_seed"] = "one seed per cell" if max(seeds.values()) == 1 else f"one seed of {curve.B_p}x{curve.n}"
+    if max(seeds.values()) == 1:
+        risks["one_seed"] = "one seed per cell"
+    elif seeds[curve.key] == 1:
+        risks["one_seed_of_cell"] = f"one seed of {curve.B_p}x{curve.n}"
     if fit.intervals is not None and fit.intervals.run_sd_source.startswith("assumed"):
         risks["run_sd_assumed"] = f"the spread between seeds, {fit.intervals.run_sd:.3f}, is assumed"
     if len(all_n) > 1 and n == max(all_n):
@@ -43,10 +45,10 @@ def describe_risk(ensemble: CurveEnsemble, allocation: Allocation, cell: int) ->
         risks["smallest_n_leads"] = f"n = {n} is the smallest of the grid"
     if allocation.C > curve.C_high * MEASURED_TOLERANCE and fit.forecast is not None:
         error = fit.forecast.mean_absolute_error
-        trial = "could not be tried" if error is None else f"erred by {error:.3f}"
-        risks["forecast_missed"] = f"this sweep's own forecasts to 4 times its data {trial}"
+        own = "this sweep's forecasts from its first quarter"
+        risks["forecast_missed"] = f"{own} " + ("could not be tried" if error is None else f"erred by {error:.3f}")
     others = [flag.text for flag in fit.flags if flag.severity != "info" and flag.code not in risks]
-    return "; ".join(risks.values()), tuple(others)
+    return tuple(Risk(code, text) for code, text in risks.items()), tuple(others)
 
 
 def set_halting_marks(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> tuple[HaltingMark, ...]:
@@ -68,17 +70,20 @@ def _measurement_noise(ensemble: CurveEnsemble) -> FloatArray:
     return (normal - normal.mean()) * (0.0 if settings is None else np.hypot(settings.run_sd, settings.noise_sd))
 
 
-def choose_next_run(ensemble: CurveEnsemble, request: AllocationRequest, regret: float | None) -> NextRun | None:
+def choose_next_run(
+    ensemble: CurveEnsemble, request: AllocationRequest, chosen: int, regret: float | None
+) -> NextRun | None:
     """A further run of an allowed cell, to the budget or less: the cheapest of those that lower the expected regret
-    nearly as much as the best one; None without draws, and where no run lowers it.
+    of the chosen cell nearly as much as the best one; None without draws, and where no run lowers it.
 
     A run moves the draws' mean rewards along their regression on what it measures (Strong, Oakley, Brennan 2014)."""
     C_spent, allowed = ensemble.allowed_cells(request)
-    if regret is None or not ensemble.replicates:
+    if regret is None or not ensemble.replicates or not allowed[chosen]:
         return None
     keys = [ensemble.curves[i].key for i in np.flatnonzero(allowed)]
     rewards = ensemble.sampled_at_cell_budgets(C_spent, same_problems=True)[:, allowed]
-    lead = rewards - rewards[:, [leader := int(rewards.mean(0).argmax())]]  # [Q, J]
+    leader = int(allowed[:chosen].sum())  # the chosen cell among the allowed ones
+    lead = rewards - rewards[:, [leader]]  # [Q, J]
     chance, noise, runs = MIN_CORRELATION / len(lead) ** 0.5 * lead.std(0), _measurement_noise(ensemble), []
     for M in np.outer(RUN_SHARES, C_spent / ensemble.B).astype(int):
         budgets = np.maximum(M, 1) * ensemble.B.astype(np.float64)

@@ -30,13 +30,13 @@ def recommend(
     fix: Mapping[str, int] | None = None,
     extrapolate: bool = False,
     epsilon: float = EPSILON,
-    with_measured_cells: bool = True,
+    with_details: bool = True,
 ) -> Recommendation:
     """How to spend C rollouts: an allocation with B_p n M <= C, its expected reward, and the reasons in words.
 
     `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p": v}; `extrapolate`:
     answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward that makes no difference;
-    `with_measured_cells`: predict all measured cells, halting marks and the next run, which takes longer than the rest.
+    `with_details`: predict all measured cells, halting marks and the next run, which takes longer than the rest.
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     request = AllocationRequest(C, B_max, dict(fix or {}), epsilon, reasons=[])
     request.check()
@@ -50,7 +50,8 @@ def recommend(
     )[-1]
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     _explain_outcome(fit, ensemble, request.reasons, allocation, cell, reward)
-    risk, further_warnings = advice.describe_risk(ensemble, allocation, cell)
+    risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
+    halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_details else ()
     comparison = _compare_cells(ensemble, request, allocation, cell)
     return Recommendation(
         allocation=allocation,
@@ -58,16 +59,16 @@ def recommend(
         expected_reward=reward,
         extrapolated=ensemble.is_beyond_data(cell, allocation.C),
         reasons=tuple(request.reasons),
-        risk=risk,
+        risks=risks,
         warnings=tuple(flag.text for flag in fit.flags if flag.severity != "info"),
         further_warnings=further_warnings,
-        measured_cells=_measured_cells(ensemble, request) if with_measured_cells else (),
+        measured_cells=_measured_cells(ensemble, request) if with_details else (),
         interval=interval,
         prediction_interval=ensemble.predict_new_run(cell, allocation.C)[1],
         **comparison,
-        halting_marks=advice.set_halting_marks(ensemble, allocation, cell) if with_measured_cells else (),
-        false_stop=advice.FALSE_STOP,
-        next_run=advice.choose_next_run(ensemble, request, comparison["regret"]) if with_measured_cells else None,
+        halting_marks=halting_marks,
+        false_stop=advice.FALSE_STOP if halting_marks else None,
+        next_run=advice.choose_next_run(ensemble, request, cell, comparison["regret"]) if with_details else None,
         no_effect=fit.joint.n_star.no_effect,
         times_measured=C / ensemble.C_measured_max,
         epsilon=epsilon,
