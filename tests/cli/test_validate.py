@@ -66,7 +66,7 @@ def test_the_trials_take_the_options_of_the_fit(fit: Callable[..., Outcome]) -> 
     assert bare["replicates"] == 0 and bare["compute"]["inside"] is None
 
     def width(*words: str) -> float:
-        assert fit("known", "--validate", "--replicates", "20", *words)[0] == 0
+        assert fit("known", "--validate", "--replicates", "60", *words)[0] == 0
         last = json.loads(Path("known/validation.json").read_text())["compute"]["points"][-1]
         return last["high"] - last["low"]
 

@@ -18,6 +18,7 @@ from isojax.scaling.curves.hierarchical import PRIOR_TAU, Scales, robust_precisi
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.posterior_draws import (
     BINS_PER_RUN,
+    _join_targets,
     _make_target,
     mean_curve_residuals,
     run_hmc_chains,
@@ -76,7 +77,8 @@ def test_draws_have_the_moments_of_nuts():
     """No-U-Turn sampling of the model with nothing integrated out."""
     fitted = fit_shape(1.0, SWEEP, stated_run_sd=RUN_SD)
     scales = Scales(fitted.scales.noise_sd, RUN_SD, PRIOR_TAU, SWEEP.prior.mean, SWEEP.prior.sd)
-    draws = run_hmc_chains(SWEEP.data, replace(fitted, scales=scales), np.full(2000, RUN_SD), np.random.default_rng(1))
+    shapes = [(replace(fitted, scales=scales), np.full(2000, RUN_SD))]
+    draws = run_hmc_chains(SWEEP.data, shapes, np.random.default_rng(1))
     mcmc = MCMC(NUTS(hierarchical_model, dense_mass=True), num_warmup=800, num_samples=4000, progress_bar=False)
     with jax.numpy_rank_promotion("allow"):
         mcmc.run(jax.random.key(0), scales, robust_precision(1.0, SWEEP.data, fitted.state, scales))
@@ -93,8 +95,22 @@ def test_draws_have_the_moments_of_nuts():
 
 def test_the_same_generator_gives_the_same_draws():
     fitted = fit_shape(1.0, SWEEP)
-    a, b, c = (run_hmc_chains(SWEEP.data, fitted, np.full(5, 0.01), np.random.default_rng(s)).theta for s in (1, 1, 2))
+    shapes = [(fitted, np.full(5, 0.01))]
+    a, b, c = (run_hmc_chains(SWEEP.data, shapes, np.random.default_rng(s)).theta for s in (1, 1, 2))
     assert (a == b).all() and (a != c).all()
+
+
+def test_chains_of_several_shapes_have_the_densities_of_their_own():
+    fits = sorted(fit_all_tails(SWEEP, None)[0], key=lambda f: -f.tail)[2::2]
+    rng = np.random.default_rng(0)
+    run_sds, tails = np.array([0.01, 0.02, 0.03]), np.array([1.0, 1.0, 0.5, 0.0, 0.0])
+    targets = [_make_target(SWEEP.data, f, run_sds[: (tails == f.tail).sum()]) for f in fits]
+    mode = np.concatenate([fits[0].state.theta.ravel(), [fits[0].state.R0]])
+    v = mode + 0.02 * rng.standard_normal((5, len(mode)))
+    potential, gradient = _join_targets(targets).value_and_gradient(v)
+    alone = [t.value_and_gradient(v[tails == f.tail]) for t, f in zip(targets, fits, strict=True)]
+    assert potential == pytest.approx(np.concatenate([p for p, _ in alone]), rel=1e-6)
+    assert gradient == pytest.approx(np.concatenate([g for _, g in alone]), rel=1e-6)
 
 
 def test_chains_say_whether_they_were_long_enough(monkeypatch):

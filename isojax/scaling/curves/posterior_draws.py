@@ -16,7 +16,8 @@ from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.tracks import FloatArray, as_float64, autocorrelation, difference_sd
 
 MIN_TAIL_PROBABILITY = 0.01
-CHAINS_PER_CHUNK = 50  # so many fit into a processor cache, and progress is reported after each chunk
+# Chains of a chunk: so many fit into a processor cache, those of few points in larger chunks, which cost fewer calls.
+CHAINS_PER_CHUNK, CHUNK_BINS = 50, 25_000
 DEFAULT_DRAW_COUNT = 200  # behind the mean curves where no intervals are wanted
 BINS_PER_RUN = 12
 LEAPFROG_STEPS, STEP_SIZE = 7, 1.1
@@ -63,7 +64,7 @@ class _HmcDraws:
     theta: FloatArray  # [Q, J, 3]
     R0: FloatArray  # [Q]
     acceptance: float
-    positions: FloatArray  # [iterations, Q, d], in whitened coordinates
+    positions: list[FloatArray]  # of each shape's chains [iterations, chains, d], in whitened coordinates
 
 
 def sample_posterior(
@@ -119,27 +120,28 @@ def _sample_tails(
     rng, draw_count = np.random.default_rng(options.seed), options.replicates or DEFAULT_DRAW_COUNT
     kept_probabilities = np.where(tail_probabilities >= MIN_TAIL_PROBABILITY, tail_probabilities, 0.0)
     draws_per_tail = rng.multinomial(draw_count, kept_probabilities / kept_probabilities.sum())
-    chunks, drawn_count = [], 0
-    for f, tail_draw_count in zip(shape_fits, draws_per_tail, strict=True):
-        for chunk_start in range(0, int(tail_draw_count), CHAINS_PER_CHUNK):
-            chunk_size = min(CHAINS_PER_CHUNK, int(tail_draw_count) - chunk_start)
-            relative_variance = degrees_of_freedom / rng.chisquare(degrees_of_freedom, chunk_size)
-            run_sds = f.scales.run_sd * np.sqrt(relative_variance)
-            chunks.append((run_hmc_chains(packed.data, f, run_sds, rng), np.full(chunk_size, f.tail)))
-            drawn_count += chunk_size
-            if options.on_progress is not None:
-                options.on_progress(drawn_count, draw_count)
-    theta, R0 = (np.concatenate([getattr(draws, name) for draws, _ in chunks]) for name in ("theta", "R0"))
-    tail = np.concatenate([tails for _, tails in chunks])
-    acceptance = float(np.average([draws.acceptance for draws, _ in chunks], weights=[len(t) for _, t in chunks]))
-    positions = [draws.positions for draws, _ in chunks]
+    shape_of_draw = np.repeat(np.arange(len(shape_fits)), draws_per_tail)
+    relative_variance = degrees_of_freedom / rng.chisquare(degrees_of_freedom, draw_count)
+    run_sds = shape_fits[0].scales.run_sd * np.sqrt(relative_variance)
+    bins = packed.data.weight[..., 0].size * BINS_PER_RUN
+    chunk_size, chunks = max(CHAINS_PER_CHUNK, CHUNK_BINS // bins), list[_HmcDraws]()
+    for start in range(0, draw_count, chunk_size):
+        chunk = slice(start, start + chunk_size)
+        shapes = [(shape_fits[i], run_sds[chunk][shape_of_draw[chunk] == i]) for i in np.unique(shape_of_draw[chunk])]
+        chunks.append(run_hmc_chains(packed.data, shapes, rng))
+        if options.on_progress is not None:
+            options.on_progress(min(start + chunk_size, draw_count), draw_count)
+    theta, R0 = (np.concatenate([getattr(draws, name) for draws in chunks]) for name in ("theta", "R0"))
+    acceptance = float(np.average([draws.acceptance for draws in chunks], weights=[len(draws.R0) for draws in chunks]))
+    positions = [p for draws in chunks for p in draws.positions]
     r_hat = _largest_r_hat([p[: HMC_ITERATIONS // 2] for p in positions]), _largest_r_hat(positions)
-    return theta, R0, tail, Convergence(acceptance, r_hat)
+    tails = np.array([f.tail for f in shape_fits])
+    return theta, R0, tails[shape_of_draw], Convergence(acceptance, r_hat)
 
 
-def _largest_r_hat(positions_by_chunk: Sequence[FloatArray]) -> float:
-    """R-hat (Gelman and Rubin 1992) of the last half of chains float[iterations, Q, d], the largest over d."""
-    halves = [positions[len(positions) // 2 :] for positions in positions_by_chunk]
+def _largest_r_hat(positions_by_shape: Sequence[FloatArray]) -> float:
+    """R-hat (Gelman and Rubin 1992) of the last half of chains float[iterations, chains, d], the largest over d."""
+    halves = [positions[len(positions) // 2 :] for positions in positions_by_shape]
     within = np.concatenate([half.var(0, ddof=1) for half in halves]).mean(0)
     chain_means = [half.mean(0) for half in halves]
     squares = sum(((means - means.mean(0)) ** 2).sum(0) for means in chain_means)
@@ -148,40 +150,68 @@ def _largest_r_hat(positions_by_chunk: Sequence[FloatArray]) -> float:
     return float(np.sqrt((n - 1) / n + between / np.maximum(within, 1e-300)).max())
 
 
-def run_hmc_chains(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray, rng: np.random.Generator) -> _HmcDraws:
-    """A draw of each of Q chains from around the mode, each of its own run_sd. While chains disagree, another round
-    follows, in coordinates that the chains' own covariance whitens."""
-    target, chain_count = _make_target(data, fit, run_sds), len(run_sds)
-    center = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
-    T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), center)
-    step_size, position = STEP_SIZE / len(center) ** 0.25, rng.normal(size=(chain_count, len(center))) * 0.7
+@dataclass
+class _Coordinates:
+    """Whitened coordinates of the chains of one shape: v = center + position T'."""
+
+    chains: slice
+    center: FloatArray  # [d]
+    T: FloatArray  # [d, d]
+
+    def adapt(self, positions: FloatArray) -> FloatArray:
+        """Whiten by the covariance of the last half of positions float[iterations, Q, d] too; returns where the chains
+        are in the new coordinates."""
+        own = positions[:, self.chains]
+        chain_count, d = own.shape[1:]
+        last_half = own[len(own) // 2 :].reshape(-1, d)
+        own_share = chain_count / (chain_count + d)  # few chains say little of a covariance
+        factor = np.linalg.cholesky(own_share * np.cov(last_half.T) + (1 - own_share) * np.eye(d))
+        self.T = self.T @ factor
+        return np.linalg.solve(factor, own[-1].T).T
+
+
+def run_hmc_chains(
+    data: SweepArrays, shapes: Sequence[tuple[ShapeFit, FloatArray]], rng: np.random.Generator
+) -> _HmcDraws:
+    """A draw of each of Q chains from around the mode of its shape; `shapes`: with each, the run_sd of each of its
+    chains. While chains disagree, another round follows, in coordinates that the chains' own covariance whitens."""
+    targets = [_make_target(data, fit, run_sds) for fit, run_sds in shapes]
+    ends = np.cumsum([len(run_sds) for _, run_sds in shapes]).tolist()
+    coordinates = []
+    for (fit, _), start, end in zip(shapes, [0, *ends], ends, strict=False):
+        center = np.concatenate([fit.state.theta.reshape(-1), fit.state.u[:1]])
+        T = _whitening_matrix(_make_target(data, fit, np.array([fit.scales.run_sd])), center)
+        coordinates.append(_Coordinates(slice(start, end), center, T))
+    target, Q, d = _join_targets(targets), ends[-1], 3 * len(data.X) + 1
+    step_size, position = np.full((Q, 1), STEP_SIZE / d**0.25), rng.normal(size=(Q, d)) * 0.7
+
+    def all_v(position: FloatArray) -> FloatArray:
+        return np.concatenate([c.center + position[c.chains] @ c.T.T for c in coordinates])
+
+    def evaluate(position: FloatArray) -> ChainStates:
+        potential, gradient = target.value_and_gradient(all_v(position))
+        return position, potential[:, None], np.concatenate([gradient[c.chains] @ c.T for c in coordinates])
+
     rounds = 0
     while True:
-
-        def evaluate(position: FloatArray, T: FloatArray = T) -> ChainStates:
-            potential, gradient = target.value_and_gradient(center + position @ T.T)
-            return position, potential[:, None], gradient @ T
-
         acceptance, positions = _run_round(evaluate, position, step_size, rng)
+        positions_by_shape = [positions[:, c.chains] for c in coordinates]
         rounds += 1
-        if rounds == MAX_ROUNDS or chain_count == 1 or _largest_r_hat([positions]) <= ROUND_R_HAT:
+        if rounds == MAX_ROUNDS or _largest_r_hat(positions_by_shape) <= ROUND_R_HAT:
             break
-        step_size *= 0.6 if acceptance < MIN_ACCEPTANCE else 1.0
-        last_half = positions[HMC_ITERATIONS // 2 :].reshape(-1, len(center))
-        own_share = chain_count / (chain_count + len(center))  # few chains say little of a covariance
-        covariance = own_share * np.cov(last_half.T) + (1 - own_share) * np.eye(len(center))
-        factor = np.linalg.cholesky(covariance)
-        T, position = T @ factor, np.linalg.solve(factor, positions[-1].T).T
-    v = center + positions[-1] @ T.T
-    theta = np.clip(v[:, :-1].reshape(chain_count, -1, 3), target.lower, target.upper)
-    return _HmcDraws(theta, v[:, -1], acceptance, positions)
+        for c in coordinates:
+            step_size[c.chains] *= 0.6 if acceptance[c.chains].mean() < MIN_ACCEPTANCE else 1.0
+        position = np.concatenate([c.adapt(positions) for c in coordinates])
+    v = all_v(positions[-1])
+    theta = np.clip(v[:, :-1].reshape(Q, -1, 3), target.lower, target.upper)
+    return _HmcDraws(theta, v[:, -1], float(acceptance.mean()), positions_by_shape)
 
 
 def _run_round(
-    evaluate: Callable[[FloatArray], ChainStates], position: FloatArray, step_size: float, rng: np.random.Generator
-) -> tuple[float, FloatArray]:
-    """(share of accepted steps, positions float[HMC_ITERATIONS, Q, d]) of chains that start at `position`."""
-    chains, accepted_share, positions = evaluate(position), 0.0, []
+    evaluate: Callable[[FloatArray], ChainStates], position: FloatArray, step_size: FloatArray, rng: np.random.Generator
+) -> tuple[FloatArray, FloatArray]:
+    """(share of accepted steps float[Q], positions float[HMC_ITERATIONS, Q, d]) of chains that start at `position`."""
+    chains, accepted_share, positions = evaluate(position), np.zeros(len(position)), []
     for _ in range(MAX_START_HALVINGS):  # towards the mode: a chain that begins far outside would never come in
         inside = np.isfinite(chains[1])
         if inside.all():
@@ -197,7 +227,7 @@ def _run_round(
             accepted = np.log(rng.random((len(position), 1))) < chains[1] - trial[1] + kinetic_change
         position, potential, gradient = (np.where(accepted, new, old) for new, old in zip(trial, chains, strict=True))
         chains = position, potential, gradient
-        accepted_share += float(accepted.mean()) / HMC_ITERATIONS
+        accepted_share += accepted[:, 0] / HMC_ITERATIONS
         positions.append(position)
     return accepted_share, np.stack(positions)
 
@@ -217,12 +247,13 @@ def _leapfrog(
 class _PotentialEnergy:
     """Minus the log posterior of v, with soft walls around the bounds, for many chains at once."""
 
-    tail: float
-    x: FloatArray  # [J, S, K], of each bin: log10 C
-    y: FloatArray  # [J, S, K], reward
-    W: FloatArray  # [J, S, K], precision; 0: an empty bin
-    y0: float  # reward and precision of all evaluations at C = 0 together
-    W0: float
+    # Of one shape, or of each chain's: [...] is () or (Q,).
+    tail: FloatArray  # [..., 1, 1, 1]
+    x: FloatArray  # [..., J, S, K], of each bin: log10 C
+    y: FloatArray  # [..., J, S, K], reward
+    W: FloatArray  # [..., J, S, K], precision; 0: an empty bin
+    y0: FloatArray  # [...], reward and precision of all evaluations at C = 0 together
+    W0: FloatArray
     prior_mean: FloatArray  # [3J], of theta with gamma integrated out
     prior_precision: FloatArray  # [3J, 3J]
     run_precision: FloatArray  # [1 or Q, 1, 1], 1 / run_sd^2
@@ -231,7 +262,7 @@ class _PotentialEnergy:
 
     def value_and_gradient(self, v: FloatArray) -> tuple[FloatArray, FloatArray]:
         """(float[Q], its gradient float[Q, 3J + 1]) at v float[Q, 3J + 1]; infinite far outside the bounds."""
-        Q, J = len(v), len(self.x)
+        Q, J = len(v), self.x.shape[-3]
         theta, R0 = v[:, :-1].reshape(Q, J, 3), v[:, -1]
         excess = theta - np.clip(theta, self.lower, self.upper)
         outside = (np.abs(excess) > 1).any((1, 2)) | (np.abs(R0) > 10)
@@ -288,12 +319,26 @@ def _make_target(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray) -> _Pote
     y = predict_rewards(tail, bins, state, with_run_effect=False) + mean_residual
     at_zero = ~np.isfinite(data.x) & (data.weight > 0)
     W0 = float(precision[at_zero].sum())
-    y0 = float((precision[at_zero] * data.y[at_zero]).sum() / W0) if W0 else 0.0
+    y0 = (precision[at_zero] * data.y[at_zero]).sum() / max(W0, 1e-300)
     X_flat = data.X.reshape(3 * J, -1)
     covariance = np.diag(np.tile(scales.tau**2, J)) + (X_flat * scales.u_sd[1:] ** 2) @ X_flat.T
     prior_terms = (X_flat @ scales.u_mean[1:], as_float64(np.linalg.inv(covariance)))
     run_precision = np.maximum(run_sds, 1e-9)[:, None, None] ** -2.0
-    return _PotentialEnergy(tail, x, y, W, y0, W0, *prior_terms, run_precision, *data.theta_bounds)
+    shape_terms = np.array(tail), x, y, W, np.array(y0), np.array(W0)
+    return _PotentialEnergy(*shape_terms, *prior_terms, run_precision, *data.theta_bounds)
+
+
+def _join_targets(targets: list[_PotentialEnergy]) -> _PotentialEnergy:
+    """One for the chains of all, which differ in their shapes alone."""
+    if len(targets) == 1:
+        return targets[0]
+
+    def of_each_chain(name: str) -> FloatArray:
+        return np.concatenate([np.repeat(getattr(t, name)[None], len(t.run_precision), axis=0) for t in targets])
+
+    of_chains = {name: of_each_chain(name) for name in ("x", "y", "W", "y0", "W0")}
+    of_chains["tail"] = of_each_chain("tail")[:, None, None, None]
+    return replace(targets[0], **of_chains, run_precision=np.concatenate([t.run_precision for t in targets]))
 
 
 def _whitening_matrix(target: _PotentialEnergy, v: FloatArray) -> FloatArray:
