@@ -17,6 +17,7 @@ from isojax.report.wording import format_count
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 from isojax.runs.logs.log_table import FIELD_HELP
+from isojax.runs.logs.run_settings import read_settings
 from isojax.scaling.checks.ledger_check import check_ledgers
 
 FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.items())
@@ -28,7 +29,9 @@ or in one, separated by B_p, n and seed, or by a column (run=COLUMN). DIR is wri
 
 \b
 Examples
-  isojax records import runs.csv --from csv --map reward=val_acc --out runs/real
+  isojax records import runs.csv --map reward=val_acc --out runs/real
+  isojax records import wandb_export.csv --settings runs.csv --out runs/chart
+  isojax records import logs/ --from verl_console --out runs/verl
   isojax records import n8.jsonl n16.jsonl --from verl --map B_p=512,n=n{{}} --out runs/verl
   isojax records import out/checkpoint-500 --from trl --out runs/trl
   isojax records import wandb/offline-run-* --from wandb --map avg@4=val/acc,B=2048 --out runs/wb
@@ -40,8 +43,12 @@ Fields
   metric:NAME      a further validation metric; avg@4=COLUMN is short for metric:avg@4=COLUMN
   train:NAME       a further training metric, averaged between evaluations
 """
-FILES_HELP = "Logs of one format. wandb, tensorboard and trl take a run's folder too."
-FORMAT_HELP = "csv, jsonl, verl, trl, wandb, tensorboard, or a module of yours."
+FILES_HELP = "Logs of one format, or folders of them; a log of a folder that cannot be read is skipped."
+FORMAT_HELP = (
+    "csv, jsonl, verl, verl_console, trl, wandb, tensorboard, or a module of yours; without it, as the logs look."
+)
+SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices."
+RESUMED_HELP = "Join what was logged of a run before and after it was resumed (runs of one name, and steps that fall)."
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
 MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is read from the file's name. Repeatable."
 
@@ -51,19 +58,24 @@ app = new_app(no_args_is_help=True, help="Import other trainers' logs, and check
 @app.command("import", help=IMPORT_HELP)
 def import_logs(
     files: Annotated[list[Path], Argument(help=FILES_HELP)],
-    log_format: Annotated[
-        str, Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format)
-    ],
     out: Annotated[Path, Option(metavar="DIR", help=OUT_HELP)],
+    log_format: Annotated[
+        str | None, Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format)
+    ] = None,
     map_options: Annotated[list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help=MAP_HELP)] = None,
+    settings_file: Annotated[Path | None, Option("--settings", metavar="FILE", help=SETTINGS_HELP)] = None,
+    resumed: Annotated[bool, Option("--resumed", help=RESUMED_HELP)] = False,
 ) -> None:
     """Logs in, a sweep's folder of ledgers out."""
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)
+    settings = {} if settings_file is None else read_settings(settings_file)
     with SafeConsole(stderr=True).status("reading and writing"):
-        imported = read_logs(files, log_format, field_map)
+        imported = read_logs(files, log_format, field_map, settings, resumed)
         manifest = {"format": log_format, "files": [str(path) for path in files], "map": field_map}
-        write_ledgers(imported, out, manifest)
+        write_ledgers(imported, out, manifest | {"settings": settings, "resumed": resumed})
+    for text in imported.skipped:
+        terminal.warn(f"skipped: {text}")
     for note in imported.notes:
         terminal.note(note)
     SafeConsole().print(_runs_table(imported.runs, f"{format_count(len(imported.runs), 'run')} in {out}"))

@@ -1,15 +1,77 @@
-"""CSV with a header line, one row per evaluation or training step, of one run or of many."""
+"""CSV with a header line, of one run or of many, in one of three forms:
 
+plain   one row per evaluation or training step, a column for each metric
+long    one row per value, as columns run, metric, step and value (or the names that MLflow and pandas.melt write)
+wide    W&B's export of a chart: a column of steps, then RUN - METRIC for each run, and its __MIN and __MAX"""
+
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
+from isojax.core.errors import InputError
 from isojax.core.table_files import read_csv, read_lines
+from isojax.core.tabular import DataRow, DataTable, is_blank
+from isojax.runs.importers import wandb
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
-FIELDS = LEDGER_FIELDS
+FIELDS = LEDGER_FIELDS | {
+    "step": (*LEDGER_FIELDS["step"], "Step", *wandb.FIELDS["step"]),
+    "reward": (*LEDGER_FIELDS["reward"], *wandb.FIELDS["reward"]),
+    "run": (*LEDGER_FIELDS["run"], "run_name", "run_id", "Run", "Name"),
+}
+SUFFIXES = (".csv", ".tsv")
+
+METRIC_NAMES, VALUE_NAMES = ("metric", "key", "tag", "variable"), ("value", "Value")  # the columns of the long form
+BOUND_SUFFIXES = ("__MIN", "__MAX")  # of W&B's export
+STEP = "step"
 
 
 def read(path: Path) -> list[LogTable]:
-    """The file as one table; raises InputError as `read_csv`."""
+    """The file as one table, or in the wide form as one of each run; raises InputError as `read_csv`."""
     check_log_file(path)
     table = read_csv(path, read_lines(path))
+    if any(name.endswith(BOUND_SUFFIXES) for name in table.columns):
+        return list(_read_wide(table))
+    metric = next((name for name in METRIC_NAMES if name in table.columns), None)
+    value = next((name for name in VALUE_NAMES if name in table.columns), None)
+    if metric is not None and value is not None:
+        return [_read_long(table, metric, value)]
     return [LogTable(table.source, table.rows, one_run=False)]
+
+
+def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
+    """Each row's value in a column of its metric's name, the other columns as they are."""
+    rows, metrics = [], dict[str, None]()
+    for row in table.rows:
+        name = str(row.values.get(metric, "")).strip()
+        if not name:
+            raise InputError(f"{row.location}: {metric} is empty; expected the name of a metric. Fill it in.")
+        others = {key: cell for key, cell in row.values.items() if key not in (metric, value)}
+        rows.append(DataRow(row.source, row.position, {**others, name: row.values.get(value)}, row.index))
+        metrics[name] = None
+    return LogTable(table.source, tuple(rows), one_run=False, only_metric=next(iter(metrics)) * (len(metrics) == 1))
+
+
+def _read_wide(table: DataTable) -> Iterator[LogTable]:
+    """A table of each run; a run has no row for a step at which its cells are empty."""
+    steps, *others = table.columns
+    if steps.endswith(BOUND_SUFFIXES) or "time" in steps.lower():
+        raise InputError(
+            f"{table.source}, {table.header_position}: the first column is {steps!r}, expected the steps, as in W&B's"
+            " export of a chart over Step. Export the chart over Step, or over the trainer's own step."
+        )
+    metrics_of_run: dict[str, dict[str, str]] = defaultdict(dict)  # run -> column -> metric
+    for column in others:
+        if not column.endswith(BOUND_SUFFIXES):
+            run, separator, metric = column.rpartition(" - ")
+            metrics_of_run[run if separator else metric][column] = metric if separator else "reward"
+    all_metrics = {metric for metrics in metrics_of_run.values() for metric in metrics.values()}
+    for run, metrics in metrics_of_run.items():
+        rows = []
+        for row in table.rows:
+            values = {name: row.values[column] for column, name in metrics.items() if not is_blank(row.values[column])}
+            if values:
+                rows.append(DataRow(row.source, row.position, {STEP: row.values[steps], **values}, row.index))
+        if rows:
+            only_metric = next(iter(all_metrics)) if len(all_metrics) == 1 else ""
+            yield LogTable(table.source, tuple(rows), run=run, only_metric=only_metric)

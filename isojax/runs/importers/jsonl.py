@@ -10,6 +10,7 @@ from isojax.core.yaml_files import flatten
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
 FIELDS = LEDGER_FIELDS
+SUFFIXES = (".jsonl", ".ndjson")
 
 
 def read_log_objects(path: Path) -> list[DataRow]:

@@ -25,16 +25,18 @@ FIELDS = wandb.FIELDS | {"step": ("M", "step")}  # isojax's own files have C for
 ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the order written
 
 
-def read(path: Path) -> list[LogTable]:
-    """An event file, or every folder of event files below a folder, as one run each."""
-    if not path.is_dir():
-        return [_read_run(str(path), [path])]
-    folders: dict[Path, list[Path]] = defaultdict(list)
-    for file in sorted(path.rglob(EVENT_FILE_PATTERN)):
-        folders[file.parent].append(file)
+def find_logs(folder: Path) -> list[Path]:
+    """Every folder of event files below a folder."""
+    folders = sorted({file.parent for file in folder.rglob(EVENT_FILE_PATTERN)})
     if not folders:
-        raise InputError(f"{path} holds no event file ({EVENT_FILE_PATTERN}); expected a SummaryWriter's folder.")
-    return [_read_run(str(folder), files) for folder, files in folders.items()]
+        raise InputError(f"{folder} holds no event file ({EVENT_FILE_PATTERN}); expected a SummaryWriter's folder.")
+    return folders
+
+
+def read(path: Path) -> list[LogTable]:
+    """An event file, or the event files of a folder, as one run."""
+    files = sorted(path.glob(EVENT_FILE_PATTERN)) if path.is_dir() else [path]
+    return [_read_run(str(path), files)]
 
 
 def _read_run(source: str, files: list[Path]) -> LogTable:

@@ -56,6 +56,14 @@ def plain_arguments(arguments: Any) -> dict[str, int | float | str]:
     return {key: value for key, value in items if isinstance(value, int | float | str) and not isinstance(value, bool)}
 
 
+def find_logs(folder: Path) -> list[Path]:
+    """The output folder of every run below a folder; the folder itself, where it is one, or a checkpoint's."""
+    files = [folder / STATE_FILE] if (folder / STATE_FILE).exists() else sorted(folder.rglob(STATE_FILE))
+    is_checkpoint = [file.parent.name.startswith("checkpoint-") and file.parent != folder for file in files]
+    runs = [file.parent.parent if inside else file.parent for file, inside in zip(files, is_checkpoint, strict=True)]
+    return list(dict.fromkeys(runs)) or [folder]
+
+
 def read(path: Path) -> list[LogTable]:
     """A trainer_state.json, a checkpoint's folder, or an output folder (its last checkpoint), as one run."""
     file = _state_file(path)

@@ -2,11 +2,13 @@
 is one batch of data.train_batch_size prompts with actor_rollout_ref.rollout.n rollouts each. The log does not hold
 the config: say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_trainer, verl 0.9."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.tabular import DataRow
+from isojax.core.tabular import DataRow, parse_number
 from isojax.runs.importers.jsonl import read_log_objects
 from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable
 
@@ -18,9 +20,19 @@ TRAIN_COLUMNS = {
     "train:grad_norm": ("actor/grad_norm",),
     "response_length": ("response_length/mean",),
 }
-CONFIG_COLUMNS = {"n": ("actor_rollout_ref.rollout.n",), "B_p": ("data.train_batch_size",)}
+DEVICES = "device_count"
+CONFIG_COLUMNS = {"n": ("actor_rollout_ref.rollout.n",), "B_p": ("data.train_batch_size",), "devices": (DEVICES,)}
+STEP_SECONDS = ("perf/time_per_step", "timing_s/step")
 
-FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | {"step": ("step",), "reward": METRIC_COLUMNS}
+FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | {"step": ("step",), "reward": METRIC_COLUMNS, "step_seconds": STEP_SECONDS}
+SUFFIXES = (".jsonl",)
+
+
+def device_count(config: Mapping[str, Any]) -> dict[str, int]:
+    """{DEVICES: devices of all nodes} from verl's config; {} where it does not say."""
+    counts = [parse_number(config.get(f"trainer.{name}")) for name in ("n_gpus_per_node", "nnodes")]
+    numbers = [int(count) for count in counts if count is not None and 1 <= count < 2**31]
+    return {DEVICES: numbers[0] * numbers[1]} if len(numbers) == 2 else {}
 
 
 def read(path: Path) -> list[LogTable]:

@@ -27,18 +27,21 @@ FIELDS = {
     "step": ("M", "train/global_step", "global_step", "step", "_step"),
     "reward": ("avg@*", *verl.METRIC_COLUMNS, *trl.CALLBACK_COLUMNS["reward"]),
     **{name: (*columns, *trl.CALLBACK_COLUMNS[name]) for name, columns in verl.TRAIN_COLUMNS.items()},
+    "step_seconds": verl.STEP_SECONDS,
+    "devices": ("devices", *verl.CONFIG_COLUMNS["devices"]),
 }
 
 
-def read(path: Path) -> list[LogTable]:
-    """A .wandb file, or every one below a folder, as one run each."""
-    files = sorted(path.rglob("run-*.wandb")) if path.is_dir() else [path]
+def find_logs(folder: Path) -> list[Path]:
+    """Every .wandb file below a folder."""
+    files = sorted(folder.rglob("run-*.wandb"))
     if not files:
-        raise InputError(f"{path} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*.")
-    return [_read_run(file) for file in files]
+        raise InputError(f"{folder} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*.")
+    return files
 
 
-def _read_run(file: Path) -> LogTable:
+def read(file: Path) -> list[LogTable]:
+    """A .wandb file as one run; its id is that of the run, which may go on in another file."""
     from wandb.proto import wandb_internal_pb2
 
     record_class: Any = vars(wandb_internal_pb2)["Record"]  # protobuf makes its classes when it is imported
@@ -46,6 +49,7 @@ def _read_run(file: Path) -> LogTable:
     rows: list[DataRow] = []
     config: dict[str, Any] = {}
     notes: list[str] = []
+    run: dict[str, Any] = {}
     for record in _split_records(file, notes):
         entry = parse_message(record_class, record, file)
         kind = entry.WhichOneof("record_type")
@@ -55,9 +59,13 @@ def _read_run(file: Path) -> LogTable:
             rows.append(DataRow(str(file), f"step {step}", {"_step": step, **values}))
         elif kind in ("run", "config"):
             config |= _item_values((entry.run.config if kind == "run" else entry.config).update, file)
+        if kind == "run":
+            started = entry.run.start_time.ToNanoseconds() / 1e9
+            run = {"run": entry.run.display_name, "run_id": entry.run.run_id, "started": started}
     if not rows:
         raise InputError(f"{file} holds no step: nothing was logged in this run. Leave it out.")
-    return LogTable(str(file), tuple(rows), config | trl.rollouts_per_step(config), notes=tuple(notes))
+    derived = trl.rollouts_per_step(config) | verl.device_count(config)
+    return [LogTable(str(file), tuple(rows), config | derived, notes=tuple(notes), **run)]
 
 
 def _item_values(items: Any, file: Path) -> dict[str, Any]:

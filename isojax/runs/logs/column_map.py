@@ -15,11 +15,11 @@ from isojax.core.tabular import DataRow, check_number, is_blank, list_some, pars
 from isojax.runs.logs.log_table import FIELD_HELP, LogTable
 
 # The lowest value of each field that is a whole number.
-LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p": 1, "B": 1, "samples": 1}
+LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p": 1, "B": 1, "samples": 1, "devices": 1}
 # `metric:NAME=COLUMN` is a further validation metric; `train:NAME=COLUMN` a further training metric; avg@4=COLUMN is
 # metric:avg@4=COLUMN.
 METRIC_PREFIXES = ("metric:", "train:")
-CONSTANT_FIELDS = ("n", "B_p", "B", "seed", "run", "samples", "scale")  # may be a number for a whole file
+CONSTANT_FIELDS = ("n", "B_p", "B", "seed", "run", "samples", "devices", "scale")  # may be a number for a whole file
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
 _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
 
@@ -133,7 +133,11 @@ def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
 
 REQUIRED_FIELDS = {"n": ("n",), "B_p": ("B_p", "B"), "rollouts": ("rollouts", "step")}  # and what each follows from
 _SUGGESTIONS = {
-    "n": ["--map n=16", "--map n=n{} where the file's name has it, as run-n16.jsonl"],
+    "n": [
+        "--map n=16",
+        "--map n=n{} where the run's or the file's name has it, as run-n16.jsonl",
+        "--settings TABLE with the columns run and n",
+    ],
     "B_p": ["--map B_p=512", "--map B=8192 for rollouts per update"],
     "rollouts": ["--map step=COLUMN, for rollouts = step x B_p x n"],
 }
@@ -161,8 +165,8 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
 
 
 def _constant(field: str, text: str, table: LogTable) -> float | int:
-    """The number that a --map gives for the whole log, or that stands at {} of its pattern in the log's path: n{} finds
-    8 in runs/n8.jsonl and in gsm8k-n8-s0.jsonl."""
+    """The number that a --map gives for the whole log, or that stands at {} of its pattern in the run's name, else in
+    the log's path: n{} finds 8 in runs/n8.jsonl and in gsm8k-n8-s0.jsonl."""
     number = parse_number(text)
     if field == "scale" and number is None:
         raise InputError(f"--map scale={text}: expected a number, such as scale=0.01 for percent.")
@@ -180,10 +184,11 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     if number is not None:
         return int(number) if number.is_integer() else number
     prefix, suffix = map(re.escape, text.split("{}", 1))
-    numbers = set(re.findall(rf"(?<![A-Za-z0-9]){prefix}(\d+)(?!\d){suffix}", table.source))
+    pattern = re.compile(rf"(?<![A-Za-z0-9]){prefix}(\d+)(?!\d){suffix}")
+    numbers = set(pattern.findall(table.run) or pattern.findall(table.source))
     if len(numbers) != 1:
         raise InputError(
-            f"--map {field}={text}: {table.source} has {', '.join(sorted(numbers)) or 'no number'} there; expected one,"
+            f"--map {field}={text}: {table.label} has {', '.join(sorted(numbers)) or 'no number'} there; expected one,"
             f" as {field}{{}} finds 8 in {field}8.jsonl or in run-{field}8-a.jsonl."
         )
     return int(numbers.pop())
@@ -198,7 +203,7 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable) -> str | N
             raise InputError(f"{table.source} has {len(matches)} validation metrics; choose one: {choices}.")
         if matches:
             return matches[0]
-    return None
+    return table.only_metric or None if field == "reward" else None
 
 
 def _require_fields(column_map: ColumnMap, table: LogTable) -> None:

@@ -4,9 +4,10 @@ and runs become records: a seed for each, one validation metric for all, and no 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from isojax.core.atomic_files import atomic_folder, write_text
@@ -16,7 +17,11 @@ from isojax.core.registry import load
 from isojax.core.tabular import DataRow
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, map_columns
+from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.logs.log_evaluations import read_run_record
+from isojax.runs.logs.log_table import LogTable
+from isojax.runs.logs.resumed_runs import LogRun, join_resumed_runs
+from isojax.runs.logs.run_settings import RunSettings, settings_of
 
 
 @dataclass(frozen=True)
@@ -25,34 +30,88 @@ class ImportedRuns:
 
     runs: tuple[RunRecord, ...]
     notes: tuple[str, ...]
+    skipped: tuple[str, ...] = ()  # logs of a folder that cannot be used, and why
 
 
-def read_logs(files: Sequence[Path], log_format: str, field_map: Mapping[str, str]) -> ImportedRuns:
-    """Logs of one format (an importer's name or module path) as runs; InputError, with its place, for what has no use.
-    Files may be folders where the format has runs as folders (wandb, tensorboard, trl)."""
+def read_logs(
+    paths: Sequence[Path],
+    log_format: str | None,
+    field_map: Mapping[str, str],
+    settings: RunSettings | None = None,
+    resumed: bool = False,
+) -> ImportedRuns:
+    """Logs of one format (an importer's name or module path; None: as they look) as runs; InputError, with its place,
+    for what has no use. Of a folder, a log that has none is skipped. `settings`: what the logs do not say; `resumed`:
+    runs of one name are one run, and so are the parts of a log whose steps fall."""
+    _check_paths(paths)
+    log_format = log_format or detect_format(paths)
     importer = load("runs.importers", log_format, "read")
+    log_runs, notes, refusals = list[LogRun](), list[str](), list[InputError]()
+    for path in paths:
+        logs = logs_of_folder(path, importer) if path.is_dir() else [path]
+        for log in logs:
+            try:
+                tables = _read_tables(log, log_format, importer)
+                log_runs += _gather_runs(tables, field_map, settings or {}, importer)
+            except InputError as e:
+                if len(logs) == 1:
+                    raise
+                refusals.append(e)
+                continue
+            notes += [f"{table.source}: {note}" for table in tables for note in table.notes]
+    if not log_runs:
+        raise refusals[0]
+    log_runs, resumed_notes = join_resumed_runs(log_runs, resumed)
+    runs, run_notes = to_run_records(log_runs)
+    return ImportedRuns(tuple(runs), (*notes, *resumed_notes, *run_notes), tuple(map(str, refusals)))
+
+
+def _check_paths(paths: Sequence[Path]) -> None:
     path_by_target: dict[Path, Path] = {}
-    log_runs: list[LogRun] = []
-    table_notes: list[str] = []
-    for path in files:
+    for path in paths:
         if not path.exists():
             raise InputError(f"no such log: {path}. Expected a file that exists; check its name.")
         earlier_path = path_by_target.setdefault(path.resolve(), path)
         if earlier_path is not path:
             raise InputError(f"{path} is given twice (as {earlier_path} too), expected once; leave one out.")
-        try:
-            tables = importer.read(path)
-        except OSError as e:
-            raise InputError(f"cannot read {path}: {e.strerror or e}. Check who may read it.") from e
-        except ImportError as e:
-            raise InputError(
-                f"--from {log_format} needs a package ({e}); install it with: pip install 'isojax[{log_format}]'."
-            ) from e
-        for table in tables:
-            log_runs += group_rows(map_columns(table, field_map, importer.FIELDS))
-            table_notes += [f"{table.source}: {note}" for note in table.notes]
-    runs, notes = to_run_records(log_runs)
-    return ImportedRuns(tuple(runs), tuple(table_notes + notes))
+
+
+def _read_tables(log: Path, log_format: str, importer: ModuleType) -> list[LogTable]:
+    try:
+        return importer.read(log)
+    except OSError as e:
+        raise InputError(f"cannot read {log}: {e.strerror or e}. Check who may read it.") from e
+    except ImportError as e:
+        raise InputError(
+            f"--from {log_format} needs a package ({e}); install it with: pip install 'isojax[{log_format}]'."
+        ) from e
+
+
+def _gather_runs(
+    tables: Sequence[LogTable], field_map: Mapping[str, str], settings: RunSettings, importer: ModuleType
+) -> list[LogRun]:
+    """The runs of a log's tables; each is taken for itself where its name says its settings."""
+    if settings or any("{}" in text for text in field_map.values()):
+        tables = [part for table in tables for part in _split_by_run(table, field_map, importer.FIELDS)]
+    return [
+        run
+        for table in tables
+        for run in group_rows(map_columns(table, {**settings_of(table, settings), **field_map}, importer.FIELDS))
+    ]
+
+
+def _split_by_run(
+    table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]
+) -> list[LogTable]:
+    """A table of each run of a log that has a column for its name."""
+    names = [field_map["run"]] if "run" in field_map else known_columns.get("run", ())
+    column = next((name for name in names if name in table.columns), None)
+    if column is None:
+        return [table]
+    rows_by_run: dict[str, list[DataRow]] = defaultdict(list)
+    for row in table.rows:
+        rows_by_run[str(row.values.get(column, ""))].append(row)
+    return [replace(table, rows=tuple(rows), run=name) for name, rows in rows_by_run.items()]
 
 
 def check_output_folder(out: Path) -> None:
@@ -75,23 +134,6 @@ def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, obje
 
 
 _SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separates them: --map run=COLUMN."
-
-
-@dataclass
-class LogRun:
-    """The rows of one run, as they are gathered; `seed` is None until one is known or assigned."""
-
-    column_map: ColumnMap
-    name: str
-    B_p: int
-    n: int
-    seed: int | None
-    rows: list[DataRow] = field(default_factory=list)
-
-    @property
-    def location(self) -> str:
-        """Where it begins."""
-        return self.rows[0].location
 
 
 def group_rows(column_map: ColumnMap) -> list[LogRun]:
@@ -214,7 +256,7 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
         for run, seed in zip(unseeded_runs, free_seeds, strict=False):
             run.seed = seed
         if unseeded_runs and len(cell_runs) > 1:
-            numbering = ", ".join(f"{run.name or run.rows[0].source} is {run.seed}" for run in unseeded_runs)
+            numbering = ", ".join(f"{run.label} is {run.seed}" for run in unseeded_runs)
             notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}")
     return notes
 

@@ -14,6 +14,7 @@ from isojax.core.tabular import DataRow, is_blank, parse_number
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation
 
 CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
+OTHER_FIELDS = (*CUMULATIVE_FIELDS, "step_seconds")  # that a row may have beside metrics
 
 
 @dataclass
@@ -42,7 +43,8 @@ def read_run_record(
     entries_since_evaluation: list[StepEntry] = []
     entries = _join_steps(rows, column_map)
     C = _cumulative_rollouts(entries, column_map, cell)
-    for entry, rollouts, estimated_tokens in zip(entries, C, _estimated_tokens(entries, C), strict=True):
+    estimates = _estimated_tokens(entries, C), _hours_of_steps(entries, column_map)
+    for entry, rollouts, estimated_tokens, hours in zip(entries, C, *estimates, strict=True):
         entries_since_evaluation.append(entry)
         metrics = _evaluation_metrics(entry)
         if not metrics:
@@ -58,6 +60,8 @@ def read_run_record(
             tokens = _cumulative_sum("tokens", entry, points[-1].tokens if points else 0)
         if "device_hours" in column_map:
             device_hours.append(_cumulative_sum("device_hours", entry, device_hours[-1] if device_hours else 0))
+        elif hours is not None:
+            device_hours.append(hours)
         points.append(
             EvalPoint(
                 target=rollouts,
@@ -91,11 +95,12 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
         if entries and clock < entries[-1].clock:
             raise InputError(
                 f"{row.location}: {clock_field} falls from {entries[-1].clock} ({entries[-1].first_row.position}) to"
-                f" {clock} within a run. Sort the file, or separate its runs with --map run=COLUMN."
+                f" {clock} within a run. Sort the file, separate its runs with --map run=COLUMN, or add --resumed where"
+                " the run was resumed."
             )
         if not entries or clock > entries[-1].clock:
             entries.append(StepEntry(column_map, clock, row))
-        for name in (*column_map.metric_fields, *(name for name in CUMULATIVE_FIELDS if name in column_map.columns)):
+        for name in (*column_map.metric_fields, *(name for name in OTHER_FIELDS if name in column_map.columns)):
             _add_cell(entries[-1], name, row)
     return entries
 
@@ -192,6 +197,22 @@ def _estimated_tokens(entries: Sequence[StepEntry], C: Sequence[int]) -> list[fl
             counted_rollouts = rollouts
         tokens.append(max([total_tokens + mean_length * (rollouts - counted_rollouts), *tokens[-1:]]))
     return tokens
+
+
+def _hours_of_steps(entries: Sequence[StepEntry], column_map: ColumnMap) -> list[float] | list[None]:
+    """Device hours at each entry, from the seconds of each step; a step without them took as long as the others. None
+    where the seconds of a step or the devices are not known, or the clock is no step."""
+    seconds = [entry.values["step_seconds"] for entry in entries if "step_seconds" in entry.values]
+    if not seconds or "devices" not in column_map or "step" not in column_map:
+        return [None] * len(entries)
+    devices, mean = column_map.read("devices", entries[0].first_row), sum(seconds) / len(seconds)
+    hours, total, last_step = list[float](), 0.0, 0
+    for entry in entries:
+        missing = max(entry.clock - last_step - 1, 0)  # steps that are not in the log
+        own = entry.values.get("step_seconds", mean if entry.clock > last_step else 0.0)
+        total, last_step = total + own + missing * mean, entry.clock
+        hours.append(total * devices / 3600)
+    return hours
 
 
 def _cumulative_sum(name: str, entry: StepEntry, earlier_value: float) -> Any:

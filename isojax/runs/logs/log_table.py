@@ -22,6 +22,8 @@ FIELD_HELP = {
     "tokens": "response tokens sampled for training so far",
     "response_length": "mean response tokens per rollout (tokens are summed from it)",
     "device_hours": "device hours so far",
+    "step_seconds": "wall-clock seconds of a step (with devices, device hours are summed from it)",
+    "devices": "devices that train a run",
     "train_reward": "mean training reward",
     "counts": "correct rollouts (or the sum of graded rewards) of each validation problem, as a list",
     "samples": "rollouts per validation problem",
@@ -31,7 +33,8 @@ FIELD_HELP = {
 # Columns named as in a ledger of our own need no map. Where a format's own `reward` is the training reward, its
 # importer takes SAME_NAME_FIELDS and says which column is which.
 SAME_NAME_FIELDS = {
-    name: (name,) for name in ("rollouts", "step", "n", "B_p", "B", "seed", "tokens", "device_hours", "samples")
+    name: (name,)
+    for name in ("rollouts", "step", "n", "B_p", "B", "seed", "tokens", "device_hours", "devices", "samples")
 }
 LEDGER_FIELDS = {name: (name,) for name in FIELD_HELP if name != "scale"} | {
     "step": ("step", "global_step"),
@@ -49,6 +52,15 @@ class LogTable:
     config: Mapping[str, Any] = field(default_factory=dict)  # what it says once for all its rows, as further columns
     one_run: bool = True  # whether the format holds one run per log, so that n and B_p cannot change in it
     notes: tuple[str, ...] = ()  # what was left out in reading
+    run: str = ""  # the run's name, where the log says it
+    run_id: str = ""  # what the logs of one run share, each of which goes on where the one before was cut off
+    started: float = 0.0  # seconds of the epoch; orders the logs of one run
+    only_metric: str = ""  # the one column with a metric, in a format that holds nothing else
+
+    @property
+    def label(self) -> str:
+        """The log, and the run in it where it says its name."""
+        return f"{self.source} (run {self.run!r})" if self.run else self.source
 
     @cached_property
     def columns(self) -> list[str]:

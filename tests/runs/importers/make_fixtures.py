@@ -1,5 +1,5 @@
 """Write tests/logs/fixtures/ with the real writers: `python tests/runs/importers/make_fixtures.py
-csv|tensorboard|wandb|verl|trl`.
+csv|tensorboard|wandb|wandb_resumed|verl|verl_console|trl`.
 
 Each function needs the packages it imports, and none of them is needed by the tests (wandb and tensorboardX, of the
 extra test, read). Made with torch 2.13.0, tensorboard 2.21.0, wandb 0.31.0, trl 1.16.0 (transformers 5.23) and verl
@@ -8,22 +8,24 @@ extra test, read). Made with torch 2.13.0, tensorboard 2.21.0, wandb 0.31.0, trl
     pip install torch==2.13.0
     pip install tensorboard wandb trl orjson && pip install --no-deps verl
 
-Of verl only verl/utils/tracking.py is loaded, because importing the package needs ray and more. Values are those of
-`accuracy` and
-`training_reward` below, which tests/runs/importers/test_fixtures.py knows too, but for TRL, whose GRPOTrainer trains a
-random model of 3,000 parameters for six updates and logs what it measures.
+Of verl only utils/tracking.py and utils/logger/aggregate_logger.py are loaded, because importing the package needs ray
+and more. Values are those of `accuracy` and `training_reward` below, which tests/runs/importers/test_fixtures.py knows
+too, but for TRL, whose GRPOTrainer trains a random model of 3,000 parameters for six updates and logs what it measures.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
+import io
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 FIXTURES = Path(__file__).parent / "fixtures"
 STEPS, EVERY, B_P = 12, 3, 16
@@ -102,6 +104,40 @@ def make_wandb() -> None:
             shutil.copy(file, folder / name / f"run-{name}.wandb")
 
 
+def make_wandb_resumed() -> None:
+    """A folder of W&B's offline runs: one whole, one that broke off at step 10 and was resumed from the state of step 8
+    (it had measured .01 more at step 9), and one that broke off before its first step."""
+    folder = _fresh("wandb_resumed")
+    with tempfile.TemporaryDirectory() as temp:
+        _quiet_wandb(temp)
+        for name, n, steps, shift in (
+            ("whole-n16", 16, range(STEPS + 1), 0.0),
+            ("cut-n8", 8, range(11), 0.01),
+            ("cut-n8", 8, range(9, STEPS + 1), 0.0),
+            ("nothing-n4", 4, range(0), 0.0),
+        ):
+            if os.fork():
+                os.wait()
+            else:
+                _log_to_wandb(name, n, steps, shift)
+        for file in sorted(Path(temp).glob("wandb/offline-run-*/run-*.wandb")):
+            (folder / file.parent.name).mkdir()
+            shutil.copy(file, folder / file.parent.name / file.name)
+
+
+def _log_to_wandb(name: str, n: int, steps: range, shift: float) -> None:
+    """One process of a run: without a step it is killed, and before the last step it breaks off."""
+    import wandb
+
+    run = wandb.init(project="isojax", name=name, id=name.replace("-", ""), resume="allow", config={"B_p": B_P})
+    for step in steps:
+        logged = metrics(n, step, OWN)
+        run.log({key: value + (shift if step >= 9 else 0.0) for key, value in logged.items()}, step=step)
+    if steps:
+        run.finish(exit_code=int(STEPS not in steps))
+    os._exit(0)
+
+
 def make_verl() -> None:
     """verl's Tracking with its loggers "file" and "tensorboard"."""
     shutil.rmtree(FIXTURES / "verl_tensorboard", ignore_errors=True)
@@ -114,6 +150,22 @@ def make_verl() -> None:
             tracking.log(metrics(n, step, VERL), step)
         tracking.finish()
         _rename_events(FIXTURES / "verl_tensorboard" / f"n{n}")
+
+
+def make_verl_console() -> None:
+    """verl's console logger, behind its command line and the prefix that Ray gives a line of a worker."""
+    folder = _fresh("verl_console")
+    logger = _verl_module("utils", "logger", "aggregate_logger.py").LocalLogger()
+    for n in (8, 16):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            for step in range(STEPS + 1):
+                logger.log(metrics(n, step, VERL), step)
+        settings = f"data.train_batch_size={B_P} actor_rollout_ref.rollout.n={n} trainer.experiment_name=gsm8k-n{n}"
+        devices = "trainer.nnodes=1 trainer.n_gpus_per_node=8"
+        with (folder / f"job-{n}.log").open("w") as f:
+            f.write(f"++ python3 -m verl.trainer.main_ppo {settings} {devices}\n")
+            f.writelines(f"\x1b[36m(TaskRunner pid=20910)\x1b[0m {line}\n" for line in printed.getvalue().splitlines())
 
 
 def make_trl() -> None:
@@ -212,15 +264,18 @@ def _quiet_wandb(folder: str) -> None:
 
 def _verl_tracking() -> Callable[..., object]:
     """verl.utils.tracking.Tracking, from its file alone."""
+    return _verl_module("utils", "tracking.py").Tracking
+
+
+def _verl_module(*parts: str) -> Any:
+    """A module of verl, from its file alone."""
     package = importlib.util.find_spec("verl")
     assert package and package.origin
-    spec = importlib.util.spec_from_file_location(
-        "verl_tracking", Path(package.origin).parent / "utils" / "tracking.py"
-    )
+    spec = importlib.util.spec_from_file_location("verl_module", Path(package.origin).parent.joinpath(*parts))
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.Tracking
+    return module
 
 
 if __name__ == "__main__":

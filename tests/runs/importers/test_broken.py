@@ -157,7 +157,7 @@ def test_right_answers_outside_the_samples(logged):
 def test_a_missing_file_an_unknown_format(logged, tmp_path):
     with pytest.raises(InputError, match="no such log"):
         read_logs([tmp_path / "none.csv"], "csv", {})
-    with pytest.raises(InputError, match="is a folder, expected a file"):
+    with pytest.raises(InputError, match=r"holds no file that ends in \.csv or \.tsv"):
         read_logs([tmp_path], "csv", {})
-    with pytest.raises(InputError, match="expected one of csv, jsonl, tensorboard, trl, verl, wandb"):
+    with pytest.raises(InputError, match="expected one of csv, jsonl, tensorboard, trl, verl, verl_console, wandb"):
         logged("excel", "x")

@@ -204,3 +204,27 @@ def test_text_from_logs_is_no_markup(isojax, tmp_path):
         "records", "import", "a.jsonl", "--from", "jsonl", "--map", "n=2,B_p=2,reward=[red]x[/red]", "--out", "runs"
     )
     assert code == 0 and "[red]x[/red]" in out
+
+
+def test_a_folder_of_logs_needs_no_format_and_says_what_it_skips(isojax, tmp_path):
+    code, out, err = isojax(
+        "records", "import", FIXTURES / "wandb_resumed", "--map", "reward=val/acc,n=n{}", "--out", "runs"
+    )
+    assert code == 0 and "2 runs in runs" in out, err
+    assert "warning: skipped: " in err and "nothingn4.wandb holds no step" in err
+    assert "note: cut-n8 was resumed (" in err
+    code, out, err = isojax("recommend", "runs", "--budget", "3000")
+    assert code == 0 and "for 3,000 rollouts: B_p = 16, n = " in out, err
+
+
+def test_settings_and_resumed_runs(isojax, tmp_path):
+    Path("log.csv").write_text("run,step,reward\na,0,.1\na,1,.2\na,2,.3\na,1,.25\na,2,.35\n")
+    Path("settings.csv").write_text("run,n,B_p\na,4,2\n")
+    words = ("records", "import", "log.csv", "--settings", "settings.csv", "--out", "runs")
+    code, _, err = isojax(*words)
+    assert code == 2 and "line 5: step falls from 2 (line 4) to 1" in err
+    assert "or add --resumed where the run was resumed" in err
+    assert not Path("runs").exists()
+    assert isojax(*words, "--resumed")[0] == 0
+    (run,) = read_runs([tmp_path / "runs"])
+    assert [p.metrics["reward"] for p in run.points] == [0.1, 0.25, 0.35]

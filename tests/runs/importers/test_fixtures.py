@@ -42,6 +42,7 @@ def expect(run, n, metric):
     ("format", "names", "maps", "cells"),
     [
         ("verl", ["verl/n8.jsonl", "verl/n16.jsonl"], [f"B_p={B_P},n=n{{}}"], {8: "avg@4", 16: "avg@4"}),
+        ("verl_console", ["verl_console"], [], {8: "avg@4", 16: "avg@4"}),
         ("tensorboard", ["verl_tensorboard"], [f"B_p={B_P},n=n{{}}"], {8: "avg@4", 16: "avg@4"}),
         (
             "tensorboard",

@@ -1,0 +1,106 @@
+"""verl's console log (trainer.logger=console): lines "step:N - TAG:VALUE - TAG:VALUE", with Ray's prefixes and colours,
+among whatever else was printed. n, B_p and the devices are read from the config that verl prints, or from its command
+line (`set -x`). One file is one run, named after trainer.experiment_name."""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from isojax.core.errors import InputError
+from isojax.core.table_files import read_lines
+from isojax.core.tabular import DataRow, parse_number
+from isojax.core.yaml_files import flatten
+from isojax.runs.importers import verl
+from isojax.runs.logs.log_table import LogTable, check_log_file
+
+FIELDS = verl.FIELDS | verl.CONFIG_COLUMNS
+SUFFIXES = (".log", ".txt", ".out")
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_RAY_PREFIX = re.compile(r"^\((\w+) (?:pid|ip)=[^)]*\) ?")
+_RAY_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_STEP_LINE = re.compile(r"^step:(\d+) - (.*)$")
+_NUMPY_NUMBER = re.compile(r"np\.\w+\((.*)\)")  # as pprint writes a number of numpy
+_OVERRIDE = re.compile(r"(?:^|[\s'\"+])([a-z_]+(?:\.[a-z_0-9]+)+)=([^\s'\"]+)")
+MAX_CONFIG_LINES = 3000
+
+
+def is_step_line(text: str) -> bool:
+    """Whether a line of a log has a step's metrics."""
+    return _STEP_LINE.match(_plain(text)[1]) is not None
+
+
+def read(path: Path) -> list[LogTable]:
+    """The file as one run; InputError where it has no step."""
+    check_log_file(path)
+    numbered = list(read_lines(path))
+    lines = [(number, *_plain(text)) for number, text in numbered]
+    rows, notes = list[DataRow](), list[str]()
+    for i, (number, _, text) in enumerate(lines):
+        match = _STEP_LINE.match(text)
+        if match:
+            is_torn = i == len(lines) - 1 and not numbered[i][1].endswith("\n")
+            if is_torn:
+                notes.append("its last line is torn (the run still writes it, or was stopped)")
+            values = _metric_values(match[2], is_torn)
+            rows.append(DataRow(str(path), f"line {number}", {"step": int(match[1]), **values}, number - 1))
+    if not rows:
+        raise InputError(
+            f'{path} has no line "step:N - TAG:VALUE - ...", as verl prints one for each step with'
+            " trainer.logger=console. Leave it out, or name another format by --from."
+        )
+    config = _command_line_settings(text for _, _, text in lines) | _printed_config(lines)
+    name = str(config.get("trainer.experiment_name", ""))
+    return [LogTable(str(path), tuple(rows), config | verl.device_count(config), run=name, notes=tuple(notes))]
+
+
+def _plain(text: str) -> tuple[str, str]:
+    """(Ray's prefix, the rest) of a line without colours."""
+    text = _RAY_REPEATED.sub("", _COLOUR.sub("", text).rstrip("\r\n"))
+    prefix = _RAY_PREFIX.match(text)
+    return (prefix[0], text[prefix.end() :]) if prefix else ("", text)
+
+
+def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
+    """ "actor/lr:0.001 - critic/score/mean:0.5" -> tag -> value; what is no number is left out, and of a torn line what
+    may lack digits."""
+    pieces = text.split(" - ")
+    values = {}
+    for piece in pieces[:-1] if is_torn else pieces:
+        tag, _, value = piece.rpartition(":")
+        number_text = _NUMPY_NUMBER.sub(r"\1", value.strip().strip("'"))
+        number = parse_number(number_text)
+        if tag and number is not None:
+            values[tag.strip()] = number
+    return values
+
+
+def _command_line_settings(texts: Iterator[str]) -> dict[str, str]:
+    """Hydra's overrides on the command lines of verl's trainers, the last of each."""
+    commands = (text for text in texts if "verl." in text and "=" in text)
+    return {name: value for text in commands for name, value in _OVERRIDE.findall(text)}
+
+
+def _printed_config(lines: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
+    """The config as verl prints it before it begins, {'actor_rollout_ref': {...}, ...}, over many lines, with dots; {}
+    where it is not there whole."""
+    for start, (_, prefix, text) in enumerate(lines):
+        if not text.startswith("{'"):
+            continue
+        printed, opened = list[str](), 0
+        for _, line_prefix, line in lines[start : start + MAX_CONFIG_LINES]:
+            if line_prefix != prefix:
+                continue
+            printed.append(line)
+            opened += line.count("{") - line.count("}")
+            if opened <= 0:
+                break
+        try:
+            config = ast.literal_eval("\n".join(printed))
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(config, dict) and "actor_rollout_ref" in config:
+            return dict(flatten(config))
+    return {}

@@ -1,0 +1,71 @@
+"""Which logs there are: those of a folder, and the format of a log whose format nobody named."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+
+from isojax.core.errors import InputError
+from isojax.core.table_files import DELIMITERS, JSON_LINES_SUFFIXES, read_lines
+from isojax.runs.importers import tensorboard, trl, verl_console
+
+LINES_LOOKED_AT = 20_000  # of a console log, before its first step
+
+
+def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
+    """The logs below a folder: as the importer's `find_logs` says, else the files that end as its SUFFIXES, also
+    gzipped; the folder itself where a module has neither. InputError where there is none."""
+    if hasattr(importer, "find_logs"):
+        return importer.find_logs(folder)
+    suffixes = getattr(importer, "SUFFIXES", None)
+    if suffixes is None:
+        return [folder]
+    endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz"))
+    files = sorted(path for path in folder.rglob("*") if path.name.endswith(endings) and path.is_file())
+    if not files:
+        raise InputError(f"{folder} holds no file that ends in {' or '.join(suffixes)}; name the logs themselves.")
+    return files
+
+
+def detect_format(paths: Sequence[Path]) -> str:
+    """The format of logs that are all of one, by their names and first lines; InputError where it cannot be told."""
+    formats = {found: path for path in reversed(paths) for found in _formats(path)}
+    if len(formats) == 1:
+        return next(iter(formats))
+    if formats:
+        found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
+        raise InputError(f"logs of several formats: {found}; expected one. Name it by --from, or leave logs out.")
+    names = " ".join(map(str, paths))
+    raise InputError(f"{names}: the format is not known by name or first lines; name it, such as --from csv.")
+
+
+def _formats(path: Path) -> set[str]:
+    """The formats of a log, or of all logs below a folder; empty where none is known."""
+    if not path.is_dir():
+        return {found} if (found := _format_of_file(path)) else set()
+    for name, pattern in (
+        ("wandb", "run-*.wandb"),
+        ("trl", trl.STATE_FILE),
+        ("tensorboard", tensorboard.EVENT_FILE_PATTERN),
+    ):
+        if next(path.rglob(pattern), None) is not None:
+            return {name}
+    return {found for file in sorted(path.rglob("*")) if file.is_file() and (found := _format_of_file(file))}
+
+
+def _format_of_file(path: Path) -> str:
+    """The format of a file; "" where none is known."""
+    name = path.name.removesuffix(".gz")
+    if name.endswith(".wandb") or "tfevents" in name or name == trl.STATE_FILE:
+        return "wandb" if name.endswith(".wandb") else "trl" if name == trl.STATE_FILE else "tensorboard"
+    try:
+        lines = [text for _, text in islice(read_lines(path), LINES_LOOKED_AT) if text.strip()]
+    except InputError:  # no text: not one of these, or damaged
+        return ""
+    if any(map(verl_console.is_step_line, lines)):
+        return "verl_console"
+    if not lines:
+        return ""
+    if name.endswith(JSON_LINES_SUFFIXES) or lines[0].lstrip().startswith("{"):
+        return "verl" if '"step"' in lines[0] and '"data"' in lines[0] else "jsonl"
+    return "csv" if name.endswith((".csv", ".tsv")) or any(mark in lines[0] for mark in DELIMITERS) else ""

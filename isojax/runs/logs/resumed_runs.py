@@ -1,0 +1,103 @@
+"""Runs that were resumed: the logs of one run joined. Where two of them have a step, the later log counts."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from isojax.core.errors import InputError
+from isojax.core.tabular import DataRow, is_blank
+from isojax.runs.logs.column_map import ColumnMap
+
+
+@dataclass
+class LogRun:
+    """The rows of one run, as they are gathered; `seed` is None until one is known or assigned."""
+
+    column_map: ColumnMap
+    name: str
+    B_p: int
+    n: int
+    seed: int | None
+    rows: list[DataRow] = field(default_factory=list)
+
+    @property
+    def location(self) -> str:
+        """Where it begins."""
+        return self.rows[0].location
+
+    @property
+    def label(self) -> str:
+        """Its name, or else the name of its run in the log's format, or its file."""
+        return self.name or self.column_map.table.label
+
+
+def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> tuple[list[LogRun], list[str]]:
+    """The runs, those with one id joined, and notes of what was joined. `on_request`: those with one name and setting
+    too, and within a log a run goes on where its steps fall."""
+    parts_by_run: dict[object, list[LogRun]] = defaultdict(list)
+    for i, run in enumerate(runs):
+        table = run.column_map.table
+        name = run.name or table.run
+        named = (name, run.B_p, run.n, run.seed) if on_request and name else i
+        parts_by_run[table.run_id or named].append(run)
+    joined, notes = [], []
+    for parts in parts_by_run.values():
+        parts.sort(key=lambda part: part.column_map.table.started)
+        if len(parts) == 1 and not on_request:
+            joined += parts
+            continue
+        run = _join(parts)
+        run.rows, repeated = _keep_latest([part.rows for part in parts], run.column_map, on_request)
+        joined.append(run)
+        if len(parts) > 1 or repeated:
+            logs = " and ".join(dict.fromkeys(part.rows[0].source for part in parts))
+            what = f"{repeated} rows of steps that were repeated count once, as they were logged last"
+            notes.append(f"{run.name or run.column_map.table.run or 'a run'} was resumed ({logs}): {what}")
+    return joined, notes
+
+
+def _join(parts: Sequence[LogRun]) -> LogRun:
+    """The settings and columns of all; InputError where they differ."""
+    for a, b in pairwise(parts):
+        shared = a.column_map.columns.keys() & b.column_map.columns.keys()
+        different = [name for name in ("B_p", "n") if vars(a)[name] != vars(b)[name]]
+        different += [name for name in shared if a.column_map.columns[name] != b.column_map.columns[name]]
+        if different:
+            raise InputError(
+                f"{a.location} and {b.location} are logs of one run, which was resumed, and differ in"
+                f" {', '.join(different)}; expected one setting. Leave one out, or name the columns with --map."
+            )
+    columns, constants = dict[str, str](), dict[str, float | int]()
+    for part in parts:
+        columns |= part.column_map.columns
+        constants |= part.column_map.constants
+    detected = frozenset().union(*(part.column_map.detected for part in parts))
+    last = parts[-1]
+    column_map = replace(last.column_map, columns=columns, constants=constants, detected=detected)
+    return replace(last, column_map=column_map, rows=[])
+
+
+def _keep_latest(
+    parts: Sequence[Sequence[DataRow]], column_map: ColumnMap, split_falls: bool
+) -> tuple[list[DataRow], int]:
+    """(the rows without those that a later part logged again, how many were); a part also begins where the clock falls,
+    or repeats a value, if `split_falls`."""
+    kept: list[tuple[int, DataRow]] = []
+    dropped = 0
+    for rows in parts:
+        for i, row in enumerate(rows):
+            clock = column_map.read(column_map.clock_field, row)
+            begins = i == 0 or (split_falls and _goes_back(kept, clock, row, column_map))
+            while begins and kept and kept[-1][0] >= clock:
+                kept.pop()
+                dropped += 1
+            kept.append((clock, row))
+    return [row for _, row in kept], dropped
+
+
+def _goes_back(kept: Sequence[tuple[int, DataRow]], clock: int, row: DataRow, column_map: ColumnMap) -> bool:
+    last_clock, last_row = kept[-1]
+    columns = [column_map.columns[name] for name in column_map.metric_fields]
+    repeats = any(not is_blank(row.values.get(c)) and not is_blank(last_row.values.get(c)) for c in columns)
+    return clock < last_clock or (clock == last_clock and repeats)

@@ -1,0 +1,52 @@
+"""A small table beside the logs that says what they do not: the columns run, n, B_p (or B), seed, devices."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+from isojax.core.errors import InputError
+from isojax.core.table_files import read_table
+from isojax.core.tabular import check_unique_rows, is_blank, list_some, require_column
+from isojax.runs.logs.log_table import LogTable
+
+SETTING_FIELDS = ("n", "B_p", "B", "seed", "samples", "devices", "scale")
+
+RunSettings = Mapping[str, Mapping[str, str]]  # run -> field -> number as text
+
+
+def read_settings(path: Path) -> RunSettings:
+    """The table; InputError where it lacks the column run, or has one that is no setting."""
+    table = read_table(path)
+    require_column(table, "run")
+    unknown = [name for name in table.columns if name not in ("run", *SETTING_FIELDS)]
+    if unknown:
+        raise InputError(
+            f"{path}, {table.header_position}: no setting {unknown[0]!r}; expected run and some of"
+            f" {', '.join(SETTING_FIELDS)}. Remove the column."
+        )
+    check_unique_rows(table, ["run"])
+    return {
+        str(row.values["run"]).strip(): {
+            name: str(row.values[name]) for name in SETTING_FIELDS if not is_blank(row.values.get(name))
+        }
+        for row in table.rows
+    }
+
+
+def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
+    """What the settings say of a log's run, by its name, its id, its path, its file or a folder of it; InputError where
+    nothing does. Empty where there are no settings."""
+    if not settings:
+        return {}
+    path = Path(table.source)
+    stem = path.name.removesuffix(".gz")
+    names = [table.run, table.run_id, table.source, path.name, stem, Path(stem).stem, *reversed(path.parts[:-1])]
+    for name in filter(None, names):
+        if name in settings:
+            return settings[name]
+    wanted = table.run or path.name
+    nearest = difflib.get_close_matches(wanted, settings, n=1, cutoff=0)[0]
+    raise InputError(
+        f"--settings: no row for {table.label}; expected one with run = {wanted}. The nearest is {nearest!r}; the runs"
+        f" are {list_some(list(settings))}."
+    )

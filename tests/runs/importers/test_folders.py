@@ -1,0 +1,138 @@
+"""A folder of logs: which there are, those that cannot be used, and runs that were resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, RunRecord
+from isojax.runs.logs.find_logs import detect_format
+from isojax.runs.logs.import_logs import read_logs
+from isojax.scaling.fit import fit_all_runs
+from tests.runs.importers.conftest import FIXTURES
+from tests.runs.importers.make_fixtures import EVERY, STEPS, accuracy
+from tests.scaling.synthetic import world
+
+RESUMED = FIXTURES / "wandb_resumed"
+
+
+@pytest.mark.parametrize(
+    ("name", "log_format"),
+    [
+        ("runs.csv", "csv"),
+        ("verl", "verl"),
+        ("verl/n8.jsonl", "verl"),
+        ("wandb", "wandb"),
+        ("wandb/own/run-own.wandb", "wandb"),
+        ("tensorboard", "tensorboard"),
+        ("trl", "trl"),
+        ("trl/checkpoint-6/trainer_state.json", "trl"),
+    ],
+)
+def test_formats_are_detected(name, log_format):
+    assert detect_format([FIXTURES / name]) == log_format
+
+
+def test_formats_that_cannot_be_told(tmp_path):
+    (tmp_path / "notes.txt").write_text("nothing\n")
+    with pytest.raises(InputError, match="the format is not known by name or first lines; name it, such as --from csv"):
+        detect_format([tmp_path])
+    with pytest.raises(InputError, match=r"logs of several formats: csv .*verl"):
+        detect_format([FIXTURES / "runs.csv", FIXTURES / "verl"])
+
+
+def test_a_folder_of_files_without_those_that_cannot_be_used(tmp_path):
+    for n in (4, 8):
+        (tmp_path / f"n{n}.jsonl").write_text(
+            "".join(json.dumps({"step": i, "reward": 0.1 * i, "B_p": 2}) + "\n" for i in range(4))
+        )
+    (tmp_path / "n16.jsonl").write_text("")
+    (tmp_path / "n32.jsonl").write_text('{"step": 0, "rew')
+    (tmp_path / "notes.txt").write_text("not a log\n")
+    result = read_logs([tmp_path], "jsonl", {"n": "n{}"})
+    assert [run.cell for run in result.runs] == [Cell(2, 4, 0), Cell(2, 8, 0)]
+    assert [text.split(",")[0].split(" is ")[0] for text in result.skipped] == [
+        str(tmp_path / "n16.jsonl"),
+        str(tmp_path / "n32.jsonl"),
+    ]
+    with pytest.raises(InputError, match=r"n16\.jsonl is empty"):  # named by the user, it is refused
+        read_logs([tmp_path / "n4.jsonl", tmp_path / "n16.jsonl"], "jsonl", {"n": "n{}"})
+
+
+def test_a_mistake_in_all_logs_is_refused(tmp_path):
+    for n in (4, 8):
+        (tmp_path / f"n{n}.jsonl").write_text('{"step": 0, "reward": 0.1}\n')
+    with pytest.raises(InputError, match=r"n4\.jsonl has no column 'solved'"):
+        read_logs([tmp_path], "jsonl", {"n": "n{}", "reward": "solved"})
+
+
+def test_wandb_a_run_that_broke_off_and_was_resumed_is_one_run():
+    result = read_logs([RESUMED], None, {"n": "n{}", "reward": "val/acc"})
+    assert [run.cell for run in result.runs] == [Cell(16, 8, 0), Cell(16, 16, 0)]
+    for run in result.runs:
+        expected = {step: accuracy(run.cell.n, step) for step in range(0, STEPS + 1, EVERY)}
+        assert {p.M: p.metrics["val/acc"] for p in run.points} == pytest.approx(expected, abs=1e-9)
+    (note,) = result.notes
+    assert note.startswith("cut-n8 was resumed (") and "2 rows of steps that were repeated count once" in note
+    (skipped,) = result.skipped
+    assert "nothingn4.wandb holds no step" in skipped
+
+
+def as_csv(runs: list[RunRecord], resumed: bool) -> str:
+    """The runs' evaluations; `resumed`: the run of n = 4 broke off after 9 of them, .02 too high in the last three,
+    which it repeats.
+    """
+    lines = ["run,n,B_p,seed,step,rollouts,avg@4"]
+    for run in runs:
+        name = f"n{run.cell.n}-s{run.cell.seed}"
+        rows = [(p.M, p.rollouts, p.metrics["avg@4"]) for p in run.points]
+        if resumed and run.cell.n == 4:
+            rows = [*rows[:6], *((M, C, reward + 0.02) for M, C, reward in rows[6:9]), *rows[6:]]
+        cell = run.cell
+        lines += [f"{name},{cell.n},{cell.B_p},{cell.seed},{M},{C},{reward!r}" for M, C, reward in rows]
+    return "\n".join(lines)
+
+
+def test_a_resumed_world_gives_the_same_law(tmp_path: Path):
+    runs, fits = world(n=(4, 16), seeds=1, problems=60, budget=8000).runs, []
+    for resumed in (False, True):
+        log = tmp_path / f"{resumed}.csv"
+        log.write_text(as_csv(runs, resumed))
+        result = read_logs([log], "csv", {}, resumed=resumed)
+        assert bool(result.notes) == resumed
+        fits.append(fit_all_runs(result.runs, "avg@4").model_dump(exclude={"runs"}))
+    assert fits[0] == fits[1]
+    with pytest.raises(InputError, match="step falls from"):
+        read_logs([tmp_path / "True.csv"], "csv", {})
+
+
+@pytest.mark.parametrize(("n", "runs"), [(4, [(4, 3)]), (8, [(4, 2), (8, 2)])])
+def test_logs_of_one_name_are_one_run_on_request_unless_settings_differ(tmp_path, n, runs):
+    (tmp_path / "a.csv").write_text("run,step,reward,n,B_p\nx,0,.1,4,2\nx,1,.2,4,2\n")
+    (tmp_path / "b.csv").write_text(f"run,step,reward,n,B_p\nx,1,.3,{n},2\nx,2,.4,{n},2\n")
+    result = read_logs([tmp_path], "csv", {}, resumed=True)
+    assert [(run.cell.n, len(run.points)) for run in result.runs] == runs
+    assert result.runs[-1].points[-2].metrics == {"reward": 0.3}
+
+
+def test_logs_of_one_id_with_other_settings_are_refused(tmp_path, monkeypatch):
+    """As W&B's, by a format of one's own."""
+    (tmp_path / "of_one_id.py").write_text(OF_ONE_ID)
+    monkeypatch.chdir(tmp_path)
+    for n in (4, 8):
+        (tmp_path / f"{n}.log").write_text("")
+    with pytest.raises(InputError, match=r"are logs of one run, which was resumed, and differ in n; expected one"):
+        read_logs([tmp_path / "4.log", tmp_path / "8.log"], "of_one_id", {})
+
+
+OF_ONE_ID = """
+from isojax.core.tabular import DataRow
+from isojax.runs.logs.log_table import LEDGER_FIELDS as FIELDS, LogTable
+
+def read(path):
+    row = DataRow(str(path), "line 1", {"step": 0, "reward": 0.5, "n": int(path.stem), "B_p": 2})
+    return [LogTable(str(path), (row,), run_id="x")]
+"""

@@ -1,0 +1,77 @@
+"""verl's console log: steps among what else is printed, and the settings that it prints."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
+from isojax.runs.logs.import_logs import read_logs
+
+RAY = "\x1b[36m(TaskRunner pid=71)\x1b[0m "
+COMMAND = "++ python3 -m verl.trainer.main_ppo data.train_batch_size=64 actor_rollout_ref.rollout.n=5 trainer.nnodes=1"
+CONFIG = f"""\
+{RAY}{{'actor_rollout_ref': {{'actor': {{'optim': {{'lr': 1e-06}}}},
+\x1b[36m(WorkerDict pid=80)\x1b[0m a line of another process {{
+{RAY}                       'rollout': {{'n': 8, 'name': 'vllm'}}}},
+{RAY} 'data': {{'train_batch_size': 32, 'val_files': None}},
+{RAY} 'trainer': {{'experiment_name': 'qwen-n8', 'n_gpus_per_node': 4, 'nnodes': 2}}}}
+"""
+VALIDATION = "val-core/openai/gsm8k/reward/mean@1"
+
+
+def step_line(step: int) -> str:
+    trained = f"critic/rewards/mean:{0.1 + step / 100:.3f} - response_length/mean:100.000 - perf/time_per_step:36.000"
+    validated = f"{VALIDATION}:{0.2 + step / 100:.3f}"
+    parts = [trained] * (step > 0) + [validated] * (step % 2 == 0)
+    return f"{RAY}step:{step} - {' - '.join(parts)}\n"
+
+
+STEPS = "".join(step_line(step) for step in range(7))
+NOISE = f"{RAY}Training Progress:   1%|          | 1/105 [03:49<6:37:06, 229.10s/it]\n{RAY}step: not this - one:1\n"
+
+
+def test_the_printed_config_and_the_steps(tmp_path):
+    with gzip.open(tmp_path / "job.log.gz", "wt") as f:
+        f.write(COMMAND + "\n" + CONFIG + NOISE + STEPS + NOISE)
+    (run,) = read_logs([tmp_path / "job.log.gz"], None, {}).runs
+    assert run.cell == Cell(32, 8, 0) and [p.M for p in run.points] == [0, 2, 4, 6]
+    assert [p.rollouts for p in run.points] == [0, 512, 1024, 1536]
+    assert [p.metrics for p in run.points] == [{"avg@1": pytest.approx(0.2 + M / 100)} for M in (0, 2, 4, 6)]
+    assert run.points[1].train["reward"] == pytest.approx(0.115) and run.points[3].tokens == 153_600
+    assert run.device_hours == pytest.approx([0.0, 0.16, 0.32, 0.48])  # 36 s on 8 devices a step
+
+
+def test_the_command_line_where_no_config_is_printed(tmp_path):
+    (tmp_path / "job.log").write_text(COMMAND + "\n" + NOISE + STEPS)
+    (run,) = read_logs([tmp_path / "job.log"], "verl_console", {}).runs
+    assert run.cell == Cell(64, 5, 0) and run.device_hours == ()  # the devices of a node are not said
+
+
+def test_numbers_as_numpy_prints_them(tmp_path):
+    text = COMMAND + "\n" + f"step:0 - {VALIDATION}:np.float64(0.25)\nstep:1 - {VALIDATION}:np.float64(0.5) - a:'b'\n"
+    (tmp_path / "job.log").write_text(text)
+    (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
+    assert [p.metrics["avg@1"] for p in run.points] == [0.25, 0.5]
+
+
+def test_a_line_that_is_still_written_counts_as_far_as_it_is_whole(tmp_path):
+    torn = step_line(8).rstrip("\n")[:-2]  # validation 0.28 as "0."
+    (tmp_path / "job.log").write_text(CONFIG + STEPS + torn)
+    result = read_logs([tmp_path / "job.log"], None, {})
+    assert [p.M for p in result.runs[0].points] == [0, 2, 4, 6]
+    assert any("last line is torn" in note for note in result.notes)
+
+
+def test_a_log_without_steps_is_refused(tmp_path):
+    (tmp_path / "job.log").write_text(CONFIG + NOISE)
+    with pytest.raises(InputError, match=r'job.log has no line "step:N - TAG:VALUE'):
+        read_logs([tmp_path / "job.log"], "verl_console", {})
+
+
+def test_a_log_without_settings_says_what_to_type(tmp_path):
+    (tmp_path / "job.log").write_text(STEPS)
+    with pytest.raises(InputError, match=r"no column is known to be n .*type --map n=16"):
+        read_logs([tmp_path / "job.log"], "verl_console", {})
