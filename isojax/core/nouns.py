@@ -103,6 +103,7 @@ class RunRecord:
     cell_hash: str = ""  # names the settings that decide its result
     failure_reason: str = ""  # why it broke off; empty where it did not
     line_numbers: tuple[int, ...] = ()  # the line of `source` that holds each evaluation; empty where there is no file
+    devices: int = 1  # that trained it, at its end
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,8 @@ class MeasuredCell:
     low: float | None  # the reward's interval; None without replicates
     high: float | None
     stable: bool  # whether the cell's B_p trains stably
+    hours: float | None  # wall clock of one run; None where the cell has no clock
+    device_hours: float | None
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,8 @@ class Recommendation:
     next_run: NextRun | None  # what to measure next; None where no single run lowers the regret
     no_effect: bool  # the data cannot tell any n from another
     times_measured: float  # the budget over the largest measured C
+    hours: float | None  # wall clock that the allocation takes, by the clock of its cell; None where it has none
+    device_hours: float | None
     epsilon: float  # a loss of reward that makes no difference, as requested
     level: float  # of the intervals
 

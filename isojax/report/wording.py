@@ -150,6 +150,25 @@ def describe_deciding_run(run: DecidingRun | None) -> str:
     return f"B_p = {run.B_p}, n = {run.n} to C = {format_compact(run.C)}{seed}"
 
 
+def format_hours(hours: float | None) -> str:
+    """ "45 s", "12.5 min" or "200 h"; "–" where it is not known."""
+    if hours is None:
+        return "–"
+    seconds = 3600 * hours
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min" if hours < 2 else f"{hours:,.3g} h"
+
+
+def describe_time(recommendation: Recommendation, price: float | None) -> str:
+    """What the allocation takes by its cell's clock, and costs; "" where it has none."""
+    hours, device_hours = recommendation.hours, recommendation.device_hours
+    if hours is None or device_hours is None:
+        return ""
+    devices = device_hours / hours
+    cost = "" if price is None else f", {price * device_hours:,.2f} at {price:g} for a device hour"
+    machine = "1 device" if round(devices) == 1 else f"{devices:.3g} devices"
+    return f"takes {format_hours(hours)} on {machine}, by the clocks of these runs{cost}"
+
+
 def describe_advice(recommendation: Recommendation) -> list[str]:
     """Its risk, what its run should reach on its way, and what to measure next: a sentence each."""
     sentences = [f"Risk: {recommendation.risk_summary}."] if recommendation.risks else []

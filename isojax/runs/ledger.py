@@ -77,7 +77,8 @@ def write_run(folder: Path, run: RunRecord) -> None:
     _write_rows(folder / RECORDS_FILE, [header, *points])
     if run.device_hours:
         hours = [b - a for a, b in pairwise((0.0, *run.device_hours))]
-        timing = [_timing_row(point, 3600 * h, 1) for point, h in zip(run.points, hours, strict=True)]
+        rows = zip(run.points, hours, strict=True)
+        timing = [_timing_row(point, 3600 * h / run.devices, run.devices) for point, h in rows]
         _write_rows(folder / TIMING_FILE, timing)
 
 
@@ -183,14 +184,16 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
         )
     header = rows[0]
     cell, points, line_numbers = _parse_rows(rows, path)
+    device_hours, devices = _device_hours(folder, points)
     return RunRecord(
         cell,
         points,
         str(path),
-        _device_hours(folder, points),
+        device_hours,
         str(header.get("cell_hash", "")),
         _failure_reason(rows),
         line_numbers,
+        devices,
     )
 
 
@@ -226,13 +229,13 @@ def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
         return {}
 
 
-def _device_hours(folder: Path, points: Sequence[EvalPoint]) -> tuple[float, ...]:
-    """Device hours at each point, from timing.jsonl; empty where a clock is missing."""
+def _device_hours(folder: Path, points: Sequence[EvalPoint]) -> tuple[tuple[float, ...], int]:
+    """(device hours at each point, devices at the last), from timing.jsonl; ((), 1) where a clock is missing."""
     timing = read_timing(folder)
-    if any(point.target not in timing for point in points):
-        return ()
-    timed_points = (timing[point.target] for point in points)
-    return tuple(accumulate(seconds * devices / 3600 for seconds, devices in timed_points))
+    timed_points = [timing[point.target] for point in points if point.target in timing]
+    if len(timed_points) < len(points) or timed_points[-1][1] < 1:
+        return (), 1
+    return tuple(accumulate(seconds * devices / 3600 for seconds, devices in timed_points)), timed_points[-1][1]
 
 
 def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:

@@ -21,7 +21,7 @@ from isojax.scaling.law.frontier import compute_frontier, crossover_rows, fronti
 from isojax.scaling.law.n_star_law import fit_n_star
 from isojax.scaling.law.referee import judge_laws
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
-from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward, build_tracks, group_by_cell
+from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward, build_tracks, group_by_cell, run_clock
 
 # The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.
 MODES: Mapping[str, Callable[[TracksByCell, str, FitOptions], SweepEstimate]] = {
@@ -153,5 +153,15 @@ def fit_frontier(
 
 
 def _fitted_run(track: RunTrack) -> FittedRun:
-    ends = {"points": len(track.C), "C_max": float(track.C[-1]), "final_reward": float(track.R[-1])}
-    return FittedRun(B_p=track.run.cell.B_p, n=track.run.cell.n, seed=track.run.cell.seed, **ends)
+    cell, (startup, per_rollout) = track.run.cell, run_clock(track.run) or (None, None)
+    return FittedRun(
+        B_p=cell.B_p,
+        n=cell.n,
+        seed=cell.seed,
+        points=len(track.C),
+        C_max=float(track.C[-1]),
+        final_reward=float(track.R[-1]),
+        startup_seconds=startup,
+        seconds_per_rollout=per_rollout,
+        devices=track.run.devices,
+    )

@@ -32,7 +32,8 @@ class FitFlag(ResultRow):
 
 
 class FittedRun(ResultRow):
-    """A run that was fitted; C_max and final_reward are those of its last evaluation."""
+    """A run that was fitted; C_max and final_reward are those of its last evaluation. Its wall clock after C rollouts
+    is startup_seconds + C seconds_per_rollout (None: its times are not known)."""
 
     B_p: int
     n: int
@@ -40,6 +41,9 @@ class FittedRun(ResultRow):
     points: int  # evaluations
     C_max: float
     final_reward: float
+    startup_seconds: float | None = None
+    seconds_per_rollout: float | None = None
+    devices: int = 1
 
 
 class IntervalSettings(ResultRow):

@@ -118,6 +118,19 @@ def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
     return hours - hours[0] if run.points[0].rollouts == 0 else hours
 
 
+def run_clock(run: RunRecord) -> tuple[float, float] | None:
+    """(startup, seconds per rollout) of a run's wall clock, from its first evaluation at C > 0 to its last one; None
+    where it has no clock, or just one evaluation."""
+    trained = [i for i, point in enumerate(run.points) if point.rollouts > 0]
+    if len(run.device_hours) != len(run.points) or len(trained) < 2:
+        return None
+    first, last = trained[0], trained[-1]
+    seconds = [3600 * run.device_hours[i] / run.devices for i in (first, last)]
+    C_first, C_last = run.points[first].rollouts, run.points[last].rollouts
+    per_rollout = (seconds[1] - seconds[0]) / (C_last - C_first)
+    return (max(seconds[0] - C_first * per_rollout, 0.0), per_rollout) if per_rollout > 0 else None
+
+
 def select_points(run: RunRecord, points: slice) -> RunRecord:
     """A part of a run."""
     hours, lines = run.device_hours[points], run.line_numbers[points]

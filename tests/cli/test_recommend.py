@@ -219,3 +219,38 @@ def test_recommend_refuses_a_file_that_is_no_fit(isojax: Isojax) -> None:
     for text in ("{", "[]", '{"a": 1}'):
         Path("fit.json").write_text(text)
         assert "fit.json" in error_of(isojax("recommend", "fit.json", "--budget", "1e6"))
+
+
+def write_timed_fit() -> None:
+    """A millisecond a rollout, on 2 devices."""
+    fit = document()
+    times = {"startup_seconds": 0.0, "seconds_per_rollout": 0.001, "devices": 2}
+    runs = tuple(run.model_copy(update=times) for run in fit.runs)
+    Path("fit.json").write_text(fit.model_copy(update={"runs": runs}).model_dump_json())
+
+
+def test_a_budget_in_time_or_money(recommend: Callable[..., Outcome]) -> None:
+    write_timed_fit()
+    code, out, _ = recommend("--budget", "100s")
+    assert code == 0 and "for 100s: B_p = 16, n = 16, M = 390" in out
+    assert "takes 99.8 s on 2 devices, by the clocks of these runs" in out
+    code, out, _ = recommend("--budget", "2usd", "--price", "36")  # 200 s of devices
+    assert code == 0 and "M = 390" in out and "by the clocks of these runs, 2.00 at 36 for a device hour" in out
+    code, out, _ = recommend("--budget", "1e5", "--price", "36", "--json")
+    answer = json.loads(out)
+    assert answer["budget"] == 100_000 and answer["cost"] == pytest.approx(2 * 99.84 / 3600 * 36)
+    assert answer["hours"] == pytest.approx(99.84 / 3600) and answer["device_hours"] == pytest.approx(2 * 99.84 / 3600)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--budget", "5usd"), "--budget 5usd is money; expected the price of a device hour with it, as --price 2.5"),
+        (("--budget", "5usd", "--price", "0"), "--price: given 0, expected a price of more than 0"),
+        (("--budget", "5parsec"), "--budget: given '5parsec', expected"),
+        (("--budget", "0h"), "--budget: given '0h', expected a time such as 200h"),
+    ],
+)
+def test_budgets_that_are_none(recommend: Callable[..., Outcome], words: tuple[str, ...], said: str) -> None:
+    write_timed_fit()
+    assert said in error_of(recommend(*words))

@@ -84,7 +84,7 @@ def _html(made: tuple[Path, FitResult]) -> str:
 def test_the_page_states_the_answer(made: tuple[Path, FitResult], html: str) -> None:
     fit, text = made[1], _text(html)
     C = measured_budget(fit)
-    best = recommend(fit, C=C)
+    best = recommend(fit, C)
     a, (low, high) = best.allocation, best.interval or (0, 0)
     assert f"At C = {wording.format_compact(C)} rollouts run n = {a.n}, B_p = {a.B_p} for M = {a.M} updates." in text
     reward = f"{best.expected_reward:.3f} [{low:.3f}, {high:.3f}]"

@@ -1,5 +1,7 @@
 """`isojax recommend`: how to spend a budget, with intervals and reasons, and a config that does so."""
 
+import math
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -15,8 +17,18 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import MeasuredCell, Recommendation
+from isojax.core.tabular import parse_number
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import describe_advice, format_percent, format_range, format_reward, join_commas
+from isojax.report.wording import (
+    describe_advice,
+    describe_time,
+    format_hours,
+    format_percent,
+    format_range,
+    format_reward,
+    join_commas,
+)
+from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences
@@ -24,12 +36,18 @@ from isojax.scaling.checks.run_health import flag_sentences
 BAR_WIDTH = 20
 B_MAX_HELP = "Largest batch B_p n that fits your hardware."
 EXTRAPOLATE_HELP = "Answer beyond 4 times the largest measured C too."
+BUDGET_HELP = (
+    "Rollouts to spend, as 1e6; or the run's wall clock, as 90s, 30m, 200h, 3d; or money, as 500usd (--price)."
+)
+PRICE_HELP = "Price of a device for an hour, in the same money."
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 WRITE_HELP = "Write a config that spends it so; an existing file is kept."
 
 
 def recommend(
     run: Annotated[Path, Argument(help="A sweep's folder or a fit.json.", autocompletion=complete_run)],
-    budget: Annotated[str, Option(metavar="C", help="Rollouts to spend, such as 1e6.")],
+    budget: Annotated[str, Option(metavar="C|TIME|MONEY", help=BUDGET_HELP)],
+    price: Annotated[float | None, Option(metavar="MONEY", help=PRICE_HELP)] = None,
     B_max: Annotated[int | None, Option("--B-max", metavar="N", min=1, help=B_MAX_HELP)] = None,
     fix: Annotated[list[str] | None, Option(metavar="M=..|B=..|B_p=..", help="Hold this at a value.")] = None,
     epsilon: Annotated[float, Option(metavar="E", help="A loss of reward that makes no difference to you.")] = EPSILON,
@@ -41,7 +59,7 @@ def recommend(
     include_flagged: IncludeFlaggedOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Recommend how to spend a budget of rollouts: problems per batch, rollouts per problem, updates.
+    """Recommend how to spend a budget of rollouts, time or money: problems per batch, rollouts per problem, updates.
 
     n is that of the measured cell with the highest expected reward (in mode paper, n*(C)), B_p the smallest stable one
     that loses less than --epsilon of reward, M = floor(C / (n B_p)).
@@ -50,17 +68,19 @@ def recommend(
     Examples
       isojax recommend runs/quickstart --budget 5e5
       isojax recommend runs/quickstart --budget 5e5 --B-max 512 --fix B_p=32
+      isojax recommend runs/quickstart --budget 2m
+      isojax recommend runs/quickstart --budget 1usd --price 12
       isojax recommend runs/quickstart --budget 5e5 --write best.yaml
       isojax train best.yaml
       isojax recommend runs/mine --budget 5e5 --write best.yaml --for trl
     """
-    rollouts, fixed = parse_count(budget), parse_fixed_values(fix or ())
+    amount, fixed = parse_budget(budget, price), parse_fixed_values(fix or ())
     if framework is not None and write is None:
         raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
     check_new_file(write, "--write")
     exporter = registry.load("runs.exporters", framework or "isojax", "render")
     fit = read_fit(run, include_flagged)
-    recommendation = choose(fit, rollouts, B_max, fixed or None, extrapolate, epsilon)
+    recommendation = choose(fit, amount, B_max, fixed or None, extrapolate, epsilon)
     if write is not None:
         config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
         config = load_config(str(config_path)) if config_path.exists() else None
@@ -68,14 +88,35 @@ def recommend(
     if as_json:
         allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
         answer = {name: value for name, value in vars(recommendation).items() if name != "allocation"}
-        print(json_text({"budget": rollouts, **allocation, **answer, "health": fit.health}))
+        cost = None if price is None or recommendation.device_hours is None else price * recommendation.device_hours
+        asked = {"budget": amount if isinstance(amount, int) else budget, "cost": cost}
+        print(json_text({**asked, **allocation, **answer, "health": fit.health}))
         return
     console = SafeConsole()
-    print_recommendation(console, recommendation, rollouts, fit.reward_name)
+    print_recommendation(console, recommendation, amount if isinstance(amount, int) else budget, fit.reward_name)
+    if sentence := describe_time(recommendation, price):
+        console.print(f"  {sentence}")
     print_notes(console, flag_sentences(fit.health))
     if write is not None:
         run_command = exporter.HOW_TO_RUN.format(file=write, folder=write.parent, name=write.stem)
         print_line(f"wrote {write}; run it with: {run_command}")
+
+
+def parse_budget(text: str, price: float | None) -> int | TimeBudget:
+    """ "1e6" as rollouts, "200h" as wall clock, "500usd" at a price of 2.5 a device hour as 200 device hours."""
+    if price is not None and not 0 < price < math.inf:
+        raise InputError(f"--price: given {price:g}, expected a price of more than 0 for a device hour, such as 2.5.")
+    match = re.fullmatch(r"([\d._]+(?:e\d+)?)(s|m|h|d|usd|eur)", text.strip(), re.IGNORECASE)
+    if not match:
+        return parse_count(text)
+    number, unit = parse_number(match[1].replace("_", "")), match[2].lower()
+    if number is None or number <= 0:
+        raise InputError(f"--budget: given {text!r}, expected a time such as 200h, or money such as 500usd.")
+    if unit in SECONDS:
+        return TimeBudget(number * SECONDS[unit])
+    if price is None:
+        raise InputError(f"--budget {text} is money; expected the price of a device hour with it, as --price 2.5.")
+    return TimeBudget(3600 * number / price, of_devices=True)
 
 
 def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
@@ -92,7 +133,9 @@ def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
     return fixed
 
 
-def print_recommendation(console: SafeConsole, recommendation: Recommendation, budget: int, reward_name: str) -> None:
+def print_recommendation(
+    console: SafeConsole, recommendation: Recommendation, budget: int | str, reward_name: str
+) -> None:
     """The allocation for a budget, its expected reward with interval, every n at that budget, and the reasons."""
     allocation = recommendation.allocation
     if recommendation.no_effect:
@@ -100,7 +143,8 @@ def print_recommendation(console: SafeConsole, recommendation: Recommendation, b
         if len(recommendation.equal_n) > 1:
             sentence = f": any of n = {join_commas(recommendation.equal_n)} will do"
         console.print(f"[bold]n makes no difference here[/bold]{sentence}")
-    headline = f"for {budget:,} rollouts: B_p = {allocation.B_p}, n = {allocation.n}, M = {allocation.M}"
+    budget_text = budget if isinstance(budget, str) else f"{budget:,} rollouts"
+    headline = f"for {budget_text}: B_p = {allocation.B_p}, n = {allocation.n}, M = {allocation.M}"
     size = f"(B = {allocation.B}, C = {allocation.C:,})"
     range_note = " (beyond the measured range)" if recommendation.extrapolated else ""
     reward = f"expected {reward_name} {format_reward(recommendation.expected_reward)}{range_note}"
@@ -117,6 +161,8 @@ def print_recommendation(console: SafeConsole, recommendation: Recommendation, b
     console.print(f"  {regret}")
     if recommendation.measured_cells:
         console.print(_measured_cells_table(recommendation))
+        if len({cell.B_p for cell in _cells_of_n(recommendation)}) > 1:
+            console.print(_batch_table(recommendation))
     for reason in recommendation.reasons:
         console.print(f"  {escape(reason)}")
     for sentence in describe_advice(recommendation):
@@ -145,3 +191,20 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
         rows.append(row)
     title = f"measured cells at this budget; * within {recommendation.epsilon:g} of the best"
     return TextTable(title, columns, rows, last_is_text=bool(recommendation.n_probability))
+
+
+def _cells_of_n(recommendation: Recommendation) -> list[MeasuredCell]:
+    """Those of the recommended n that have a clock, by B_p."""
+    n = recommendation.allocation.n
+    cells = [cell for cell in recommendation.measured_cells if cell.n == n and cell.hours is not None]
+    return sorted(cells, key=lambda cell: cell.B_p)
+
+
+def _batch_table(recommendation: Recommendation) -> TextTable:
+    """What each B_p of the recommended n gives and takes: a larger one costs reward and may save hours."""
+    rows = [
+        [f"{cell.B_p}", f"{cell.M:,}", format_reward(cell.reward), *map(format_hours, (cell.hours, cell.device_hours))]
+        for cell in _cells_of_n(recommendation)
+    ]
+    title = f"B_p at n = {recommendation.allocation.n}"
+    return TextTable(title, ["B_p", "M", "reward", "wall clock", "of all devices"], rows)

@@ -83,7 +83,8 @@ def read_run_record(
     notes = _conflicting_rollouts(points, cell, column_map)
     if entries_since_evaluation:
         notes.append(f"{len(entries_since_evaluation)} training rows after the last evaluation are left out")
-    return RunRecord(cell, tuple(points), source, tuple(device_hours), "imported"), notes
+    devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
+    return RunRecord(cell, tuple(points), source, tuple(device_hours), "imported", devices=devices), notes
 
 
 def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntry]:

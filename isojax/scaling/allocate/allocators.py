@@ -112,11 +112,11 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
     if not allowed.any():
         return _allocate_unmeasured(ensemble, request)
     chosen_cell = ensemble.choose_cell(C_spent, allowed, request.epsilon)
-    B_p, n, C = int(ensemble.B_p[chosen_cell]), int(ensemble.n[chosen_cell]), request.C
-    M = request.fix.get("M", int(C // (B_p * n)))
+    B_p, n, C = int(ensemble.B_p[chosen_cell]), int(ensemble.n[chosen_cell]), float(C_spent[chosen_cell])
+    M = int(C // (B_p * n))
     _explain_cell(ensemble, request, chosen_cell, C_spent, allowed, unstable_text)
     M_text = (
-        f"M = {M}: given; {B_p * n * M:,} of {C:,.0f} rollouts are spent"
+        f"M = {M}: given; {B_p * n * M:,} of {request.C:,.0f} rollouts are spent"
         if "M" in request.fix
         else f"M = floor(C / (n B_p)) = {M}"
     )
@@ -173,6 +173,11 @@ def _name_extrapolated_n(
 def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
     """Where no stable measured cell agrees with the limits."""
     fix = request.fix
+    if request.time is not None:
+        raise InputError(
+            "no stable measured cell agrees with this budget and these limits, and only clocks of measured cells are"
+            " known; expected a larger budget, one of rollouts, or other limits."
+        )
     if "M" in fix or "B" in fix:
         B = request.largest_B(fix["M"]) if "M" in fix else fix["B"]
         return _split_batch(request, B, _nearest_n(ensemble, request, ensemble.stable, B))

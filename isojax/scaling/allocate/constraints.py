@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
+from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.result import FitResult
 
 FIXABLE = ("B_p", "B", "M")
@@ -16,11 +17,12 @@ MAX_ROLLOUTS = 10**15  # rollouts, in all or per update; whole numbers beyond 2^
 class AllocationRequest:
     """What is asked for, and in `reasons`, which grows, why the answer is what it is."""
 
-    C: float  # the budget in rollouts
+    C: float  # the budget in rollouts; of a budget in time, what the cell of most rollouts affords
     B_max: int | None  # of one update
     fix: Mapping[str, int]  # at most one of FIXABLE, and its value
     epsilon: float  # reward that a smaller B_p may cost
     reasons: list[str]
+    time: TimeBudget | None = None  # the budget, where it is one in time
 
     def check(self) -> None:
         """Refuse values out of range, a fixed B above B_max, and a fixed M that leaves no rollout in an update."""

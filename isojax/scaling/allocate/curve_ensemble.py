@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.core.estimators import FloatArray
+from isojax.scaling.allocate.clocks import CellClocks, cell_clocks
 from isojax.scaling.allocate.constraints import AllocationRequest
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, apply_problem_shift, from_curve_draws
@@ -31,6 +32,7 @@ class CurveEnsemble:
     B_p: IntArray
     n: IntArray
     stable: BoolArray  # whether the cell's B_p is
+    clocks: CellClocks
 
     @property
     def B(self) -> IntArray:
@@ -93,6 +95,11 @@ class CurveEnsemble:
         width_above = np.hypot(max(0.0, interval[1] - reward), noise_half_width)
         return reward, (float(max(0.0, reward - width_below)), float(min(1.0, reward + width_above)))
 
+    def predict_hours(self, i: int, C: float) -> tuple[float, float] | tuple[None, None]:
+        """(wall clock of one run of cell i to C rollouts, its device hours) in hours; None where it has no clock."""
+        hours = float(self.clocks.seconds(np.array(C))[i]) / 3600
+        return (None, None) if np.isnan(hours) else (hours, hours * float(self.clocks.devices[i]))
+
     def is_beyond_data(self, i: int, C: float) -> bool:
         """Whether cell i was not measured as far as C."""
         return bool(C > self.samples.C_high[i] * (1 + 1e-9))
@@ -106,9 +113,11 @@ class CurveEnsemble:
 
     def affordable_cells(self, request: AllocationRequest) -> tuple[FloatArray, BoolArray]:
         """What each cell would spend (B_p n M where M is fixed, else all), and whether the request allows it."""
-        fix = request.fix
-        C_spent = self.B.astype(np.float64) * fix["M"] if "M" in fix else np.full(len(self.n), float(request.C))
-        affordable = (C_spent <= request.C) & (self.B <= request.C)
+        fix, limit = request.fix, np.full(len(self.n), float(request.C))
+        if request.time is not None:
+            limit = self.clocks.rollouts(request.time)
+        C_spent = self.B.astype(np.float64) * fix["M"] if "M" in fix else np.maximum(limit, 1.0)
+        affordable = (C_spent <= limit) & (self.B <= limit)
         if request.B_max is not None:
             affordable &= self.B <= request.B_max
         if "B" in fix:
@@ -143,4 +152,5 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
         B_p=np.array([c.B_p for c in curves], dtype=np.int64),
         n=np.array([c.n for c in curves], dtype=np.int64),
         stable=np.array([stable_by_B_p.get(c.B_p, True) for c in curves]),
+        clocks=cell_clocks(fit, [c.key for c in curves]),
     )

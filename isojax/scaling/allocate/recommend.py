@@ -2,6 +2,7 @@
 sure that is. Mode "paper" follows its law n*(C); mode "hierarchical" compares the cells' curves (allocators.py)."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation, MeasuredCell, Recommendation
 from isojax.scaling.allocate import advice, allocators
+from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.result import FitResult
@@ -25,22 +27,22 @@ EXTRAPOLATION_TOLERANCE = 1.05
 
 def recommend(
     fit: FitResult,
-    C: float,
+    budget: float | TimeBudget,
     B_max: int | None = None,
     fix: Mapping[str, int] | None = None,
     extrapolate: bool = False,
     epsilon: float = EPSILON,
     with_details: bool = True,
 ) -> Recommendation:
-    """How to spend C rollouts: an allocation with B_p n M <= C, its expected reward, and the reasons in words.
+    """How to spend a budget of C rollouts, or of time: an allocation with B_p n M <= C, its expected reward, and the
+    reasons in words.
 
     `B_max`: the largest B_p n that may be used; `fix`: at most one of {"M": v}, {"B": v}, {"B_p": v}; `extrapolate`:
     answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward that makes no difference;
     `with_details`: predict all measured cells, halting marks and the next run, which takes longer than the rest.
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
-    request = AllocationRequest(C, B_max, dict(fix or {}), epsilon, reasons=[])
-    request.check()
     ensemble = load_ensemble(fit)
+    request = _make_request(fit, ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, reasons=[]))
     _check_fit(fit)
     _check_extrapolation(ensemble, request, extrapolate)
     allocation = ALLOCATORS[fit.mode](fit, ensemble, request)
@@ -50,6 +52,7 @@ def recommend(
     )[-1]
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     _explain_outcome(fit, ensemble, request.reasons, allocation, cell, reward)
+    hours, device_hours = ensemble.predict_hours(cell, allocation.C)
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
     halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_details else ()
     comparison = _compare_cells(ensemble, request, allocation, cell)
@@ -70,10 +73,32 @@ def recommend(
         false_stop=advice.FALSE_STOP if halting_marks else None,
         next_run=advice.choose_next_run(ensemble, request, cell, comparison["regret"]) if with_details else None,
         no_effect=fit.joint.n_star.no_effect,
-        times_measured=C / ensemble.C_measured_max,
+        times_measured=request.C / ensemble.C_measured_max,
+        hours=hours,
+        device_hours=device_hours,
         epsilon=epsilon,
         level=ensemble.level,
     )
+
+
+def _make_request(
+    fit: FitResult, ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest
+) -> AllocationRequest:
+    """The request with its budget; of time, C is what the stable cell of most rollouts affords."""
+    if not isinstance(budget, TimeBudget):
+        request = replace(request, C=budget)
+        request.check()
+        return request
+    budget.check()
+    if fit.mode == "paper":
+        raise InputError("a budget in time, of a fit in mode paper; expected mode hierarchical. Fit the runs again.")
+    C = np.where(ensemble.stable, ensemble.clocks.rollouts(budget), 0.0).max()
+    request = replace(request, C=max(float(C), 1.0), time=budget)
+    request.check()
+    kind = "of all devices" if budget.of_devices else "of wall clock"
+    seconds = f"{budget.seconds:,.6g} s {kind}"
+    request.reasons.append(f"{seconds} are {C:,.0f} rollouts in the fastest stable cell, by the clocks of these runs")
+    return request
 
 
 def _compare_cells(
@@ -175,6 +200,7 @@ def _measured_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> tupl
         reward, interval = ensemble.predict_reward(i, C)
         low, high = interval or (None, None)
         B_p, n = int(ensemble.B_p[i]), int(ensemble.n[i])
+        hours, device_hours = ensemble.predict_hours(i, C)
         measured_cell = MeasuredCell(
             B_p=B_p,
             n=n,
@@ -184,6 +210,8 @@ def _measured_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> tupl
             low=low,
             high=high,
             stable=bool(ensemble.stable[i]),
+            hours=hours,
+            device_hours=device_hours,
         )
         measured_cells.append(measured_cell)
     return tuple(sorted(measured_cells, key=lambda c: (-c.reward, c.n, c.B_p)))
