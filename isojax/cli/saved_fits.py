@@ -37,9 +37,21 @@ def make_fit(
     runs = read_runs(paths, warn)
     result = fit_runs(runs, default_metric(runs) if metric is None else metric, compute, options)
     if len(paths) == 1 and is_sweep_folder(paths[0]):
-        name = fit_file_name("fit", metric, compute, options)
-        write_text(paths[0] / name, json_line_per_row(result.model_dump(mode="json")))
+        path = paths[0] / fit_file_name("fit", metric, compute, options)
+        if _has_more_replicates(path, paths[0], options.replicates):
+            kept, path = path, path.with_stem(f"{path.stem}-{options.replicates}-replicates")
+            warn(f"{kept} has more replicates and is kept; this fit is {path}")
+        write_text(path, json_line_per_row(result.model_dump(mode="json")))
     return result
+
+
+def _has_more_replicates(path: Path, sweep: Path, replicates: int) -> bool:
+    """Whether a fit of the same runs, from more replicates, is there."""
+    try:
+        earlier = read_fit_file(path)
+    except InputError:  # none, or one that cannot be used
+        return False
+    return earlier.intervals is not None and earlier.intervals.replicates > replicates and not _is_stale(earlier, sweep)
 
 
 def fit_runs(

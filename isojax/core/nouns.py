@@ -94,6 +94,9 @@ class EvalPoint:
         return any(isinstance(reward_sum, float) for reward_sum in self.counts)
 
 
+IMPORTED = "imported"  # the cell_hash of a run from a log of another trainer
+
+
 @dataclass(frozen=True)
 class RunRecord:
     cell: Cell

@@ -85,10 +85,13 @@ def n_path(frontier: Sequence[FrontierRow]) -> list[int]:
     return [n for n, _ in groupby(point.n for point in frontier)]
 
 
-def segment_verdict(segment: SegmentRow) -> tuple[bool, str]:
-    """(holds, why), by its length, whether its neighbours were measured, and a lead of MIN_Z standard errors."""
+def segment_verdict(segment: SegmentRow) -> tuple[bool | None, str]:
+    """(holds, why), by its length, whether its neighbours were measured, and a lead of MIN_Z standard errors; None
+    where it cannot be judged."""
     if not segment.neighbours:
         return False, "Nothing to compare with: this cell leads everywhere"
+    if not segment.has_counts:
+        return None, "Not judged: the right answers of single problems are not recorded"
     shortfalls = []
     if segment.decades < MIN_DECADES:
         shortfalls.append(f"only {segment.decades:.2f} decade long (under {MIN_DECADES})")

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_REPLICATES
-from isojax.core.nouns import RunRecord
+from isojax.core.nouns import IMPORTED, RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity, segment_evidence
@@ -164,4 +164,5 @@ def _fitted_run(track: RunTrack) -> FittedRun:
         startup_seconds=startup,
         seconds_per_rollout=per_rollout,
         devices=track.run.devices,
+        imported=track.run.cell_hash == IMPORTED,
     )

@@ -44,6 +44,7 @@ class FittedRun(ResultRow):
     startup_seconds: float | None = None
     seconds_per_rollout: float | None = None
     devices: int = 1
+    imported: bool = False  # from a log of another trainer
 
 
 class IntervalSettings(ResultRow):
@@ -102,6 +103,7 @@ class SegmentRow(ResultRow):
     decades: float  # log10(C_high / C_low)
     neighbours: tuple[NeighbourCell, ...]
     measured_for_neighbours: bool  # the winner and all neighbours were evaluated at a common target inside it
+    has_counts: bool = True  # single problems' right answers are recorded, without which no lead can be judged
     lead: float | None = None  # in reward, over the closest neighbour; None where nothing can be paired
     se: float | None = None  # of the lead
     z: float | None = None  # lead / se; None where se is 0 too

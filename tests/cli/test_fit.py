@@ -59,3 +59,15 @@ def test_a_fit_made_again_answers_the_same_question(isojax: Isojax, tmp_path: Pa
     made = json.loads((folder / "fit.json").read_text())["intervals"]
     assert code == 0 and "is made again" in err
     assert (made["run_sd"], made["run_sd_source"], made["replicates"], made["seed"]) == (0.03, "as stated", 7, 5)
+
+
+def test_a_fit_of_fewer_replicates_keeps_the_better_one(isojax: Isojax, tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "runs" / "known")
+    assert isojax("fit", str(folder), "--replicates", "40")[0] == 0
+    better = (folder / "fit.json").read_bytes()
+    code, _, err = isojax("fit", str(folder), "--replicates", "20")
+    assert code == 0 and "fit.json has more replicates and is kept; this fit is " in err
+    assert (folder / "fit.json").read_bytes() == better
+    assert json.loads((folder / "fit-20-replicates.json").read_text())["intervals"]["replicates"] == 20
+    assert isojax("fit", str(folder), "--replicates", "60")[0] == 0
+    assert json.loads((folder / "fit.json").read_text())["intervals"]["replicates"] == 60

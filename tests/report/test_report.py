@@ -311,6 +311,10 @@ def test_verdicts() -> None:
     assert wording.segment_verdict(_segment(measured_for_neighbours=False, lead=None, se=None, z=None))[1] == (
         "Not shown: not measured for every neighbour; lead not testable"
     )
+    assert wording.segment_verdict(_segment(has_counts=False, lead=None, se=None, z=None)) == (
+        None,
+        "Not judged: the right answers of single problems are not recorded",
+    )
     assert wording.segment_verdict(_segment(z=1.9)) == (False, "Not shown: lead under two standard errors")
     assert wording.segment_verdict(_segment(lead=-0.01, z=-2.0)) == (
         False,

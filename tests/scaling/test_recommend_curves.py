@@ -117,12 +117,7 @@ def test_beyond_four_times_the_measured_budget_it_refuses_and_says_why():
     ):
         assert part in str(e.value)
     r = recommend(fit, 1e6, extrapolate=True)
-    assert (
-        r.times_measured == 10
-        and r.extrapolated
-        and said(r, "extrapolated because it was asked for")
-        and said(r, "plateaus of 16x64")
-    )
+    assert r.times_measured == 10 and r.extrapolated and said(r, "extrapolated: C = ") and said(r, "plateaus of 16x64")
     with pytest.raises(InputError, match="this fit has no intervals to say how wrong it may be"):
         recommend(without_draws(document()), 1e6)
 

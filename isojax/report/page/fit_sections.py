@@ -64,7 +64,13 @@ def _describe_segments(fit: FitResult) -> str:
         return "One cell leads everywhere, so there is no segment to compare with another."
     length = f"at least {wording.MIN_DECADES} decade long"
     rule = f"{length}, measured for its neighbours, ahead by two standard errors somewhere"
-    held = sum(wording.segment_verdict(segment)[0] for segment in fit.joint.segments)
+    verdicts = [wording.segment_verdict(segment)[0] for segment in fit.joint.segments]
+    if None in verdicts:
+        return (
+            "Whether the joint frontier's segments hold is not judged: these runs do not record the right answers of"
+            " single problems. P(n is best) comes from the curves alone."
+        )
+    held = sum(map(bool, verdicts))
     return (
         f"Of the joint frontier's segments {held} of {len(fit.joint.segments)} hold ({rule}); the others may be noise."
     )

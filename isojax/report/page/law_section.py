@@ -52,7 +52,7 @@ def _segment_row(segment: SegmentRow) -> list[object]:
         lead,
         "–" if segment.z is None else f"{segment.z:.1f}",
         format_compact(segment.at_C),
-        tag("span", ("✓ " if holds else "✗ ") + reason, cls="good" if holds else "bad"),
+        reason if holds is None else tag("span", ("✓ " if holds else "✗ ") + reason, cls="good" if holds else "bad"),
     ]
 
 

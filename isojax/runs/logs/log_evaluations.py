@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
 from isojax.core.tabular import DataRow, is_blank, parse_number
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation
 
@@ -84,7 +84,7 @@ def read_run_record(
     if entries_since_evaluation:
         notes.append(f"{len(entries_since_evaluation)} training rows after the last evaluation are left out")
     devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
-    return RunRecord(cell, tuple(points), source, tuple(device_hours), "imported", devices=devices), notes
+    return RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices), notes
 
 
 def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntry]:

@@ -122,11 +122,13 @@ def describe_supporting_sweep(ensemble: CurveEnsemble, request: AllocationReques
     C_end = int(C_to_measure * (finest.C_max / C_first) ** (1 / max(1, finest.points - 2))) + 1
     new_runs = [Allocation(B_p, n, -(-C_end // (B_p * n))) for n in likely_n]
     cost, cost_of_all = sum(run.C for run in new_runs), sum(max(0, C_end - int(run.C_max)) for run in fit.runs)
+    imported = all(run.imported for run in fit.runs)
+    elsewhere = "with the trainer of these logs; import what it logs with them"
     if cost_of_all <= cost:
         what = f"{cost_of_all:,} rollouts: all {len(fit.runs)} runs continued to C = {C_end:,}"
-        return f"{what} (isojax launch --resume CONFIG sweep.budget={C_end})"
+        return f"{what} ({elsewhere if imported else f'isojax launch --resume CONFIG sweep.budget={C_end}'})"
     n, M = (",".join(str(getattr(run, name)) for run in new_runs) for name in ("n", "M"))
     seed = max(run.seed for run in fit.runs) // 1000 + 1  # a new one, so that both sweeps can be fitted together
     keys = f"'sweep.B_p=[{B_p}]' 'sweep.n=[{n}]' sweep.seeds=1 sweep.seed={seed} sweep.budget={C_end}"
     what = f"{cost:,} rollouts: new runs of B_p = {B_p} and n = {n} to C = {C_end:,}, M = {M}"
-    return f"{what} (isojax launch CONFIG name=NEW {keys})"
+    return f"{what} ({elsewhere if imported else f'isojax launch CONFIG name=NEW {keys}'})"

@@ -109,7 +109,7 @@ class CurveEnsemble:
         if not np.size(values):
             return None
         low, high = central_band(values, self.level)
-        return float(low), float(high)
+        return float(max(0.0, low)), float(min(1.0, high))
 
     def affordable_cells(self, request: AllocationRequest) -> tuple[FloatArray, BoolArray]:
         """What each cell would spend (B_p n M where M is fixed, else all), and whether the request allows it."""

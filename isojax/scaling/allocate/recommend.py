@@ -153,7 +153,7 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, ex
                 f"{statement}; expected at most {MAX_EXTRAPOLATION:g} times: {risks}. The cheapest sweep that supports "
                 f"it takes at most {sweep}. Or ask for an extrapolation (--extrapolate)."
             )
-        request.reasons.append(f"extrapolated because it was asked for: {statement}; {risks}")
+        request.reasons.append(f"extrapolated: {statement}; {risks}")
     if C_measured_min > C:
         request.reasons.append(
             f"C = {C:.6g} is below the smallest measured C = {C_measured_min:.6g}: the prediction there "

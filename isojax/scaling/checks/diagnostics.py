@@ -37,6 +37,7 @@ def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tu
     """The evidence for each n of a frontier (stretches of one n are one segment); leads need counts of the metric."""
     stretches_by_n = [list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)]
     crossings = {c.C for c in frontier.crossovers if c.crossing}
+    has_counts = all(p.counts for seeds in cells.values() for t in seeds for p in t.run.points)
     segments = []
     for i, stretches in enumerate(stretches_by_n):
         before = [group[-1] for group in stretches_by_n[max(i - 1, 0) : i]]
@@ -53,6 +54,7 @@ def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tu
             neighbours=tuple(NeighbourCell(n=n, B_p=B_p) for n, B_p in neighbours),
             censored_low=C_low not in crossings,
             censored_high=C_high not in crossings,
+            has_counts=has_counts,
             **_best_lead(stretches, neighbours, cells, metric),
         )
         segments.append(segment)

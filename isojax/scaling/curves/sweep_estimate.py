@@ -101,7 +101,7 @@ class PosteriorSamples:
         for j, correction in enumerate(self.corrections):
             if correction is not None:
                 sampled = correction.sample(C_capped[..., j].reshape(-1), len(self.R0), self.keys[j])
-                R[..., j] += sampled.T.reshape(R.shape[:-1])
+                R[..., j] = np.clip(R[..., j] + sampled.T.reshape(R.shape[:-1]), 0.0, 1.0)
         decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
         if self.departure_sd is None or not decades_beyond.any() or not len(self.R0):
             return R
