@@ -2,11 +2,12 @@
 
 In a notebook, without jax:
 
-    runs = isojax.read_runs(["runs/quickstart"])      the records of a sweep's folders
-    fit = isojax.fit(runs)                            curves, frontier, n*(C) and flags (scaling.result.FitResult)
-    isojax.recommend(fit, 1e6)                        how to spend 1e6 rollouts (core.nouns.Recommendation)
-    isojax.compare([fit, other], ["a", "b"])          sweeps compared (scaling.comparison.SweepComparison)
-    isojax.plot(fit, runs, "n_star")                  a figure of the report (matplotlib)
+    runs = isojax.read_runs("runs/quickstart")        the records of a sweep's folder, or of a DataFrame
+    law = isojax.fit(runs)                            curves, frontier, n*(C) and flags (scaling.result.FitResult)
+    law.recommend(1e6)                                how to spend 1e6 rollouts (core.nouns.Recommendation)
+    law.plot("n_star")                                a figure of the report (matplotlib)
+    law.frame("frontier")                             a table of it as a DataFrame (pandas)
+    isojax.compare([law, other], ["a", "b"])          sweeps compared (scaling.comparison.SweepComparison)
 """
 
 from importlib import import_module
@@ -14,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from isojax.report.figures.catalogue import plot
-    from isojax.runs.ledger import read_runs
+    from isojax.report.notebook import fit, read_runs
+    from isojax.scaling.allocate.clocks import TimeBudget
     from isojax.scaling.allocate.recommend import recommend
     from isojax.scaling.compare import compare_sweeps as compare
     from isojax.scaling.curves.sweep_estimate import FitOptions
-    from isojax.scaling.fit import fit
 
 __version__ = "0.1.0"
-__all__ = ["FitOptions", "compare", "fit", "plot", "read_runs", "recommend"]
+__all__ = ["FitOptions", "TimeBudget", "compare", "fit", "plot", "read_runs", "recommend"]
 
 # Name -> its module and its name there; a name is imported when it is first used.
 _LAZY_NAMES = {
-    "read_runs": ("isojax.runs.ledger", "read_runs"),
-    "fit": ("isojax.scaling.fit", "fit"),
+    "read_runs": ("isojax.report.notebook", "read_runs"),
+    "fit": ("isojax.report.notebook", "fit"),
+    "TimeBudget": ("isojax.scaling.allocate.clocks", "TimeBudget"),
     "FitOptions": ("isojax.scaling.curves.sweep_estimate", "FitOptions"),
     "recommend": ("isojax.scaling.allocate.recommend", "recommend"),
     "compare": ("isojax.scaling.compare", "compare_sweeps"),

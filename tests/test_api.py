@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,10 +32,17 @@ def test_the_notebook_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monke
     write_sweep(tmp_path / "runs/many", 0)
     write_sweep(tmp_path / "runs/few", 1)
     monkeypatch.chdir(tmp_path)
-    [code] = re.findall(r"```python\n(import isojax\n.*?)```", (ROOT / "docs/laws.md").read_text(), re.S)
-    names: dict[str, object] = {}
-    exec(code, names)
-    assert isinstance(names["fit"], FitResult) and isinstance(names["advice"], Recommendation)
+    blocks = re.findall(r"```python\n(import (?:isojax|pandas)\n.*?)```", (ROOT / "docs/laws.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    assert len(blocks) == 2
+    for code in blocks:
+        exec(code, names)
+    law, same_law = names["law"], names["same_law"]
+    assert isinstance(law, FitResult) and isinstance(names["advice"], Recommendation)
+    # The same curves; the counts of single problems, which widen intervals, are not in the table.
+    assert [c.A for c in same_law.curves] == pytest.approx([c.A for c in law.curves], abs=0.01)
+    assert [run.cell for run in names["runs"]] == [run.cell for run in isojax.read_runs("runs/many")]
+    assert names["runs"][0].points[3].metrics == {"val_acc": names["evaluations"]["avg@4"][3]}
     assert isinstance(names["comparison"], SweepComparison) and Path("n_star.png").stat().st_size > 1000
 
 
@@ -63,3 +71,26 @@ def test_names_are_imported_when_used_and_without_jax() -> None:
     assert done.stdout.split() == ["False", "[]"]
     with pytest.raises(AttributeError, match="has no attribute 'fits'"):
         _ = isojax.fits
+
+
+def test_frames_of_a_fit() -> None:
+    law = isojax.fit(world(n=(2, 8), problems=60).runs, options=isojax.FitOptions(replicates=40))
+    for name, rows in (("runs", law.runs), ("curves", law.curves), ("frontier", law.joint.frontier)):
+        assert len(law.frame(name)) == len(rows)
+    assert list(law.frame("runs").columns[:3]) == ["B_p", "n", "seed"]
+    with pytest.raises(InputError, match="no table is called 'law'; expected one of runs, curves, frontier"):
+        law.frame("law")  # pyright: ignore[reportArgumentType]
+    assert law.recommend(2e4, B_max=64).allocation.B <= 64
+
+
+def test_frames_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    pandas = pytest.importorskip("pandas")
+    with pytest.raises(InputError, match="the DataFrame has no row"):
+        isojax.read_runs(pandas.DataFrame())
+    frame = pandas.DataFrame({"n": [2, 2], "B_p": [4, 4], "step": [0, 1], "reward": [0.1, 1.5]})
+    with pytest.raises(InputError, match=r"DataFrame, row 1: reward is 1\.5, expected a number in \[0, 1\]"):
+        isojax.read_runs(frame)
+    law = isojax.fit(world(n=(2, 8), problems=60).runs, options=isojax.FitOptions(replicates=0))
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="a DataFrame needs pandas; install it with: pip install pandas"):
+        law.frame()

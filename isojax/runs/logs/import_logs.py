@@ -66,6 +66,12 @@ def read_logs(
     return ImportedRuns(tuple(runs), (*notes, *resumed_notes, *run_notes), tuple(map(str, refusals)))
 
 
+def read_log_tables(tables: Sequence[LogTable], field_map: Mapping[str, str], importer: ModuleType) -> ImportedRuns:
+    """Tables in memory as runs, their columns known by the names of an importer; InputError as `read_logs`."""
+    runs, notes = to_run_records(_gather_runs(tables, field_map, {}, importer))
+    return ImportedRuns(tuple(runs), tuple(notes))
+
+
 def _check_paths(paths: Sequence[Path]) -> None:
     path_by_target: dict[Path, Path] = {}
     for path in paths:

@@ -1,0 +1,113 @@
+"""What a notebook asks for: runs from files or from a DataFrame, and a fit that recommends, draws itself and gives
+DataFrames. pandas is needed only by who uses its frames; polars' frames can be read too."""
+
+import math
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import PrivateAttr
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Recommendation, RunRecord
+from isojax.core.tabular import DataRow
+from isojax.runs import ledger
+from isojax.runs.importers import csv
+from isojax.runs.logs.column_map import parse_field_map
+from isojax.runs.logs.import_logs import read_log_tables
+from isojax.runs.logs.log_table import LogTable
+from isojax.scaling.allocate.clocks import TimeBudget
+from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
+from isojax.scaling.fit import fit as fit_runs
+from isojax.scaling.result import FitResult
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FrameName = Literal["runs", "curves", "frontier", "crossovers", "evaluations"]
+
+
+class SweepFit(FitResult):
+    """A fit, as fit.json holds it, and what a notebook asks of it."""
+
+    _records: tuple[RunRecord, ...] = PrivateAttr(default=())
+
+    def recommend(self, budget: float | TimeBudget, **limits: Any) -> Recommendation:
+        """How to spend a budget of rollouts, or of time; `limits` as of isojax.recommend."""
+        return recommend(self, budget, **limits)
+
+    def plot(self, name: str = "frontier") -> "Figure":
+        """A figure of the report; InputError for an unknown name, or where its data are absent."""
+        return import_module("isojax.report.figures.catalogue").plot(self, self._records, name)
+
+    def frame(self, name: FrameName = "curves") -> Any:
+        """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the frontier, crossover or
+        evaluation; InputError for another name, or without pandas."""
+        tables = {
+            "runs": self.model_dump(include={"runs"})["runs"],
+            "curves": self.model_dump(include={"curves"})["curves"],
+            "frontier": [row.model_dump() for row in self.joint.frontier],
+            "crossovers": [row.model_dump() for row in self.joint.crossovers],
+            "evaluations": _evaluation_rows(self._records),
+        }
+        if name not in tables:
+            raise InputError(f"no table is called {name!r}; expected one of {', '.join(tables)}.")
+        try:
+            pandas = import_module("pandas")
+        except ImportError as e:
+            raise InputError("a DataFrame needs pandas; install it with: pip install pandas.") from e
+        return pandas.DataFrame(tables[name])
+
+
+def _evaluation_rows(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """What `read_runs` reads back: a row for each evaluation."""
+    return [
+        {"B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed, "step": point.M, "rollouts": point.rollouts}
+        | dict(point.metrics)
+        for run in runs
+        for point in run.points
+    ]
+
+
+def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = "") -> list[RunRecord]:
+    """The runs of sweeps' folders, or of a DataFrame whose rows are evaluations, with columns n, B_p, step or rollouts,
+    a reward, and maybe seed or run. `field_map` names other columns, as --map of `isojax records import` does
+    ("reward=val_acc,n=16"). InputError where they cannot be used."""
+    rows = _frame_rows(source)
+    if rows is None:
+        paths = [source] if isinstance(source, str | Path) else source
+        return ledger.read_runs(paths)
+    if not rows:
+        raise InputError("the DataFrame has no row; expected one for each evaluation.")
+    data_rows = [DataRow("DataFrame", f"row {i}", values, i) for i, values in enumerate(rows)]
+    table = LogTable("DataFrame", tuple(data_rows), one_run=False)
+    return list(read_log_tables([table], parse_field_map([field_map] if field_map else []), csv).runs)
+
+
+def _frame_rows(source: Any) -> list[dict[str, Any]] | None:
+    """The rows of a frame of pandas or polars, without the cells that are missing; None of anything else."""
+    if hasattr(source, "to_dicts"):
+        rows = source.to_dicts()
+    elif hasattr(source, "to_dict"):
+        rows = source.to_dict(orient="records")
+    else:
+        return None
+    plain = [{str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()} for row in rows]
+    missing = lambda v: v is None or (isinstance(v, float) and math.isnan(v))  # noqa: E731
+    return [{k: v for k, v in row.items() if not missing(v)} for row in plain]
+
+
+def fit(
+    runs: Sequence[RunRecord] | Any,
+    metric: str | None = None,
+    compute: str = "rollouts",
+    options: FitOptions = DEFAULT_OPTIONS,
+) -> SweepFit:
+    """The fit of runs, or of a DataFrame as `read_runs` takes it; the rest as isojax.scaling.fit.fit."""
+    records = runs if isinstance(runs, Sequence) else read_runs(runs)
+    result = fit_runs(records, metric, compute, options)
+    sweep_fit = SweepFit.model_construct(**{name: getattr(result, name) for name in FitResult.model_fields})
+    sweep_fit._records = tuple(records)
+    return sweep_fit
