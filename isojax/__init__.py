@@ -5,6 +5,7 @@ In a notebook, without jax:
     runs = isojax.read_runs("runs/quickstart")        the records of a sweep's folder, or of a DataFrame
     law = isojax.fit(runs)                            curves, frontier, n*(C) and flags (scaling.result.FitResult)
     law.recommend(1e6)                                how to spend 1e6 rollouts (core.nouns.Recommendation)
+    law.quote(0.6)                                    what a reward costs (core.nouns.Quote)
     law.plot("n_star")                                a figure of the report (matplotlib)
     law.frame("frontier")                             a table of it as a DataFrame (pandas)
     isojax.compare([law, other], ["a", "b"])          sweeps compared (scaling.comparison.SweepComparison)
@@ -17,12 +18,13 @@ if TYPE_CHECKING:
     from isojax.report.figures.catalogue import plot
     from isojax.report.notebook import fit, read_runs
     from isojax.scaling.allocate.clocks import TimeBudget
+    from isojax.scaling.allocate.quote import quote
     from isojax.scaling.allocate.recommend import recommend
     from isojax.scaling.compare import compare_sweeps as compare
     from isojax.scaling.curves.sweep_estimate import FitOptions
 
 __version__ = "0.1.0"
-__all__ = ["FitOptions", "TimeBudget", "compare", "fit", "plot", "read_runs", "recommend"]
+__all__ = ["FitOptions", "TimeBudget", "compare", "fit", "plot", "quote", "read_runs", "recommend"]
 
 # Name -> its module and its name there; a name is imported when it is first used.
 _LAZY_NAMES = {
@@ -30,6 +32,7 @@ _LAZY_NAMES = {
     "fit": ("isojax.report.notebook", "fit"),
     "TimeBudget": ("isojax.scaling.allocate.clocks", "TimeBudget"),
     "FitOptions": ("isojax.scaling.curves.sweep_estimate", "FitOptions"),
+    "quote": ("isojax.scaling.allocate.quote", "quote"),
     "recommend": ("isojax.scaling.allocate.recommend", "recommend"),
     "compare": ("isojax.scaling.compare", "compare_sweeps"),
     "plot": ("isojax.report.figures.catalogue", "plot"),

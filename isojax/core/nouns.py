@@ -198,3 +198,31 @@ class Recommendation:
     def risk_summary(self) -> str:
         """The risks in one line."""
         return "; ".join(risk.text for risk in self.risks)
+
+
+@dataclass(frozen=True)
+class QuotedCell:
+    """What a reward costs in one measured cell; a number is None where the reward is reached by no C."""
+
+    B_p: int
+    n: int
+    C: float | None  # rollouts until one new run has the reward, the median
+    low: float | None
+    high: float | None  # None: the interval ends with never
+    p_never: float  # the probability that the run has not reached it by the horizon
+    M: int | None  # updates, of the median
+    hours: float | None  # wall clock of the median; None where the cell has no clock
+    device_hours: float | None
+    extrapolated: bool  # the median is beyond the cell's data
+
+
+@dataclass(frozen=True)
+class Quote:
+    """What a reward costs."""
+
+    reward: float
+    metric: str
+    horizon: float  # C; what is not reached by it counts as never
+    level: float  # of the intervals
+    best_n: int  # of the lowest median
+    cells: tuple[QuotedCell, ...]  # by n, each of the B_p that reaches the reward soonest

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import PrivateAttr
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Recommendation, RunRecord
+from isojax.core.nouns import Quote, Recommendation, RunRecord
 from isojax.core.tabular import DataRow
 from isojax.runs import ledger
 from isojax.runs.importers import csv
@@ -18,6 +18,7 @@ from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import read_log_tables
 from isojax.runs.logs.log_table import LogTable
 from isojax.scaling.allocate.clocks import TimeBudget
+from isojax.scaling.allocate.quote import quote
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit as fit_runs
@@ -37,6 +38,10 @@ class SweepFit(FitResult):
     def recommend(self, budget: float | TimeBudget, **limits: Any) -> Recommendation:
         """How to spend a budget of rollouts, or of time; `limits` as of isojax.recommend."""
         return recommend(self, budget, **limits)
+
+    def quote(self, reward: float) -> Quote:
+        """What a reward costs; as isojax.quote."""
+        return quote(self, reward)
 
     def plot(self, name: str = "frontier") -> "Figure":
         """A figure of the report; InputError for an unknown name, or where its data are absent."""

@@ -102,10 +102,15 @@ def recommend(
         print_line(f"wrote {write}; run it with: {run_command}")
 
 
-def parse_budget(text: str, price: float | None) -> int | TimeBudget:
-    """ "1e6" as rollouts, "200h" as wall clock, "500usd" at a price of 2.5 a device hour as 200 device hours."""
+def check_price(price: float | None) -> None:
+    """Refuse a price that is none."""
     if price is not None and not 0 < price < math.inf:
         raise InputError(f"--price: given {price:g}, expected a price of more than 0 for a device hour, such as 2.5.")
+
+
+def parse_budget(text: str, price: float | None) -> int | TimeBudget:
+    """ "1e6" as rollouts, "200h" as wall clock, "500usd" at a price of 2.5 a device hour as 200 device hours."""
+    check_price(price)
     match = re.fullmatch(r"([\d._]+(?:e\d+)?)(s|m|h|d|usd|eur)", text.strip(), re.IGNORECASE)
     if not match:
         return parse_count(text)

@@ -1,0 +1,131 @@
+"""Does a new run reach a reward within what `isojax quote` says? The evaluations up to a quarter of the largest C are
+fitted, and a reward is quoted that the best cell reaches somewhere beyond, or just not:
+
+    python benchmarks/quote_coverage.py                     60 simulated sweeps (benchmarks/foreign_forms.py)
+    python benchmarks/quote_coverage.py --run runs/quickstart      the runs of a sweep, each as a new one
+
+A simulated run pays C where its expected reward, its own luck included, first is the quoted one; a run of a sweep,
+where the mean of three evaluations is. One JSON line per case on standard output, the summary on standard error:
+the share of the C paid inside the quoted interval, and how often P(never) was right, by fifths of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cut_sweep import up_to
+from foreign_forms import FORMS, METRIC, World, random_world
+from rich.progress import track
+
+import isojax
+from isojax.core.errors import InputError
+from isojax.core.nouns import QuotedCell, RunRecord
+from isojax.runs.ledger import default_metric
+from isojax.scaling.allocate.quote import HORIZON_FACTOR
+
+GRID = 2000
+SMOOTHED = 3  # evaluations whose mean is a run's reward
+Line = dict[str, Any]
+
+
+def fit_quarter(runs: Sequence[RunRecord], metric: str, replicates: int) -> Any:
+    """The fit of the evaluations up to a quarter of the largest C."""
+    C = max(run.points[-1].rollouts for run in runs) / HORIZON_FACTOR
+    cut = [up_to(run, C) for run in runs]
+    options = isojax.FitOptions(replicates=replicates)
+    return isojax.fit([run for run in cut if len(run.points) > 2], metric, options=options)
+
+
+def judge(cell: QuotedCell, reward: float, paid: float) -> Line:
+    """One run's C against the quote of its cell; infinite: never."""
+    low, high = (math.inf if C is None else C for C in (cell.low, cell.high))
+    return {
+        "B_p": cell.B_p,
+        "n": cell.n,
+        "reward": round(reward, 4),
+        "low": cell.low,
+        "high": cell.high,
+        "paid": paid if math.isfinite(paid) else None,
+        "inside": low <= paid <= high,
+        "p_never": cell.p_never,
+        "never": math.isinf(paid),
+    }
+
+
+def world_cases(world: World, rng: np.random.Generator, replicates: int) -> Iterator[Line]:
+    """A case of each n, of a new run."""
+    fit = fit_quarter(world.runs(rng), METRIC, replicates)
+    horizon = HORIZON_FACTOR * max(run.C_max for run in fit.runs)
+    start, end = (max(world.reward(key, C) for key in world.curves) for C in (horizon / HORIZON_FACTOR, horizon))
+    reward = start + (end - start) * rng.uniform(0.1, 1.2)
+    C = np.geomspace(horizon / 1e4, horizon, GRID)
+    for cell in isojax.quote(fit, reward).cells:
+        curve = world.curves[cell.B_p, cell.n]
+        reached = curve.reward(C) + rng.normal(0, world.run_sd) * curve.progress(C) >= reward
+        yield judge(cell, reward, float(C[reached.argmax()]) if reached.any() else math.inf)
+
+
+def simulated(count: int, seed: int, replicates: int) -> Iterator[Line]:
+    for number in track(range(count), description="worlds", console=None, disable=not sys.stderr.isatty()):
+        rng = np.random.default_rng([seed, number])
+        form = list(FORMS)[number % len(FORMS)]
+        world = random_world(rng, form)
+        try:
+            yield from ({"form": form, "number": number, **case} for case in world_cases(world, rng, replicates))
+        except InputError as error:  # a quarter of this sweep is too little for a fit
+            yield {"form": form, "number": number, "refused": str(error)}
+
+
+def measured(folder: Path, replicates: int) -> Iterator[Line]:
+    """A case of each run of a sweep."""
+    runs = isojax.read_runs(folder)
+    metric = default_metric(runs)
+    fit = fit_quarter(runs, metric, replicates)
+    horizon = HORIZON_FACTOR * max(run.C_max for run in fit.runs)
+    for run in runs:
+        rewards = np.array([p.metrics[metric] for p in run.points])
+        smooth = np.convolve(rewards, np.full(SMOOTHED, 1 / SMOOTHED), mode="valid")
+        C = np.array([p.rollouts for p in run.points])[SMOOTHED // 2 :][: len(smooth)]
+        start = np.interp(horizon / HORIZON_FACTOR, C, smooth)
+        reward = float(start + 0.5 * (smooth[C <= horizon].max() - start))
+        cells = [cell for cell in isojax.quote(fit, reward).cells if cell.n == run.cell.n]
+        reached = (smooth >= reward) & (C <= horizon)
+        for cell in cells:
+            yield {"seed": run.cell.seed, **judge(cell, reward, float(C[reached.argmax()]))}
+
+
+def summarise(lines: Sequence[Line]) -> None:
+    """Coverage, and P(never) by fifths."""
+    cases = [line for line in lines if "inside" in line]
+    print(f"{len(cases)} cases, {len(lines) - len(cases)} refused", file=sys.stderr)
+    print(f"inside the quoted interval: {np.mean([case['inside'] for case in cases]):.2f}", file=sys.stderr)
+    for fifth in range(5):
+        part = [c for c in cases if fifth <= 5 * c["p_never"] < fifth + 1 or (fifth == 4 and c["p_never"] == 1)]
+        if part:
+            stated, seen = (np.mean([float(c[key]) for c in part]) for key in ("p_never", "never"))
+            print(f"P(never) stated {stated:.2f}, seen {seen:.2f} in {len(part)} cases", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", type=Path, help="a sweep's folder, in place of simulated ones")
+    parser.add_argument("--worlds", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
+    a = parser.parse_args()
+    lines = []
+    for line in measured(a.run, a.replicates) if a.run else simulated(a.worlds, a.seed, a.replicates):
+        print(json.dumps(line), flush=True)
+        lines.append(line)
+    summarise(lines)
+
+
+if __name__ == "__main__":
+    main()

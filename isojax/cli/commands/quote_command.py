@@ -1,0 +1,70 @@
+"""`isojax quote`: the rollouts, hours and money that a reward costs, for each n."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from isojax.cli.commands.recommend_command import PRICE_HELP, check_price
+from isojax.cli.formatting import json_text, print_notes
+from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
+from isojax.cli.saved_fits import read_fit
+from isojax.core.nouns import Quote, QuotedCell
+from isojax.report.console import SafeConsole, TextTable
+from isojax.report.wording import format_compact, format_hours, format_percent
+from isojax.scaling.allocate.quote import quote as quote_reward
+from isojax.scaling.checks.run_health import flag_sentences
+
+
+def quote(
+    run: Annotated[Path, Argument(help="A sweep's folder or a fit.json.", autocompletion=complete_run)],
+    reward: Annotated[float, Option(metavar="R", help="The validation reward to reach, such as 0.6.")],
+    price: Annotated[float | None, Option(metavar="MONEY", help=PRICE_HELP)] = None,
+    include_flagged: IncludeFlaggedOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """What a reward costs: rollouts, hours and money until one new run reaches it, for each n.
+
+    Each n has the B_p that reaches the reward soonest. "Never" is: not within 4 times the largest measured C.
+
+    \b
+    Examples
+      isojax quote runs/quickstart --reward 0.6
+      isojax quote runs/quickstart --reward 0.6 --price 2.5 --json
+    """
+    check_price(price)
+    fit = read_fit(run, include_flagged)
+    quoted = quote_reward(fit, reward)
+    if as_json:
+        cells = [vars(cell) | {"cost": _cost(cell, price)} for cell in quoted.cells]
+        print(json_text({**vars(quoted), "cells": cells}))
+        return
+    console = SafeConsole()
+    console.print(_table(quoted, price))
+    level = format_percent(quoted.level)
+    console.print(f"Of one new run, with {level} intervals; * the cheapest. Never: not by C = {quoted.horizon:,.0f}.")
+    print_notes(console, flag_sentences(fit.health))
+
+
+def _cost(cell: QuotedCell, price: float | None) -> float | None:
+    return None if price is None or cell.device_hours is None else price * cell.device_hours
+
+
+def _table(quoted: Quote, price: float | None) -> TextTable:
+    """A row for each n; hours and money where the clocks are known."""
+    timed = any(cell.hours is not None for cell in quoted.cells)
+    columns = ["n", "B_p", "M", "rollouts", "interval", "P(never)"]
+    columns += ["wall clock", "of all devices"] * timed + ["cost"] * (timed and price is not None)
+    rows = []
+    for cell in quoted.cells:
+        low, high = ("never" if C is None else format_compact(C) for C in (cell.low, cell.high))
+        M = "–" if cell.M is None else f"{cell.M:,}"
+        mark = " *" if cell.n == quoted.best_n else "  "
+        C = "never" if cell.C is None else format_compact(cell.C)
+        row = [f"{cell.n}{mark}", f"{cell.B_p}", M, C, f"{low} to {high}", format_percent(cell.p_never)]
+        row += [format_hours(cell.hours), format_hours(cell.device_hours)] * timed
+        if timed and price is not None:
+            cost = _cost(cell, price)
+            row.append("–" if cost is None else f"{cost:,.2f}")
+        rows.append(row)
+    return TextTable(f"{quoted.metric} {quoted.reward:g} costs", columns, rows)

@@ -1,0 +1,94 @@
+"""What a reward costs: the inverse of the draws that `recommend` evaluates, for one new run of each measured cell."""
+
+import numpy as np
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Quote, QuotedCell
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.result import FitResult
+from isojax.scaling.tracks import FloatArray
+
+HORIZON_FACTOR = 4.0  # times the largest measured C: as far as a recommendation goes
+BUDGETS = 256  # of the grid of C on which the draws are inverted
+LUCK_SEED = 2
+
+
+def quote(fit: FitResult, reward: float) -> Quote:
+    """The rollouts, and hours where clocks are known, at which one new run reaches a reward: a distribution for each n,
+    of the B_p that reaches it soonest. InputError for a reward that is none, or that the base policy has, and for a fit
+    without draws."""
+    ensemble = load_ensemble(fit)
+    _check(fit, ensemble, reward)
+    horizon = HORIZON_FACTOR * ensemble.C_measured_max
+    C = first_budgets(ensemble, reward, horizon)
+    stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
+    cells = [_quote_cell(ensemble, int(i), C[:, i]) for i in stable]
+    cheapest: dict[int, QuotedCell] = {}
+    for cell in sorted(cells, key=_cost):
+        cheapest.setdefault(cell.n, cell)
+    by_n = tuple(sorted(cheapest.values(), key=lambda cell: cell.n))
+    best_n = min(by_n, key=_cost).n
+    return Quote(reward, fit.metric, horizon, ensemble.level, best_n, by_n)
+
+
+def _cost(cell: QuotedCell) -> tuple[float, ...]:
+    """By the median; where most draws never get there, by how many do."""
+    return (cell.C is None, cell.p_never if cell.C is None else cell.C, cell.B_p)
+
+
+def _check(fit: FitResult, ensemble: CurveEnsemble, reward: float) -> None:
+    if not 0 < reward < 1:
+        raise InputError(f"a reward of {reward:g}; expected one between 0 and 1, such as 0.6.")
+    if fit.compute != "rollouts":
+        raise InputError(f"a fit in {fit.compute}; expected compute 'rollouts'. Fit the runs again.")
+    if not ensemble.replicates:
+        raise InputError("this fit has no draws of its curves; expected mode hierarchical with --replicates above 0.")
+    if fit.base_reward is not None and reward <= fit.base_reward:
+        raise InputError(
+            f"the base policy's {fit.metric} is {fit.base_reward:.3f}, and {reward:g} was given; expected a higher one."
+        )
+
+
+def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> FloatArray:
+    """float[replicates, cells]: C at which a new run of each cell first has the reward, by each draw of the curves and
+    of the run's own luck; infinite where it has not by the horizon."""
+    C = np.geomspace(0.1 * float(ensemble.samples.C_low.min()), horizon, BUDGETS)
+    rewards = ensemble.sampled_at_cell_budgets(C[:, None], same_problems=True)  # [BUDGETS, replicates, cells]
+    settings = ensemble.fit.intervals
+    run_sd = 0.0 if settings is None else settings.run_sd
+    luck = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd
+    gain = np.maximum.accumulate(rewards + luck, axis=0) - reward
+    reached = gain >= 0
+    first = reached.argmax(0)
+    after, before = (
+        np.take_along_axis(gain, first[None], 0)[0],
+        np.take_along_axis(gain, (first - 1).clip(0)[None], 0)[0],
+    )
+    share = np.where(first > 0, -before / np.maximum(after - before, 1e-12), 1.0)
+    log_C = np.log(C)
+    between = np.exp(log_C[(first - 1).clip(0)] * (1 - share) + log_C[first] * share)
+    return np.where(reached.any(0), between, np.inf)
+
+
+def _quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
+    """The distribution of C, float[replicates], of cell i: its median and interval are None where they are never."""
+    tail = (1 - ensemble.level) / 2
+    low, median, high = (_finite(np.quantile(C, q, method="higher")) for q in (tail, 0.5, 1 - tail))
+    hours, device_hours = (None, None) if median is None else ensemble.predict_hours(i, median)
+    B_p, n = int(ensemble.B_p[i]), int(ensemble.n[i])
+    return QuotedCell(
+        B_p=B_p,
+        n=n,
+        C=median,
+        low=low,
+        high=high,
+        p_never=float(np.isinf(C).mean()),
+        M=None if median is None else -int(-median // (B_p * n)),
+        hours=hours,
+        device_hours=device_hours,
+        extrapolated=median is None or ensemble.is_beyond_data(i, median),
+    )
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
