@@ -69,6 +69,12 @@ def make_corpus(folder: Path) -> None:
     (folder / "text.yaml").write_text(yaml.safe_dump(TEXT_CONFIG))
     logged = [{"step": i, "n": 4, "B_p": 8, "val": {"acc": reward(32 * i, 4)}} for i in range(12)]
     (folder / "logs" / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
+    values = [f"a-n{n},acc,{i},{reward(32 * i, n):.4f}" for n in (4, 8) for i in range(12)]
+    (folder / "logs" / "long.csv").write_text("\n".join(["run,metric,step,value", *values]) + "\n")
+    charts = [[reward(32 * i, n) for n in (4, 8) for _ in range(3)] for i in range(12)]
+    header = ",".join(f"a-n{n} - acc{end}" for n in (4, 8) for end in ("", "__MIN", "__MAX"))
+    chart = [f"{i}," + ",".join(f"{value:.4f}" for value in row) for i, row in enumerate(charts)]
+    (folder / "logs" / "wide.csv").write_text("\n".join([f"Step,{header}", *chart]) + "\n")
     lines = [f"{2**i},{2**i * 500},{reward(2**i * 500, 8):.4f},{i % 2}" for i in range(1, 12)]
     (folder / "points.csv").write_text("\n".join(["n,rollouts,reward,seed", *lines]) + "\n")
     for B_p, n in ((4, 2), (4, 8), (16, 2), (16, 8)):
@@ -193,6 +199,8 @@ def arguments(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
         ["fit", "runs/tiny", rng.choice(("--replicates", "--seed", "--run-sd", "--metric", "--compute")), value],
         ["fit", value],
         ["recommend", "runs/tiny", "--budget", value],
+        ["recommend", "runs/tiny", "--budget", rng.choice(("5s", "1usd")), "--price", value],
+        ["quote", "runs/tiny", "--reward", value],
         ["recommend", "runs/tiny", "--budget", "1000", rng.choice(("--epsilon", "--B-max", "--fix", "--for")), value],
         ["compare", "runs/tiny", "runs/tiny", rng.choice(("--labels", "--metric", "--out")), value],
         ["report", value],
@@ -241,6 +249,9 @@ def logs(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     name, log_format, options = rng.choice((
         ("runs.csv", "csv", "reward=reward_heldout"),
         ("own.jsonl", "jsonl", "reward=val.acc"),
+        ("long.csv", "csv", "reward=acc,n=n{},B_p=4"),
+        ("wide.csv", "csv", "n=n{},B_p=4"),
+        ("verl_console/job-8.log", "verl_console", "B_p=16"),
         ("verl/n8.jsonl", "verl", "n=8,B_p=16"),
         ("trl/checkpoint-6", "trl", "n=4,B=16"),
         ("tensorboard/n8", "tensorboard", "n=8,B_p=4,reward=val/acc,response_length=train/length"),
@@ -248,8 +259,16 @@ def logs(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     ))  # fmt: skip
     _copy(corpus, folder, f"logs/{name}")
     path = folder / Path(name).name
-    spoil_file(path if path.is_file() else rng.choice(sorted(p for p in path.iterdir())), rng)
-    return ["records", "import", path.name, "--from", log_format, "--map", options, "--out", "out"]
+    words = ["records", "import", path.name, "--map", options, "--out", "out"]
+    words += rng.choice((["--from", log_format], ["--from", log_format], []))
+    words += ["--resumed"] * (rng.random() < 0.2)
+    spoilt = path if path.is_file() else rng.choice(sorted(p for p in path.iterdir()))
+    if rng.random() < 0.2:
+        spoilt = folder / "settings.csv"
+        spoilt.write_text("run,seed,devices\na-n4,3,2\na-n8,4,2\n" + f"{path.stem},1,1\n")
+        words += ["--settings", spoilt.name]
+    spoil_file(spoilt, rng)
+    return words
 
 
 def models(rng: random.Random, corpus: Path, folder: Path) -> list[str]:

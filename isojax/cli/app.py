@@ -44,7 +44,7 @@ COMMANDS = (
     LazyCommand("status", "Show where sweeps stand."),
     LazyCommand("fit", "Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs."),
     LazyCommand("recommend", "Recommend how to spend a budget of rollouts."),
-    LazyCommand("quote", "What a reward costs: rollouts, hours and money, for each n."),
+    LazyCommand("quote", "Say what a reward costs: rollouts, hours and money, for each n."),
     LazyCommand("report", "Rebuild a sweep's figures and report.html from its ledgers and its fit.json."),
     LazyCommand("compare", "Compare sweeps."),
     LazyCommand("records", "Import other trainers' logs, and check ledgers before a fit."),

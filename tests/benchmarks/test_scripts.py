@@ -182,6 +182,14 @@ def test_fit_speed(scripts: Scripts) -> None:
     assert line["evaluations"] == 40 * 21
 
 
+def test_quote_coverage(scripts: Scripts) -> None:
+    """A case of each n of a world, in the order of what is quoted."""
+    cases = scripts("quote_coverage", "--worlds", 1, "--replicates", 60)
+    assert [case["n"] for case in cases] == sorted({case["n"] for case in cases}) and len(cases) > 1
+    for case in cases:
+        assert case["never"] == (case["paid"] is None) and 0 <= case["p_never"] <= 1
+
+
 SHARES = ("A", "R_first", "R_middle", "R_last")
 
 

@@ -23,9 +23,10 @@ def quote(
     include_flagged: IncludeFlaggedOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """What a reward costs: rollouts, hours and money until one new run reaches it, for each n.
+    """Say what a reward costs: rollouts, hours and money, for each n.
 
-    Each n has the B_p that reaches the reward soonest. "Never" is: not within 4 times the largest measured C.
+    That is the C of one new run until it has the reward, with an interval. Each n has the B_p that reaches the reward
+    soonest. "Never" is: not within 4 times the largest measured C.
 
     \b
     Examples
