@@ -16,6 +16,7 @@ from tests.compiler import QUICK, flags
 
 # Files whose tests run whole commands or several processes, or compile large programs: `make test` leaves them out.
 SLOW = (
+    "benchmarks/test_ablations.py",
     "benchmarks/test_refill.py",
     "benchmarks/test_scripts.py",
     "distributed/test_meshes.py",
@@ -52,6 +53,7 @@ SLOW = (
     "rl/test_last_token.py",
     "rl/test_length_buckets.py",
     "rl/test_recipe_gradients.py",
+    "rl/test_resampling.py",
     "sampling/test_exactness.py",
     "sampling/test_stream.py",
     "tasks/test_hostile_checks.py",

@@ -198,6 +198,7 @@ def isojax(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:
     return e.value.code
 
 
+@pytest.mark.slow
 def test_a_search_from_end_to_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
