@@ -124,7 +124,10 @@ def test_a_config_for_another_trainer_is_written_once(recommend: Callable[..., O
     ("words", "part"),
     [
         (("--write", "best.yaml"), "no config.yaml in the folder of the fit"),
-        (("--write", "best.yaml", "--for", "nemo"), "expected one of isojax, trl, verl"),
+        (
+            ("--write", "best.yaml", "--for", "nemo"),
+            "expected one of isojax, maxtext, nemo_rl, openrlhf, trl, tunix, verl",
+        ),
         (("--for", "trl"), "expected --write FILE with it"),
         (("--epsilon", "2"), "epsilon = 2.0; expected"),
     ],

@@ -52,6 +52,55 @@ def test_trl_refuses_a_single_rollout():
         rendered("trl", recommend(document({(16, 1): (0.6, 1.0, 2e3)}), 1e5))
 
 
+def test_openrlhf_counts_rollouts_in_prompts_and_training_in_completions():
+    lines = [line for line in rendered("openrlhf").splitlines() if not line.startswith("#")]
+    assert lines == [
+        "--rollout.batch_size 16",
+        "--rollout.n_samples_per_prompt 16",
+        "--train.batch_size 256",
+        "--train.max_epochs 1",
+        "--train.num_episodes 1",
+        "--data.max_samples 6240",
+        "--algo.advantage.estimator group_norm",
+    ]
+    with pytest.raises(InputError, match="n = 1 rollouts per problem; OpenRLHF's group_norm expects at least 2"):
+        rendered("openrlhf", recommend(document({(16, 1): (0.6, 1.0, 2e3)}), 1e5))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tunix", {"batch_size": 16, "num_batches": 390, "grpo_config": {"num_generations": 16, "num_iterations": 1}}),
+        (
+            "maxtext",
+            {
+                "base_config": "rl.yml",
+                "batch_size": 16,
+                "num_batches": 390,
+                "num_epoch": 1,
+                "train_fraction": 1.0,
+                "rl": {"num_generations": 16, "num_iterations": 1},
+            },
+        ),
+        (
+            "nemo_rl",
+            {
+                "defaults": "grpo_math_1B.yaml",
+                "grpo": {
+                    "num_prompts_per_step": 16,
+                    "num_generations_per_prompt": 16,
+                    "max_num_steps": 390,
+                    "max_num_epochs": 390,
+                },
+                "policy": {"train_global_batch_size": 256},
+            },
+        ),
+    ],
+)
+def test_trainers_that_count_batches_in_prompts(name, expected):
+    assert yaml.safe_load(rendered(name)) == expected
+
+
 def test_isojax_needs_the_sweeps_config():
     with pytest.raises(InputError, match=r"no config.yaml in the folder of the fit.*--for verl or --for trl"):
         rendered("isojax")
@@ -60,7 +109,7 @@ def test_isojax_needs_the_sweeps_config():
     assert (result["sweep"]["B_p"], result["sweep"]["n"], result["sweep"]["budget"]) == ([16], [16], 99840)
 
 
-@pytest.mark.parametrize("name", ["verl", "trl"])
+@pytest.mark.parametrize("name", ["verl", "trl", "openrlhf", "tunix", "maxtext", "nemo_rl"])
 def test_comments_hold_the_promise_the_reasons_and_the_learning_rate(name):
     text = rendered(name)
     head = [line for line in text.splitlines() if line.startswith("#")]
@@ -87,5 +136,8 @@ def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert rendered("my_fork_of_isojax.trainer") == "n: 16"
     sys.modules.pop("my_fork_of_isojax.trainer")
-    with pytest.raises(InputError, match="exporters plug-in 'nemo': no such module; expected one of isojax, trl, verl"):
+    with pytest.raises(
+        InputError,
+        match="exporters plug-in 'nemo': no such module; expected one of isojax, maxtext, nemo_rl, openrlhf, trl, tunix, verl",
+    ):
         rendered("nemo")

@@ -40,6 +40,7 @@ BUDGET_HELP = (
     "Rollouts to spend, as 1e6; or the run's wall clock, as 90s, 30m, 200h, 3d; or money, as 500usd (--price)."
 )
 PRICE_HELP = "Price of a device for an hour, in the same money."
+FOR_HELP = "Whose config: isojax, verl, trl, openrlhf, tunix, maxtext, nemo_rl, or a module of yours."
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 WRITE_HELP = "Write a config that spends it so; an existing file is kept."
 
@@ -53,9 +54,7 @@ def recommend(
     epsilon: Annotated[float, Option(metavar="E", help="A loss of reward that makes no difference to you.")] = EPSILON,
     extrapolate: Annotated[bool, Option("--extrapolate", help=EXTRAPOLATE_HELP)] = False,
     write: Annotated[Path | None, Option(metavar="FILE", help=WRITE_HELP)] = None,
-    framework: Annotated[
-        str | None, Option("--for", metavar="isojax|verl|trl", help="Whose config.", show_default="isojax")
-    ] = None,
+    framework: Annotated[str | None, Option("--for", metavar="TRAINER", help=FOR_HELP, show_default="isojax")] = None,
     include_flagged: IncludeFlaggedOption = False,
     as_json: JsonOption = False,
 ) -> None:

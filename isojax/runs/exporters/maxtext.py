@@ -1,0 +1,28 @@
+"""MaxText's RL config (by its configs/post_train/rl.yml; MaxText is not on the package index), which it hands to Tunix.
+
+batch_size counts prompts, and a batch is one update."""
+
+from isojax.core.config import Config
+from isojax.core.nouns import Recommendation
+from isojax.core.yaml_files import yaml_text
+from isojax.runs.exporters import header_comments
+
+HOW_TO_RUN = "python -m maxtext.trainers.post_train.rl.train_rl {file} model_name=... load_parameters_path=..."
+
+
+def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
+    """A config on top of MaxText's own."""
+    allocation = recommendation.allocation
+    config = {
+        "base_config": "rl.yml",
+        "batch_size": allocation.B_p,
+        "num_batches": allocation.M,
+        "num_epoch": 1,
+        "train_fraction": 1.0,
+        "rl": {"num_generations": allocation.n, "num_iterations": 1},
+    }
+    notes = [
+        "Put this file beside MaxText's rl.yml, on which it builds.",
+        f"Run: {HOW_TO_RUN.format(file='FILE')}",
+    ]
+    return header_comments(recommendation, sweep_config, "learning_rate", notes) + yaml_text(config)

@@ -1,0 +1,35 @@
+"""OpenRLHF's arguments (checked with openrlhf 0.11: cli/train_ppo_ray.py), one on a line.
+
+OpenRLHF counts rollout.batch_size in prompts and train.batch_size in completions: with B = B_p n, and one epoch, every
+rollout is used once by the policy that drew it. It ends after max_samples prompts of each episode."""
+
+from isojax.core.config import Config
+from isojax.core.errors import InputError
+from isojax.core.nouns import Recommendation
+from isojax.runs.exporters import header_comments
+
+HOW_TO_RUN = "grep -v '^#' {file} | xargs python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path ..."
+
+
+def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
+    """The arguments; InputError for n = 1, which OpenRLHF's group_norm refuses."""
+    allocation = recommendation.allocation
+    if allocation.n < 2:
+        raise InputError(f"n = {allocation.n} rollouts per problem; OpenRLHF's group_norm expects at least 2.")
+    prompts = allocation.B_p * allocation.M
+    arguments = {
+        "rollout.batch_size": allocation.B_p,
+        "rollout.n_samples_per_prompt": allocation.n,
+        "train.batch_size": allocation.B,
+        "train.max_epochs": 1,
+        "train.num_episodes": 1,
+        "data.max_samples": prompts,
+        "algo.advantage.estimator": "group_norm",
+    }
+    notes = [
+        f"M = {allocation.M} updates take {prompts} prompts: with a dataset of D < {prompts}, train.num_episodes is "
+        f"{prompts} / D.",
+        f"Run: {HOW_TO_RUN.format(file='FILE')}",
+    ]
+    lines = [f"--{name} {value}\n" for name, value in arguments.items()]
+    return header_comments(recommendation, sweep_config, "actor.adam.lr", notes) + "".join(lines)

@@ -1,0 +1,28 @@
+"""Tunix's overrides (checked with google-tunix 0.1: cli/grpo_main.py), on top of a config of yours.
+
+Tunix counts batch_size and mini_batch_size in prompts; without a mini_batch_size a batch is one update. It replaces
+rl_training_config as a whole, so that what stands in it (the optimizer, max_steps) stays in your config."""
+
+from isojax.core.config import Config
+from isojax.core.nouns import Recommendation
+from isojax.core.yaml_files import yaml_text
+from isojax.runs.exporters import header_comments
+
+HOW_TO_RUN = "python -m tunix.cli.grpo_main BASE.yaml override_config_file={file}"
+
+
+def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
+    """The overrides as YAML."""
+    allocation = recommendation.allocation
+    overrides = {
+        "batch_size": allocation.B_p,
+        "num_batches": allocation.M,
+        "grpo_config": {"num_generations": allocation.n, "num_iterations": 1},
+    }
+    notes = [
+        f"In rl_training_config of BASE.yaml leave out mini_batch_size and max_steps, or set them to {allocation.B_p} "
+        f"and {allocation.M}.",
+        f"Run: {HOW_TO_RUN.format(file='FILE')}",
+    ]
+    rate_key = "rl_training_config.actor_optimizer_config.learning_rate"
+    return header_comments(recommendation, sweep_config, rate_key, notes) + yaml_text(overrides)
