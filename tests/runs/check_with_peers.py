@@ -5,7 +5,8 @@
     peers/bin/pip install --no-deps verl
     isojax recommend runs/quickstart --budget 5e5 --write trl.yaml --for trl --json > answer.json
     isojax recommend runs/quickstart --budget 5e5 --write verl.yaml --for verl
-    peers/bin/python tests/runs/check_with_peers.py answer.json trl.yaml verl.yaml
+    peers/bin/pip install --no-deps openrlhf google-tunix        # and --for openrlhf, --for tunix, likewise
+    peers/bin/python tests/runs/check_with_peers.py answer.json trl.yaml verl.yaml openrlhf.txt tunix.yaml
 
 trl's parser and GRPOConfig read trl.yaml; verl's own entry point composes verl.yaml with its defaults (`--cfg job`). It
 prints what they made of the files and fails where that is not the recommended allocation.
@@ -13,7 +14,9 @@ prints what they made of the files and fails where that is not the recommended a
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -75,8 +78,41 @@ def check_verl(path: Path, answer: dict[str, Any]) -> None:
     expect("defaults kept (data.prompt_key)", config["data"]["prompt_key"], "prompt")
 
 
+def module_file(package: str, *parts: str) -> Path:
+    """A file of an installed package, which is read and not imported: these trainers need GPUs or more packages."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0]).joinpath(*parts)
+
+
+def check_openrlhf(path: Path, answer: dict[str, Any]) -> None:
+    """Its parser knows every argument."""
+    given = dict(line[2:].split() for line in path.read_text().splitlines() if line.startswith("--"))
+    text = module_file("openrlhf", "cli", "train_ppo_ray.py").read_text()
+    for name in given:
+        expect(f"--{name} is an argument", f'"--{name}"' in text, True)
+    expect("prompts, rollouts", [int(given["rollout.batch_size"]), int(given["train.batch_size"])],
+           [answer["B_p"], answer["B"]])  # fmt: skip
+
+
+def check_tunix(path: Path, answer: dict[str, Any]) -> None:
+    """Its pipeline reads the keys, and GRPOConfig has the fields."""
+    import yaml
+
+    given = yaml.safe_load(path.read_text())
+    pipeline = module_file("tunix", "cli", "grpo_main.py").read_text()
+    config = module_file("tunix", "rl", "grpo", "grpo_learner.py").read_text()
+    for name in given:
+        expect(f"{name} is read", f'"{name}"' in pipeline, True)
+    for name in given["grpo_config"]:
+        expect(f"{name} is a field", re.search(rf"^  {name}: ", config, re.MULTILINE) is not None, True)
+    expect("batch_size, num_batches", [given["batch_size"], given["num_batches"]], [answer["B_p"], answer["M"]])
+
+
+CHECKS = {"trl": check_trl, "verl": check_verl, "openrlhf": check_openrlhf, "tunix": check_tunix}
+
 if __name__ == "__main__":
-    answer_file, trl_file, verl_file = map(Path, sys.argv[1:])
+    answer_file, *configs = map(Path, sys.argv[1:])
     wanted = json.loads(answer_file.read_text())
-    check_trl(trl_file, wanted)
-    check_verl(verl_file, wanted)
+    for config in configs:  # each is named after its trainer
+        CHECKS[config.stem](config, wanted)
