@@ -36,7 +36,7 @@ def test_seconds_are_rollouts_where_all_cells_are_equally_fast():
     for name in ("expected_reward", "interval", "regret", "n_probability", "equal_n", "times_measured", "risks"):
         assert getattr(of_time, name) == getattr(of_rollouts, name)
     assert of_time.hours == of_rollouts.hours == pytest.approx(390 * 256 * 0.001 / 3600)
-    assert of_time.reasons[0].startswith("100 s of wall clock are 100,000 rollouts in the fastest stable cell")
+    assert of_time.reasons[0].startswith("100 s of wall clock are 100,000 rollouts in the fastest allowed cell")
 
 
 def test_a_slow_cell_gets_fewer_rollouts_and_may_lose():
@@ -63,6 +63,13 @@ def test_fixed_values_hold_in_time_too():
     assert recommend(fit, TimeBudget(100), B_max=64).allocation.B == 64
     with pytest.raises(InputError, match="no stable measured cell agrees with this budget and these limits"):
         recommend(fit, TimeBudget(100), fix={"B": 100})
+
+
+def test_the_fastest_cell_counts_for_the_limit_only_where_it_may_be_chosen():
+    fit = timed({4: (0, 0.0001), 16: (0, 0.001), 64: (0, 0.001)})  # in 100 s n = 4 affords 1e6, ten times the data
+    with pytest.raises(InputError, match="10 times the largest measured C"):
+        recommend(fit, TimeBudget(100))
+    assert recommend(fit, TimeBudget(100), fix={"B": 1024}).allocation.M == 97
 
 
 def test_cells_without_a_clock_are_left_out():

@@ -84,7 +84,7 @@ def recommend(
 def _make_request(
     fit: FitResult, ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest
 ) -> AllocationRequest:
-    """The request with its budget; of time, C is what the stable cell of most rollouts affords."""
+    """The request with its budget; of time, C is what the allowed cell of most rollouts affords."""
     if not isinstance(budget, TimeBudget):
         request = replace(request, C=budget)
         request.check()
@@ -92,12 +92,15 @@ def _make_request(
     budget.check()
     if fit.mode == "paper":
         raise InputError("a budget in time, of a fit in mode paper; expected mode hierarchical. Fit the runs again.")
-    C = np.where(ensemble.stable, ensemble.clocks.rollouts(budget), 0.0).max()
-    request = replace(request, C=max(float(C), 1.0), time=budget)
+    rollouts = ensemble.clocks.rollouts(budget)
+    request = replace(request, C=max(float(rollouts.max()), 1.0), time=budget)
     request.check()
+    allowed = ensemble.allowed_cells(request)[1]
+    C = float(rollouts[allowed if allowed.any() else ensemble.stable].max(initial=0.0))
+    request = replace(request, C=max(C, 1.0))
     kind = "of all devices" if budget.of_devices else "of wall clock"
     seconds = f"{budget.seconds:,.6g} s {kind}"
-    request.reasons.append(f"{seconds} are {C:,.0f} rollouts in the fastest stable cell, by the clocks of these runs")
+    request.reasons.append(f"{seconds} are {C:,.0f} rollouts in the fastest allowed cell, by the clocks of these runs")
     return request
 
 
