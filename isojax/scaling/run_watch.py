@@ -20,6 +20,8 @@ from isojax.scaling.tracks import FloatArray
 
 LOOK_SHARES = (0.125, 0.25, 0.5, 0.75)  # of the end's C
 LOOK_LEVEL = 1 - (1 - LEVEL) / len(LOOK_SHARES)
+# Of each look's interval, about its median. Unwidened, 78 of 90 simulated runs of other forms kept their end inside.
+WIDENING = 1.3
 MIN_LOOK_POINTS = 5  # distinct C > 0, for a forecast
 FLAT_GAIN = 0.005  # of reward: a run that gains no more than this has levelled off
 Advice = Literal["stop", "go on"]
@@ -32,7 +34,7 @@ class Look:
     C: float
     points: int
     reward: float  # the median
-    low: float  # of LOOK_LEVEL
+    low: float  # of LOOK_LEVEL, widened
     high: float
     reward_now: float  # the curve at C
 
@@ -122,8 +124,10 @@ def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:
     """A forecast from evaluations float[points]."""
     posterior: RunPosterior = fit_with_trial(RunPoints(C, R, np.zeros(len(C), dtype=np.intp)))[0]
     now, end = posterior.rewards(np.array([C[-1], C_end])).T
-    low, high = np.quantile(end, [(1 - LOOK_LEVEL) / 2, (1 + LOOK_LEVEL) / 2])
-    return Look(float(C[-1]), len(C), float(np.median(end)), float(low), float(high), float(np.median(now)))
+    middle = float(np.median(end))
+    quantiles = np.quantile(end, [(1 - LOOK_LEVEL) / 2, (1 + LOOK_LEVEL) / 2])
+    low, high = (middle + WIDENING * (float(bound) - middle) for bound in quantiles)
+    return Look(float(C[-1]), len(C), middle, low, high, float(np.median(now)))
 
 
 def intersect_looks(looks: Sequence[Look]) -> tuple[tuple[float, float] | None, bool]:

@@ -12,6 +12,8 @@ import pytest
 
 from isojax.cli import app
 from isojax.cli.commands import watch_command
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.runs.ledger import write_run
 from isojax.scaling.curves.hill import curve_value
 
 HEADER = "B_p,n,step,reward\n"
@@ -56,6 +58,21 @@ def test_one_point_and_a_torn_last_line(isojax: Command, tmp_path: Path) -> None
     seen = json.loads(out)
     assert (code, seen["C"], seen["measured"], seen["interval"], seen["advice"]) == (0, 128, 0.21, None, "go on")
     assert (seen["C_end"], seen["end_source"]) == (256, "2 x the rollouts so far")
+
+
+def test_a_cell_of_a_sweep_ends_at_the_sweeps_budget_and_its_torn_line_is_left_out(
+    isojax: Command, tmp_path: Path
+) -> None:
+    rewards = [0.2 + 0.2 * M / (M + 6) for M in range(25)]
+    points = [EvalPoint(M * 128, M, M * 128, 0, {"avg@4": R}) for M, R in enumerate(rewards)]
+    cell = tmp_path / "runs/a/cells/16x8-s0"
+    write_run(cell, RunRecord(Cell(16, 8, 0), tuple(points)))
+    with (cell / "records.jsonl").open("a") as file:
+        file.write('{"kind": "ev')
+    (tmp_path / "runs/a/config.yaml").write_text("sweep:\n  budget: 6000\n")
+    for path in ("runs/a", cell, cell / "records.jsonl"):
+        seen = json.loads(isojax("watch", path, "--json")[1])
+        assert (seen["C"], seen["C_end"], seen["end_source"]) == (3072, 6000, "the sweep's budget")
 
 
 def test_a_growing_log_is_followed_to_its_end(isojax: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
