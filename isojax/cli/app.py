@@ -48,6 +48,7 @@ COMMANDS = (
     LazyCommand("report", "Rebuild a sweep's figures and report.html from its ledgers and its fit.json."),
     LazyCommand("compare", "Compare sweeps."),
     LazyCommand("records", "Import other trainers' logs, and check ledgers before a fit."),
+    LazyCommand("watch", "Forecast where a running run will end, and say whether to stop it."),
     LazyCommand("fit-curve", "Fit a reward curve to one run, or to several seeds of it."),
     LazyCommand("fit-law", "Fit n*(C) to the points of a file."),
     LazyCommand("model", "Import and export language models."),

@@ -280,6 +280,16 @@ def test_cut_sweep(scripts: Scripts, tmp_path: Path) -> None:
     assert abs(line["mean_error"]) <= line["mean_absolute_error"] < 0.05
 
 
+def test_watch_replay(scripts: Scripts, tmp_path: Path) -> None:
+    """A run of a file that is flat at .3: no goal below it stops it, and every goal above it does."""
+    noise = np.random.default_rng(0).normal(0, 0.002, 40)
+    lines = [f"a,{100 * (i + 1)},{0.3 + noise[i]:.4f}" for i in range(40)]
+    (tmp_path / "runs.csv").write_text("\n".join(["run,rollouts,reward", *lines]))
+    (line,) = scripts("watch_replay", "--file", tmp_path / "runs.csv", GOAL_STEPS=(-0.1, 0.3))
+    assert (line["runs"], line["forecast"], line["false_stops"], line["right_stops"]) == (1, 1, 0, 1)
+    assert 0 < line["saved"] < 0.5 and abs(line["lost"]) < 0.01
+
+
 def test_fuzz() -> None:
     """An attempt of each kind: no traceback, and 0 or 2 for an exit code."""
     command = [sys.executable, str(BENCHMARKS / "fuzz.py"), "--attempts", "9", "--seed", "a test", "--workers", "1"]

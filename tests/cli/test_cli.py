@@ -95,7 +95,7 @@ def test_fixed_values_and_plain_data() -> None:
 
 
 def test_help_teaches_with_examples_and_the_right_name(isojax: Isojax) -> None:
-    for command in ("launch", "train", "fit", "fit-law", "fit-curve", "recommend", "report", "lr-search"):
+    for command in ("launch", "train", "fit", "fit-law", "fit-curve", "watch", "recommend", "report", "lr-search"):
         code, out, _ = isojax(command, "--help")
         assert code == 0 and "Example" in out and f"isojax {command} " in out
     assert "Usage: python -m isojax.launch" in isojax("--help", main=partial(app.main_module, app.LAUNCH))[1]

@@ -1,0 +1,157 @@
+"""`isojax watch LOG`: where a running run will end, and whether to stop it."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from typer import Argument, Option
+
+from isojax.cli.formatting import json_text, parse_count, print_line
+from isojax.cli.options import JsonOption, complete_log_format
+from isojax.core import terminal
+from isojax.core.config.load import load_config
+from isojax.core.errors import InputError
+from isojax.core.nouns import RunRecord
+from isojax.runs.ledger import default_metric, read_runs
+from isojax.runs.logs.column_map import parse_field_map
+from isojax.runs.logs.import_logs import read_logs
+from isojax.scaling.intervals import LEVEL
+from isojax.scaling.run_watch import RunWatch, WatchedRun
+
+POLL_SECONDS = 2.0  # between two looks at the size of a log
+DEFAULT_END = 2  # times the C of the newest evaluation
+LINE_FORMATS = ("csv", "jsonl", "verl")  # whose last line may be torn while it is written
+RUN_ADVICE = "one run cannot tell what another n would give; a sweep's fit can: isojax recommend"
+
+
+@dataclass(frozen=True)
+class WatchedLog:
+    """Which run of which log to read."""
+
+    path: Path
+    log_format: str | None
+    field_map: dict[str, str]
+    run_name: str | None
+
+    def read(self) -> RunRecord:
+        """The run as it is now; InputError where the log holds several, or none of that name."""
+        if self.log_format is None:
+            runs = read_runs([self.path])
+        else:
+            with _complete_lines(self.path, self.log_format) as path:
+                runs = list(read_logs([path], self.log_format, self.field_map).runs)
+        names = [run.cell.name for run in runs]
+        chosen = [run for run in runs if self.run_name in (None, run.cell.name)]
+        if len(chosen) != 1:
+            given = "no --run" if self.run_name is None else f"--run {self.run_name}"
+            raise InputError(f"{self.path} holds {len(runs)} runs, given {given}; expected one of {', '.join(names)}.")
+        return chosen[0]
+
+    def signature(self) -> tuple[tuple[str, int, int], ...]:
+        """What changes when the log grows: the files' sizes and times."""
+        files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
+        stats = [(str(f), f.stat()) for f in files if f.is_file()]
+        return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+@contextmanager
+def _complete_lines(path: Path, log_format: str) -> Iterator[Path]:
+    """The log; a copy without its last line, below the same path, where that line is still being written."""
+    data = path.read_bytes() if log_format in LINE_FORMATS and path.is_file() else b"\n"
+    if data.endswith(b"\n") or b"\n" not in data:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder, *path.resolve().parts[1:])
+        copy.parent.mkdir(parents=True)
+        copy.write_bytes(data.rpartition(b"\n")[0] + b"\n")
+        yield copy
+
+
+def watch(
+    log: Annotated[Path, Argument(metavar="LOG", help="A ledger's folder, or with --from another trainer's log.")],
+    log_format: Annotated[
+        str | None,
+        Option("--from", metavar="FORMAT", help="As of records import.", autocompletion=complete_log_format),
+    ] = None,
+    map_options: Annotated[
+        list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help="As of records import.")
+    ] = None,
+    run_name: Annotated[str | None, Option("--run", metavar="CELL", help="The run, where LOG holds several.")] = None,
+    end: Annotated[str | None, Option(metavar="C", help="Where the run ends, in rollouts.")] = None,
+    updates: Annotated[str | None, Option(metavar="M", help="Where the run ends, in updates.")] = None,
+    goal: Annotated[
+        float | None, Option("--goal", "--stop-below", metavar="REWARD", help="Stop a run that will not reach it.")
+    ] = None,
+    follow: Annotated[bool, Option("--follow/--once", help="Look again when the log has grown, or look once.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Forecast where a running run will end, and say whether to stop it.
+
+    The interval holds the end with 90% at all looks together, however often you look. It assumes that the end stays
+    the same. Without --end and --updates, the end is the budget of the ledger's sweep, else twice the rollouts so far.
+
+    \b
+    Examples
+      isojax watch runs/quickstart/cells/16x8-s0 --updates 400
+      isojax watch log.csv --from csv --map reward=val_acc --end 250000 --goal .60 --follow
+    """
+    if end is not None and updates is not None:
+        raise InputError("given both --end and --updates, expected one. Leave one out.")
+    if goal is not None and not 0 <= goal <= 1:
+        raise InputError(f"--goal: given {goal:g}, expected a reward from 0 to 1, such as .60.")
+    watched_log = WatchedLog(log, log_format, parse_field_map(map_options or []), run_name)
+    signature, run = watched_log.signature() if log.exists() else (), watched_log.read()
+    metric = default_metric([run])
+    C_end, end_source = find_end(run, log, end, updates)
+    run_watch = RunWatch(C_end, goal)
+    shown = _show(run, run_watch, metric, end_source, as_json)
+    try:
+        while follow and shown.rollouts_left > 0:
+            time.sleep(POLL_SECONDS)
+            if (new_signature := watched_log.signature()) == signature:
+                continue
+            signature, points = new_signature, len(run.points)
+            run = watched_log.read()
+            if len(run.points) > points:
+                shown = _show(run, run_watch, metric, end_source, as_json)
+    except KeyboardInterrupt:
+        terminal.note("stopped watching; the run goes on")
+
+
+def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) -> tuple[float, str]:
+    """(C at the end, where that comes from)."""
+    if end is not None:
+        return float(parse_count(end, "--end")), "--end"
+    if updates is not None:
+        return float(parse_count(updates, "--updates") * run.cell.B), "--updates"
+    config_path = next((p / "config.yaml" for p in (log, *log.resolve().parents[:3]) if (p / "cells").is_dir()), None)
+    if config_path is not None and config_path.exists():
+        return float(load_config(str(config_path)).sweep.budget), "the sweep's budget"
+    return float(max(DEFAULT_END * run.points[-1].rollouts, run.cell.B)), f"{DEFAULT_END} x the rollouts so far"
+
+
+def _show(run: RunRecord, run_watch: RunWatch, metric: str, end_source: str, as_json: bool) -> WatchedRun:
+    """Look, and print it."""
+    points = [point for point in run.points if metric in point.metrics]
+    C = np.array([point.rollouts for point in points], dtype=float)
+    watched = run_watch.update(C, np.array([point.metrics[metric] for point in points]))
+    if as_json:
+        note = {"n_advice": RUN_ADVICE, "end_source": end_source, "metric": metric, "goal": run_watch.goal}
+        document: dict[str, Any] = {"level": LEVEL, "cell": asdict(run.cell), **asdict(watched), **note}
+        print(json_text(document), flush=True)
+        return watched
+    line = f"C = {watched.C:,.0f}: {metric} {watched.measured:.3f}; "
+    if watched.interval is not None:
+        low, high = watched.interval
+        gain = f"{watched.gain:+.3f} for {watched.rollouts_left:,.0f} rollouts"
+        line += f"at C = {watched.C_end:,.0f} ({end_source}) {watched.forecast:.3f} ({low:.3f} to {high:.3f}), {gain}; "
+    print_line(f"{line}{watched.advice}: {watched.reason}")
+    if len(watched.looks) == 0 and watched.next_look is not None:
+        print_line(f"the next forecast is at C = {watched.next_look:,.0f}")
+    return watched

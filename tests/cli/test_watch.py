@@ -1,0 +1,107 @@
+"""`isojax watch` as a user meets it: one look, a growing log, JSON, refusals."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from isojax.cli import app
+from isojax.cli.commands import watch_command
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.runs.ledger import write_run
+from isojax.scaling.curves.hill import curve_value
+
+HEADER = "B_p,n,step,reward\n"
+WATCH = ("watch", "log.csv", "--from", "csv")
+Command = Callable[..., tuple[int, str, str]]
+
+
+def rows(count: int) -> list[str]:
+    """Of a run of 16 x 8 rollouts that rises from .2 to .4."""
+    noise = np.random.default_rng(1).normal(0, 0.005, count)
+    return [f"16,8,{M},{curve_value(M, 0.2, 0.4, 1.2, 6.0) + noise[M - 1]:.4f}\n" for M in range(1, count + 1)]
+
+
+@pytest.fixture
+def isojax(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Command:
+    """Run a command beside log.csv, a run of 24 updates: (exit code, standard output, standard error)."""
+    (tmp_path / "log.csv").write_text(HEADER + "".join(rows(24)))
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["isojax", *map(str, words)])
+        with pytest.raises(SystemExit) as e:
+            app.main()
+        return (e.value.code, *capsys.readouterr())  # type: ignore[return-value]
+
+    return run
+
+
+def test_a_run_that_will_not_reach_its_goal_is_stopped(isojax: Command) -> None:
+    code, out, _ = isojax(*WATCH, "--updates", 40, "--goal", 0.6)
+    assert code == 0 and "at C = 5,120 (--updates)" in out and "stop: the end is below the goal of 0.6" in out
+    code, out, _ = isojax(*WATCH, "--end", 5120, "--stop-below", 0.3, "--json")
+    seen = json.loads(out)
+    assert (code, seen["advice"], seen["rollouts_left"], seen["C"]) == (0, "go on", 2048, 3072)
+    assert seen["interval"][0] <= curve_value(40, 0.2, 0.4, 1.2, 6.0) <= seen["interval"][1]
+    assert "cannot tell" in seen["n_advice"]
+
+
+def test_one_point_and_a_torn_last_line(isojax: Command, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(HEADER + "16,8,1,0.21\n16,8,2,0.2")
+    code, out, _ = isojax(*WATCH, "--json")
+    seen = json.loads(out)
+    assert (code, seen["C"], seen["measured"], seen["interval"], seen["advice"]) == (0, 128, 0.21, None, "go on")
+    assert (seen["C_end"], seen["end_source"]) == (256, "2 x the rollouts so far")
+
+
+def test_a_cell_of_a_sweep_ends_at_the_sweeps_budget_and_its_torn_line_is_left_out(
+    isojax: Command, tmp_path: Path
+) -> None:
+    rewards = [0.2 + 0.2 * M / (M + 6) for M in range(25)]
+    points = [EvalPoint(M * 128, M, M * 128, 0, {"avg@4": R}) for M, R in enumerate(rewards)]
+    cell = tmp_path / "runs/a/cells/16x8-s0"
+    write_run(cell, RunRecord(Cell(16, 8, 0), tuple(points)))
+    with (cell / "records.jsonl").open("a") as file:
+        file.write('{"kind": "ev')
+    (tmp_path / "runs/a/config.yaml").write_text("sweep:\n  budget: 6000\n")
+    for path in ("runs/a", cell, cell / "records.jsonl"):
+        seen = json.loads(isojax("watch", path, "--json")[1])
+        assert (seen["C"], seen["C_end"], seen["end_source"]) == (3072, 6000, "the sweep's budget")
+
+
+def test_a_growing_log_is_followed_to_its_end(isojax: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    more = iter([*(rows(26)[24:]), KeyboardInterrupt()])
+
+    def grow(seconds: float) -> None:
+        row = next(more)
+        if isinstance(row, KeyboardInterrupt):
+            raise row
+        with (tmp_path / "log.csv").open("a") as file:
+            file.write(row)
+
+    monkeypatch.setattr(watch_command.time, "sleep", grow)
+    code, out, err = isojax(*WATCH, "--updates", 40, "--follow")
+    assert code == 0 and [line[:9] for line in out.splitlines()] == ["C = 3,072", "C = 3,200", "C = 3,328"]
+    assert "the run goes on" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["watch", "none.csv", "--from", "csv"], "no such log: none.csv"),
+        (["watch", "none"], "no such run: none"),
+        ([*WATCH, "--end", "0"], "--end: given '0', expected"),
+        ([*WATCH, "--end", "9", "--updates", "9"], "expected one. Leave one out"),
+        ([*WATCH, "--goal", "60"], "--goal: given 60, expected"),
+        ([*WATCH, "--run", "x"], "holds 1 runs, given --run x; expected one of"),
+    ],
+)
+def test_refusals(isojax: Command, words: list[str], message: str) -> None:
+    code, out, err = isojax(*words)
+    assert (code, out) == (2, "") and message in err and "Traceback" not in err
