@@ -126,7 +126,7 @@ def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:
     now, end = posterior.rewards(np.array([C[-1], C_end])).T
     middle = float(np.median(end))
     quantiles = np.quantile(end, [(1 - LOOK_LEVEL) / 2, (1 + LOOK_LEVEL) / 2])
-    low, high = (middle + WIDENING * (float(bound) - middle) for bound in quantiles)
+    low, high = np.clip(middle + WIDENING * (quantiles - middle), 0.0, 1.0).tolist()
     return Look(float(C[-1]), len(C), middle, low, high, float(np.median(now)))
 
 

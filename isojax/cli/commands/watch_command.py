@@ -17,8 +17,9 @@ from isojax.core import terminal
 from isojax.core.config.load import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
-from isojax.runs.ledger import default_metric, read_runs
+from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.runs.logs.column_map import parse_field_map
+from isojax.runs.logs.find_logs import detect_format
 from isojax.runs.logs.import_logs import read_logs
 from isojax.scaling.intervals import LEVEL
 from isojax.scaling.run_watch import RunWatch, WatchedRun
@@ -40,11 +41,14 @@ class WatchedLog:
 
     def read(self) -> RunRecord:
         """The run as it is now; InputError where the log holds several, or none of that name."""
-        if self.log_format is None:
+        path = self.path
+        is_ledger = path.name == RECORDS_FILE or any((path / name).exists() for name in (RECORDS_FILE, "cells"))
+        if self.log_format is None and (is_ledger or not self.path.exists()):
             runs = read_runs([self.path])
         else:
-            with _complete_lines(self.path, self.log_format) as path:
-                runs = list(read_logs([path], self.log_format, self.field_map).runs)
+            log_format = self.log_format or detect_format([self.path])
+            with _complete_lines(self.path, log_format) as path:
+                runs = list(read_logs([path], log_format, self.field_map).runs)
         names = [run.cell.name for run in runs]
         chosen = [run for run in runs if self.run_name in (None, run.cell.name)]
         if len(chosen) != 1:
@@ -74,7 +78,7 @@ def _complete_lines(path: Path, log_format: str) -> Iterator[Path]:
 
 
 def watch(
-    log: Annotated[Path, Argument(metavar="LOG", help="A ledger's folder, or with --from another trainer's log.")],
+    log: Annotated[Path, Argument(metavar="LOG", help="A ledger's folder, or another trainer's log.")],
     log_format: Annotated[
         str | None,
         Option("--from", metavar="FORMAT", help="As of records import.", autocompletion=complete_log_format),
@@ -99,7 +103,7 @@ def watch(
     \b
     Examples
       isojax watch runs/quickstart/cells/16x8-s0 --updates 400
-      isojax watch log.csv --from csv --map reward=val_acc --end 250000 --goal .60 --follow
+      isojax watch log.csv --map reward=val_acc --end 250000 --goal .60 --follow
     """
     if end is not None and updates is not None:
         raise InputError("given both --end and --updates, expected one. Leave one out.")
@@ -111,6 +115,8 @@ def watch(
     C_end, end_source = find_end(run, log, end, updates)
     run_watch = RunWatch(C_end, goal)
     shown = _show(run, run_watch, metric, end_source, as_json)
+    if not as_json and shown.rollouts_left > 0:
+        terminal.note(RUN_ADVICE)
     try:
         while follow and shown.rollouts_left > 0:
             time.sleep(POLL_SECONDS)
