@@ -28,7 +28,8 @@ import isojax
 from isojax.core.errors import InputError
 from isojax.core.nouns import QuotedCell, RunRecord
 from isojax.runs.ledger import default_metric
-from isojax.scaling.allocate.quote import HORIZON_FACTOR
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from isojax.scaling.allocate.quote import HORIZON_FACTOR, first_budgets, quote_cell
 
 GRID = 2000
 SMOOTHED = 3  # evaluations whose mean is a run's reward
@@ -88,17 +89,19 @@ def measured(folder: Path, replicates: int) -> Iterator[Line]:
     runs = isojax.read_runs(folder)
     metric = default_metric(runs)
     fit = fit_quarter(runs, metric, replicates)
-    horizon = HORIZON_FACTOR * max(run.C_max for run in fit.runs)
+    ensemble = load_ensemble(fit)
+    horizon = HORIZON_FACTOR * ensemble.C_measured_max
     for run in runs:
         rewards = np.array([p.metrics[metric] for p in run.points])
         smooth = np.convolve(rewards, np.full(SMOOTHED, 1 / SMOOTHED), mode="valid")
         C = np.array([p.rollouts for p in run.points])[SMOOTHED // 2 :][: len(smooth)]
         start = np.interp(horizon / HORIZON_FACTOR, C, smooth)
         reward = float(start + 0.5 * (smooth[C <= horizon].max() - start))
-        cells = [cell for cell in isojax.quote(fit, reward).cells if cell.n == run.cell.n]
+        keys = [curve.key for curve in ensemble.curves]
+        i = keys.index((run.cell.B_p, run.cell.n))
+        cell = quote_cell(ensemble, i, first_budgets(ensemble, reward, horizon)[:, i])
         reached = (smooth >= reward) & (C <= horizon)
-        for cell in cells:
-            yield {"seed": run.cell.seed, **judge(cell, reward, float(C[reached.argmax()]))}
+        yield {"seed": run.cell.seed, **judge(cell, reward, float(C[reached.argmax()]))}
 
 
 def summarise(lines: Sequence[Line]) -> None:

@@ -22,7 +22,7 @@ def quote(fit: FitResult, reward: float) -> Quote:
     horizon = HORIZON_FACTOR * ensemble.C_measured_max
     C = first_budgets(ensemble, reward, horizon)
     stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
-    cells = [_quote_cell(ensemble, int(i), C[:, i]) for i in stable]
+    cells = [quote_cell(ensemble, int(i), C[:, i]) for i in stable]
     cheapest: dict[int, QuotedCell] = {}
     for cell in sorted(cells, key=_cost):
         cheapest.setdefault(cell.n, cell)
@@ -70,7 +70,7 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
     return np.where(reached.any(0), between, np.inf)
 
 
-def _quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
+def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
     """The distribution of C, float[replicates], of cell i: its median and interval are None where they are never."""
     tail = (1 - ensemble.level) / 2
     low, median, high = (_finite(np.quantile(C, q, method="higher")) for q in (tail, 0.5, 1 - tail))
