@@ -17,7 +17,7 @@ from isojax.report.console import SafeConsole
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
 from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions
-from isojax.scaling.fit import fit
+from isojax.scaling.fit import fit, with_clocks
 from isojax.scaling.intervals import REPLICATES
 from isojax.scaling.result import FitResult, FittedRun, read_fit_file
 
@@ -38,20 +38,20 @@ def make_fit(
     result = fit_runs(runs, default_metric(runs) if metric is None else metric, compute, options)
     if len(paths) == 1 and is_sweep_folder(paths[0]):
         path = paths[0] / fit_file_name("fit", metric, compute, options)
-        if _has_more_replicates(path, paths[0], options.replicates):
+        if _has_more_replicates(path, runs, options.replicates):
             kept, path = path, path.with_stem(f"{path.stem}-{options.replicates}-replicates")
             warn(f"{kept} has more replicates and is kept; this fit is {path}")
         write_text(path, json_line_per_row(result.model_dump(mode="json")))
     return result
 
 
-def _has_more_replicates(path: Path, sweep: Path, replicates: int) -> bool:
-    """Whether a fit of the same runs, from more replicates, is there."""
+def _has_more_replicates(path: Path, runs: Sequence[RunRecord], replicates: int) -> bool:
+    """Whether a fit of these runs, from more replicates, is there."""
     try:
         earlier = read_fit_file(path)
     except InputError:  # none, or one that cannot be used
         return False
-    return earlier.intervals is not None and earlier.intervals.replicates > replicates and not _is_stale(earlier, sweep)
+    return earlier.intervals is not None and earlier.intervals.replicates > replicates and not _is_stale(earlier, runs)
 
 
 def fit_runs(
@@ -91,16 +91,20 @@ def read_fit(run: Path, include_flagged: bool = False) -> FitResult:
             raise InputError(
                 f"{INCLUDE_FLAGGED} asks for another fit of a sweep, and {run} is a file; expected the sweep's folder."
             )
-        return read_fit_file(run)
+        result = read_fit_file(run)
+        return with_clocks(result, read_runs([run.parent])) if is_sweep_folder(run.parent) else result
     options = FitOptions(include_flagged=include_flagged)
     path = run / fit_file_name("fit", None, "rollouts", options)
     if not path.exists():
         return make_fit([sweep_folder(run)], None, "rollouts", options)
     result = read_fit_file(path)
-    if is_sweep_folder(run) and _is_stale(result, run):
+    if not is_sweep_folder(run):
+        return result
+    runs = read_runs([run])
+    if _is_stale(result, runs):
         warn(f"{path} is older than the ledgers of its sweep and is made again")
         return make_fit([run], None, "rollouts", _options_of_fit(result))
-    return result
+    return with_clocks(result, runs)
 
 
 def _options_of_fit(result: FitResult) -> FitOptions:
@@ -113,13 +117,13 @@ def _options_of_fit(result: FitResult) -> FitOptions:
     return FitOptions(result.mode, settings.replicates, settings.seed, stated_run_sd, include_flagged)
 
 
-def _is_stale(result: FitResult, run: Path) -> bool:
-    """Whether the ledgers hold other points than the fit was made from, or other runs of them are flagged as broken."""
+def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
+    """Whether the ledgers' runs have other points than the fit was made from, or other runs are flagged as broken."""
 
     def point_keys(rows: Sequence[FittedRun | FlaggedRun]) -> set[tuple[int, ...]]:
         return {(row.B_p, row.n, row.seed, row.points) for row in rows}
 
-    runs, health = read_runs([run]), result.health
+    health = result.health
     ledger_points = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in runs}
     fitted_points = point_keys(result.runs) | (point_keys(health.runs) if health.left_out else set())
     return ledger_points != fitted_points or point_keys(flagged_runs(runs)) != point_keys(health.runs)

@@ -4,10 +4,11 @@ any order."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_REPLICATES
-from isojax.core.nouns import IMPORTED, RunRecord
+from isojax.core.nouns import IMPORTED, Cell, RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity, segment_evidence
@@ -152,8 +153,20 @@ def fit_frontier(
     return frontier_fit, flags
 
 
+def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:
+    """A fit that was read from a file, with the wall clock of the runs that it was made from."""
+    clocks = {run.cell: _clock_fields(run) for run in runs}
+    timed = [row.model_copy(update=clocks.get(Cell(row.B_p, row.n, row.seed))) for row in result.runs]
+    return result.model_copy(update={"runs": tuple(timed)})
+
+
+def _clock_fields(run: RunRecord) -> dict[str, Any]:
+    startup, per_rollout = run_clock(run) or (None, None)
+    return {"startup_seconds": startup, "seconds_per_rollout": per_rollout, "devices": run.devices}
+
+
 def _fitted_run(track: RunTrack) -> FittedRun:
-    cell, (startup, per_rollout) = track.run.cell, run_clock(track.run) or (None, None)
+    cell = track.run.cell
     return FittedRun(
         B_p=cell.B_p,
         n=cell.n,
@@ -161,8 +174,6 @@ def _fitted_run(track: RunTrack) -> FittedRun:
         points=len(track.C),
         C_max=float(track.C[-1]),
         final_reward=float(track.R[-1]),
-        startup_seconds=startup,
-        seconds_per_rollout=per_rollout,
-        devices=track.run.devices,
         imported=track.run.cell_hash == IMPORTED,
+        **_clock_fields(track.run),
     )

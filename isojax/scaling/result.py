@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isojax.core.errors import InputError
 from isojax.scaling.checks.run_health import RunHealth
@@ -33,7 +33,8 @@ class FitFlag(ResultRow):
 
 class FittedRun(ResultRow):
     """A run that was fitted; C_max and final_reward are those of its last evaluation. Its wall clock after C rollouts
-    is startup_seconds + C seconds_per_rollout (None: its times are not known)."""
+    is startup_seconds + C seconds_per_rollout (None: its times are not known). Times are no part of fit.json, which is
+    the same, to the bit, wherever and however often interrupted a sweep was run; timing.jsonl has them."""
 
     B_p: int
     n: int
@@ -41,10 +42,10 @@ class FittedRun(ResultRow):
     points: int  # evaluations
     C_max: float
     final_reward: float
-    startup_seconds: float | None = None
-    seconds_per_rollout: float | None = None
-    devices: int = 1
     imported: bool = False  # from a log of another trainer
+    startup_seconds: float | None = Field(None, exclude=True)
+    seconds_per_rollout: float | None = Field(None, exclude=True)
+    devices: int = Field(1, exclude=True)
 
 
 class IntervalSettings(ResultRow):

@@ -14,8 +14,10 @@ import pytest
 from isojax.cli import app
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, config_hash, load_config, save_config
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
-from isojax.runs.ledger import Ledger
+from isojax.runs.ledger import Ledger, write_run
+from tests.scaling.documents import document
 from tests.scaling.synthetic import world
 
 Outcome = tuple[int, str, str]
@@ -47,6 +49,19 @@ def write_sweep(folder: Path, n: tuple[int, ...] = (2, 4, 8, 16, 32)) -> Path:
         ledger = Ledger(folder / "cells" / run.cell.name, run.cell, config_hash(config.cell))
         for point in run.points:
             ledger.append(point, seconds=1.0, devices=1)
+    return folder
+
+
+def write_timed_sweep(folder: Path) -> Path:
+    """The fit written by hand, and the ledgers of its runs: a millisecond a rollout, on 2 devices."""
+    fit = document()
+    write_text(folder / "fit.json", fit.model_dump_json())
+    for row in fit.runs:
+        cell = Cell(row.B_p, row.n, row.seed)
+        updates = [i * 4096 // cell.B for i in range(row.points)]
+        points = tuple(EvalPoint(M * cell.B, M, M * cell.B, 0, {"avg@4": 0.5}) for M in updates)
+        hours = tuple(2 * 0.001 * point.rollouts / 3600 for point in points)
+        write_run(folder / "cells" / cell.name, RunRecord(cell, points, device_hours=hours, devices=2))
     return folder
 
 

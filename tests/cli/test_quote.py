@@ -7,24 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Isojax, error_of
-from tests.scaling.documents import document
+from tests.cli.conftest import Isojax, error_of, write_timed_sweep
 
 
 @pytest.fixture
-def fit_file(tmp_path: Path) -> Path:
-    """A millisecond a rollout, on 2 devices."""
-    fit, path = document(), tmp_path / "fit.json"
-    times = {"startup_seconds": 0.0, "seconds_per_rollout": 0.001, "devices": 2}
-    runs = tuple(run.model_copy(update=times) for run in fit.runs)
-    path.write_text(fit.model_copy(update={"runs": runs}).model_dump_json())
-    return path
+def sweep(tmp_path: Path) -> Path:
+    return write_timed_sweep(tmp_path / "sweep")
 
 
-def test_the_table_and_the_document(isojax: Isojax, fit_file: Path) -> None:
-    code, out, err = isojax("quote", str(fit_file), "--reward", "0.5")
+def test_the_table_and_the_document(isojax: Isojax, sweep: Path) -> None:
+    code, out, err = isojax("quote", str(sweep), "--reward", "0.5")
     assert (code, err) == (0, "") and "avg@4 0.5 costs" in out and "4 *" in out and "Never: not by C = 400,000" in out
-    code, out, _ = isojax("quote", str(fit_file), "--reward", "0.5", "--price", "36", "--json")
+    code, out, _ = isojax("quote", str(sweep), "--reward", "0.5", "--price", "36", "--json")
     answer = json.loads(out)
     assert code == 0 and answer["best_n"] == 4 and [cell["n"] for cell in answer["cells"]] == [4, 16, 64]
     cell = answer["cells"][0]
@@ -33,12 +27,12 @@ def test_the_table_and_the_document(isojax: Isojax, fit_file: Path) -> None:
     assert cell["cost"] == pytest.approx(36 * cell["device_hours"]) == pytest.approx(72 * cell["hours"])
 
 
-def test_what_most_runs_never_reach(isojax: Isojax, fit_file: Path) -> None:
-    code, out, _ = isojax("quote", str(fit_file), "--reward", "0.69")
+def test_what_most_runs_never_reach(isojax: Isojax, sweep: Path) -> None:
+    code, out, _ = isojax("quote", str(sweep), "--reward", "0.69")
     assert code == 0 and "never to never" in out and "100%" in out
 
 
-def test_refusals(isojax: Isojax, fit_file: Path) -> None:
-    assert "expected one between 0 and 1" in error_of(isojax("quote", str(fit_file), "--reward", "60"))
-    words = ("quote", str(fit_file), "--reward", "0.5", "--price", "-1")
+def test_refusals(isojax: Isojax, sweep: Path) -> None:
+    assert "expected one between 0 and 1" in error_of(isojax("quote", str(sweep), "--reward", "60"))
+    words = ("quote", str(sweep), "--reward", "0.5", "--price", "-1")
     assert "--price: given -1, expected a price of more than 0" in error_of(isojax(*words))

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from isojax.cli import app
 from isojax.core.config import load_config
 from isojax.launch.planner import plan_cells
 from isojax.scaling.result import Law, NStarFit
-from tests.cli.conftest import Isojax, Outcome, error_of, write_sweep
+from tests.cli.conftest import Isojax, Outcome, error_of, write_sweep, write_timed_sweep
 from tests.scaling.documents import document
 
 
@@ -224,16 +225,8 @@ def test_recommend_refuses_a_file_that_is_no_fit(isojax: Isojax) -> None:
         assert "fit.json" in error_of(isojax("recommend", "fit.json", "--budget", "1e6"))
 
 
-def write_timed_fit() -> None:
-    """A millisecond a rollout, on 2 devices."""
-    fit = document()
-    times = {"startup_seconds": 0.0, "seconds_per_rollout": 0.001, "devices": 2}
-    runs = tuple(run.model_copy(update=times) for run in fit.runs)
-    Path("fit.json").write_text(fit.model_copy(update={"runs": runs}).model_dump_json())
-
-
-def test_a_budget_in_time_or_money(recommend: Callable[..., Outcome]) -> None:
-    write_timed_fit()
+def test_a_budget_in_time_or_money(isojax: Isojax) -> None:
+    recommend = partial(isojax, "recommend", str(write_timed_sweep(Path("sweep"))))
     code, out, _ = recommend("--budget", "100s")
     assert code == 0 and "for 100s: B_p = 16, n = 16, M = 390" in out
     assert "takes 99.8 s on 2 devices, by the clocks of these runs" in out
@@ -255,5 +248,4 @@ def test_a_budget_in_time_or_money(recommend: Callable[..., Outcome]) -> None:
     ],
 )
 def test_budgets_that_are_none(recommend: Callable[..., Outcome], words: tuple[str, ...], said: str) -> None:
-    write_timed_fit()
     assert said in error_of(recommend(*words))

@@ -12,7 +12,7 @@ from isojax.scaling.tracks import FloatArray
 MAX_SECONDS = 1e10
 NO_CLOCKS = (
     "no run of this fit says how long its steps took (timing.jsonl, or the log's own step times); expected a budget of"
-    " rollouts. Give one, or fit runs with their times."
+    " rollouts. Give one, or name the folder of a sweep whose runs have their times; a fit.json without them has none."
 )
 
 
