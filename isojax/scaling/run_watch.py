@@ -24,7 +24,7 @@ LOOK_LEVEL = 1 - (1 - LEVEL) / len(LOOK_SHARES)
 WIDENING = 1.3
 MIN_LOOK_POINTS = 5  # distinct C > 0, for a forecast
 FLAT_GAIN = 0.005  # of reward: a run that gains no more than this has levelled off
-Advice = Literal["stop", "go on"]
+Advice = Literal["stop", "go on", "raise n"]
 
 
 @dataclass(frozen=True)

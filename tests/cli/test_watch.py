@@ -15,6 +15,8 @@ from isojax.cli.commands import watch_command
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.runs.ledger import write_run
 from isojax.scaling.curves.hill import curve_value
+from tests.cli.conftest import write_timed_sweep
+from tests.scaling.documents import SHAPES, hill
 
 HEADER = "B_p,n,step,reward\n"
 WATCH = ("watch", "log.csv", "--from", "csv")
@@ -105,3 +107,20 @@ def test_a_growing_log_is_followed_to_its_end(isojax: Command, tmp_path: Path, m
 def test_refusals(isojax: Command, words: list[str], message: str) -> None:
     code, out, err = isojax(*words)
     assert (code, out) == (2, "") and message in err and "Traceback" not in err
+
+
+def test_what_another_n_would_give_by_a_sweep(isojax: Command, tmp_path: Path) -> None:
+    sweep = write_timed_sweep(tmp_path / "sweep")
+    lines = [f"16,4,{M},{hill(*SHAPES[16, 4], 64 * M):.4f}\n" for M in range(4, 64, 4)]
+    (tmp_path / "log.csv").write_text(HEADER + "".join(lines))
+    code, out, err = isojax(*WATCH, "--end", 100_000, "--sweep", sweep)
+    assert code == 0 and "raise n: from here on n = 16 ends +0.0" in out and "4 (now)" in out
+    assert "96.2 s" in out and "cannot tell" not in err
+    seen = json.loads(isojax(*WATCH, "--end", 100_000, "--sweep", sweep, "--json")[1])
+    assert seen["advice"] == "raise n" and [option["n"] for option in seen["n_options"]] == [4, 16, 64]
+    assert seen["n_options"][1]["hours"] == pytest.approx((100_000 - seen["C"]) * 0.001 / 3600)
+    seen = json.loads(isojax(*WATCH, "--end", 100_000, "--goal", 0.95, "--sweep", sweep, "--json")[1])
+    assert seen["advice"] != "raise n"  # no n reaches the goal
+    (tmp_path / "log.csv").write_text(HEADER + "".join(rows(24)))
+    code, _, err = isojax(*WATCH, "--sweep", sweep)
+    assert code == 2 and "B_p x n = 16x8, and the sweep measured 16x4" in err

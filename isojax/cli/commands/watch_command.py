@@ -2,9 +2,10 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,22 +13,28 @@ import numpy as np
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text, parse_count, print_line
-from isojax.cli.options import JsonOption, complete_log_format
+from isojax.cli.options import JsonOption, complete_log_format, complete_run
+from isojax.cli.saved_fits import read_fit
 from isojax.core import terminal
 from isojax.core.config.load import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.report.console import SafeConsole, TextTable
+from isojax.report.wording import format_hours, format_percent
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.find_logs import detect_format
 from isojax.runs.logs.import_logs import read_logs
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.growing_n import NOption, compare_n, n_to_raise_to
 from isojax.scaling.intervals import LEVEL
 from isojax.scaling.run_watch import RunWatch, WatchedRun
 
 POLL_SECONDS = 2.0  # between two looks at the size of a log
 DEFAULT_END = 2  # times the C of the newest evaluation
 LINE_FORMATS = ("csv", "jsonl", "verl")  # whose last line may be torn while it is written
-RUN_ADVICE = "one run cannot tell what another n would give; a sweep's fit can: isojax recommend"
+Signature = tuple[tuple[str, int, int], ...]
+RUN_ADVICE = "one run cannot tell what another n would give; name a sweep of the same problem: --sweep RUN"
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ class WatchedLog:
             raise InputError(f"{self.path} holds {len(runs)} runs, given {given}; expected one of {', '.join(names)}.")
         return chosen[0]
 
-    def signature(self) -> tuple[tuple[str, int, int], ...]:
+    def signature(self) -> Signature:
         """What changes when the log grows: the files' sizes and times."""
         files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
         stats = [(str(f), f.stat()) for f in files if f.is_file()]
@@ -92,6 +99,14 @@ def watch(
     goal: Annotated[
         float | None, Option("--goal", "--stop-below", metavar="REWARD", help="Stop a run that will not reach it.")
     ] = None,
+    sweep: Annotated[
+        Path | None,
+        Option(
+            metavar="RUN",
+            help="A sweep of the same problem: what another n would give from here on.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     follow: Annotated[bool, Option("--follow/--once", help="Look again when the log has grown, or look once.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -99,11 +114,13 @@ def watch(
 
     The interval holds the end with 90% at all looks together, however often you look. It assumes that the end stays
     the same. Without --end and --updates, the end is the budget of the ledger's sweep, else twice the rollouts so far.
+    With --sweep, it says what every n of that sweep would reach from here on, and whether to raise n.
 
     \b
     Examples
       isojax watch runs/quickstart/cells/16x8-s0 --updates 400
       isojax watch log.csv --map reward=val_acc --end 250000 --goal .60 --follow
+      isojax watch log.csv --end 250000 --sweep runs/pilot
     """
     if end is not None and updates is not None:
         raise InputError("given both --end and --updates, expected one. Leave one out.")
@@ -113,19 +130,30 @@ def watch(
     signature, run = watched_log.signature() if log.exists() else (), watched_log.read()
     metric = default_metric([run])
     C_end, end_source = find_end(run, log, end, updates)
+    ensemble = None if sweep is None else load_ensemble(read_fit(sweep))
     run_watch = RunWatch(C_end, goal)
-    shown = _show(run, run_watch, metric, end_source, as_json)
-    if not as_json and shown.rollouts_left > 0:
+    show = partial(_show, run_watch=run_watch, metric=metric, end_source=end_source, sweep=ensemble, as_json=as_json)
+    shown = show(run)
+    if not as_json and shown.rollouts_left > 0 and ensemble is None:
         terminal.note(RUN_ADVICE)
+    if follow and shown.rollouts_left > 0:
+        _follow(watched_log, signature, len(run.points), show)
+
+
+def _follow(
+    watched_log: WatchedLog, signature: Signature, points: int, show: Callable[[RunRecord], WatchedRun]
+) -> None:
+    """Look again whenever the log has new evaluations, until the run ends."""
     try:
-        while follow and shown.rollouts_left > 0:
+        while True:
             time.sleep(POLL_SECONDS)
             if (new_signature := watched_log.signature()) == signature:
                 continue
-            signature, points = new_signature, len(run.points)
-            run = watched_log.read()
+            signature, run = new_signature, watched_log.read()
             if len(run.points) > points:
-                shown = _show(run, run_watch, metric, end_source, as_json)
+                points = len(run.points)
+                if show(run).rollouts_left == 0:
+                    return
     except KeyboardInterrupt:
         terminal.note("stopped watching; the run goes on")
 
@@ -142,15 +170,22 @@ def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) ->
     return float(max(DEFAULT_END * run.points[-1].rollouts, run.cell.B)), f"{DEFAULT_END} x the rollouts so far"
 
 
-def _show(run: RunRecord, run_watch: RunWatch, metric: str, end_source: str, as_json: bool) -> WatchedRun:
+def _show(
+    run: RunRecord, run_watch: RunWatch, metric: str, end_source: str, sweep: CurveEnsemble | None, as_json: bool
+) -> WatchedRun:
     """Look, and print it."""
     points = [point for point in run.points if metric in point.metrics]
     C = np.array([point.rollouts for point in points], dtype=float)
-    watched = run_watch.update(C, np.array([point.metrics[metric] for point in points]))
+    R = np.array([point.metrics[metric] for point in points])
+    watched, options = run_watch.update(C, R), []
+    if sweep is not None and watched.rollouts_left > 0 and C[-1] > 0:
+        options = compare_n(sweep, run.cell.B_p, run.cell.n, C[C > 0], R[C > 0], watched.C_end)
+        watched = _with_larger_n(watched, n_to_raise_to(options, run.cell.n), run_watch.goal)
     if as_json:
-        note = {"n_advice": RUN_ADVICE, "end_source": end_source, "metric": metric, "goal": run_watch.goal}
+        note = {"end_source": end_source, "metric": metric, "goal": run_watch.goal}
+        n_advice = RUN_ADVICE if sweep is None else [asdict(option) for option in options]
         document: dict[str, Any] = {"level": LEVEL, "cell": asdict(run.cell), **asdict(watched), **note}
-        print(json_text(document), flush=True)
+        print(json_text(document | {"n_advice" if sweep is None else "n_options": n_advice}), flush=True)
         return watched
     line = f"C = {watched.C:,.0f}: {metric} {watched.measured:.3f}; "
     if watched.interval is not None:
@@ -160,4 +195,31 @@ def _show(run: RunRecord, run_watch: RunWatch, metric: str, end_source: str, as_
     print_line(f"{line}{watched.advice}: {watched.reason}")
     if len(watched.looks) == 0 and watched.next_look is not None:
         print_line(f"the next forecast is at C = {watched.next_look:,.0f}")
+    if options:
+        SafeConsole().print(_n_table(options, run, watched.C_end))
     return watched
+
+
+def _with_larger_n(watched: WatchedRun, larger: NOption | None, goal: float | None) -> WatchedRun:
+    """The run, with the advice to raise n where that pays, and where the goal stays within reach."""
+    if larger is None or (goal is not None and larger.interval is not None and larger.interval[1] < goal):
+        return watched
+    reason = f"from here on n = {larger.n} ends {larger.gain:+.3f} higher, with probability {larger.p_better:.0%}"
+    return replace(watched, advice="raise n", reason=reason)
+
+
+def _n_table(options: Sequence[NOption], run: RunRecord, C_end: float) -> TextTable:
+    """A row for each n: what the run ends at with it, and what that costs."""
+    timed = any(option.hours is not None for option in options)
+    rows = []
+    for option in options:
+        low, high = (0.0, 1.0) if option.interval is None else option.interval
+        row = [
+            f"{option.n}{' (now)' if option.n == run.cell.n else ''}",
+            f"{option.reward:.3f}",
+            f"{low:.3f} to {high:.3f}",
+        ]
+        row += [f"{option.gain:+.3f}", format_percent(option.p_better)]
+        rows.append(row + [format_hours(option.hours), format_hours(option.device_hours)] * timed)
+    columns = ["n", "reward", "interval", "gain", "P(gain)"] + ["wall clock", "of all devices"] * timed
+    return TextTable(f"with another n from here on, at C = {C_end:,.0f}", columns, rows)

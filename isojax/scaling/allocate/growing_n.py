@@ -1,0 +1,101 @@
+"""Runs whose n changes on the way, from the curves of runs with a fixed n. The model: what a policy learns next depends
+on its reward alone, so that after a change it rises as a run of the new n does from that reward on."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from isojax.core.errors import InputError
+from isojax.core.estimators import FloatArray
+from isojax.scaling.allocate.curve_ensemble import ClosedInterval, CurveEnsemble
+
+BUDGETS = 256  # of the grid of C on which the draws are tabulated, up to so many times the end: a slow cell has a
+HORIZON_FACTOR = 4.0  # run's reward only after more rollouts than the run has spent
+RECENT = 5  # evaluations that say how far a run is from its cell's curve
+RAISE_GAIN = 0.005  # of reward, and the probability that there is any: from there on, raising n is advised
+RAISE_PROBABILITY = 0.8
+
+
+@dataclass(frozen=True)
+class NOption:
+    """A run that goes on with this n, in a measured cell, against one that goes on as it is."""
+
+    B_p: int
+    n: int
+    reward: float  # expected at the end
+    interval: ClosedInterval | None
+    gain: float  # of reward, over going on as it is
+    gain_interval: ClosedInterval | None
+    p_better: float
+    hours: float | None  # wall clock of the rollouts that are left; None where the cell has no clock
+    device_hours: float | None
+
+
+@dataclass(frozen=True)
+class CurveTable:
+    """The draws' curves on a grid, from which runs that change their cell are put together."""
+
+    log_C: FloatArray  # [budgets]
+    rewards: FloatArray  # [budgets, replicates, cells], rising
+
+    @staticmethod
+    def of(ensemble: CurveEnsemble, C_end: float) -> "CurveTable":
+        """For runs to C_end; InputError for a fit without draws."""
+        if not ensemble.replicates:
+            raise InputError("this fit has no draws of its curves; expected mode hierarchical, --replicates above 0.")
+        C = np.geomspace(0.01 * float(ensemble.samples.C_low.min()), HORIZON_FACTOR * C_end, BUDGETS)
+        rewards = ensemble.sampled_at_cell_budgets(C[:, None], same_problems=True)
+        return CurveTable(np.log(C), np.maximum.accumulate(rewards, axis=0))
+
+    def go_on(self, cell: int, rewards: FloatArray, C_more: float) -> FloatArray:
+        """Rewards after C_more further rollouts in a cell, float[replicates] -> float[replicates]; a reward above all
+        of the cell's curve stays."""
+        after = np.empty_like(rewards)
+        for q, reward in enumerate(rewards):
+            curve = self.rewards[:, q, cell]
+            C_now = np.exp(np.interp(reward, curve, self.log_C))
+            after[q] = max(reward, np.interp(np.log(C_now + C_more), self.log_C, curve))
+        return after
+
+
+def compare_n(ensemble: CurveEnsemble, B_p: int, n: int, C: FloatArray, R: FloatArray, C_end: float) -> list[NOption]:
+    """What each measured n at this B_p would give a run of (B_p, n) from its newest evaluation on; its evaluations are
+    C > 0, R: float[points]. InputError where the fit has no such cell."""
+    own = next((i for i, c in enumerate(ensemble.curves) if c.key == (B_p, n)), None)
+    if own is None:
+        measured = ", ".join(f"{c.B_p}x{c.n}" for c in ensemble.curves)
+        raise InputError(f"the run has B_p x n = {B_p}x{n}, and the sweep measured {measured}; expected one of these.")
+    recent = slice(-RECENT, None)
+    offset = float(np.mean(R[recent] - ensemble.expected_rewards(C[recent])[:, own]))
+    reward = float(ensemble.expected_rewards(C[-1])[own]) + offset
+    left, table = max(C_end - float(C[-1]), 0.0), CurveTable.of(ensemble, C_end)
+    now = np.full(ensemble.replicates, reward)
+    as_it_is = table.go_on(own, now, left)
+    return [
+        _option(ensemble, i, table.go_on(i, now, left), as_it_is, left)
+        for i in np.flatnonzero(ensemble.B_p == B_p).tolist()
+    ]
+
+
+def _option(ensemble: CurveEnsemble, i: int, end: FloatArray, as_it_is: FloatArray, left: float) -> NOption:
+    gain, per_rollout = end - as_it_is, float(ensemble.clocks.per_rollout[i])
+    hours = None if np.isnan(per_rollout) else left * per_rollout / 3600
+    tail = (1 - ensemble.level) / 2
+    low, high = np.quantile(gain, [tail, 1 - tail]).tolist()
+    return NOption(
+        B_p=int(ensemble.B_p[i]),
+        n=int(ensemble.n[i]),
+        reward=float(end.mean()),
+        interval=ensemble.interval(end),
+        gain=float(gain.mean()),
+        gain_interval=(low, high),
+        p_better=float(np.mean(gain > 0)),
+        hours=hours,
+        device_hours=None if hours is None else hours * float(ensemble.clocks.devices[i]),
+    )
+
+
+def n_to_raise_to(options: list[NOption], n: int) -> NOption | None:
+    """The larger n that gains most, where one surely gains; None where none does."""
+    larger = [o for o in options if o.n > n and o.gain >= RAISE_GAIN and o.p_better >= RAISE_PROBABILITY]
+    return max(larger, key=lambda o: o.gain, default=None)

@@ -1,0 +1,53 @@
+"""Runs whose n changes on the way, from the curves of runs with a fixed n."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from isojax.scaling.allocate.growing_n import CurveTable, compare_n, n_to_raise_to
+from tests.scaling.documents import R0, SHAPES, document, hill, without_draws
+
+C = np.array([1e3, 1.5e3, 2e3, 3e3, 4e3])
+
+
+def inverse(A: float, B: float, C_mid: float, reward: float) -> float:
+    """C at which the curve has a reward."""
+    return C_mid * ((A - reward) / (reward - R0)) ** (-1 / B)
+
+
+def test_a_run_goes_on_as_one_of_the_new_n_does_from_its_reward():
+    reward = hill(*SHAPES[16, 4], 4e3)
+    options = {o.n: o for o in compare_n(load_ensemble(document()), 16, 4, C, hill(*SHAPES[16, 4], C), 1e5)}
+    for n, option in options.items():
+        shape = SHAPES[16, n]
+        assert option.reward == pytest.approx(hill(*shape, inverse(*shape, reward) + 1e5 - 4e3), abs=2e-3)
+    assert options[4].gain == 0 and options[16].gain == pytest.approx(options[16].reward - options[4].reward)
+    low, high = options[16].gain_interval
+    assert low < options[16].gain < high and options[16].p_better == 1
+
+
+def test_the_larger_n_of_the_largest_sure_gain():
+    options = compare_n(load_ensemble(document()), 16, 4, C, hill(*SHAPES[16, 4], C), 1e5)
+    chosen = n_to_raise_to(options, 4)
+    assert chosen is not None and chosen.n == 16
+    assert n_to_raise_to(options, 16) is None  # n = 64 ends lower
+    short = compare_n(load_ensemble(document()), 16, 4, C, hill(*SHAPES[16, 4], C), 5e3)
+    assert n_to_raise_to(short, 4) is None
+
+
+def test_a_run_above_its_curve_stays_above_and_one_above_a_plateau_stays():
+    ensemble = load_ensemble(document())
+    as_expected, luckier = (compare_n(ensemble, 16, 4, C, hill(*SHAPES[16, 4], C) + luck, 1e5) for luck in (0.0, 0.05))
+    assert all(a.reward > b.reward for a, b in zip(luckier, as_expected, strict=True))
+    table = CurveTable.of(ensemble, 1e5)
+    assert (table.go_on(0, np.full(ensemble.replicates, 0.9), 1e4) == 0.9).all()
+
+
+def test_refusals():
+    with pytest.raises(InputError, match="B_p x n = 16x8, and the sweep measured 16x4, 64x4, 16x16"):
+        compare_n(load_ensemble(document()), 16, 8, C, C, 1e5)
+    with pytest.raises(InputError, match="no draws of its curves"):
+        compare_n(load_ensemble(without_draws(document())), 16, 4, C, C, 1e5)
