@@ -15,6 +15,7 @@ import argparse
 import json
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.allocate.quote import HORIZON_FACTOR, first_budgets, quote_cell
 
 GRID = 2000
+REWARD_SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
 SMOOTHED = 3  # evaluations whose mean is a run's reward
 Line = dict[str, Any]
 
@@ -85,23 +87,32 @@ def simulated(count: int, seed: int, replicates: int) -> Iterator[Line]:
 
 
 def measured(folder: Path, replicates: int) -> Iterator[Line]:
-    """A case of each run of a sweep."""
+    """A case of each run of a sweep and each of some rewards: shares of what the best cell gains after the quarter."""
     runs = isojax.read_runs(folder)
     metric = default_metric(runs)
-    fit = fit_quarter(runs, metric, replicates)
-    ensemble = load_ensemble(fit)
+    ensemble = load_ensemble(fit_quarter(runs, metric, replicates))
     horizon = HORIZON_FACTOR * ensemble.C_measured_max
-    for run in runs:
-        rewards = np.array([p.metrics[metric] for p in run.points])
-        smooth = np.convolve(rewards, np.full(SMOOTHED, 1 / SMOOTHED), mode="valid")
-        C = np.array([p.rollouts for p in run.points])[SMOOTHED // 2 :][: len(smooth)]
-        start = np.interp(horizon / HORIZON_FACTOR, C, smooth)
-        reward = float(start + 0.5 * (smooth[C <= horizon].max() - start))
-        keys = [curve.key for curve in ensemble.curves]
-        i = keys.index((run.cell.B_p, run.cell.n))
-        cell = quote_cell(ensemble, i, first_budgets(ensemble, reward, horizon)[:, i])
-        reached = (smooth >= reward) & (C <= horizon)
-        yield {"seed": run.cell.seed, **judge(cell, reward, float(C[reached.argmax()]))}
+    curves = {run.cell: smooth_curve(run, metric) for run in runs}
+    ends: dict[tuple[int, int], list[list[float]]] = defaultdict(list)
+    for cell, curve in curves.items():
+        ends[cell.B_p, cell.n].append([float(np.interp(C, *curve)) for C in (horizon / HORIZON_FACTOR, horizon)])
+    start, end = np.max([np.mean(rewards, axis=0) for rewards in ends.values()], axis=0)
+    keys = [curve.key for curve in ensemble.curves]
+    for share in REWARD_SHARES:
+        reward = float(start + share * (end - start))
+        C_paid = first_budgets(ensemble, reward, horizon)
+        for cell, (C, smooth) in curves.items():
+            i = keys.index((cell.B_p, cell.n))
+            reached = (smooth >= reward) & (C <= horizon)
+            paid = float(C[reached.argmax()]) if reached.any() else math.inf
+            yield {"seed": cell.seed, **judge(quote_cell(ensemble, i, C_paid[:, i]), reward, paid)}
+
+
+def smooth_curve(run: RunRecord, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """(C, the mean of SMOOTHED evaluations around it) of a run, float[points - SMOOTHED + 1] each."""
+    rewards = np.array([p.metrics[metric] for p in run.points])
+    smooth = np.convolve(rewards, np.full(SMOOTHED, 1 / SMOOTHED), mode="valid")
+    return np.array([p.rollouts for p in run.points])[SMOOTHED // 2 :][: len(smooth)], smooth
 
 
 def summarise(lines: Sequence[Line]) -> None:

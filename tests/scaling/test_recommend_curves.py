@@ -183,3 +183,11 @@ def test_paper_mode_keeps_the_papers_rule():
     assert r.allocation == Allocation(16, 4, 1562)  # n*(1e5) = 2^2, though 16x16 is predicted to reach more
     assert (r.interval, r.prediction_interval, r.n_probability, r.regret_interval) == (None, None, None, None)
     assert r.equal_n == (16,) and r.regret == pytest.approx(0.5 / 1.08 - 0.4 / 1.02)
+
+
+def test_the_interval_of_one_new_run_holds_that_of_its_expectation_on_any_problems():
+    fit = document()
+    draws = fit.draws.model_copy(update={"shift": (tuple(np.linspace(-0.6, 0.6, 400)), (0.0,) * 400)})
+    r = recommend(fit.model_copy(update={"draws": draws}), 1e5)
+    assert r.interval[1] - r.interval[0] > 0.15
+    assert r.prediction_interval[0] <= r.interval[0] and r.interval[1] <= r.prediction_interval[1]

@@ -12,7 +12,7 @@ from isojax.core.nouns import Allocation, MeasuredCell, Recommendation
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import ClosedInterval, CurveEnsemble, load_ensemble
 from isojax.scaling.result import FitResult
 
 ALLOCATORS: Mapping[str, Callable[[FitResult, CurveEnsemble, AllocationRequest], Allocation]] = {
@@ -67,7 +67,7 @@ def recommend(
         further_warnings=further_warnings,
         measured_cells=_measured_cells(ensemble, request) if with_details else (),
         interval=interval,
-        prediction_interval=ensemble.predict_new_run(cell, allocation.C)[1],
+        prediction_interval=_no_narrower(ensemble.predict_new_run(cell, allocation.C)[1], interval),
         **comparison,
         halting_marks=halting_marks,
         false_stop=advice.FALSE_STOP if halting_marks else None,
@@ -79,6 +79,13 @@ def recommend(
         epsilon=epsilon,
         level=ensemble.level,
     )
+
+
+def _no_narrower(new_run: ClosedInterval | None, expected: ClosedInterval | None) -> ClosedInterval | None:
+    """The interval of one new run on the same problems, widened to hold that of the expectation on any problems."""
+    if new_run is None or expected is None:
+        return new_run
+    return min(new_run[0], expected[0]), max(new_run[1], expected[1])
 
 
 def _make_request(
