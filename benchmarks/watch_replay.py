@@ -7,7 +7,8 @@
 inside: the share of runs whose interval holds the end at all looks. For simulated runs the end is the true reward, else
 the mean of the last three evaluations. Goals lie GOAL_STEPS below and above the end. false_stops: of goals that the run
 reaches, those for which it was stopped; right_stops: of the others. saved: the share of all rollouts that stops save;
-lost: the reward that stops lose, the end less the last evaluation seen, a mean over all runs and goals.
+lost: the reward that stops lose, the end less the last evaluation seen, a mean over all runs and goals. goals: the same
+of each goal, less the end.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from isojax.scaling.run_watch import RunWatch
 
 STEP = 0.05
 GOAL_STEPS = (-0.05, -0.02, -0.005, 0.02, 0.05, 0.1)  # of reward, added to the end
+GOAL_COLUMNS = ("stopped", "saved", "lost")
 Run = tuple[np.ndarray, np.ndarray, float]  # C, R, the reward at the end
 
 
@@ -98,7 +100,10 @@ def summary(kind: str, runs: list[Run]) -> dict[str, object]:
     line |= {"false_stops": mean("stopped", reached), "right_stops": mean("stopped", missed)}
     by_run = [any(row["stopped"] for row in run if row["goal"] <= 0) for run in replayed]
     line |= {"runs_falsely_stopped": round(float(np.mean(by_run)), 3)}
-    return line | {"saved": mean("saved", rows), "lost": mean("lost", rows)}
+    line |= {"saved": mean("saved", rows), "lost": mean("lost", rows)}
+    by_goal = {goal: [row for row in rows if row["goal"] == goal] for goal in sorted({row["goal"] for row in rows})}
+    table = [{"goal": goal} | {key: mean(key, part) for key in GOAL_COLUMNS} for goal, part in by_goal.items()]
+    return line | {"goals": table}
 
 
 def main() -> None:

@@ -37,6 +37,7 @@ SLOW = (
     "e2e/test_refusals_text.py",
     "e2e/test_resampling.py",
     "e2e/test_resume.py",
+    "e2e/test_schedules.py",
     "e2e/test_storage.py",
     "e2e/test_text.py",
     "launch/test_compile_for_topology.py",

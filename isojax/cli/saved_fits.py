@@ -123,7 +123,11 @@ def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
     def point_keys(rows: Sequence[FittedRun | FlaggedRun]) -> set[tuple[int, ...]]:
         return {(row.B_p, row.n, row.seed, row.points) for row in rows}
 
-    health = result.health
-    ledger_points = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in runs}
+    fixed_runs, health = [run for run in runs if not run.cell.schedule], result.health
+    scheduled_points = {(r.cell.schedule, r.cell.seed, len(r.points)) for r in runs if r.cell.schedule}
+    fitted_schedules = {(s.name, *pair) for s in result.schedules for pair in zip(s.seeds, s.evaluations, strict=True)}
+    ledger_points = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in fixed_runs}
     fitted_points = point_keys(result.runs) | (point_keys(health.runs) if health.left_out else set())
+    if scheduled_points != fitted_schedules:
+        return True
     return ledger_points != fitted_points or point_keys(flagged_runs(runs)) != point_keys(health.runs)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from isojax.core.schedule import Span, Stage, stage_spans
+
 Interval = tuple[float, float]
 # The sum of the rewards of each problem's rollouts: where rewards are binary, how many are correct, as integers.
 RewardSums = tuple[int | float, ...]
@@ -32,25 +34,65 @@ class Allocation:
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """One run of a sweep: an allocation's B_p and n, and the number of the seed (0, 1, ...)."""
+    """One run of a sweep: its B_p and n, which a schedule may change along the run, and the number of its seed."""
 
-    B_p: int
+    B_p: int  # of a run with a schedule: of its first stage
     n: int
     seed: int
+    schedule: str = ""  # the name of its schedule; empty where B_p and n are fixed
+    stages: tuple[Stage, ...] = ()  # of its schedule
 
     @property
     def B(self) -> int:
-        """Rollouts per update."""
+        """Rollouts per update, of the first one."""
         return self.B_p * self.n
+
+    @property
+    def kind(self) -> str:
+        """What its runs share, whatever their seed: 32x8, or the name of their schedule."""
+        return self.schedule or f"{self.B_p}x{self.n}"
 
     @property
     def name(self) -> str:
         """The cell's folder under `cells/`."""
-        return f"{self.B_p}x{self.n}-s{self.seed}"
+        return f"{self.kind}-s{self.seed}"
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Which updates have which B_p and n."""
+        return stage_spans(self.stages) if self.stages else (Span(0, 0, self.B_p, self.n),)
+
+    @property
+    def pairs(self) -> tuple[tuple[int, int], ...]:
+        """Every (B_p, n) that its updates may have."""
+        return tuple((s.B_p, s.n) for s in self.stages) or ((self.B_p, self.n),)
+
+    def span_at(self, M: int) -> Span:
+        """That of update M + 1."""
+        return next(span for span in reversed(self.spans) if span.M <= M)
+
+    def next_switch(self, M: int) -> int | None:
+        """The first M above this one after which B_p or n change; None where they stay."""
+        return next((span.M for span in self.spans if span.M > M), None)
+
+    def updates_by_span(self, M: int) -> list[tuple[Span, int]]:
+        """How many of the first M updates have which B_p and n."""
+        ends = [*(span.M for span in self.spans[1:]), M]
+        return [(span, min(end, M) - span.M) for span, end in zip(self.spans, ends, strict=True) if span.M < M]
+
+    def rollouts_after(self, M: int) -> int:
+        """C after M updates."""
+        span = self.span_at(M)
+        return span.C + (M - span.M) * span.B
+
+    def updates_to_reach(self, target: int) -> int:
+        """M of the update that reaches `target`."""
+        span = next((span for span in reversed(self.spans) if span.C < target), self.spans[0])
+        return span.M + -(-max(target - span.C, 0) // span.B)
 
     def rollouts_to_reach(self, target: int) -> int:
         """C after the update that reaches `target`."""
-        return -(-target // self.B) * self.B
+        return self.rollouts_after(self.updates_to_reach(target))
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
+from isojax.core.schedule import Span
 from isojax.launch.planner import DeviceBudget, format_bytes, format_sizes
 from isojax.launch.time_estimate import Forecast
 from isojax.report.console import SafeConsole, TextTable
@@ -54,14 +56,25 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
     final_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
     columns = ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ()))
     rows = []
-    for B_p, n in sorted({(c.B_p, c.n) for c in cells}):
-        C = Cell(B_p, n, 0).rollouts_to_reach(final_target)
-        row = [str(number) for number in (B_p, n, B_p * n, C // (B_p * n), C, config.sweep.seeds)]
+    for cell in sorted({replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule, c)):
+        M = cell.updates_to_reach(final_target)
+        last = cell.span_at(max(M - 1, 0))
+        sizes = zip(cell_sizes(cell.spans[0]), cell_sizes(last), strict=True)
+        B_p, n, B = (f"{a}" if a == b else f"{a} to {b}" for a, b in sizes)
+        C = cell.rollouts_after(M)
+        row = [B_p, n, B, str(M), str(C), str(config.sweep.seeds)]
         if forecast:
-            rate = forecast.rollouts_per_second[B_p, n]
-            row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(forecast.cell_seconds[B_p, n])]
-        rows.append(row)
+            seconds = forecast.cell_seconds[cell.kind]
+            rate = C / max(seconds, 1e-9) if cell.stages else forecast.rollouts_per_second[cell.B_p, cell.n]
+            row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(seconds)]
+        rows.append([*([cell.schedule or "–"] if config.sweep.schedules else []), *row])
+    columns = ("schedule", *columns) if config.sweep.schedules else columns
     console.print(TextTable(f"{config.name}: {len(cells)} cells in {folder}", columns, rows))
+
+
+def cell_sizes(span: Span) -> tuple[int, int, int]:
+    """(B_p, n, B)"""
+    return span.B_p, span.n, span.B
 
 
 def format_duration(seconds: float) -> str:

@@ -73,7 +73,7 @@ def rate_name(rate: float) -> str:
 def choose_batch_shape(config: Config) -> tuple[int, int]:
     """The (B_p, n) of the sweep whose B_p n is nearest to cell.rl.lr_reference_batch in log (then the larger B_p)."""
     reference_batch = config.cell.rl.lr_reference_batch
-    pairs = {(cell.B_p, cell.n) for cell in plan_cells(config.sweep)}
+    pairs = {pair for cell in plan_cells(config.sweep) for pair in cell.pairs}
     return min(pairs, key=lambda pair: (round(abs(math.log(pair[0] * pair[1] / reference_batch)), 9), -pair[0]))
 
 
@@ -100,7 +100,8 @@ class SearchPlan(NamedTuple):
     def rate_config(self, config: Config, rate: float) -> Config:
         """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
         rl = config.cell.rl.model_copy(update={"learning_rate": rate, "lr_reference_batch": self.B})
-        sweep_settings = {"B_p": (self.B_p,), "n": (self.n,), "seeds": self.seeds, "budget": self.budget}
+        sweep_settings = {"B_p": (self.B_p,), "n": (self.n,), "schedules": {}}
+        sweep_settings |= {"seeds": self.seeds, "budget": self.budget}
         settings = {
             "name": rate_name(rate),
             "cell": config.cell.model_copy(update={"rl": rl}),

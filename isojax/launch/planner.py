@@ -16,6 +16,7 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell
+from isojax.core.schedule import FittedSchedule, Stage, parse_schedule
 from isojax.core.shapes import make_sampler_shapes
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
@@ -35,13 +36,31 @@ SIZES = ("decode_slots", "microbatch", "prefill_batch", "slots_per_prefix", "rem
 CGROUP_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 
 
-def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
+def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
+    """The grid's cells and the schedules; InputError where they contradict each other, B_max or the budget."""
     for name, values in (("B_p", sweep.B_p), ("n", sweep.n)):
-        if not values or len(set(values)) < len(values):
+        is_missing = not values and not (sweep.schedules and not sweep.B_p and not sweep.n)
+        if is_missing or len(set(values)) < len(values):
             raise InputError(f"sweep.{name}: given {list(values)}, expected at least one value, and each of them once.")
-    if (cells := len(sweep.B_p) * len(sweep.n) * sweep.seeds) > MAX_CELLS:
+    kinds = len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)
+    if (cells := kinds * sweep.seeds) > MAX_CELLS:
         raise InputError(f"sweep: B_p, n and seeds make {cells:,} cells, expected at most {MAX_CELLS:,}; take fewer.")
-    pairs = list(product(sweep.B_p, sweep.n))
+    return [Cell(B_p, n, 0) for B_p, n in product(sweep.B_p, sweep.n)] + [
+        Cell(stages[0].B_p, stages[0].n, 0, name, stages)
+        for name, text in sweep.schedules.items()
+        if (stages := _resolved_stages(name, text))
+    ]
+
+
+def _resolved_stages(name: str, text: str) -> tuple[Stage, ...]:
+    stages = parse_schedule(text)
+    if isinstance(stages, FittedSchedule):
+        raise InputError(f"sweep.schedules.{name}: {text!r} needs the fit of {stages.run}; expected explicit stages.")
+    return stages
+
+
+def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
+    pairs = list(dict.fromkeys(pair for cell in _cells_of_one_seed(sweep) for pair in cell.pairs))
     if pairs_over_limit := [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max]:
         pairs_text = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in pairs_over_limit)
         raise InputError(
@@ -59,7 +78,8 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
             f"sweep.budget: given {sweep.budget}, expected at least one update of the largest cell, "
             f"{B_p} x {n} = {B_p * n} rollouts."
         )
-    cells = [Cell(B_p, n, 1000 * sweep.seed + i) for B_p, n in pairs for i in range(sweep.seeds)]
+    one_seed = _cells_of_one_seed(sweep)
+    cells = [replace(cell, seed=1000 * sweep.seed + i) for cell in one_seed for i in range(sweep.seeds)]
     return sorted(cells, key=lambda cell: (-cell_cost(cell, sweep.budget), cell))
 
 

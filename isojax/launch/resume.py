@@ -62,6 +62,9 @@ def check_resume(old: Config, new: Config) -> None:
         old_values, new_values = list(getattr(old.sweep, key)), list(getattr(new.sweep, key))
         if not set(old_values) <= set(new_values):
             _refuse(f"sweep.{key}", old_values, new_values, "every value already in it (it may grow)")
+    for name, schedule in old.sweep.schedules.items():
+        if (new_schedule := new.sweep.schedules.get(name)) != schedule:
+            _refuse(f"sweep.schedules.{name}", schedule, new_schedule, "the same schedule (others may be added)")
     for key in ("seeds", "budget"):
         old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
         if new_value < old_value:

@@ -54,6 +54,8 @@ def training_rounds(
 def check(config: Config, cells: Sequence[Cell]) -> None:
     """InputError where the adaptive strategy has too few evaluations or rollouts, or a grid is given rollouts."""
     if config.sweep.strategy == "adaptive":
+        if config.sweep.schedules:
+            raise InputError("sweep.strategy=adaptive chooses among fixed n; expected no sweep.schedules with it.")
         adaptive_policy(config, cells)
     elif config.sweep.total_rollouts is not None:
         raise InputError(
@@ -65,19 +67,20 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
 def check_evaluations(config: Config) -> None:
     """InputError where no cell will have enough evaluations for a curve, by the fit's own rule; a warning names the
     cells that will not."""
-    sweep, evaluation, cells = config.sweep, config.cell.eval, plan_cells(config.sweep)
+    sweep, evaluation = config.sweep, config.cell.eval
+    fixed_cells = [cell for cell in plan_cells(sweep) if not cell.schedule]
 
     def unfitted(evaluation: EvalConfig, budget: int) -> dict[tuple[int, int], str]:
         targets = evaluation.evaluation_targets(budget)[1:] if budget >= evaluation.start else []
         C_by_cell: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
-        for cell in cells:
+        for cell in fixed_cells:
             C = np.unique([cell.rollouts_to_reach(target) for target in targets])
             C_by_cell.setdefault((cell.B_p, cell.n), []).append(C)
         return unfitted_reasons(C_by_cell)
 
     if not (reasons := unfitted(evaluation, sweep.budget)):
         return
-    largest_B, longer_budget = max(cell.B for cell in cells), sweep.budget
+    largest_B, longer_budget = max(cell.B for cell in fixed_cells), sweep.budget
     ratio = math.floor(100 * (sweep.budget / largest_B) ** (1 / 3)) / 100
     denser = evaluation.model_copy(update={"start": largest_B, "ratio": ratio})
     is_denser_enough = ratio > 1 and not unfitted(denser, sweep.budget)
@@ -87,7 +90,7 @@ def check_evaluations(config: Config) -> None:
         reason: ", ".join(f"{B_p}x{n}" for (B_p, n) in reasons if reasons[B_p, n] == reason)
         for reason in dict.fromkeys(reasons.values())
     }
-    is_refused = len(reasons) == len({(cell.B_p, cell.n) for cell in cells})
+    is_refused = len(reasons) == len({cell.kind for cell in fixed_cells})
     message = (
         f"{'no cell' if is_refused else 'not every cell'} will have enough evaluations for a curve with sweep.budget ="
         f" {sweep.budget}, cell.eval.start = {evaluation.start:g} and cell.eval.ratio = {evaluation.ratio:g} "

@@ -184,7 +184,8 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:
     """The cells of a grid's plan, those that a driver names, and those that have a ledger."""
     names = {path.parent.name for path in folder.glob(f"cells/*/{RECORDS_FILE}")} | set(driver_cell_names)
-    cells = {Cell(*map(int, match.groups())) for match in map(CELL_NAME_PATTERN.fullmatch, names) if match}
+    matches = filter(None, map(CELL_NAME_PATTERN.fullmatch, names))
+    cells = {Cell(int(match[1]), int(match[2]), int(match[3])) for match in matches}
     return sorted(cells | set(plan_cells(config.sweep) if config.sweep.strategy == "grid" else ()))
 
 

@@ -85,7 +85,7 @@ def find_chip(kind: str) -> tuple[float, DeviceRates]:
 @dataclass(frozen=True)
 class Forecast:
     rollouts_per_second: Mapping[Pair, float]  # of training
-    cell_seconds: Mapping[Pair, float]  # evaluations included
+    cell_seconds: Mapping[str, float]  # by the cell's kind, evaluations included
     sweep_seconds: float
     source: str  # what they come from
 
@@ -135,8 +135,8 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
 
 def cell_cost(cell: Cell, budget: int) -> float:
     """A cell's expected time, in the time of one rollout: it decides an order, not a forecast."""
-    updates = math.ceil(budget / cell.B)
-    return updates * (UPDATE_COST + PROMPT_COST * cell.B_p + cell.B)
+    updates_by_span = cell.updates_by_span(cell.updates_to_reach(budget))
+    return sum(updates * (UPDATE_COST + PROMPT_COST * span.B_p + span.B) for span, updates in updates_by_span)
 
 
 def rates_from_probe(s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates) -> dict[Pair, float]:
@@ -159,7 +159,7 @@ def forecast_from_rates(
 ) -> Forecast:
     """The times of cells that run up to C = `budget`, by the rates of their devices."""
     targets = s.cell.eval.evaluation_targets(budget)
-    pair_rates = rates_from_probe(s, sorted({(cell.B_p, cell.n) for cell in cells}), rates)
+    pair_rates = rates_from_probe(s, sorted({pair for cell in cells for pair in cell.pairs}), rates)
     evaluations = evaluation_seconds(s, len(targets), rates)
     return make_forecast(cells, targets[-1], concurrent_cells, pair_rates, evaluations, str(rates))
 
@@ -173,7 +173,13 @@ def make_forecast(
     source: str,
 ) -> Forecast:
     """The times of cells that run up to C = `final_target` in whole updates."""
-    rollouts = {(cell.B_p, cell.n): cell.rollouts_to_reach(final_target) for cell in cells}
-    cell_seconds = {pair: rollouts[pair] / rates[pair] + evaluation_seconds for pair in rollouts}
-    seconds = [cell_seconds[cell.B_p, cell.n] for cell in cells]
+    cell_seconds = {
+        cell.kind: evaluation_seconds
+        + sum(
+            updates * span.B / rates[span.B_p, span.n]
+            for span, updates in cell.updates_by_span(cell.updates_to_reach(final_target))
+        )
+        for cell in cells
+    }
+    seconds = [cell_seconds[cell.kind] for cell in cells]
     return Forecast(rates, cell_seconds, max(sum(seconds) / concurrent_cells, *seconds), source)

@@ -148,7 +148,7 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     algorithm = resolve_algorithm(rl)
     loss_metrics(algorithm.loss, rl.loss)
     check_plugins(algorithm)
-    smallest_n = min(cell.n for cell in cells)
+    smallest_n = min(n for cell in cells for _, n in cell.pairs)
     loss_needs_critic = vars(algorithm.loss).get("NEEDS_CRITIC", False)
     advantage_needs_critic, has_critic = vars(algorithm.advantage).get("NEEDS_CRITIC", False), rl.critic is not None
     if advantage_needs_critic != has_critic or (loss_needs_critic and not has_critic):

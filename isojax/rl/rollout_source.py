@@ -48,6 +48,7 @@ class CellProblems:
     problem_table: ProblemArrays  # the same on the devices that train
     problem_order: EpochOrder  # gives the problems of update `first_update` and of those that follow
     first_update: int  # updates done so far
+    end_update: int | None = None  # where B_p or n change, and another source takes over; None: they stay
 
 
 class SourcedBatch(NamedTuple):

@@ -18,6 +18,7 @@ from isojax.core.atomic_files import append_bytes, write_text
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.schedule import Stage, parse_schedule, schedule_text
 from isojax.runs.logs.column_map import METRIC_AT_K
 
 RECORDS_FILE = "records.jsonl"
@@ -91,7 +92,9 @@ def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _header_row(cell: Cell, cell_hash: str) -> dict[str, Any]:
-    return {"kind": "cell", "schema": SCHEMA, "B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "cell_hash": cell_hash}
+    schedule = {"schedule": cell.schedule, "stages": [list(stage) for stage in cell.stages]} if cell.schedule else {}
+    sizes = {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed}
+    return {"kind": "cell", "schema": SCHEMA, **sizes, **schedule, "cell_hash": cell_hash}
 
 
 def _timing_row(point: EvalPoint, seconds: float, devices: int) -> dict[str, Any]:
@@ -168,7 +171,20 @@ def parse_cell(header: Mapping[str, Any], location: str) -> Cell:
         raise InputError(
             f"{location}: the cell header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0."
         )
-    return Cell(header["B_p"], header["n"], header["seed"])
+    return Cell(header["B_p"], header["n"], header["seed"], *_parse_schedule(header, location))
+
+
+def _parse_schedule(header: Mapping[str, Any], location: str) -> tuple[str, tuple[Stage, ...]]:
+    """The name and stages of a run's schedule, if it has one."""
+    if "schedule" not in header:
+        return "", ()
+    try:
+        name, stages = str(header["schedule"]), tuple(Stage(*map(int, stage)) for stage in header["stages"])
+        if not name or parse_schedule(schedule_text(stages)) != stages or stages[0][1:] != (header["B_p"], header["n"]):
+            raise ValueError("its stages are no schedule")
+    except (KeyError, TypeError, ValueError, InputError) as e:
+        raise InputError(f"{location}: the schedule of {dict(header)} cannot be used ({e}). Restore the file.") from e
+    return name, stages
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:

@@ -22,6 +22,7 @@ from isojax.scaling.law.frontier import compute_frontier, crossover_rows, fronti
 from isojax.scaling.law.n_star_law import fit_n_star
 from isojax.scaling.law.referee import judge_laws
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
+from isojax.scaling.schedules import compare_schedules
 from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward, build_tracks, group_by_cell, run_clock
 
 # The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.
@@ -59,10 +60,14 @@ def fit_all_runs(
             f"replicates = {replicates}, run_sd = {run_sd}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <="
             " run_sd < 1."
         )
-    tracks = build_tracks(runs, metric, compute)
+    fixed_runs = [run for run in runs if not run.cell.schedule]
+    if runs and not fixed_runs:
+        names = ", ".join(sorted({run.cell.schedule for run in runs}))
+        raise InputError(f"all runs have a schedule ({names}); expected some of a fixed n. Add sweep.B_p and sweep.n.")
+    tracks = build_tracks(fixed_runs, metric, compute)
     cells = group_by_cell(tracks)
     estimate = MODES[mode](cells, metric, options)
-    _require_a_curve(estimate, len(runs), mode)
+    _require_a_curve(estimate, len(fixed_runs), mode)
     trial_options = replace(options, replicates=min(replicates, TRIAL_DRAWS), on_progress=None)
     forecast = try_forecast(cells, estimate, lambda part: MODES[mode](part, metric, trial_options))
     if estimate.draws is not None and forecast is not None:
@@ -90,6 +95,7 @@ def fit_all_runs(
         diagnostics=diagnostics,
         overfitting=overfitting,
         stability=stability,
+        schedules=compare_schedules(estimate, [run for run in runs if run.cell.schedule], metric, compute),
         flags=(
             *fit_flags.effect_flags(estimate),
             *fit_flags.data_flags(cells),

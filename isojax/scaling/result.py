@@ -250,6 +250,28 @@ class LawVerdict(ResultRow):
     deciding_run: DecidingRun | None = None  # None where the data decide
 
 
+class SchedulePoint(ResultRow):
+    """A reward of a schedule, the mean of its seeds, and the best fixed cell's curve at the same C."""
+
+    C: float
+    reward: float
+    best_fixed: float
+    n: int  # of that cell
+    B_p: int
+
+
+class ScheduleRow(ResultRow):
+    """Runs whose B_p and n changed along C (core/schedule.py), against the best fixed n, chosen anew at each C."""
+
+    name: str
+    stages: str
+    seeds: tuple[int, ...]
+    evaluations: tuple[int, ...]  # of each seed
+    points: tuple[SchedulePoint, ...]  # where fixed cells were measured too
+    gain: float | None  # of reward, the mean over the points; None where there is none
+    interval: tuple[float, float] | None  # of the gain
+
+
 GRADED_FLAG = "graded_rewards"  # the code of the flag of runs whose rewards are graded
 
 
@@ -275,6 +297,7 @@ class FitResult(ResultRow):
     overfitting: tuple[OverfittedRun, ...]
     stability: tuple[StabilityVerdict, ...]  # one for each B_p
     flags: tuple[FitFlag, ...]  # the most important first
+    schedules: tuple[ScheduleRow, ...] = ()
     health: RunHealth = RunHealth()
 
     @property

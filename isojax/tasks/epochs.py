@@ -32,8 +32,10 @@ class EpochOrder:
         drop_above: float | None = None,
         saved_state: Mapping[str, Any] | None = None,
         batches_drawn: int = 0,
+        first_epoch: int = 0,
     ):
-        """`saved_state`: what `state_dict` returned after `first_update` updates, where problems may be left out.
+        """`first_epoch`: the number of the epoch that begins with update 0. `saved_state`: what `state_dict` returned
+        after `first_update` updates, where problems may be left out; after none, only its counts are of use.
         `batches_drawn`: how many batches had been drawn by then for later updates; they are not drawn again."""
         if B_p > num_problems:
             raise InputError(
@@ -44,9 +46,10 @@ class EpochOrder:
         self._lock = threading.Lock()  # asynchronous sampling draws and records in two threads
         self._unrecorded_positions: deque[EpochPosition] = deque()  # of the batches drawn and not recorded yet
         epoch, batch_index = divmod(first_update + batches_drawn, num_problems // B_p)
-        position = EpochPosition(epoch, batch_index, np.zeros(num_problems, bool))
+        position = EpochPosition(first_epoch + epoch, batch_index, np.zeros(num_problems, bool))
         if saved_state is not None:
             self.correct_counts[:], self.rollout_counts[:] = saved_state["correct"], saved_state["rollouts"]
+        if saved_state is not None and (first_update or batches_drawn):
             positions = [
                 EpochPosition(epoch, batch_index, np.isin(np.arange(num_problems), excluded))
                 for epoch, batch_index, excluded in saved_state["positions"]

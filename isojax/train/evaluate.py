@@ -245,7 +245,7 @@ def make_eval_point(
     return EvalPoint(
         target=target,
         M=cursor.M,
-        rollouts=cursor.M * cell.B,
+        rollouts=cell.rollouts_after(cursor.M),
         tokens=cursor.tokens + round(tokens),
         metrics=eval_metrics(counts_by_set),
         counts=sums_by_set.pop(VALIDATION_SET),

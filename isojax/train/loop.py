@@ -13,6 +13,7 @@ How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
 
 Where a fork makes its changes:
 - which problems a batch has: `EpochOrder` (tasks/epochs.py), made in train/restore.py
+- how B_p and n change along a run: the cell's schedule (core/schedule.py); `CellTrainer.train_to` switches
 - where rollouts and rewards come from: a RolloutSource (rl/rollout_source.py), chosen in train/programs.py
 - the reward: the task's `verify` (tasks/device/) or its verifier (tasks/verifiers/)
 - advantage, aggregation, loss: plug-ins named by `cell.rl` (rl/advantages, rl/aggregations, rl/losses)
@@ -52,7 +53,7 @@ def is_finished(config: Config, cell: Cell, folder: Path, ledger: PointLedger | 
     if not recorded_targets or recorded_targets[-1] < last_target:
         return False
     # A kill may have come between the last evaluation and the checkpoint after it.
-    last_update = cell.rollouts_to_reach(last_target) // cell.B
+    last_update = cell.updates_to_reach(last_target)
     return multiprocess.run_on_primary(lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update))
 
 
@@ -67,7 +68,7 @@ def run_cell(
         Preempted: the process was asked to end; the state is saved.
     """
     eval_grid = make_eval_grid(config, cell)
-    eval_updates = [cell.rollouts_to_reach(target) // cell.B for target in eval_grid]
+    eval_updates = [cell.updates_to_reach(target) for target in eval_grid]
     recorded_targets = multiprocess.broadcast(outputs.ledger.targets if outputs.ledger else [])
 
     def is_recorded(eval_index: int) -> bool:
@@ -100,21 +101,23 @@ class CellTrainer:
     def __post_init__(self) -> None:
         start, problem_sets = self.start, eval_problem_sets(self.base_policy, self.config.cell)
         self.cell, self.state, self.cursor = start.cell, start.state, start.cursor
-        self.problem_order, self.rollout_source = start.problem_order, start.rollout_source
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
-        self.outputs.on_progress(CellProgress(self.cell, self.cursor.M * self.cell.B, None))
+        self._report(None)
 
     def train_to(self, target_updates: int) -> None:
         """Updates until there are `target_updates`; saves the state when it is due, or when the process must end."""
         while self.cursor.M < target_updates:
-            updates_left = target_updates - self.cursor.M
+            if self.start.problems.end_update == self.cursor.M:
+                self.start.switch(self.cursor)
+            switch = self.start.problems.end_update
+            updates_left = (target_updates if switch is None else min(target_updates, switch)) - self.cursor.M
             metrics = self.run_updates(min(self.programs.rollout_programs.updates_per_call, updates_left))
             M, sums = int(self.state.step), merge(self.cursor.sums, metrics)
-            self.cursor = replace(self.cursor, M=M, sums=sums, order=self.problem_order.state_dict())
+            self.cursor = replace(self.cursor, M=M, sums=sums, order=self.start.problems.problem_order.state_dict())
             if self.is_failing:
                 self.fail()
-            self.outputs.on_progress(CellProgress(self.cell, M * self.cell.B, None))
+            self._report(None)
             # Clocks and signals differ between processes, and all must save at the same update: process 0's clock
             # decides. Only the first save of an M is written, so at the target the save waits for the evaluation.
             stop_and_save = multiprocess.allgather((preemption.requested(), self.checkpoint_due))
@@ -127,18 +130,19 @@ class CellTrainer:
     def run_updates(self, count: int) -> Metrics:
         """`count` updates, or fewer if too many in a row are not finite; the sums of their metrics. The rollout source
         may give their problems in several calls; every update samples its own rollouts."""
-        programs, last_update = self.programs, self.cursor.M + count
+        programs, problems, last_update = self.programs, self.start.problems, self.cursor.M + count
         sums: Metrics = {}
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
             # problems, rollouts and rewards (for a task verified on device, the update makes rollouts and rewards)
-            batch = self.rollout_source.next_batch(self.state, updates_left)
+            batch = self.start.rollout_source.next_batch(self.state, updates_left)
             # advantages, loss, gradient, AdamW (rl/train_step.py); the state before is donated
             self.state, result = programs.rollout_programs.update(
                 self.state, self.start.base_params, batch.inputs, programs.coefficients
             )
             # metrics; where the recipe leaves out solved problems, the problem order receives the rewards
-            metrics = finish_batch(batch, result, self.problem_order, self.cell.n)
-            metrics |= self.rollout_source.finish_update(self.state)  # asynchronous: the new policy to the sampler
+            metrics = finish_batch(batch, result, problems.problem_order, problems.cell.n)
+            # asynchronous: the new policy to the sampler
+            metrics |= self.start.rollout_source.finish_update(self.state)
             sums = merge_in_float32(sums, metrics)  # as one compiled program for all updates adds them
         return sums
 
@@ -147,7 +151,7 @@ class CellTrainer:
         cell, evaluator = self.cell, self.programs.evaluator
         counts_by_set = evaluator.evaluate_sets(self.state.params, self.eval_sets, cell.seed, eval_index)
         point = make_eval_point(target, self.cursor, cell, counts_by_set, self.config.cell.eval.samples)
-        order = self.problem_order.state_dict()
+        order = self.start.problems.problem_order.state_dict()
         # Without `sums`: the metrics of the updates that follow start from none.
         self.cursor = RunCursor(M=self.cursor.M, evaluation=eval_index, tokens=point.tokens, order=order)
         now, ledger = time.monotonic(), self.outputs.ledger
@@ -158,9 +162,12 @@ class CellTrainer:
             ledger.append(point, seconds=now - self.last_point_at, devices=self.programs.device_count)
         self.last_point_at = now
         avg_at_k = next(iter(point.metrics.values()))  # of validation, the first
-        self.outputs.on_progress(CellProgress(cell, point.rollouts, avg_at_k))
+        self._report(avg_at_k)
         if multiprocess.broadcast(self.checkpoint_due):
             self.save()
+
+    def _report(self, reward: float | None) -> None:
+        self.outputs.on_progress(CellProgress(self.cell, self.cell.rollouts_after(self.cursor.M), reward))
 
     @property
     def is_failing(self) -> bool:
@@ -188,6 +195,6 @@ class CellTrainer:
 
     def save(self) -> None:
         """Saves the state, the cursor, and the rollouts in progress."""
-        meta, pending_rollouts = self.rollout_source.save()
+        meta, pending_rollouts = self.start.rollout_source.save()
         self.checkpoints.save(self.state, replace(self.cursor, pending=meta), pending_rollouts)
         self.last_saved_at = time.monotonic()

@@ -1,8 +1,9 @@
 """A cell's state at its start: from its newest usable checkpoint, or from the base policy."""
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import jax
 import numpy as np
@@ -19,17 +20,27 @@ from isojax.train.base_policy import BasePolicy
 from isojax.train.checkpoint import Checkpoints, CorruptCheckpoint, RunCursor
 from isojax.train.programs import SweepPrograms
 
+# Epochs are numbered from here on where a schedule has changed B_p, so that none has an earlier one's order.
+EPOCHS_PER_SIZE = 2**20
 
-@dataclass(frozen=True)
+
+@dataclass
 class CellState:
     """All that training continues from."""
 
+    programs: SweepPrograms
     cell: Cell
     state: TrainState
     cursor: RunCursor
     base_params: Params  # which the KL is measured against; {} where nothing reads them
-    problem_order: EpochOrder
-    rollout_source: RolloutSource
+    problems: CellProblems
+    rollout_source: RolloutSource  # of the problems, as long as B_p and n stay
+
+    def switch(self, cursor: RunCursor) -> None:
+        """Go on with the B_p and n that the schedule has from here on; no rollout is in progress."""
+        self.rollout_source.close()
+        self.problems = schedule_problems(self.problems, self.cell, cursor)
+        self.rollout_source = self.programs.open_rollouts(self.problems)
 
 
 @contextmanager
@@ -49,8 +60,9 @@ def open_cell(
         if cursor.pending is not None and not programs.rollout_programs.can_restore(cursor.pending):
             warn(f"{cell.name}: rollouts in progress, of another mesh, are sampled again")
             cursor = replace(cursor, pending=None)
-        problem_order, source = _open_rollouts(programs, base_policy, cell, cursor)
-        restored = CellState(cell, state, cursor, base_params, problem_order, source)
+        problems = open_problems(programs, base_policy, cell, cursor)
+        source = programs.open_rollouts(problems)
+        restored = CellState(programs, cell, state, cursor, base_params, problems, source)
         if cursor.pending is not None:
             try:
                 source.restore(
@@ -61,8 +73,10 @@ def open_cell(
             except CorruptCheckpoint:  # the one before it is taken
                 source.close()
                 restored = None
-    with closing(restored.rollout_source):
+    try:
         yield restored
+    finally:
+        restored.rollout_source.close()
 
 
 def _restore_state(
@@ -85,26 +99,40 @@ def _restore_state(
     return state, cursor, base_params if measures_kl else {}  # a large policy is held once more only where it is read
 
 
-def _open_rollouts(
-    programs: SweepPrograms, base_policy: BasePolicy, cell: Cell, cursor: RunCursor
-) -> tuple[EpochOrder, RolloutSource]:
-    """Which problems the next batches have, and the source of their rollouts."""
-    problem_order = EpochOrder(
-        len(base_policy.training),
-        cell.B_p,
-        cell.seed,
-        first_update=cursor.M,
-        drop_above=programs.cell_config.rl.no_positive_resampling,
-        saved_state=cursor.order,
-        batches_drawn=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
-    )
+def open_problems(programs: SweepPrograms, base_policy: BasePolicy, cell: Cell, cursor: RunCursor) -> CellProblems:
+    """The problems of a cell, and which of them the next batches have."""
     host_table = ProblemArrays(*programs.tokenize(base_policy.training).arrays)
+    drop_above = programs.cell_config.rl.no_positive_resampling
     problems = CellProblems(
         cell=cell,
         problems=base_policy.training,
         host_table=host_table,
         problem_table=jax.device_put(host_table, replicated(programs.mesh)),
-        problem_order=problem_order,
+        problem_order=EpochOrder(len(base_policy.training), cell.B_p, cell.seed, drop_above=drop_above),
         first_update=cursor.M,
     )
-    return problem_order, programs.open_rollouts(problems)
+    return schedule_problems(problems, cell, cursor)
+
+
+def schedule_problems(problems: CellProblems, cell: Cell, cursor: RunCursor) -> CellProblems:
+    """The same problems with the B_p and n that the cell has after so many updates, and their order. Where B_p
+    changes, a new epoch begins."""
+    span = cell.span_at(cursor.M)
+    spans_by_B_p = [list(spans) for _, spans in groupby(cell.spans[: cell.spans.index(span) + 1], lambda s: s.B_p)]
+    order = EpochOrder(
+        len(problems.problems),
+        span.B_p,
+        cell.seed,
+        first_update=cursor.M - spans_by_B_p[-1][0].M,
+        first_epoch=EPOCHS_PER_SIZE * (len(spans_by_B_p) - 1),
+        drop_above=problems.problem_order.drop_above,
+        saved_state=cursor.order,
+        batches_drawn=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
+    )
+    return replace(
+        problems,
+        cell=Cell(span.B_p, span.n, cell.seed),
+        problem_order=order,
+        first_update=cursor.M,
+        end_update=cell.next_switch(cursor.M),
+    )

@@ -288,6 +288,7 @@ def test_watch_replay(scripts: Scripts, tmp_path: Path) -> None:
     (line,) = scripts("watch_replay", "--file", tmp_path / "runs.csv", GOAL_STEPS=(-0.1, 0.3))
     assert (line["runs"], line["forecast"], line["false_stops"], line["right_stops"]) == (1, 1, 0, 1)
     assert 0 < line["saved"] < 0.5 and abs(line["lost"]) < 0.01
+    assert [goal["stopped"] for goal in line["goals"]] == [0, 1]
 
 
 def test_fuzz() -> None:

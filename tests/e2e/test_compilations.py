@@ -11,6 +11,7 @@ from typing import Any
 from tests.compiler import QUICK, flags
 
 FINISHED = "Finished XLA compilation of "
+GROW = "sweep.schedules={1-growing: '13x2, 13x4 from 50, 13x8 from 100, 16x16 from 200'}"
 FLAGS = flags(QUICK, devices=1)
 
 
@@ -23,13 +24,13 @@ def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:
         "isojax.launch", *words, report=False, jax_log_compiles=True, jax_compilation_cache_dir=empty, XLA_FLAGS=FLAGS
     )
     cells = len(isojax.ledgers(name))
-    assert done.stderr.count("cell 1") == cells == (12 if "3" in grid[1] else 2), done.stderr  # all ran
+    assert done.stderr.count("cell 1") == cells == (13 if "3" in grid[1] else 2), done.stderr  # all ran
     return Counter(line.split(FINISHED)[1].split(" in ")[0] for line in done.stderr.splitlines() if FINISHED in line)
 
 
-def test_twelve_cells_compile_no_more_programs_than_two(isojax: Any, tmp_path: Path) -> None:
+def test_twelve_cells_and_a_growing_n_compile_no_more_programs_than_two(isojax: Any, tmp_path: Path) -> None:
     """Among the twelve are batches that neither R = m = 26 nor g = 16 divides, such as 13 x 7."""
     two = programs(isojax, tmp_path / "cache2", "two", "sweep.B_p=[13]", "sweep.n=[2,7]")
-    twelve = programs(isojax, tmp_path / "cache12", "twelve", "sweep.B_p=[13,16]", "sweep.n=[2,3,4,7,8,16]")
+    twelve = programs(isojax, tmp_path / "cache12", "twelve", "sweep.B_p=[13,16]", "sweep.n=[2,3,4,7,8,16]", GROW)
     assert two["jit(update)"] == 1, two
     assert twelve.total() <= two.total(), f"more: {twelve - two}; fewer: {two - twelve}"

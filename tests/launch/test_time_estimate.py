@@ -6,6 +6,7 @@ import pytest
 
 from isojax.core.config import CellConfig, EvalConfig, ModelConfig, SamplingConfig, SweepConfig
 from isojax.core.nouns import Cell
+from isojax.core.schedule import Stage
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch import time_estimate
 from isojax.launch.memory_model import DeviceSizes
@@ -59,9 +60,16 @@ def test_the_sweep_takes_what_its_cells_take_side_by_side() -> None:
     cells = [Cell(B_p, n, seed) for B_p, n in ((5, 20), (8, 16)) for seed in (0, 1)]
     rates = {(5, 20): 2.0, (8, 16): 2.0}
     forecast = time_estimate.make_forecast(cells, 100, 2, rates, 0.0, "timing")
-    assert forecast.cell_seconds == {(5, 20): 50.0, (8, 16): 64.0}
+    assert forecast.cell_seconds == {"5x20": 50.0, "8x16": 64.0}
     assert forecast.sweep_seconds == 114.0
     assert time_estimate.make_forecast(cells[:1], 100, 4, rates, 0.0, "timing").sweep_seconds == 50.0
+
+
+def test_a_schedule_takes_what_its_stages_take() -> None:
+    """80 rollouts at 2 a second, then 64 at 8."""
+    cell = Cell(4, 4, 0, "grow", (Stage(0, 4, 4), Stage(70, 4, 8)))
+    forecast = time_estimate.make_forecast([cell], 144, 1, {(4, 4): 2.0, (4, 8): 8.0}, 1.0, "timing")
+    assert forecast.cell_seconds == {"grow": 49.0}
 
 
 def test_a_probe_counts_evaluations_and_says_its_efficiency() -> None:
@@ -75,5 +83,5 @@ def test_a_probe_counts_evaluations_and_says_its_efficiency() -> None:
     update = time_estimate.sampling_seconds(s, 8, 32, rates) + time_estimate.update_seconds(s, 8, 32, rates)
     evaluated = 2 * 300 * 2  # at C = 0 and 100, validation problems, rollouts of each
     expected = (128 / 32 * update + time_estimate.sampling_seconds(s, evaluated / 2, evaluated, rates)) / EFFICIENCY
-    assert forecast.cell_seconds[8, 4] == pytest.approx(expected) == forecast.sweep_seconds
+    assert forecast.cell_seconds["8x4"] == pytest.approx(expected) == forecast.sweep_seconds
     assert f"{EFFICIENCY:.0%} efficiency" in forecast.source and "1 GFLOP/s" in forecast.source

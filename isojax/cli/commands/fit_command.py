@@ -86,6 +86,9 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
     _print_law(console, fit.joint, level)
     if fit.referee:
         console.print(f"[bold]published laws of n[/bold]: {wording.describe_verdicts(fit)} (docs/laws.md)")
+    if fit.schedules:
+        columns = ("schedule", "stages", "seeds", "gain", level)
+        console.print(TextTable("n along a run against the best fixed n at each C", columns, _schedule_rows(fit)))
     print_notes(console, (flag.text for flag in fit.flags))
 
 
@@ -105,6 +108,16 @@ def _frontier_rows(view: FrontierFit) -> list[list[str]]:
         rewards = (format_number(first.reward), format_number(last.reward))
         interval = format_range((last.low, last.high), format_number)
         rows.append([format_number(first.C), format_number(last.C), str(n), str(B_p), *rewards, interval])
+    return rows
+
+
+def _schedule_rows(fit: FitResult) -> list[list[str]]:
+    """The mean gain of each schedule."""
+    rows = []
+    for row in fit.schedules:
+        gain = "–" if row.gain is None else f"{row.gain:+.3f}"
+        interval = "–" if row.interval is None else "{:+.3f} to {:+.3f}".format(*row.interval)
+        rows.append([row.name, row.stages, str(len(row.seeds)), gain, interval])
     return rows
 
 

@@ -12,6 +12,7 @@ from isojax.cli.options import JsonOption, RunsArgument, complete_log_format, ne
 from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.core.schedule import schedule_text
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_count
 from isojax.runs.logs.column_map import parse_field_map
@@ -118,6 +119,7 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
         "B_p": run.cell.B_p,
         "n": run.cell.n,
         "seed": run.cell.seed,
+        "schedule": schedule_text(run.cell.stages) or None,
         "points": len(run.points),
         "C": [first_point.rollouts, last_point.rollouts],
         "M": [first_point.M, last_point.M],
@@ -134,7 +136,7 @@ def _runs_table(runs: Sequence[RunRecord], title: str) -> TextTable:
     rows = []
     for run in runs:
         cell = _run_json(run)
-        measured = list(cell["metrics"])
+        measured = [f"schedule {cell['schedule']}"] * bool(cell["schedule"]) + list(cell["metrics"])
         if cell["right_answers"]:
             kind = "graded rewards" if run.points[-1].graded else "right answers"
             measured.append("{} {} x {}".format(kind, *cell["right_answers"]))

@@ -49,7 +49,8 @@ def draw_report(folder: Path, fit: FitResult) -> Path:
     """Write the report of a sweep's fit and of its other views; returns the path of the page."""
     runs = read_runs([folder], warn)
     fitted_cells = {(run.B_p, run.n, run.seed) for run in fit.runs}
-    fitted_runs = [run for run in runs if (run.cell.B_p, run.cell.n, run.cell.seed) in fitted_cells]
+    fixed_runs = [run for run in runs if not run.cell.schedule]
+    fitted_runs = [run for run in fixed_runs if (run.cell.B_p, run.cell.n, run.cell.seed) in fitted_cells]
     return write_report(folder, [fit, *other_fits(runs, fit)], fitted_runs)
 
 
@@ -81,15 +82,19 @@ def _views(runs: Sequence[RunRecord], main_fit: FitResult) -> list[tuple[str, st
 
 def fit_and_report(config: Config, sweep_dir: Path, with_report: bool) -> None:
     """Fit a sweep, print what was found and how to spend its budget per cell, and 4 times as much."""
+    console, runs = SafeConsole(), read_runs([sweep_dir], warn)
+    if all(run.cell.schedule for run in runs):
+        warn("every run has a schedule, and a law needs runs of a fixed n: there is no fit and no report")
+        report_gains(console, sweep_dir, runs)
+        return
     fit = make_fit([sweep_dir], None, "rollouts")
     report_path = draw_report(sweep_dir, fit) if with_report else None
-    console = SafeConsole()
     print_fit(console, fit)
     for budget in (config.sweep.budget, 4 * config.sweep.budget):
         try:  # runs end at their last evaluation, so 4 times the budget may be more than 4 times what was measured
             print_recommendation(console, recommend(fit, budget, extrapolate=True), budget, fit.reward_name)
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             warn(f"no recommendation for {budget} rollouts: {e}")
-    report_gains(console, sweep_dir, read_runs([sweep_dir], warn))
+    report_gains(console, sweep_dir, runs)
     if report_path is not None:
         print_line(f"report: {report_path}")

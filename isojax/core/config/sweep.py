@@ -1,9 +1,11 @@
 """`cell` as a whole, its evaluation grid; `sweep`: the grid of (B_p, n) and its sizes; `run`: where and how to run."""
 
 import math
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, RewardConfig, VerifierConfig
 from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
@@ -18,6 +20,7 @@ from isojax.core.config.section import (
 )
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_EVALUATIONS, MAX_SAMPLES, MAX_SETTING
+from isojax.core.schedule import parse_schedule
 
 Rollouts = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 
@@ -92,7 +95,10 @@ class SweepConfig(Section):
     B_p: tuple[PositiveInt, ...] = (16,)  # problems per batch
     n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)  # rollouts per problem
     B_max: PositiveInt = 1024  # the largest B_p * n
-    seeds: Annotated[int, Field(ge=1, le=1000)] = 1  # runs of each pair; their seeds are 1000 * seed + 0, 1, ...
+    # Runs whose B_p and n change along C, besides those of the grid, by name (core/schedule.py has all forms):
+    # {growing: "32x4, 32x8 from 5000, 32x16 from 15000"}. With B_p=[] and n=[] they are the whole sweep.
+    schedules: dict[str, str] = Field(default_factory=dict)
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 1  # of each pair and schedule; they are 1000 * seed + 0, 1, ...
     seed: int = Field(default=0, ge=0, le=2_000_000)  # of the sweep
     budget: Rollouts = 250_000  # C of each cell, in rollouts
     decode_slots: PositiveInt | None = None  # R, rollouts that a shard samples at a time
@@ -109,6 +115,19 @@ class SweepConfig(Section):
     # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain.
     strategy: Literal["grid", "adaptive"] = "grid"
     total_rollouts: Rollouts | None = None  # of the adaptive strategy; null: half of what the grid takes
+
+    @field_validator("schedules")
+    @classmethod
+    def _check_schedules(cls, schedules: dict[str, str]) -> dict[str, str]:
+        check_names(schedules, "schedule")
+        for name, text in schedules.items():
+            if re.fullmatch(r"\d+x\d+|.*-s\d+", name):
+                raise PydanticCustomError("name", "{rule}", {"rule": f"a schedule's name that is no cell's; {name} is"})
+            try:
+                parse_schedule(text)
+            except InputError as e:
+                raise PydanticCustomError("schedule", "{problem}", {"problem": str(e)}) from e
+        return schedules
 
 
 class ProcessGroupConfig(Section):

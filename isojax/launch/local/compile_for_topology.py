@@ -127,7 +127,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     task, devices = _planning_task(config), topology_devices(topology)
     (chip_gib, rates), topologies = find_chip(devices[0].device_kind), larger_topologies(topology, len(devices))
     mesh, memory = parse_mesh(config.run.mesh, len(devices)), int(GIB * (config.run.device_memory or chip_gib))
-    pairs, vocab = sorted({(c.B_p, c.n) for c in cells}), model.vocab or task.vocab
+    pairs, vocab = sorted({pair for cell in cells for pair in cell.pairs}), model.vocab or task.vocab
     budget = DeviceBudget(config.cell, pairs, mesh, vocab, task.on_device, "tpu", memory)
     kind, gib = devices[0].device_kind, format_bytes(memory)
     chips = f"{mesh.devices} of the {len(devices)} chips of {topology} ({kind}, {gib} each), mesh {config.run.mesh}"
@@ -191,7 +191,7 @@ def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs
     jax.config.update("jax_enable_compilation_cache", False)
     devices = topology_devices(topology)
     mesh = make_mesh(parse_mesh(config.run.mesh, len(devices)), devices)
-    pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)})
+    pairs = sorted({pair for cell in plan_cells(sweep) for pair in cell.pairs})
     lowered = build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
     try:
         return {program: program_peak(*lowered[program]) for program in programs}

@@ -191,7 +191,7 @@ class SweepSetup:
         if multiprocess.is_primary() and not (folder / CONFIG_FILE).exists():
             (folder / BASE_FOLDER / PROBLEMS_FILE).unlink(missing_ok=True)  # of settings that may have changed since
         base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, on_progress)
-        check_batch([(c.B_p, c.n) for c in self.cells], len(base_policy.training))
+        check_batch([pair for cell in self.cells for pair in cell.pairs], len(base_policy.training))
         if multiprocess.is_primary():
             save_config(self.config, folder / CONFIG_FILE)
         return base_policy
@@ -201,7 +201,7 @@ class SweepSetup:
 def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[SweepSetup]:
     """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context."""
     folder = working_folder(config.run.dir, config.name)
-    pairs = sorted({(c.B_p, c.n) for c in cells})
+    pairs = sorted({pair for cell in cells for pair in cell.pairs})
     algorithm.check_algorithm(config.cell.rl, cells)
     strategy.check(config, cells)
     multiprocess.run_on_primary(lambda: loggers.check_loggers(config.run.loggers))

@@ -34,6 +34,8 @@ def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
         B_ps = fit_views.B_p_of_view(fit, view)
         _draw_runs(ax, fit, [run for run in runs if run.cell.B_p in B_ps], colours, faint=view.B_p is None)
         _draw_curves(ax, fit, view, colours)
+        if view.B_p is None or len(views) == 1:
+            _draw_schedules(ax, fit)
         is_first_column = i % canvas.grid_columns(len(views)) == 0
         title, C_label = canvas.view_title(view.B_p), f"C ({compute_unit(fit)})"
         canvas.style_axes(ax, title, C_label, reward_label if is_first_column else "")
@@ -76,6 +78,17 @@ def _draw_curves(ax: Axes, fit: FitResult, view: FrontierFit, colours: Colours) 
             dashes = canvas.DASHES[B_ps.index(curve.B_p) % len(canvas.DASHES)]
             style = {"ls": dashes, "lw": 1.1, "alpha": 0.75}
         ax.plot(C, curve_reward(curve, C), color=colours[curve.n], zorder=3, **style)
+
+
+def _draw_schedules(ax: Axes, fit: FitResult) -> None:
+    """The runs whose n changes along C, a line for each schedule, with its name at the end."""
+    for row in fit.schedules:
+        if row.points:
+            C, rewards = [p.C for p in row.points], [p.reward for p in row.points]
+            ax.plot(C, rewards, color=canvas.INK, lw=1.2, ls=":", marker="o", ms=2.5, zorder=6)
+            end = {"xytext": (-2, 8), "textcoords": "offset points", "ha": "right", "zorder": 8}
+            name = canvas.escape_label(row.name)
+            ax.annotate(name, (C[-1], rewards[-1]), fontsize=8, color=canvas.INK, path_effects=canvas.HALO, **end)
 
 
 def _draw_frontier(ax: Axes, view: FrontierFit, colours: Colours) -> None:

@@ -194,7 +194,10 @@ class AsyncRollouts(rollout_source.RolloutSource):
     def _publish_and_begin(self, params: Params) -> None:
         """Publishes the newest weights, then begins batches up to k ahead."""
         self.worker.publish_weights(self.updates_done, params)
-        while self.next_batch_to_begin <= self.updates_done + self.programs.max_staleness:
+        last_to_begin = self.updates_done + self.programs.max_staleness
+        if self.problems.end_update is not None:
+            last_to_begin = min(last_to_begin, self.problems.end_update - 1)
+        while self.next_batch_to_begin <= last_to_begin:
             batch, index = self.next_batch_to_begin, next(self.problems.problem_order)
             selected = self._add_pending_batch(batch, index)
             batch_problems = ProblemArrays(*(np.asarray(x)[index] for x in self.problems.host_table))

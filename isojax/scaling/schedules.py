@@ -1,0 +1,73 @@
+"""Runs whose n changes along C, against the best fixed n at each C."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from isojax.core.nouns import RunRecord
+from isojax.core.schedule import schedule_text
+from isojax.scaling.curves.hill import curve_reward
+from isojax.scaling.curves.sweep_estimate import SweepEstimate
+from isojax.scaling.intervals import LEVEL, central_band
+from isojax.scaling.result import SchedulePoint, ScheduleRow
+from isojax.scaling.tracks import FloatArray, RunTrack, build_tracks
+
+NOISE_SEED = 3
+
+
+def compare_schedules(
+    estimate: SweepEstimate, runs: Sequence[RunRecord], metric: str, compute: str
+) -> tuple[ScheduleRow, ...]:
+    """A row for each schedule, the mean of its seeds, at the C that the fixed cells were measured at too."""
+    by_name: dict[str, list[RunTrack]] = defaultdict(list)
+    for track in build_tracks(runs, metric, compute) if runs else ():
+        by_name[track.run.cell.schedule].append(track)
+    return tuple(_compare(estimate, name, seeds) for name, seeds in sorted(by_name.items()))
+
+
+def _compare(estimate: SweepEstimate, name: str, seeds: Sequence[RunTrack]) -> ScheduleRow:
+    C, rewards = _seed_means(seeds)
+    curves = estimate.curves
+    measured = [min(c.C_low for c in curves) <= value <= max(c.C_high for c in curves) * (1 + 1e-9) for value in C]
+    C, rewards = C[measured], rewards[measured]
+    reached = np.array([[curve_reward(c, x) if x <= c.C_high * (1 + 1e-9) else -np.inf for c in curves] for x in C])
+    best = reached.argmax(1) if len(C) else np.zeros(0, dtype=np.intp)
+    points = [
+        SchedulePoint(C=x, reward=r, best_fixed=values[i], n=curves[i].n, B_p=curves[i].B_p)
+        for x, r, values, i in zip(C.tolist(), rewards.tolist(), reached.tolist(), best.tolist(), strict=True)
+    ]
+    gains = np.array([p.reward - p.best_fixed for p in points])
+    return ScheduleRow(
+        name=name,
+        stages=schedule_text(seeds[0].run.cell.stages),
+        seeds=tuple(track.run.cell.seed for track in seeds),
+        evaluations=tuple(len(track.C) for track in seeds),
+        points=tuple(points),
+        gain=float(gains.mean()) if len(gains) else None,
+        interval=_interval(estimate, C, rewards, len(seeds)) if len(gains) else None,
+    )
+
+
+def _seed_means(seeds: Sequence[RunTrack]) -> tuple[FloatArray, FloatArray]:
+    """(C, reward), float[points] each, at the C > 0 that all seeds were evaluated at."""
+    by_seed = [dict(zip(track.C.tolist(), track.R.tolist(), strict=True)) for track in seeds]
+    common = sorted(set.intersection(*(set(rewards) for rewards in by_seed)) - {0.0})
+    rewards = np.array([[run[C] for C in common] for run in by_seed], dtype=np.float64)
+    return np.array(common, dtype=np.float64), rewards.mean(0, dtype=np.float64)
+
+
+def _interval(
+    estimate: SweepEstimate, C: FloatArray, rewards: FloatArray, num_seeds: int
+) -> tuple[float, float] | None:
+    """Of the mean gain: the spread of the best fixed cells over the draws, and the luck of the schedule's runs."""
+    if estimate.draws is None or estimate.intervals is None:
+        return None
+    values = estimate.draws.curves_at(C[:, None])  # [points, replicates, cells]
+    is_measured = estimate.draws.is_measured(C, slack=0.0).T[:, None]
+    fixed = np.where(is_measured, values, -np.inf).max(-1).mean(0)
+    luck_sd = estimate.intervals.run_sd / np.sqrt(num_seeds)
+    noise_sd = estimate.intervals.noise_sd / np.sqrt(num_seeds * len(C))
+    luck = np.random.default_rng(NOISE_SEED).normal(0, float(np.hypot(luck_sd, noise_sd)), len(fixed))
+    low, high = central_band(rewards.mean() - fixed + luck, LEVEL)
+    return float(low), float(high)

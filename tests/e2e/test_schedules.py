@@ -1,0 +1,108 @@
+"""Runs whose n changes along C, from the command line: the same bits as fixed ones where nothing changes, and after
+any kill; what a fit and the other commands say of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e import tiny_lm
+
+ONLY = ("sweep.B_p=[]", "sweep.n=[]", "sweep.seeds=1", "sweep.budget=1200", "sweep.B_max=128")
+GROW = "{grow: '8x2, 8x4 from 200, 16x4 from 400, 16x8 from 700'}"
+
+
+def points(isojax: Any, cell: str, name: str = "tiny") -> list[dict[str, Any]]:
+    """The evaluations of a ledger."""
+    lines = (isojax.run(name) / "cells" / cell / "records.jsonl").read_text().splitlines()[1:]
+    return [json.loads(line) for line in lines]
+
+
+def check_equal(points: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    """To the bit, but for the last digits of means over updates, which a switch adds up in two parts."""
+    assert len(points) == len(others) > 5
+    for a, b in zip(points, others, strict=True):
+        assert a.pop("train") == pytest.approx(b.pop("train"), rel=1e-5, abs=1e-7) and a == b
+
+
+def train(isojax: Any, *words: str, **options: Any) -> Any:
+    return isojax.quick_ok("isojax.train", "tiny.yaml", *ONLY, *words, report=False, **options)
+
+
+@pytest.mark.parametrize("settings", [(), ("cell.rl.no_positive_resampling=0.9",), ("cell.rl.max_staleness=0",)])
+def test_a_schedule_that_changes_nothing_leaves_the_bits_of_a_fixed_run(isojax: Any, settings: tuple[str, ...]) -> None:
+    train(isojax, "name=same", "sweep.schedules={same: '8x4, 8x4 from 300, 8x4 from 650'}", *settings)
+    isojax.quick_ok(
+        "isojax.train", "tiny.yaml", "name=fixed", "sweep.n=[4]", "sweep.seeds=1", "sweep.budget=1200", *settings
+    )
+    check_equal(points(isojax, "same-s0", "same"), points(isojax, "8x4-s0", "fixed"))
+
+
+@pytest.mark.parametrize("settings", [(), ("cell.rl.no_positive_resampling=0.9",), ("cell.rl.max_staleness=2",)])
+def test_kills_around_switches_leave_the_same_bits(isojax: Any, settings: tuple[str, ...]) -> None:
+    """Killed at several evaluations, two of them next to a switch, with a checkpoint after every call."""
+    schedule = f"sweep.schedules={GROW}"
+    words = (schedule, "run.checkpoint_seconds=0", *settings)
+    train(isojax, "name=whole", *words)
+    whole = (isojax.run("whole") / "cells" / "grow-s0" / "records.jsonl").read_bytes()
+    ledger: Path = isojax.run() / "cells" / "grow-s0" / "records.jsonl"
+    for lines in range(2, 10, 2):
+        process = isojax.fork("isojax.train", "tiny.yaml", *ONLY, *words, "--resume", report=False)
+        while process.poll() is None and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= lines):
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+    train(isojax, *words, "--resume")
+    assert ledger.read_bytes() == whole
+    header = json.loads(whole.splitlines()[0])
+    assert header["schedule"] == "grow" and header["stages"] == [[0, 8, 2], [200, 8, 4], [400, 16, 4], [700, 16, 8]]
+    rollouts = [json.loads(line)["rollouts"] for line in whole.splitlines()[1:]]
+    assert all(C % 16 == 0 for C in rollouts) and rollouts[-1] > 900
+
+
+def test_a_sweep_of_fixed_and_growing_n(isojax: Any) -> None:
+    isojax.swept("isojax.launch", "tiny.yaml", f"sweep.schedules={GROW}", "sweep.seeds=1", "sweep.B_max=128")
+    assert sorted(isojax.ledgers()) == ["8x2-s0", "8x4-s0", "grow-s0"]
+    fit = json.loads((isojax.run() / "fit.json").read_text())
+    (row,) = fit["schedules"]
+    assert row["name"] == "grow" and row["seeds"] == [0] and row["interval"][0] < row["gain"] < row["interval"][1]
+    assert {(run["B_p"], run["n"]) for run in fit["runs"]} == {(8, 2), (8, 4)}
+    before = (isojax.run() / "fit.json").read_bytes()
+    isojax.quick_ok("recommend", "runs/tiny", "--budget", "2000")
+    assert (isojax.run() / "fit.json").read_bytes() == before  # the fit is of these ledgers
+    assert "n along a run against the best fixed n" in isojax.quick_ok("fit", "runs/tiny").stdout
+    isojax.quick_ok("report", "runs/tiny")
+    (sweep,) = json.loads(isojax.quick_ok("status", "runs/tiny", "--json").stdout)["sweeps"]
+    assert {cell["name"]: cell["state"] for cell in sweep["cells"]}["grow-s0"] == "done"
+    checked = json.loads(isojax.quick_ok("records", "check", "runs/tiny", "--json").stdout)
+    assert [cell["schedule"] for cell in checked["cells"]].count(None) == 2
+
+
+def test_a_text_task_goes_through_switches(isojax: Any) -> None:
+    """Rollouts of a hosted sampler, graded on the host: a schedule that changes nothing, and one that grows."""
+    tiny_lm.make_model(isojax.folder / "models" / "smollm2-135m")
+    (isojax.folder / "stand_in").mkdir()
+    (isojax.folder / "stand_in" / "coin.py").write_text(tiny_lm.COIN)
+    (isojax.folder / "sums.yaml").write_text(tiny_lm.CONFIG.format(name="sums", task="addition", attempts=0, data=""))
+    words = ("sums.yaml", "sweep.budget=200", "cell.eval.start=16")
+    isojax.quick_ok("isojax.train", *words, "sweep.B_p=[4]", "sweep.n=[4]", "name=fixed", report=False)
+    for name, schedule in (("same", "4x4, 4x4 from 64"), ("grow", "4x2, 4x4 from 16, 4x8 from 40")):
+        setting = f"sweep.schedules={{{name}: '{schedule}'}}"
+        isojax.quick_ok("isojax.train", *words, "sweep.B_p=[]", "sweep.n=[]", setting, f"name={name}", report=False)
+    check_equal(points(isojax, "same-s0", "same"), points(isojax, "4x4-s0", "fixed"))
+    assert [row["rollouts"] for row in points(isojax, "grow-s0", "grow")][:5] == [0, 16, 32, 48, 80]
+
+
+def test_what_is_refused(isojax: Any) -> None:
+    for text, saying in (
+        ("{grow: '8x2 then 8x4'}", "expected one such as"),
+        ("{8x2: '8x2'}", "a schedule's name that is no cell's"),
+        ("{grow: '8x2, 8x64 from 100'}", "B_p x n is over sweep.B_max"),
+    ):
+        isojax.refused("isojax.launch", "tiny.yaml", f"sweep.schedules={text}", saying=[saying])
+    words = ("sweep.schedules={grow: '8x2'}", "sweep.strategy=adaptive")
+    isojax.refused("isojax.launch", "tiny.yaml", *words, saying=["expected no sweep.schedules"])

@@ -1,0 +1,47 @@
+"""Runs whose n changes along C, against the best fixed n, in a world whose curves are known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import isojax
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.schedule import parse_schedule
+from tests.scaling.synthetic import world
+
+STAGES = parse_schedule("16x2, 16x8 from 4000")
+
+
+def scheduled(runs: list[RunRecord], gain: float, seed: int = 0) -> RunRecord:
+    """A run that is better than the best fixed run by this gain, wherever one was measured."""
+    by_C: dict[int, list[EvalPoint]] = {}
+    for run in runs:
+        for point in run.points:
+            by_C.setdefault(point.target, []).append(point)
+    points = []
+    for target, at_C in sorted(by_C.items()):
+        best = max(point.metrics["avg@4"] for point in at_C)
+        points.append(EvalPoint(target, target // 32, target, 0, {"avg@4": min(best + gain * (target > 0), 1.0)}))
+    return RunRecord(Cell(16, 2, seed, "grow", STAGES), tuple(points))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gain", [0.05, -0.08])
+def test_the_gain_over_the_best_fixed_n(gain: float) -> None:
+    runs = [replace(run, cell_hash="") for run in world(seeds=2, problems=400, n=(2, 8, 32)).runs]
+    options = isojax.FitOptions(replicates=60)
+    fixed_alone = isojax.fit(runs, "avg@4", options=options)
+    fit = isojax.fit([*runs, scheduled(runs, gain), scheduled(runs, gain, seed=1)], "avg@4", options=options)
+    (row,) = fit.schedules
+    assert (row.name, row.seeds, row.stages) == ("grow", (0, 1), "16x2, 16x8 from 4000")
+    assert row.gain == pytest.approx(gain, abs=0.025) and row.interval[0] < row.gain < row.interval[1]
+    assert fit.curves == fixed_alone.curves and fit.joint == fixed_alone.joint  # schedules move no curve
+    assert {point.n for point in row.points} <= {2, 8, 32} and len(row.points) > 5
+
+
+def test_schedules_alone_make_no_law() -> None:
+    runs = list(world(seeds=1, problems=100, n=(2, 8)).runs)
+    with pytest.raises(InputError, match="all runs have a schedule \\(grow\\); expected some of a fixed n"):
+        isojax.fit([scheduled(runs, 0.0)], "avg@4")
