@@ -1,5 +1,6 @@
 """Options that several commands share, which config they mean, and how every command looks."""
 
+import importlib
 import os
 from collections.abc import Sequence
 from inspect import cleandoc
@@ -132,6 +133,8 @@ def read_config(
     options = {"run.mesh": mesh, "run.ray": ray}
     option_overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
     config = load_configs(configs, [*overrides, *option_overrides])
+    if config.sweep.schedules:  # they may need a fit, which takes a while to import
+        config = importlib.import_module("isojax.launch.fitted_schedule").resolve_schedules(config)
     config_folders = [str(find_config(name).resolve().parent) for name in reversed(configs)]
     folders = list(dict.fromkeys([*config_folders, *config.run.plugin_folders]))
     registry.set_plugin_folders(folders)

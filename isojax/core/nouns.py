@@ -197,6 +197,17 @@ class NextRun:
 
 
 @dataclass(frozen=True)
+class GrowingRun:
+    """A run of the same budget whose n grows, from the same fit, against the recommended allocation."""
+
+    schedule: str  # as sweep.schedules takes it
+    expected_reward: float
+    gain: float  # of reward, over the allocation
+    gain_interval: Interval
+    p_better: float
+
+
+@dataclass(frozen=True)
 class Risk:
     """What may make a recommendation wrong."""
 
@@ -229,6 +240,7 @@ class Recommendation:
     halting_marks: tuple[HaltingMark, ...]  # by rising C; empty without replicates
     false_stop: float | None  # the probability, at most, that a run as forecast is below one of them
     next_run: NextRun | None  # what to measure next; None where no single run lowers the regret
+    growing: GrowingRun | None  # None where no growing n is expected to gain, and where B_p, n or M are fixed
     no_effect: bool  # the data cannot tell any n from another
     times_measured: float  # the budget over the largest measured C
     hours: float | None  # wall clock that the allocation takes, by the clock of its cell; None where it has none

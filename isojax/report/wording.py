@@ -9,6 +9,7 @@ from isojax.scaling.result import CrossoverRow, DecidingRun, FitResult, Frontier
 
 MIN_DECADES = 0.2
 MIN_Z = 2.0
+MIN_SHOWN_GAIN = 0.002  # of reward: a smaller gain of a growing n is not worth a sentence
 UNITS = {"rollouts": "rollouts", "tokens": "response tokens", "device_hours": "device hours"}
 VERDICTS = ("supported", "excluded", "cannot tell")  # on a published law of n
 LAW_REACH = 4.0  # a law is drawn to this many times the measured budget
@@ -182,6 +183,13 @@ def describe_advice(recommendation: Recommendation) -> list[str]:
         )
         false_stop = format_percent(recommendation.false_stop)
         sentences.append(f"On its way: {marks}. That stops at most {false_stop} of the runs that go as forecast.")
+    growing = recommendation.growing
+    if growing is not None and growing.gain >= MIN_SHOWN_GAIN:
+        reward, gain = f"{format_reward(growing.expected_reward)} ({growing.gain:+.3f}", growing.gain_interval
+        sentences.append(
+            f"With a growing n: sweep.schedules={{growing: '{growing.schedule}'}} is expected to reach {reward}, "
+            f"{gain[0]:+.3f} to {gain[1]:+.3f}), if a run goes on from a reward as those of its new n do."
+        )
     if recommendation.next_run is not None:
         run, next_run = recommendation.next_run.allocation, recommendation.next_run
         leader, rival = (f"{B_p}x{n}" for B_p, n in next_run.between)

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
+from isojax.core.schedule import parse_schedule
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
-from isojax.scaling.allocate.growing_n import CurveTable, compare_n, n_to_raise_to
+from isojax.scaling.allocate.growing_n import CurveTable, best_n_stages, compare_n, n_to_raise_to
+from isojax.scaling.allocate.recommend import recommend
 from tests.scaling.documents import R0, SHAPES, document, hill, without_draws
 
 C = np.array([1e3, 1.5e3, 2e3, 3e3, 4e3])
@@ -51,3 +53,38 @@ def test_refusals():
         compare_n(load_ensemble(document()), 16, 8, C, C, 1e5)
     with pytest.raises(InputError, match="no draws of its curves"):
         compare_n(load_ensemble(without_draws(document())), 16, 4, C, C, 1e5)
+
+
+def test_the_planned_schedule_follows_the_fastest_n_and_beats_every_fixed_one():
+    """At C = 1e4, n = 4 leads and n = 16 leads later: the plan begins with 4, goes on with 16, and ends above both."""
+    r = recommend(document(), 5e4)
+    assert r.growing is not None and r.growing.gain > 0 and r.growing.p_better > 0.5
+    stages = parse_schedule(r.growing.schedule)
+    assert [stage[1:] for stage in stages][:2] == [(r.allocation.B_p, 4), (r.allocation.B_p, 16)]
+    assert r.growing.expected_reward == pytest.approx(r.expected_reward + r.growing.gain, abs=2e-3)
+    low, high = r.growing.gain_interval
+    assert low < r.growing.gain < high
+    # the switch, where both curves rise equally fast from one reward
+    reward = hill(*SHAPES[16, 4], stages[1].C)
+    per_rollout = [
+        np.diff([hill(*shape, inverse(*shape, reward) * f) for f in (1, 1.001)])[0] / (inverse(*shape, reward) * 0.001)
+        for shape in (SHAPES[16, 4], SHAPES[16, 16])
+    ]
+    assert per_rollout[0] == pytest.approx(per_rollout[1], rel=0.08)
+
+
+def test_no_schedule_where_one_n_always_leads_or_something_is_fixed():
+    slow = {(16, 4): (0.6, 1.0, 2e3), (16, 16): (0.6, 1.0, 8e3)}
+    assert recommend(document(slow), 5e4).growing is None
+    assert recommend(document(), 5e4, fix={"M": 100}).growing is None
+    assert recommend(document(), 5e4, B_max=64).growing is None  # n = 4 alone is left
+
+
+def test_n_star_of_a_fit_as_stages():
+    ensemble = load_ensemble(document())
+    stages = best_n_stages(ensemble, 16, 1.0, 1e5)
+    assert [stage.n for stage in stages] == [4, 16] and stages[0].C == 0
+    ahead = best_n_stages(ensemble, 16, 2.0, 1e5)
+    assert ahead[1].C == pytest.approx(stages[1].C / 2, rel=0.05)
+    with pytest.raises(InputError, match=r"the fit has no B_p = 8; expected one of \[16, 64\]"):
+        best_n_stages(ensemble, 8, 1.0, 1e5)

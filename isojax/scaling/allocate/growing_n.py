@@ -2,15 +2,20 @@
 on its reward alone, so that after a change it rises as a run of the new n does from that reward on."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.estimators import FloatArray
-from isojax.scaling.allocate.curve_ensemble import ClosedInterval, CurveEnsemble
+from isojax.core.nouns import GrowingRun
+from isojax.core.schedule import Stage, schedule_text
+from isojax.scaling.allocate.curve_ensemble import ClosedInterval, CurveEnsemble, IntArray
 
 BUDGETS = 256  # of the grid of C on which the draws are tabulated, up to so many times the end: a slow cell has a
 HORIZON_FACTOR = 4.0  # run's reward only after more rollouts than the run has spent
+REWARDS = 400  # of the grid of rewards on which the fastest n is chosen
+LAST_SWITCH = 0.9  # of the budget: later switches change nothing
 RECENT = 5  # evaluations that say how far a run is from its cell's curve
 RAISE_GAIN = 0.005  # of reward, and the probability that there is any: from there on, raising n is advised
 RAISE_PROBABILITY = 0.8
@@ -93,6 +98,63 @@ def _option(ensemble: CurveEnsemble, i: int, end: FloatArray, as_it_is: FloatArr
         hours=hours,
         device_hours=None if hours is None else hours * float(ensemble.clocks.devices[i]),
     )
+
+
+def plan_growing_run(ensemble: CurveEnsemble, cell: int, C_end: float, B_max: int | None) -> GrowingRun | None:
+    """The schedule at the cell's B_p that follows, from each reward on, the n whose expected curve rises there
+    fastest, against the cell itself after C_end rollouts; None where it does not gain."""
+    cells = np.flatnonzero((ensemble.B_p == ensemble.B_p[cell]) & ensemble.stable)
+    cells = cells[ensemble.B[cells] <= (B_max or ensemble.B.max())]
+    if not ensemble.replicates or len(cells) < 2 or cell not in cells:
+        return None
+    table = CurveTable.of(ensemble, C_end)
+    stages = _fastest_cells(table, cells, C_end)
+    if len(stages) < 2:
+        return None
+    rewards = table.rewards[0].min(1)  # of the base policy, float[replicates]
+    for (C, i), (C_next, _) in pairwise([*stages, (C_end, -1)]):
+        rewards = table.go_on(i, rewards, C_next - C)
+    gain = rewards - ensemble.sampled_at_cell_budgets(np.full(len(ensemble.n), C_end), same_problems=True)[:, cell]
+    if gain.mean() <= 0:
+        return None
+    low, high = np.quantile(gain, [(1 - ensemble.level) / 2, (1 + ensemble.level) / 2]).tolist()
+    text = schedule_text([Stage(round(C), int(ensemble.B_p[i]), int(ensemble.n[i])) for C, i in stages])
+    return GrowingRun(text, float(rewards.mean()), float(gain.mean()), (low, high), float(np.mean(gain > 0)))
+
+
+def _fastest_cells(table: CurveTable, cells: IntArray, C_end: float) -> list[tuple[float, int]]:
+    """(C from which on, cell) of a run that always has the cell whose expected curve takes the fewest rollouts to the
+    next higher reward; n never falls."""
+    curves = table.rewards.mean(1)[:, cells]
+    rewards = np.linspace(curves[0].min(), curves[-1].max(), REWARDS)
+    C = np.full((REWARDS, len(cells)), np.inf)
+    for j, curve in enumerate(curves.T):
+        reached = rewards <= curve[-1]
+        C[reached, j] = np.exp(np.interp(rewards[reached], curve, table.log_C))
+    with np.errstate(invalid="ignore"):
+        cost = np.nan_to_num(np.diff(C, axis=0), nan=np.inf)  # of the next step of reward
+    fastest = np.maximum.accumulate(cost.argmin(1))  # cells are in order of n
+    stages: list[tuple[float, int]] = []
+    spent = 0.0
+    for step, j in enumerate(fastest):
+        if not stages or stages[-1][1] != cells[j]:
+            stages.append((spent, int(cells[j])))
+        spent += float(cost[step, j])
+        if spent >= C_end:
+            break
+    return [stage for stage in stages if stage[0] <= LAST_SWITCH * C_end]
+
+
+def best_n_stages(ensemble: CurveEnsemble, B_p: int, ahead: float, C_end: float) -> list[Stage]:
+    """n*(ahead C), the n of the highest expected curve at this B_p, as stages up to C_end; InputError where the fit
+    has no such B_p."""
+    cells = np.flatnonzero(ensemble.B_p == B_p)
+    if not len(cells):
+        raise InputError(f"the fit has no B_p = {B_p}; expected one of {sorted(set(ensemble.B_p.tolist()))}.")
+    C = np.geomspace(min(float(ensemble.samples.C_low.min()), C_end), C_end, BUDGETS)
+    n = ensemble.n[cells][ensemble.expected_rewards(ahead * C)[:, cells].argmax(1)]
+    changes = [i for i in range(len(C)) if i == 0 or n[i] != n[i - 1]]
+    return [Stage(round(C[i]) if i else 0, B_p, int(n[i])) for i in changes]
 
 
 def n_to_raise_to(options: list[NOption], n: int) -> NOption | None:

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation, MeasuredCell, Recommendation
+from isojax.core.nouns import Allocation, GrowingRun, MeasuredCell, Recommendation
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import ClosedInterval, CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.growing_n import plan_growing_run
 from isojax.scaling.result import FitResult
 
 ALLOCATORS: Mapping[str, Callable[[FitResult, CurveEnsemble, AllocationRequest], Allocation]] = {
@@ -72,6 +73,7 @@ def recommend(
         halting_marks=halting_marks,
         false_stop=advice.FALSE_STOP if halting_marks else None,
         next_run=advice.choose_next_run(ensemble, request, cell, comparison["regret"]) if with_details else None,
+        growing=_growing_run(ensemble, request, cell, allocation) if with_details else None,
         no_effect=fit.joint.n_star.no_effect,
         times_measured=request.C / ensemble.C_measured_max,
         hours=hours,
@@ -86,6 +88,16 @@ def _no_narrower(new_run: ClosedInterval | None, expected: ClosedInterval | None
     if new_run is None or expected is None:
         return new_run
     return min(new_run[0], expected[0]), max(new_run[1], expected[1])
+
+
+def _growing_run(
+    ensemble: CurveEnsemble, request: AllocationRequest, cell: int, allocation: Allocation
+) -> GrowingRun | None:
+    """A schedule for the same budget; none where the request fixes something, or the cell was not measured."""
+    measured = (allocation.B_p, allocation.n) == ensemble.curves[cell].key
+    if request.fix or request.time is not None or not measured or ensemble.fit.joint.n_star.no_effect:
+        return None
+    return plan_growing_run(ensemble, cell, float(allocation.C), request.B_max)
 
 
 def _make_request(
