@@ -20,6 +20,7 @@ from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, DEFAULT_OPTIONS, 
 from isojax.scaling.fit import fit, with_clocks
 from isojax.scaling.intervals import REPLICATES
 from isojax.scaling.result import FitResult, FittedRun, read_fit_file
+from isojax.scaling.tracks import fixed_runs
 
 
 def fit_file_name(stem: str, metric: str | None, compute: str, options: FitOptions) -> str:
@@ -123,10 +124,10 @@ def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
     def point_keys(rows: Sequence[FittedRun | FlaggedRun]) -> set[tuple[int, ...]]:
         return {(row.B_p, row.n, row.seed, row.points) for row in rows}
 
-    fixed_runs, health = [run for run in runs if not run.cell.schedule], result.health
+    health = result.health
     scheduled_points = {(r.cell.schedule, r.cell.seed, len(r.points)) for r in runs if r.cell.schedule}
     fitted_schedules = {(s.name, *pair) for s in result.schedules for pair in zip(s.seeds, s.evaluations, strict=True)}
-    ledger_points = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in fixed_runs}
+    ledger_points = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in fixed_runs(runs)}
     fitted_points = point_keys(result.runs) | (point_keys(health.runs) if health.left_out else set())
     if scheduled_points != fitted_schedules:
         return True

@@ -23,6 +23,7 @@ from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit as fit_runs
 from isojax.scaling.result import FitResult
+from isojax.scaling.tracks import fixed_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +46,7 @@ class SweepFit(FitResult):
 
     def plot(self, name: str = "frontier") -> "Figure":
         """A figure of the report; InputError for an unknown name, or where its data are absent."""
-        return import_module("isojax.report.figures.catalogue").plot(self, self._records, name)
+        return import_module("isojax.report.figures.catalogue").plot(self, fixed_runs(self._records), name)
 
     def frame(self, name: FrameName = "curves") -> Any:
         """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the frontier, crossover or

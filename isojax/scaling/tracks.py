@@ -131,6 +131,11 @@ def run_clock(run: RunRecord) -> tuple[float, float] | None:
     return (max(seconds[0] - C_first * per_rollout, 0.0), per_rollout) if per_rollout > 0 else None
 
 
+def fixed_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """The runs whose B_p and n stay, in their order."""
+    return [run for run in runs if not run.cell.schedule]
+
+
 def select_points(run: RunRecord, points: slice) -> RunRecord:
     """A part of a run."""
     hours, lines = run.device_hours[points], run.line_numbers[points]

@@ -24,6 +24,7 @@ from isojax.scaling.checks.validate import validate as predict_hidden_runs
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult, FrontierFit
+from isojax.scaling.tracks import fixed_runs
 
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
 RUN_SD_HELP = "Standard deviation of the final reward between runs that differ in their seed alone."
@@ -133,7 +134,7 @@ def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:
 def make_validation(paths: Sequence[Path], metric: str | None, compute: str, options: FitOptions) -> dict[str, Any]:
     """Validate the runs by the options of their fit, but with no more replicates than `REPLICATES`: there are three
     trials. A single sweep's folder gets its validation.json, named like its fit."""
-    runs = read_runs(paths, warn)
+    runs = fixed_runs(read_runs(paths, warn))
     runs = runs if options.include_flagged else healthy_runs(runs)
     metric_name = default_metric(runs) if metric is None else metric
     replicates = min(options.replicates, REPLICATES)

@@ -23,6 +23,7 @@ from isojax.runs.ledger import read_runs
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, FitOptions
 from isojax.scaling.result import FitResult
+from isojax.scaling.tracks import fixed_runs
 
 MAX_OTHER_METRICS = 6
 OTHER_REPLICATES = 200
@@ -49,8 +50,7 @@ def draw_report(folder: Path, fit: FitResult) -> Path:
     """Write the report of a sweep's fit and of its other views; returns the path of the page."""
     runs = read_runs([folder], warn)
     fitted_cells = {(run.B_p, run.n, run.seed) for run in fit.runs}
-    fixed_runs = [run for run in runs if not run.cell.schedule]
-    fitted_runs = [run for run in fixed_runs if (run.cell.B_p, run.cell.n, run.cell.seed) in fitted_cells]
+    fitted_runs = [r for r in fixed_runs(runs) if (r.cell.B_p, r.cell.n, r.cell.seed) in fitted_cells]
     return write_report(folder, [fit, *other_fits(runs, fit)], fitted_runs)
 
 
@@ -83,7 +83,7 @@ def _views(runs: Sequence[RunRecord], main_fit: FitResult) -> list[tuple[str, st
 def fit_and_report(config: Config, sweep_dir: Path, with_report: bool) -> None:
     """Fit a sweep, print what was found and how to spend its budget per cell, and 4 times as much."""
     console, runs = SafeConsole(), read_runs([sweep_dir], warn)
-    if all(run.cell.schedule for run in runs):
+    if not fixed_runs(runs):
         warn("every run has a schedule, and a law needs runs of a fixed n: there is no fit and no report")
         report_gains(console, sweep_dir, runs)
         return

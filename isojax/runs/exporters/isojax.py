@@ -24,6 +24,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     sweep_update = {
         "B_p": (allocation.B_p,),
         "n": (allocation.n,),
+        "schedules": {},
         "budget": allocation.C,
         "B_max": max(sweep.B_max, allocation.B),
         "seeds": 1,

@@ -47,6 +47,7 @@ class FlaggedRun:
     points: int
     C: float
     flags: tuple[HealthFlag, ...]
+    schedule: str = ""  # its name, where B_p and n change
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,9 @@ def flagged_runs(runs: Sequence[RunRecord]) -> tuple[FlaggedRun, ...]:
     """The flagged ones of the runs, by cell."""
     flags_by_run = [(run, health_flags(run)) for run in sorted(runs, key=lambda r: r.cell)]
     return tuple(
-        FlaggedRun(run.cell.B_p, run.cell.n, run.cell.seed, len(run.points), run.points[-1].rollouts, flags)
+        FlaggedRun(c.B_p, c.n, c.seed, len(run.points), run.points[-1].rollouts, flags, c.schedule)
         for run, flags in flags_by_run
+        for c in (run.cell,)
         if flags
     )
 
@@ -112,7 +114,8 @@ def flag_sentences(health: RunHealth) -> list[str]:
     left_out_text = f"left out of the fit ({INCLUDE_FLAGGED} puts it back)"
     status = left_out_text if health.left_out else "fitted all the same, as asked"
     return [
-        f"B_p={run.B_p} n={run.n} seed {run.seed} is {status}: {'; '.join(map(str, run.flags))}" for run in health.runs
+        f"{run.schedule or f'B_p={run.B_p} n={run.n}'} seed {run.seed} is {status}: {'; '.join(map(str, run.flags))}"
+        for run in health.runs
     ]
 
 

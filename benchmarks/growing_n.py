@@ -1,0 +1,116 @@
+"""Does a run whose n grows beat every fixed n at equal C? From the ledgers of one sweep that has both:
+
+    isojax launch quickstart name=growing sweep.seeds=5 'sweep.B_p=[32]' 'sweep.n=[4,8,16,32]' \\
+        'sweep.schedules={steps: "32x4, 32x8 from 5000, 32x16 from 15000"}'
+    python benchmarks/growing_n.py runs/growing
+
+One JSON line for each schedule. gains: at each C of the grid, its reward less that of the best fixed n, chosen anew at
+each C (means over seeds). middle: the mean gain over the decade in the middle of log C, with its standard error, by
+resampling seeds of every cell and validation problems of all cells together 2,000 times. to_90: the rollouts to 90% of
+what the best fixed n gains until its end, of the fixed n over those of the schedule, with a 90% interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isojax.core.nouns import RunRecord
+from isojax.runs.ledger import read_runs
+
+RESAMPLES = 2000
+SKIPPED = 2  # evaluations at the beginning, at which all runs still are the base policy
+
+
+def solve_rates(runs: Sequence[RunRecord], targets: Sequence[int]) -> dict[str, np.ndarray]:
+    """kind -> float[seeds, targets, problems], each problem's share of right answers; an evaluation answers all targets
+    that one update reached."""
+    rates: dict[str, list[np.ndarray]] = {}
+    for run in runs:
+        answered = np.array([point.target for point in run.points])
+        rows = [np.array(p.counts) / p.samples for p in run.points]
+        rates.setdefault(run.cell.kind, []).append(np.stack([rows[np.searchsorted(answered, t)] for t in targets]))
+    return {kind: np.stack(of_seeds) for kind, of_seeds in rates.items()}
+
+
+def first_C(C: np.ndarray, rewards: np.ndarray, reward: float) -> float:
+    """Where a curve first has a reward, in log C between the evaluations; infinite where it has not."""
+    rising = np.maximum.accumulate(rewards)
+    if rising[-1] < reward:
+        return np.inf
+    i = int(np.argmax(rising >= reward))
+    if i == 0:
+        return float(C[0])
+    share = (reward - rising[i - 1]) / (rising[i] - rising[i - 1])
+    return float(np.exp((1 - share) * np.log(C[i - 1]) + share * np.log(C[i])))
+
+
+def judge(fixed: Mapping[str, np.ndarray], growing: np.ndarray, C: np.ndarray, best: np.ndarray) -> tuple[Any, ...]:
+    """(gains float[C], middle gain, ratio of rollouts to 90%) of means float[targets]; `best`: the fixed kind at each C
+    by its number."""
+    curves = np.stack(list(fixed.values()))
+    envelope = curves[best, np.arange(len(C))]
+    gains = growing - envelope
+    centre = (np.log10(C[0]) + np.log10(C[-1])) / 2
+    middle = gains[np.abs(np.log10(C) - centre) <= 0.5].mean()
+    goal = envelope[0] + 0.9 * (envelope[-1] - envelope[0])
+    ratio = min(first_C(C, curve, goal) for curve in curves) / first_C(C, growing, goal)
+    return gains, middle, ratio
+
+
+def compare(fixed: Mapping[str, np.ndarray], growing: np.ndarray, C: np.ndarray) -> dict[str, Any]:
+    """The row of one schedule, from float[seeds, targets, problems] each."""
+
+    def mean(rates: np.ndarray) -> np.ndarray:
+        return rates.mean((0, 2))
+
+    means = {kind: mean(rates) for kind, rates in fixed.items()}
+    best = np.stack(list(means.values())).argmax(0)
+    gains, middle, ratio = judge(means, mean(growing), C, best)
+    rng, drawn = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        weights = rng.multinomial(growing.shape[2], np.full(growing.shape[2], 1 / growing.shape[2])) / growing.shape[2]
+
+        def resampled(rates: np.ndarray, weights: np.ndarray = weights) -> np.ndarray:
+            return (rates[rng.integers(0, len(rates), len(rates))].mean(0)) @ weights
+
+        drawn.append(judge({k: resampled(r) for k, r in fixed.items()}, resampled(growing), C, best)[1:])
+    middles, ratios = np.array(drawn).T
+    se = float(middles.std())
+    low, high = np.quantile(ratios, [0.05, 0.95])
+    return {
+        "best_fixed": dict(zip(map(int, C), np.array(list(means))[best].tolist(), strict=True)),
+        "reward": dict(zip(map(int, C), np.round(mean(growing), 4).tolist(), strict=True)),
+        "gains": dict(zip(map(int, C), np.round(gains, 4).tolist(), strict=True)),
+        "worst": round(float(gains.min()), 4),
+        "middle": round(float(middle), 4),
+        "se": round(se, 4),
+        "z": round(float(middle) / se, 1),
+        "to_90": [round(float(x), 3) for x in (ratio, low, high)],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--against", nargs="*", help="the fixed cells, such as 32x4 32x8; all where none are named")
+    a = parser.parse_args()
+    runs = read_runs([a.run])
+    targets = sorted({p.target for run in runs for p in run.points if p.target > 0})
+    last = min(run.points[-1].target for run in runs)
+    targets = [target for target in targets if target <= last][SKIPPED:]
+    rates, C = solve_rates(runs, targets), np.array(targets, dtype=float)
+    scheduled = {run.cell.kind for run in runs if run.cell.schedule}
+    fixed = {kind: r for kind, r in rates.items() if kind not in scheduled and (not a.against or kind in a.against)}
+    for kind in sorted(scheduled):
+        seeds = {"seeds": len(rates[kind]), "fixed_seeds": {k: len(r) for k, r in fixed.items()}}
+        print(json.dumps({"schedule": kind, **seeds, **compare(fixed, rates[kind], C)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
