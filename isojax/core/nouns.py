@@ -1,7 +1,7 @@
 """The nouns of isojax, as plain data. C = B_p * n * M rollouts (IsoCompute Playbook, arXiv:2603.12151, section 2)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isojax.core.schedule import Span, Stage, stage_spans
@@ -40,7 +40,8 @@ class Cell:
     n: int
     seed: int
     schedule: str = ""  # the name of its schedule; empty where B_p and n are fixed
-    stages: tuple[Stage, ...] = ()  # of its schedule
+    stages: tuple[Stage, ...] = ()  # of its schedule; where the gradient decides, those so far
+    n_max: int = 0  # up to which the gradient may double n (train/growth.py); 0: it decides nothing
 
     @property
     def B(self) -> int:
@@ -65,7 +66,14 @@ class Cell:
     @property
     def pairs(self) -> tuple[tuple[int, int], ...]:
         """Every (B_p, n) that its updates may have."""
-        return tuple((s.B_p, s.n) for s in self.stages) or ((self.B_p, self.n),)
+        pairs = [(s.B_p, s.n) for s in self.stages] or [(self.B_p, self.n)]
+        while pairs[-1][1] * 2 <= self.n_max:
+            pairs.append((pairs[-1][0], 2 * pairs[-1][1]))
+        return tuple(pairs)
+
+    def with_stages(self, stages: Iterable[Stage]) -> "Cell":
+        """The same run, further on."""
+        return replace(self, stages=tuple(Stage(*stage) for stage in stages))
 
     def span_at(self, M: int) -> Span:
         """That of update M + 1."""

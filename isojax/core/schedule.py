@@ -2,6 +2,7 @@
 
     32x4, 32x8 from 5000, 32x16 from 15000    these stages, B_p x n
     32x2 to 32x32 as C^0.5 from 2000          n, or B_p, doubles at C = 2000 and whenever C^0.5 has doubled again
+    32x2 to 32x32 by gradient                 n doubles when too little of the gradient is signal (train/growth.py)
     n*(2C) of runs/quickstart at B_p=32       the best fixed n at 2 C in a sweep's fit (launch/fitted_schedule.py)
 
 A stage begins with the first update after its C is reached."""
@@ -15,11 +16,15 @@ from typing import NamedTuple
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_SETTING
 
-SCHEDULE_FORMS = '"32x4, 32x8 from 5000", "32x2 to 32x32 as C^0.5 from 2000" or "n*(2C) of runs/NAME at B_p=32"'
+SCHEDULE_FORMS = (
+    '"32x4, 32x8 from 5000", "32x2 to 32x32 as C^0.5 from 2000", "32x2 to 32x32 by gradient" or '
+    '"n*(2C) of runs/NAME at B_p=32"'
+)
 MAX_EXPONENT = 10.0
 _NUMBER = r"(\d+(?:\.\d*)?(?:e\d+)?|\.\d+)"
 _STAGE = re.compile(rf"(\d+)\s*x\s*(\d+)(?:\s+from\s+{_NUMBER})?")
 _GROWTH = re.compile(rf"(\d+)\s*x\s*(\d+)\s+to\s+(\d+)\s*x\s*(\d+)\s+as\s+C\s*\^\s*{_NUMBER}\s+from\s+{_NUMBER}")
+_GRADIENT = re.compile(r"(\d+)\s*x\s*(\d+)\s+to\s+(\d+)\s*x\s*(\d+)\s+by\s+gradient")
 _FITTED = re.compile(rf"n\*\(\s*{_NUMBER}?\s*C\s*\)\s+of\s+(\S+)\s+at\s+B_p\s*=\s*(\d+)")
 
 
@@ -29,6 +34,13 @@ class Stage(NamedTuple):
     C: int
     B_p: int
     n: int
+
+
+class GradientSchedule(NamedTuple):
+    """n doubles from a stage's n up to n_max, when the run's own gradients say so."""
+
+    first: Stage
+    n_max: int
 
 
 class FittedSchedule(NamedTuple):
@@ -52,10 +64,16 @@ class Span(NamedTuple):
         return self.B_p * self.n
 
 
-def parse_schedule(text: str) -> tuple[Stage, ...] | FittedSchedule:
+def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSchedule:
     """A schedule as a config writes it; InputError where it is none."""
     if match := _FITTED.fullmatch(text.strip()):
         return FittedSchedule(float(match[1] or 1), match[2], int(match[3]))
+    if match := _GRADIENT.fullmatch(text.strip()):
+        B_p, n, last_B_p, n_max = map(int, match.groups())
+        stages = _growing_stages(text, (B_p, n), (last_B_p, n_max), exponent=1.0, C_first=1.0)
+        if B_p != last_B_p:
+            raise InputError(f"schedule {text!r}: expected n to grow and B_p to stay.")
+        return GradientSchedule(stages[0], n_max)
     if match := _GROWTH.fullmatch(text.strip()):
         low, high = (int(match[1]), int(match[2])), (int(match[3]), int(match[4]))
         return _growing_stages(text, low, high, exponent=float(match[5]), C_first=float(match[6]))
@@ -92,8 +110,10 @@ def _check_sizes(text: str, stages: Sequence[Stage]) -> None:
         raise InputError(f"schedule {text!r}: expected B_p and n from 1 to {MAX_SETTING:,}, and C up to {MAX_COUNT:,}.")
 
 
-def schedule_text(stages: Sequence[Stage]) -> str:
-    """As `parse_schedule` reads it."""
+def schedule_text(stages: Sequence[Stage], n_max: int = 0) -> str:
+    """As `parse_schedule` reads it; n_max: where the gradient decides."""
+    if n_max:
+        return f"{stages[0].B_p}x{stages[0].n} to {stages[0].B_p}x{n_max} by gradient"
     return ", ".join(f"{s.B_p}x{s.n}" + f" from {s.C}" * (s.C > 0) for s in stages)
 
 

@@ -16,7 +16,7 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell
-from isojax.core.schedule import FittedSchedule, Stage, parse_schedule
+from isojax.core.schedule import FittedSchedule, GradientSchedule, parse_schedule
 from isojax.core.shapes import make_sampler_shapes
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
@@ -45,18 +45,17 @@ def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
     kinds = len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)
     if (cells := kinds * sweep.seeds) > MAX_CELLS:
         raise InputError(f"sweep: B_p, n and seeds make {cells:,} cells, expected at most {MAX_CELLS:,}; take fewer.")
-    return [Cell(B_p, n, 0) for B_p, n in product(sweep.B_p, sweep.n)] + [
-        Cell(stages[0].B_p, stages[0].n, 0, name, stages)
-        for name, text in sweep.schedules.items()
-        if (stages := _resolved_stages(name, text))
-    ]
+    grid = [Cell(B_p, n, 0) for B_p, n in product(sweep.B_p, sweep.n)]
+    return grid + [_scheduled_cell(name, text) for name, text in sweep.schedules.items()]
 
 
-def _resolved_stages(name: str, text: str) -> tuple[Stage, ...]:
-    stages = parse_schedule(text)
-    if isinstance(stages, FittedSchedule):
-        raise InputError(f"sweep.schedules.{name}: {text!r} needs the fit of {stages.run}; expected explicit stages.")
-    return stages
+def _scheduled_cell(name: str, text: str) -> Cell:
+    schedule = parse_schedule(text)
+    if isinstance(schedule, FittedSchedule):
+        raise InputError(f"sweep.schedules.{name}: {text!r} needs the fit of {schedule.run}; expected explicit stages.")
+    if isinstance(schedule, GradientSchedule):
+        return Cell(schedule.first.B_p, schedule.first.n, 0, name, (schedule.first,), schedule.n_max)
+    return Cell(schedule[0].B_p, schedule[0].n, 0, name, schedule)
 
 
 def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:

@@ -53,6 +53,11 @@ def training_rounds(
 
 def check(config: Config, cells: Sequence[Cell]) -> None:
     """InputError where the adaptive strategy has too few evaluations or rollouts, or a grid is given rollouts."""
+    if config.cell.rl.max_staleness is not None and any(cell.n_max for cell in cells):
+        raise InputError(
+            f"cell.rl.max_staleness = {config.cell.rl.max_staleness} begins batches before the update that may change "
+            "their n; expected null with a schedule by gradient."
+        )
     if config.sweep.strategy == "adaptive":
         if config.sweep.schedules:
             raise InputError("sweep.strategy=adaptive chooses among fixed n; expected no sweep.schedules with it.")

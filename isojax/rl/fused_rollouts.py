@@ -38,11 +38,16 @@ class ProblemBatches(NamedTuple):
 
 
 def build_fused_update(
-    cell: CellConfig, decoder: Decoder, task: DeviceTask, shapes: SamplerShapes, mesh: Mesh
+    cell: CellConfig,
+    decoder: Decoder,
+    task: DeviceTask,
+    shapes: SamplerShapes,
+    mesh: Mesh,
+    measures_signal: bool = False,
 ) -> Callable[[TrainState, Params, ProblemBatches, Coefficients], tuple[TrainState, UpdateResult]]:
     """The jitted `update(state, base_params, batches, coefficients) -> (state, result)`; the state is donated. After
     `cell.rl.max_consecutive_nonfinite` skipped updates in a row it ends early."""
-    train_step = TrainStep(cell, decoder, task.stops, shapes, mesh)
+    train_step = TrainStep(cell, decoder, task.stops, shapes, mesh, measures_signal)
     sample = build_sampler(decoder, shapes, mesh, cell.sampling, task.stops)
 
     def update(
@@ -89,9 +94,17 @@ class FusedPrograms(rollout_source.RolloutPrograms):
 
     updates_per_call = MAX_UPDATES_PER_CALL
 
-    def __init__(self, cell: CellConfig, decoder: Decoder, task: DeviceTask, shapes: SamplerShapes, mesh: Mesh):
+    def __init__(
+        self,
+        cell: CellConfig,
+        decoder: Decoder,
+        task: DeviceTask,
+        shapes: SamplerShapes,
+        mesh: Mesh,
+        measures_signal: bool = False,
+    ):
         self.rl, self.shapes, self.mesh = cell.rl, shapes, mesh
-        self.update = Program(build_fused_update(cell, decoder, task, shapes, mesh))
+        self.update = Program(build_fused_update(cell, decoder, task, shapes, mesh, measures_signal))
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:
         [(program, arguments)] = self.main_programs(shapes).values()

@@ -150,11 +150,19 @@ class HostVerifiedPrograms(RolloutPrograms):
 
     updates_per_call = 1
 
-    def __init__(self, cell: CellConfig, decoder: Decoder, task: TextTask, shapes: SamplerShapes, mesh: Mesh):
+    def __init__(
+        self,
+        cell: CellConfig,
+        decoder: Decoder,
+        task: TextTask,
+        shapes: SamplerShapes,
+        mesh: Mesh,
+        measures_signal: bool = False,
+    ):
         self.task, self.shapes, self.mesh, self.nucleus = task, shapes, mesh, cell.sampling.top_p < 1
         self.select_problems = build_select_problems(mesh)
         self.stream = build_stream(decoder, shapes, mesh, cell.sampling, task.stops)
-        self.update = Program(build_update(cell, decoder, task, shapes, mesh))
+        self.update = Program(build_update(cell, decoder, task, shapes, mesh, measures_signal))
 
     def compile(self, shapes: UpdateShapes) -> None:
         index, scalar = shape_on(replicated(self.mesh), (self.shapes.problem_rows,)), shape_on(replicated(self.mesh))

@@ -28,7 +28,7 @@ from isojax.rl.objective import (
     UpdateInputs,
     make_loss_weights,
 )
-from isojax.rl.optimizer import CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
+from isojax.rl.optimizer import B1, CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.tasks.protocol import StopConditions
@@ -67,7 +67,17 @@ class UpdateResult(NamedTuple):
 class TrainStep:
     """The two halves of an update, to be called inside a jit."""
 
-    def __init__(self, cell: CellConfig, decoder: Decoder, stops: StopConditions, shapes: SamplerShapes, mesh: Mesh):
+    def __init__(
+        self,
+        cell: CellConfig,
+        decoder: Decoder,
+        stops: StopConditions,
+        shapes: SamplerShapes,
+        mesh: Mesh,
+        measures_signal: bool = False,
+    ):
+        """measures_signal: for schedules that the gradient decides (train/growth.py)."""
+        self.measures_signal = measures_signal
         self.rl, self.shapes, self.algorithm = cell.rl, shapes, resolve_algorithm(cell.rl)
         self.has_interruption = stops.interruption is not None
         objective = PolicyObjective(decoder, cell.rl, cell.sampling, vocab_split=mesh.shape["tensor"] > 1)
@@ -168,6 +178,8 @@ class TrainStep:
             token_fraction = jnp.where(nonfinite, 0.0, part.token_fraction)
             fraction_metric = {"trained_token_fraction": mean(token_fraction)}
         metrics = over_updates(metrics, token_fraction) | {"grad_norm": mean(grad_norm)} | critic_metrics
+        if self.measures_signal:
+            metrics |= gradient_signal(gradient, grad_norm, state.moments, coefficients.max_grad_norm)
         metrics = zero_where(nonfinite, metrics | fraction_metric)
         metrics["nonfinite_update"] = mean(nonfinite.astype(jnp.float32))
         consecutive_nonfinite = jnp.where(nonfinite, state.consecutive_nonfinite + 1, 0)
@@ -215,11 +227,24 @@ class TrainStep:
         return TrainedPart(problems, responses, value_estimates, B_p, group_size, token_fraction)
 
 
+def gradient_signal(gradient: Params, grad_norm: Array, moments: Any, max_grad_norm: Any) -> Metrics:
+    """The inner product of a clipped gradient with the mean of those before it, and its square; 0 before the first."""
+    scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
+    products = jax.tree.leaves(jax.tree.map(lambda g, m: (g * m).sum(), gradient, moments.mu))
+    past_weight = jnp.maximum(1 - B1 ** moments.count.astype(jnp.float32), 1 - B1)
+    return {"grad_signal": mean(scale * sum(products) / past_weight), "grad_square": mean((scale * grad_norm) ** 2)}
+
+
 def build_update(
-    cell: CellConfig, decoder: Decoder, task: Task, shapes: SamplerShapes, mesh: Mesh
+    cell: CellConfig,
+    decoder: Decoder,
+    task: Task,
+    shapes: SamplerShapes,
+    mesh: Mesh,
+    measures_signal: bool = False,
 ) -> Callable[[TrainState, Params, RolloutBatch, Coefficients], tuple[TrainState, UpdateResult]]:
     """The jitted `update(state, base_params, batch, coefficients) -> (state, result)`; the state is donated."""
-    train_step = TrainStep(cell, decoder, task.stops, shapes, mesh)
+    train_step = TrainStep(cell, decoder, task.stops, shapes, mesh, measures_signal)
 
     def update(
         state: TrainState, base_params: Params, batch: RolloutBatch, coefficients: Coefficients

@@ -51,7 +51,9 @@ class Ledger:
             raise InputError(
                 f"{self.path} belongs to another run ({rows[0]}), not to {header}; choose another `name=`."
             )
-        self.targets: list[int] = [row["target"] for row in rows if row["kind"] == "eval"]
+        points = [row for row in rows if row["kind"] == "eval"]
+        self.targets: list[int] = [row["target"] for row in points]
+        self.last_update: int = points[-1]["M"] if points else 0
 
     def append(self, point: EvalPoint, seconds: float, devices: int) -> None:
         """Record a point and the seconds of wall clock since the one before, unless its target is recorded already."""
@@ -60,6 +62,7 @@ class Ledger:
         _append_row(self.folder / TIMING_FILE, _timing_row(point, round(seconds, 6), devices))
         _append_row(self.path, {"kind": "eval", **asdict(point)})
         self.targets.append(point.target)
+        self.last_update = point.M
         self.on_append()
 
     def record_failure(self, M: int, reason: str) -> None:
@@ -92,7 +95,11 @@ def _write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _header_row(cell: Cell, cell_hash: str) -> dict[str, Any]:
-    schedule = {"schedule": cell.schedule, "stages": [list(stage) for stage in cell.stages]} if cell.schedule else {}
+    schedule: dict[str, Any] = {}
+    if cell.schedule:  # where the gradient decides, its first stage: the points' C and M tell the others
+        stages = cell.stages[:1] if cell.n_max else cell.stages
+        schedule = {"schedule": cell.schedule, "stages": [list(stage) for stage in stages]}
+        schedule |= {"n_max": cell.n_max} if cell.n_max else {}
     sizes = {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed}
     return {"kind": "cell", "schema": SCHEMA, **sizes, **schedule, "cell_hash": cell_hash}
 
@@ -174,17 +181,17 @@ def parse_cell(header: Mapping[str, Any], location: str) -> Cell:
     return Cell(header["B_p"], header["n"], header["seed"], *_parse_schedule(header, location))
 
 
-def _parse_schedule(header: Mapping[str, Any], location: str) -> tuple[str, tuple[Stage, ...]]:
-    """The name and stages of a run's schedule, if it has one."""
+def _parse_schedule(header: Mapping[str, Any], location: str) -> tuple[str, tuple[Stage, ...], int]:
+    """The name, the stages and n_max of a run's schedule, if it has one."""
     if "schedule" not in header:
-        return "", ()
+        return "", (), 0
     try:
         name, stages = str(header["schedule"]), tuple(Stage(*map(int, stage)) for stage in header["stages"])
         if not name or parse_schedule(schedule_text(stages)) != stages or stages[0][1:] != (header["B_p"], header["n"]):
             raise ValueError("its stages are no schedule")
     except (KeyError, TypeError, ValueError, InputError) as e:
         raise InputError(f"{location}: the schedule of {dict(header)} cannot be used ({e}). Restore the file.") from e
-    return name, stages
+    return name, stages, int(header.get("n_max", 0))
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:

@@ -40,7 +40,7 @@ def _compare(estimate: SweepEstimate, name: str, seeds: Sequence[RunTrack]) -> S
     gains = np.array([p.reward - p.best_fixed for p in points])
     return ScheduleRow(
         name=name,
-        stages=schedule_text(seeds[0].run.cell.stages),
+        stages=schedule_text(seeds[0].run.cell.stages, seeds[0].run.cell.n_max),
         seeds=tuple(track.run.cell.seed for track in seeds),
         evaluations=tuple(len(track.C) for track in seeds),
         points=tuple(points),

@@ -49,6 +49,7 @@ class RunCursor:
     order: dict[str, Any] | None = None  # what the order of problems needs in addition to M (tasks/epochs.py)
     sums: Metrics = field(default_factory=dict)  # the metrics of the updates since that evaluation, merged
     pending: dict[str, Any] | None = None  # rollouts in progress, as RolloutSource.save describes them
+    growth: dict[str, Any] | None = None  # where the gradient decides on n: the stages so far, and its signal
 
 
 class CorruptCheckpoint(Exception):

@@ -20,7 +20,9 @@ Where a fork makes its changes:
 - the loop itself: `run_updates`, in a copy of this file that launch/local/local_runner.py imports
 """
 
+import sys
 import time
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,29 +33,30 @@ from isojax.distributed import multiprocess
 from isojax.rl.metric import Metrics, merge, merge_in_float32
 from isojax.rl.rollout_source import finish_batch
 from isojax.train.base_policy import BasePolicy, eval_problem_sets
-from isojax.train.checkpoint import Checkpoints, RunCursor, has_checkpoint
+from isojax.train.checkpoint import Checkpoints, has_checkpoint
 from isojax.train.evaluate import VALIDATION_SET, make_eval_point
+from isojax.train.growth import GradientSignal, growth_state, read_growth, with_next_stage
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, write_samples
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import CellState, open_cell
 
 
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
-    """The values of C at which a cell is evaluated: the shared grid up to the budget. The last update may reach values
-    beyond it; they count too, so that this evaluation has the target it would have in a longer run."""
+    """The values of C at which a cell is evaluated: the shared grid up to the budget, and as far beyond it as the last
+    update may reach, so that its evaluation has the target it would have in a longer run."""
     eval_config = config.cell.eval
     last_target = eval_config.evaluation_targets(config.sweep.budget)[-1]
-    return eval_config.evaluation_targets(cell.rollouts_to_reach(last_target))
+    return eval_config.evaluation_targets(last_target + max(B_p * n for B_p, n in cell.pairs))
 
 
-def is_finished(config: Config, cell: Cell, folder: Path, ledger: PointLedger | None) -> bool:
+def is_finished(config: Config, folder: Path, ledger: PointLedger | None) -> bool:
     """Whether a cell is recorded up to its budget, and saved or its checkpoints removed; all processes agree on it."""
-    last_target = make_eval_grid(config, cell)[-1]
-    recorded_targets = multiprocess.broadcast(ledger.targets if ledger else [])  # only process 0 has a ledger
+    last_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
+    recorded = (ledger.targets, ledger.last_update) if ledger else ([], 0)  # only process 0 has a ledger
+    recorded_targets, last_update = multiprocess.broadcast(recorded)
     if not recorded_targets or recorded_targets[-1] < last_target:
         return False
     # A kill may have come between the last evaluation and the checkpoint after it.
-    last_update = cell.updates_to_reach(last_target)
     return multiprocess.run_on_primary(lambda: has_checkpoint(folder / CHECKPOINT_FOLDER, last_update))
 
 
@@ -68,7 +71,7 @@ def run_cell(
         Preempted: the process was asked to end; the state is saved.
     """
     eval_grid = make_eval_grid(config, cell)
-    eval_updates = [cell.updates_to_reach(target) for target in eval_grid]
+    last_index = len(config.cell.eval.evaluation_targets(config.sweep.budget)) - 1
     recorded_targets = multiprocess.broadcast(outputs.ledger.targets if outputs.ledger else [])
 
     def is_recorded(eval_index: int) -> bool:
@@ -79,13 +82,11 @@ def run_cell(
         Checkpoints(checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints) as checkpoints,
         open_cell(programs, base_policy, cell, checkpoints, is_recorded) as start,
     ):
-        trainer = CellTrainer(programs, config, base_policy, start, checkpoints, outputs)
-        for eval_index, (target, updates) in enumerate(zip(eval_grid, eval_updates, strict=True)):
-            is_done = eval_index <= trainer.cursor.evaluation  # -1 before the first
-            same_update_reaches_next = updates in eval_updates[eval_index + 1 :]
-            if not is_done and not same_update_reaches_next:
-                trainer.train_to(updates)
-                trainer.evaluate(eval_index, target)
+        trainer = CellTrainer(programs, config, base_policy, cell, start, checkpoints, outputs)
+        while trainer.cursor.evaluation < last_index:  # -1 before the first
+            trainer.train_to(eval_grid[trainer.cursor.evaluation + 1])
+            reached = bisect_right(eval_grid, trainer.C) - 1  # an update may reach several targets
+            trainer.evaluate(reached, eval_grid[reached])
         trainer.save()
 
 
@@ -94,6 +95,7 @@ class CellTrainer:
     programs: SweepPrograms
     config: Config
     base_policy: BasePolicy
+    planned_cell: Cell  # as the sweep knows it; `cell` has the stages so far too
     start: CellState  # of the newest checkpoint, or of the base policy
     checkpoints: Checkpoints
     outputs: CellOutputs
@@ -101,20 +103,24 @@ class CellTrainer:
     def __post_init__(self) -> None:
         start, problem_sets = self.start, eval_problem_sets(self.base_policy, self.config.cell)
         self.cell, self.state, self.cursor = start.cell, start.state, start.cursor
+        self.growth = read_growth(self.cursor.growth)
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
         self._report(None)
 
-    def train_to(self, target_updates: int) -> None:
-        """Updates until there are `target_updates`; saves the state when it is due, or when the process must end."""
-        while self.cursor.M < target_updates:
-            if self.start.problems.end_update == self.cursor.M:
-                self.start.switch(self.cursor)
-            switch = self.start.problems.end_update
-            updates_left = (target_updates if switch is None else min(target_updates, switch)) - self.cursor.M
+    @property
+    def C(self) -> int:
+        """The rollouts so far."""
+        return self.cell.rollouts_after(self.cursor.M)
+
+    def train_to(self, target: int) -> None:
+        """Updates until C reaches `target`; saves the state when it is due, or when the process must end."""
+        while self.C < target:
+            self._follow_schedule()
+            target_updates = self.cell.updates_to_reach(target)
+            updates_left = min(self._updates_before_switch(), target_updates - self.cursor.M)
             metrics = self.run_updates(min(self.programs.rollout_programs.updates_per_call, updates_left))
-            M, sums = int(self.state.step), merge(self.cursor.sums, metrics)
-            self.cursor = replace(self.cursor, M=M, sums=sums, order=self.start.problems.problem_order.state_dict())
+            self._add_metrics(metrics, count=int(self.state.step) - self.cursor.M)
             if self.is_failing:
                 self.fail()
             self._report(None)
@@ -122,10 +128,35 @@ class CellTrainer:
             # decides. Only the first save of an M is written, so at the target the save waits for the evaluation.
             stop_and_save = multiprocess.allgather((preemption.requested(), self.checkpoint_due))
             stop, save_due = any(stop for stop, _ in stop_and_save), stop_and_save[0][1]
-            if stop or (save_due and M < target_updates):
+            if stop or (save_due and self.cursor.M < target_updates):
                 self.save()
             if stop:
-                raise preemption.Preempted(f"asked to end after update {M}")
+                raise preemption.Preempted(f"asked to end after update {self.cursor.M}")
+
+    def _follow_schedule(self) -> None:
+        """Go on with another B_p or n where the schedule changes them, or the gradient's signal is spent."""
+        last_n, n_max = self.start.problems.cell.n, self.cell.n_max
+        if self.growth.is_spent and 2 * last_n <= n_max:
+            self.cell, self.growth = with_next_stage(self.cell, self.C), GradientSignal()
+            self.start.cell = self.cell
+            self.cursor = replace(self.cursor, growth=growth_state(self.cell, self.growth))
+            self.start.switch(self.cursor)
+        elif self.start.problems.end_update == self.cursor.M:
+            self.start.switch(self.cursor)
+
+    def _updates_before_switch(self) -> int:
+        switch = self.start.problems.end_update
+        if self.cell.n_max:
+            return self.growth.updates_to_check()
+        return sys.maxsize if switch is None else switch - self.cursor.M
+
+    def _add_metrics(self, metrics: Metrics, count: int) -> None:
+        """The updates of one call are done."""
+        M, sums, order = self.cursor.M + count, merge(self.cursor.sums, metrics), self.start.problems.problem_order
+        if self.cell.n_max:
+            self.growth.add(metrics, count)
+        growth = growth_state(self.cell, self.growth)
+        self.cursor = replace(self.cursor, M=M, sums=sums, order=order.state_dict(), pending=None, growth=growth)
 
     def run_updates(self, count: int) -> Metrics:
         """`count` updates, or fewer if too many in a row are not finite; the sums of their metrics. The rollout source
@@ -153,7 +184,7 @@ class CellTrainer:
         point = make_eval_point(target, self.cursor, cell, counts_by_set, self.config.cell.eval.samples)
         order = self.start.problems.problem_order.state_dict()
         # Without `sums`: the metrics of the updates that follow start from none.
-        self.cursor = RunCursor(M=self.cursor.M, evaluation=eval_index, tokens=point.tokens, order=order)
+        self.cursor = replace(self.cursor, evaluation=eval_index, tokens=point.tokens, order=order, sums={})
         now, ledger = time.monotonic(), self.outputs.ledger
         if ledger:
             if target not in ledger.targets:  # a resumed run meets points it has recorded; `append` ignores them
@@ -167,7 +198,7 @@ class CellTrainer:
             self.save()
 
     def _report(self, reward: float | None) -> None:
-        self.outputs.on_progress(CellProgress(self.cell, self.cell.rollouts_after(self.cursor.M), reward))
+        self.outputs.on_progress(CellProgress(self.planned_cell, self.C, reward))
 
     @property
     def is_failing(self) -> bool:

@@ -20,10 +20,14 @@ SHOWN_SAMPLES = 4  # of an evaluation, in samples.txt
 
 
 class PointLedger(Protocol):
-    """Records evaluations: isojax/runs/ledger.py. `targets`: the values of the grid of C that are recorded so far."""
+    """Records evaluations: isojax/runs/ledger.py. `targets`: the values of the grid of C that are recorded so far;
+    `last_update`: the M of the last."""
 
     @property
     def targets(self) -> list[int]: ...
+
+    @property
+    def last_update(self) -> int: ...
 
     def append(self, point: EvalPoint, seconds: float, devices: int) -> None: ...
 

@@ -14,6 +14,7 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.machine import release_freed_memory
 from isojax.core.nouns import Problem
+from isojax.core.schedule import GradientSchedule, parse_schedule
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import replicated, shape_on, shapes_with_shardings, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
@@ -63,14 +64,19 @@ class SweepPrograms:
         self.init = build_init_state(self.decoder, mesh, cell.rl.critic is not None)
         # The one place that decides where rollouts come from: the programs, and the RolloutSource that runs them.
         self.rollout_programs: rollout_source.RolloutPrograms
+        schedules = map(parse_schedule, sweep.schedules.values())
+        measures_signal = any(isinstance(schedule, GradientSchedule) for schedule in schedules)
         source: Callable[..., rollout_source.RolloutSource]
         if cell.rl.max_staleness is not None:
             self.rollout_programs = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh)
             source = AsyncRollouts
         elif is_on_device(task):
-            self.rollout_programs, source = FusedPrograms(cell, self.decoder, task, self.shapes, mesh), FusedRollouts
+            self.rollout_programs = FusedPrograms(cell, self.decoder, task, self.shapes, mesh, measures_signal)
+            source = FusedRollouts
         else:
-            self.rollout_programs = rollout_source.HostVerifiedPrograms(cell, self.decoder, task, self.shapes, mesh)
+            self.rollout_programs = rollout_source.HostVerifiedPrograms(
+                cell, self.decoder, task, self.shapes, mesh, measures_signal
+            )
             source = rollout_source.HostVerifiedRollouts
         self.open_rollouts = partial(source, self.rollout_programs)
         self.coefficients = make_coefficients(cell.rl)

@@ -6,7 +6,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.core.schedule import FittedSchedule, Stage, parse_schedule, schedule_text
+from isojax.core.schedule import FittedSchedule, GradientSchedule, Span, Stage, parse_schedule, schedule_text
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,15 @@ def test_what_a_schedule_says(text: str, stages: list[tuple[int, int, int]]) -> 
     parsed = parse_schedule(text)
     assert parsed == tuple(Stage(*stage) for stage in stages)
     assert parse_schedule(schedule_text(parsed)) == parsed
+
+
+def test_a_schedule_by_gradient() -> None:
+    assert parse_schedule("32x2 to 32x16 by gradient") == GradientSchedule(Stage(0, 32, 2), 16)
+    assert schedule_text([Stage(0, 32, 2)], n_max=16) == "32x2 to 32x16 by gradient"
+    cell = Cell(32, 2, 0, "auto", (Stage(0, 32, 2),), n_max=16)
+    assert cell.pairs == ((32, 2), (32, 4), (32, 8), (32, 16)) and cell.spans == (Span(0, 0, 32, 2),)
+    later = cell.with_stages([[0, 32, 2], [128, 32, 4]])
+    assert later.pairs == cell.pairs and later.next_switch(0) == 2 and later.updates_to_reach(300) == 4
 
 
 def test_a_schedule_from_a_fit() -> None:
@@ -40,6 +49,8 @@ def test_a_schedule_from_a_fit() -> None:
         ("32x2 to 32x12 as C^.5 from 100", "by a power of two"),
         ("32x2 to 64x4 as C^.5 from 100", "and the other to stay"),
         ("32x4 to 32x2 as C^.5 from 100", "expected B_p or n to grow"),
+        ("32x2 to 32x12 by gradient", "by a power of two"),
+        ("16x2 to 32x2 by gradient", "expected n to grow and B_p to stay"),
         ("32x2 to 32x4 as C^0 from 100", "expected an exponent above 0"),
     ],
 )
@@ -55,7 +66,7 @@ def test_what_is_no_schedule(text: str, match: str) -> None:
 def test_a_cell_counts_as_a_run_does(text: str) -> None:
     """Against a run that takes one update after the other, with the newest stage whose C is reached."""
     stages = parse_schedule(text)
-    assert not isinstance(stages, FittedSchedule)
+    assert not isinstance(stages, FittedSchedule | GradientSchedule)
     cell = Cell(stages[0].B_p, stages[0].n, 3, "grow", stages)
     C, reached, sizes = 0, [0], []
     while C < 1000:

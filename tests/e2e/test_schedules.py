@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,28 @@ def test_kills_around_switches_leave_the_same_bits(isojax: Any, settings: tuple[
     assert header["schedule"] == "grow" and header["stages"] == [[0, 8, 2], [200, 8, 4], [400, 16, 4], [700, 16, 8]]
     rollouts = [json.loads(line)["rollouts"] for line in whole.splitlines()[1:]]
     assert all(C % 16 == 0 for C in rollouts) and rollouts[-1] > 900
+
+
+def test_a_schedule_by_gradient_grows_and_leaves_the_same_bits_after_kills(isojax: Any) -> None:
+    words = ("sweep.schedules={auto: '8x2 to 8x16 by gradient'}", "run.checkpoint_seconds=0", "sweep.budget=2000")
+    train(isojax, "name=whole", *words)
+    whole = points(isojax, "auto-s0", "whole")
+    sizes = [(b["rollouts"] - a["rollouts"]) / (b["M"] - a["M"]) for a, b in pairwise(whole)]
+    assert sizes[0] == 16 and sizes[-1] > 16 and sizes == sorted(sizes)
+    ledger: Path = isojax.run() / "cells" / "auto-s0" / "records.jsonl"
+    for lines in (5, 9, 10, 11):
+        process = isojax.fork("isojax.train", "tiny.yaml", *ONLY, *words, "--resume", report=False)
+        while process.poll() is None and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= lines):
+            time.sleep(0.005)
+        process.kill()
+        process.wait()
+    train(isojax, *words, "--resume")
+    assert points(isojax, "auto-s0") == whole
+    assert "done before" in train(isojax, *words, "--resume").stderr
+    (sweep,) = json.loads(isojax.quick_ok("status", "runs/tiny", "--json").stdout)["sweeps"]
+    assert [cell["state"] for cell in sweep["cells"]] == ["done"]
+    refused = ("cell.rl.max_staleness=1", "name=other")
+    isojax.refused("isojax.train", "tiny.yaml", *ONLY, *words, *refused, saying=["expected null with a schedule by"])
 
 
 def test_a_sweep_of_fixed_and_growing_n(isojax: Any) -> None:

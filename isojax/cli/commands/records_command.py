@@ -119,7 +119,7 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
         "B_p": run.cell.B_p,
         "n": run.cell.n,
         "seed": run.cell.seed,
-        "schedule": schedule_text(run.cell.stages) or None,
+        "schedule": schedule_text(run.cell.stages, run.cell.n_max) or None,
         "points": len(run.points),
         "C": [first_point.rollouts, last_point.rollouts],
         "M": [first_point.M, last_point.M],

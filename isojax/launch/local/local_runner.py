@@ -131,7 +131,7 @@ def train_cell(
     config = setup.config.model_copy(update={"sweep": setup.config.sweep.model_copy(update={"budget": target.C})})
     try:
         ledger = Ledger(folder, cell, config_hash(config.cell)) if is_primary else None
-        if not is_finished(config, cell, folder, ledger):
+        if not is_finished(config, folder, ledger):
             start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
             outputs = CellOutputs(folder, ledger, start_upload, on_progress)
             with cell_loggers(ledger, cell, config) if ledger else nullcontext():
