@@ -34,7 +34,7 @@ def train(isojax: Any, *words: str, **options: Any) -> Any:
     return isojax.quick_ok("isojax.train", "tiny.yaml", *ONLY, *words, report=False, **options)
 
 
-@pytest.mark.parametrize("settings", [(), ("cell.rl.no_positive_resampling=0.9",), ("cell.rl.max_staleness=0",)])
+@pytest.mark.parametrize("settings", [("cell.rl.no_positive_resampling=0.9",), ("cell.rl.max_staleness=0",)])
 def test_a_schedule_that_changes_nothing_leaves_the_bits_of_a_fixed_run(isojax: Any, settings: tuple[str, ...]) -> None:
     train(isojax, "name=same", "sweep.schedules={same: '8x4, 8x4 from 300, 8x4 from 650'}", *settings)
     isojax.quick_ok(
@@ -43,7 +43,7 @@ def test_a_schedule_that_changes_nothing_leaves_the_bits_of_a_fixed_run(isojax: 
     check_equal(points(isojax, "same-s0", "same"), points(isojax, "8x4-s0", "fixed"))
 
 
-@pytest.mark.parametrize("settings", [(), ("cell.rl.no_positive_resampling=0.9",), ("cell.rl.max_staleness=2",)])
+@pytest.mark.parametrize("settings", [("cell.rl.no_positive_resampling=0.9",), ("cell.rl.max_staleness=2",)])
 def test_kills_around_switches_leave_the_same_bits(isojax: Any, settings: tuple[str, ...]) -> None:
     """Killed at several evaluations, two of them next to a switch, with a checkpoint after every call."""
     schedule = f"sweep.schedules={GROW}"
@@ -51,7 +51,7 @@ def test_kills_around_switches_leave_the_same_bits(isojax: Any, settings: tuple[
     train(isojax, "name=whole", *words)
     whole = (isojax.run("whole") / "cells" / "grow-s0" / "records.jsonl").read_bytes()
     ledger: Path = isojax.run() / "cells" / "grow-s0" / "records.jsonl"
-    for lines in range(2, 10, 2):
+    for lines in (3, 6, 7):
         process = isojax.fork("isojax.train", "tiny.yaml", *ONLY, *words, "--resume", report=False)
         while process.poll() is None and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= lines):
             time.sleep(0.005)
@@ -72,7 +72,7 @@ def test_a_schedule_by_gradient_grows_and_leaves_the_same_bits_after_kills(isoja
     sizes = [(b["rollouts"] - a["rollouts"]) / (b["M"] - a["M"]) for a, b in pairwise(whole)]
     assert sizes[0] == 16 and sizes[-1] > 16 and sizes == sorted(sizes)
     ledger: Path = isojax.run() / "cells" / "auto-s0" / "records.jsonl"
-    for lines in (5, 9, 10, 11):
+    for lines in (9, 11):
         process = isojax.fork("isojax.train", "tiny.yaml", *ONLY, *words, "--resume", report=False)
         while process.poll() is None and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= lines):
             time.sleep(0.005)
