@@ -1,9 +1,10 @@
-"""When n grows: at the C of a schedule's stages, or when the gradients of successive updates no longer agree.
+"""When n grows by gradient: when the gradients of successive updates no longer agree.
 
-The inner product of an update's gradient with Adam's mean of the gradients before it, over its own square, estimates
-which share of it is signal: its noise is independent of theirs. The share falls as training goes on, and is 0 where
-steps of this size and noise lead nowhere (Pflug's test for a constant step, Chee and Toulis, arXiv:1710.06382). A
-larger n has less noise. Its inverse, times B, is the noise scale of McCandlish et al. (arXiv:1812.06162)."""
+The inner product of an update's gradient with Adam's mean of the gradients before it estimates the square of what they
+have in common, for their noises are independent; over the gradient's own square it is the share that is signal, B over
+the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
+of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
+a larger n has less noise."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -13,32 +14,26 @@ from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics
 
-SIGNAL_SHARE = 0.005  # of the gradient's square: n doubles where no more of it is signal
-UPDATES = 32  # over which the share is averaged, by exponential decay; as many at least come before a decision
+UPDATES = 32  # over which signal is averaged, by exponential decay; as many at least come before a decision
 CHECK_EVERY = 8  # updates
-SIGNAL_METRICS = ("grad_signal", "grad_square")  # what the update must measure (rl/train_step.py)
 
 
 @dataclass
 class GradientSignal:
-    """The share of signal in the gradients of the last updates of a stage."""
+    """How far the gradients of a stage's last updates agree."""
 
-    signal: float = 0.0  # decayed sums over updates
-    square: float = 0.0
+    signal: float = 0.0  # the decayed sum of `grad_signal` (rl/train_step.py)
     updates: int = 0  # of this stage
 
     def add(self, metrics: Metrics, count: int) -> None:
         """The metrics of `count` updates."""
-        decay = (1 - 1 / UPDATES) ** count
-        self.signal = self.signal * decay + metrics["grad_signal"].sum
-        self.square = self.square * decay + metrics["grad_square"].sum
+        self.signal = self.signal * (1 - 1 / UPDATES) ** count + metrics["grad_signal"].sum
         self.updates += count
 
     @property
     def is_spent(self) -> bool:
-        """Whether too little of the gradient is signal, at an update at which that is decided."""
-        enough = self.updates >= UPDATES and self.updates % CHECK_EVERY == 0
-        return enough and self.signal < SIGNAL_SHARE * self.square
+        """Whether the gradients no longer agree, at an update at which that is decided."""
+        return self.updates >= UPDATES and self.updates % CHECK_EVERY == 0 and self.signal <= 0
 
     def updates_to_check(self) -> int:
         """How many updates there are until the next decision."""

@@ -16,8 +16,9 @@ import pytest
 
 from isojax.core.config import ModelConfig
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.schedule import Stage
 from isojax.rl import logprobs
-from isojax.runs.ledger import Ledger
+from isojax.runs.ledger import Ledger, write_run
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import Law
 from tests.e2e.tiny_lm import make_model
@@ -289,6 +290,23 @@ def test_watch_replay(scripts: Scripts, tmp_path: Path) -> None:
     assert (line["runs"], line["forecast"], line["false_stops"], line["right_stops"]) == (1, 1, 0, 1)
     assert 0 < line["saved"] < 0.5 and abs(line["lost"]) < 0.01
     assert [goal["stopped"] for goal in line["goals"]] == [0, 1]
+
+
+def test_growing_n(scripts: Scripts, tmp_path: Path) -> None:
+    """A schedule that is better than the best fixed n by .1 from the third evaluation on."""
+    rng, targets = np.random.default_rng(0), [100 * 2**k for k in range(8)]
+    stages = (Stage(0, 4, 2), Stage(400, 4, 4))
+    rates = {Cell(4, 2, 0): lambda k: 0.2 + 0.03 * k, Cell(4, 4, 0): lambda k: 0.1 + 0.05 * k}
+    rates |= {Cell(4, 2, s, "grow", stages): lambda k: max(0.2 + 0.03 * k, 0.1 + 0.05 * k) + 0.1 for s in (0, 1)}
+    for cell, rate in rates.items():
+        counts = [tuple(rng.binomial(4, rate(k), 500).tolist()) for k in range(8)]
+        points = [
+            EvalPoint(C, C // 8, C, 0, {"avg@4": sum(c) / 2000}, c, 4) for C, c in zip(targets, counts, strict=True)
+        ]
+        write_run(tmp_path / "run" / "cells" / cell.name, RunRecord(cell, tuple(points)))
+    (line,) = scripts("growing_n", tmp_path / "run", RESAMPLES=50)
+    assert line["schedule"] == "grow" and line["middle"] == pytest.approx(0.1, abs=0.02) and line["z"] > 3
+    assert line["best_fixed"]["400"] == "4x2" and line["best_fixed"]["12800"] == "4x4" and line["to_90"][0] > 1
 
 
 def test_fuzz() -> None:

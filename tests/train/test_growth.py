@@ -9,14 +9,10 @@ import pytest
 
 from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
-from isojax.rl.metric import Metrics, mean
+from isojax.rl.metric import mean
 from isojax.rl.optimizer import adam
 from isojax.rl.train_step import gradient_signal
-from isojax.train.growth import CHECK_EVERY, SIGNAL_SHARE, UPDATES, GradientSignal, read_growth, with_next_stage
-
-
-def metrics(signal: float, square: float) -> Metrics:
-    return {"grad_signal": mean(signal), "grad_square": mean(square)}
+from isojax.train.growth import CHECK_EVERY, UPDATES, GradientSignal, read_growth, with_next_stage
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
@@ -37,17 +33,15 @@ def test_the_share_of_signal_of_gradients(share: float) -> None:
     assert signal / square == pytest.approx(share, abs=0.006)
 
 
-def test_n_grows_when_the_signal_is_spent_and_not_before() -> None:
+def test_n_grows_when_the_gradients_no_longer_agree_and_not_before() -> None:
     growth, decided_at = GradientSignal(), []
     for update in range(CHECK_EVERY, 400, CHECK_EVERY):
-        share = 0.1 if update < 200 else 0.0
-        growth.add(metrics(CHECK_EVERY * share, CHECK_EVERY * 1.0), CHECK_EVERY)
+        growth.add({"grad_signal": mean(CHECK_EVERY * (0.1 if update <= 200 else -0.1))}, CHECK_EVERY)
         decided_at += [update] * growth.is_spent
-    # decay from .1 to SIGNAL_SHARE
-    expected = 200 + UPDATES * np.log(0.1 / SIGNAL_SHARE)
-    assert decided_at[0] == pytest.approx(expected, abs=2 * CHECK_EVERY)
+    expected = 200 + UPDATES * np.log(2)  # the decayed sums of before and after are equal
+    assert decided_at[0] == pytest.approx(expected, abs=CHECK_EVERY)
     early = GradientSignal()
-    early.add(metrics(-1.0, 8.0), 8)
+    early.add({"grad_signal": mean(-1.0)}, 8)
     assert not early.is_spent and early.updates_to_check() == CHECK_EVERY  # too few updates
     assert read_growth({"stages": [], "signal": vars(early)}) == early and read_growth(None) == GradientSignal()
 
