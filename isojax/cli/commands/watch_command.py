@@ -178,9 +178,10 @@ def _show(
     C = np.array([point.rollouts for point in points], dtype=float)
     R = np.array([point.metrics[metric] for point in points])
     watched, options = run_watch.update(C, R), []
+    now = run.cell.span_at(max(points[-1].M - 1, 0))  # of the newest update, where a schedule changes B_p and n
     if sweep is not None and watched.rollouts_left > 0 and C[-1] > 0:
-        options = compare_n(sweep, run.cell.B_p, run.cell.n, C[C > 0], R[C > 0], watched.C_end)
-        watched = _with_larger_n(watched, n_to_raise_to(options, run.cell.n), run_watch.goal)
+        options = compare_n(sweep, now.B_p, now.n, C[C > 0], R[C > 0], watched.C_end)
+        watched = _with_larger_n(watched, n_to_raise_to(options, now.n), run_watch.goal)
     if as_json:
         note = {"end_source": end_source, "metric": metric, "goal": run_watch.goal}
         n_advice = RUN_ADVICE if sweep is None else [asdict(option) for option in options]
@@ -196,7 +197,7 @@ def _show(
     if len(watched.looks) == 0 and watched.next_look is not None:
         print_line(f"the next forecast is at C = {watched.next_look:,.0f}")
     if options:
-        SafeConsole().print(_n_table(options, run, watched.C_end))
+        SafeConsole().print(_n_table(options, now.n, watched.C_end))
     return watched
 
 
@@ -208,14 +209,14 @@ def _with_larger_n(watched: WatchedRun, larger: NOption | None, goal: float | No
     return replace(watched, advice="raise n", reason=reason)
 
 
-def _n_table(options: Sequence[NOption], run: RunRecord, C_end: float) -> TextTable:
+def _n_table(options: Sequence[NOption], n: int, C_end: float) -> TextTable:
     """A row for each n: what the run ends at with it, and what that costs."""
     timed = any(option.hours is not None for option in options)
     rows = []
     for option in options:
         low, high = (0.0, 1.0) if option.interval is None else option.interval
         row = [
-            f"{option.n}{' (now)' if option.n == run.cell.n else ''}",
+            f"{option.n}{' (now)' if option.n == n else ''}",
             f"{option.reward:.3f}",
             f"{low:.3f} to {high:.3f}",
         ]
