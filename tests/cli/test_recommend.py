@@ -219,6 +219,20 @@ def test_recommend_writes_a_config_for_train_and_keeps_what_is_there(
     assert Path("best.yaml").read_bytes() == before
 
 
+def test_the_schedule_is_written_as_a_config(isojax: Isojax, tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "runs" / "known")
+    words = ("recommend", str(folder), "--budget", "1e5")
+    code, out, err = isojax(*words, "--write", "best.yaml", "--growing")
+    assert code == 0 and "With a growing n: sweep.schedules={growing: '16x" in out, out + err
+    config, answer = load_config("best.yaml"), json.loads(isojax(*words, "--json")[1])
+    assert config.name.endswith("-growing") and config.sweep.n == config.sweep.B_p == ()
+    assert config.sweep.schedules == {"growing": answer["growing"]["schedule"]}
+    (cell,) = plan_cells(config.sweep)
+    assert cell.name == "growing-s0" and len(cell.stages) >= 2 and config.sweep.budget == answer["C"]
+    assert "expected --write FILE with it" in error_of(isojax(*words, "--growing"))
+    assert "expected --write FILE with it" in error_of(isojax(*words, "--growing", "--write", "a", "--for", "trl"))
+
+
 def test_recommend_refuses_a_file_that_is_no_fit(isojax: Isojax) -> None:
     for text in ("{", "[]", '{"a": 1}'):
         Path("fit.json").write_text(text)

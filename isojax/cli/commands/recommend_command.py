@@ -42,6 +42,7 @@ BUDGET_HELP = (
 PRICE_HELP = "Price of a device for an hour, in the same money."
 FOR_HELP = "Whose config: isojax, verl, trl, openrlhf, tunix, maxtext, nemo_rl, or a module of yours."
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+GROWING_HELP = "Write the recommended schedule of n in place of the allocation (docs/growing-n.md)."
 WRITE_HELP = "Write a config that spends it so; an existing file is kept."
 
 
@@ -55,6 +56,7 @@ def recommend(
     extrapolate: Annotated[bool, Option("--extrapolate", help=EXTRAPOLATE_HELP)] = False,
     write: Annotated[Path | None, Option(metavar="FILE", help=WRITE_HELP)] = None,
     framework: Annotated[str | None, Option("--for", metavar="TRAINER", help=FOR_HELP, show_default="isojax")] = None,
+    growing: Annotated[bool, Option("--growing", help=GROWING_HELP)] = False,
     include_flagged: IncludeFlaggedOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -77,13 +79,16 @@ def recommend(
     if framework is not None and write is None:
         raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
     check_new_file(write, "--write")
+    if growing and (write is None or framework is not None):
+        raise InputError("--growing writes isojax's own config of the schedule; expected --write FILE with it.")
     exporter = registry.load("runs.exporters", framework or "isojax", "render")
     fit = read_fit(run, include_flagged)
     recommendation = choose(fit, amount, B_max, fixed or None, extrapolate, epsilon)
     if write is not None:
         config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
         config = load_config(str(config_path)) if config_path.exists() else None
-        write_text(write, exporter.render(recommendation, config))
+        render = exporter.render_growing if growing else exporter.render
+        write_text(write, render(recommendation, config))
     if as_json:
         allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
         answer = {name: value for name, value in vars(recommendation).items() if name != "allocation"}

@@ -12,6 +12,23 @@ HOW_TO_RUN = "isojax train {file}"
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The sweep's config as YAML with the chosen cell alone, under a name of its own: same task and recipe."""
+    return yaml_text(_config(recommendation, sweep_config).model_dump(mode="json"))
+
+
+def render_growing(recommendation: Recommendation, sweep_config: Config | None) -> str:
+    """The same with the recommended schedule in place of the cell."""
+    if recommendation.growing is None:
+        raise InputError("no growing n is expected to gain at this budget; expected --write without --growing.")
+    config = _config(recommendation, sweep_config)
+    schedules = {"growing": recommendation.growing.schedule}
+    largest_n = max(cell.n for cell in recommendation.measured_cells)
+    B_max = max(config.sweep.B_max, recommendation.allocation.B_p * largest_n)
+    sweep = config.sweep.model_copy(update={"B_p": (), "n": (), "schedules": schedules, "B_max": B_max})
+    config = config.model_copy(update={"name": f"{config.name}-growing", "sweep": sweep})
+    return yaml_text(config.model_dump(mode="json"))
+
+
+def _config(recommendation: Recommendation, sweep_config: Config | None) -> Config:
     if sweep_config is None:
         raise InputError(
             "there is no config.yaml in the folder of the fit; expected one. For logs: --for verl or --for trl."
@@ -37,4 +54,4 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "cell": sweep_config.cell.model_copy(update={"eval": eval_config}),
         "sweep": sweep.model_copy(update=sweep_update),
     }
-    return yaml_text(sweep_config.model_copy(update=config_update).model_dump(mode="json"))
+    return sweep_config.model_copy(update=config_update)
