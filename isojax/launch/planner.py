@@ -37,7 +37,7 @@ CGROUP_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/me
 
 
 def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
-    """The grid's cells and the schedules; InputError where they contradict each other, B_max or the budget."""
+    """The grid's cells and the schedules; InputError where there are none, too many, or some twice."""
     for name, values in (("B_p", sweep.B_p), ("n", sweep.n)):
         is_missing = not values and not (sweep.schedules and not sweep.B_p and not sweep.n)
         if is_missing or len(set(values)) < len(values):

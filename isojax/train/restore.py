@@ -60,11 +60,10 @@ def open_cell(
         if cursor.pending is not None and not programs.rollout_programs.can_restore(cursor.pending):
             warn(f"{cell.name}: rollouts in progress, of another mesh, are sampled again")
             cursor = replace(cursor, pending=None)
-        if cursor.growth is not None:
-            cell = cell.with_stages(cursor.growth["stages"])
-        problems = open_problems(programs, base_policy, cell, cursor)
+        cell_so_far = cell if cursor.growth is None else cell.with_stages(cursor.growth["stages"])
+        problems = open_problems(programs, base_policy, cell_so_far, cursor)
         source = programs.open_rollouts(problems)
-        restored = CellState(programs, cell, state, cursor, base_params, problems, source)
+        restored = CellState(programs, cell_so_far, state, cursor, base_params, problems, source)
         if cursor.pending is not None:
             try:
                 source.restore(
