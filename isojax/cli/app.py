@@ -41,6 +41,7 @@ TRAIN = LazyCommand("train", "Train one run: a config whose sweep is a single ce
 COMMANDS = (
     LAUNCH,
     TRAIN,
+    LazyCommand("spend", "Spend a budget of rollouts on one policy, whose n is chosen on the way.", True),
     LazyCommand("status", "Show where sweeps stand."),
     LazyCommand("fit", "Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs."),
     LazyCommand("recommend", "Recommend how to spend a budget of rollouts."),

@@ -160,6 +160,54 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
+class Leg:
+    """A part of a run that `isojax spend` trains: with one n from C_start to C_end rollouts."""
+
+    cell: Cell
+    n: int
+    C_start: int
+    C_end: int
+    expected: float | None = None  # reward at the end of the budget, as forecast when n was chosen; None for a pilot
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True)
+class FixedForecast:
+    """What a run with one n would have had after the whole budget."""
+
+    n: int
+    reward: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What `isojax spend` has spent a budget on so far."""
+
+    budget: int  # rollouts
+    metric: str  # the reward that is to be high
+    legs: tuple[Leg, ...]
+    is_ended: bool = False
+    fixed: tuple[FixedForecast, ...] = ()  # at its end, by the model
+
+    @property
+    def cell(self) -> Cell:
+        """The run that goes on, or went on to the end; of pilots the first."""
+        going_on = [leg.cell for leg in self.legs if leg.expected is not None]
+        return (going_on or [self.legs[0].cell])[-1]
+
+    def stages(self, cell: Cell) -> tuple[Stage, ...]:
+        """The schedule of a run's legs."""
+        legs = [leg for leg in self.legs if leg.cell == cell]
+        changes = [leg for before, leg in zip([None, *legs], legs, strict=False) if not before or before.n != leg.n]
+        return tuple(Stage(leg.C_start, cell.B_p, leg.n) for leg in changes)
+
+    def C_end(self, cell: Cell) -> int:
+        """Where a run is to be trained to, as far as that is known; 0 for one that is not trained."""
+        return max((leg.C_end for leg in self.legs if leg.cell == cell), default=0)
+
+
+@dataclass(frozen=True)
 class CellProgress:
     """What a live display shows of a cell: C, and the newest reward."""
 

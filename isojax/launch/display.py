@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def print_plan(
 ) -> None:
     """The sweep in a table; what it takes of a device; and, where that is known, how long."""
     print_cells(config, cells, folder, forecast)
-    sweep, targets = config.sweep, config.cell.eval.evaluation_targets(config.sweep.budget)
+    sweep, targets = config.sweep, config.evaluation_targets(config.sweep.budget)
     console.print(
         f"{devices}; {len(targets)} evaluations per cell, the last at C = {targets[-1]}\n"
         f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}"
@@ -48,15 +48,17 @@ def print_plan(
         f"of sampling and {format_bytes(memory.update_peak)} at the update's, of {format_bytes(budget.device_memory)}"
     )
     if forecast:
-        duration = format_duration(forecast.sweep_seconds)
-        console.print(f"time: {duration} for the sweep, from {forecast.source}")
+        is_spend = config.sweep.strategy == "spend"
+        seconds = max(forecast.cell_seconds.values()) if is_spend else forecast.sweep_seconds
+        scope = "at most, with the slowest n" if is_spend else "for the sweep"
+        console.print(f"time: {format_duration(seconds)} {scope}, from {forecast.source}")
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None) -> None:
-    final_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
+    final_target = config.evaluation_targets(config.sweep.budget)[-1]
     columns = ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ()))
     rows = []
-    for cell in sorted({replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule, c)):
+    for cell in sorted({replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule in config.sweep.schedules, c)):
         M = cell.updates_to_reach(final_target)
         last = cell.span_at(max(M - 1, 0))
         sizes = zip(cell_sizes(cell.spans[0]), cell_sizes(last), strict=True)
@@ -69,7 +71,10 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
             row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(seconds)]
         rows.append([*([cell.schedule or "–"] if config.sweep.schedules else []), *row])
     columns = ("schedule", *columns) if config.sweep.schedules else columns
-    console.print(TextTable(f"{config.name}: {len(cells)} cells in {folder}", columns, rows))
+    title = f"{config.name}: {len(cells)} cells in {folder}"
+    if config.sweep.strategy == "spend":
+        title = f"{config.name}: the budget with each n alone, of which one policy is made in {folder}"
+    console.print(TextTable(title, columns, rows))
 
 
 def cell_sizes(span: Span) -> tuple[int, int, int]:
@@ -111,13 +116,11 @@ class Display:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def set_targets(self, targets: Sequence[tuple[Cell, int]]) -> None:
-        """Add what is to be trained, each cell up to C rollouts."""
+    def set_targets(self, target_rollouts: Mapping[Cell, int]) -> None:
+        """Add what is to be trained, each cell up to so many rollouts."""
         with self._lock:
-            for cell, C in targets:
-                final_target = self._config.cell.eval.evaluation_targets(C)[-1]
-                self._target_rollouts[cell] = cell.rollouts_to_reach(final_target)
-                self._ended_cells.discard(cell)
+            self._target_rollouts |= target_rollouts
+            self._ended_cells -= target_rollouts.keys()
 
     def show_preparation(self, text: str, fraction: float) -> None:
         self._progress.update(self._base_task, note=text, completed=fraction)
@@ -162,6 +165,8 @@ class Display:
     def _update_sweep_line(self) -> str:
         """Update the live line; returns its note."""
         done, total = sum(self._rollouts_done.values()), sum(self._target_rollouts.values())
+        if self._config.sweep.strategy == "spend":
+            total = self._config.sweep.budget
         new_rollouts = done - sum(self._rollouts_at_resume.values())
         note = f"{len(self._ended_cells)} of {len(self._target_rollouts)} cells"
         if new_rollouts > 0:

@@ -16,7 +16,7 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell
-from isojax.core.schedule import FittedSchedule, GradientSchedule, parse_schedule
+from isojax.core.schedule import FittedSchedule, GradientSchedule, Stage, parse_schedule
 from isojax.core.shapes import make_sampler_shapes
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
@@ -37,11 +37,14 @@ CGROUP_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/me
 
 
 def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
-    """The grid's cells and the schedules; InputError where there are none, too many, or some twice."""
+    """The grid's cells and the schedules, or what `isojax spend` chooses from; InputError where there are none, too
+    many, or some twice."""
     for name, values in (("B_p", sweep.B_p), ("n", sweep.n)):
         is_missing = not values and not (sweep.schedules and not sweep.B_p and not sweep.n)
         if is_missing or len(set(values)) < len(values):
             raise InputError(f"sweep.{name}: given {list(values)}, expected at least one value, and each of them once.")
+    if sweep.strategy == "spend":
+        return [Cell(sweep.B_p[0], n, 0, f"from-n{n}", (Stage(0, sweep.B_p[0], n),)) for n in sorted(sweep.n)]
     kinds = len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)
     if (cells := kinds * sweep.seeds) > MAX_CELLS:
         raise InputError(f"sweep: B_p, n and seeds make {cells:,} cells, expected at most {MAX_CELLS:,}; take fewer.")

@@ -78,7 +78,10 @@ def check_resume(old: Config, new: Config) -> None:
 def _fixed_settings(config: Config) -> dict[str, Any]:
     """The settings that no resume changes, by their dotted names."""
     cell_settings = dict(flatten(config.cell.model_dump(mode="json"), "cell."))
-    return {"name": config.name} | cell_settings | {"sweep.seed": config.sweep.seed}
+    sweep, fixed_sweep_settings = config.sweep, {"sweep.seed": config.sweep.seed, "sweep.strategy": "grid or adaptive"}
+    if sweep.strategy == "spend":
+        fixed_sweep_settings |= {f"sweep.{key}": getattr(sweep, key) for key in ("strategy", "B_p", "n", "budget")}
+    return {"name": config.name} | cell_settings | fixed_sweep_settings
 
 
 def _refuse(key: str, old_value: object, new_value: object, expected: str) -> NoReturn:

@@ -15,9 +15,11 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, EvalConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, RunRecord
+from isojax.core.schedule import Stage
 from isojax.core.terminal import warn
 from isojax.launch.display import print_line
 from isojax.launch.planner import plan_cells
+from isojax.launch.spend_rounds import legs_to_train, spend_policy
 from isojax.runs.ledger import RECORDS_FILE, read_run
 from isojax.scaling.adaptive import AdaptivePolicy
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
@@ -26,10 +28,19 @@ SUMMARY_FILE = "frontier.json"
 
 
 class CellTarget(NamedTuple):
-    """A cell that is to be trained up to C rollouts."""
+    """A cell that is to be trained up to C rollouts, with these stages so far where `isojax spend` chooses them."""
 
     cell: Cell
     C: int
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def cell_so_far(self) -> Cell:
+        return self.cell.with_stages(self.stages) if self.stages else self.cell
+
+    def rollouts(self, config: Config) -> int:
+        """C after the update that reaches the last evaluation up to the target."""
+        return self.cell_so_far.rollouts_to_reach(config.evaluation_targets(self.C)[-1])
 
 
 def training_rounds(
@@ -39,6 +50,11 @@ def training_rounds(
     sweep = config.sweep
     if sweep.strategy == "grid":
         yield [CellTarget(cell, sweep.budget) for cell in cells]
+        return
+    if sweep.strategy == "spend":
+        rounds = legs_to_train(config, cells, folder, lambda: _recorded_runs(cells, folder, failures))
+        for spending, legs in rounds:
+            yield [CellTarget(leg.cell, leg.C_end, spending.stages(leg.cell)) for leg in legs]
         return
     policy = adaptive_policy(config, cells)
     while next_targets := policy.next_round(_recorded_runs(cells, folder, failures)):
@@ -53,12 +69,15 @@ def training_rounds(
 
 def check(config: Config, cells: Sequence[Cell]) -> None:
     """InputError where the adaptive strategy has too few evaluations or rollouts, or a grid is given rollouts."""
-    if config.cell.rl.max_staleness is not None and any(cell.n_max for cell in cells):
+    is_spend = config.sweep.strategy == "spend"
+    if config.cell.rl.max_staleness is not None and (is_spend or any(cell.n_max for cell in cells)):
         raise InputError(
             f"cell.rl.max_staleness = {config.cell.rl.max_staleness} begins batches before the update that may change "
-            "their n; expected null with a schedule by gradient."
+            f"their n; expected null with {'isojax spend' if is_spend else 'a schedule by gradient'}."
         )
-    if config.sweep.strategy == "adaptive":
+    if is_spend:
+        spend_policy(config, cells)
+    elif config.sweep.strategy == "adaptive":
         if config.sweep.schedules:
             raise InputError("sweep.strategy=adaptive chooses among fixed n; expected no sweep.schedules with it.")
         adaptive_policy(config, cells)
@@ -73,6 +92,8 @@ def check_evaluations(config: Config) -> None:
     """InputError where no cell will have enough evaluations for a curve, by the fit's own rule; a warning names the
     cells that will not."""
     sweep, evaluation = config.sweep, config.cell.eval
+    if sweep.strategy == "spend":
+        raise InputError("sweep.strategy=spend trains one policy and fits no law; expected `isojax spend CONFIG`.")
     fixed_cells = [cell for cell in plan_cells(sweep) if not cell.schedule]
 
     def unfitted(evaluation: EvalConfig, budget: int) -> dict[tuple[int, int], str]:

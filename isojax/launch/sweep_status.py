@@ -24,6 +24,7 @@ from isojax.core.terminal import output_lost_at
 from isojax.launch.display import format_duration
 from isojax.launch.planner import plan_cells
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
+from isojax.runs.spend_file import read_spending
 from isojax.runs.storage import is_locked
 
 CONFIG_FILE, STATUS_FILE = "config.yaml", "status.json"  # of a sweep's folder
@@ -156,14 +157,19 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
     driver, locked = read_status(folder), is_locked(folder)
     driver_cells = driver.cells if driver is not None else {}  # none of a sweep on one machine
     driver_alive = bool(driver is not None and driver_cells and not driver.ended and now - driver.time < STALE_SECONDS)
-    last_target, is_grid = config.cell.eval.evaluation_targets(config.sweep.budget)[-1], config.sweep.strategy == "grid"
+    strategy, spending = config.sweep.strategy, read_spending(folder)
+    last_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
     cells = []
     for cell in _known_cells(folder, config, driver_cells):
-        goal = cell.rollouts_to_reach(last_target) if is_grid else None
+        goal = cell.rollouts_to_reach(last_target) if strategy == "grid" else None
+        if spending:
+            goal = spending.C_end(cell) or None
         cells.append(_cell_summary(folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now))
     budget = sum(cell.rollouts_to_reach(last_target) for cell in plan_cells(config.sweep))
-    if not is_grid:
-        budget = config.sweep.total_rollouts or budget // 2
+    if strategy != "grid":
+        budget = config.sweep.budget if strategy == "spend" else config.sweep.total_rollouts or budget // 2
+    if spending and spending.is_ended:
+        budget = sum(cell.goal for cell in cells if cell.goal)
     rollouts = sum(cell.rollouts for cell in cells)
     known_rates = [cell.rate for cell in cells if cell.rate]
     mean_rate = sum(known_rates) / len(known_rates) if known_rates else 0.0  # of a running cell without a rate so far
@@ -186,7 +192,7 @@ def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str])
     names = {path.parent.name for path in folder.glob(f"cells/*/{RECORDS_FILE}")} | set(driver_cell_names)
     matches = filter(None, map(CELL_NAME_PATTERN.fullmatch, names))
     cells = {Cell(int(match[1]), int(match[2]), int(match[3])) for match in matches}
-    return sorted(cells | set(plan_cells(config.sweep) if config.sweep.strategy == "grid" else ()))
+    return sorted(cells | set(plan_cells(config.sweep) if config.sweep.strategy != "adaptive" else ()))
 
 
 def _cell_summary(

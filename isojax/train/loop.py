@@ -44,14 +44,14 @@ from isojax.train.restore import CellState, open_cell
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
     """The values of C at which a cell is evaluated: the shared grid up to the budget, and as far beyond it as the last
     update may reach, so that its evaluation has the target it would have in a longer run."""
-    eval_config = config.cell.eval
-    last_target = eval_config.evaluation_targets(config.sweep.budget)[-1]
-    return eval_config.evaluation_targets(last_target + max(B_p * n for B_p, n in cell.pairs))
+    targets = config.evaluation_targets(config.sweep.budget)
+    further_targets = config.cell.eval.evaluation_targets(targets[-1] + max(B_p * n for B_p, n in cell.pairs))
+    return targets + [C for C in further_targets if C > targets[-1]]
 
 
 def is_finished(config: Config, folder: Path, ledger: PointLedger | None) -> bool:
     """Whether a cell is recorded up to its budget, and saved or its checkpoints removed; all processes agree on it."""
-    last_target = config.cell.eval.evaluation_targets(config.sweep.budget)[-1]
+    last_target = config.evaluation_targets(config.sweep.budget)[-1]
     recorded = (ledger.targets, ledger.last_update) if ledger else ([], 0)  # only process 0 has a ledger
     recorded_targets, last_update = multiprocess.broadcast(recorded)
     if not recorded_targets or recorded_targets[-1] < last_target:
@@ -71,7 +71,7 @@ def run_cell(
         Preempted: the process was asked to end; the state is saved.
     """
     eval_grid = make_eval_grid(config, cell)
-    last_index = len(config.cell.eval.evaluation_targets(config.sweep.budget)) - 1
+    last_index = len(config.evaluation_targets(config.sweep.budget)) - 1
     recorded_targets = multiprocess.broadcast(outputs.ledger.targets if outputs.ledger else [])
 
     def is_recorded(eval_index: int) -> bool:

@@ -42,7 +42,7 @@ def test_what_lacks_memory() -> None:
 
 def test_asked_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cells that are left are not begun, nor those of the next round; the message names the one that failed too."""
-    setup: Any = SimpleNamespace(folder=Path("runs/x"), programs=[None])
+    setup: Any = SimpleNamespace(config=Config(), folder=Path("runs/x"), programs=[None])
     targets = [CellTarget(Cell(8, 4, seed), 1024) for seed in range(2)]
 
     def one_cell(*_: object) -> Exception:

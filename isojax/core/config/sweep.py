@@ -112,8 +112,9 @@ class SweepConfig(Section):
     # layer computes a layer's inner values again for its gradient, which takes less memory and a third more time in the
     # update; null: layer where none does not fit, or only in smaller microbatches that take longer.
     remat: Literal["none", "layer"] | None = None
-    # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain.
-    strategy: Literal["grid", "adaptive"] = "grid"
+    # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain; spend, which
+    # `isojax spend` sets, spends `budget` on one policy, whose n it chooses on the way.
+    strategy: Literal["grid", "adaptive", "spend"] = "grid"
     total_rollouts: Rollouts | None = None  # of the adaptive strategy; null: half of what the grid takes
 
     @field_validator("schedules")

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -59,6 +59,16 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         return folder if is_primary else None
 
 
+def rollouts_within(config: Config, seconds: float) -> int:
+    """How many rollouts one run may take, with the slowest n, by a short probe of these devices. InputError as of
+    `launch`."""
+    cells = plan_cells(config.sweep)
+    start_jax(config)
+    with open_sweep(config, cells, resume=True) as setup:
+        forecast = forecast_sweep(setup.config, cells, setup.device_budget, setup.cell_devices)
+    return int(config.sweep.budget * seconds / max(forecast.cell_seconds.values()))
+
+
 def _run_cells(setup: SweepSetup) -> None:
     config, cells = setup.config, setup.cells
     with Display(config) as display:
@@ -83,7 +93,7 @@ def train_cells(
     failures: list[tuple[Cell, Exception]] = []
     preemptions: list[Preempted] = []
     stopped_early: list[bool] = []
-    display.set_targets(targets)
+    display.set_targets({target.cell: target.rollouts(setup.config) for target in targets})
 
     def worker(programs: SweepPrograms) -> None:
         while not any(multiprocess.allgather(preemption.requested())):
@@ -133,9 +143,9 @@ def train_cell(
         ledger = Ledger(folder, cell, config_hash(config.cell)) if is_primary else None
         if not is_finished(config, folder, ledger):
             start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
-            outputs = CellOutputs(folder, ledger, start_upload, on_progress)
+            outputs = CellOutputs(folder, ledger, start_upload, lambda p: on_progress(replace(p, cell=cell)))
             with cell_loggers(ledger, cell, config) if ledger else nullcontext():
-                run_cell(programs, config, base_policy, cell, outputs)
+                run_cell(programs, config, base_policy, target.cell_so_far, outputs)
         if is_primary:
             write_health(folder, cell, on_flags)
     except Preempted:

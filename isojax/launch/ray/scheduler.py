@@ -107,7 +107,8 @@ class RayScheduler:
         while not preemption.requested():
             if self.cell_queue.round_ended:
                 refresh(self.folder)  # what all groups have recorded
-                self.display.set_targets(self.cell_queue.next_round())
+                targets = self.cell_queue.next_round()
+                self.display.set_targets({target.cell: target.rollouts(self.config) for target in targets})
             self._cancel_unneeded_groups()
             if self.cell_queue.finished and not self._groups():
                 return

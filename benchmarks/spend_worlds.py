@@ -1,0 +1,142 @@
+"""How much reward does `isojax spend` lose against the best fixed n, on worlds whose curves are not its model's?
+
+    python benchmarks/spend_worlds.py                  112 worlds of the forms of foreign_forms.py; some 3 minutes
+    python benchmarks/spend_worlds.py --seed 8 --worlds 28
+
+The budget of a world is its largest measured C, at its smallest B_p. The policy (isojax/scaling/spending.py) sees
+noisy evaluations alone, a factor of 1.25 of C apart, of pilots and of one run whose n it chooses. In these worlds what
+a policy learns next depends on its reward alone, and a run that has reached a peak stays there. regret: the reward that
+the best fixed n of the world has after the whole budget, known to an oracle, less that of the run. expected: whether
+the run's reward lies in the interval that was stated when its last n was chosen. One JSON line for each world.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+import numpy as np
+from foreign_forms import FORMS, METRIC, SAMPLES, World, random_world
+from rich.progress import track
+from scipy.special import expit
+
+from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord
+from isojax.core.schedule import Stage
+from isojax.scaling.spending import SpendPolicy
+
+EVALUATION_RATIO, EVALUATIONS = 1.25, 22
+CURVE_POINTS = 6000
+
+
+class SimulatedRun:
+    """A run that goes on from its reward, with any n of its world."""
+
+    def __init__(self, world: World, cell: Cell, rng: np.random.Generator):
+        self.world, self.cell, self.rng = world, cell, rng
+        keys = [key for key in world.curves if key[0] == cell.B_p]
+        self.C_grid = np.concatenate([[0.0], np.geomspace(1, 50 * world.C_end, CURVE_POINTS)])
+        self.curves = {key[1]: np.maximum.accumulate(world.curves[key].reward(self.C_grid)) for key in keys}
+        self.reward = self.base_reward = float(next(iter(self.curves.values()))[0])
+        self.highest = max(float(curve[-1]) for curve in self.curves.values())
+        self.luck = rng.normal(0, world.run_sd)
+        self.points = [self.evaluate(0, 0)]
+
+    def train(self, n: int, C_end: int) -> None:
+        """Whole updates until C_end, then an evaluation."""
+        last, B = self.points[-1], self.cell.B_p * n
+        updates = math.ceil((C_end - last.rollouts) / B)
+        curve = self.curves[n]
+        if self.reward < curve[-1]:
+            i = int(np.searchsorted(curve, self.reward, "right")) - 1
+            rise = curve[i + 1] - curve[i]
+            share = (self.reward - curve[i]) / rise if rise > 0 else 0.0
+            C_now = self.C_grid[i] + share * (self.C_grid[i + 1] - self.C_grid[i])
+            self.reward = float(np.interp(C_now + updates * B, self.C_grid, curve))
+        self.points.append(self.evaluate(last.M + updates, last.rollouts + updates * B))
+
+    def evaluate(self, M: int, C: int) -> EvalPoint:
+        world, progress = self.world, (self.reward - self.base_reward) / (self.highest - self.base_reward)
+        reward = float(np.clip(self.reward + self.luck * progress, 0.0005, 0.9995))
+        if world.difficulties.size:
+            solve_rates = expit(world.levels(np.array([reward]))[0] + world.difficulties)
+            measured = float(self.rng.binomial(SAMPLES, solve_rates).mean() / SAMPLES)
+        else:
+            sd = 2 * world.noise_sd * np.sqrt(reward * (1 - reward))
+            measured = float(np.clip(reward + self.rng.normal(0, sd), 0, 1))
+        return EvalPoint(target=C, M=M, rollouts=C, tokens=0, metrics={METRIC: measured})
+
+    @property
+    def record(self) -> RunRecord:
+        return RunRecord(self.cell, tuple(self.points))
+
+
+def spend(world: World, rng: np.random.Generator) -> dict[str, Any]:
+    """One budget spent in a world."""
+    B_p, budget = min(key[0] for key in world.curves), int(world.C_end)
+    all_n = sorted(key[1] for key in world.curves if key[0] == B_p)
+    C_grid = [0, *(round(budget / EVALUATION_RATIO**k) for k in range(EVALUATIONS, -1, -1))]
+    cells = [Cell(B_p, n, 0, f"from-n{n}", (Stage(0, B_p, n),)) for n in all_n]
+    policy, runs = SpendPolicy(cells, C_grid, budget, METRIC), {}
+    legs: list[Leg] = []
+
+    def go(leg: Leg) -> None:
+        run = runs.setdefault(leg.cell, SimulatedRun(world, leg.cell, rng))
+        run.train(leg.n, leg.C_end)
+        legs.append(leg)
+
+    for leg in policy.pilots():
+        go(leg)
+    num_pilots = len(legs)
+    while (leg := policy.next_leg([run.record for run in runs.values()], legs)) is not None:
+        go(leg)
+    last = legs[-1]
+    reward = runs[last.cell].reward
+    fixed = {n: world.at_budget((B_p, n), budget) for n in all_n}
+    spent = sum(run.points[-1].rollouts for run in runs.values())
+    return {
+        "form": world.form,
+        "pilots": [leg.n for leg in legs[:num_pilots]],
+        "n": [leg.n for leg in legs[num_pilots:]],
+        "spent": spent / budget,
+        "reward": reward,
+        "fixed": fixed,
+        "regret": max(fixed.values()) - reward,
+        "regret_of_random_n": max(fixed.values()) - sum(fixed.values()) / len(fixed),
+        "covered": last.interval is not None and last.interval[0] <= reward <= last.interval[1],
+    }
+
+
+def spend_in_world(case: tuple[int, int]) -> dict[str, Any]:
+    rng, forms = np.random.default_rng(case), list(FORMS)
+    return spend(random_world(rng, forms[case[1] % len(forms)]), rng)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=8)
+    parser.add_argument("--worlds", type=int, default=112)
+    a = parser.parse_args()
+    cases = [(a.seed, number) for number in range(a.worlds)]
+    with ProcessPoolExecutor() as pool:
+        rows = list(track(pool.map(spend_in_world, cases), "spending", len(cases)))
+    for row in rows:
+        print(json.dumps(row), flush=True)
+    regrets = np.array([row["regret"] for row in rows])
+    summary = {
+        "worlds": len(rows),
+        "mean_regret": round(float(regrets.mean()), 4),
+        "se": round(float(regrets.std() / np.sqrt(len(rows))), 4),
+        "worst": round(float(regrets.max()), 3),
+        "regret_of_random_n": round(float(np.mean([row["regret_of_random_n"] for row in rows])), 4),
+        "spent": round(float(np.mean([row["spent"] for row in rows])), 3),
+        "covered": round(float(np.mean([row["covered"] for row in rows])), 2),
+    }
+    forms = {form: [row["regret"] for row in rows if row["form"] == form] for form in FORMS}
+    print(json.dumps(summary | {"by_form": {form: round(float(np.mean(r)), 3) for form, r in forms.items() if r}}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""`isojax spend`: a budget, and the policy that comes of it."""
+
+import importlib
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from isojax.cli import options
+from isojax.cli.commands.recommend_command import parse_budget
+from isojax.cli.formatting import print_line
+from isojax.core.atomic_files import write_text
+from isojax.core.config import Config, load_config
+from isojax.core.errors import InputError, RunFailed
+from isojax.core.nouns import RunRecord
+from isojax.core.terminal import warn
+from isojax.launch.planner import plan_cells
+from isojax.launch.process_group import ProcessGroup, parse_process_group
+from isojax.launch.sweep_status import CONFIG_FILE
+from isojax.runs.ledger import read_runs
+from isojax.runs.mirror import remote_workspace, working_folder
+from isojax.runs.spend_file import read_spending
+
+PAGE_FILE = "spend.html"
+BUDGET_HELP = "Rollouts (5e5), or a time on these devices (2h, 30m); with --resume: as the run began."
+
+
+def spend(
+    words: options.ConfigArguments = None,
+    budget: Annotated[str | None, Option(metavar="C|TIME", help=BUDGET_HELP)] = None,
+    mesh: options.MeshOption = None,
+    ray: options.RayOption = None,
+    resume: options.ResumeOption = False,
+    dry_run: options.DryRunOption = False,
+    processes: options.ProcessCountOption = None,
+    process: options.ProcessIndexOption = None,
+    coordinator: options.CoordinatorOption = None,
+) -> None:
+    """Spend a budget of rollouts on one policy, whose n is chosen on the way.
+
+    A tenth of the budget goes to short runs of every n in sweep.n. The best of them goes on from its checkpoint; at
+    each evaluation the curves of all n are fitted again and say which n comes next, or that the rest of the budget
+    gains nothing. B_p is the first of sweep.B_p. The run is runs/<config>-spend, unless name= says another.
+
+    \b
+    Examples
+      isojax spend quickstart --budget 139000
+      isojax spend quickstart --budget 139000 --resume    go on after a kill
+      isojax spend my.yaml --budget 2h 'sweep.n=[4,8,16]' 'sweep.B_p=[64]'
+      isojax spend my.yaml --budget 5e5 --ray auto        pilots side by side on a cluster
+    """
+    process_group = parse_process_group(coordinator, processes, process)
+    config = _spend_config(options.read_config(words, mesh, None, ray), words or ())
+    with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
+        config = _with_budget(config, budget, resume, process_group)
+        _describe_pilots(config)
+        _run(config, resume, dry_run, process_group)
+
+
+def _spend_config(config: Config, words: tuple[str, ...] | list[str]) -> Config:
+    changes = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
+    sweep = config.sweep.model_copy(update=changes)
+    has_name = any(word.startswith("name=") for word in words)
+    return config.model_copy(update={"sweep": sweep, "name": config.name if has_name else f"{config.name}-spend"})
+
+
+def _with_budget(config: Config, budget: str | None, resume: bool, process_group: ProcessGroup) -> Config:
+    saved_config = working_folder(config.run.dir, config.name) / CONFIG_FILE
+    if resume and saved_config.exists() and (budget is None or not budget[-1:].isdecimal()):  # times are rounded
+        rollouts = load_config(str(saved_config)).sweep.budget
+    elif budget is None:
+        raise InputError("no budget given; expected one in rollouts, such as --budget 5e5, or in time, --budget 2h.")
+    elif budget.lower().endswith(("usd", "eur")):
+        raise InputError(f"--budget {budget} is money; expected rollouts, such as 5e5, or a time, such as 2h.")
+    else:
+        amount = parse_budget(budget, None)
+        if isinstance(amount, int):
+            rollouts = amount
+        elif config.run.ray is not None or process_group.is_multi_process:
+            raise InputError(
+                f"--budget {budget} is measured on one machine's devices; expected rollouts with --ray and --processes."
+            )
+        else:
+            local_runner = importlib.import_module("isojax.launch.local.local_runner")
+            rollouts = local_runner.rollouts_within(config, amount.seconds)
+            print_line(f"{budget} are estimated to suffice for {rollouts:,} rollouts with the slowest n")
+    return config.model_copy(update={"sweep": config.sweep.model_copy(update={"budget": rollouts})})
+
+
+def _describe_pilots(config: Config) -> None:
+    legs = importlib.import_module("isojax.launch.spend_rounds").spend_policy(config, plan_cells(config.sweep)).pilots()
+    pilots = ", ".join(f"n = {leg.n}" for leg in legs)
+    share = sum(leg.C_end for leg in legs) / config.sweep.budget
+    print_line(f"pilots, {share:.0%} of {config.sweep.budget:,} rollouts: {pilots}, each to C = {legs[0].C_end:,}")
+
+
+def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> None:
+    on_ray = config.run.ray is not None
+    runner = importlib.import_module("isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner")
+    folder: Path | None = runner.launch(config, resume, dry_run, process_group)
+    if dry_run or folder is None:
+        return
+    spending, runs = read_spending(folder), spend_runs(folder)
+    if spending is None or not runs:
+        raise RunFailed(f"{folder} has no run to report")
+    page = importlib.import_module("isojax.report.page.spend_page")
+    write_text(folder / PAGE_FILE, page.render_spending(folder, spending, runs))
+    for sentence in page.describe_spending(spending, runs):
+        print_line(sentence)
+    print_line(f"policy: {folder / 'cells' / spending.cell.name}")
+    print_line(f"page: {folder / PAGE_FILE}")
+
+
+def spend_runs(folder: Path) -> list[RunRecord]:
+    return [run for run in read_runs([folder], warn) if run.points]

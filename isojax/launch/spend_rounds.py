@@ -1,0 +1,51 @@
+"""The rounds of `isojax spend`: pilots side by side, then one leg after the other (scaling/spending.py). A leg is in
+spend.json before it is trained, so that a run that was killed goes on with the leg that it was in."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from isojax.core.config import Config
+from isojax.core.nouns import Cell, Leg, RunRecord, Spending
+from isojax.launch.display import print_line
+from isojax.runs.spend_file import read_spending, write_spending
+from isojax.scaling.spending import SpendPolicy
+
+
+def spend_policy(config: Config, cells: Sequence[Cell]) -> SpendPolicy:
+    sweep, evaluation = config.sweep, config.cell.eval
+    targets = evaluation.evaluation_targets(sweep.budget)
+    return SpendPolicy(cells, targets, sweep.budget, f"avg@{evaluation.samples}")
+
+
+def legs_to_train(
+    config: Config, cells: Sequence[Cell], folder: Path, recorded_runs: Callable[[], list[RunRecord]]
+) -> Iterator[tuple[Spending, Sequence[Leg]]]:
+    """The spending so far and the legs to train at the same time, round after round."""
+    policy = spend_policy(config, cells)
+    spending = read_spending(folder)
+    if spending is None:
+        spending = Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
+        write_spending(folder, spending)
+    while not spending.is_ended:
+        is_pilot = spending.legs[-1].expected is None
+        yield spending, spending.legs if is_pilot else spending.legs[-1:]
+        runs = recorded_runs()
+        leg = policy.next_leg(runs, spending.legs)
+        if leg is None:
+            spending = replace(spending, is_ended=True, fixed=policy.fixed_forecasts(runs))
+        else:
+            print_line(describe_leg(leg, spending))
+            spending = replace(spending, legs=(*spending.legs, leg))
+        write_spending(folder, spending)
+
+
+def describe_leg(leg: Leg, spending: Spending) -> str:
+    before = [other.n for other in spending.legs if other.cell == leg.cell][-1]
+    change = f"n = {leg.n}" if leg.n == before else f"n = {leg.n} after n = {before}"
+    assert leg.interval is not None, "only a pilot has none"
+    low, high = leg.interval
+    return (
+        f"{leg.cell.name}: {change} from C = {leg.C_start:,} to {leg.C_end:,}; at the end of the budget expected "
+        f"{spending.metric} = {leg.expected:.3f} ({low:.3f} to {high:.3f})"
+    )
