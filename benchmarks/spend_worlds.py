@@ -5,7 +5,8 @@
 
 The budget of a world is its largest measured C, at its smallest B_p. The policy (isojax/scaling/spending.py) sees
 noisy evaluations alone, a factor of 1.25 of C apart, of pilots and of one run whose n it chooses. In these worlds what
-a policy learns next depends on its reward alone, and a run that has reached a peak stays there. regret: the reward that
+a policy learns next depends on its reward alone. A run whose reward is above what an n reaches falls back to that under
+this n in half of the worlds, and stays in the others. regret: the reward that
 the best fixed n of the world has after the whole budget, known to an oracle, less that of the run. expected: whether
 the run's reward lies in the interval that was stated when its last n was chosen. One JSON line for each world.
 """
@@ -34,8 +35,8 @@ CURVE_POINTS = 6000
 class SimulatedRun:
     """A run that goes on from its reward, with any n of its world."""
 
-    def __init__(self, world: World, cell: Cell, rng: np.random.Generator):
-        self.world, self.cell, self.rng = world, cell, rng
+    def __init__(self, world: World, cell: Cell, rng: np.random.Generator, falls_back: bool):
+        self.world, self.cell, self.rng, self.falls_back = world, cell, rng, falls_back
         keys = [key for key in world.curves if key[0] == cell.B_p]
         self.C_grid = np.concatenate([[0.0], np.geomspace(1, 50 * world.C_end, CURVE_POINTS)])
         self.curves = {key[1]: np.maximum.accumulate(world.curves[key].reward(self.C_grid)) for key in keys}
@@ -55,6 +56,9 @@ class SimulatedRun:
             share = (self.reward - curve[i]) / rise if rise > 0 else 0.0
             C_now = self.C_grid[i] + share * (self.C_grid[i + 1] - self.C_grid[i])
             self.reward = float(np.interp(C_now + updates * B, self.C_grid, curve))
+        elif self.falls_back:
+            C_mid = np.interp((curve[0] + curve[-1]) / 2, curve, self.C_grid)
+            self.reward = float(curve[-1] + (self.reward - curve[-1]) * 0.5 ** (updates * B / C_mid))
         self.points.append(self.evaluate(last.M + updates, last.rollouts + updates * B))
 
     def evaluate(self, M: int, C: int) -> EvalPoint:
@@ -73,7 +77,7 @@ class SimulatedRun:
         return RunRecord(self.cell, tuple(self.points))
 
 
-def spend(world: World, rng: np.random.Generator) -> dict[str, Any]:
+def spend(world: World, rng: np.random.Generator, falls_back: bool) -> dict[str, Any]:
     """One budget spent in a world."""
     B_p, budget = min(key[0] for key in world.curves), int(world.C_end)
     all_n = sorted(key[1] for key in world.curves if key[0] == B_p)
@@ -83,7 +87,7 @@ def spend(world: World, rng: np.random.Generator) -> dict[str, Any]:
     legs: list[Leg] = []
 
     def go(leg: Leg) -> None:
-        run = runs.setdefault(leg.cell, SimulatedRun(world, leg.cell, rng))
+        run = runs.setdefault(leg.cell, SimulatedRun(world, leg.cell, rng, falls_back))
         run.train(leg.n, leg.C_end)
         legs.append(leg)
 
@@ -111,7 +115,7 @@ def spend(world: World, rng: np.random.Generator) -> dict[str, Any]:
 
 def spend_in_world(case: tuple[int, int]) -> dict[str, Any]:
     rng, forms = np.random.default_rng(case), list(FORMS)
-    return spend(random_world(rng, forms[case[1] % len(forms)]), rng)
+    return spend(random_world(rng, forms[case[1] % len(forms)]), rng, falls_back=case[1] // len(forms) % 2 == 0)
 
 
 def main() -> None:

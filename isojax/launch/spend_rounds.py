@@ -1,5 +1,6 @@
-"""The rounds of `isojax spend`: pilots side by side, then one leg after the other (scaling/spending.py). A leg is in
-spend.json before it is trained, so that a run that was killed goes on with the leg that it was in."""
+"""The rounds of `isojax spend`: pilots side by side, then one leg after the other (scaling/spending.py). After the
+pilots, which follow from the config, a leg is in spend.json before it is trained, so that a run that was killed goes on
+with the leg that it was in."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,10 +24,7 @@ def legs_to_train(
 ) -> Iterator[tuple[Spending, Sequence[Leg]]]:
     """The spending so far and the legs to train at the same time, round after round."""
     policy = spend_policy(config, cells)
-    spending = read_spending(folder)
-    if spending is None:
-        spending = Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
-        write_spending(folder, spending)
+    spending = read_spending(folder) or Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
     while not spending.is_ended:
         is_pilot = spending.legs[-1].expected is None
         yield spending, spending.legs if is_pilot else spending.legs[-1:]

@@ -165,12 +165,12 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
         if spending:
             goal = spending.C_end(cell) or None
         cells.append(_cell_summary(folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now))
+    rollouts = sum(cell.rollouts for cell in cells)
     budget = sum(cell.rollouts_to_reach(last_target) for cell in plan_cells(config.sweep))
     if strategy != "grid":
         budget = config.sweep.budget if strategy == "spend" else config.sweep.total_rollouts or budget // 2
     if spending and spending.is_ended:
-        budget = sum(cell.goal for cell in cells if cell.goal)
-    rollouts = sum(cell.rollouts for cell in cells)
+        budget = rollouts
     known_rates = [cell.rate for cell in cells if cell.rate]
     mean_rate = sum(known_rates) / len(known_rates) if known_rates else 0.0  # of a running cell without a rate so far
     rate = sum(cell.rate or mean_rate for cell in cells if cell.state == "running") or None

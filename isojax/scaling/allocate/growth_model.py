@@ -60,7 +60,8 @@ class GrowthDraws:
         return np.stack(result, -1)
 
     def go_on(self, rewards: FloatArray, n_index: int, C_more: float) -> FloatArray:
-        """Rewards after C_more further rollouts with an n, float[...] -> float[...]; one above its asymptote stays."""
+        """Rewards after C_more further rollouts with an n, float[...] -> float[...]. One above its asymptote falls back
+        to it: half of the excess within C_mid."""
         exponent = np.exp(np.clip(self.theta[..., 1], -1.5, 1.5))
         tail = np.exp(np.clip(self.theta[..., 2], -5, 1.5))
         num_n = (self.theta.shape[-1] - _SHAPES) // 2
@@ -72,7 +73,8 @@ class GrowthDraws:
         C_now = C_mid * np.exp(np.clip(np.log(growth) / exponent, -60, 60))
         z = np.clip(exponent * np.log((C_now + C_more) / C_mid), -60, 60)
         after = -np.expm1(-np.log1p(scale * np.exp(z)) / tail)
-        return np.where(progress < 1 - _CLOSE, self.R0 + gain * after, rewards)
+        excess = (rewards - self.R0 - gain) * np.exp2(-np.minimum(C_more / C_mid, 60))
+        return self.R0 + gain * after + np.where(progress < 1 - _CLOSE, 0.0, excess)
 
     def best_next(self, rewards: FloatArray, C_left: float, num_n: int) -> tuple[int, FloatArray]:
         """(the index of the n to go on with, rewards at the end float[Q]) by the plan of highest mean: an n to the end,
