@@ -81,8 +81,9 @@ class SpendPolicy:
 
     def fit(self, runs: Sequence[RunRecord]) -> GrowthDraws:
         """The model's draws, from all evaluations of all runs."""
-        base_rewards = [p.metrics[self.metric] for run in runs[:1] for p in run.points if p.rollouts == 0]
-        paths = [self._path(run) for run in runs if run.points[-1].rollouts]
+        evaluated = [run for run in runs if run.points]
+        base_rewards = [p.metrics[self.metric] for p in evaluated[0].points if p.rollouts == 0]
+        paths = [self._path(run) for run in evaluated if run.points[-1].rollouts]
         return fit_growth(list(self.by_n), base_rewards, paths, self.total_rollouts)
 
     def fixed_forecasts(self, runs: Sequence[RunRecord]) -> tuple[FixedForecast, ...]:
