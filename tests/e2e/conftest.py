@@ -4,6 +4,7 @@ it.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -42,18 +43,20 @@ SECONDS = 240  # a command that takes longer hangs
 # imports (four with a
 # tokenizer), and ends without taking the interpreter down, which saves half of one. XLA reads its flags at its first
 # use, in the fork.
-# Drawing the report takes most of a small sweep's time; where a test does not look at it, it stays unwritten.
+# Fitting and drawing take most of a small sweep's time; where a test looks at neither, there is no fit and no report.
+# Equal settings have equal base policies: the first command trains one, the others of the session read it from FOLDER.
 # Its commands, one per line: to fork a command, and answers its process id; to wait for one, so many seconds or without
 # end, and answers its
 # exit code, or null where it has not ended by then.
 NURSERY = """\
-import contextlib, gc, json, os, resource, sys, time, traceback, warnings
+import contextlib, gc, hashlib, json, os, pickle, resource, sys, time, traceback, warnings
 from functools import partial
+from pathlib import Path
 os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"
 import isojax.cli.app, isojax.launch.local.local_runner, isojax.train.base_policy, isojax.train.loop
 from isojax.cli.app import LAUNCH, TRAIN, main_module
-from isojax.cli.commands import report_command
-from isojax.cli.commands import launch_command, train_command
+from isojax.cli.commands import launch_command, report_command, train_command
+from isojax.train import base_policy
 with contextlib.suppress(ImportError):
     from transformers import AutoTokenizer, LlamaTokenizer
 warnings.filterwarnings("ignore", "os.fork")  # jax has started no thread before its first use
@@ -62,7 +65,21 @@ gc.freeze()  # what is imported stays, and no fork looks through it
 gc.set_threshold(20_000, 20, 50)
 MAINS = {"isojax.launch": partial(main_module, LAUNCH), "isojax.train": partial(main_module, TRAIN)}
 
-def run(folder, out, err, words, report, environment):
+FOLDER, TRAIN_BASE_POLICY = Path(sys.argv[1]), base_policy.train_base_policy
+
+def read_or_train(cell, *others):
+    settings = cell.model_dump(mode="json", include={"task", "model", "base", "sampling"})
+    key = json.dumps([settings, os.environ.get("XLA_FLAGS")], sort_keys=True)
+    path = FOLDER / f"base-{hashlib.sha256(key.encode()).hexdigest()}"
+    if not path.exists():
+        written = path.with_suffix(f".{os.getpid()}")
+        written.write_bytes(pickle.dumps(TRAIN_BASE_POLICY(cell, *others)))
+        written.rename(path)
+    return pickle.loads(path.read_bytes())
+
+base_policy.train_base_policy = read_or_train
+
+def run(folder, out, err, words, fit, report, environment):
     os.chdir(folder)
     for name, value in environment.items():
         if name == "file_bytes":  # the most that a file may hold: what comes after that fails as on a full disk
@@ -73,6 +90,8 @@ def run(folder, out, err, words, report, environment):
             os.environ[name] = value
     if not report:
         report_command.draw_report = lambda folder, document: folder / "report.html"
+    if not fit:
+        report_command.fit_and_report = lambda config, folder, with_report: None
     for number, path in enumerate(("/dev/null", out, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
     main = MAINS.get(words[0], isojax.cli.app.main)
@@ -138,9 +157,10 @@ def settings() -> dict[str, str]:
 class Nursery:
     """NURSERY's process, from which commands are forked."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        self.process = subprocess.Popen([sys.executable, "-c", NURSERY], env=settings(), text=True, **pipes)
+        command = [sys.executable, "-c", NURSERY, str(folder)]
+        self.process = subprocess.Popen(command, env=settings(), text=True, **pipes)
 
     def ask(self, *what: Any) -> Any:
         assert self.process.stdin and self.process.stdout
@@ -156,6 +176,7 @@ class Fork:
         nursery: Nursery,
         place: Isojax,
         words: tuple[str, ...],
+        fit: bool,
         report: bool,
         environment: Mapping[str, str | bool | int],
     ):
@@ -163,7 +184,9 @@ class Fork:
         os.close(handle)
         self.nursery, self.args, self.returncode = nursery, words, None
         self.out, self.err = Path(name), Path(name + ".err")
-        self.pid: int = nursery.ask("fork", str(place.folder), str(self.out), str(self.err), words, report, environment)
+        self.pid: int = nursery.ask(
+            "fork", str(place.folder), str(self.out), str(self.err), words, fit, report, environment
+        )
 
     def wait(self, seconds: float | None = None) -> int | None:
         if self.returncode is None:
@@ -213,16 +236,16 @@ class Isojax:
         free = {name: value for name, value in settings().items() if name != machine.TUNABLES_VARIABLE}
         return subprocess.Popen(command, cwd=self.folder, env=free | environment, text=True, **pipes)
 
-    def fork(self, *words: str, report: bool = True, **environment: str | bool | int) -> Fork:
+    def fork(self, *words: str, fit: bool = True, report: bool = True, **environment: str | bool | int) -> Fork:
         """The command, running, as a fork of the nursery. `environment` may hold settings of jax too, by the names that
         they have there, and `file_bytes`, the most that a file may hold."""
-        return Fork(self.nursery, self, words, report, environment)
+        return Fork(self.nursery, self, words, fit, report, environment)
 
     def quick(
-        self, *words: str, report: bool = True, **environment: str | bool | int
+        self, *words: str, fit: bool = True, report: bool = True, **environment: str | bool | int
     ) -> subprocess.CompletedProcess[str]:
         """`fork`, ended."""
-        process = self.fork(*words, report=report, **environment)
+        process = self.fork(*words, fit=fit, report=report, **environment)
         code = process.wait()
         assert code is not None
         return subprocess.CompletedProcess(words, code, *process.communicate())
@@ -240,13 +263,15 @@ class Isojax:
         """The process, ended with exit code 0."""
         return _well(self(*words, **environment))
 
-    def quick_ok(self, *words: str, report: bool = True, **environment: str | bool) -> subprocess.CompletedProcess[str]:
+    def quick_ok(
+        self, *words: str, fit: bool = True, report: bool = True, **environment: str | bool
+    ) -> subprocess.CompletedProcess[str]:
         """`quick`, with exit code 0."""
-        return _well(self.quick(*words, report=report, **environment))
+        return _well(self.quick(*words, fit=fit, report=report, **environment))
 
-    def swept(self, *words: str, **environment: str | bool) -> subprocess.CompletedProcess[str]:
-        """`quick_ok` without the report."""
-        return self.quick_ok(*words, report=False, **environment)
+    def swept(self, *words: str, fit: bool = False, **environment: str | bool) -> subprocess.CompletedProcess[str]:
+        """`quick_ok` without the report, and without the fit unless it is wanted."""
+        return self.quick_ok(*words, fit=fit, report=False, **environment)
 
     def refused(self, *words: str, saying: Sequence[str] = ()) -> None:
         """The process ends with exit code 2 and one message, the last line it prints, and leaves every file of the
@@ -312,9 +337,16 @@ def _well(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of all workers of this run of the tests."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def nursery(shared: Path) -> Iterator[Nursery]:
     """The process that commands are forked from."""
-    made = Nursery()
+    made = Nursery(shared)
     with made.process:
         yield made
         made.process.communicate()
@@ -327,8 +359,13 @@ def isojax(tmp_path: Path, nursery: Nursery) -> Isojax:
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Isojax:
-    """The command line in a folder where the sweep has run from end to end; to be read only."""
-    location = Isojax(tmp_path_factory.mktemp("whole") / "work", nursery)
-    location.said = location.ok("isojax.launch", "tiny.yaml").stdout
+def whole(shared: Path, nursery: Nursery) -> Isojax:
+    """The command line in a folder where the sweep has run from end to end, once for all workers; to be read only."""
+    said = shared / "whole.said"
+    with (shared / "whole.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        location = Isojax(shared / "whole", nursery)
+        if not said.exists():
+            said.write_text(location.ok("isojax.launch", "tiny.yaml").stdout)
+    location.said = said.read_text()
     return location

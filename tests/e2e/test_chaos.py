@@ -16,9 +16,9 @@ if not BENCHMARKS.is_dir():
     pytest.skip("benchmarks/ is not part of this copy", allow_module_level=True)
 
 
-def test_killed_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An asynchronous run that leaves out solved problems: while the ledger is written, with a checkpoint half
-    written, and anywhere.
+def test_killed_where_chance_seldom_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An asynchronous run that leaves out solved problems: while the ledger is written, and with a checkpoint half
+    written. test_resampling.py kills one anywhere.
     """
     monkeypatch.syspath_prepend(BENCHMARKS)
     chaos = importlib.import_module("chaos")
@@ -28,5 +28,5 @@ def test_killed_three_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(chaos.KINDS, "resampling", [*chaos.KINDS["resampling"], "sweep.budget=300"])
     chaos.prepare(tmp_path)
     output: list[str] = []
-    result = chaos.broken(tmp_path, "resampling", 3, random.Random(0), output.append)
-    assert result["equal"] and result["kills"] == 3 and result["damaged"] == 0, output
+    result = chaos.broken(tmp_path, "resampling", 2, random.Random(0), output.append)
+    assert result["equal"] and result["kills"] == 2 and result["damaged"] == 0, output

@@ -66,7 +66,7 @@ def test_killed_before_a_checkpoint(isojax: Any, whole: Any) -> None:
     kill_in_mid_cell(isojax, "--resume")
     remaining = isojax.snapshot("runs", "tiny", "cells", "8x2-s0")
     half = isojax.ledgers()[HALF_DONE]
-    done = isojax.swept("isojax.launch", "tiny.yaml", "--resume")
+    done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", fit=True)
     check_unbroken(isojax, whole, done.stderr, remaining)
     assert isojax.ledgers()[HALF_DONE].startswith(half[: half.rindex(b"\n") + 1])
 
@@ -84,7 +84,7 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
     remaining, path = isojax.snapshot("runs", "tiny", "cells", "8x2-s0"), event_file(cell)
     seen, inode = path.read_bytes(), path.stat().st_ino
     assert states(isojax) == {"8x2-s0": "done", HALF_DONE: "interrupted", "8x4-s0": "waiting", "8x4-s1": "waiting"}
-    done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
+    done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0", fit=True)
     check_unbroken(isojax, whole, done.stderr, remaining)
     assert path.read_bytes().startswith(seen) and path.stat().st_ino == inode  # a TensorBoard that is open goes on
     assert set(states(isojax).values()) == {"done"}
@@ -114,7 +114,7 @@ def test_a_finished_sweep_grows(isojax: Any, whole: Any) -> None:
 
     # More budget goes on where the cells ended: the first lines stand, and the rest is what one long run would have
     # written.
-    isojax.swept("isojax.launch", "tiny.yaml", "--resume")
+    isojax.swept("isojax.launch", "tiny.yaml", "--resume", fit=True)
     assert all(ledger.startswith(short[cell]) for cell, ledger in isojax.ledgers().items())
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
@@ -167,7 +167,7 @@ def test_a_line_lost_from_a_finished_ledger_is_measured_again(isojax: Any, whole
 def test_a_run_that_diverges_is_recorded(isojax: Any) -> None:
     """A learning rate that no policy survives: exit code 1, and the reason in the ledger."""
     done = isojax.quick(
-        "isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e9", "sweep.n=[2]", "sweep.seeds=1", report=False
+        "isojax.launch", "tiny.yaml", "cell.rl.learning_rate=1e9", "sweep.n=[2]", "sweep.seeds=1", fit=False
     )
     assert done.returncode == 1 and "Traceback" not in done.stderr and "not finite" in done.stderr
     last = json.loads((isojax.run() / "cells" / "8x2-s0" / "records.jsonl").read_text().splitlines()[-1])

@@ -88,7 +88,7 @@ def test_a_schedule_by_gradient_grows_and_leaves_the_same_bits_after_kills(isoja
 
 
 def test_a_sweep_of_fixed_and_growing_n(isojax: Any) -> None:
-    isojax.swept("isojax.launch", "tiny.yaml", f"sweep.schedules={GROW}", "sweep.seeds=1", "sweep.B_max=128")
+    isojax.swept("isojax.launch", "tiny.yaml", f"sweep.schedules={GROW}", "sweep.seeds=1", "sweep.B_max=128", fit=True)
     assert sorted(isojax.ledgers()) == ["8x2-s0", "8x4-s0", "grow-s0"]
     fit = json.loads((isojax.run() / "fit.json").read_text())
     (row,) = fit["schedules"]

@@ -1,4 +1,4 @@
-"""How `isojax spend` chooses n: its model against the curve that every fit uses, and its choices in worlds known here."""
+"""How `isojax spend` chooses n: its model against the curve that every fit uses, its choices in worlds that are known."""
 
 from __future__ import annotations
 
