@@ -1,4 +1,4 @@
-"""How `isojax spend` chooses n: its model against the curve that every fit uses, its choices in worlds that are known."""
+"""How `isojax spend` chooses n: its model against the curve of every fit, and its choices in worlds that are known."""
 
 from __future__ import annotations
 
