@@ -131,7 +131,7 @@ def _prior(log2_n: FloatArray, C_end: float) -> tuple[FloatArray, FloatArray]:
         brownian = np.minimum.outer(x, x)
         covariance[block, block] = level[1] ** 2 + slope[1] ** 2 * np.outer(x, x) + step_sd**2 * brownian
     covariance += 1e-9 * np.eye(len(covariance))
-    return np.concatenate(means), np.linalg.inv(np.linalg.cholesky(covariance))
+    return np.concatenate(means), np.linalg.inv(np.linalg.cholesky(covariance)).astype(np.float64)
 
 
 @dataclass(frozen=True)
