@@ -36,7 +36,7 @@ test: $(VENV)/.stamp-test ## install and run the fast tests, some minutes in all
 
 # Three at once on two cores: many of them wait for processes.
 test-slow: $(VENV)/.stamp-test ## the other tests: whole commands, several processes, Ray, compiling for TPUs
-	$(PYTEST) -n $(SLOW_JOBS) -m slow $(ARGS)
+	$(PYTEST) -n $(SLOW_JOBS) --dist loadgroup -m slow $(ARGS)
 
 test-all: test test-slow ## every test
 

@@ -21,6 +21,8 @@ import pytest
 
 from tests.e2e.conftest import SECONDS, Isojax, settings
 
+pytestmark = pytest.mark.xdist_group("ray")  # one worker, and so one cluster
+
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 QUIET = {
     "RAY_AUTH_MODE": "disabled",
