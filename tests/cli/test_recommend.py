@@ -230,7 +230,18 @@ def test_the_schedule_is_written_as_a_config(isojax: Isojax, tmp_path: Path) -> 
     (cell,) = plan_cells(config.sweep)
     assert cell.name == "growing-s0" and len(cell.stages) >= 2 and config.sweep.budget == answer["C"]
     assert "expected --write FILE with it" in error_of(isojax(*words, "--growing"))
-    assert "expected --write FILE with it" in error_of(isojax(*words, "--growing", "--write", "a", "--for", "trl"))
+    assert "expected isojax, trl or verl" in error_of(isojax(*words, "--growing", "--write", "a", "--for", "tunix"))
+
+    code, out, _ = isojax(*words, "--write", "series.yaml", "--growing", "--for", "trl")
+    written = sorted(Path().glob("series-*.yaml"))
+    assert code == 0 and len(written) == len(cell.stages) and not Path("series.yaml").exists()
+    assert "wrote series-1.yaml; run it with: trl grpo --config series-1.yaml --model_name_or_path" in out
+    assert "wrote series-2.yaml; run it then with: trl grpo --config series-2.yaml --dataset_name" in out
+    before = written[1].read_bytes()
+    written[0].unlink()
+    series = isojax(*words, "--write", "series.yaml", "--growing", "--for", "trl")
+    assert "series-2.yaml exists already" in error_of(series) and not written[0].exists()
+    assert written[1].read_bytes() == before
 
 
 def test_recommend_refuses_a_file_that_is_no_fit(isojax: Isojax) -> None:

@@ -11,6 +11,7 @@ import yaml
 from isojax.core import registry
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
+from isojax.core.nouns import GrowingRun
 from isojax.scaling.allocate.recommend import recommend
 from tests.scaling.documents import document
 
@@ -125,6 +126,43 @@ def test_text_from_a_log_stays_in_its_comment():
     reasons = (*CHOSEN.reasons, "B_p=4 is unstable: fell\ntrainer: {total_epochs: 1}")
     text = rendered("verl", replace(CHOSEN, reasons=reasons))
     assert yaml.safe_load(text)["trainer"]["total_epochs"] == 390
+
+
+SERIES = replace(CHOSEN, growing=GrowingRun("16x4, 16x8 from 1000, 16x16 from 20000", 0.7, 0.02, (0.0, 0.04), 0.9))
+
+
+def test_a_schedule_is_a_series_of_runs_of_verl():
+    """16 updates of 64 rollouts pass 1000; 149 of 128, 20000; the rest of 99,840 are 311 of 256."""
+    texts = registry.load("runs.exporters", "verl", "render_growing").render_growing(SERIES, None, "best")
+    runs = [yaml.safe_load(text) for text in texts]
+    assert [run["actor_rollout_ref"]["rollout"]["n"] for run in runs] == [4, 8, 16]
+    ends = [16, 16 + 149, 16 + 149 + 311]
+    assert [run["trainer"]["total_training_steps"] for run in runs] == ends
+    assert [run["trainer"]["save_freq"] for run in runs] == ends == [run["trainer"]["total_epochs"] for run in runs]
+    assert {(run["trainer"]["resume_mode"], run["trainer"]["default_local_dir"]) for run in runs} == {
+        ("auto", "checkpoints/best")
+    }
+    assert "# Run 2 of 3, from C = 1024 on" in texts[1] and "expected to end at 0.700" in texts[1]
+
+
+def test_a_schedule_is_a_series_of_runs_of_trl():
+    texts = registry.load("runs.exporters", "trl", "render_growing").render_growing(SERIES, None, "best")
+    runs = [yaml.safe_load(text) for text in texts]
+    assert [(run["num_generations"], run["generation_batch_size"], run["max_steps"]) for run in runs] == [
+        (4, 64, 16),
+        (8, 128, 149),
+        (16, 256, 311),
+    ]
+    assert [run["output_dir"] for run in runs] == ["best-1", "best-2", "best-3"]
+    assert [run.get("model_name_or_path") for run in runs] == [None, "best-1", "best-2"]
+    assert "--model_name_or_path" in texts[0] and "--model_name_or_path" not in texts[1]
+
+
+@pytest.mark.parametrize("name", ["isojax", "verl", "trl"])
+def test_no_schedule_where_none_is_expected_to_gain(name):
+    exporter = registry.load("runs.exporters", name, "render_growing")
+    with pytest.raises(InputError, match="no growing n is expected to gain at this budget"):
+        exporter.render_growing(replace(CHOSEN, growing=None), load_config("quickstart", []), "best")
 
 
 def test_a_fork_adds_a_framework(tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ BUDGET_HELP = (
 PRICE_HELP = "Price of a device for an hour, in the same money."
 FOR_HELP = "Whose config: isojax, verl, trl, openrlhf, tunix, maxtext, nemo_rl, or a module of yours."
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-GROWING_HELP = "Write the recommended schedule of n in place of the allocation (docs/growing-n.md)."
+GROWING_HELP = "Write the recommended schedule of n in place of the allocation; for verl and trl as a series of runs."
 WRITE_HELP = "Write a config that spends it so; an existing file is kept."
 
 
@@ -79,16 +79,24 @@ def recommend(
     if framework is not None and write is None:
         raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
     check_new_file(write, "--write")
-    if growing and (write is None or framework is not None):
-        raise InputError("--growing writes isojax's own config of the schedule; expected --write FILE with it.")
+    if growing and write is None:
+        raise InputError("--growing writes the recommended schedule as a config; expected --write FILE with it.")
     exporter = registry.load("runs.exporters", framework or "isojax", "render")
+    if growing and not hasattr(exporter, "render_growing"):
+        raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
     fit = read_fit(run, include_flagged)
     recommendation = choose(fit, amount, B_max, fixed or None, extrapolate, epsilon)
+    written: list[Path] = []
     if write is not None:
         config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
         config = load_config(str(config_path)) if config_path.exists() else None
-        render = exporter.render_growing if growing else exporter.render
-        write_text(write, render(recommendation, config))
+        if growing:
+            texts = exporter.render_growing(recommendation, config, write.stem)
+        else:
+            texts = [exporter.render(recommendation, config)]
+        written = [write] if len(texts) == 1 else numbered_files(write, len(texts))
+        for path, text in zip(written, texts, strict=True):
+            write_text(path, text)
     if as_json:
         allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
         answer = {name: value for name, value in vars(recommendation).items() if name != "allocation"}
@@ -101,9 +109,18 @@ def recommend(
     if sentence := describe_time(recommendation, price):
         console.print(f"  {sentence}")
     print_notes(console, flag_sentences(fit.health))
-    if write is not None:
-        run_command = exporter.HOW_TO_RUN.format(file=write, folder=write.parent, name=write.stem)
-        print_line(f"wrote {write}; run it with: {run_command}")
+    for number, path in enumerate(written):
+        template = exporter.HOW_TO_RUN if number == 0 else getattr(exporter, "HOW_TO_GO_ON", exporter.HOW_TO_RUN)
+        run_command = template.format(file=path, folder=path.parent, name=path.stem)
+        print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {run_command}")
+
+
+def numbered_files(path: Path, count: int) -> list[Path]:
+    """best.yaml as best-1.yaml, best-2.yaml, ...; InputError where one exists."""
+    paths = [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, count + 1)]
+    for numbered_path in paths:
+        check_new_file(numbered_path, "--write")
+    return paths
 
 
 def check_price(price: float | None) -> None:

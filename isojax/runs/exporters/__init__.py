@@ -1,26 +1,71 @@
 """A recommendation as a trainer's config: one file for each framework, or a fork's own module (`--for
 my_fork.my_trainer`), with `render(recommendation, sweep_config) -> str` (sweep_config is None for imported logs) and
 HOW_TO_RUN, the command that uses the written file; {file}, {folder} and {name} stand for its path, its folder, and
-its name less .yaml."""
+its name less .yaml.
+
+For --growing also `render_growing(recommendation, sweep_config, name) -> texts`, one config or a series of runs, each
+of which goes on from the checkpoint of the one before; HOW_TO_GO_ON where their commands differ from the first's."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from isojax.core.config import Config
-from isojax.core.nouns import Recommendation
+from isojax.core.errors import InputError
+from isojax.core.nouns import Allocation, GrowingRun, Recommendation
+from isojax.core.schedule import parse_schedule, stage_spans
+
+
+@dataclass(frozen=True)
+class GrowingStage:
+    """A run of one n, in a series that makes up a run whose n grows."""
+
+    number: int  # from 1
+    recommendation: Recommendation  # with the stage's allocation
+    M_end: int  # updates since the beginning of the series
+    note: str
+
+
+def recommended_growth(recommendation: Recommendation) -> GrowingRun:
+    """The recommended schedule; InputError where there is none."""
+    if recommendation.growing is None:
+        raise InputError("no growing n is expected to gain at this budget; expected --write without --growing.")
+    return recommendation.growing
+
+
+def growing_stages(recommendation: Recommendation) -> list[GrowingStage]:
+    """The recommended schedule as runs that follow one another; InputError where there is none."""
+    growing, C_end = recommended_growth(recommendation), recommendation.allocation.C
+    stages = parse_schedule(growing.schedule)
+    assert isinstance(stages, tuple)  # a recommendation has explicit stages
+    spans = stage_spans(stages)
+    M_ends = [*(span.M for span in spans[1:]), spans[-1].M + (C_end - spans[-1].C) // spans[-1].B]
+    result = []
+    for number, (span, M_end) in enumerate(zip(spans, M_ends, strict=True), 1):
+        allocation = Allocation(span.B_p, span.n, M_end - span.M)
+        note = (
+            f"Run {number} of {len(spans)}, from C = {span.C} on: together they are one run whose n grows"
+            f" ({growing.schedule}), expected to end at {growing.expected_reward:.3f}."
+        )
+        result.append(GrowingStage(number, replace(recommendation, allocation=allocation), M_end, note))
+    return result
 
 
 def header_comments(
-    recommendation: Recommendation, sweep_config: Config | None, learning_rate_key: str, notes: Sequence[str]
+    recommendation: Recommendation,
+    sweep_config: Config | None,
+    learning_rate_key: str,
+    notes: Sequence[str],
+    stage: GrowingStage | None = None,
 ) -> str:
     """YAML comments for the top of a config: the allocation, its expected reward, reasons, learning rate, and notes."""
     allocation, interval = recommendation.allocation, recommendation.interval
     interval_text = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
+    reward_text = f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}."
     lines = [
         f"isojax recommend: B_p = {allocation.B_p} problems per batch, n = {allocation.n} rollouts per problem, M = "
         f"{allocation.M} updates; C = {allocation.C} rollouts.",
-        f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}.",
-        *recommendation.reasons,
+        *([reward_text, *recommendation.reasons] if stage is None else [stage.note]),
         *([f"Risk: {recommendation.risk_summary}."] if recommendation.risks else []),
         *(f"warning: {warning}" for warning in recommendation.further_warnings),
         f"{_learning_rate_text(allocation.B, sweep_config)} The key is {learning_rate_key}.",

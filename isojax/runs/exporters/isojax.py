@@ -6,6 +6,7 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
+from isojax.runs.exporters import recommended_growth
 
 HOW_TO_RUN = "isojax train {file}"
 
@@ -15,17 +16,16 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     return yaml_text(_config(recommendation, sweep_config).model_dump(mode="json"))
 
 
-def render_growing(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The same with the recommended schedule in place of the cell."""
-    if recommendation.growing is None:
-        raise InputError("no growing n is expected to gain at this budget; expected --write without --growing.")
+def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
+    """The same with the recommended schedule in place of the cell: one run."""
+    del name  # the config names its run after the sweep
+    schedules = {"growing": recommended_growth(recommendation).schedule}
     config = _config(recommendation, sweep_config)
-    schedules = {"growing": recommendation.growing.schedule}
     largest_n = max(cell.n for cell in recommendation.measured_cells)
     B_max = max(config.sweep.B_max, recommendation.allocation.B_p * largest_n)
     sweep = config.sweep.model_copy(update={"B_p": (), "n": (), "schedules": schedules, "B_max": B_max})
     config = config.model_copy(update={"name": f"{config.name}-growing", "sweep": sweep})
-    return yaml_text(config.model_dump(mode="json"))
+    return [yaml_text(config.model_dump(mode="json"))]
 
 
 def _config(recommendation: Recommendation, sweep_config: Config | None) -> Config:

@@ -3,18 +3,41 @@
 TRL counts batches in completions: per_device_train_batch_size x gradient_accumulation_steps x processes = B = B_p n.
 generation_batch_size = B draws exactly one update's rollouts, and num_iterations = 1 uses each once."""
 
+from collections.abc import Mapping
+
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import header_comments
+from isojax.runs.exporters import GrowingStage, growing_stages, header_comments
 
 HOW_TO_RUN = "trl grpo --config {file} --model_name_or_path ... --dataset_name ... --reward_funcs ..."
+HOW_TO_GO_ON = "trl grpo --config {file} --dataset_name ... --reward_funcs ..."  # the file names the model
 MAX_PER_DEVICE_BATCH = 8
 
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The arguments as YAML; InputError for n = 1, which TRL's GRPO refuses."""
+    return _text(recommendation, sweep_config)
+
+
+def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
+    """A series: each run begins with the weights that the one before has saved; Adam's averages begin anew."""
+    texts = []
+    for stage in growing_stages(recommendation):
+        folders = {"output_dir": f"{name}-{stage.number}"}
+        if stage.number > 1:
+            folders["model_name_or_path"] = f"{name}-{stage.number - 1}"
+        texts.append(_text(stage.recommendation, sweep_config, stage, folders))
+    return texts
+
+
+def _text(
+    recommendation: Recommendation,
+    sweep_config: Config | None,
+    stage: GrowingStage | None = None,
+    folders: Mapping[str, str] | None = None,
+) -> str:
     allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, which it compares.")
@@ -26,10 +49,12 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "generation_batch_size": allocation.B,
         "num_iterations": 1,
         "max_steps": allocation.M,
+        **(folders or {}),
     }
+    how_to_run = HOW_TO_RUN if stage is None or stage.number == 1 else HOW_TO_GO_ON
     notes = [
         "On G processes divide gradient_accumulation_steps by G: an update takes per_device x steps x G = "
         f"{allocation.B} completions.",
-        f"Run: {HOW_TO_RUN.format(file='FILE')}",
+        f"Run: {how_to_run.format(file='FILE')}",
     ]
-    return header_comments(recommendation, sweep_config, "learning_rate", notes) + yaml_text(arguments)
+    return header_comments(recommendation, sweep_config, "learning_rate", notes, stage) + yaml_text(arguments)

@@ -7,7 +7,7 @@ epoch is at least one update, so M epochs never end first."""
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import header_comments
+from isojax.runs.exporters import GrowingStage, growing_stages, header_comments
 
 HOW_TO_RUN = (
     "python -m verl.trainer.main_ppo --config-dir={folder} --config-name={name} data.train_files=... "
@@ -17,7 +17,23 @@ HOW_TO_RUN = (
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     """The overrides as YAML."""
-    allocation = recommendation.allocation
+    return _text(recommendation, sweep_config, recommendation.allocation.M)
+
+
+def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
+    """A series: verl saves a checkpoint at the end, and goes on from the newest in default_local_dir."""
+    folder = f"checkpoints/{name}"
+    return [_text(s.recommendation, sweep_config, s.M_end, s, folder) for s in growing_stages(recommendation)]
+
+
+def _text(
+    recommendation: Recommendation,
+    sweep_config: Config | None,
+    M_end: int,
+    stage: GrowingStage | None = None,
+    checkpoints: str = "",
+) -> str:
+    allocation, trainer = recommendation.allocation, {"total_training_steps": M_end, "total_epochs": M_end}
     overrides = {
         "defaults": ["ppo_trainer", "_self_"],
         "data": {"train_batch_size": allocation.B_p},
@@ -26,11 +42,17 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
             "rollout": {"n": allocation.n},
             "actor": {"ppo_mini_batch_size": allocation.B_p, "ppo_epochs": 1},
         },
-        "trainer": {"total_training_steps": allocation.M, "total_epochs": allocation.M},
+        "trainer": trainer,
     }
-    notes = [
-        f"B = {allocation.B} rollouts per update must be a multiple of the number of GPUs.",
-        f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}",
-    ]
+    notes = [f"B = {allocation.B} rollouts per update must be a multiple of the number of GPUs."]
+    if stage is not None:
+        overrides["trainer"] = {
+            **trainer,
+            "save_freq": M_end,  # and at the end, whatever it is, if it is above 0
+            "resume_mode": "auto",
+            "default_local_dir": checkpoints,
+        }
+        notes.append("Steps are counted on from run to run. The checkpoint brings the first run's learning rate back.")
+    notes.append(f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}")
     learning_rate_key = "actor_rollout_ref.actor.optim.lr"
-    return header_comments(recommendation, sweep_config, learning_rate_key, notes) + yaml_text(overrides)
+    return header_comments(recommendation, sweep_config, learning_rate_key, notes, stage) + yaml_text(overrides)
