@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 from rich.markup import escape
@@ -86,17 +87,7 @@ def recommend(
         raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
     fit = read_fit(run, include_flagged)
     recommendation = choose(fit, amount, B_max, fixed or None, extrapolate, epsilon)
-    written: list[Path] = []
-    if write is not None:
-        config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
-        config = load_config(str(config_path)) if config_path.exists() else None
-        if growing:
-            texts = exporter.render_growing(recommendation, config, write.stem)
-        else:
-            texts = [exporter.render(recommendation, config)]
-        written = [write] if len(texts) == 1 else numbered_files(write, len(texts))
-        for path, text in zip(written, texts, strict=True):
-            write_text(path, text)
+    written = [] if write is None else write_configs(write, run, exporter, recommendation, growing)
     if as_json:
         allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
         answer = {name: value for name, value in vars(recommendation).items() if name != "allocation"}
@@ -115,11 +106,24 @@ def recommend(
         print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {run_command}")
 
 
-def numbered_files(path: Path, count: int) -> list[Path]:
-    """best.yaml as best-1.yaml, best-2.yaml, ...; InputError where one exists."""
-    paths = [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, count + 1)]
-    for numbered_path in paths:
-        check_new_file(numbered_path, "--write")
+def write_configs(
+    path: Path, run: Path, exporter: ModuleType, recommendation: Recommendation, growing: bool
+) -> list[Path]:
+    """The exporter's config at this path; of a series, best.yaml is best-1.yaml, best-2.yaml, ... InputError where one
+    exists."""
+    config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
+    config = load_config(str(config_path)) if config_path.exists() else None
+    if growing:
+        texts = exporter.render_growing(recommendation, config, path.stem)
+    else:
+        texts = [exporter.render(recommendation, config)]
+    paths = [path]
+    if len(texts) > 1:
+        paths = [path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(1, len(texts) + 1)]
+    for new_path in paths:
+        check_new_file(new_path, "--write")
+    for new_path, text in zip(paths, texts, strict=True):
+        write_text(new_path, text)
     return paths
 
 
