@@ -33,7 +33,6 @@ LaunchSweep = Callable[[Config, bool, bool], Path | None]  # of a config, whethe
 class RateResult:
     rate: float
     scores: tuple[float, ...] = ()  # of each seed
-    curves: tuple[tuple[tuple[int, float], ...], ...] = ()  # (C, reward) of each evaluation, of each seed
     flags: tuple[str, ...] = ()  # why it is out, with the run's name
 
     @property
@@ -159,9 +158,8 @@ def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] =
     if not runs:
         return RateResult(rate, flags=tuple(flags))
     metric = default_metric(runs)
-    curves = [tuple((p.rollouts, metric_value(p, metric, run.source)) for p in run.points) for run in runs]
-
-    return RateResult(rate, tuple(map(score_curve, curves)), tuple(curves), tuple(flags))
+    curves = [[(p.rollouts, metric_value(p, metric, run.source)) for p in run.points] for run in runs]
+    return RateResult(rate, tuple(map(score_curve, curves)), tuple(flags))
 
 
 def score_curve(curve: Sequence[tuple[int, float]]) -> float:

@@ -186,7 +186,6 @@ def test_what_becomes_of_runs() -> None:
 
     result = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6)])
     assert result.scores == (0.4, 0.6) and result.reward == pytest.approx(0.5) and not result.flags
-    assert result.curves[0] == ((0, 0.0), (10, 0.2), (20, 0.4))
     broken = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6, "not finite")], ["8x2-s1: not finite"])
     assert broken.flags == ("8x2-s1: not finite",)
 

@@ -92,8 +92,8 @@ def recommend(
         allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
         answer = {name: value for name, value in vars(recommendation).items() if name != "allocation"}
         cost = None if price is None or recommendation.device_hours is None else price * recommendation.device_hours
-        asked = {"budget": amount if isinstance(amount, int) else budget, "cost": cost}
-        print(json_text({**asked, **allocation, **answer, "health": fit.health}))
+        request = {"budget": amount if isinstance(amount, int) else budget, "cost": cost}
+        print(json_text({**request, **allocation, **answer, "health": fit.health}))
         return
     console = SafeConsole()
     print_recommendation(console, recommendation, amount if isinstance(amount, int) else budget, fit.reward_name)
