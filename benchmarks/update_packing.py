@@ -13,6 +13,7 @@ import json
 import statistics
 import time
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -72,21 +73,21 @@ def main() -> None:
     programs: dict[int, Any] = {}
     line: dict[str, Any] = {"tokens": live, "microbatch": M, "T": T, "backend": jax.default_backend()}
     for count in counts:
-        shapes.MAX_BUCKETS = count
-        sampling = SamplingConfig(prompt_length=P, response_length=T)
-        objective = PolicyObjective(decoder, RLConfig(), sampling, vocab_split=False)
-        gradient = build_gradient(objective, sampler_shapes, on, decoder.logical_axes(), decoder.shapes())
+        with patch.object(shapes, "MAX_BUCKETS", count):
+            sampling = SamplingConfig(prompt_length=P, response_length=T)
+            objective = PolicyObjective(decoder, RLConfig(), sampling, vocab_split=False)
+            gradient = build_gradient(objective, sampler_shapes, on, decoder.logical_axes(), decoder.shapes())
 
-        def program(params: Any, gradient: Any = gradient) -> Any:
-            inputs = UpdateInputs(params, params, problems, make_coefficients(RLConfig()))
-            return gradient(inputs, responses, jnp.int32(B_P), jnp.int32(N))
+            def program(params: Any, gradient: Any = gradient) -> Any:
+                inputs = UpdateInputs(params, params, problems, make_coefficients(RLConfig()))
+                return gradient(inputs, responses, jnp.int32(B_P), jnp.int32(N))
 
-        start = time.process_time()
-        programs[count] = jax.jit(program).lower(params).compile()
-        line[f"compile_s_{count}"] = round(time.process_time() - start, 1)
-        line[f"positions_{count}"] = round(
-            positions(length, sampler_shapes.prefill_batch, shapes.bucket_widths(T)) / live, 2
-        )
+            start = time.process_time()
+            programs[count] = jax.jit(program).lower(params).compile()
+            line[f"compile_s_{count}"] = round(time.process_time() - start, 1)
+            line[f"positions_{count}"] = round(
+                positions(length, sampler_shapes.prefill_batch, shapes.bucket_widths(T)) / live, 2
+            )
     spent: dict[int, list[float]] = {count: [] for count in counts}
     for turn in range(REPEATS + 1):
         for count, compiled in programs.items():

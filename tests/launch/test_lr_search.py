@@ -224,7 +224,6 @@ def test_a_search_from_end_to_end(
             [json.loads(line) for line in p.read_text().splitlines()[1:]]
             for p in sorted(folder.glob(f"{rate}/cells/*/records.jsonl"))
         ]
-        assert row["curves"] == [[[p["rollouts"], p["metrics"]["avg@8"]] for p in run] for run in runs]
         last = [[p["metrics"]["avg@8"] for p in run[1:]][-math.ceil((len(run) - 1) / 4) :] for run in runs]
         assert row["reward"] == pytest.approx(sum(sum(x) / len(x) for x in last) / 2)
         assert all(

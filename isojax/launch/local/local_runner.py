@@ -35,6 +35,8 @@ from isojax.train.loop import is_finished, run_cell
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs
 from isojax.train.programs import SweepPrograms
 
+SIGNAL_INTERVAL = 0.5  # seconds until the thread that handles signals looks again
+
 
 def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path | None:
     """Run every cell of the sweep that is not finished; returns the sweep's folder, or None in a process that is not
@@ -115,7 +117,9 @@ def train_cells(
         stopped_early.append(True)
 
     calls = [run_in_thread(partial(worker, programs)) for programs in setup.programs]
-    wait(calls)
+    # A signal's handler runs when this thread wakes, and a signal that comes just before it waits does not wake it.
+    while wait(calls, timeout=SIGNAL_INTERVAL).not_done:
+        pass
     for call in calls:
         call.result()
     if preemptions or (stopped_early and not target_queue.empty()):
