@@ -116,20 +116,28 @@ def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
     return topologies
 
 
-def compile_for_topology(config: Config, topology: str) -> None:
-    """Choose sizes, compile and print the plan; InputError where the sweep, the mesh or the topology cannot be used, or
-    nothing fits."""
+def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], DeviceBudget]:
+    """The config with the model and the precision that a run on this topology has, its chips, and what the sweep may
+    take of them."""
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
-    cells = plan_cells(config.sweep)
-    algorithm.check_algorithm(config.cell.rl, cells)
     model, precision = hf_load.resolve_model(config.cell.model), config.cell.precision.for_platform("tpu")
     config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
     task, devices = _planning_task(config), topology_devices(topology)
-    (chip_gib, rates), topologies = find_chip(devices[0].device_kind), larger_topologies(topology, len(devices))
+    chip_gib, _ = find_chip(devices[0].device_kind)
     mesh, memory = parse_mesh(config.run.mesh, len(devices)), int(GIB * (config.run.device_memory or chip_gib))
-    pairs, vocab = sorted({pair for cell in cells for pair in cell.pairs}), model.vocab or task.vocab
-    budget = DeviceBudget(config.cell, pairs, mesh, vocab, task.on_device, "tpu", memory)
-    kind, gib = devices[0].device_kind, format_bytes(memory)
+    pairs = sorted({pair for cell in plan_cells(config.sweep) for pair in cell.pairs})
+    vocab = model.vocab or task.vocab
+    return config, devices, DeviceBudget(config.cell, pairs, mesh, vocab, task.on_device, "tpu", memory)
+
+
+def compile_for_topology(config: Config, topology: str) -> None:
+    """Choose sizes, compile and print the plan; InputError where the sweep, the mesh or the topology cannot be used, or
+    nothing fits."""
+    cells = plan_cells(config.sweep)
+    algorithm.check_algorithm(config.cell.rl, cells)
+    config, devices, budget = topology_budget(config, topology)
+    (_, rates), topologies = find_chip(devices[0].device_kind), larger_topologies(topology, len(devices))
+    mesh, kind, gib = budget.mesh, devices[0].device_kind, format_bytes(budget.device_memory)
     chips = f"{mesh.devices} of the {len(devices)} chips of {topology} ({kind}, {gib} each), mesh {config.run.mesh}"
     console.print(f"{config.name} on {chips}")
     config = config.model_copy(update={"sweep": confirm_sizes(config, budget, topologies)})
@@ -184,17 +192,22 @@ def run_apart(function: Callable[..., T], *arguments: Any) -> T:
         raise RunFailed("its process ended without an answer, by a crash or for lack of this machine's memory.") from e
 
 
-def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs: list[str]) -> dict[str, int]:
-    """Bytes that these programs take at their peaks by their compiler; RunFailed where it fails."""
+def programs_on_topology(config: Config, sweep: SweepConfig, topology: str) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """`build_abstract_programs` of a config from `topology_budget`, with these sizes."""
     jax.config.update("jax_platforms", "cpu")
     # What is compiled for chips that are not here cannot be read back from the cache.
     jax.config.update("jax_enable_compilation_cache", False)
     devices = topology_devices(topology)
     mesh = make_mesh(parse_mesh(config.run.mesh, len(devices)), devices)
     pairs = sorted({pair for cell in plan_cells(sweep) for pair in cell.pairs})
-    lowered = build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
+    return build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
+
+
+def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs: list[str]) -> dict[str, int]:
+    """Bytes that these programs take at their peaks by their compiler; RunFailed where it fails."""
+    built = programs_on_topology(config, sweep, topology)
     try:
-        return {program: program_peak(*lowered[program]) for program in programs}
+        return {program: program_peak(*built[program]) for program in programs}
     except jax.errors.JaxRuntimeError as e:
         raise RunFailed(f"{str(e).partition(chr(10))[0].strip().rstrip('.')}.") from e
 

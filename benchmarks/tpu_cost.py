@@ -1,0 +1,204 @@
+"""What a token of the sampler costs on a TPU that is not here: an estimate of its compiler, and not a measurement.
+
+    python benchmarks/tpu_cost.py gsm8k models/llama-3.1-8b-instruct cell.sampling.prompt_length=1024 \
+        cell.sampling.response_length=2048 sweep.decode_slots=32 --topology v5e:4x4 --mesh fsdp=4,tensor=4
+
+libtpu compiles the sampler's program for the topology and writes into the optimized HLO how many cycles it expects each
+operation to take. The first line has a token's milliseconds, and what the chip's memory would allow: the layers'
+weights, the unembedding and the live part of the cache, read once at the published bandwidth. Further lines have what
+costs most in each loop. The compiler does not price flash_decode: its blocks count as read at the published bandwidth,
+averaged over responses of random lengths so far, plus 0.35 us for each step of its grid.
+"""
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from isojax.core.config.load import load_configs
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.local.compile_for_topology import programs_on_topology, topology_budget
+from isojax.launch.planner import fit_to_memory, format_sizes
+from isojax.launch.time_estimate import find_chip
+from isojax.models.attention import cache_positions
+from isojax.models.kernels.tpu_decode import cache_layout, live_blocks
+
+CLOCK = {"TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9}  # Hz, from the published TFLOP/s
+CORES = {"TPU v5": 2}  # of a chip, where it is not 1
+STEP_SECONDS = 0.35e-6  # of a step of a Pallas grid, next to its copies
+DRAWS = 64  # of the slots' positions
+ITEM_BYTES = {"pred": 1, "s8": 1, "u8": 1, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4}
+KEPT_BYTES = 1 << 20  # an array of so many bytes is a part of the cache or the weights
+
+
+@dataclass(frozen=True)
+class Operation:
+    name: str
+    opcode: str
+    result_bytes: int
+    cycles: int
+    text: str
+
+    @property
+    def moves_data(self) -> bool:
+        """Whether it only copies, turns round or slices, so much that it must be the cache or weights. An asynchronous
+        copy brings an operand nearer, and is none of these."""
+        names = ("copy", "transpose", "slice_fusion", "slice-fusion")
+        return self.result_bytes >= KEPT_BYTES and (
+            self.opcode in ("copy", "transpose", "dynamic-slice")
+            or (self.opcode == "fusion" and any(x in self.name for x in names) and "update" not in self.name)
+        )
+
+
+@dataclass
+class Loop:
+    """A computation: the program's own operations or those of a loop's body, and the loops within."""
+
+    operations: list[Operation] = field(default_factory=list)
+    loops: list["Loop"] = field(default_factory=list)
+
+    @property
+    def depth(self) -> int:
+        return 1 + max((loop.depth for loop in self.loops), default=0)
+
+    @property
+    def cycles(self) -> int:
+        """Of one iteration, without the loops within."""
+        return sum(operation.cycles for operation in self.operations)
+
+    @property
+    def innermost(self) -> "Loop":
+        return max(self.loops, key=lambda loop: loop.depth).innermost if self.loops else self
+
+    def walk(self) -> Iterator["Loop"]:
+        yield self
+        for loop in self.loops:
+            yield from loop.walk()
+
+
+def read_loops(hlo: str) -> Loop:
+    """The entry computation of optimized HLO."""
+    bodies: dict[str, list[str]] = {}
+    name = entry = ""
+    for line in hlo.splitlines():
+        if head := re.match(r"(ENTRY )?%?([\w.\-]+) .*\{$", line):
+            name = head[2]
+            bodies[name], entry = [], name if head[1] else entry
+        elif name:
+            bodies[name].append(line)
+
+    def read(name: str) -> Loop:
+        loop = Loop()
+        for line in bodies[name]:
+            if match := re.match(r"\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(", line):
+                cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
+                sizes = re.findall(r"(\w+)\[([\d,]*)\]", match[2])
+                size = max((ITEM_BYTES.get(t, 4) * math.prod(map(int, d.split(","))) for t, d in sizes if d), default=0)
+                loop.operations.append(
+                    Operation(match[1], match[3], size, int(cycles[1]) if cycles else 0, line.strip())
+                )
+                if match[3] == "while":
+                    body = re.search(r"body=%?([\w.\-]+)", line)
+                    loop.loops.append(read(body[1]) if body else Loop())
+        return loop
+
+    return read(entry)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The decode kernel of one token in all layers."""
+
+    seconds: float
+    live_bytes: float  # of the cache up to the slots' positions
+
+
+def kernel_cost(cell: Any, sweep: Any, mesh: MeshShape, kind: str, bandwidth: float) -> Kernel:
+    model, sampling, R = cell.model, cell.sampling, sweep.decode_slots
+    K = model.kv_heads // mesh.tensor if model.kv_heads % mesh.tensor == 0 else model.kv_heads
+    P, T, H = sampling.prompt_length, sampling.response_length, model.head_dim
+    C, dtype = cache_positions("pallas", P + T), jnp.dtype(cell.precision.cache)
+    cache = (jnp.zeros((1, R, K, *((H, C) if H % 128 else (C, H))), dtype),)
+    positions = np.random.default_rng(0).integers(P, P + T, (DRAWS, R))
+    blocks = [live_blocks(jnp.asarray(x), cache, H) for x in positions]
+    cores = len(blocks[0].steps)
+    steps = np.mean([int(x.steps.max()) for x in blocks]) * cores / min(CORES.get(kind, 1), cores)
+    block_positions = cache_layout(cache, H).block_positions
+    position_bytes = 2 * K * H * dtype.itemsize
+    read_bytes = position_bytes * block_positions * np.mean((positions // block_positions + 1).sum(1))
+    live_bytes = position_bytes * positions.sum(1).mean()
+    seconds = model.layers * (read_bytes / bandwidth + STEP_SECONDS * steps)
+    return Kernel(float(seconds), float(model.layers * live_bytes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="+", metavar="CONFIG|KEY=VALUE", help="as of isojax launch; a task in text")
+    parser.add_argument("--topology", default="v5e:4x4", help="such as v5p:2x2x2 or v6e:2x4 (default %(default)s)")
+    parser.add_argument("--mesh", default="fsdp=4,tensor=4", help="default %(default)s")
+    parser.add_argument("--top", type=int, default=5, help="operations to print of each loop (default %(default)s)")
+    parser.add_argument("--hlo", help="a file for the optimized HLO")
+    arguments = parser.parse_intermixed_args()
+    words = [*arguments.words, f"run.mesh={arguments.mesh}", "sweep.decode_attention=pallas"]
+    config = load_configs([x for x in words if "=" not in x], [x for x in words if "=" in x])
+    config, devices, budget = topology_budget(config, arguments.topology)
+    sweep = fit_to_memory(config.sweep, budget) or budget.smallest_sizes(config.sweep)
+    function, shapes = programs_on_topology(config, sweep, arguments.topology)["decode"]
+    compiled = function.lower(*shapes).compile()
+    if arguments.hlo:
+        with open(arguments.hlo, "w") as file:
+            file.write(compiled.as_text())
+
+    kind, model, mesh = devices[0].device_kind, config.cell.model, budget.mesh
+    bandwidth, clock, program = find_chip(kind)[1].bandwidth, CLOCK[kind], read_loops(compiled.as_text())
+    token = max(program.loops, key=lambda loop: loop.depth)
+    prefill = next((x for x in program.loops if x.depth == 2), Loop())
+    layer, prefill_layer = token.innermost, prefill.innermost
+    kernel = kernel_cost(config.cell, sweep, mesh, kind, bandwidth)
+    around_layers = sum(loop.cycles for loop in token.walk()) - layer.cycles
+    seconds = (model.layers * layer.cycles + around_layers) / clock + kernel.seconds
+    weight_bytes = sum(x.size * x.dtype.itemsize for x in _read_weights(shapes[0].weights, model.tied)) / mesh.tensor
+    hbm_seconds = (weight_bytes + kernel.live_bytes) / bandwidth
+    visit_and_token = (program, *token.walk(), *(loop for loop in program.loops if loop.depth == 1))
+    moved = [x.name for loop in visit_and_token for x in loop.operations if x.moves_data]
+    line = {
+        "topology": arguments.topology,
+        "mesh": arguments.mesh,
+        "sizes": format_sizes(sweep),
+        "ms_per_token": round(1e3 * seconds, 2),
+        "hbm_ms_per_token": round(1e3 * hbm_seconds, 2),
+        "share_of_roofline": round(hbm_seconds / seconds, 2),
+        "layer_us": round(1e6 * layer.cycles / clock, 1),
+        "around_layers_us": round(1e6 * around_layers / clock, 1),
+        "kernel_ms": round(1e3 * kernel.seconds, 2),
+        "visit_us": round(1e6 * program.cycles / clock, 1),
+        "prefill_ms_per_batch": round(1e3 * (prefill.cycles + model.layers * prefill_layer.cycles) / clock, 2),
+        "temporaries_mb": round(compiled.memory_analysis().temp_size_in_bytes / 1e6, 1),
+        "moves_of_cache_or_weights": moved,
+    }
+    print(json.dumps(line))
+    for name, loop in (("layer", layer), ("token", token), ("visit", program), ("prefill layer", prefill_layer)):
+        for x in sorted(loop.operations, key=lambda x: -x.cycles)[: arguments.top]:
+            traced = re.search(r'op_name="[^"]*?([^/"]*/[^/"]*)"', x.text)
+            cost = {"loop": name, "us": round(1e6 * x.cycles / clock, 1), "operation": x.name}
+            print(json.dumps({**cost, "traced": traced[1] if traced else ""}))
+
+
+def _read_weights(weights: Any, tied: bool) -> list[Any]:
+    """The weights that a token reads in full: all but an untied embedding, of which it reads a row."""
+    return [x for name, x in _flat(weights) if name != "cos_sin" and (tied or name != "embed")]
+
+
+def _flat(weights: Any) -> Iterator[tuple[str, Any]]:
+    for name, x in weights.items():
+        yield from ((name, y) for y in (x.values() if isinstance(x, dict) else [x]) if hasattr(y, "size"))
+
+
+if __name__ == "__main__":
+    main()

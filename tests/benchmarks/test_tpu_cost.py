@@ -1,0 +1,56 @@
+"""The compiler's estimate of a token on a TPU: read from HLO by hand, and of a 7B model's sampler."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.tpu_cost import read_loops
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HLO = """\
+HloModule jit_f
+
+%inner (x: f32[8]) -> f32[8] {
+  %big = bf16[1024,1024]{1,0} copy(%y), backend_config={"estimated_cycles":"30"}
+  ROOT %r = f32[8]{0} fusion(%x), kind=kLoop, calls=%c, backend_config={"estimated_cycles":"4"}
+}
+
+%outer (x: f32[8]) -> f32[8] {
+  %a = (f32[8]{0}, s32[]) add(%x, %x), backend_config={"estimated_cycles":"2"}
+  ROOT %w = f32[8]{0} while(%a), condition=%cond, body=%inner
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %small = f32[8]{0} copy(%x), backend_config={"estimated_cycles":"1"}
+  ROOT %w2 = f32[8]{0} while(%small), condition=%cond2, body=%outer
+}
+"""
+
+
+def test_loops_by_hand() -> None:
+    program = read_loops(HLO)
+    assert (program.depth, program.cycles, program.loops[0].cycles, program.innermost.cycles) == (3, 1, 2, 34)
+    moved = [x.name for loop in program.walk() for x in loop.operations if x.moves_data]
+    assert moved == ["big"]  # 2 MiB; the other copy has 32 bytes
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
+def test_a_token_of_a_7b_model_on_v5e() -> None:
+    """At least 60% of what the memory allows; nothing turns the cache or weights round, between tokens or in them."""
+    words = ("gsm8k", "models/qwen2.5-7b-instruct", "sweep.decode_slots=64", "--top=1")
+    lengths = ("cell.sampling.prompt_length=1024", "cell.sampling.response_length=2048")
+    command = [sys.executable, "benchmarks/tpu_cost.py", *words, *lengths]  # libtpu stays in its process
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    cost = json.loads(done.stdout.splitlines()[0])
+    assert cost["ms_per_token"] <= 11.0 and cost["share_of_roofline"] >= 0.6 and cost["hbm_ms_per_token"] > 6
+    assert cost["moves_of_cache_or_weights"] == [] and cost["temporaries_mb"] < 50
