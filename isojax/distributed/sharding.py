@@ -41,6 +41,11 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
 }
 
 
+def num_input_axes(axes: tuple[str, ...]) -> int:
+    """How many axes of a layer's weight count inputs; 0 if it is no matrix."""
+    return len(axes) - 1 if axes[-1] == "embed" else int(axes[0] == "embed")
+
+
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
     """A mesh of Auto axes over the first of these devices."""
     grid = np.asarray(devices[: shape.devices]).reshape(shape.data, shape.fsdp, shape.sequence, shape.tensor)

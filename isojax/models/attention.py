@@ -22,7 +22,7 @@ MASKED_SCORE = -1e30
 PALLAS = ("pallas", "interpret")
 
 PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
-KVArrays = tuple[Array, ...]  # keys [L R K H C], values [L R K C H]; of int8 ones also their scales, f32[L R K C] each
+KVArrays = tuple[Array, ...]  # keys and values, see `position_axes`; of int8 ones also their scales, f32[L R K C] each
 SlotSegment = tuple[Array, Array, Array]  # keys [Z K H c], values [Z K c H], mask bool[R c]
 RowQueries = Float[Array, "b t N H"]
 RowHeads = Float[Array, "b K t H"]
@@ -95,11 +95,28 @@ def to_cache_dtype(keys: Array, values: Array, dtype: Any) -> tuple[Array, ...]:
     return keys, values, key_scale, value_scale
 
 
+def position_axes(implementation: str, head_dim: int) -> tuple[int, ...]:
+    """The axes of positions of a cache's keys, values and both scales, as this decode attention reads them: keys and
+    values are [L R K H C] where it is -1, [L R K C H] where it is -2. XLA would turn them round at each program's
+    beginning and end if the program read them otherwise."""
+    if implementation in PALLAS:
+        from isojax.models.kernels.tpu_decode import is_transposed  # loads Pallas, which only a TPU's kernels need
+
+        return (-1, -1, -1, -1) if is_transposed(head_dim) else (-2, -2, -1, -1)
+    return (-2 if implementation == "cudnn" else -1, -2, -1, -1)
+
+
+def move_positions(keys: Array, values: Array, *scales: Array, axes: tuple[int, ...]) -> KVArrays:
+    """Keys and values [... C H] as a cache with these `position_axes` holds them; scales as they are."""
+    moved = (x.swapaxes(-1, -2) if axis == -1 else x for x, axis in zip((keys, values), axes, strict=False))
+    return *moved, *scales
+
+
 def cache_positions(implementation: str, positions: int) -> int:
     """How many positions a cache must have to hold `positions`: the TPU's kernel wants whole blocks."""
     if implementation not in PALLAS:
         return positions
-    from isojax.models.kernels.tpu_decode import pad_to_blocks  # loads Pallas, which only a TPU's kernels need
+    from isojax.models.kernels.tpu_decode import pad_to_blocks  # as above
 
     return pad_to_blocks(positions)
 
@@ -158,27 +175,55 @@ def _plain_self_attention(q: Array, k: Array, v: Array, prefix: PrefixKV | None)
     return attend(q, kv_segments)
 
 
+def live_blocks(implementation: str, positions: SlotInts, cache: KVArrays, head_dim: int) -> tuple[Array, ...]:
+    """What `decode_attention` needs to know of the slots' positions, the same in all layers; empty for most."""
+    if implementation not in PALLAS:
+        return ()
+    from isojax.models.kernels import tpu_decode  # as above
+
+    def of_shard(positions: Array, *cache: Array) -> tuple[Array, ...]:
+        return tuple(tpu_decode.live_blocks(positions, cache, head_dim))
+
+    return shard_over_heads(of_shard, cache[0].shape[2], (None, *(2,) * len(cache)), (None, None, None))(
+        positions, *cache
+    )
+
+
 def decode_attention(
-    implementation: str, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: KVArrays, layer: Array, positions: SlotInts
+    implementation: str,
+    q: SlotQueries,
+    k: SlotHeads,
+    v: SlotHeads,
+    cache: KVArrays,
+    layer: Array,
+    positions: SlotInts,
+    live: tuple[Array, ...],
 ) -> tuple[SlotQueries, KVArrays]:
-    """Writes each slot's new key and value at its position of `layer`, and attends to positions 0 .. positions[r]."""
+    """Writes each slot's new key and value at its position of `layer`, and attends to positions 0 .. positions[r].
+    `live`: of `live_blocks`."""
     new_kv = to_cache_dtype(k, v, cache[0].dtype)
     if implementation in PALLAS:
-        from isojax.models.kernels.tpu_decode import flash_decode  # as above
+        from isojax.models.kernels.tpu_decode import LiveBlocks, flash_decode  # as above
 
-        def kernel(q: Array, layer: Array, positions: Array, *new_and_cache: Array) -> tuple[Array, ...]:
+        def kernel(q: Array, layer: Array, positions: Array, *arrays: Array) -> tuple[Array, ...]:
+            live, new_and_cache = LiveBlocks(*arrays[:3]), arrays[3:]
             new_kv, cache = new_and_cache[: len(new_and_cache) // 2], new_and_cache[len(new_and_cache) // 2 :]
-            out, cache = flash_decode(q, new_kv, cache, layer, positions, interpret=implementation == "interpret")
+            out, cache = flash_decode(q, new_kv, cache, layer, positions, live, implementation == "interpret")
             return out, *cache
 
         new_axes, cache_axes = (1,) * len(new_kv), (2,) * len(cache)
-        attention = shard_over_heads(kernel, k.shape[1], (1, None, None, *new_axes, *cache_axes), (1, *cache_axes))
-        out, *updated_cache = attention(q, layer, positions, *new_kv, *cache)
+        input_axes = (1, None, None, *(None,) * len(live), *new_axes, *cache_axes)
+        attention = shard_over_heads(kernel, k.shape[1], input_axes, (1, *cache_axes))
+        out, *updated_cache = attention(q, layer, positions, *live, *new_kv, *cache)
         return out, tuple(updated_cache)
     rows = jnp.arange(q.shape[0])
+    is_last = position_axes(implementation, q.shape[2])[0] == -1  # keys [L R K H C]
+    keys_at = cache[0].at[(layer, rows, slice(None), *([slice(None)] if is_last else []), positions)]
     # Written before it is read: XLA then works in place, where reading first made it copy the cache in every layer.
-    keys = cache[0].at[layer, rows, :, :, positions].set(new_kv[0])
-    cache = (keys, *(c.at[layer, rows, :, positions].set(x) for c, x in zip(cache[1:], new_kv[1:], strict=True)))
+    cache = (
+        keys_at.set(new_kv[0]),
+        *(c.at[layer, rows, :, positions].set(x) for c, x in zip(cache[1:], new_kv[1:], strict=True)),
+    )
     keys, values, *scales = (lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache)
     if implementation == "cudnn":
         sharded_decode = shard_over_heads(lambda *x: (cudnn_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))

@@ -5,6 +5,7 @@ One that fails to compile, or is further from float32's answer than rounding exp
 
 import functools
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,15 @@ from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.distributed.device_probe import seconds_per_call
 from isojax.distributed.sharding import positions_are_split
-from isojax.models.attention import cache_positions, decode_attention, self_attention, to_cache_dtype
+from isojax.models.attention import (
+    cache_positions,
+    decode_attention,
+    live_blocks,
+    move_positions,
+    position_axes,
+    self_attention,
+    to_cache_dtype,
+)
 
 PLATFORM_KERNELS = {"tpu": ("pallas",), "gpu": ("cudnn",), "cpu": ()}  # in addition to `plain`
 CALLS_PER_PROGRAM = 16  # of attention in one timed program, so that its launch hardly counts
@@ -38,12 +47,13 @@ class SelfAttentionShape:
     head_dim: int
     dtype: str
 
-    def random_inputs(self, rows: int) -> tuple[Any, ...]:
+    def random_inputs(self, rows: int, implementation: str) -> tuple[Any, ...]:
         """q, k, v, prefix keys and values, and lengths of prefixes that increase to the whole, for so many rows."""
         K, H = self.kv_heads, self.head_dim
         kv_shapes = [(rows, K, self.positions, H)] * 2 + [(rows, K, self.prefix_length, H)] * 2
         shapes = [(rows, self.positions, self.heads, H), *kv_shapes]
         lengths = (jnp.arange(rows) + 1) * self.prefix_length // rows
+        del implementation  # all take the same
         return *(_random_normal(i, shape, self.dtype) for i, shape in enumerate(shapes)), lengths
 
     def call(self, implementation: str, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
@@ -71,19 +81,22 @@ class DecodeAttentionShape:
     dtype: str
     cache_dtype: str
 
-    def random_inputs(self, rows: int) -> tuple[Any, ...]:
+    def random_inputs(self, rows: int, implementation: str) -> tuple[Any, ...]:
         """Queries, keys and values, a cache of two layers, and positions spread over the whole of it."""
         K, H = self.kv_heads, self.head_dim
         q, k, v = (_random_normal(i, (rows, heads, H), self.dtype) for i, heads in enumerate((self.heads, K, K)))
         length = cache_positions("pallas", self.positions)
         keys, values = (_random_normal(i, (2, rows, K, length, H), self.dtype) for i in (3, 4))
-        keys, *rest = to_cache_dtype(keys, values, self.cache_dtype)
-        return q, k, v, (keys.swapaxes(-1, -2), *rest), jnp.arange(rows) * self.positions // rows
+        cache = move_positions(
+            *to_cache_dtype(keys, values, self.cache_dtype), axes=position_axes(implementation, self.head_dim)
+        )
+        return q, k, v, cache, jnp.arange(rows) * self.positions // rows
 
     def call(self, implementation: str, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
         """The output that must be right, and the inputs of the next call, the cache written in place."""
         q, k, v, cache, positions = inputs
-        out, cache = decode_attention(implementation, q, k, v, cache, jnp.int32(1), positions)
+        live = live_blocks(implementation, positions, cache, self.head_dim)
+        out, cache = decode_attention(implementation, q, k, v, cache, jnp.int32(1), positions, live)
         return out, (out, k, v, cache, positions)
 
 
@@ -153,16 +166,13 @@ def _mismatch(shape: AttentionShape, implementation: str) -> str:
     if implementation == "plain":
         return ""
 
-    def outputs(name: str, inputs: tuple[Any, ...]) -> Any:
+    def outputs(name: str, cast: Callable[[Any], Any] = lambda x: x) -> Any:
+        inputs = jax.tree.map(cast, shape.random_inputs(min(2, shape.rows), name))
         return jax.tree.leaves(jax.jit(lambda x: shape.call(name, x)[0])(inputs))
 
-    inputs = shape.random_inputs(min(2, shape.rows))
-    float32_inputs = jax.tree.map(
-        lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x, inputs
-    )
     with jax.default_matmul_precision("highest"):
-        reference = outputs("plain", float32_inputs)
-    plain, kernel = outputs("plain", inputs), outputs(implementation, inputs)
+        reference = outputs("plain", lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x)
+    plain, kernel = outputs("plain"), outputs(implementation)
     for expected, plain_output, kernel_output in zip(reference, plain, kernel, strict=True):
         tolerance = 2 * _relative_distance(plain_output, expected) + 1e-4
         error = _relative_distance(kernel_output, expected)
@@ -178,7 +188,7 @@ def _seconds_per_call(shape: AttentionShape, implementation: str) -> float:
         return lax.scan(lambda x, _: (shape.call(implementation, x)[1], None), inputs, None, CALLS_PER_PROGRAM)[0]
 
     timed_program = jax.jit(repeat, donate_argnums=0)
-    return seconds_per_call(timed_program, shape.random_inputs(shape.rows)) / CALLS_PER_PROGRAM
+    return seconds_per_call(timed_program, shape.random_inputs(shape.rows, implementation)) / CALLS_PER_PROGRAM
 
 
 def _relative_distance(actual: Any, expected: Any) -> float:

@@ -106,7 +106,7 @@ class Block(nnx.Module):
         norm_scale = all_gather_weight(self.attention_norm[...], 0, config.width)
         normed = as_matrix(rms_norm(x, norm_scale, config.norm_eps))
         q, k, v = (
-            matmul(normed, as_matrix(w[...], 1)).reshape(*x.shape[:2], *w.shape[1:])
+            matmul(normed, as_matrix(w[...], 1)).reshape(*x.shape[:2], -1, config.head_dim)
             for w in (self.query, self.key, self.value)
         )
         if config.qkv_bias:
@@ -127,7 +127,7 @@ class Block(nnx.Module):
     ) -> Float[Array, "b t D"]:
         """Output projection and MLP, both residual. `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
         D = self.config.width
-        attended = attention_out.reshape(-1, self.out.shape[0] * self.out.shape[1])
+        attended = as_matrix(attention_out, 2)
         x = x + matmul(attended, as_matrix(self.out[...]), D).reshape(x.shape)
         normed = as_matrix(rms_norm(x, all_gather_weight(self.mlp_norm[...], 0, D), self.config.norm_eps))
         gated = jax.nn.silu(matmul(normed, self.gate[...])) * matmul(normed, self.up[...])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from isojax.distributed.sharding import weights_are_split
+from isojax.distributed.sharding import num_input_axes, weights_are_split
 
 LayerWeights = dict[str, Any]
 LayerAxes = dict[str, tuple[str, ...]]  # the logical axes of each weight of a layer
@@ -32,18 +32,13 @@ def small_batch_matmul(
 def to_output_major(weights: LayerWeights, axes: LayerAxes) -> LayerWeights:
     """One layer's weights with each matrix [inputs outputs] stored as its transpose, for `small_batch_matmul`."""
     return {
-        name: w.reshape(math.prod(w.shape[:inputs]), -1).T if (inputs := _num_input_axes(axes[name])) else w
+        name: w.reshape(math.prod(w.shape[:inputs]), -1).T if (inputs := num_input_axes(axes[name])) else w
         for name, w in weights.items()
     }
 
 
 def from_output_major(output_major: LayerWeights, axes: LayerAxes, shapes: dict[str, tuple[int, ...]]) -> LayerWeights:
-    return {name: w.T.reshape(shapes[name]) if _num_input_axes(axes[name]) else w for name, w in output_major.items()}
-
-
-def _num_input_axes(axes: tuple[str, ...]) -> int:
-    """How many axes of a layer's weight count inputs; 0 if it is no matrix."""
-    return len(axes) - 1 if axes[-1] == "embed" else int(axes[0] == "embed")
+    return {name: w.T.reshape(shapes[name]) if num_input_axes(axes[name]) else w for name, w in output_major.items()}
 
 
 def small_head_products(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]) -> Float[Array, "Z K g c"]:

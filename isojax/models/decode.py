@@ -3,10 +3,11 @@
 Layers are unrolled on a CPU, where a scan would copy each out of its stack at every token; elsewhere they are scanned.
 The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a group's prompt is held once, separately:
 
-    together    keys [R K H C], values [R K C H], C = P + T
+    together    keys [R K H C], values [R K C H], C = P + T; or as a kernel has its positions (`position_axes`)
     separate    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,14 +16,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from isojax.distributed.sharding import with_logical_constraint
+from isojax.distributed.sharding import num_input_axes, with_logical_constraint
 from isojax.models import attention, cpu
 from isojax.models.attention import SlotHeads, SlotInts, SlotQueries
 from isojax.models.fsdp import matmul
 from isojax.models.transformer import Decoder, Params
 
 LayerKV = tuple[Array, ...]  # keys, values, and of int8 ones their scales
-POSITION_AXES = (-1, -2, -1, -1)  # their axes of positions
 
 
 class KVCache(NamedTuple):
@@ -30,6 +30,14 @@ class KVCache(NamedTuple):
 
     slot_kv: Any
     prefix_kv: Any
+
+
+class TokenPositions(NamedTuple):
+    """Where the slots' tokens are."""
+
+    positions: SlotInts  # in their sequences
+    t: SlotInts  # in their responses
+    live: tuple[Array, ...]  # attention.live_blocks
 
 
 @dataclass(frozen=True)
@@ -59,16 +67,32 @@ class Decoding:
         return self.slots // self.slots_per_prefix
 
     @property
+    def _attention(self) -> str:
+        stacked_and_together = not (self.separate_prefix or self.unrolled_layers)
+        return self.decoder.options.decode_attention if stacked_and_together else "plain"
+
+    @property
+    def position_axes(self) -> tuple[int, ...]:
+        """The axes of positions of the arrays of a `LayerKV`."""
+        return attention.position_axes(self._attention, self.decoder.config.head_dim)
+
+    @property
     def _layer_axes(self) -> cpu.LayerAxes:
         return {name: axes[1:] for name, axes in self.decoder.logical_axes()["blocks"].items()}
 
     def prepare_weights(self, params: Params) -> Params:
-        """The cast parameters and rotary table as `step` reads them; unrolled layers are a list."""
+        """The cast parameters and rotary table as `step` reads them; unrolled layers are a list, stacked ones matrices:
+        a TPU takes a layer with an axis of heads out of its stack at a quarter of the memory's speed."""
         decoder = self.decoder
         cos_sin = decoder.cos_sin(jnp.arange(self.prefix_length + self.response_length))
         weights = {**decoder.cast_params(params), "cos_sin": cos_sin}
         if not self.unrolled_layers:
-            return weights
+            input_axes = {name: num_input_axes(axes) for name, axes in self._layer_axes.items()}
+            matrices = {
+                name: w.reshape(len(w), math.prod(w.shape[1 : 1 + input_axes[name]]), -1) if input_axes[name] else w
+                for name, w in weights["blocks"].items()
+            }
+            return {**weights, "blocks": matrices}
         layers = [jax.tree.map(lambda w, i=i: w[i], weights["blocks"]) for i in range(decoder.config.layers)]
         if not self.transpose_weights:
             return {**weights, "blocks": layers}
@@ -83,9 +107,9 @@ class Decoding:
         return cpu.small_batch_matmul(hidden, matrix.T, dtype=jnp.float32)
 
     def _to_cache_layers(self, keys: Array, values: Array) -> Any:
-        k, v, *scales = attention.to_cache_dtype(keys, values, self.decoder.options.cache_dtype)
-        stacked = (k.swapaxes(-1, -2), v, *scales)
-        return [tuple(x[i] for x in stacked) for i in range(len(k))] if self.unrolled_layers else stacked
+        in_cache_dtype = attention.to_cache_dtype(keys, values, self.decoder.options.cache_dtype)
+        stacked = attention.move_positions(*in_cache_dtype, axes=self.position_axes)
+        return [tuple(x[i] for x in stacked) for i in range(len(stacked[0]))] if self.unrolled_layers else stacked
 
     def _zero_cache(self, rows: int, positions: int, for_prefixes: bool = False) -> Any:
         config = self.decoder.config
@@ -125,22 +149,19 @@ class Decoding:
     def admit(
         self, cache: KVCache, prefix_table: Any, table_entry: Int[Array, " Z"], admit_mask: Bool[Array, " Z"]
     ) -> KVCache:
-        """The cache with the table's entries copied into the prefix groups that `admit_mask` names."""
-        rows = (table_entry,) if self.unrolled_layers else (slice(None), table_entry)
+        """The cache with the table's entries copied into the prefix groups that `admit_mask` names, one by one: most
+        calls admit few."""
+        row_axis, groups = 0 if self.unrolled_layers else 1, jnp.nonzero(admit_mask, size=len(admit_mask))[0]
 
-        def admit_layer(cache_layer: LayerKV, table_layer: LayerKV) -> LayerKV:
-            admitted = []
-            for old, new, position_axis in zip(cache_layer, table_layer, POSITION_AXES, strict=False):
-                axis = old.ndim + position_axis
-                group_mask = admit_mask.reshape(-1, *(1,) * (new.ndim - len(rows)))
-                current = lax.slice_in_dim(old, 0, self.prefix_length, axis=axis)
-                merged = jnp.where(group_mask, new[rows], current)
-                admitted.append(lax.dynamic_update_slice_in_dim(old, merged, 0, axis))
-            return tuple(admitted)
+        def admit_group(i: Array, layers: Any) -> Any:
+            def copy_entry(to: Array, table: Array) -> Array:
+                entry = lax.dynamic_slice_in_dim(table, table_entry[groups[i]], 1, row_axis)
+                return lax.dynamic_update_slice_in_dim(to, entry, groups[i], row_axis)  # its first positions
+
+            return jax.tree.map(copy_entry, layers, prefix_table)
 
         destination = "prefix_kv" if self.separate_prefix else "slot_kv"
-        layers = cache.prefix_kv if self.separate_prefix else cache.slot_kv
-        admitted = jax.tree.map(admit_layer, layers, prefix_table, is_leaf=lambda x: isinstance(x, tuple))
+        admitted = lax.fori_loop(0, admit_mask.sum(), admit_group, getattr(cache, destination))
         return cache._replace(**{destination: admitted})
 
     def step(
@@ -148,6 +169,8 @@ class Decoding:
     ) -> tuple[Float[Array, "R D"], KVCache]:
         """Hidden states of one token per slot, the t-th of its response, and the cache with the token in it."""
         cos_sin = jax.tree.map(lambda table: table[positions][:, None], weights["cos_sin"])
+        live = attention.live_blocks(self._attention, positions, cache.slot_kv, self.decoder.config.head_dim)
+        at = TokenPositions(positions, t, live)
 
         def run_layer(x: Array, layer: Params, cache: KVCache, index: Array | None) -> tuple[Array, LayerKV]:
             product = matmul
@@ -157,7 +180,7 @@ class Decoding:
                 layer = cpu.from_output_major(layer, self._layer_axes, shapes)
             block = self.decoder.bind_block(layer)
             q, k, v = block.project_qkv(x, cos_sin, product)
-            attention_out, slot_kv = self._attend(q[:, 0], k[:, :, 0], v[:, :, 0], cache, index, positions, t)
+            attention_out, slot_kv = self._attend(q[:, 0], k[:, :, 0], v[:, :, 0], cache, index, at)
             return block.attention_output_and_mlp(x, attention_out[:, None], product), slot_kv
 
         def scan_layer(carry: tuple[Array, LayerKV, Array], layer: Params) -> tuple[tuple[Array, LayerKV, Array], None]:
@@ -177,13 +200,13 @@ class Decoding:
         return self.decoder.final_norm(weights, x[:, 0]), KVCache(slot_layers, cache.prefix_kv)
 
     def _attend(
-        self, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: KVCache, index: Any, positions: SlotInts, t: SlotInts
+        self, q: SlotQueries, k: SlotHeads, v: SlotHeads, cache: KVCache, index: Any, at: TokenPositions
     ) -> tuple[SlotQueries, LayerKV]:
         """A layer's attention, and its updated slot cache. `cache`: the layer's own, or of all layers, at `index`."""
         slot_kv, prefix_kv = cache
         if index is not None and not self.separate_prefix:
-            return attention.decode_attention(self.decoder.options.decode_attention, q, k, v, slot_kv, index, positions)
-        slot_positions = t if self.separate_prefix else positions
+            return attention.decode_attention(self._attention, q, k, v, slot_kv, index, at.positions, at.live)
+        slot_positions = at.t if self.separate_prefix else at.positions
         slot_kv = _write_token(slot_kv, k, v, index, slot_positions)
 
         def select_layer(kv: LayerKV) -> LayerKV:
@@ -192,7 +215,7 @@ class Decoding:
         keys, values = select_layer(slot_kv)
         segments = [(keys, values, jnp.arange(values.shape[2])[None] <= slot_positions[:, None])]
         if self.separate_prefix:
-            prefix_mask = jnp.arange(self.prefix_length)[None] < (positions - t)[:, None]
+            prefix_mask = jnp.arange(self.prefix_length)[None] < (at.positions - at.t)[:, None]
             prefix_keys, prefix_values = select_layer(prefix_kv)
             segments.append((prefix_keys, prefix_values, prefix_mask))
         return attention.attend_slots(q, segments), slot_kv

@@ -20,7 +20,7 @@ from isojax.core.config import SamplingConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed import multiprocess, sharding
 from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on
-from isojax.models.decode import POSITION_AXES, KVCache
+from isojax.models.decode import KVCache
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import batch
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch
@@ -242,7 +242,7 @@ def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
         def layer_shardings(arrays: tuple[jax.ShapeDtypeStruct, ...]) -> tuple[NamedSharding, ...]:
             return tuple(
                 array_sharding(x, {axis: "shard", axis + 1: "kv_heads", x.ndim + position_dim: position_axis})
-                for x, position_dim in zip(arrays, POSITION_AXES, strict=False)
+                for x, position_dim in zip(arrays, engine.decoding.position_axes, strict=False)
             )
 
         return jax.tree.map(layer_shardings, entries, is_leaf=lambda x: isinstance(x, tuple))

@@ -57,7 +57,7 @@ def run(
             return (cache, t + 1), decoding.logits(weights, hidden)
 
         entries, last = decoding.prefill(params, prompts, cut)
-        cache = decoding.admit(decoding.empty_cache(), entries, row, row >= 0)
+        cache = decoding.admit(decoding.empty_cache(), entries, jnp.asarray(row), row >= 0)
         result = jax.lax.scan(step, (cache, jnp.zeros_like(start)), following.T)[1].swapaxes(0, 1)
         return jnp.concatenate([decoding.logits(weights, last[row])[:, None], result], 1)
 

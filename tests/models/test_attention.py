@@ -17,6 +17,9 @@ from jax.sharding import PartitionSpec as P
 from isojax.models.attention import (
     cache_positions,
     decode_attention,
+    live_blocks,
+    move_positions,
+    position_axes,
     quantize,
     query_key_products,
     self_attention,
@@ -26,7 +29,6 @@ from isojax.models.attention import (
 from isojax.models.cpu import MAX_TRANSPOSED_POSITIONS, small_head_products
 from isojax.models.kernels import tpu_decode
 from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
-from isojax.models.kernels.tpu_decode import flash_decode
 from tests.device import mesh, quick_jit
 from tests.hlo import collectives
 
@@ -161,12 +163,20 @@ def test_what_cudnn_is_asked_for(t: int, p: int) -> None:
 
 
 def slots(R: int, C: int, N: int, K: int, H: int, kind: str) -> tuple[Any, ...]:
-    """Queries, new keys and values, and a cache of two layers."""
+    """Queries, new keys and values, and a cache of two layers [L R K C H]."""
     dtype = jnp.float32 if kind == "float32" else jnp.bfloat16
     q, k, v = draw((R, N, H), 1, dtype), draw((R, K, H), 2, dtype), draw((R, K, H), 3, dtype)
     keys, values = draw((2, R, K, C, H), 4, dtype), draw((2, R, K, C, H), 5, dtype)
-    keys, *rest = to_cache_dtype(keys, values, "int8" if kind == "int8" else dtype)
-    return q, k, v, (keys.swapaxes(-1, -2), *rest)
+    return q, k, v, to_cache_dtype(keys, values, "int8" if kind == "int8" else dtype)
+
+
+def decode(implementation: str, q: Any, k: Any, v: Any, cache: Any, layer: int, positions: Any) -> tuple[Any, Any]:
+    """`decode_attention` of a cache [L R K C H], as the implementation has its positions and back."""
+    axes = position_axes(implementation, q.shape[-1])
+    cache, positions = move_positions(*cache, axes=axes), jnp.asarray(positions)
+    live = live_blocks(implementation, positions, cache, q.shape[-1])
+    out, written = decode_attention(implementation, q, k, v, cache, jnp.int32(layer), positions, live)
+    return out, move_positions(*written, axes=axes)
 
 
 def numpy_decode(
@@ -175,12 +185,9 @@ def numpy_decode(
     """Attention in float64 over what the cache stands for, the new position in it."""
     filled = [float64(x).copy() for x in cache]
     for r, at in enumerate(positions):
-        for i, (full, x) in enumerate(zip(filled, map(float64, to_cache_dtype(k, v, cache[0].dtype)), strict=True)):
-            if i == 0:
-                full[layer, r, :, :, at] = x[r]
-            else:
-                full[layer, r, :, at] = x[r]
-    keys, values = filled[0].swapaxes(-1, -2)[layer], filled[1][layer]
+        for full, x in zip(filled, map(float64, to_cache_dtype(k, v, cache[0].dtype)), strict=True):
+            full[layer, r, :, at] = x[r]
+    keys, values = filled[0][layer], filled[1][layer]
     if len(filled) == 4:
         keys, values = keys * filled[2][layer][..., None], values * filled[3][layer][..., None]
     group = q.shape[1] // k.shape[1]
@@ -212,27 +219,38 @@ TOLERANCE = {"float32": 1e-6, "bfloat16": 6e-3, "int8": 6e-3}
 def test_decoding_is_a_loop(
     implementation: str, C: int, N: int, K: int, H: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tpu_decode, "BLOCK_BYTES", 1)  # blocks of 128 positions
+    monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)  # blocks of 128 positions
+    monkeypatch.setattr(tpu_decode, "MAX_GROUP_SLOTS", 2)
     positions = np.array(sorted({0, 1, 7, C // 2, C - 2, C - 1, *(x for x in (127, 128, 511, 512) if x < C)}), np.int32)
     q, k, v, cache = slots(len(positions), C, N, K, H, kind)
     want, filled = numpy_decode(q, k, v, cache, 1, positions)
-    step = quick_jit(partial(decode_attention, implementation))
-    out, written = step(q, k, v, cache, jnp.int32(1), jnp.asarray(positions))
+    out, written = quick_jit(partial(decode, implementation))(q, k, v, cache, 1, positions)
     assert far(out, want) < TOLERANCE[kind]
     for x, y, before in zip(written, filled, cache, strict=True):  # the new positions, and not a bit more
         assert x.dtype == before.dtype and (float64(x) == y).all()
 
 
 def test_a_kernel_reads_nothing_past_the_last_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tpu_decode, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)
     q, k, v, cache = slots(3, 640, 2, 1, 64, "float32")
     positions = np.array([0, 130, 638], np.int32)
-    dead = jnp.arange(640)[None] > positions[:, None]
-    keys = jnp.where(dead[None, :, None, None], 1e30, cache[0])
-    values = jnp.where(dead[None, :, None, :, None], 1e30, cache[1])
-    step = quick_jit(partial(decode_attention, "interpret"))
-    clean, _ = step(q, k, v, cache, jnp.int32(0), jnp.asarray(positions))
-    assert (step(q, k, v, (keys, values), jnp.int32(0), jnp.asarray(positions))[0] == clean).all()
+    dead = (jnp.arange(640)[None] > positions[:, None])[None, :, None, :, None]
+    spoiled = tuple(jnp.where(dead, 1e30, x) for x in cache)
+    step = quick_jit(partial(decode, "interpret"))
+    clean, _ = step(q, k, v, cache, 0, positions)
+    assert (step(q, k, v, spoiled, 0, positions)[0] == clean).all()
+
+
+def test_the_steps_of_a_kernel_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two cores of two groups of two slots, blocks of 128: groups of 1 and 3 blocks, and of 2 and 2."""
+    monkeypatch.setattr(tpu_decode, "MAX_BLOCK_UNITS", 1)
+    monkeypatch.setattr(tpu_decode, "MAX_GROUP_SLOTS", 2)
+    positions = jnp.array([0, 127, 300, 5, 128, 3, 130, 255])
+    live = tpu_decode.live_blocks(positions, (jnp.zeros((1, 8, 1, 384, 128)),), 128)
+    assert live.steps.tolist() == [4, 4]
+    assert live.group[:, :4].tolist() == [[0, 1, 1, 1], [2, 2, 3, 3]]
+    assert live.block[:, :4].tolist() == [[0, 0, 1, 2], [0, 1, 0, 1]]
+    assert (live.group[:, 4:] == jnp.array([[1], [3]])).all()  # a step that does nothing stays where it is
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -247,12 +265,10 @@ def test_a_slots_scores(H: int, c: int, dtype: Any) -> None:
 def test_what_cudnn_is_asked_for_a_token() -> None:
     q, _, _, cache = slots(4, 9, 6, 2, 8, "float32")
     positions = np.array([0, 3, 7, 8], np.int32)
-    k, v = (
-        jnp.stack([x[0, r, :, at] for r, at in enumerate(positions)]) for x in (cache[0].swapaxes(-1, -2), cache[1])
-    )
+    k, v = (jnp.stack([x[0, r, :, at] for r, at in enumerate(positions)]) for x in cache)
     want, _ = numpy_decode(q, k, v, cache, 0, positions)  # what is written was there
-    decode = quick_jit(partial(cudnn_decode, backend="xla"))
-    assert far(decode(q, cache[0][0], cache[1][0], jnp.asarray(positions)), want) < 1e-6
+    step = quick_jit(partial(cudnn_decode, backend="xla"))
+    assert far(step(q, cache[0][0], cache[1][0], jnp.asarray(positions)), want) < 1e-6
 
 
 def test_quantize_is_within_half_a_scale() -> None:
@@ -265,8 +281,8 @@ def test_quantize_is_within_half_a_scale() -> None:
 
 
 def test_the_positions_of_a_cache() -> None:
-    # 1409 is 11.01 units of 128: 12 are two blocks of 6, where 11 were eleven of 1; 9 units are 10, of blocks of 5.
-    assert [cache_positions("pallas", n) for n in (1, 128, 129, 1000, 1025, 1409)] == [128, 128, 256, 1024, 1280, 1536]
+    # 1250 is 9.8 units of 128: 12 are three blocks of 4, where 10 were five of 2 and 11 eleven of 1.
+    assert [cache_positions("pallas", n) for n in (1, 128, 129, 1000, 1025, 1250)] == [128, 128, 256, 1024, 1152, 1536]
     assert cache_positions("plain", 129) == cache_positions("cudnn", 129) == 129
 
 
@@ -291,7 +307,7 @@ def test_decoding_over_devices(K: int) -> None:
     rows, table = P("data"), P(None, "data")
 
     def step(*x: Any) -> Any:
-        return decode_attention("interpret", *x[:3], x[3:5], jnp.int32(1), x[5])
+        return decode("interpret", *x[:3], x[3:5], 1, x[5])
 
     on = mesh("data=4,tensor=2")
     heads = "tensor" if K > 1 else None
@@ -301,7 +317,7 @@ def test_decoding_over_devices(K: int) -> None:
     step = quick_jit(sharded(step, (rows, rows, rows, table, table, rows), (rows, (table, table))))
     compiled = step.lower(*arguments).compile()
     out, written = compiled(*arguments)
-    want, filled = decode_attention("plain", q, k, v, cache, jnp.int32(1), positions)
+    want, filled = decode("plain", q, k, v, cache, 1, positions)
     assert far(out, want) < 1e-6
     assert all((x == y).all() for x, y in zip(written, filled, strict=True))
     # A head of keys that is whole on each device has its queries gathered, never the cache.
@@ -334,8 +350,8 @@ def test_self_attention_and_its_gradients_over_devices() -> None:
 def test_flash_decode_takes_a_layer_by_its_number() -> None:
     """Layer 0 is not touched when layer 1 is written, and the other way round."""
     q, k, v, cache = slots(2, 128, 1, 1, 64, "float32")
-    step = quick_jit(partial(flash_decode, interpret=True))
+    step = quick_jit(partial(decode, "interpret"))
     for layer in (0, 1):
-        _, written = step(q, (k, v), cache, jnp.int32(layer), jnp.array([3, 4], jnp.int32))
+        _, written = step(q, k, v, cache, layer, np.array([3, 4]))
         assert all((x[1 - layer] == y[1 - layer]).all() for x, y in zip(written, cache, strict=True))
-        assert (written[1][layer, 0, :, 3] == v[0]).all() and (written[0][layer, 1, :, :, 4] == k[1]).all()
+        assert (written[1][layer, 0, :, 3] == v[0]).all() and (written[0][layer, 1, :, 4] == k[1]).all()

@@ -12,6 +12,7 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.distributed import device_probe
 from isojax.models import attention_autotune
+from isojax.models.attention import position_axes
 from isojax.models.attention_autotune import DecodeAttentionShape, SelfAttentionShape, autotune
 
 SELF = SelfAttentionShape(rows=3, positions=4, prefix_length=2, heads=4, kv_heads=2, head_dim=8, dtype="float32")
@@ -37,6 +38,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
             return attention
 
         monkeypatch.setitem(attention_autotune.PLATFORM_KERNELS, "cpu", ("pallas",))
+        monkeypatch.setattr(attention_autotune, "position_axes", lambda name, H: position_axes("plain", H))
+        monkeypatch.setattr(attention_autotune, "live_blocks", lambda *_: ())
         for name in ("self_attention", "decode_attention"):
             monkeypatch.setattr(attention_autotune, name, by(getattr(attention_autotune, name)))
         monkeypatch.setattr(
@@ -87,7 +90,7 @@ def test_what_is_timed_is_a_number_of_calls(shape: Any, monkeypatch: pytest.Monk
 
 def test_an_int8_cache_is_timed_as_one() -> None:
     shape = DecodeAttentionShape(3, 8, 4, 2, 8, "float32", "int8")
-    _, _, _, cache, positions = shape.random_inputs(3)
+    _, _, _, cache, positions = shape.random_inputs(3, "plain")
     assert [x.dtype.name for x in cache] == ["int8", "int8", "float32", "float32"]
     assert positions.tolist() == [0, 2, 5]
     assert attention_autotune._mismatch(shape, "interpret") == ""

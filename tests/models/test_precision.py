@@ -36,7 +36,7 @@ def test_decoding_in_less_precision_is_near_float32(
     def run(params):
         weights = decoding.prepare_weights(params)
         entries, last = decoding.prefill(params, problems.prompts, problems.lengths)
-        cache = decoding.admit(decoding.empty_cache(), entries, group, np.ones(ROWS, bool))
+        cache = decoding.admit(decoding.empty_cache(), entries, jnp.asarray(group), np.ones(ROWS, bool))
         assert {str(x.dtype) for x in jax.tree.leaves(cache)} == dtypes
         logits = [decoding.logits(weights, last)]
         for t in range(T - 1):

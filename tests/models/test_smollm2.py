@@ -35,7 +35,7 @@ def greedy(decoder: Any, params: Any, prompts: Any, lengths: Any, count: int) ->
     decoding = Decoding(decoder, len(rows), 1, prompts.shape[1], count, unrolled_layers=True)
     weights = decoding.prepare_weights(params)
     entries, last = decoding.prefill(params, prompts, lengths)
-    cache = decoding.admit(decoding.empty_cache(), entries, rows, rows >= 0)
+    cache = decoding.admit(decoding.empty_cache(), entries, jnp.asarray(rows), rows >= 0)
 
     def likeliest(hidden: Any) -> Any:
         return decoding.logits(weights, hidden).argmax(-1).astype(jnp.int32)

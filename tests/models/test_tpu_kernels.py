@@ -35,11 +35,12 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
     from jax.sharding import PartitionSpec as P
 
     from isojax.distributed.sharding import ROLLOUT_AXES, shard_count
-    from isojax.models.attention import decode_attention
+    from isojax.models.attention import decode_attention, live_blocks, position_axes
     from tests.distributed.test_tpu import compile_ahead
 
     R = SLOTS
-    shapes = [((LAYERS, R, K, H, POSITIONS), kind), ((LAYERS, R, K, POSITIONS, H), kind)]
+    slot = (H, POSITIONS) if position_axes("pallas", H)[0] == -1 else (POSITIONS, H)
+    shapes = [((LAYERS, R, K, *slot), kind)] * 2
     shapes += [((LAYERS, R, K, POSITIONS), "float32")] * 2 if kind == "int8" else []
 
     def shard(q: Any, k: Any, v: Any, positions: Any) -> Any:
@@ -48,10 +49,11 @@ def decode(mesh: Any, N: int, K: int, H: int, kind: str) -> dict[str, Any]:
         def token(state: tuple) -> tuple:
             def layer(carry: tuple, i: Any) -> tuple:
                 q, cache, at = carry
-                out, cache = decode_attention("pallas", q, k * q.mean(), v, cache, i, at)
+                out, cache = decode_attention("pallas", q, k * q.mean(), v, cache, i, at, live)
                 return (out, cache, at), None
 
             i, q, cache, at = state
+            live = live_blocks("pallas", at, cache, H)
             (q, cache, _), _ = lax.scan(layer, (q, cache, at), jnp.arange(LAYERS))
             return i + 1, q, cache, at + 1
 

@@ -151,7 +151,7 @@ def test_decoding_step_by_step_equals_numpy(responses: np.ndarray, width: int, u
     leavings = jax.tree.map(lambda x: x + 9.0, decoding.empty_cache())
     entries, last = decoding.prefill(policy(), problems.prompts, problems.lengths)
     table = decoding.store_entries(decoding.empty_prefix_table(10), entries, jnp.int32(2))
-    cache = decoding.admit(leavings, table, group[::width] + 2, np.ones(decoding.prefix_groups, bool))
+    cache = decoding.admit(leavings, table, jnp.asarray(group[::width] + 2), np.ones(decoding.prefix_groups, bool))
 
     @jax.jit
     def step(params, cache, tokens, positions, t):

@@ -37,7 +37,7 @@ def cudnn_attention(
 
 def cudnn_decode(
     q: Float[Array, "R N H"],
-    keys: Float[Array, "R K H C"],
+    keys: Float[Array, "R K C H"],
     values: Float[Array, "R K C H"],
     positions: Int[Array, " R"],
     backend: Literal["cudnn", "xla"] = "cudnn",
@@ -48,7 +48,7 @@ def cudnn_decode(
     R, N, H = q.shape
     K, C = values.shape[1:3]
     G = N // K
-    keys, values = (x.reshape(R * K, C, 1, H) for x in (keys.swapaxes(-1, -2), values))
+    keys, values = (x.reshape(R * K, C, 1, H) for x in (keys, values))
     return jax.nn.dot_product_attention(
         q.reshape(R * K, G, 1, H),
         keys,

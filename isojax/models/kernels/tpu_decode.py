@@ -1,11 +1,13 @@
 """One token per slot on a TPU: its key and value go into the cache in place, and its query attends to what is there.
 
-The grid is (slot, block of positions). Blocks past the last live one have its address, and are not fetched again.
-Softmax runs online over the blocks in float32 (arXiv:2205.14135, algorithm 1), and begins with the token itself. With
-XLA's scatter instead, the whole cache would be transposed in every layer. A head below 128 is [H, C], without padding.
+A step of the grid attends to one block of positions of each slot of a group, while the blocks of the next step are
+read; a group has as many steps as its longest slot has blocks, and nothing is read past a slot's last one. Softmax
+runs online over the blocks in float32 (arXiv:2205.14135, algorithm 1), and begins with the token itself. With XLA's
+scatter instead, the whole cache would be transposed in every layer. A head below 128 is [H, C], without padding.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,95 +19,203 @@ from jaxtyping import Array, Float, Int
 
 MASKED_SCORE = -1e30
 TILE_WIDTH = 128  # of a vector register
-MAX_BLOCK_UNITS = 8  # of 128 positions in a block, whichever number is the most that divides the cache
-BLOCK_BYTES = 1 << 20  # of keys, and as many of values; both are held twice, and a kernel has 16 MiB on v5e
+MAX_BLOCK_UNITS = 4  # of 128 positions in a block, whichever number is the most that divides the cache
+MAX_GROUP_SLOTS = 16
+BUFFER_BYTES = 8 << 20  # of the blocks of a group's keys and values, each held twice; a kernel has 16 MiB on v5e
+MAX_CORES = 2  # of a chip (v4, v5p), which share the parallel axis of a grid; a chip of one core runs it in turn
 
 
-class _CacheLayout(NamedTuple):
+class CacheLayout(NamedTuple):
     """The layout of the cache: transposed is [H, C], else [C, H]; `tile_positions` are written back with a new one."""
 
     transposed: bool
     block_positions: int
     tile_positions: int
+    block_count: int  # of a slot
+    cores: int
+    group_slots: int  # S
 
 
-def _cache_layout(kv_heads: int, positions: int, head_dim: int, item_bytes: int) -> _CacheLayout:
-    transposed = head_dim % TILE_WIDTH != 0
-    units, max_units = positions // TILE_WIDTH, BLOCK_BYTES // (kv_heads * TILE_WIDTH * head_dim * item_bytes)
-    block = TILE_WIDTH * max(d for d in range(1, MAX_BLOCK_UNITS + 1) if units % d == 0 and d <= max(max_units, 1))
-    return _CacheLayout(transposed, block, TILE_WIDTH if transposed else 32 // item_bytes)
+class LiveBlocks(NamedTuple):
+    """What each step of the grid reads: block `block[core, i]` of the slots of group `group[core, i]`, where
+    i < `steps[core]`."""
+
+    group: Int[Array, "cores steps"]
+    block: Int[Array, "cores steps"]
+    steps: Int[Array, " cores"]
+
+
+def is_transposed(head_dim: int) -> bool:
+    """Whether a cache for this kernel has keys and values [H, C], else [C, H]."""
+    return head_dim % TILE_WIDTH != 0
 
 
 def pad_to_blocks(positions: int) -> int:
-    """The next number of positions that divides into blocks: a multiple of 128, above 1024 of 4 to 8 times 128."""
+    """The next number of positions that divides into blocks: a multiple of 128, above 512 of 384 or 512."""
     units = -(-positions // TILE_WIDTH)
-    while units > MAX_BLOCK_UNITS and all(units % d for d in range(4, MAX_BLOCK_UNITS + 1)):
+    while units > MAX_BLOCK_UNITS and units % 3 and units % 4:
         units += 1
     return TILE_WIDTH * units
 
 
-def _write_tile(layout: _CacheLayout, offset: Any, block: Any, new_kv: Any, out: Any) -> None:
-    """The tile around `offset` of a block, with one position new [K H], to `out`."""
-    start = pl.multiple_of(offset // layout.tile_positions * layout.tile_positions, layout.tile_positions)
-    tile = pl.ds(start, layout.tile_positions)
-    old = block[:, :, tile] if layout.transposed else block[:, tile, :]
-    position_axis = 2 if layout.transposed else 1
-    is_new = lax.broadcasted_iota(jnp.int32, old.shape, position_axis) == offset - start
+def _largest_divisor(number: int, limit: int) -> int:
+    return max(d for d in range(1, max(limit, 1) + 1) if number % d == 0)
+
+
+def cache_layout(cache: tuple[Array, ...], head_dim: int) -> CacheLayout:
+    transposed, (R, K), item_bytes = is_transposed(head_dim), cache[0].shape[1:3], cache[0].dtype.itemsize
+    units = cache[0].shape[4 if transposed else 3] // TILE_WIDTH
+    block_units, cores = _largest_divisor(units, MAX_BLOCK_UNITS), _largest_divisor(R, MAX_CORES)
+    slot_bytes = 4 * K * TILE_WIDTH * block_units * head_dim * item_bytes
+    return CacheLayout(
+        transposed,
+        block_positions=TILE_WIDTH * block_units,
+        tile_positions=TILE_WIDTH if transposed else 32 // item_bytes,
+        block_count=units // block_units,
+        cores=cores,
+        group_slots=_largest_divisor(R // cores, min(MAX_GROUP_SLOTS, BUFFER_BYTES // slot_bytes)),
+    )
+
+
+def live_blocks(positions: Int[Array, " R"], cache: tuple[Array, ...], head_dim: int) -> LiveBlocks:
+    """The steps for these positions, the same in all layers."""
+    layout = cache_layout(cache, head_dim)
+    slots = (positions // layout.block_positions + 1).reshape(layout.cores, -1, layout.group_slots)
+    counts = slots.max(-1)  # of the blocks of each group
+    groups, max_steps = counts.shape[1], counts.shape[1] * layout.block_count
+    # As sums of products, not by cumsum and gathers: each of these takes a TPU a microsecond.
+    ends = (counts[:, None] * jnp.tri(groups, dtype=jnp.int32)[None]).sum(-1)
+    since_begin = jnp.arange(max_steps)[None, :, None] - (ends - counts)[:, None]  # [cores steps groups]
+    is_last = jnp.arange(groups)[None, None] == groups - 1  # has the steps beyond its own, which do nothing
+    of_group = (since_begin >= 0) & ((since_begin < counts[:, None]) | is_last)
+    group = jnp.arange(layout.cores * groups).reshape(layout.cores, 1, -1)
+    return LiveBlocks((group * of_group).sum(-1), (since_begin * of_group).sum(-1), ends[:, -1])
+
+
+def _at_positions(layout: CacheLayout, array: Any, start: Any, count: int) -> Any:
+    """Positions start .. start + count - 1 of keys or values [K C H], [K H C], or scales [K C]; a reference."""
+    positions = pl.ds(pl.multiple_of(start, count), count)
+    if layout.transposed and len(array.shape) == 3:
+        return array.at[:, :, positions]
+    return array.at[:, positions]
+
+
+def _with_new_position(layout: CacheLayout, old: Any, new: Any, index: Any) -> Array:
+    """A tile of one slot, with one position new: keys or values [K H], or scales [K 1]."""
+    position_axis = 1 if old.ndim == 2 or not layout.transposed else 2
+    is_new = lax.broadcasted_iota(jnp.int32, old.shape, position_axis) == index
     # In float32, because tiles of bfloat16 and int8 cannot be transposed.
-    new_column = jnp.expand_dims(new_kv.astype(jnp.float32), position_axis)
-    out[...] = jnp.where(is_new, new_column, old.astype(jnp.float32)).astype(out.dtype)
+    new = new if old.ndim == 2 else jnp.expand_dims(new.astype(jnp.float32), position_axis)
+    return jnp.where(is_new, new, old.astype(jnp.float32)).astype(old.dtype)
 
 
-def _decode_kernel(layout: _CacheLayout, scaled: bool, layer: Any, position: Any, q: Any, *refs: Any) -> None:
-    """One block of one slot: q, out [K G H]; new keys and values [K H], cached [K block H]; scales [K], [K block]."""
-    array_count = 4 if scaled else 2
-    new_kv, cached, written = refs[:array_count], refs[array_count : 2 * array_count], refs[2 * array_count + 1 : -3]
-    out, (max_score, normalizer, weighted_sum) = refs[2 * array_count], refs[-3:]
-    del layer
-    j, position = pl.program_id(1), position[pl.program_id(0)]
-    query, kv_axes = q[...], "khc" if layout.transposed else "kch"
+def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
+    """One step, for the S slots of a group: q, out [S K G H]; positions of all slots, and of the group's [S K G 1]; new
+    keys and values [S K H] and scales [S K 1]; the whole cache; two blocks of it for each slot [2 S K ...], and its
+    tile that is written back."""
+    arrays = 4 if scaled else 2
+    layer, positions, group, block, steps, q, group_positions = refs[:7]
+    new_kv, out, cache, refs = (
+        refs[7 : 7 + arrays],
+        refs[7 + 2 * arrays],
+        refs[8 + 2 * arrays : 8 + 3 * arrays],
+        refs[8 + 3 * arrays :],
+    )
+    buffers, tiles, (max_score, normalizer, weighted_sum, read_done, write_done) = (
+        refs[:arrays],
+        refs[arrays : 2 * arrays],
+        refs[2 * arrays :],
+    )
+    (S, K, G, H), core, step = q.shape, pl.program_id(0), pl.program_id(1)
 
-    @pl.when(j == 0)
-    def _initialize() -> None:
-        k, v = (x[...].astype(jnp.float32) for x in new_kv[:2])
-        if scaled:
-            k, v = k * new_kv[2][...].T, v * new_kv[3][...].T
-        max_score[...] = (query.astype(jnp.float32) * k[:, None]).sum(-1, keepdims=True)
-        normalizer[...] = jnp.ones_like(normalizer)
-        weighted_sum[...] = jnp.broadcast_to(v[:, None], weighted_sum.shape)
+    def slot(step: Any, s: int) -> Any:
+        return group[core, step] * S + s
 
-    @pl.when(j * layout.block_positions < position)
-    def _accumulate() -> None:
-        k, v = (x[...].astype(query.dtype) for x in cached[:2])
+    def for_each_read(step: Any, act: Callable[[Any], None]) -> None:
+        """`act` on the copies of a step's blocks: those of slots that reach so far."""
+        for s in range(S):
+
+            @pl.when(block[core, step] <= positions[slot(step, s)] // layout.block_positions)
+            def _copy(s: int = s) -> None:
+                for a in range(arrays):
+                    source = cache[a].at[layer[0], slot(step, s)]
+                    source = _at_positions(
+                        layout, source, block[core, step] * layout.block_positions, layout.block_positions
+                    )
+                    act(pltpu.make_async_copy(source, buffers[a].at[step % 2, s], read_done.at[step % 2, a, s]))
+
+    def for_each_ending(act: Callable[[int, Any], None]) -> None:
+        """`act` on slots whose last block this is, and their positions in it."""
+        for s in range(S):
+            position = positions[slot(step, s)]
+
+            @pl.when(block[core, step] == position // layout.block_positions)
+            def _act(s: int = s, position: Any = position) -> None:
+                act(s, position)
+
+    def write(a: int, s: int, position: Any) -> Any:
+        width = layout.tile_positions if a < 2 else TILE_WIDTH
+        destination = _at_positions(layout, cache[a].at[layer[0], slot(step, s)], position // width * width, width)
+        return pltpu.make_async_copy(tiles[a].at[s], destination, write_done.at[a, s])
+
+    def start_writes(s: int, position: Any) -> None:
+        for a in range(arrays):
+            width = layout.tile_positions if a < 2 else TILE_WIDTH
+            offset = position % layout.block_positions
+            old = _at_positions(layout, buffers[a].at[step % 2, s], offset // width * width, width)
+            tiles[a][s] = _with_new_position(layout, old[...], new_kv[a][s], offset % width)
+            write(a, s, position).start()
+
+    def finish_writes(s: int, position: Any) -> None:
+        for a in range(arrays):
+            write(a, s, position).wait()
+
+    def scale(by_row: Array, scales: Array) -> Array:
+        return (by_row.reshape(S, K, G, -1) * scales[:, :, None]).reshape(by_row.shape)
+
+    @pl.when(step == 0)
+    def _begin() -> None:
+        for values in buffers[1::2]:  # what is never read there has weight 0, and must be finite
+            values[...] = jnp.zeros_like(values)
+        for_each_read(0, lambda copy: copy.start())
+
+    @pl.when(step + 1 < steps[core])
+    def _read_ahead() -> None:
+        for_each_read(step + 1, lambda copy: copy.start())
+
+    @pl.when(step < steps[core])
+    def _attend() -> None:
+        query, kv_axes = q[...].reshape(S * K, G, H), "khc" if layout.transposed else "kch"
+
+        @pl.when(block[core, step] == 0)
+        def _initialize() -> None:
+            k, v = (x[...].astype(jnp.float32) for x in new_kv[:2])
+            if scaled:
+                k, v = k * new_kv[2][...], v * new_kv[3][...]
+            k, v = (x.reshape(S * K, 1, H) for x in (k, v))
+            max_score[...] = (query.astype(jnp.float32) * k).sum(-1, keepdims=True)
+            normalizer[...] = jnp.ones_like(normalizer)
+            weighted_sum[...] = jnp.broadcast_to(v, weighted_sum.shape)
+
+        for_each_read(step, lambda copy: copy.wait())
+        for_each_ending(start_writes)
+        k, v = (x[step % 2].reshape(S * K, *x.shape[3:]).astype(query.dtype) for x in buffers[:2])
         s = jnp.einsum(f"kgh,{kv_axes}->kgc", query, k, preferred_element_type=jnp.float32)
         if scaled:
-            s = s * cached[2][...][:, None]
-        live = j * layout.block_positions + lax.broadcasted_iota(jnp.int32, s.shape, 2) < position
-        s = jnp.where(live, s, MASKED_SCORE)
+            s = scale(s, buffers[2][step % 2])
+        block_position = block[core, step] * layout.block_positions + lax.broadcasted_iota(jnp.int32, s.shape, 2)
+        s = jnp.where(block_position < group_positions[...].reshape(S * K, G, 1), s, MASKED_SCORE)
         new_max = jnp.maximum(max_score[...], s.max(-1, keepdims=True))
         rescale, weights = jnp.exp(max_score[...] - new_max), jnp.exp(s - new_max)
         normalizer[...] = normalizer[...] * rescale + weights.sum(-1, keepdims=True)
         if scaled:
-            weights = weights * cached[3][...][:, None]
+            weights = scale(weights, buffers[3][step % 2])
         weighted_sum[...] = weighted_sum[...] * rescale + jnp.einsum(
             f"kgc,{kv_axes}->kgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32
         )
         max_score[...] = new_max
-
-    @pl.when(j == position // layout.block_positions)
-    def _write_back() -> None:
-        offset = position % layout.block_positions
-        for i in range(2):
-            _write_tile(layout, offset, cached[i], new_kv[i][...], written[i])
-        for i in range(2, array_count):
-            start = pl.multiple_of(offset // TILE_WIDTH * TILE_WIDTH, TILE_WIDTH)
-            old = cached[i][:, pl.ds(start, TILE_WIDTH)]
-            is_new = lax.broadcasted_iota(jnp.int32, old.shape, 1) == offset - start
-            written[i][...] = jnp.where(is_new, new_kv[i][...].T, old)
-
-    @pl.when(j == pl.num_programs(1) - 1)
-    def _normalize() -> None:
-        out[...] = (weighted_sum[...] / normalizer[...]).astype(out.dtype)
+        out[...] = (weighted_sum[...] / normalizer[...]).astype(out.dtype).reshape(out.shape)
+        for_each_ending(finish_writes)
 
 
 def flash_decode(
@@ -114,64 +224,51 @@ def flash_decode(
     cache: tuple[Array, ...],
     layer: Int[Array, ""],
     positions: Int[Array, " R"],
+    live: LiveBlocks,
     interpret: bool = False,
 ) -> tuple[Float[Array, "R N H"], tuple[Array, ...]]:
     """Attention over positions 0 .. positions[r] of `layer`, and the cache with the token in it, updated in place.
+    `live`: the `live_blocks` of these positions.
 
-    `new_kv`: keys and values [R K H], of int8 ones also scales [R K]. `cache`: keys [L R K H C], values [L R K C H],
-    scales [L R K C], with C from `pad_to_blocks`."""
-    R, N, H = q.shape
-    K, C = cache[1].shape[2:4]
-    layout = _cache_layout(K, C, H, cache[0].dtype.itemsize)
-    grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, N // K, H)
+    `new_kv`: keys and values [R K H], of int8 ones also scales [R K]. `cache`: keys and values [L R K C H], or
+    [L R K H C] where `is_transposed`, and scales [L R K C], with C from `pad_to_blocks`."""
+    (R, N, H), K, layout = q.shape, cache[0].shape[2], cache_layout(cache, q.shape[2])
+    S, G = layout.group_slots, N // K
+    grouped_queries = (q * H**-0.5).astype(q.dtype).reshape(R, K, G, H)
+    slot_positions = jnp.broadcast_to(positions[:, None, None, None], (R, K, G, 1))
+    operands = grouped_queries, slot_positions, *(x if x.ndim == 3 else x[..., None] for x in new_kv)
 
-    def to_kernel_layout(cache: tuple[Array, ...]) -> tuple[Array, ...]:
-        """As the kernel takes it, and back. To XLA it is a choice of layout, and no copy."""
-        keys, values, *scales = cache
-        if layout.transposed:
-            return keys, values.swapaxes(-1, -2), *scales
-        return keys.swapaxes(-1, -2), values, *scales
+    def group_spec(x: Array) -> pl.BlockSpec:
+        def address(core: Any, step: Any, _: Any, __: Any, group: Any, *___: Any) -> tuple:
+            return group[core, step], *[0] * (x.ndim - 1)
 
-    kernel_cache = to_kernel_layout(cache)
-    new_blocks = tuple(x if x.ndim == 3 else x[:, None] for x in new_kv)
+        return pl.BlockSpec((S, *x.shape[1:]), address)
 
-    def cache_spec(x: Array, width: int, block_at: Any) -> pl.BlockSpec:
-        """`width` positions of one slot in the layer, at the block `block_at(j, position)`."""
+    def scratch(rows: tuple[int, ...], array: Array, width: int) -> Any:
+        shape = (width,) if array.ndim == 4 else (H, width) if layout.transposed else (width, H)
+        return pltpu.VMEM((*rows, *shape), array.dtype)
 
-        def address(r: Any, j: Any, layer: Any, positions: Any) -> tuple:
-            block = block_at(j, positions[r])
-            tail = (block,) if x.ndim == 4 else (0, block) if layout.transposed else (block, 0)
-            return layer[0], r, 0, *tail
-
-        shape = (width,) if x.ndim == 4 else (H, width) if layout.transposed else (width, H)
-        return pl.BlockSpec((None, None, K, *shape), address)
-
-    def slot_spec(x: Array) -> pl.BlockSpec:
-        return pl.BlockSpec((None, *x.shape[1:]), lambda r, j, *_: (r, *[0] * (x.ndim - 1)))
-
-    tiles = [layout.tile_positions if x.ndim == 5 else TILE_WIDTH for x in kernel_cache]
-    reads = [
-        cache_spec(x, layout.block_positions, lambda j, last: jnp.minimum(j, last // layout.block_positions))
-        for x in kernel_cache
-    ]
-    writes = [
-        cache_spec(x, tile, lambda j, last, tile=tile: last // tile)
-        for x, tile in zip(kernel_cache, tiles, strict=True)
-    ]
-    column = pltpu.VMEM((K, N // K, 1), jnp.float32)
+    in_memory, column = pl.BlockSpec(memory_space=pl.ANY), pltpu.VMEM((S * K, G, 1), jnp.float32)
+    tile_widths = [layout.tile_positions if x.ndim == 5 else TILE_WIDTH for x in cache]
     out, *written = pl.pallas_call(
         functools.partial(_decode_kernel, layout, len(cache) > 2),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
-            grid=(R, C // layout.block_positions),
-            in_specs=[slot_spec(grouped_queries), *map(slot_spec, new_blocks), *reads],
-            out_specs=[slot_spec(grouped_queries), *writes],
-            scratch_shapes=[column, column, pltpu.VMEM((K, N // K, H), jnp.float32)],
+            num_scalar_prefetch=5,
+            grid=(layout.cores, live.steps.max()),
+            in_specs=[*map(group_spec, operands), *[in_memory] * len(cache)],
+            out_specs=[group_spec(grouped_queries), *[in_memory] * len(cache)],
+            scratch_shapes=[
+                *(scratch((2, S, K), x, layout.block_positions) for x in cache),
+                *(scratch((S, K), x, width) for x, width in zip(cache, tile_widths, strict=True)),
+                *(column, column, pltpu.VMEM((S * K, G, H), jnp.float32)),
+                pltpu.SemaphoreType.DMA((2, len(cache), S)),
+                pltpu.SemaphoreType.DMA((len(cache), S)),
+            ],
         ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grouped_queries, *kernel_cache)],
-        input_output_aliases={3 + len(new_blocks) + i: 1 + i for i in range(len(kernel_cache))},
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (grouped_queries, *cache)],
+        input_output_aliases={5 + len(operands) + i: 1 + i for i in range(len(cache))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
         name="flash_decode",
-    )(layer.reshape(1), positions, grouped_queries, *new_blocks, *kernel_cache)
-    return out.reshape(R, N, H), to_kernel_layout(tuple(written))
+    )(layer.reshape(1), positions, *live, *operands, *cache)
+    return out.reshape(R, N, H), tuple(written)
