@@ -48,7 +48,7 @@ from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_shard_slice
-from isojax.sampling.engine import Engine, build_engine
+from isojax.sampling.engine import Engine, SamplerWeights, build_engine
 from isojax.sampling.slots import SamplerState, Slots
 from isojax.tasks.protocol import StopConditions
 
@@ -125,7 +125,7 @@ def run(engine: Engine, params: Params, n: int) -> Callable[..., tuple[Any, Any]
         weights = engine.decoding.prepare_weights(params)
 
         def refill(carry: tuple[SamplerState, Any]) -> tuple[SamplerState, Any]:
-            return engine.decode_chunk(params, weights, inputs, carry[0])[0], carry[1] + 1
+            return engine.decode_chunk(SamplerWeights(weights, params), inputs, carry[0])[0], carry[1] + 1
 
         state, refills = lax.while_loop(
             lambda c: engine.has_work(inputs, c[0]), refill, (engine.init_state(jnp.int32(0)), jnp.int32(0))

@@ -163,7 +163,9 @@ def main() -> None:
     kernel = kernel_cost(config.cell, sweep, mesh, kind, bandwidth)
     around_layers = sum(loop.cycles for loop in token.walk()) - layer.cycles
     seconds = (model.layers * layer.cycles + around_layers) / clock + kernel.seconds
-    weight_bytes = sum(x.size * x.dtype.itemsize for x in _read_weights(shapes[0].weights, model.tied)) / mesh.tensor
+    weight_bytes = (
+        sum(x.size * x.dtype.itemsize for x in _read_weights(shapes[0].weights.decode, model.tied)) / mesh.tensor
+    )
     hbm_seconds = (weight_bytes + kernel.live_bytes) / bandwidth
     visit_and_token = (program, *token.walk(), *(loop for loop in program.loops if loop.depth == 1))
     moved = [x.name for loop in visit_and_token for x in loop.operations if x.moves_data]

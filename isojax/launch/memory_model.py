@@ -247,8 +247,8 @@ def estimate_memory(s: DeviceSizes, on_device: bool) -> MemoryEstimate:
         sampling_peak += 2 * s.param_bytes  # zeros that sums begin with, kept for the loop
         program_bytes = {"train": max(sampling_peak, update_peak)}
     else:
-        # XLA counts what is an argument twice as two.
-        argument_bytes = s.compute_bytes * (s.num_params + s.L * s.layer_params + s.embedding_params)
+        unrolled_values = s.L * s.layer_params + s.embedding_params if s.unrolled_layers else 0  # arguments too
+        argument_bytes = s.compute_bytes * (s.num_params + unrolled_values)
         decode_bytes = sampling_peak - weights_and_moments - sampling_weight_bytes(s) + argument_bytes
         program_bytes = {"decode": decode_bytes, "learn": update_peak}
     if s.cell.rl.max_staleness is not None:  # the sampler's state outlives an update

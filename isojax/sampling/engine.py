@@ -13,6 +13,7 @@ least W rollouts of one problem.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +49,22 @@ ChunkCarry = tuple[Array, Array, Slots, KVCache, Array]  # steps, idle steps, sl
 Sampler = Callable[[Params, ProblemArrays, Array, Array, PRNGKeyArray], Rollouts]
 
 
+class SamplerWeights(NamedTuple):
+    """The policy as the sampler reads it."""
+
+    decode: Params  # of `Decoding.prepare_weights`
+    stacked: (
+        Params | None
+    )  # with all layers in one array, where `decode` has not; XLA counts an array given twice as two
+
+    @property
+    def prefill(self) -> Params:
+        return self.decode if self.stacked is None else self.stacked
+
+
 @dataclass(frozen=True)
 class Engine:
-    """One shard's sampler. `weights`: of `Decoding.prepare_weights`; `stacked_params` have all layers in one array."""
+    """One shard's sampler."""
 
     decoding: Decoding
     shapes: SamplerShapes
@@ -139,10 +153,10 @@ class Engine:
         return slots, cache, done | slots.stopped | (slots.t >= T)
 
     def decode_chunk(
-        self, stacked_params: Params, weights: Params, batch: SamplingBatch, state: SamplerState
+        self, weights: SamplerWeights, batch: SamplingBatch, state: SamplerState
     ) -> tuple[SamplerState, Int[Array, " R"]]:
         """Prefill, admit, decode, finish; and the rows of the rollouts that finished, -1 for the other slots."""
-        state = prefill(self.decoding, self.shapes, stacked_params, batch, state)
+        state = prefill(self.decoding, self.shapes, weights.prefill, batch, state)
         state = admit(self.decoding, self.shapes, batch, state)
         R, W, queue = self.shapes.slots, self.shapes.slots_per_prefix, state.queue
         active = state.slots.row >= 0
@@ -162,7 +176,7 @@ class Engine:
 
         def decode_token(carry: ChunkCarry) -> ChunkCarry:
             steps, idle_steps, slots, cache, done = carry
-            slots, cache, done = self.decode_step(weights, slots, cache, first_hidden, done)
+            slots, cache, done = self.decode_step(weights.decode, slots, cache, first_hidden, done)
             return steps + 1, idle_steps + count_refillable(done), slots, cache, done
 
         init_carry = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~active)
@@ -196,15 +210,15 @@ def build_sampler(
         share = make_shard_slice(shard[0], shapes.shards, B_p, n)
         batch = SamplingBatch(problems, share, n, jax.random.wrap_key_data(key))
         params = all_gather_params(params, param_specs, decoder.options.compute_dtype)
-        weights = engine.decoding.prepare_weights(params)
-        stacked_params = params if engine.decoding.unrolled_layers else weights
+        decode_weights = engine.decoding.prepare_weights(params)
+        weights = SamplerWeights(decode_weights, params if engine.decoding.unrolled_layers else None)
 
         def has_work(state: SamplerState) -> Array:
             shard_has_work = engine.has_work(batch, state)
             return lax.psum(shard_has_work.astype(jnp.int32), ROLLOUT_AXES) > 0 if shapes.shards > 1 else shard_has_work
 
         def decode_chunk(state: SamplerState) -> SamplerState:
-            return engine.decode_chunk(stacked_params, weights, batch, state)[0]
+            return engine.decode_chunk(weights, batch, state)[0]
 
         state = lax.while_loop(has_work, decode_chunk, engine.init_state(work_items(shapes, batch).first))
         return jax.tree.map(lambda x: x[None], engine.to_rollouts(state.outputs))

@@ -24,7 +24,7 @@ from isojax.models.decode import KVCache
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import batch
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch
-from isojax.sampling.engine import Engine, build_engine
+from isojax.sampling.engine import Engine, SamplerWeights, build_engine
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.protocol import StopConditions
 
@@ -34,8 +34,7 @@ OnFinished = Callable[[np.ndarray, list[np.ndarray]], None]
 class StreamInputs(NamedTuple):
     """What every chunk of a batch reads."""
 
-    stacked_params: Params  # for prefill
-    weights: Params  # for decoding
+    weights: SamplerWeights
     problems: ProblemArrays
     B_p: Array
     n: Array
@@ -53,22 +52,22 @@ class FinishedSlots(NamedTuple):
 
 @dataclass(frozen=True)
 class PrepareWeights:
-    """`prepare(params) -> (stacked_params, weights)` for `Engine.decode_chunk`; `compile` takes and returns shapes."""
+    """`prepare(params) -> SamplerWeights`; `compile` takes and returns shapes."""
 
     gather_params: Program | None  # None where there is nothing to gather or cast, so that no copy is made
     to_decode_weights: Program
     unrolled_layers: bool
 
-    def __call__(self, params: Params) -> tuple[Params, Params]:
+    def __call__(self, params: Params) -> SamplerWeights:
         return self._apply(Program.__call__, params)
 
-    def compile(self, params: Params) -> tuple[Params, Params]:
+    def compile(self, params: Params) -> SamplerWeights:
         return self._apply(Program.compile, params)
 
-    def _apply(self, call: Callable[[Program, Params], Params], params: Params) -> tuple[Params, Params]:
+    def _apply(self, call: Callable[[Program, Params], Params], params: Params) -> SamplerWeights:
         stacked_params = params if self.gather_params is None else call(self.gather_params, params)
         weights = call(self.to_decode_weights, stacked_params)
-        return (stacked_params if self.unrolled_layers else weights), weights
+        return SamplerWeights(weights, stacked_params if self.unrolled_layers else None)
 
 
 @dataclass(frozen=True)
@@ -85,14 +84,14 @@ class Stream:
         self, params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: PRNGKeyArray
     ) -> tuple[StreamInputs, SamplerState]:
         batch_inputs, state = self.init_batch(problems, B_p, n, key)
-        return StreamInputs(*self.prepare_weights(params), *batch_inputs), state
+        return StreamInputs(self.prepare_weights(params), *batch_inputs), state
 
     def advance_shapes(self, params: Params, problems: ProblemArrays) -> tuple[StreamInputs, SamplerState]:
         """The shapes that `advance` reads, from those of the parameters and problems; compiles what comes before it."""
         scalar = shape_on(replicated(self.mesh))
         key = shape_on(replicated(self.mesh), (), jax.eval_shape(lambda: jax.random.key(0)).dtype)
         batch_inputs, state = self.init_batch.compile(problems, scalar, scalar, key)
-        return StreamInputs(*self.prepare_weights.compile(params), *batch_inputs), state
+        return StreamInputs(self.prepare_weights.compile(params), *batch_inputs), state
 
     def compile(self, params: Params, problems: ProblemArrays) -> Rollouts:
         """Compiles all programs for arguments of these shapes; the shapes of the rollouts."""
@@ -177,7 +176,7 @@ def _shard_programs(
 
     def step_shard(shard: Array, inputs: StreamInputs, state: SamplerState) -> tuple[SamplerState, FinishedSlots]:
         shard_batch = make_batch(shard, inputs.problems, inputs.B_p, inputs.n, inputs.key)
-        state, row = engine.decode_chunk(inputs.stacked_params, inputs.weights, shard_batch, squeeze_shard_axis(state))
+        state, row = engine.decode_chunk(inputs.weights, shard_batch, squeeze_shard_axis(state))
         has_work = engine.has_work(shard_batch, state).astype(jnp.int32)
         if shards > 1:  # where the tensor axis alone is split, XLA cannot compile the sum
             has_work = lax.psum(has_work, ROLLOUT_AXES)

@@ -22,7 +22,7 @@ from isojax.models.decode import Decoding
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import engine as engine_module
 from isojax.sampling.batch import ProblemArrays, SamplingBatch, make_shard_slice
-from isojax.sampling.engine import build_engine, build_sampler
+from isojax.sampling.engine import SamplerWeights, build_engine, build_sampler
 from isojax.sampling.logits import NEG_INF, log_probs, rollout_keys, sample_token, uniforms
 from isojax.tasks.protocol import StopConditions
 from tests.device import (
@@ -181,7 +181,9 @@ def test_any_order_of_slots_and_lanes_gives_the_same_bits(case: Case) -> None:
     )
     batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(13), n), n, jax.random.key(0))
     specific = engine.decoding.prepare_weights(params)
-    state = quick_jit(lambda: engine.decode_chunk(params, specific, batch, engine.init_state(jnp.int32(0)))[0])()
+    state = quick_jit(
+        lambda: engine.decode_chunk(SamplerWeights(specific, params), batch, engine.init_state(jnp.int32(0)))[0]
+    )()
     decode = quick_jit(engine.decode_step)
     assert int(state.slots.t.max()) == 2
     ended = jnp.arange(case.R) % 5 == 0
@@ -222,7 +224,7 @@ def test_first_tokens_run_no_layers() -> None:
     n = jnp.int32(4)
     batch = SamplingBatch(problems, make_shard_slice(jnp.int32(0), 1, jnp.int32(2), n), n, jax.random.key(0))
     specific = engine.decoding.prepare_weights(params)
-    decode_chunk = quick_jit(lambda state: engine.decode_chunk(params, specific, batch, state)[0])
+    decode_chunk = quick_jit(lambda state: engine.decode_chunk(SamplerWeights(specific, params), batch, state)[0])
     state, Counting.steps[:] = engine.init_state(jnp.int32(0)), []
     while bool(engine.has_work(batch, state)):
         state = decode_chunk(state)

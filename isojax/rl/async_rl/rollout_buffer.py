@@ -24,10 +24,10 @@ from isojax.distributed.sharding import (
     shapes_with_shardings,
     shard_count,
 )
-from isojax.models.transformer import Decoder, Params
+from isojax.models.transformer import Decoder
 from isojax.sampling import stream
 from isojax.sampling.batch import ProblemArrays, RingSizes, Rollouts, SamplingBatch, make_shard_slice
-from isojax.sampling.engine import build_engine
+from isojax.sampling.engine import SamplerWeights, build_engine
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.task import Task, is_on_device
 
@@ -60,8 +60,8 @@ class ChunkOutputs(NamedTuple):
 class SamplerPrograms:
     """The programs of a sweep's rollout workers on one mesh.
 
-    init_state() -> state; prepare_weights(params) -> (stacked_params, weights);
-    decode_chunk((stacked_params, weights), ring, progress, state) -> (state, ChunkOutputs);
+    init_state() -> state; prepare_weights(params) -> SamplerWeights;
+    decode_chunk(weights, ring, progress, state) -> (state, ChunkOutputs);
     extract_batch(state.outputs, first_row) -> Rollouts
     """
 
@@ -125,7 +125,7 @@ class SamplerPrograms:
         return self.extract_batch.compile(state.outputs, scalar)
 
     def _decode_chunk(
-        self, policy: tuple[Params, Params], ring: ProblemRing, progress: SamplerProgress, state: SamplerState
+        self, weights: SamplerWeights, ring: ProblemRing, progress: SamplerProgress, state: SamplerState
     ) -> tuple[SamplerState, ChunkOutputs]:
         problems, keys = jax.tree.map(lambda x: x[0], ring)
         ring_groups, n = progress.groups_per_batch * self.ring_batches, progress.n
@@ -139,7 +139,7 @@ class SamplerPrograms:
         still_valid = jnp.minimum(queue.num_prefilled, next_block)
         num_prefilled = jnp.where(progress.weights_changed, still_valid, queue.num_prefilled)
         state = state._replace(queue=queue._replace(num_prefilled=num_prefilled))
-        state, finished_rows = self.engine.decode_chunk(*policy, batch, state)
+        state, finished_rows = self.engine.decode_chunk(weights, batch, state)
         slots = state.slots
         slot_rows = jnp.where(finished_rows >= 0, finished_rows, slots.row)
         outputs = ChunkOutputs(finished_rows, slot_rows, slots.t, slots.tokens)

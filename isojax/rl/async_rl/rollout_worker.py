@@ -19,6 +19,7 @@ from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, SamplerPrograms, SamplerProgress
 from isojax.sampling.batch import ProblemArrays, Rollouts
+from isojax.sampling.engine import SamplerWeights
 from isojax.sampling.slots import SamplerState
 
 # Called with a batch's number, the numbers i[r] in it of rollouts that have finished, and the tokens of each.
@@ -51,7 +52,7 @@ class RolloutWorker:
         # Rows that the slots decoded in the last chunk, and their lengths
         self.previous_slots = np.full((2, shards, programs.ring_shapes.slots), -1, np.int32)
         self.published_weights: tuple[int, Params] | None = None  # (version, parameters) that no chunk has used yet
-        self.weights: tuple[Params, Params] | None = None
+        self.weights: SamplerWeights | None = None
         self.weights_version = -1
         self.state: SamplerState = programs.init_state()
 
