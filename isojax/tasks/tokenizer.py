@@ -54,7 +54,9 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
             tokenizer = LlamaTokenizer.from_pretrained(folder, local_files_only=True, add_bos_token=True)
         else:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as e:  # the tokenizers library raises Exception itself
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # the tokenizers library raises Exception itself; a panic of its Rust code is none
         reason = (str(e).strip() or repr(e)).splitlines()[0]
         raise InputError(f"the tokenizer in {folder} cannot be read: {reason} Copy its files again.") from e
     if not isinstance(tokenizer.model_max_length, int | float):

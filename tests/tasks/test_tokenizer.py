@@ -119,6 +119,20 @@ def test_a_length_that_is_no_number_is_refused(tmp_path: Path) -> None:
         load_tokenizer(folder)
 
 
+def test_a_panic_of_the_tokenizers_library_is_an_error_like_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        """As pyo3 raises where Rust code ends in a panic; benchmarks/fuzz.py has met one."""
+
+    def panic(*_: object, **__: object) -> None:
+        raise PanicException("range end index 18446744073709551614 out of range")
+
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", panic)
+    with pytest.raises(InputError, match=r"cannot be read: range end index .* Copy its files again"):
+        load_tokenizer(byte_level(tmp_path))
+
+
 def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("raise SystemExit('this code was run')\n")
     (tmp_path / "config.json").write_text('{"model_type": "mine"}')
