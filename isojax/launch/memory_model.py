@@ -25,9 +25,19 @@ def shard_size(size: int, axis_shards: int) -> int:
 
 
 class DeviceSizes:
-    """Sizes of one device's part of a sweep; `vocab` are the rows of the embedding."""
+    """Sizes of one device's part of a sweep; `vocab` are the rows of the embedding. `has_scores`: whether prefill and
+    update compute attention without a kernel, and so hold the scores of all queries at once."""
 
-    def __init__(self, cell: CellConfig, remat: bool, shapes: SamplerShapes, mesh: MeshShape, vocab: int, backend: str):
+    def __init__(
+        self,
+        cell: CellConfig,
+        remat: bool,
+        shapes: SamplerShapes,
+        mesh: MeshShape,
+        vocab: int,
+        backend: str,
+        has_scores: bool = True,
+    ):
         model, precision = cell.model, cell.precision.for_platform(backend)
         self.cell, self.remat, self.shapes, self.mesh, self.vocab = cell, remat, shapes, mesh, vocab
         self.L, self.D, self.H = model.layers, model.width, model.head_dim
@@ -38,6 +48,7 @@ class DeviceSizes:
         splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
         self.attention_heads = self.N if splits_queries else model.heads
 
+        self.score_bytes = FLOAT_BYTES * self.attention_heads if has_scores else 0  # of one token and one key
         self.compute_bytes = 4 if precision.compute == "float32" else 2  # of a number that products are computed in
         self.cache_bytes = ITEM_BYTES[precision.cache]  # of a number in the sampler's cache
         self.unrolled_layers = backend == "cpu" and precision.cache != "int8"  # of the sampler's weights and cache
@@ -112,7 +123,7 @@ def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts
     queries, and the mixed values of each part of its keys (N H each); keys and values (2 K H); both halves of the MLP
     (2 F); scores in float32, of tokens that attend to `key_positions` each."""
     values_per_token = 2 * s.D + (s.N + key_parts * s.attention_heads) * s.H + 2 * s.K * s.H + 2 * s.F
-    return s.compute_bytes * tokens * values_per_token + FLOAT_BYTES * s.attention_heads * tokens * key_positions
+    return s.compute_bytes * tokens * values_per_token + s.score_bytes * tokens * key_positions
 
 
 def _saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
@@ -134,7 +145,7 @@ def layer_backward_bytes(s: DeviceSizes, tokens: int, key_positions: int, key_pa
     """Bytes in use while a layer is differentiated, in addition to what it has kept: gradients of the MLP (4 F), or
     attention's weights and their gradient; arrays between products; and what a layer computed again would have kept."""
     mlp_bytes = 4 * s.compute_bytes * tokens * s.F
-    score_bytes = FLOAT_BYTES * s.attention_heads * tokens * key_positions
+    score_bytes = s.score_bytes * tokens * key_positions
     width_factor, heads_factor = (7, 4) if s.remat else (8, 6)
     intermediates = s.compute_bytes * tokens * (width_factor * s.D + heads_factor * s.attention_heads * s.H)
     layer = (s, tokens, key_positions, key_parts)
@@ -215,7 +226,7 @@ def sampling_work_bytes(s: DeviceSizes) -> int:
     """Bytes in use while sampling, without weights, cache and slots: of a block of prompts, or of a step's draw."""
     slots = s.shapes.slots
     prefill_kv = kv_bytes(s, s.shapes.prefill_batch, s.prompt_positions, s.compute_bytes)
-    score_bytes = FLOAT_BYTES * s.attention_heads * s.prefill_tokens * s.shapes.prompt_length
+    score_bytes = s.score_bytes * s.prefill_tokens * s.shapes.prompt_length
     attention_or_mlp = max(s.compute_bytes * s.prefill_tokens * 2 * s.F, 2 * score_bytes)
     prefill_activations = s.compute_bytes * s.prefill_tokens * 2 * s.D + attention_or_mlp
     draw_bytes = FLOAT_BYTES * slots * s.V * (4 if s.has_nucleus else 2)

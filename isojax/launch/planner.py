@@ -128,6 +128,19 @@ def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConf
     return W
 
 
+def with_kernels(sweep: SweepConfig, mesh: MeshShape, backend: str) -> SweepConfig:
+    """The sweep with a TPU's kernels of attention where it leaves them open, and they serve."""
+    if backend != "tpu" or mesh.sequence > 1:
+        return sweep
+    serves_decode = sweep.slots_per_prefix in (None, 1)
+    return sweep.model_copy(
+        update={
+            "forward_attention": sweep.forward_attention or "pallas",
+            "decode_attention": sweep.decode_attention or ("pallas" if serves_decode else "plain"),
+        }
+    )
+
+
 @dataclass(frozen=True)
 class DeviceBudget:
     """What a sweep has to fit. `on_device`: where responses are verified."""
@@ -151,7 +164,8 @@ class DeviceBudget:
         R, m, g, W = sweep.decode_slots, sweep.microbatch, sweep.prefill_batch, sweep.slots_per_prefix
         assert R and m and g and W, "the planner chooses them"
         shapes = make_sampler_shapes(self.pairs, self.mesh.shards, R, m, P, T, g, W)
-        return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend)
+        has_scores = with_kernels(sweep, self.mesh, self.backend).forward_attention in (None, "plain")
+        return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend, has_scores)
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
         return estimate_memory(self.sizes(sweep), self.on_device)

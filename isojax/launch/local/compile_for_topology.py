@@ -27,7 +27,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner, time_estimate
 from isojax.launch.display import console, print_plan
 from isojax.launch.memory_model import MemoryEstimate
-from isojax.launch.planner import DeviceBudget, fit_to_memory, format_bytes, format_sizes, plan_cells
+from isojax.launch.planner import DeviceBudget, fit_to_memory, format_bytes, format_sizes, plan_cells, with_kernels
 from isojax.launch.time_estimate import GIB, find_chip
 from isojax.models.hf import hf_load
 from isojax.report.console import TextTable
@@ -198,7 +198,8 @@ def programs_on_topology(config: Config, sweep: SweepConfig, topology: str) -> d
     # What is compiled for chips that are not here cannot be read back from the cache.
     jax.config.update("jax_enable_compilation_cache", False)
     devices = topology_devices(topology)
-    mesh = make_mesh(parse_mesh(config.run.mesh, len(devices)), devices)
+    shape = parse_mesh(config.run.mesh, len(devices))
+    mesh, sweep = make_mesh(shape, devices), with_kernels(sweep, shape, "tpu")
     pairs = sorted({pair for cell in plan_cells(sweep) for pair in cell.pairs})
     return build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
 

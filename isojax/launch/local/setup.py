@@ -22,7 +22,7 @@ from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import strategy, time_estimate
-from isojax.launch.planner import DeviceBudget, autosize_sweep, host_memory
+from isojax.launch.planner import DeviceBudget, autosize_sweep, host_memory, with_kernels
 from isojax.launch.process_group import check_multi_process
 from isojax.launch.resume import BASE_FOLDER, config_for_folder
 from isojax.launch.sweep_status import CONFIG_FILE
@@ -216,7 +216,10 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[Swee
         is_new_run = not (folder / CONFIG_FILE).exists()
         sweep = multiprocess.run_on_primary(lambda: autosize_sweep(config.sweep, budget, is_new_run))
         meshes = cell_devices.meshes()
-        sweep = multiprocess.broadcast(select_attention(config.cell, sweep, meshes[0][0]))
+        fastest = select_attention(config.cell, sweep, meshes[0][0])
+        if not budget.fits(fastest):  # sizes are chosen for kernels, which hold no scores
+            fastest = with_kernels(sweep, budget.mesh, budget.backend)
+        sweep = multiprocess.broadcast(fastest)
         programs = [SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler) for mesh, sampler in meshes]
         if cell_devices.shares_programs:
             programs = programs * cell_devices.concurrent_cells
