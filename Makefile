@@ -11,6 +11,7 @@ JOBS ?= 2
 SLOW_JOBS ?= 3
 MODEL ?= models/smollm2-135m
 ARGS ?=
+ACCELERATOR := $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,$(if $(wildcard /dev/accel* /dev/vfio/*),tpu))
 
 ifeq ($(origin PYTHON),undefined)
 PYTHON := python3
@@ -20,7 +21,7 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-all lint format record-flags bench-peers clean
+.PHONY: help quickstart test test-slow test-all lint format record-flags bench-peers accelerator clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -54,6 +55,10 @@ record-flags: $(VENV)/.stamp-test ## record the flags of gcloud, kubectl, Ray an
 
 bench-peers: $(VENV)/.stamp-run $(MODEL)/config.json $(foreach peer,transformers tunix trl,$(PEERS)/$(peer)/.stamp) ## install transformers, Tunix and TRL, each in its own environment, and compare their times with isojax's; ARGS="--only step-4x8" passes on
 	$(BIN)/python benchmarks/peers/compare.py $(MODEL) $(ARGS)
+
+accelerator: $(VENV)/.stamp-run ## measure kernels, sampler and update on this machine's GPU or TPU; ARGS="--out FOLDER" passes on
+	$(if $(ACCELERATOR),$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(ACCELERATOR)]")
+	$(BIN)/python benchmarks/accelerator.py $(ARGS)
 
 clean: ## remove caches (the environment and the runs stay)
 	rm -rf .pytest_cache .ruff_cache build dist

@@ -125,18 +125,28 @@ def autotune(
     return requested or (_fastest(shape, kernels, device) if kernels else "plain")
 
 
-def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
-    """The sweep with its attention chosen where it is not set, on a device of the mesh; InputError as in `autotune`."""
-    model, sampling, device, split = cell.model, cell.sampling, mesh.devices.flat[0], positions_are_split(mesh)
-    precision, tensor = cell.precision.for_platform(device.platform), mesh.shape["tensor"]
+def attention_shapes(
+    cell: CellConfig, sweep: SweepConfig, mesh: Mesh
+) -> tuple[SelfAttentionShape, DecodeAttentionShape]:
+    """The calls of a device of the mesh: the update's and the sampler's."""
+    model, sampling, tensor = cell.model, cell.sampling, mesh.shape["tensor"]
+    precision = cell.precision.for_platform(mesh.devices.flat[0].platform)
     head_shards = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
     head_sizes = (model.heads // head_shards, model.kv_heads // head_shards, model.head_dim, precision.compute)
     P, T = sampling.prompt_length, sampling.response_length
-    forward_shape = SelfAttentionShape(sweep.microbatch or 1, max(T - 1, 1), P, *head_sizes)
+    return (
+        SelfAttentionShape(sweep.microbatch or 1, max(T - 1, 1), P, *head_sizes),
+        DecodeAttentionShape(sweep.decode_slots or 1, P + T, *head_sizes, precision.cache),
+    )
+
+
+def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
+    """The sweep with its attention chosen where it is not set, on a device of the mesh; InputError as in `autotune`."""
+    device, split = mesh.devices.flat[0], positions_are_split(mesh)
+    forward_shape, decode_shape = attention_shapes(cell, sweep, mesh)
     forward = autotune(forward_shape, sweep.forward_attention, device, "sweep.forward_attention", split)
     decode = "plain"  # slots that share prompts have an attention of their own (`attend_slots`)
     if split or sweep.slots_per_prefix in (None, 1):
-        decode_shape = DecodeAttentionShape(sweep.decode_slots or 1, P + T, *head_sizes, precision.cache)
         decode = autotune(decode_shape, sweep.decode_attention, device, "sweep.decode_attention", split)
     return sweep.model_copy(update={"decode_attention": decode, "forward_attention": forward})
 
@@ -149,7 +159,7 @@ def _fastest(shape: AttentionShape, kernels: tuple[str, ...], device: Any) -> st
             try:
                 reason = _unsupported_reason(shape, name) or _mismatch(shape, name)
                 if not reason:
-                    seconds[name] = _seconds_per_call(shape, name)
+                    seconds[name] = attention_seconds(shape, name)
             except Exception as error:  # whatever a compiler or a device says of a kernel, the run can go on without it
                 reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             if reason:
@@ -161,10 +171,19 @@ def _fastest(shape: AttentionShape, kernels: tuple[str, ...], device: Any) -> st
 
 
 def _mismatch(shape: AttentionShape, implementation: str) -> str:
-    """How a kernel differs from the plain form; empty where its distance (relative, L2) from the float32 result is at
-    most twice the plain form's own, and 1e-4 more."""
+    """How a kernel differs from the plain form; empty where its distance from the float32 result is at most twice the
+    plain form's own, and 1e-4 more."""
     if implementation == "plain":
         return ""
+    for error, plain_error in zip(float32_errors(shape, implementation), float32_errors(shape, "plain"), strict=True):
+        tolerance = 2 * plain_error + 1e-4
+        if not error <= tolerance:  # nor where it is not a number
+            return f"it is {error:.2g} from the exact answer, where {tolerance:.2g} is allowed"
+    return ""
+
+
+def float32_errors(shape: AttentionShape, implementation: str) -> list[float]:
+    """The distances (relative, L2) of an implementation's outputs from the plain form's in float32."""
 
     def outputs(name: str, cast: Callable[[Any], Any] = lambda x: x) -> Any:
         inputs = jax.tree.map(cast, shape.random_inputs(min(2, shape.rows), name))
@@ -172,16 +191,10 @@ def _mismatch(shape: AttentionShape, implementation: str) -> str:
 
     with jax.default_matmul_precision("highest"):
         reference = outputs("plain", lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x)
-    plain, kernel = outputs("plain"), outputs(implementation)
-    for expected, plain_output, kernel_output in zip(reference, plain, kernel, strict=True):
-        tolerance = 2 * _relative_distance(plain_output, expected) + 1e-4
-        error = _relative_distance(kernel_output, expected)
-        if not error <= tolerance:  # nor where it is not a number
-            return f"it is {error:.2g} from the exact answer, where {tolerance:.2g} is allowed"
-    return ""
+    return [_relative_distance(x, y) for x, y in zip(outputs(implementation), reference, strict=True)]
 
 
-def _seconds_per_call(shape: AttentionShape, implementation: str) -> float:
+def attention_seconds(shape: AttentionShape, implementation: str) -> float:
     """Of one call among CALLS_PER_PROGRAM in a row, each on what the last one returned."""
 
     def repeat(inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
         for name in ("self_attention", "decode_attention"):
             monkeypatch.setattr(attention_autotune, name, by(getattr(attention_autotune, name)))
         monkeypatch.setattr(
-            attention_autotune, "_seconds_per_call", lambda shape, name: seconds if name == "pallas" else 2e-6
+            attention_autotune, "attention_seconds", lambda shape, name: seconds if name == "pallas" else 2e-6
         )
         attention_autotune._fastest.cache_clear()
 
@@ -85,7 +85,7 @@ def test_what_does_not_compile_is_left_out_aloud(kernel: Any, caplog: pytest.Log
 def test_what_is_timed_is_a_number_of_calls(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that moves by 1/16 second at each look: 16 calls in the two of them that are more than a tenth."""
     monkeypatch.setattr(device_probe.time, "perf_counter", itertools.count(0, 1 / 16).__next__)
-    assert attention_autotune._seconds_per_call(shape, "plain") == 1 / 8 / 16
+    assert attention_autotune.attention_seconds(shape, "plain") == 1 / 8 / 16
 
 
 def test_an_int8_cache_is_timed_as_one() -> None:

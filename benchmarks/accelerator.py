@@ -1,0 +1,221 @@
+"""What this machine's GPU or TPU does with isojax: kernels, sampler and update of one model's shape, on random weights.
+
+    make accelerator                                  on the first device that jax finds, some minutes
+    python benchmarks/accelerator.py --out FOLDER     the same; accelerator.json and accelerator.md there
+
+Kernels: each attention that the device has, its distance from float32 and its time at the run's own shapes. Sampler
+and update: the programs of a task in text, with responses of full length and random rewards. The share of the roofline
+compares the sampler's time with that of reading the weights and the live cache once for each token; MFU counts the
+products of an update without what is computed again. Both are shares of the published rates of a TPU or an H100, and
+of measured ones elsewhere. A CPU runs a small model; its figures say nothing about an accelerator.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from isojax.core.config import Config
+from isojax.core.config.load import load_configs
+from isojax.distributed.device_probe import device_memory, measure_rates
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.distributed.sharding import make_mesh, replicated
+from isojax.launch import planner
+from isojax.launch.local.compile_for_topology import AbstractTask
+from isojax.launch.time_estimate import CHIPS, GIB, TYPICAL_RATES
+from isojax.models.attention_autotune import (
+    PLATFORM_KERNELS,
+    attention_seconds,
+    attention_shapes,
+    float32_errors,
+    select_attention,
+)
+from isojax.rl.metric import values
+from isojax.rl.rollout_source import RolloutBatch
+from isojax.sampling.batch import ProblemArrays, rewards_to_buffer
+from isojax.tasks.protocol import StopConditions
+from isojax.train.programs import SweepPrograms
+
+REPEATS = 3  # of which the median counts
+# Qwen2.5-0.5B's shape, and one for a CPU
+SHAPE = (
+    *("cell.model.family=llama", "cell.model.layers=24", "cell.model.width=896", "cell.model.heads=14"),
+    *("cell.model.kv_heads=2", "cell.model.head_dim=64", "cell.model.mlp=4864", "cell.model.vocab=151936"),
+    *("cell.model.tied=true", "cell.model.qkv_bias=true"),
+    *("cell.sampling.prompt_length=256", "cell.sampling.response_length=512"),
+    *("sweep.B_p=[16]", "sweep.n=[16]", "sweep.decode_slots=128"),
+)
+CPU_SHAPE = (
+    *("cell.model.layers=4", "cell.model.width=128", "cell.model.heads=4", "cell.model.kv_heads=2"),
+    *("cell.model.head_dim=32", "cell.model.mlp=512", "cell.model.vocab=1024"),
+    *("cell.sampling.prompt_length=32", "cell.sampling.response_length=32"),
+    *("sweep.B_p=[4]", "sweep.n=[8]", "sweep.decode_slots=16"),
+)
+
+
+class RandomTask(AbstractTask):
+    """Nothing ends a response, so that all have the full length; the rewards are drawn at random below."""
+
+    stops = StopConditions((), None)
+
+
+def kernel_lines(config: Config, mesh: Any) -> Iterator[dict[str, Any]]:
+    """Each attention of the device at the run's shapes."""
+    device = mesh.devices.flat[0]
+    for part, shape in zip(("update", "decode"), attention_shapes(config.cell, config.sweep, mesh), strict=True):
+        for name in ("plain", *PLATFORM_KERNELS.get(device.platform, ())):
+            line = {"attention": part, "implementation": name}
+            try:
+                error, seconds = max(float32_errors(shape, name)), attention_seconds(shape, name)
+            except Exception as e:  # whatever a compiler says of a kernel, the others can be measured
+                yield {**line, "failed": f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"}
+                continue
+            yield {**line, "distance_from_float32": float(f"{error:.2g}"), "us": round(1e6 * seconds, 1)}
+
+
+def chip_rates(config: Config, device: Any) -> tuple[float, float, str]:
+    """Operations and bytes per second, and where they are from."""
+    if device.device_kind in CHIPS:
+        rates = CHIPS[device.device_kind][1]
+        return rates.update_flops, rates.bandwidth, "published"
+    if "H100" in device.device_kind:
+        return TYPICAL_RATES["gpu"].update_flops, TYPICAL_RATES["gpu"].bandwidth, "published"
+    model, dtype = config.cell.model, config.cell.precision.for_platform(device.platform).compute
+    _, flops, bandwidth = measure_rates([device], (128, 2048), model.width, model.mlp, dtype)
+    return flops, bandwidth, "measured"
+
+
+def median_seconds(call: Any) -> float:
+    times = []
+    for _ in range(1 + REPEATS):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+class Run:
+    """A run of one cell on random weights: its programs, compiled, and the parts that a batch passes through."""
+
+    def __init__(self, config: Config, mesh: Any):
+        (self.B_p,), (self.n,) = config.sweep.B_p, config.sweep.n
+        cell, vocab = config.cell, config.cell.model.vocab or 0
+        task: Any = RandomTask(vocab)
+        self.programs = SweepPrograms(cell, config.sweep, [(self.B_p, self.n)], mesh, task)
+        self.host_verified: Any = self.programs.rollout_programs
+        start = time.perf_counter()
+        self.host_verified.compile(self.programs.update_shapes(self.B_p))
+        self.compile_seconds = time.perf_counter() - start
+        shapes, P = self.programs.shapes, cell.sampling.prompt_length
+        params = jax.jit(self.programs.decoder.init, out_shardings=self.programs.decoder.shardings(mesh))(
+            jax.random.key(0)
+        )
+        self.state = self.programs.init(params)
+        prompts = np.random.default_rng(0).integers(0, vocab, (shapes.problem_rows, P), np.int32)
+        Q = shapes.problem_rows
+        problems = ProblemArrays(
+            prompts, np.full(Q, P, np.int32), np.zeros((Q, 0), np.int32), np.arange(Q, dtype=np.int32)
+        )
+        self.problems = jax.device_put(problems, replicated(mesh))
+        self.rewards = rewards_to_buffer(shapes, np.random.default_rng(1).integers(0, 2, self.B_p * self.n))
+        self.rollouts: Any = None
+        self.metrics: dict[str, float] = {}
+
+    def sample(self) -> None:
+        stream, key = self.host_verified.stream, jax.random.key(1)
+        rollouts = stream.run(self.state.params, self.problems, self.B_p, self.n, key, lambda *_: None)
+        self.rollouts = jax.block_until_ready(rollouts)
+
+    def update(self) -> None:
+        key_data = jax.random.key_data(jax.random.key(2))
+        batch = RolloutBatch(self.problems, self.rollouts, self.rewards, np.int32(self.B_p), np.int32(self.n), key_data)
+        result = self.host_verified.update(self.state, {}, batch, self.programs.coefficients)
+        self.state, update = jax.block_until_ready(result)
+        self.metrics = self.metrics or dict(values(update.metrics))  # of the first: the policy that sampled
+
+
+def roofline_seconds(config: Config, run: Run, bandwidth: float) -> float:
+    """In which the weights of all layers, the unembedding and the live cache are read for each token of the slots."""
+    s, T, R = config.cell.sampling, config.cell.sampling.response_length, config.sweep.decode_slots or 1
+    precision = config.cell.precision.for_platform(jax.default_backend())
+    model, item = config.cell.model, jnp.dtype(precision.compute).itemsize
+    sizes = {name: sum(x.size for x in jax.tree.leaves(w)) for name, w in run.programs.decoder.shapes().items()}
+    weights = item * (sum(sizes.values()) - (0 if model.tied else sizes["embed"]))
+    position_bytes = 2 * model.layers * model.kv_heads * model.head_dim * jnp.dtype(precision.cache).itemsize
+    rounds = run.B_p * run.n / R
+    return rounds * T * (weights + R * position_bytes * (s.prompt_length + T / 2)) / bandwidth
+
+
+def update_operations(config: Config, run: Run) -> float:
+    """Of the products of an update, forwards and backwards: each prompt once for a block of its rollouts."""
+    model, s = config.cell.model, config.cell.sampling
+    P, T, B = s.prompt_length, s.response_length, run.B_p * run.n
+    blocks = sum(x.size for x in jax.tree.leaves(run.programs.decoder.shapes()["blocks"]))
+    attention = 4 * model.layers * model.heads * model.head_dim
+    prompts = run.B_p * P * (2 * blocks + attention * P / 2)
+    responses = B * T * (2 * blocks + 2 * model.width * (model.vocab or 0) + attention * (P + T / 2))
+    return 3 * (prompts + responses)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="another model's shape, lengths or sizes")
+    parser.add_argument("--out", type=Path, default=Path("runs/accelerator"), help="a folder (default %(default)s)")
+    arguments = parser.parse_intermixed_args()
+    device = jax.devices()[0]
+    shape = CPU_SHAPE if device.platform == "cpu" else SHAPE
+    cell = ("cell.task=jsonl:none", "cell.rl.kl=0", "cell.rl.entropy=0", "cell.rl.learning_rate=1e-6")
+    config = load_configs(["quickstart"], [*cell, *shape, *arguments.words])
+    mesh, memory = make_mesh(MeshShape(), [device]), device_memory(device) or planner.host_memory()
+    pairs, vocab = [(config.sweep.B_p[0], config.sweep.n[0])], config.cell.model.vocab or 0
+    budget = planner.DeviceBudget(config.cell, pairs, MeshShape(), vocab, False, device.platform, memory)
+    sweep = planner.autosize_sweep(config.sweep, budget, is_new_run=True)
+    sweep = select_attention(config.cell, sweep, mesh)
+    config = config.model_copy(update={"sweep": sweep})
+
+    kernels = list(kernel_lines(config, mesh))
+    flops, bandwidth, origin = chip_rates(config, device)
+    run = Run(config, mesh)
+    sampling_seconds = median_seconds(run.sample)
+    update_seconds = median_seconds(run.update)
+    tokens = run.B_p * run.n * config.cell.sampling.response_length
+    peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
+    figures = {
+        "device": device.device_kind,
+        "jax": jax.__version__,
+        "sizes": planner.format_sizes(sweep),
+        "rates": f"{origin}: {flops / 1e12:.3g} TFLOP/s, {bandwidth / 1e9:.4g} GB/s",
+        "decode_attention": sweep.decode_attention,
+        "forward_attention": sweep.forward_attention,
+        "compile_s": round(run.compile_seconds, 1),
+        "sampled_tokens_per_s": round(tokens / sampling_seconds),
+        "share_of_roofline": round(roofline_seconds(config, run, bandwidth) / sampling_seconds, 3),
+        "trained_tokens_per_s": round(tokens / update_seconds),
+        "mfu": round(update_operations(config, run) / flops / update_seconds, 3),
+        "sampler_logp_gap": float(f"{run.metrics['sampler_logp_gap']:.2g}"),
+        "sampler_logp_gap_max": float(f"{run.metrics['sampler_logp_gap_max']:.2g}"),
+        "peak_gib": round(peak / GIB, 2) if peak else None,
+        "planned_peak_gib": round(budget.estimate(sweep).peak / GIB, 2),
+    }
+    for line in (figures, *kernels):
+        print(json.dumps(line))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "accelerator.json").write_text(json.dumps({**figures, "kernels": kernels}, indent=2) + "\n")
+    rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items()]
+    rows += [f"| {x['attention']} attention, {x['implementation']} | {_describe(x)} |" for x in kernels]
+    (arguments.out / "accelerator.md").write_text("\n".join(["| | |", "|---|---|", *rows]) + "\n")
+
+
+def _describe(kernel: dict[str, Any]) -> str:
+    return kernel.get("failed") or f"{kernel['us']} us, {kernel['distance_from_float32']} from float32"
+
+
+if __name__ == "__main__":
+    main()
