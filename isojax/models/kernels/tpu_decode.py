@@ -153,15 +153,17 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
             def _act(s: int = s, position: Any = position) -> None:
                 act(s, position)
 
+    def tile_width(a: int) -> int:
+        return layout.tile_positions if a < 2 else TILE_WIDTH
+
     def write(a: int, s: int, position: Any) -> Any:
-        width = layout.tile_positions if a < 2 else TILE_WIDTH
+        width = tile_width(a)
         destination = _at_positions(layout, cache[a].at[layer[0], slot(step, s)], position // width * width, width)
         return pltpu.make_async_copy(tiles[a].at[s], destination, write_done.at[a, s])
 
     def start_writes(s: int, position: Any) -> None:
         for a in range(arrays):
-            width = layout.tile_positions if a < 2 else TILE_WIDTH
-            offset = position % layout.block_positions
+            offset, width = position % layout.block_positions, tile_width(a)
             old = _at_positions(layout, buffers[a].at[step % 2, s], offset // width * width, width)
             tiles[a][s] = _with_new_position(layout, old[...], new_kv[a][s], offset % width)
             write(a, s, position).start()
