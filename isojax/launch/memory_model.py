@@ -168,14 +168,14 @@ def _logits_bytes_at_width(s: DeviceSizes, width: int, has_width_branches: bool)
     tokens, logit_rows = m * width, min(m, s.shapes.prefill_batch) + m * (width - 1)
     num_policies = 1 + s.has_reference
     nucleus_copies = 0 if not s.has_nucleus else 1 if s.cell.rl.entropy else 2
-    if nucleus_copies or s.mesh.tensor > 1 or tokens * s.vocab <= shapes.MAX_DENSE_LOGITS:
+    if nucleus_copies or tokens * s.V <= shapes.MAX_DENSE_LOGITS:
         return FLOAT_BYTES * tokens * s.V * (3 + num_policies + nucleus_copies)
-    block = shapes.vocabulary_block(s.vocab)
-    if block == s.vocab:
-        block_logits = (2 * num_policies + has_width_branches) * s.vocab
+    block = shapes.vocabulary_block(s.V)
+    if block == s.V:
+        block_logits = (2 * num_policies + has_width_branches) * s.V
     else:
-        block_logits = 2 * block + 2 * (s.vocab % block) * num_policies
-    saved_logits = s.vocab if logit_rows * s.vocab <= shapes.MAX_SAVED_LOGITS else 0
+        block_logits = 2 * block + 2 * (s.V % block) * num_policies
+    saved_logits = s.V if logit_rows * s.V <= shapes.MAX_SAVED_LOGITS else 0
     row_floats = block_logits + saved_logits + 2 * s.D
     return FLOAT_BYTES * (logit_rows * row_floats + m * block) + s.compute_bytes * s.embedding_params
 

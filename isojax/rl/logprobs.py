@@ -8,14 +8,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import lax, shard_map
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.shapes import MAX_DENSE_LOGITS, MAX_SAVED_LOGITS, VOCABULARY_BLOCK, vocabulary_block
+from isojax.distributed.sharding import LOGICAL_AXIS_RULES
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.logits import NEG_INF, NUCLEUS_MASS_TOLERANCE, log_probs, nucleus, renormalize
 
 MAX_BLOCK_TOKENS = VOCABULARY_BLOCK
+VOCAB_AXIS = str(LOGICAL_AXIS_RULES["vocab"])  # of the mesh
 
 
 class TokenStats(NamedTuple):
@@ -47,6 +50,11 @@ class HiddenStates(NamedTuple):
         return jnp.concatenate([prompt_hidden, self.response_hidden.reshape(-1, D)]), prefix_entry
 
 
+def vocab_parts() -> int:
+    """How many devices of the mesh in use share a vocabulary that they can divide."""
+    return jax.sharding.get_abstract_mesh().shape.get(VOCAB_AXIS, 1)
+
+
 def token_logps(log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
     return jnp.take_along_axis(log_p, tokens[..., None], -1)[..., 0]
 
@@ -65,14 +73,15 @@ def token_stats(
     vocab_split: bool = False,
 ) -> TokenStats:
     """Log-probabilities and entropies of the whole distributions (top-p 1). use_entropy: whether the entropy is
-    differentiated. vocab_split: whether devices share the vocabulary; they keep the plain form, whose logits are split
-    as well."""
-    if vocab_split or tokens.size * decoder.vocab <= MAX_DENSE_LOGITS:
+    differentiated. vocab_split: whether devices share the vocabulary; then each walks over the blocks of its part."""
+    num_parts = vocab_parts() if vocab_split and decoder.vocab % vocab_parts() == 0 else 1
+    if tokens.size * decoder.vocab <= MAX_DENSE_LOGITS * num_parts:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states), temperature)
         return TokenStats(token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     unembedding, vocab_axis = decoder.unembedding_matrix(hidden.params)
     states, prefix_entry = hidden.unique_states()
-    blocks = VocabularyBlocks(vocab_axis, temperature, use_entropy, vocabulary_block(decoder.vocab, MAX_BLOCK_TOKENS))
+    size = vocabulary_block(decoder.vocab // num_parts, MAX_BLOCK_TOKENS)
+    blocks = VocabularyBlocks(vocab_axis, temperature, use_entropy, size, num_parts)
     logps_and_entropy: Any = blockwise_token_stats(states, unembedding, tokens, prefix_entry, blocks)
     return TokenStats(*logps_and_entropy)
 
@@ -108,7 +117,8 @@ class VocabularyBlocks:
         log p(y) = x_y - lse          d log p(y) / d x_v = [v = y] - p_v
         H = lse - sum_v p_v x_v       d H / d x_v = -p_v (log p_v + H)
 
-    with x the logits over the temperature. Of more than MAX_SAVED_LOGITS, the gradient computes each block again.
+    with x the logits over the temperature. Of more than MAX_SAVED_LOGITS, the gradient computes each block again. Where
+    devices share the vocabulary, each has the sums of its part [r], which are then added up.
     Letters: m responses of T tokens; r hidden states, prompts' first, then those before the other tokens; v of a block.
     """
 
@@ -116,6 +126,28 @@ class VocabularyBlocks:
     temperature: float  # what logits are divided by
     use_entropy: bool  # whether the entropy is differentiated
     size: int  # tokens of a block
+    num_parts: int = 1  # devices that share the vocabulary
+
+    def on_parts(self, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
+        """`function` on each device's part. inputs, outputs: the axis of each array that is the vocabulary's, or
+        None."""
+        if self.num_parts == 1:
+            return function
+
+        def specs(axes: tuple[Any, ...]) -> tuple[PartitionSpec, ...]:
+            return tuple(PartitionSpec() if a is None else PartitionSpec(*[None] * a, VOCAB_AXIS) for a in axes)
+
+        return shard_map(
+            function, in_specs=specs(inputs), out_specs=specs(outputs), axis_names={VOCAB_AXIS}, check_vma=False
+        )
+
+    def first_token(self, part_vocab: int) -> Any:
+        """The first token of this device's part."""
+        return lax.axis_index(VOCAB_AXIS) * part_vocab if self.num_parts > 1 else 0
+
+    def add_parts(self, x: Any) -> Any:
+        """The sum over devices of what each has of its part."""
+        return lax.psum(x, VOCAB_AXIS) if self.num_parts > 1 else x
 
     def loop(self, vocab: int, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
         """`step(start, tokens of the block, carry)` over whole blocks, then over what is left of the vocabulary."""
@@ -165,9 +197,29 @@ def _forward(
     blocks: VocabularyBlocks,
     save_logits: bool = True,
 ) -> tuple[tuple[Array, Array], tuple]:
-    zeros, vocab = jnp.zeros(len(states), jnp.float32), unembedding.shape[blocks.vocab_axis]
-    first_tokens, state_tokens = tokens[:, 0], _state_tokens(tokens, len(states))
+    vocab = unembedding.shape[blocks.vocab_axis] // blocks.num_parts
     save_logits = save_logits and len(states) * vocab <= MAX_SAVED_LOGITS
+    sums_of_parts = blocks.on_parts(
+        partial(_sums_over_blocks, blocks, save_logits),
+        (None, blocks.vocab_axis, None, None),
+        (None, None, None, None, 1 if save_logits else None),
+    )
+    lse, state_entropy, first_logits, state_logits, saved_logits = sums_of_parts(
+        states, unembedding, tokens, prefix_entry
+    )
+    logps = _states_to_tokens(first_logits - lse[prefix_entry], state_logits - lse, tokens)
+    entropies = _states_to_tokens(state_entropy[prefix_entry], state_entropy, tokens)
+    return (logps, entropies), (states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits)
+
+
+def _sums_over_blocks(
+    blocks: VocabularyBlocks, save_logits: bool, states: Array, unembedding: Array, tokens: Array, prefix_entry: Array
+) -> tuple[Array, Array, Array, Array, Array | None]:
+    """Of each state, the log-sum-exp, the entropy and the following token's logit [r]; of responses, the first token's
+    [m]; and the logits [r V], where they are saved."""
+    zeros, vocab = jnp.zeros(len(states), jnp.float32), unembedding.shape[blocks.vocab_axis]
+    first = blocks.first_token(vocab)
+    first_tokens, state_tokens = tokens[:, 0] - first, _state_tokens(tokens, len(states)) - first
 
     def step(start: Array, size: int, carry: ForwardCarry) -> ForwardCarry:
         x = blocks.logits(states, blocks.take(unembedding, start, size))
@@ -196,16 +248,31 @@ def _forward(
         saved_logits=jnp.zeros((len(states), vocab), jnp.float32) if save_logits else None,
     )
     sums = blocks.loop(vocab, step, carry)
-    lse = sums.max_logit + jnp.log(sums.exp_sum)
-    state_entropy = lse - sums.weighted_sum / sums.exp_sum
-    logps = _states_to_tokens(sums.first_logits - lse[prefix_entry], sums.state_logits - lse, tokens)
-    entropies = _states_to_tokens(state_entropy[prefix_entry], state_entropy, tokens)
-    return (logps, entropies), (states, unembedding, tokens, prefix_entry, lse, state_entropy, sums.saved_logits)
+    max_logit, exp_sum, weighted_sum = sums.max_logit, sums.exp_sum, sums.weighted_sum
+    if blocks.num_parts > 1:
+        max_logit = lax.pmax(sums.max_logit, VOCAB_AXIS)
+        rescale = jnp.exp(sums.max_logit - max_logit)
+        exp_sum, weighted_sum = blocks.add_parts((exp_sum * rescale, weighted_sum * rescale))
+    first_logits, state_logits = blocks.add_parts((sums.first_logits, sums.state_logits))
+    lse = max_logit + jnp.log(exp_sum)
+    return lse, lse - weighted_sum / exp_sum, first_logits, state_logits, sums.saved_logits
 
 
 def _backward(blocks: VocabularyBlocks, residuals: tuple, cotangents: tuple[Array, Array]) -> tuple:
-    states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits = residuals
-    first_tokens, state_tokens = tokens[:, 0], _state_tokens(tokens, len(states))
+    vocab_axis, has_saved_logits = blocks.vocab_axis, residuals[-1] is not None
+    gradient = blocks.on_parts(
+        partial(_gradient_over_blocks, blocks),
+        (None, vocab_axis, None, None, None, None, 1 if has_saved_logits else None, None, None),
+        (None, vocab_axis),
+    )
+    return *gradient(*residuals, *cotangents), None, None
+
+
+def _gradient_over_blocks(blocks: VocabularyBlocks, *residuals_and_cotangents: Any) -> tuple[Array, Array]:
+    """The gradients of states and unembedding."""
+    states, unembedding, tokens, prefix_entry, lse, state_entropy, saved_logits, *cotangents = residuals_and_cotangents
+    first = blocks.first_token(unembedding.shape[blocks.vocab_axis])
+    first_tokens, state_tokens = tokens[:, 0] - first, _state_tokens(tokens, len(states)) - first
     num_prompts, vocab_axis = _num_prompt_states(tokens, len(states)), blocks.vocab_axis
     # Sums over the responses of each prompt are products: on a GPU the order of a scatter's sums differs between runs.
     sum_by_prompt = partial(jnp.dot, jax.nn.one_hot(prefix_entry, num_prompts, axis=0), precision=lax.Precision.HIGHEST)
@@ -239,7 +306,7 @@ def _backward(blocks: VocabularyBlocks, residuals: tuple, cotangents: tuple[Arra
 
     zeros = jnp.zeros(states.shape, jnp.float32), jnp.zeros_like(unembedding)
     d_states, d_unembedding = blocks.loop(unembedding.shape[vocab_axis], step, zeros)
-    return d_states.astype(states.dtype), d_unembedding, None, None
+    return blocks.add_parts(d_states).astype(states.dtype), d_unembedding
 
 
 blockwise_token_stats.defvjp(_forward, _backward)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from isojax.core.config import ModelConfig
 from isojax.core.shapes import vocabulary_block
+from isojax.distributed.sharding import map_over_shards, param_shardings
 from isojax.models.transformer import Decoder
 from isojax.rl import logprobs
-from tests.device import quick_jit
+from tests.device import mesh, quick_jit
+from tests.hlo import collectives
 
 WIDTH, TEMPERATURE = 16, 0.7
 
@@ -115,6 +119,45 @@ def test_a_state_that_responses_share_counts_for_each(
     np.testing.assert_allclose(d_params["embed"], d_matrix, atol=1e-5)
 
 
+@pytest.mark.parametrize(("vocab", "tied"), [(1000, True), (640, False), (999, True)])
+@pytest.mark.parametrize("saved_logits", [0, logprobs.MAX_SAVED_LOGITS])
+def test_devices_that_share_the_vocabulary_equal_one(
+    vocab: int, tied: bool, saved_logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two devices with blocks of at most 64 of their halves; 999 tokens cannot be halved, and each has all."""
+    monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
+    monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
+    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", saved_logits)
+    model, (states, params, tokens) = decoder(vocab, tied), inputs(vocab, (4, 5), tied)
+    advantages, spreads = np.random.default_rng(0).normal(size=(2, 4, 5)).astype(np.float32)
+
+    def gradient(vocab_split: bool, states: Any, tokens: Any, advantages: Any, spreads: Any, params: Any) -> Any:
+        def objective(states: Any, params: Any) -> Any:
+            hidden = alone(params, states)
+            result = logprobs.token_stats(model, hidden, tokens, TEMPERATURE, True, vocab_split)
+            return (result.logps * advantages).sum() + (result.entropy * spreads).sum(), result
+
+        (d_states, d_params), result = jax.grad(objective, (0, 1), has_aux=True)(states, params)
+        return d_states, result, jax.tree.map(lambda x: x[None], d_params)
+
+    on, rows = mesh("data=2,tensor=2"), P("data")
+    axes = {name: model.logical_axes()[name] for name in params}
+    placed = jax.device_put(params, param_shardings(params, axes, on))
+    spread = map_over_shards(partial(gradient, True), on, (*[rows] * 4, P()), rows)
+    compiled = quick_jit(spread).lower(states, tokens, advantages, spreads, placed).compile()
+    d_states, result, d_params = compiled(states, tokens, advantages, spreads, placed)
+    wanted_states, wanted, wanted_params = quick_jit(partial(gradient, False))(
+        states, tokens, advantages, spreads, params
+    )
+    np.testing.assert_allclose(result.logps, wanted.logps, rtol=2e-6, atol=2e-6)
+    np.testing.assert_allclose(result.entropy, wanted.entropy, rtol=2e-6, atol=5e-6)
+    np.testing.assert_allclose(d_states, wanted_states, atol=1e-5)
+    (d_matrix,), (wanted_matrix,) = d_params.values(), wanted_params.values()
+    np.testing.assert_allclose(d_matrix.sum(0), wanted_matrix[0], atol=1e-5)
+    moved = [c.result for c in collectives(compiled.as_text(), 4) if str(vocab // 2) in c.result]
+    assert not moved or vocab == 999, moved  # of logits and unembedding nothing
+
+
 def test_bfloat16_blocks_round_products_operands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of states and an unembedding that are bfloat16: logits, and what is read off them, are sums in float32; a
     gradient is bfloat16.
@@ -166,19 +209,19 @@ def test_the_entropys_gradient_is_left_out_where_it_cannot_matter() -> None:
 
 
 def test_which_form_is_taken() -> None:
-    """By size: the quickstart's vocabulary stays plain; where devices share the vocabulary all sizes do."""
+    """By size: the quickstart's vocabulary stays plain."""
 
-    def loops(vocab: int, rows: int, split: bool = False) -> bool:
+    def loops(vocab: int, rows: int) -> bool:
         model = decoder(vocab, True)
         hidden = jax.ShapeDtypeStruct((1, rows, WIDTH), jnp.float32)
         params = {"embed": jax.ShapeDtypeStruct((vocab, WIDTH), jnp.float32)}
         tokens = jax.ShapeDtypeStruct((1, rows), jnp.int32)
-        program = jax.make_jaxpr(lambda p, h, t: logprobs.token_stats(model, alone(p, h), t, 1.0, False, split))(
+        program = jax.make_jaxpr(lambda p, h, t: logprobs.token_stats(model, alone(p, h), t, 1.0, False))(
             params, hidden, tokens
         )
         return "custom_vjp" in str(program)
 
-    assert not loops(24, 4096) and loops(49152, 1024) and not loops(49152, 1024, split=True)
+    assert not loops(24, 4096) and loops(49152, 1024)
 
 
 def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,16 +232,18 @@ def test_a_quarter_of_the_memory_at_most(monkeypatch: pytest.MonkeyPatch) -> Non
     shapes = jax.ShapeDtypeStruct((1, 100, WIDTH), jnp.float32), jax.ShapeDtypeStruct((50_000, WIDTH), jnp.float32)
     tokens = jnp.zeros((1, 100), jnp.int32)
 
-    def temporary(split: bool) -> int:
+    def temporary(max_dense_logits: int, max_saved_logits: int) -> int:
+        monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", max_dense_logits)
+        monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", max_saved_logits)
+
         def objective(states: Any, embed: Any) -> Any:
-            return logprobs.token_stats(model, alone({"embed": embed}, states), tokens, 1.0, False, split).logps.sum()
+            return logprobs.token_stats(model, alone({"embed": embed}, states), tokens, 1.0, False).logps.sum()
 
         program = jax.jit(jax.value_and_grad(objective, (0, 1))).lower(*shapes).compile()
         account = program.memory_analysis()
         assert account is not None
         return account.temp_size_in_bytes
 
-    plain, keeping = temporary(True), temporary(False)
-    monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", 0)
-    assert temporary(False) < plain / 4
-    assert 0.9 * 4 * 100 * 50_000 < keeping - temporary(False) < plain / 2
+    plain, saving, neither = temporary(10**9, 0), temporary(0, 10**9), temporary(0, 0)
+    assert neither < plain / 4
+    assert 0.9 * 4 * 100 * 50_000 < saving - neither < plain / 2
