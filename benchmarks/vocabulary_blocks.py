@@ -13,9 +13,11 @@ accelerator: of the wall clock).
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -60,17 +62,17 @@ def measure(rows: int, vocab: int, width: int, use_entropy: bool) -> dict[str, A
         jnp.asarray(rng.normal(size=(1, rows)), jnp.float32),
     )
 
-    def objective(states: Any, embed: Any, split: bool) -> Any:
+    def objective(states: Any, embed: Any) -> Any:
         hidden = logprobs.HiddenStates({"embed": embed}, states[:, 0], jnp.arange(1), states[:, 1:])
-        result = logprobs.token_stats(decoder, hidden, tokens, TEMPERATURE, use_entropy, split)
+        result = logprobs.token_stats(decoder, hidden, tokens, TEMPERATURE, use_entropy)
         return (result.logps * advantages - 0.01 * result.entropy * use_entropy).sum(), result.entropy.sum()
 
-    programs = {
-        name: jax.jit(jax.value_and_grad(lambda s, e, split=split: objective(s, e, split), (0, 1), has_aux=True))
-        .lower(states, embed)
-        .compile()
-        for name, split in (("plain", True), ("blocks", False))
-    }
+    def compile_with(max_dense_logits: int) -> jax.stages.Compiled:
+        with patch.object(logprobs, "MAX_DENSE_LOGITS", max_dense_logits):
+            differentiated = jax.value_and_grad(objective, (0, 1), has_aux=True)
+            return jax.jit(differentiated).lower(states, embed).compile()
+
+    programs = {"plain": compile_with(sys.maxsize), "blocks": compile_with(logprobs.MAX_DENSE_LOGITS)}
     spent = seconds({name: lambda program=program: program(states, embed) for name, program in programs.items()})
     temporary = {name: memory(program) for name, program in programs.items()}
     line: dict[str, Any] = {
