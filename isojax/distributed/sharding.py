@@ -36,6 +36,7 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
+    "rank": None,
     "head_dim": None,
     "position": "sequence",
 }
@@ -43,7 +44,8 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
 
 def num_input_axes(axes: tuple[str, ...]) -> int:
     """How many axes of a layer's weight count inputs; 0 if it is no matrix."""
-    return len(axes) - 1 if axes[-1] == "embed" else int(axes[0] == "embed")
+    narrow = ("embed", "rank")  # every matrix of a layer has inputs or outputs that one axis counts
+    return len(axes) - 1 if axes[-1] in narrow else int(axes[0] in narrow)
 
 
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:

@@ -13,9 +13,11 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from isojax.core.config import ModelConfig, RopeScaling
+from isojax.distributed.sharding import num_input_axes
 from isojax.models import fsdp
 from isojax.models.cpu import sum_in_blocks
 from isojax.models.fsdp import all_gather_weight
+from isojax.models.lora import ADAPTER_A, ADAPTER_B
 
 CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and sines, by position
 Matmul = Callable[..., Array]  # (rows, weight, outputs) -> rows, as fsdp.matmul
@@ -97,6 +99,39 @@ class Block(nnx.Module):
         if config.qk_norm:
             self.query_norm = param(jnp.ones(H), "head_dim")
             self.key_norm = param(jnp.ones(H), "head_dim")
+        for name in config.lora.targets if config.lora else ():
+            self._add_adapter(name, jax.random.fold_in(key, next(key_index)))
+
+    def _add_adapter(self, name: str, key: PRNGKeyArray) -> None:
+        """A as PEFT draws it, uniform within 1 / sqrt(inputs), and B of zeros."""
+        w, lora = getattr(self, name), self.config.lora
+        assert lora is not None
+        axes = w.get_metadata()["out_sharding"]
+        inputs = num_input_axes(axes)
+        a_shape, b_shape = (*w.shape[:inputs], lora.rank), (lora.rank, *w.shape[inputs:])
+        bound = math.prod(w.shape[:inputs]) ** -0.5
+        a, b = jax.random.uniform(key, a_shape, minval=-bound, maxval=bound), jnp.zeros(b_shape)
+        for suffix, value, value_axes in (
+            (ADAPTER_A, a, (*axes[:inputs], "rank")),
+            (ADAPTER_B, b, ("rank", *axes[inputs:])),
+        ):
+            setattr(self, name + suffix, nnx.Param(value, out_sharding=value_axes, eager_sharding=False))
+
+    def _product(self, x: Float[Array, "r i"], name: str, matmul: Matmul, outputs: int | None = None) -> Array:
+        """x times the matrix `name`, with its adapter if it has one."""
+        inputs = 2 if name == "out" else 1
+        product = matmul(x, as_matrix(getattr(self, name)[...], inputs), outputs)
+        return self._with_adapter(product, x, name, matmul, outputs)
+
+    def _with_adapter(
+        self, product: Array, x: Float[Array, "r i"], name: str, matmul: Matmul, outputs: int | None
+    ) -> Array:
+        lora = self.config.lora
+        if lora is None or name not in lora.targets:
+            return product
+        a, b = getattr(self, name + ADAPTER_A)[...], getattr(self, name + ADAPTER_B)[...]
+        of_rank = matmul(x, as_matrix(a))
+        return product + lora.alpha / lora.rank * matmul(of_rank, as_matrix(b, 1), outputs)
 
     def project_qkv(
         self, x: Float[Array, "b t D"], cos_sin: CosSin, matmul: Matmul = fsdp.matmul
@@ -106,8 +141,8 @@ class Block(nnx.Module):
         norm_scale = all_gather_weight(self.attention_norm[...], 0, config.width)
         normed = as_matrix(rms_norm(x, norm_scale, config.norm_eps))
         q, k, v = (
-            matmul(normed, as_matrix(w[...], 1)).reshape(*x.shape[:2], -1, config.head_dim)
-            for w in (self.query, self.key, self.value)
+            self._product(normed, name, matmul).reshape(*x.shape[:2], -1, config.head_dim)
+            for name in ("query", "key", "value")
         )
         if config.qkv_bias:
             q = q + self.query_bias[...][None, None]
@@ -128,10 +163,10 @@ class Block(nnx.Module):
         """Output projection and MLP, both residual. `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
         D = self.config.width
         attended = as_matrix(attention_out, 2)
-        x = x + matmul(attended, as_matrix(self.out[...]), D).reshape(x.shape)
+        x = x + self._product(attended, "out", matmul, D).reshape(x.shape)
         normed = as_matrix(rms_norm(x, all_gather_weight(self.mlp_norm[...], 0, D), self.config.norm_eps))
-        gated = jax.nn.silu(matmul(normed, self.gate[...])) * matmul(normed, self.up[...])
+        gated = jax.nn.silu(self._product(normed, "gate", matmul)) * self._product(normed, "up", matmul)
         mlp_out = matmul(gated, self.down[...], D).reshape(x.shape)
         if first_tokens is not None:
             mlp_out = sum_in_blocks(mlp_out, gated.reshape(*x.shape[:2], -1), self.down[...], first_tokens)
-        return x + mlp_out
+        return x + self._with_adapter(as_matrix(mlp_out, 2), gated, "down", matmul, D).reshape(x.shape)

@@ -20,6 +20,7 @@ from isojax.distributed.sharding import num_input_axes, with_logical_constraint
 from isojax.models import attention, cpu
 from isojax.models.attention import SlotHeads, SlotInts, SlotQueries
 from isojax.models.fsdp import matmul
+from isojax.models.lora import merge_adapters
 from isojax.models.transformer import Decoder, Params
 
 LayerKV = tuple[Array, ...]  # keys, values, and of int8 ones their scales
@@ -85,6 +86,8 @@ class Decoding:
         a TPU takes a layer with an axis of heads out of its stack at a quarter of the memory's speed."""
         decoder = self.decoder
         cos_sin = decoder.cos_sin(jnp.arange(self.prefix_length + self.response_length))
+        if decoder.options.compute_dtype == "float32":  # bfloat16 would round most of an adapter's product away
+            params = merge_adapters(params, decoder.config.lora)
         weights = {**decoder.cast_params(params), "cos_sin": cos_sin}
         if not self.unrolled_layers:
             input_axes = {name: num_input_axes(axes) for name, axes in self._layer_axes.items()}

@@ -24,6 +24,7 @@ from isojax.distributed.sharding import param_shardings, positions_are_split
 from isojax.models.attention import self_attention
 from isojax.models.block import Block, CosSin, rms_norm, rope_frequencies, rotary_cos_sin
 from isojax.models.fsdp import all_gather_weight, embedding_lookup, resolve_anchors
+from isojax.models.lora import is_adapter, policy_params, split_adapters
 from isojax.models.sequence_parallel import prefill_over_devices
 
 Params = dict[str, Any]
@@ -61,10 +62,13 @@ class Decoder:
         self.config, self.vocab = config, vocab
         self._graph, self._abstract_block = nnx.split(nnx.eval_shape(lambda: Block(config, jax.random.key(0))))
         self._shapes = jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        # The base policy's: the same without adapters.
+        self.base = Decoder(config.model_copy(update={"lora": None}), vocab) if config.lora else self
 
     def with_options(self, options: ComputeOptions) -> "Decoder":
         decoder = copy.copy(self)
         decoder.options = options
+        decoder.base = decoder if self.base is self else self.base.with_options(options)
         return decoder
 
     def init(self, key: Array) -> Params:
@@ -88,7 +92,17 @@ class Decoder:
         return axes if self.config.tied else {**axes, "unembed": ("embed", "vocab")}
 
     def shapes(self) -> Params:
-        return self._shapes
+        """The ShapeDtypeStruct of each parameter: float32, and as products are computed where adapters leave it as it
+        is."""
+        if self.config.lora is None:
+            return self._shapes
+        adapters, base_shapes = split_adapters(self._shapes)
+        in_compute_dtype = jax.eval_shape(self.cast_params, base_shapes)
+        return policy_params(adapters, in_compute_dtype)
+
+    def trained(self, params: Params) -> Params:
+        """Of the parameters, or of a tree like theirs, those that training changes."""
+        return params if self.config.lora is None else split_adapters(params)[0]
 
     def shardings(self, mesh: Mesh) -> Params:
         """NamedSharding of each parameter by distributed/sharding.py's table."""
@@ -99,6 +113,8 @@ class Decoder:
         return jax.tree.map(lambda w: w.astype(self.options.compute_dtype), params)
 
     def bind_block(self, weights: Params) -> Block:
+        if self.base is not self and not any(map(is_adapter, weights)):
+            return self.base.bind_block(weights)
         state = jax.tree.map(lambda x: x, self._abstract_block)
         nnx.replace_by_pure_dict(state, resolve_anchors(weights))
         return nnx.merge(self._graph, state)

@@ -15,6 +15,7 @@ from jaxtyping import Array
 from isojax.core.config import CellConfig
 from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
 from isojax.distributed.sharding import Program, compiler_options, replicated, shape_on
+from isojax.models.lora import policy_params
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.metric import merge
@@ -59,7 +60,7 @@ def build_fused_update(
         @partial(jax.jit, inline=True)  # traced once, for its outputs' shapes and for the loop
         def one_update(i: Array, state: TrainState) -> tuple[TrainState, UpdateResult]:
             problems, update_key = gather_problems(table, batches.problem_index[i]), jax.random.fold_in(key, state.step)
-            rollouts = sample(state.params, problems, B_p, n, update_key)
+            rollouts = sample(policy_params(state.params, base_params), problems, B_p, n, update_key)
             groups, valid = buffer_row_groups(shapes, B_p, n)
             rewards = task.verify(problems.answers[groups], rollouts.tokens, rollouts.response_mask)
             batch = RolloutBatch(problems, rollouts, rewards, B_p, n, jax.random.key_data(update_key))

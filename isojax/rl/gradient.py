@@ -29,6 +29,7 @@ from isojax.distributed.sharding import (
     shard_count,
 )
 from isojax.models.fsdp import GradAnchor, resolve_anchors
+from isojax.models.lora import policy_params
 from isojax.models.transformer import Params, PrefixCache
 from isojax.rl.metric import Metric, Metrics, combine
 from isojax.rl.objective import MetricSums, Microbatch, Objective, Prefix, PromptTokens, UpdateInputs
@@ -170,7 +171,7 @@ class GradientAccumulator:
 
             def anchored_objective(params: Params, *prefix_anchors: PrefixCache) -> tuple[Array, MetricSums]:
                 anchored_prefix = jax.tree.map(GradAnchor, *prefix_anchors, prefix) if prefix_anchors else prefix
-                anchored_params = _attach_anchors(params, inputs.params)
+                anchored_params = _attach_anchors(params, inputs)
                 return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, cropped)
 
             differentiated = (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
@@ -207,7 +208,7 @@ class GradientAccumulator:
         anchors = jax.tree.map(_make_anchor, inputs.params)
         pullback: Any
         prefix, pullback = jax.vjp(
-            lambda params: decoder.prefill(_attach_anchors(params, inputs.params), *prompts), anchors
+            lambda params: decoder.prefill(_attach_anchors(params, inputs), *prompts), anchors
         )
         base_prefix = decoder.prefill(inputs.base_params, *prompts) if needs_base else None
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
@@ -229,9 +230,10 @@ def build_gradient(
     objective: Objective, shapes: SamplerShapes, mesh: Mesh, logical_axes: Params, param_shapes: Params
 ) -> Callable[[UpdateInputs, ResponseBatch, Array, Array], tuple[Params, Metrics]]:
     """`gradient(inputs, responses, B_p, n) -> (gradient, metrics)`, to be called inside a jit. `logical_axes` and
-    `param_shapes` hold each parameter's logical axes and ShapeDtypeStruct."""
+    `param_shapes` hold the logical axes and ShapeDtypeStruct of each parameter that is trained."""
     param_specs, accumulator = manual_specs(param_shapes, logical_axes, mesh), GradientAccumulator(objective, shapes)
-    cast_params, reductions, shards = objective.decoder.cast_params, objective.metric_reductions, shapes.shards
+    decoder, reductions, shards = objective.decoder, objective.metric_reductions, shapes.shards
+    cast_params, base = decoder.cast_params, decoder.base
 
     def shard_gradient(
         shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
@@ -250,7 +252,8 @@ def build_gradient(
             metrics[name] = Metric(x, num_tokens if reduction == "mean" else None, reduction)
         return jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs), metrics
 
-    base_specs = param_specs if objective.needs_base else P()
+    reads_base = objective.needs_base or decoder.config.lora is not None
+    base_specs = manual_specs(base.shapes(), base.logical_axes(), mesh) if reads_base else P()
     return map_update_over_shards(shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P()))
 
 
@@ -270,10 +273,12 @@ def _make_anchor(x: Array) -> Array:
     return jnp.zeros(x.shape, jnp.float32)
 
 
-def _attach_anchors(anchors: Params, params: Params) -> Params:
-    """Parameters with the gradient of their anchors: layers' each in its own place, where it is used."""
-    anchored = jax.tree.map(GradAnchor, anchors, params)
-    return {name: pair if name == "blocks" else resolve_anchors(pair) for name, pair in anchored.items()}
+def _attach_anchors(anchors: Params, inputs: UpdateInputs) -> Params:
+    """The policy's parameters, those that are trained with the gradient of their anchors: layers' each in its own
+    place, where it is used."""
+    anchored = jax.tree.map(GradAnchor, anchors, inputs.params)
+    trained = {name: pair if name == "blocks" else resolve_anchors(pair) for name, pair in anchored.items()}
+    return policy_params(trained, inputs.base_params)
 
 
 def _sum_over_shards(x: Array, shards: int) -> Array:

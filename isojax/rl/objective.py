@@ -114,8 +114,8 @@ def make_loss_weights(
 class UpdateInputs(NamedTuple):
     """What a whole update reads and does not change."""
 
-    params: Params
-    base_params: Params
+    params: Params  # those that are trained
+    base_params: Params  # the base policy's, where something reads them: the KL, or adapters
     problems: ProblemArrays
     coefficients: Coefficients
 

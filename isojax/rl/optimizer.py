@@ -97,7 +97,8 @@ def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = Fals
     def moment_shardings(params: Params) -> Any:
         return optax.ScaleByAdamState(count=replicated_sharding, mu=params, nu=params)
 
-    param_shardings, critic_shardings = decoder.shardings(mesh), critic.critic_param_shardings(decoder, mesh)
+    param_shardings = decoder.trained(decoder.shardings(mesh))
+    critic_shardings = critic.critic_param_shardings(decoder.base, mesh)
     return TrainState(
         params=param_shardings,
         moments=moment_shardings(param_shardings),
@@ -108,11 +109,13 @@ def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = Fals
 
 
 def build_init_state(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> Callable[[Params], TrainState]:
-    """The jitted `init(params) -> TrainState`, whose critic starts from the policy's parameters."""
+    """The jitted `init(base_params) -> TrainState`, whose critic starts from the base policy's parameters.
+    Adapters start from the same draws in every run."""
 
-    def init_state(params: Params) -> TrainState:
+    def init_state(base_params: Params) -> TrainState:
+        params = base_params if decoder.config.lora is None else decoder.trained(decoder.init(jax.random.key(0)))
         params_copy = jax.tree.map(jnp.copy, params)  # updates donate the state, and the base policy must outlive it
-        critic_params = critic.critic_params(decoder, params) if with_critic else None
+        critic_params = critic.critic_params(decoder.base, base_params) if with_critic else None
         new_critic = None if critic_params is None else CriticState(critic_params, adam().init(critic_params))
         return TrainState(params_copy, adam().init(params), jnp.int32(0), new_critic, jnp.int32(0))
 
@@ -120,5 +123,5 @@ def build_init_state(decoder: Decoder, mesh: Mesh, with_critic: bool = False) ->
 
 
 def train_state_shapes(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> TrainState:
-    shapes = jax.eval_shape(build_init_state(decoder, mesh, with_critic), decoder.shapes())
+    shapes = jax.eval_shape(build_init_state(decoder, mesh, with_critic), decoder.base.shapes())
     return shapes_with_shardings(shapes, train_state_shardings(decoder, mesh, with_critic))

@@ -17,6 +17,7 @@ from isojax.core.config import CellConfig
 from isojax.core.nouns import Cell, Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import Program, replicated, shape_on
+from isojax.models.lora import policy_params
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.metric import Metrics, mean, total
 from isojax.rl.objective import Coefficients
@@ -64,8 +65,8 @@ class RolloutSource(Protocol):
     """The rollouts of one cell. A source that leaves none in progress implements `next_batch` alone."""
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
-        """Chooses problems, samples and verifies; at most `max_updates` batches at once. Raises what the sampler or the
-        verifier has raised."""
+        """Chooses problems, samples and verifies; at most `max_updates` batches at once. `state.params` are all of the
+        policy's, with LoRA too. Raises what the sampler or the verifier has raised."""
         ...
 
     def finish_update(self, state: TrainState) -> Metrics:
@@ -91,6 +92,10 @@ class UpdateShapes(NamedTuple):
     base_params: Params
     problem_table: ProblemArrays
     coefficients: Coefficients
+
+    @property
+    def policy_params(self) -> Params:
+        return policy_params(self.state.params, self.base_params)
 
 
 class RolloutPrograms(Protocol):
@@ -168,14 +173,14 @@ class HostVerifiedPrograms(RolloutPrograms):
         index, scalar = shape_on(replicated(self.mesh), (self.shapes.problem_rows,)), shape_on(replicated(self.mesh))
         self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
         batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
-        batch = batch._replace(rollouts=self.stream.compile(shapes.state.params, batch.problems))
+        batch = batch._replace(rollouts=self.stream.compile(shapes.policy_params, batch.problems))
         self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
 
     def main_programs(self, shapes: UpdateShapes) -> dict[str, tuple[Program, tuple[Any, ...]]]:
         """The programs that take the most memory, and the shapes of their arguments."""
         batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
         return {
-            "decode": (self.stream.advance, self.stream.advance_shapes(shapes.state.params, batch.problems)),
+            "decode": (self.stream.advance, self.stream.advance_shapes(shapes.policy_params, batch.problems)),
             "learn": (self.update, (shapes.state, shapes.base_params, batch, shapes.coefficients)),
         }
 

@@ -81,9 +81,10 @@ class TrainStep:
         self.rl, self.shapes, self.algorithm = cell.rl, shapes, resolve_algorithm(cell.rl)
         self.has_interruption = stops.interruption is not None
         objective = PolicyObjective(decoder, cell.rl, cell.sampling, vocab_split=mesh.shape["tensor"] > 1)
-        self._policy_gradient = build_gradient(objective, shapes, mesh, decoder.logical_axes(), decoder.shapes())
+        trained_axes, trained_shapes = decoder.trained(decoder.logical_axes()), decoder.trained(decoder.shapes())
+        self._policy_gradient = build_gradient(objective, shapes, mesh, trained_axes, trained_shapes)
         if cell.rl.critic:
-            self._values, self._critic_gradient = critic.build_critic(decoder, shapes, mesh)
+            self._values, self._critic_gradient = critic.build_critic(decoder.base, shapes, mesh)
 
     @property
     def drops_zero_variance(self) -> bool:

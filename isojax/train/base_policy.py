@@ -98,7 +98,7 @@ class PolicyLabeller:
 def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Problem]) -> str:
     """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are made and judged."""
     sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
-    key_data = cell.model_dump(mode="json", include=sections) | {
+    key_data = cell.model_dump(mode="json", include=sections, exclude={"model": {"lora"}}) | {
         **({} if cell.reward == RewardConfig() else {"reward": cell.reward.model_dump(mode="json")}),
         "seed": cell.data.seed,
         "checkpoint": fingerprint,
@@ -185,13 +185,14 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
     if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists):
         folder.mkdir(parents=True, exist_ok=True)
         if is_on_device(task) and not cell.model.path and multiprocess.is_primary():
-            params = flatten_dict(train_base_policy(cell, programs.decoder, task, on_progress), sep=".")
+            params = flatten_dict(train_base_policy(cell, programs.decoder.base, task, on_progress), sep=".")
             write_bytes(folder / PARAMS_FILE, save({name: np.ascontiguousarray(x) for name, x in params.items()}))
         multiprocess.barrier("the base policy is there")
 
         def label(problems: list[Problem]) -> list[Problem]:
             labels_path, label_key = folder / LABELS_FILE, compute_label_key(cell, fingerprint, problems)
-            params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder, programs.mesh)
+            base_params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder.base, programs.mesh)
+            params = programs.initial_params(base_params)
             programs.labeller.compile()
             labeller = PolicyLabeller(programs.labeller, params, programs.tokenize(problems), cell.data.seed)
             return label_problems(

@@ -31,6 +31,7 @@ from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
 from isojax.distributed import multiprocess
 from isojax.rl.metric import Metrics, merge, merge_in_float32
+from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import finish_batch
 from isojax.train.base_policy import BasePolicy, eval_problem_sets
 from isojax.train.checkpoint import Checkpoints, has_checkpoint
@@ -113,6 +114,11 @@ class CellTrainer:
         """The rollouts so far."""
         return self.cell.rollouts_after(self.cursor.M)
 
+    @property
+    def policy_state(self) -> TrainState:
+        """The state, with all of the policy's parameters: those that LoRA does not train are the base policy's."""
+        return self.start.with_policy_params(self.state)
+
     def train_to(self, target: int) -> None:
         """Updates until C reaches `target`; saves the state when it is due, or when the process must end."""
         while self.C < target:
@@ -165,7 +171,7 @@ class CellTrainer:
         sums: Metrics = {}
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
             # problems, rollouts and rewards (for a task verified on device, the update makes rollouts and rewards)
-            batch = self.start.rollout_source.next_batch(self.state, updates_left)
+            batch = self.start.rollout_source.next_batch(self.policy_state, updates_left)
             # advantages, loss, gradient, AdamW (rl/train_step.py); the state before is donated
             self.state, result = programs.rollout_programs.update(
                 self.state, self.start.base_params, batch.inputs, programs.coefficients
@@ -173,14 +179,14 @@ class CellTrainer:
             # metrics; where the recipe leaves out solved problems, the problem order receives the rewards
             metrics = finish_batch(batch, result, problems.problem_order, problems.cell.n)
             # asynchronous: the new policy to the sampler
-            metrics |= self.start.rollout_source.finish_update(self.state)
+            metrics |= self.start.rollout_source.finish_update(self.policy_state)
             sums = merge_in_float32(sums, metrics)  # as one compiled program for all updates adds them
         return sums
 
     def evaluate(self, eval_index: int, target: int) -> None:
         """Evaluates the policy on all problem sets and records the point."""
         cell, evaluator = self.cell, self.programs.evaluator
-        counts_by_set = evaluator.evaluate_sets(self.state.params, self.eval_sets, cell.seed, eval_index)
+        counts_by_set = evaluator.evaluate_sets(self.policy_state.params, self.eval_sets, cell.seed, eval_index)
         point = make_eval_point(target, self.cursor, cell, counts_by_set, self.config.cell.eval.samples)
         order = self.start.problems.problem_order.state_dict()
         # Without `sums`: the metrics of the updates that follow start from none.

@@ -17,7 +17,8 @@ from isojax.core.nouns import Problem
 from isojax.core.schedule import GradientSchedule, parse_schedule
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import replicated, shape_on, shapes_with_shardings, shard_count
-from isojax.models.transformer import ComputeOptions, Decoder
+from isojax.models.lora import policy_params, split_adapters
+from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
 from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts
@@ -96,21 +97,41 @@ class SweepPrograms:
             release_freed_memory()
 
     @property
+    def reads_base_params(self) -> bool:
+        """Whether an update reads the base policy's parameters."""
+        rl = self.cell_config.rl
+        return rl.kl > 0 or rl.measure_kl or self.decoder.config.lora is not None
+
+    @property
     def state_shapes(self) -> TrainState:
         """The ShapeDtypeStructs of the training state."""
         return train_state_shapes(self.decoder, self.mesh, self.cell_config.rl.critic is not None)
 
     def update_shapes(self, num_problems: int) -> rollout_source.UpdateShapes:
         """The shapes of what the update reads in addition to a batch."""
-        params = shapes_with_shardings(self.decoder.shapes(), self.decoder.shardings(self.mesh))
+        base_shapes = split_adapters(self.decoder.shapes())[1]
+        base_params = shapes_with_shardings(base_shapes, self.decoder.base.shardings(self.mesh))
         answer_length = self.shapes.response_length if is_on_device(self.task) else 0
         scalar = replicated(self.mesh)
         return rollout_source.UpdateShapes(
             state=self.state_shapes,
-            base_params=params if self.cell_config.rl.kl > 0 or self.cell_config.rl.measure_kl else {},
+            base_params=base_params if self.reads_base_params else {},
             problem_table=problem_shapes(self.shapes, self.mesh, num_problems, answer_length),
             coefficients=jax.tree.map(lambda x: shape_on(scalar, (), np.asarray(x).dtype), self.coefficients),
         )
+
+    def frozen_params(self, base_params: Params) -> Params:
+        """The base policy's parameters as a run keeps them, in place of the given ones: what LoRA never trains as
+        products are computed."""
+        if self.decoder.config.lora is None:
+            return base_params
+        return jax.jit(self.decoder.cast_params, donate_argnums=0)(base_params)
+
+    def initial_params(self, base_params: Params) -> Params:
+        """The policy's parameters before its first update, in place of the base policy's."""
+        adapters = {} if self.decoder.config.lora is None else self.init(base_params).params
+        frozen_params = self.frozen_params(base_params)
+        return policy_params(adapters, frozen_params) if adapters else frozen_params
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
         """Problems with their host arrays."""

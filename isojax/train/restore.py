@@ -11,6 +11,7 @@ import numpy as np
 from isojax.core.nouns import Cell
 from isojax.core.terminal import warn
 from isojax.distributed.sharding import replicated
+from isojax.models.lora import policy_params
 from isojax.models.transformer import Params
 from isojax.rl.optimizer import TrainState
 from isojax.rl.rollout_source import CellProblems, RolloutSource
@@ -32,9 +33,13 @@ class CellState:
     cell: Cell
     state: TrainState
     cursor: RunCursor
-    base_params: Params  # which the KL is measured against; {} where nothing reads them
+    base_params: Params  # which the KL is measured against, and which LoRA leaves; {} where nothing reads them
     problems: CellProblems
     rollout_source: RolloutSource  # of the problems, as long as B_p and n stay
+
+    def with_policy_params(self, state: TrainState) -> TrainState:
+        """The state as a RolloutSource reads it, with all of the policy's parameters."""
+        return state._replace(params=policy_params(state.params, self.base_params))
 
     def switch(self, cursor: RunCursor) -> None:
         """Go on with the B_p and n that the schedule has from here on; no rollout is in progress."""
@@ -69,7 +74,7 @@ def open_cell(
                 source.restore(
                     cursor.pending,
                     restore_arrays=lambda template, M=cursor.M: checkpoints.restore_pending(M, template),
-                    params=state.params,
+                    params=restored.with_policy_params(state).params,
                 )
             except CorruptCheckpoint:  # the one before it is taken
                 source.close()
@@ -85,19 +90,20 @@ def _restore_state(
 ) -> tuple[TrainState, RunCursor, Params]:
     """State and cursor of the newest checkpoint whose evaluations the ledger has, or of the base policy; and the base
     policy's parameters where the update reads them."""
-    rl = programs.cell_config.rl
+    max_nonfinite = programs.cell_config.rl.max_consecutive_nonfinite
     while saved := checkpoints.restore(programs.state_shapes):
         state, cursor = saved
         if cursor.evaluation < 0 or is_recorded(cursor.evaluation):
             break
         checkpoints.set_aside(cursor.M, "is of no use: the ledger lacks an evaluation before it")
-    measures_kl = rl.kl > 0 or rl.measure_kl
-    base_params = base_policy.load_params(programs.decoder, programs.mesh) if measures_kl or saved is None else {}
+    reads_base = programs.reads_base_params
+    base_params = base_policy.load_params(programs.decoder.base, programs.mesh) if reads_base or saved is None else {}
     state, cursor = saved or (programs.init(base_params), RunCursor(M=0, evaluation=-1, tokens=0))
-    if int(state.consecutive_nonfinite) >= rl.max_consecutive_nonfinite:  # the run broke off here, and is to continue
+    if int(state.consecutive_nonfinite) >= max_nonfinite:  # the run broke off here, and is to continue
         zero = jax.device_put(np.int32(0), replicated(programs.mesh))
         state = state._replace(consecutive_nonfinite=zero)
-    return state, cursor, base_params if measures_kl else {}  # a large policy is held once more only where it is read
+    # A large policy is held once more only where it is read.
+    return state, cursor, programs.frozen_params(base_params) if reads_base else {}
 
 
 def open_problems(programs: SweepPrograms, base_policy: BasePolicy, cell: Cell, cursor: RunCursor) -> CellProblems:

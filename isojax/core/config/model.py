@@ -19,8 +19,22 @@ class RopeScaling(Section):
     original_max_position_embeddings: PositiveInt = 8192
 
 
+LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (arXiv:2106.09685): each target W of a layer is used as x W + alpha / rank * (x A) B. A and B are
+    trained, and all else stays as in the base policy."""
+
+    rank: Annotated[int, Field(gt=0, le=MAX_WIDTH)] = 16
+    alpha: PositiveFloat = 32.0
+    targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = (
+        "query", "key", "value", "out", "gate", "up", "down"
+    )  # fmt: skip
+
+
 class ModelConfig(Section):
-    """The policy's shape."""
+    """The policy's shape, and which of its weights are trained."""
 
     family: str = "tiny"  # a file in isojax/models/families/
     # A folder with config.json, *.safetensors and a tokenizer, as a model hub has it. The shape is then read from its
@@ -40,6 +54,7 @@ class ModelConfig(Section):
     qkv_bias: bool = False
     qk_norm: bool = False
     tied: bool = False
+    lora: LoraConfig | None = None  # null: all weights are trained
 
 
 class BasePolicyConfig(Section):

@@ -70,11 +70,12 @@ class WeightLayout:
 
 
 def weight_layouts(config: ModelConfig, decoder: Decoder) -> list[WeightLayout]:
-    """Every parameter of the decoder with its place in a checkpoint of the config's family, in the decoder's order."""
+    """Every parameter of the decoder but adapters, with its place in a checkpoint of the config's family, in the
+    decoder's order."""
     name_templates = registry.load("models.families", config.family, "settings").NAMES
-    axes = dict(flatten(decoder.logical_axes()))
+    axes = dict(flatten(decoder.base.logical_axes()))
     layouts = []
-    for key, parameter in flatten(decoder.shapes()):
+    for key, parameter in flatten(decoder.base.shapes()):
         layered = key.startswith("blocks.")
         layers = parameter.shape[0] if layered else 1
         axis_groups: list[tuple[int, ...]] = []
@@ -105,7 +106,7 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
         settings = registry.load("models.families", family, "settings").settings(config_json)
     except InputError as e:
         raise InputError(f"{folder}/{e}") from e
-    from_file = ModelConfig(family=family, path=model.path).model_copy(update=settings)
+    from_file = ModelConfig(family=family, path=model.path, lora=model.lora).model_copy(update=settings)
     requested_fields, file_fields = model.model_dump(), from_file.model_dump()
     for key in sorted(model.model_fields_set):
         if requested_fields[key] != file_fields[key] and (key, requested_fields[key]) != ("vocab", None):

@@ -1,0 +1,52 @@
+"""LoRA (arXiv:2106.09685): a matrix W of a layer is used as x W + alpha / rank * (x A) B; its adapter A and B is trained,
+and all that the base policy has stays.
+
+An adapter is two more weights of its layer, `query_lora_a` [L D rank] and `query_lora_b` [L rank N H]. The training
+state holds them alone; `policy_params` puts the base policy's beside them, with no copy. Without LoRA the training
+state holds all parameters, and `policy_params` returns them as they are.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from isojax.core.config.model import LoraConfig
+
+ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a layer's weight is a part of an adapter."""
+    return name.endswith((ADAPTER_A, ADAPTER_B))
+
+
+def split_adapters(tree: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A tree of parameters, or of their shapes or shardings, as (adapters, the base policy's)."""
+    adapters = {name: x for name, x in tree["blocks"].items() if is_adapter(name)}
+    base_blocks = {name: x for name, x in tree["blocks"].items() if not is_adapter(name)}
+    return {"blocks": adapters}, {**tree, "blocks": base_blocks}
+
+
+def policy_params(trained: dict[str, Any], base_params: dict[str, Any]) -> dict[str, Any]:
+    """The policy's parameters: `trained`, if those are all, or adapters with the base policy's."""
+    if "embed" in trained:
+        return trained
+    return {**base_params, "blocks": base_params["blocks"] | trained["blocks"]}
+
+
+def merge_adapters(params: dict[str, Any], lora: LoraConfig | None) -> dict[str, Any]:
+    """The parameters with each W + alpha / rank * A B in W's place, and no adapters."""
+    if lora is None:
+        return params
+    adapters, base = split_adapters(params)
+
+    def merge(name: str, w: Array) -> Array:
+        if name not in lora.targets:
+            return w
+        a, b = (adapters["blocks"][name + suffix] for suffix in (ADAPTER_A, ADAPTER_B))
+        layers, rank = len(w), lora.rank
+        product = jnp.einsum("lir,lro->lio", a.reshape(layers, -1, rank), b.reshape(layers, rank, -1))
+        return w + (lora.alpha / rank) * product.reshape(w.shape)
+
+    return {**base, "blocks": {name: merge(name, w) for name, w in base["blocks"].items()}}
