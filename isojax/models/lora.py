@@ -1,5 +1,5 @@
-"""LoRA (arXiv:2106.09685): a matrix W of a layer is used as x W + alpha / rank * (x A) B; its adapter A and B is trained,
-and all that the base policy has stays.
+"""LoRA (arXiv:2106.09685): a matrix W of a layer is used as x W + alpha / rank * (x A) B. Its adapter, A and B, is
+trained, and all that the base policy has stays.
 
 An adapter is two more weights of its layer, `query_lora_a` [L D rank] and `query_lora_b` [L rank N H]. The training
 state holds them alone; `policy_params` puts the base policy's beside them, with no copy. Without LoRA the training

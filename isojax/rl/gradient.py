@@ -207,9 +207,7 @@ class GradientAccumulator:
 
         anchors = jax.tree.map(_make_anchor, inputs.params)
         pullback: Any
-        prefix, pullback = jax.vjp(
-            lambda params: decoder.prefill(_attach_anchors(params, inputs), *prompts), anchors
-        )
+        prefix, pullback = jax.vjp(lambda params: decoder.prefill(_attach_anchors(params, inputs), *prompts), anchors)
         base_prefix = decoder.prefill(inputs.base_params, *prompts) if needs_base else None
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
         sums = lax.fori_loop(0, block.num_microbatches, partial(add, (d_params, d_prefix), prefix, base_prefix), sums)

@@ -70,12 +70,17 @@ def export(
     out: Annotated[Path, Argument(metavar="DIR", help="The folder to write.")],
     dtype: Annotated[Dtype, Option(help="What the weights are stored in.")] = "float32",
     base: Annotated[Path | None, Option(metavar="FOLDER", help=BASE_HELP)] = None,
+    adapter: Annotated[bool, Option("--adapter", help="Only LoRA's adapters, as a folder that PEFT loads.")] = False,
 ) -> None:
     """Write the policy that a cell has trained as a folder that transformers and vLLM load.
 
+    Adapters of cell.model.lora are merged into the base model's weights, or written alone by --adapter.
+
     \b
-    Example
+    Examples
       isojax model export runs/NAME/cells/16x8-s0 models/trained --dtype bfloat16
+      isojax model export runs/NAME/cells/16x8-s0 models/adapter --adapter
     """
-    num_updates = importlib.import_module("isojax.launch.local.model_folders").export_cell(run, out, dtype, base)
+    export_cell = importlib.import_module("isojax.launch.local.model_folders").export_cell
+    num_updates = export_cell(run, out, dtype, base, adapter_only=adapter)
     print_line(f"model: {out}, after {num_updates} updates")

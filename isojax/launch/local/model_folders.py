@@ -9,14 +9,19 @@ from isojax.core import registry
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.machine import silence_libtpu
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.distributed.sharding import make_mesh, shapes_like
 from isojax.models.hf import hf_export, hf_load
+from isojax.models.lora import merge_adapters, policy_params
 from isojax.train.checkpoint import restore_params
 
 
-def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Path | None = None) -> int:
+def export_cell(
+    cell_folder: Path, out_folder: Path, dtype: str, base_folder: Path | None = None, adapter_only: bool = False
+) -> int:
     """Writes the newest checkpoint of a cell's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
     config.json and tokenizer come from the checkpoint that the run began with, or from `base_folder` if that has
-    moved."""
+    moved. LoRA's adapters are merged into the base model's weights, or are written alone, as PEFT's folder."""
     config_path = cell_folder.absolute().parent.parent / "config.yaml"
     if not cell_folder.is_dir() or not config_path.is_file():
         cells = ", ".join(map(str, sorted(cell_folder.glob("cells/*"))))
@@ -39,10 +44,12 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
             f"{cell_folder}: its run has no cell.model.path, so no tokenizer; give the folder that has it by --base "
             "FOLDER."
         )
+    if adapter_only and model.lora is None:
+        raise InputError(f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it.")
     decoder = registry.load("models.families", model.family, "build").build(model, model.vocab)
     silence_libtpu()
-    sharding = SingleDeviceSharding(jax.local_devices()[0])
-    template = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), decoder.shapes())
+    device = jax.local_devices()[0]
+    template = shapes_like(decoder.trained(decoder.shapes()), SingleDeviceSharding(device))
     restored = restore_params(cell_folder / "checkpoint", template)
     if restored is None:
         raise InputError(
@@ -50,5 +57,16 @@ def export_cell(cell_folder: Path, out_folder: Path, dtype: str, base_folder: Pa
             "run.checkpoint_seconds at an evaluation."
         )
     params, M = restored
-    hf_export.save(params, model, Path(model.path), out_folder, dtype)
+    if adapter_only:
+        hf_export.save_adapter(params, model, _base_name(Path(model.path)), out_folder)
+        return M
+    if model.lora is not None:
+        base_params = hf_load.load(Path(model.path), model, decoder.base, make_mesh(MeshShape(), [device]))
+        params = merge_adapters(policy_params(params, base_params), model.lora)
+    hf_export.save(params, decoder.base.config, Path(model.path), out_folder, dtype)
     return M
+
+
+def _base_name(folder: Path) -> str:
+    """The hub's name of the model in a folder, where it came from a hub; otherwise the folder's."""
+    return str((hf_load.read_source(folder) or {}).get("repository", folder))

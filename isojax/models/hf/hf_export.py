@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
+from isojax.models.lora import ADAPTER_A, ADAPTER_B
 from isojax.models.safetensors_io import MAX_FILE_BYTES, TensorSources, new_model_folder, write_safetensors
 from isojax.models.transformer import Params
 
@@ -52,6 +54,36 @@ def save(
             shutil.copyfile(path, temp / path.name)
         write_json(temp / CONFIG_FILE, config_json)
         write_safetensors(temp, tensors, dtype, max_file_bytes)
+
+
+def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path) -> None:
+    """Write the adapters as PEFT's folder, whole or not at all, in float32. `base`: the base model's folder or hub
+    name. InputError where the folder exists or cannot be written."""
+    lora, names = config.lora, registry.load("models.families", config.family, "settings").NAMES
+    assert lora is not None
+    tensors: dict[str, np.ndarray] = {}
+    module_names = {target: names[f"blocks.{target}"].removesuffix(".weight") for target in lora.targets}
+    for target, module_name in module_names.items():
+        a, b = (np.asarray(adapters["blocks"][target + suffix], np.float32) for suffix in (ADAPTER_A, ADAPTER_B))
+        for layer in range(config.layers):
+            tensor_name = f"base_model.model.{module_name.format(layer=layer)}"
+            tensors[f"{tensor_name}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, lora.rank).T)
+            tensors[f"{tensor_name}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(lora.rank, -1).T)
+    with new_model_folder(folder) as temp:
+        settings = {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "r": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": [module_name.rsplit(".", 1)[-1] for module_name in module_names.values()],
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "inference_mode": True,
+        }
+        write_json(temp / "adapter_config.json", settings)
+        save_file(tensors, temp / "adapter_model.safetensors", {"format": "pt"})
 
 
 def architecture_of(config: ModelConfig) -> str:
