@@ -3,6 +3,7 @@ models of 1 to 3 layers, on meshes, and for responses of one token, which have n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from isojax.core.config import RLConfig
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
+from isojax.models.lora import policy_params, split_adapters
 from isojax.models.transformer import Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import UpdateInputs, hidden_states, make_coefficients
@@ -59,8 +61,15 @@ class Weighted:
     ],
 )
 def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str, m: int) -> None:
-    decoder, on = Decoder(CONFIG.model_copy(update={"layers": layers}), VOCAB), mesh(axes)
+    decoder = Decoder(CONFIG.model_copy(update={"layers": layers}), VOCAB)
     params = jax.device_get(jax.jit(decoder.init)(jax.random.key(3)))
+    assert_gradient_of_whole_sequences(decoder, params, mesh(axes), T, m)
+
+
+def assert_gradient_of_whole_sequences(
+    decoder: Decoder, params: Any, on: Any, T: int, m: int, merge: Callable[[Any], Any] = lambda params: params
+) -> None:
+    """Against a program that has whole sequences and, of adapters, the weights that `merge` makes with them."""
     sampler_shapes = make_sampler_shapes([(B_P, N)], shard_count(on), 4, m, P, T, 2)
     problems = ProblemArrays(
         *(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4))
@@ -75,17 +84,24 @@ def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str,
     for row, first, prompt, response in zip(full, start, np.asarray(problems.prompts)[GROUP], tokens, strict=True):
         row[:first], row[first : first + T] = prompt[:first], response
 
-    def expected(params: Any) -> Any:
-        hidden = decoder.forward(params, jnp.asarray(full), jnp.zeros(len(full), jnp.int32))
+    def expected(trained: Any) -> Any:
+        weights_of_all = merge(policy_params(trained, jax.tree.map(jnp.asarray, base)))
+        hidden = decoder.base.forward(weights_of_all, jnp.asarray(full), jnp.zeros(len(full), jnp.int32))
         before = hidden[np.arange(len(full))[:, None], start[:, None] - 1 + np.arange(T)[None]]
-        return jnp.where(mask, chosen(decoder, params, before, jnp.asarray(tokens)) * weights[:, None], 0.0).sum()
+        log_p = chosen(decoder, weights_of_all, before, jnp.asarray(tokens))
+        return jnp.where(mask, log_p * weights[:, None], 0.0).sum()
 
-    gradient = build_gradient(Weighted(decoder), sampler_shapes, on, decoder.logical_axes(), decoder.shapes())
+    trained, base = decoder.trained(params), {} if decoder.base is decoder else split_adapters(params)[1]
+    axes, shapes, shardings = (
+        decoder.trained(tree) for tree in (decoder.logical_axes(), decoder.shapes(), decoder.shardings(on))
+    )
+    gradient = build_gradient(Weighted(decoder), sampler_shapes, on, axes, shapes)
     responses = ResponseBatch(*(scatter(sampler_shapes, x) for x in (tokens, mask, weights)))
-    inputs = UpdateInputs(jax.device_put(params, decoder.shardings(on)), {}, problems, make_coefficients(RLConfig()))
-    program = quick_jit(gradient, out_shardings=(decoder.shardings(on), None))
+    placed_base = jax.device_put(base, decoder.base.shardings(on)) if base else base
+    inputs = UpdateInputs(jax.device_put(trained, shardings), placed_base, problems, make_coefficients(RLConfig()))
+    program = quick_jit(gradient, out_shardings=(shardings, None))
     got, metrics = program(inputs, responses, np.int32(B_P), np.int32(N))
-    loss, wanted = quick_jit(jax.value_and_grad(expected))(params)
+    loss, wanted = quick_jit(jax.value_and_grad(expected))(trained)
     assert float(metrics["loss"].sum) == pytest.approx(float(loss), rel=1e-6, abs=1e-5)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(got), strict=True):
         assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(a), jax.tree_util.keystr(path)
