@@ -31,6 +31,7 @@ TEXT = (
     "cell.rl.entropy=0.0",
 )  # a tiny model whose host verifies
 SMOL = ("smollm2_cpu", "models/smollm2-135m", "cell.model.path=null")
+LORA = "cell.model.lora={rank: 16}"
 FIXED = (
     ("auto", *TINY),
     ("auto", *TINY, "cell.rl.kl=0.0", "cell.rl.entropy=0.0"),
@@ -94,6 +95,11 @@ FIXED = (
     ("auto", *SMOL, "cell.sampling.top_p=0.9", "sweep.microbatch=16"),
     ("auto", *SMOL, "sweep.remat=layer"),
     ("auto", *SMOL, "cell.rl.loss=ppo", "cell.rl.critic={}", "sweep.microbatch=32"),
+    ("auto", *SMOL, LORA),
+    ("auto", *SMOL, LORA, "sweep.microbatch=8", "cell.rl.kl=0.1"),
+    ("fsdp=2", *SMOL, LORA),
+    ("auto", *TINY, LORA),
+    ("tensor=2", *TEXT, LORA),
     ("data=2", *SMOL),
     ("fsdp=2", *SMOL),
     ("tensor=2", *SMOL),

@@ -1,6 +1,7 @@
 """Bytes a device takes for a sweep, from its sizes alone: the arrays that XLA holds at the same time.
 
-    always     parameters, Adam's moments, the KL's reference, the critic and its moments, in float32; the rollouts
+    always     parameters, Adam's moments, the KL's reference, the critic and its moments, in float32; what LoRA leaves,
+               as products are computed; the rollouts
     sampling   weights as the sampler reads them; keys and values of slots and of the prompts' table; the rows written
     update     the gradient as a sum, of a microbatch and of the prompts (or of both in one pass); what layers keep for
                it, of a block of prompts and of a microbatch; logits; then the new parameters and moments
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 
 from isojax.core import shapes
 from isojax.core.config import CellConfig
+from isojax.core.config.model import LoraConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import MeshShape
 
@@ -71,16 +73,29 @@ class DeviceSizes:
         self.num_params = self.L * self.layer_params + self.num_embeddings * self.embedding_params + self.D
         self.fsdp_shards = mesh.fsdp if self.D % mesh.fsdp == 0 else 1  # of parameters and their gradients
 
+        # Of the parameters in float32; of those that are trained; of the base policy's that LoRA leaves.
         self.param_bytes = FLOAT_BYTES * self.num_params // self.fsdp_shards
+        self.trained_bytes, self.frozen_bytes = self.param_bytes, 0
+        if model.lora is not None:
+            self.trained_bytes = FLOAT_BYTES * self.L * self._layer_adapters(model.lora)
+            self.frozen_bytes = self.compute_bytes * self.num_params // self.fsdp_shards
         # The critic has no unembedding.
         unembedding_bytes = (self.num_embeddings - 1) * FLOAT_BYTES * self.embedding_params // self.fsdp_shards
         self.critic_bytes = 0 if cell.rl.critic is None else self.param_bytes - unembedding_bytes
         self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
-        self.reference_bytes = self.param_bytes if self.has_reference else 0
+        self.reference_bytes = self.param_bytes if self.has_reference and model.lora is None else 0
         self.has_nucleus = cell.sampling.top_p < 1
         # A shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths.
         T = shapes.response_length
         self.rollout_bytes = shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)
+
+    def _layer_adapters(self, lora: LoraConfig) -> int:
+        """Numbers of a layer's adapters."""
+        D, queries, keys = self.D // self.fsdp_shards, self.N * self.H, self.K * self.H
+        sizes = {"query": queries, "key": keys, "value": keys, "out": queries} | dict.fromkeys(
+            ("gate", "up", "down"), self.F
+        )
+        return sum(lora.rank * (D + sizes[name]) for name in lora.targets)
 
 
 @dataclass(frozen=True)
@@ -189,6 +204,8 @@ def update_bytes(s: DeviceSizes) -> int:
     cast_weights = 0
     if s.compute_bytes != FLOAT_BYTES:
         cast_weights = s.compute_bytes * s.num_params // s.fsdp_shards * num_policies
+        if s.frozen_bytes:
+            cast_weights = s.trained_bytes * s.compute_bytes // FLOAT_BYTES
     joint_forward = s.shapes.joint_forward(s.mesh.sequence > 1)
     prefix_kv_values = 0 if joint_forward else 2 * s.L * s.prefill_tokens * s.K * s.H  # of all layers at once
     prefix_kv = s.compute_bytes * prefix_kv_values * num_policies
@@ -196,7 +213,7 @@ def update_bytes(s: DeviceSizes) -> int:
     hidden_values = (2 * num_policies + 1) * s.shapes.microbatch * s.shapes.response_length * s.D
     # Shards sampled the rollouts; the update has them in the order of problems.
     reordered_rollouts = s.rollout_bytes if s.shapes.shards > 1 else 0
-    resident = gathered_weights + cast_weights + reordered_rollouts + s.param_bytes + prompt_activations(s)
+    resident = gathered_weights + cast_weights + reordered_rollouts + s.trained_bytes + prompt_activations(s)
     resident += FLOAT_BYTES * prefix_kv_values  # the sum of its gradient
     table_bytes = s.compute_bytes * s.embedding_params // s.fsdp_shards
     microbatch_bytes = resident + prefix_kv + response_activations(s) + s.compute_bytes * hidden_values
@@ -208,14 +225,16 @@ def update_bytes(s: DeviceSizes) -> int:
         resident + prefix_kv + 2 * table_bytes,
         resident + (prefix_kv if s.has_reference else 0) + s.num_embeddings * table_bytes + prompt_backward,
     )
-    waiting_gradient = s.param_bytes if s.critic_bytes else 0  # the policy's, until the critic's is computed
-    return max(waiting_gradient + gradient_peak, 2 * s.param_bytes + gathered_weights)
+    waiting_gradient = s.trained_bytes if s.critic_bytes else 0  # the policy's, until the critic's is computed
+    return max(waiting_gradient + gradient_peak, 2 * s.trained_bytes + gathered_weights)
 
 
 def sampling_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of the weights that the sampler reads, in addition to the run's own: gathered and cast; where layers are
     unrolled, each layer's own, and the transposed unembedding where slots are few."""
     reads_stored_weights = s.compute_bytes == FLOAT_BYTES and s.param_bytes == FLOAT_BYTES * s.num_params
+    if s.frozen_bytes:  # merged with adapters in float32, beside them otherwise
+        reads_stored_weights = s.compute_bytes != FLOAT_BYTES and s.fsdp_shards == 1
     values = 0 if reads_stored_weights else s.num_params
     if s.unrolled_layers:
         values += s.L * s.layer_params + (s.num_embeddings - 1) * s.embedding_params * s.shapes.transpose_weights
@@ -244,7 +263,7 @@ def slot_bytes(s: DeviceSizes) -> int:
 def estimate_memory(s: DeviceSizes, on_device: bool) -> MemoryEstimate:
     """What a sweep takes of each device. `on_device`: where responses are verified."""
     P, T = s.shapes.prompt_length, s.shapes.response_length
-    weights_and_moments = 3 * (s.param_bytes + s.critic_bytes) + s.reference_bytes
+    weights_and_moments = 3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
     sampler_state = sampling_weight_bytes(s) + kv_cache_bytes(s) + slot_bytes(s)
     resident = weights_and_moments + s.rollout_bytes
     if on_device:
@@ -255,7 +274,7 @@ def estimate_memory(s: DeviceSizes, on_device: bool) -> MemoryEstimate:
     sampling_peak = resident + sampler_state + sampling_work_bytes(s)
     update_peak = resident + update_bytes(s)
     if on_device:
-        sampling_peak += 2 * s.param_bytes  # zeros that sums begin with, kept for the loop
+        sampling_peak += 2 * s.trained_bytes  # zeros that sums begin with, kept for the loop
         program_bytes = {"train": max(sampling_peak, update_peak)}
     else:
         unrolled_values = s.L * s.layer_params + s.embedding_params if s.unrolled_layers else 0  # arguments too
@@ -265,14 +284,14 @@ def estimate_memory(s: DeviceSizes, on_device: bool) -> MemoryEstimate:
     if s.cell.rl.max_staleness is not None:  # the sampler's state outlives an update
         update_peak += sampler_state
     breakdown = {
-        "parameters": s.param_bytes,
-        "optimizer": 2 * s.param_bytes,
+        "parameters": s.trained_bytes + s.frozen_bytes,
+        "optimizer": 2 * s.trained_bytes,
         "reference": s.reference_bytes,
         "critic": 3 * s.critic_bytes,
         "KV": kv_cache_bytes(s),
         "sampling weights": sampling_weight_bytes(s),
         "rollouts": s.rollout_bytes,
-        "gradient": s.param_bytes,
+        "gradient": s.trained_bytes,
         "activations": prompt_activations(s) + response_activations(s) + logits_bytes(s),
     }
     return MemoryEstimate(breakdown, program_bytes, sampling_peak, update_peak)

@@ -19,6 +19,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
+from isojax.core.config.model import LoraConfig
 from isojax.core.errors import InputError
 from isojax.distributed.sharding import param_shardings, positions_are_split
 from isojax.models.attention import self_attention
@@ -30,8 +31,16 @@ from isojax.models.sequence_parallel import prefill_over_devices
 Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values, each [L b K positions H]
 
-# What a layer keeps for its gradient; norms, activations and a prompt's keys and values by response are computed again.
-REMAT_POLICIES = {"none": jax.checkpoint_policies.dots_saveable, "layer": None}
+
+def remat_policy(remat: str, lora: LoraConfig | None) -> Callable[..., Any] | None:
+    """What a layer keeps for its gradient: nothing, or products; norms, activations and a prompt's keys and values by
+    response are computed again, and so are an adapter's outputs, as large as the product that they are added to."""
+
+    def keeps_products(primitive: Any, *inputs: Any, **params: Any) -> Any:
+        saved = jax.checkpoint_policies.dots_saveable(primitive, *inputs, **params)
+        return saved and not (lora and inputs[1].ndim == 2 and inputs[1].shape[0] == lora.rank)
+
+    return None if remat == "layer" else keeps_products
 
 
 class PrefixCache(NamedTuple):
@@ -145,7 +154,9 @@ class Decoder:
             return block.attention_output_and_mlp(x, attention_out, first_tokens=first_tokens), (k, v)
 
         x = embedding_lookup(params["embed"], tokens, self.config.width)
-        rematerialised = jax.checkpoint(run_layer, prevent_cse=False, policy=REMAT_POLICIES[self.options.remat])
+        rematerialised = jax.checkpoint(
+            run_layer, prevent_cse=False, policy=remat_policy(self.options.remat, self.config.lora)
+        )
         return lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
 
     def final_norm(self, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
