@@ -119,8 +119,8 @@ class Block(nnx.Module):
 
     def _product(self, x: Float[Array, "r i"], name: str, matmul: Matmul, outputs: int | None = None) -> Array:
         """x times the matrix `name`, with its adapter if it has one."""
-        inputs = 2 if name == "out" else 1
-        product = matmul(x, as_matrix(getattr(self, name)[...], inputs), outputs)
+        leading_axes = -1 if name == "out" else 1  # those of inputs, or all but the last
+        product = matmul(x, as_matrix(getattr(self, name)[...], leading_axes), outputs)
         return self._with_adapter(product, x, name, matmul, outputs)
 
     def _with_adapter(

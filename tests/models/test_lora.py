@@ -15,6 +15,7 @@ from isojax.models.lora import merge_adapters, policy_params, split_adapters
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl.optimizer import build_init_state, train_state_shapes
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, policy, quick_jit
+from tests.models import agreement
 from tests.rl.test_last_token import N, assert_gradient_of_whole_sequences
 
 TARGETS: tuple[LoraTarget, ...] = ("query", "key", "value", "out", "gate", "up", "down")
@@ -79,6 +80,18 @@ def test_merged_weights_are_the_same_policy(targets: tuple[LoraTarget, ...]) -> 
 def test_the_gradient_is_that_of_merged_weights(axes: str, m: int) -> None:
     decoder = lora_decoder()
     assert_gradient_of_whole_sequences(decoder, random_params(decoder), mesh(axes), T=3, m=m, merge=plainly_merged)
+
+
+@pytest.mark.parametrize(("compute", "atol"), [("float32", 3e-5), ("bfloat16", 0.2)])
+def test_every_way_of_running_has_the_adapters(compute: str, atol: float) -> None:
+    """The sampler merges them in float32, and has them beside its weights in bfloat16."""
+    decoder = lora_decoder().with_options(ComputeOptions(compute_dtype=compute, cache_dtype=compute))
+    params = random_params(decoder)
+    expected = logits(DECODER, plainly_merged(params), TOKENS)
+    assert abs(expected - logits(DECODER, policy(), TOKENS)).max() > 4 * atol
+    lengths = np.full(len(TOKENS), TOKENS.shape[1])
+    for path, off in agreement.differences(decoder, params, TOKENS, lengths, expected).items():
+        assert abs(off).max() < atol, path
 
 
 def test_a_training_state_holds_adapters_alone() -> None:
