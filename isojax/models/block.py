@@ -126,12 +126,13 @@ class Block(nnx.Module):
     def _with_adapter(
         self, product: Array, x: Float[Array, "r i"], name: str, matmul: Matmul, outputs: int | None
     ) -> Array:
+        """What x times the matrix `name` is, in any shape, and the adapter's product, if it has one."""
         lora = self.config.lora
         if lora is None or name not in lora.targets:
             return product
         a, b = getattr(self, name + ADAPTER_A)[...], getattr(self, name + ADAPTER_B)[...]
-        of_rank = matmul(x, as_matrix(a))
-        return product + lora.alpha / lora.rank * matmul(of_rank, as_matrix(b, 1), outputs)
+        adapter_product = matmul(matmul(x, as_matrix(a)), as_matrix(b, 1), outputs)
+        return product + lora.alpha / lora.rank * adapter_product.reshape(product.shape)
 
     def project_qkv(
         self, x: Float[Array, "b t D"], cos_sin: CosSin, matmul: Matmul = fsdp.matmul
@@ -169,4 +170,4 @@ class Block(nnx.Module):
         mlp_out = matmul(gated, self.down[...], D).reshape(x.shape)
         if first_tokens is not None:
             mlp_out = sum_in_blocks(mlp_out, gated.reshape(*x.shape[:2], -1), self.down[...], first_tokens)
-        return x + self._with_adapter(as_matrix(mlp_out, 2), gated, "down", matmul, D).reshape(x.shape)
+        return x + self._with_adapter(mlp_out, gated, "down", matmul, D)

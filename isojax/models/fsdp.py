@@ -116,7 +116,8 @@ def _matmul_forward(x: Array, w: Array, axis: int) -> tuple[Array, tuple[Array, 
 
 def _matmul_backward(axis: int, saved: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
     x, w = saved
-    return d @ _gather_shards(w, axis).T, _reduce_scatter(jnp.einsum("ri,ro->io", x, d), axis)
+    d_full = jnp.einsum("ri,ro->io", x, d)
+    return d @ _gather_shards(w, axis).T, _reduce_scatter(d_full, axis)
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)

@@ -8,7 +8,7 @@ L layers, V vocabulary, D width, K key/value heads, H head dimension.
 
 import copy
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,15 +32,19 @@ Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values, each [L b K positions H]
 
 
+@cache  # what is traced with a policy is found again by the policy itself
 def remat_policy(remat: str, lora: LoraConfig | None) -> Callable[..., Any] | None:
     """What a layer keeps for its gradient: nothing, or products; norms, activations and a prompt's keys and values by
     response are computed again, and so are an adapter's outputs, as large as the product that they are added to."""
+    products = jax.checkpoint_policies.dots_saveable
+    if lora is None or remat == "layer":
+        return None if remat == "layer" else products
 
-    def keeps_products(primitive: Any, *inputs: Any, **params: Any) -> Any:
-        saved = jax.checkpoint_policies.dots_saveable(primitive, *inputs, **params)
-        return saved and not (lora and inputs[1].ndim == 2 and inputs[1].shape[0] == lora.rank)
+    def all_but_adapters(primitive: Any, *inputs: Any, **params: Any) -> Any:
+        is_adapter_product = len(inputs) == 2 and inputs[1].ndim == 2 and inputs[1].shape[0] == lora.rank
+        return products(primitive, *inputs, **params) and not is_adapter_product
 
-    return None if remat == "layer" else keeps_products
+    return all_but_adapters
 
 
 class PrefixCache(NamedTuple):
