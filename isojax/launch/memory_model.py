@@ -1,7 +1,7 @@
 """Bytes a device takes for a sweep, from its sizes alone: the arrays that XLA holds at the same time.
 
-    always     parameters, Adam's moments, the KL's reference, the critic and its moments, in float32; what LoRA leaves,
-               as products are computed; the rollouts
+    always     parameters, Adam's moments, the critic and its moments, in float32; the KL's reference, or what LoRA
+               leaves, as products are computed; the rollouts
     sampling   weights as the sampler reads them; keys and values of slots and of the prompts' table; the rows written
     update     the gradient as a sum, of a microbatch and of the prompts (or of both in one pass); what layers keep for
                it, of a block of prompts and of a microbatch; logits; then the new parameters and moments
@@ -73,17 +73,17 @@ class DeviceSizes:
         self.num_params = self.L * self.layer_params + self.num_embeddings * self.embedding_params + self.D
         self.fsdp_shards = mesh.fsdp if self.D % mesh.fsdp == 0 else 1  # of parameters and their gradients
 
-        # Of the parameters in float32; of those that are trained; of the base policy's that LoRA leaves.
+        # Of the parameters in float32; of those that are trained; of the base policy's that LoRA leaves or KL reads.
         self.param_bytes = FLOAT_BYTES * self.num_params // self.fsdp_shards
+        base_bytes = self.compute_bytes * self.num_params // self.fsdp_shards
         self.trained_bytes, self.frozen_bytes = self.param_bytes, 0
         if model.lora is not None:
-            self.trained_bytes = FLOAT_BYTES * self.L * self._layer_adapters(model.lora)
-            self.frozen_bytes = self.compute_bytes * self.num_params // self.fsdp_shards
+            self.trained_bytes, self.frozen_bytes = FLOAT_BYTES * self.L * self._layer_adapters(model.lora), base_bytes
         # The critic has no unembedding.
         unembedding_bytes = (self.num_embeddings - 1) * FLOAT_BYTES * self.embedding_params // self.fsdp_shards
         self.critic_bytes = 0 if cell.rl.critic is None else self.param_bytes - unembedding_bytes
         self.has_reference = cell.rl.kl > 0 or cell.rl.measure_kl
-        self.reference_bytes = self.param_bytes if self.has_reference and model.lora is None else 0
+        self.reference_bytes = base_bytes if self.has_reference and model.lora is None else 0
         self.has_nucleus = cell.sampling.top_p < 1
         # A shard's rollouts: tokens, log-probabilities, mask, nuclei, ends and lengths.
         T = shapes.response_length
@@ -203,9 +203,7 @@ def update_bytes(s: DeviceSizes) -> int:
         gathered_weights = s.compute_bytes * (s.layer_params + num_policies * s.embedding_params)
     cast_weights = 0
     if s.compute_bytes != FLOAT_BYTES:
-        cast_weights = s.compute_bytes * s.num_params // s.fsdp_shards * num_policies
-        if s.frozen_bytes:
-            cast_weights = s.trained_bytes * s.compute_bytes // FLOAT_BYTES
+        cast_weights = s.trained_bytes * s.compute_bytes // FLOAT_BYTES
     joint_forward = s.shapes.joint_forward(s.mesh.sequence > 1)
     prefix_kv_values = 0 if joint_forward else 2 * s.L * s.prefill_tokens * s.K * s.H  # of all layers at once
     prefix_kv = s.compute_bytes * prefix_kv_values * num_policies

@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
-from isojax.core.config.model import LoraConfig
 from isojax.core.errors import InputError
 from isojax.distributed.sharding import param_shardings, positions_are_split
 from isojax.models.attention import self_attention
@@ -33,15 +32,15 @@ KV = tuple[Array, Array]  # keys and values, each [L b K positions H]
 
 
 @cache  # what is traced with a policy is found again by the policy itself
-def remat_policy(remat: str, lora: LoraConfig | None) -> Callable[..., Any] | None:
+def remat_policy(remat: str, adapter_rank: int | None) -> Callable[..., Any] | None:
     """What a layer keeps for its gradient: nothing, or products; norms, activations and a prompt's keys and values by
     response are computed again, and so are an adapter's outputs, as large as the product that they are added to."""
     products = jax.checkpoint_policies.dots_saveable
-    if lora is None or remat == "layer":
+    if adapter_rank is None or remat == "layer":
         return None if remat == "layer" else products
 
     def all_but_adapters(primitive: Any, *inputs: Any, **params: Any) -> Any:
-        is_adapter_product = len(inputs) == 2 and inputs[1].ndim == 2 and inputs[1].shape[0] == lora.rank
+        is_adapter_product = len(inputs) == 2 and inputs[1].ndim == 2 and inputs[1].shape[0] == adapter_rank
         return products(primitive, *inputs, **params) and not is_adapter_product
 
     return all_but_adapters
@@ -105,13 +104,16 @@ class Decoder:
         return axes if self.config.tied else {**axes, "unembed": ("embed", "vocab")}
 
     def shapes(self) -> Params:
-        """The ShapeDtypeStruct of each parameter: float32, and as products are computed where adapters leave it as it
-        is."""
+        """The ShapeDtypeStruct of each parameter in float32, but of what adapters leave as it is, as products are
+        computed."""
         if self.config.lora is None:
             return self._shapes
-        adapters, base_shapes = split_adapters(self._shapes)
-        in_compute_dtype = jax.eval_shape(self.cast_params, base_shapes)
-        return policy_params(adapters, in_compute_dtype)
+        return policy_params(split_adapters(self._shapes)[0], self.frozen_shapes())
+
+    def frozen_shapes(self) -> Params:
+        """The ShapeDtypeStruct of each of the base policy's parameters where nothing trains them: as products are
+        computed."""
+        return jax.eval_shape(self.cast_params, self.base._shapes)
 
     def trained(self, params: Params) -> Params:
         """Of the parameters, or of a tree like theirs, those that training changes."""
@@ -158,9 +160,8 @@ class Decoder:
             return block.attention_output_and_mlp(x, attention_out, first_tokens=first_tokens), (k, v)
 
         x = embedding_lookup(params["embed"], tokens, self.config.width)
-        rematerialised = jax.checkpoint(
-            run_layer, prevent_cse=False, policy=remat_policy(self.options.remat, self.config.lora)
-        )
+        policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)
+        rematerialised = jax.checkpoint(run_layer, prevent_cse=False, policy=policy)
         return lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
 
     def final_norm(self, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:

@@ -251,7 +251,7 @@ def build_gradient(
         return jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs), metrics
 
     reads_base = objective.needs_base or decoder.config.lora is not None
-    base_specs = manual_specs(base.shapes(), base.logical_axes(), mesh) if reads_base else P()
+    base_specs = manual_specs(decoder.frozen_shapes(), base.logical_axes(), mesh) if reads_base else P()
     return map_update_over_shards(shard_gradient, mesh, (param_specs, base_specs), out_specs=(param_specs, P()))
 
 

@@ -17,7 +17,7 @@ from isojax.core.nouns import Problem
 from isojax.core.schedule import GradientSchedule, parse_schedule
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import replicated, shape_on, shapes_with_shardings, shard_count
-from isojax.models.lora import policy_params, split_adapters
+from isojax.models.lora import policy_params
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
@@ -109,8 +109,8 @@ class SweepPrograms:
 
     def update_shapes(self, num_problems: int) -> rollout_source.UpdateShapes:
         """The shapes of what the update reads in addition to a batch."""
-        base_shapes = split_adapters(self.decoder.shapes())[1]
-        base_params = shapes_with_shardings(base_shapes, self.decoder.base.shardings(self.mesh))
+        base_shardings = self.decoder.base.shardings(self.mesh)
+        base_params = shapes_with_shardings(self.decoder.frozen_shapes(), base_shardings)
         answer_length = self.shapes.response_length if is_on_device(self.task) else 0
         scalar = replicated(self.mesh)
         return rollout_source.UpdateShapes(
@@ -121,17 +121,17 @@ class SweepPrograms:
         )
 
     def frozen_params(self, base_params: Params) -> Params:
-        """The base policy's parameters as a run keeps them, in place of the given ones: what LoRA never trains as
-        products are computed."""
-        if self.decoder.config.lora is None:
+        """The base policy's parameters as a run keeps them, in place of the given ones: as products are computed."""
+        if self.decoder.options.compute_dtype == "float32":
             return base_params
         return jax.jit(self.decoder.cast_params, donate_argnums=0)(base_params)
 
     def initial_params(self, base_params: Params) -> Params:
         """The policy's parameters before its first update, in place of the base policy's."""
-        adapters = {} if self.decoder.config.lora is None else self.init(base_params).params
-        frozen_params = self.frozen_params(base_params)
-        return policy_params(adapters, frozen_params) if adapters else frozen_params
+        if self.decoder.config.lora is None:
+            return base_params
+        adapters = self.init(base_params).params
+        return policy_params(adapters, self.frozen_params(base_params))
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
         """Problems with their host arrays."""
