@@ -71,6 +71,7 @@ def run(folder: Path, evaluator: Evaluator, said: list[str]) -> BasePolicy:
         decoder=DECODER,
         task=TASK,
         labeller=evaluator,
+        initial_params=lambda base_params: base_params,
         mesh=mesh(),
         tokenize=lambda problems: tokenize(TASK, CELL.sampling, problems),
     )
