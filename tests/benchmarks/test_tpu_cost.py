@@ -45,7 +45,8 @@ def test_loops_by_hand() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="no libtpu")
 def test_a_token_of_a_7b_model_on_v5e() -> None:
     """At least 60% of what the memory allows; nothing turns the cache or weights round, between tokens or in them."""
-    words = ("gsm8k", "models/qwen2.5-7b-instruct", "sweep.decode_slots=64", "--top=1")
+    sizes = ("sweep.decode_slots=64", "sweep.microbatch=1", "sweep.prefill_batch=1")
+    words = ("gsm8k", "models/qwen2.5-7b-instruct", *sizes, "--top=1")
     lengths = ("cell.sampling.prompt_length=1024", "cell.sampling.response_length=2048")
     command = [sys.executable, "benchmarks/tpu_cost.py", *words, *lengths]  # libtpu stays in its process
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
