@@ -99,7 +99,7 @@ def _iota(text: str, devices: int) -> np.ndarray:
     return (coefficients.transpose(_numbers(order, list)) if order else coefficients).reshape(-1)
 
 
-def check_kept_apart(hlo: str, positions: int, rows: int, at_most: int) -> None:
+def check_separate(hlo: str, positions: int, rows: int, at_most: int) -> None:
     """Keys [rows K H positions] and values [rows K positions H], below the layers where these are stacked, lie with
     `rows` rows and half of the heads on a device; no array has more of either."""
     K, H = CONFIG.kv_heads, CONFIG.head_dim

@@ -111,7 +111,7 @@ class MemoryEstimate:
     def peak(self) -> int:
         return max(self.sampling_peak, self.update_peak)
 
-    def bytes_beside(self, program: str) -> int:
+    def resident_bytes(self, program: str) -> int:
         """Bytes that a run holds while a program runs, in addition to what XLA counts of that program alone."""
         phase_peak = {"train": self.peak, "decode": self.sampling_peak, "learn": self.update_peak}[program]
         return phase_peak - self.program_bytes[program]

@@ -261,7 +261,7 @@ class SchedulePoint(ResultRow):
 
 
 class ScheduleRow(ResultRow):
-    """Runs whose B_p and n changed along C (core/schedule.py), against the best fixed n, chosen anew at each C."""
+    """Runs whose B_p and n changed along C (core/schedule.py), against the best fixed n, chosen at each C."""
 
     name: str
     stages: str

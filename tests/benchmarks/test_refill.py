@@ -41,7 +41,7 @@ def test_schedules_by_hand() -> None:
     assert refill.schedule(lengths, 2, 100, 1) == (7, 3)
 
 
-def test_lengths_are_those_of_the_uniform_numbers_and_visits_those_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_are_those_of_the_uniform_numbers_and_chunks_those_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """A response ends where its number falls below the chance of an end, which the first token of the vocabulary
     holds.
     """

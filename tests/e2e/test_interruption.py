@@ -12,7 +12,7 @@ from tests.e2e.test_text import prepare
 ONE = ("train", "sums.yaml", "sweep.n=[4]", "sweep.budget=40", "cell.sampling.response_length=9")
 
 
-def test_long_responses_are_told_to_end(isojax: Any) -> None:
+def test_long_responses_get_the_phrase_and_end(isojax: Any) -> None:
     prepare(isojax)
     isojax.swept(
         *ONE, "cell.sampling.interrupt={after: 2, text: ' the cat', unless: ''}", XLA_FLAGS=flags(QUICK, devices=1)

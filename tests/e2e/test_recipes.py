@@ -34,7 +34,7 @@ def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
     assert all(row["grad_norm"] > 0 for row in trained)
 
 
-def test_files_beside_a_config_go_with_its_run(isojax: Any) -> None:
+def test_files_in_the_configs_folder_go_with_its_run(isojax: Any) -> None:
     """Named without a package, from another folder, and again when the run goes on by the config that it saved."""
     (project := isojax.folder / "project").mkdir()
     (isojax.folder / "tiny.yaml").rename(project / "tiny.yaml")

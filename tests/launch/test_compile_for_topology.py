@@ -21,7 +21,7 @@ from isojax.launch.local.compile_for_topology import (
     confirm_sizes,
     larger_topologies,
     program_peak,
-    run_apart,
+    run_in_child_process,
     topology_devices,
 )
 from isojax.launch.planner import DeviceBudget
@@ -42,7 +42,7 @@ def isojax(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_libtpu
-def test_xlas_figures_stand_beside_the_planners() -> None:
+def test_the_table_has_xlas_figures_and_the_planners() -> None:
     """A small model on the four chips of a v5e:2x2."""
     small = ("cell.model.layers=2", "cell.model.width=256", "cell.model.mlp=1024", "sweep.n=[4]", "sweep.B_p=[8]")
     done = isojax("quickstart", "--dry-run", "--topology", "v5e:2x2", "--mesh", "fsdp=2,tensor=2", *small)
@@ -125,7 +125,7 @@ def test_a_compiler_that_crashes_is_a_message_with_another_mesh(monkeypatch: pyt
 def test_a_compiler_that_aborts_does_not_end_the_command() -> None:
     """As an assertion in its C++ does."""
     with pytest.raises(RunFailed, match="its process ended without an answer"):
-        run_apart(os.abort)
+        run_in_child_process(os.abort)
 
 
 def confirmed_sizes(monkeypatch: pytest.MonkeyPatch, compiler: Any, preset: str = "models/qwen2.5-7b-instruct") -> Any:
@@ -135,7 +135,7 @@ def confirmed_sizes(monkeypatch: pytest.MonkeyPatch, compiler: Any, preset: str 
     pairs = [(32, n) for n in config.sweep.n]
     mesh, memory = MeshShape(fsdp=4, tensor=4), int(15.75 * GIB)
     budget = DeviceBudget(cell, pairs, mesh, cell.model.vocab or 0, False, "tpu", memory)
-    monkeypatch.setattr("isojax.launch.local.compile_for_topology.run_apart", compiler)
+    monkeypatch.setattr("isojax.launch.local.compile_for_topology.run_in_child_process", compiler)
     return confirm_sizes(config, budget, larger_topologies("v5e:4x4", 16))
 
 

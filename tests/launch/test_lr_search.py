@@ -42,7 +42,7 @@ run: {cells_at_once: 1}
 """
 
 
-def test_five_rates_a_factor_of_root_ten_apart() -> None:
+def test_five_rates_in_steps_of_root_ten() -> None:
     assert default_rates(1e-3) == [1e-4, 3.2e-4, 1e-3, 3.2e-3, 1e-2]
     assert [rate_name(rate) for rate in default_rates(1e-3)] == ["1e-4", "3.2e-4", "1e-3", "3.2e-3", "1e-2"]
     assert rate_name(1.5) == "1.5e0" and rate_name(1.25e-4) == "1.25e-4"

@@ -239,7 +239,7 @@ def test_a_config_of_its_own_reads_back(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "source"]  # and nothing is left behind
 
 
-def test_a_shape_set_beside_the_path_must_agree(tmp_path: Path) -> None:
+def test_a_shape_set_in_addition_to_the_path_must_agree(tmp_path: Path) -> None:
     checkpoint(tmp_path, "qwen3")
     result = hf_load.resolve_model(ModelConfig(path=str(tmp_path), layers=L, family="qwen3", vocab=None))
     assert (result.width, result.heads, result.kv_heads, result.head_dim, result.mlp, result.vocab) == (

@@ -180,7 +180,7 @@ def test_bfloat16_blocks_round_products_operands_alone(monkeypatch: pytest.Monke
     np.testing.assert_allclose(d_matrix.astype(np.float32), wanted, atol=0.02 * np.abs(wanted).max())
 
 
-def test_logits_far_apart_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_different_logits_do_not_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens, of the first and of the last block, have the logit 300 and share the probability; the rest have
     -300.
     """

@@ -19,7 +19,7 @@ from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state
 from isojax.rl.train_step import TrainStep
 from tests.device import CONFIG, DECODER, MESHES, P, Parity, T, mesh, placed, policy, random_problems
-from tests.hlo import check_kept_apart, collectives
+from tests.hlo import check_separate, collectives
 
 CELLS = [(16, 2), (13, 7), (2, 16)]
 CELL = CellConfig(model=CONFIG, rl=RLConfig(entropy=0.001, learning_rate=2e-2, warmup=3))
@@ -189,8 +189,8 @@ def test_an_update_on_eight_devices(trainer: Trainer) -> None:
 
     hlo = program.as_text()
     sampler_shapes = many.sampler_shapes
-    check_kept_apart(hlo, P + T, sampler_shapes.slots, sampler_shapes.slots)
-    check_kept_apart(
+    check_separate(hlo, P + T, sampler_shapes.slots, sampler_shapes.slots)
+    check_separate(
         hlo,
         P,
         sampler_shapes.prefix_entries,

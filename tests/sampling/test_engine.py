@@ -37,7 +37,7 @@ from tests.device import (
     random_problems,
     response_logits,
 )
-from tests.hlo import check_kept_apart, collectives
+from tests.hlo import check_separate, collectives
 
 T = 5
 NO_STRINGS = StopConditions((EOS,), None)
@@ -269,7 +269,7 @@ def test_a_problems_rollouts_depend_on_no_other_problem_and_on_no_slot(engine: E
     np.testing.assert_array_equal(engine(5, 32)[0].reshape(5, 32, T)[:, :7], tokens[:5])
 
 
-def test_rollouts_of_a_problem_differ_and_another_update_draws_anew(engine: Engine) -> None:
+def test_rollouts_of_a_problem_differ_and_another_update_draws_others(engine: Engine) -> None:
     one, two = (engine(5, 32, key)[0].reshape(5, 32, T) for key in (0, 1))
     np.testing.assert_array_equal(one, engine(5, 32, 0)[0].reshape(5, 32, T))
     for p in range(5):
@@ -304,8 +304,8 @@ def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> 
     hlo = many.program.lower(*many.args(1, 1, 0, np.arange(1))).compile().as_text()
     result = collectives(hlo)
     # the cache and the prefix table: this shard's rows, this device's heads
-    check_kept_apart(hlo, P + T, many.slots, many.slots)
-    check_kept_apart(hlo, P, many.sampler_shapes.prefix_entries, max(many.sampler_shapes.prefix_entries, many.slots))
+    check_separate(hlo, P + T, many.slots, many.slots)
+    check_separate(hlo, P, many.sampler_shapes.prefix_entries, max(many.sampler_shapes.prefix_entries, many.slots))
     # fsdp's weights are gathered once, before the loop
     assert bool([c for c in result if c.depth == 0 and c.kind == "all-gather"]) == ("fsdp" in many.axes)
     # once in a chunk, all shards: is any still at work?
@@ -320,7 +320,7 @@ def test_the_loops_hold_no_collective_that_should_not_be_there(many: Engine) -> 
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_a_split_vocabulary_is_drawn_from_where_it_lies(top_p: float) -> None:
+def test_a_split_vocabulary_is_drawn_from_in_place(top_p: float) -> None:
     """Of 4096 tokens on two devices, what crosses between them at a token are sums of blocks: never a row of logits."""
     V, on = 4096, mesh("data=4,tensor=2")
     decoder = Decoder(CONFIG, V)

@@ -53,7 +53,7 @@ TEMPERATURE = 0.8
 
 
 @pytest.fixture(autouse=True, scope="module")
-def short_visits() -> Iterator[None]:
+def short_chunks() -> Iterator[None]:
     """Two tokens in a chunk, so that slots are refilled while others are in mid-phrase."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "CHUNK_TOKENS", 2)
@@ -193,7 +193,7 @@ def test_any_order_of_the_queue_gives_the_same_bits(name: str, request: pytest.F
 
 
 @pytest.mark.parametrize("name", ["some", "narrow"])
-def test_the_hosts_visits_give_the_same(name: str, request: pytest.FixtureRequest) -> None:
+def test_chunks_from_the_host_give_the_same(name: str, request: pytest.FixtureRequest) -> None:
     """And tell the whole response, phrase and all, to the verifier."""
     case: Case = request.getfixturevalue(name)
     with pytest.MonkeyPatch.context() as patch:

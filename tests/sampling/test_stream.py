@@ -38,7 +38,7 @@ from tests.device import (
     random_problems,
     same_bits_jit,
 )
-from tests.hlo import check_kept_apart, collectives
+from tests.hlo import check_separate, collectives
 
 T, SLOTS = 5, 12
 CELLS = [(1, 1), (13, 7), (5, 32)]
@@ -101,7 +101,7 @@ def made(axes: str) -> Pair:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def short_visits() -> Iterator[None]:
+def short_chunks() -> Iterator[None]:
     """Two tokens in a chunk, so that slots are refilled and reported while others are in mid-response."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "CHUNK_TOKENS", 2)
@@ -114,7 +114,7 @@ def pair(request: pytest.FixtureRequest) -> Pair:
 
 
 @pytest.mark.parametrize(("B_p", "n"), CELLS)
-def test_the_rollouts_are_the_samplers_and_each_is_told_once(pair: Pair, B_p: int, n: int) -> None:
+def test_the_rollouts_are_the_samplers_and_each_is_reported_once(pair: Pair, B_p: int, n: int) -> None:
     one, two = pair.both(B_p, n, key=B_p)
     pair.check(one, two)
     assert sum(pair.chunks) == B_p * n
@@ -135,7 +135,7 @@ def test_one_set_of_programs_serves_every_cell(pair: Pair) -> None:
     assert pair.stream.advance.jitted._cache_size() == 1
 
 
-def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
+def test_between_chunks_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
     problems = ProblemArrays(*(np.resize(x, (pair.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     inputs, state = pair.stream.begin(pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0))
     compiled = pair.stream.advance.jitted.lower(inputs, state).compile()
@@ -147,8 +147,8 @@ def test_between_visits_nothing_is_gathered_and_the_state_stays_in_place(pair: P
     if pair.axes == "auto":
         return
     hlo = compiled.as_text()
-    check_kept_apart(hlo, P + T, SLOTS, SLOTS)
-    check_kept_apart(hlo, P, pair.sampler_shapes.prefix_entries, max(pair.sampler_shapes.prefix_entries, SLOTS))
+    check_separate(hlo, P + T, SLOTS, SLOTS)
+    check_separate(hlo, P, pair.sampler_shapes.prefix_entries, max(pair.sampler_shapes.prefix_entries, SLOTS))
     outside = [c for c in collectives(hlo, mesh(pair.axes).size) if c.depth == 0]
     waits = [] if pair.sampler_shapes.shards == 1 else [("all-reduce", "s32[]")]  # is any shard still at work?
     assert [(c.kind, c.result) for c in outside] == waits

@@ -171,7 +171,7 @@ def test_a_refused_budget_has_a_sweep_where_no_n_is_likely_and_no_cell_is_stable
 
 
 @pytest.mark.parametrize("budget", [1e6, 1e9])
-def test_owners_of_imported_logs_are_told_what_to_measure_elsewhere(budget):
+def test_owners_of_imported_logs_read_what_to_measure_elsewhere(budget):
     d = document()
     imported = d.model_copy(update={"runs": tuple(run.model_copy(update={"imported": True}) for run in d.runs)})
     with pytest.raises(InputError, match=r"takes at most .* \(with the trainer of these logs; import what it logs"):

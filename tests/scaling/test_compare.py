@@ -71,7 +71,7 @@ def test_the_difference_of_two_sweeps_is_that_of_independent_ones() -> None:
     assert 0.7 * math.sqrt(2) * single < d.high - d.low < 1.15 * math.sqrt(2) * single
 
 
-def test_a_sweep_is_not_told_apart_from_itself() -> None:
+def test_a_sweep_does_not_differ_from_itself() -> None:
     result = compare_sweeps([document(), document()], ["a", "b"])
     d, e = result.sweeps[1].difference, result.sweeps[1].earlier
     assert d.value == 0 and d.low < -0.005 and d.high > 0.005 and d.p_higher == pytest.approx(0.5, abs=0.01)

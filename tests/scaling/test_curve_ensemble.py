@@ -28,7 +28,7 @@ def test_curves_at_budgets():
     assert draws[1, :, 0].std() == pytest.approx(0.006 / (1 + 2e3 / 1e5), rel=0.1)
 
 
-def test_stretched_form_and_what_lies_beyond_a_peak():
+def test_stretched_form_and_rewards_beyond_a_peak():
     fit = with_curve(document(), (16, 4), tail=0.0, exponent=0.7)
     fit = with_curve(fit, (16, 16), C_peak=2e4)
     e = load_ensemble(without_draws(fit))

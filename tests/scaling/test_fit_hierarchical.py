@@ -81,7 +81,7 @@ def test_intervals_say_how_they_were_made():
     assert [f for f in one_seed.flags if "only one seed for every cell" in f.text]
 
 
-def test_what_is_known_lies_in_the_intervals():
+def test_intervals_hold_known_values():
     inside = []
     for c in FIRST.curves:
         low, high = c.A_interval

@@ -202,7 +202,7 @@ def test_twenty_starts_end_in_one_optimum(noise, run_sd):
     assert np.ptp(ends, axis=0).max() < 1e-8  # reward, decades, log
 
 
-def test_columns_that_cannot_be_told_apart_are_not_there():
+def test_columns_that_cannot_be_distinguished_are_not_there():
     X, prior = surface_columns([(16, 4)], 4.0)
     assert X.shape == (1, 3, 3) and prior.mean.tolist() == [0, 0, 4, 0] and len(prior.sd) == 4
     assert (prior.sd_group == -1).all()

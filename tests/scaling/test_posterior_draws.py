@@ -160,7 +160,7 @@ def test_mean_curves_are_those_of_the_draws():
         assert curve_value(C, result.R0.mean(), a, np.exp(b), 10**m, tail) == pytest.approx(drawn.mean(0), abs=2e-3)
 
 
-def test_progress_is_told_and_a_seed_repeats():
+def test_progress_is_reported_and_a_seed_repeats():
     sweep, calls = packed(), []
     modes, weights = fit_all_tails(sweep, None)
     options = FitOptions(replicates=60, seed=7, on_progress=lambda done, of: calls.append((done, of)))

@@ -73,7 +73,7 @@ def test_noise_alone_excludes_no_law():
     assert evidence.open_loss.mean() == pytest.approx(0.0135, abs=0.001)  # E max of seven normals is 1.35
 
 
-def test_noise_of_the_mean_curves_is_told_from_a_loss():
+def test_noise_of_the_mean_curves_is_distinguished_from_a_loss():
     rng = np.random.default_rng(1)
     is_excluded = []
     for _ in range(200):

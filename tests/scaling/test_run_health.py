@@ -140,7 +140,7 @@ def test_mismatch_of_sampler_and_trainer() -> None:
     assert names(made(RISE, sampler_logp_gap=[0.01] * 4 + [0.2] * 3 + [0.01] * 2)) == []
 
 
-def test_broken_runs_are_told_apart_and_named() -> None:
+def test_broken_runs_are_distinguished_and_named() -> None:
     well, broken = made(RISE), made(FALLEN, seed=1)
     assert healthy_runs([well, broken]) == [well]
     (row,) = flagged_runs([broken, well])

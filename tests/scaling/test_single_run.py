@@ -118,7 +118,7 @@ def test_a_seed_without_points_gets_a_level_of_its_own():
     assert ends.shape == (1000, 2) and ends[:, 1].std() > ends[:, 0].std()
 
 
-def test_departures_widen_what_lies_beyond_the_data():
+def test_departures_widen_intervals_beyond_the_data():
     drawn = replace(sample_posterior(run_of(0.2, 0.7, 1.1, 3e4, points=10, sd=0.005, end=3e5)), departure_sd=0.02)
     alone = replace(drawn, departure_sd=None)
     C = np.array([2e5, 1.2e6])

@@ -163,11 +163,11 @@ def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[s
         console.print(f"compiling with {format_sizes(sweep)}")
         unconfirmed = [name for name, size in memory.program_bytes.items() if size > confirmed_bytes.get(name, 0)]
         try:
-            peaks = run_apart(compile_programs, config, sweep, topology, unconfirmed)
+            peaks = run_in_child_process(compile_programs, config, sweep, topology, unconfirmed)
         except RunFailed as e:
             suggestion = planner.suggest_mesh(requested, budget, topologies)
             raise InputError(f"the TPU's compiler fails on mesh {budget.mesh}: {e} {suggestion}") from e
-        needed = {program: peak + memory.bytes_beside(program) for program, peak in peaks.items()}
+        needed = {program: peak + memory.resident_bytes(program) for program, peak in peaks.items()}
         console.print(_usage_table(needed, memory, budget.device_memory))
         excess = {name: size / budget.device_memory for name, size in needed.items() if size > budget.device_memory}
         if not excess:
@@ -183,7 +183,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[s
     raise InputError(f"with {format_sizes(sweep)} it does not fit, by the compiler's figures. {suggestion}")
 
 
-def run_apart(function: Callable[..., T], *arguments: Any) -> T:
+def run_in_child_process(function: Callable[..., T], *arguments: Any) -> T:
     """Calls it in a process of its own, where a crash of the compiler ends that one alone; RunFailed where it does."""
     try:
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -217,8 +217,8 @@ def _usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: 
     """XLA's figures and the planner's."""
     rows = []
     for program, size in needed.items():
-        beside, excess = memory.bytes_beside(program), size - device_memory
-        columns = (size - beside, size, memory.program_bytes[program] + beside)
+        resident, excess = memory.resident_bytes(program), size - device_memory
+        columns = (size - resident, size, memory.program_bytes[program] + resident)
         verdict = "fits" if excess <= 0 else f"over by {excess / GIB:.2f}"
         rows.append([program, *(f"{size / GIB:.2f}" for size in columns), verdict])
     headings = ("program", "the program alone", "in a run", "planned", "")

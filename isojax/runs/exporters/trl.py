@@ -22,7 +22,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
 
 
 def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
-    """A series: each run begins with the weights that the one before has saved; Adam's averages begin anew."""
+    """A series: each run begins with the weights that the one before has saved; Adam's averages begin from zero."""
     texts = []
     for stage in growing_stages(recommendation):
         folders = {"output_dir": f"{name}-{stage.number}"}

@@ -1,4 +1,4 @@
-"""A small table beside the logs that says what they do not: the columns run, n, B_p (or B), seed, devices."""
+"""A small table for what the logs do not say: the columns run, n, B_p (or B), seed, devices."""
 
 import difflib
 from collections.abc import Mapping

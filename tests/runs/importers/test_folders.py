@@ -36,7 +36,7 @@ def test_formats_are_detected(name, log_format):
     assert detect_format([FIXTURES / name]) == log_format
 
 
-def test_formats_that_cannot_be_told(tmp_path):
+def test_formats_that_cannot_be_recognised(tmp_path):
     (tmp_path / "notes.txt").write_text("nothing\n")
     with pytest.raises(InputError, match="the format is not known by name or first lines; name it, such as --from csv"):
         detect_format([tmp_path])
