@@ -28,7 +28,7 @@ def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
 
 
 def detect_format(paths: Sequence[Path]) -> str:
-    """The format of logs that are all of one, by their names and first lines; InputError where nothing identifies it."""
+    """The one format of these logs, by their names and first lines; InputError where nothing identifies it."""
     formats = {found: path for path in reversed(paths) for found in _formats(path)}
     if len(formats) == 1:
         return next(iter(formats))
