@@ -72,6 +72,7 @@ def run(folder: Path, evaluator: Evaluator, said: list[str]) -> BasePolicy:
         task=TASK,
         labeller=evaluator,
         mesh=mesh(),
+        initial_params=lambda base_params: base_params,
         tokenize=lambda problems: tokenize(TASK, CELL.sampling, problems),
     )
     return prepare_base_policy(folder, programs, lambda text, _: said.append(text))
