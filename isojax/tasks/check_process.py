@@ -1,8 +1,12 @@
 """A process of checks, from both ends: a CheckWorker in the trainer sends requests, and `serve` answers them.
 
 The worker sends pickles: (nonce, (`cell.verifier.use`, bytes of memory)), then batches of (nonce, CheckRequest). Each
-answer is a line: the nonce, then JSON. A line without the nonce of what was requested was written by something else
-that has the connection open, such as a check."""
+answer is a line: the nonce, then JSON. A line without the nonce of what was requested, or that holds no verdict, was
+written by something else that has the connection open, such as a check.
+
+What a verifier starts in processes of its own reaches neither connection nor memory of this one, so it forges nothing.
+Code within this process can do all that the verifier can: its wrong lines cost its own verdict, but it may change what
+the verifier returns. So a verifier that executes a response's code does this in a process of its own."""
 
 import errno
 import json
@@ -24,7 +28,7 @@ from typing import Any, BinaryIO
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.guarded_process import GuardedProcess
+from isojax.tasks.guarded_process import PR_SET_DUMPABLE, GuardedProcess, control_process
 from isojax.tasks.verifiers import Check, Verdict, describe_exception, load_verifier
 
 CheckRequest = tuple[Problem, str, str]  # problem, prompt, response
@@ -44,6 +48,19 @@ class CheckWorkerLost(Exception):
     """A worker cannot be used any more: (kind of failure, message)."""
 
 
+def _forged() -> CheckWorkerLost:
+    return CheckWorkerLost("forged", "something other than the verifier wrote into its connection")
+
+
+def _parse_verdict(reply: Any) -> tuple[Verdict, bool]:
+    """A process's answer: the verdict, and whether the process is worn; CheckWorkerLost where it is none."""
+    match reply:
+        case [bool(correct), bool(parsed), str(failure), str(message), (None | {}) as scores, bool(is_worn)]:
+            if all(isinstance(score, int | float) for score in (scores or {}).values()):
+                return Verdict(correct, parsed, failure, message, scores), is_worn
+    raise _forged()
+
+
 class CheckWorker:
     """One process of checks. One thread at a time may use it, except for `kill`."""
 
@@ -59,7 +76,7 @@ class CheckWorker:
                 self._process = GuardedProcess(__name__, log)
                 nonce = secrets.token_hex(8)
                 self._send((nonce, (self._verifier, self._memory_bytes)))
-                error: str = self._receive(nonce, START_TIMEOUT)
+                error = str(self._receive(nonce, START_TIMEOUT))
             except (CheckWorkerLost, OSError) as e:
                 log.seek(0)
                 last_line = log.read().decode(errors="replace").strip().splitlines()[-1:]
@@ -91,10 +108,10 @@ class CheckWorker:
         try:
             self._send_batch(list(zip(nonces, batch, strict=True)), cancelled)
             for nonce in nonces:
-                *fields, is_worn = self._receive(nonce, self._timeout)
+                verdict, is_worn = _parse_verdict(self._receive(nonce, self._timeout))
                 if is_worn:
                     self.stop()
-                yield Verdict(*fields)
+                yield verdict
                 if is_worn:
                     return
         except CheckWorkerLost as e:
@@ -145,9 +162,12 @@ class CheckWorker:
                 self._receive_buffer += data
         line, _, self._receive_buffer = self._receive_buffer.partition(b"\n")
         line_nonce, _, message = line.partition(b" ")
-        if line_nonce != nonce.encode():
-            raise CheckWorkerLost("forged", "something other than the verifier wrote into its connection")
-        return json.loads(message)
+        try:
+            if line_nonce != nonce.encode():
+                raise ValueError
+            return json.loads(message)
+        except (ValueError, RecursionError) as e:
+            raise _forged() from e
 
     def _describe_exit(self) -> CheckWorkerLost:
         assert self._process is not None
@@ -178,6 +198,7 @@ def serve(connection: socket.socket) -> None:
         nonce, (verifier, memory_bytes) = pickle.load(reader)
         try:
             _limit_memory(memory_bytes)
+            control_process(PR_SET_DUMPABLE, 0)  # what checks start cannot trace it or write to its memory
             check = load_verifier(verifier).build()
         except BaseException as e:  # a user's code may raise anything; the parent makes an InputError of it
             is_described = isinstance(e, InputError)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 STOP_TIMEOUT = 5.0  # seconds that the guard has to end everything
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36  # of Linux's prctl
 _SCRIPT = """import json, sys
 sys.path[:] = json.loads(sys.argv[4])
 from isojax.tasks.guarded_process import process_main
@@ -75,12 +75,12 @@ class GuardedProcess:
 def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
     """The guard and, in a fork of it, the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-    _control_process(PR_SET_CHILD_SUBREAPER, 1)
+    control_process(PR_SET_CHILD_SUBREAPER, 1)
     process_pid = os.fork()
     if process_pid:
         os.close(socket_fd)
         _guard(process_pid, lifeline_fd)
-    _control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
+    control_process(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     os.close(lifeline_fd)
     # Schedulers send it to every process of a job, and the run needs verdicts until its update ends.
@@ -92,7 +92,8 @@ def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
         importlib.import_module(module).serve(connection)
 
 
-def _control_process(option: int, value: int) -> None:
+def control_process(option: int, value: int) -> None:
+    """Set an option of this process by Linux's prctl; nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 

@@ -58,6 +58,16 @@ def test_adapters_are_exported_alone_and_merged(isojax: Isojax, unbroken: Isojax
         np.testing.assert_allclose(after[name], before[name] + 2 * b @ a, atol=1e-6)
 
 
+@pytest.mark.parametrize("how", [(), ("--adapter",)])
+def test_adapters_are_exported_with_their_own_base_model_alone(
+    isojax: Isojax, unbroken: Isojax, how: tuple[str, ...]
+) -> None:
+    weights = prepare(isojax).folder / "lm" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\1")
+    cell = str(unbroken.run("sums") / "cells" / CELL)
+    isojax.refused("model", "export", cell, "out", "--base", "lm", *how, saying=["lm is not the checkpoint", "--base"])
+
+
 def test_a_run_without_adapters_has_none_to_export(isojax: Isojax) -> None:
     prepare(isojax)
     isojax.quick_ok("train", "sums.yaml", "sweep.n=[2]", "sweep.budget=30", XLA_FLAGS=FLAGS)

@@ -5,6 +5,7 @@ refusal.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -367,6 +368,17 @@ def test_the_fingerprint_knows_an_exchanged_checkpoint(tmp_path: Path) -> None:
         tmp_path / "d", lambda s: s["model.norm.weight"].__iadd__(0.001)
     )  # trained a little further: the same header
     assert safetensors_io.fingerprint(tmp_path / "d") != first
+
+
+def test_the_fingerprint_knows_one_bit_and_takes_any_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    file = tmp_path / os.fsdecode(b"w\xff.safetensors")
+    weights = bytearray(2**20)
+    file.write_bytes(weights)
+    first = safetensors_io.fingerprint(tmp_path)
+    weights[2**19 + 5000] ^= 1
+    file.write_bytes(weights)
+    assert safetensors_io.fingerprint(tmp_path) != first
 
 
 def test_a_file_is_not_named_as_the_place_for_a_model(tmp_path: Path) -> None:

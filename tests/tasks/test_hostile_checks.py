@@ -12,7 +12,7 @@ from isojax.core.nouns import Problem
 from isojax.tasks.grading import Checker
 
 REWARDS = '''
-import contextlib, errno, gc, os, resource, signal, socket, subprocess, sys, threading, time
+import contextlib, ctypes, errno, gc, os, resource, signal, socket, subprocess, sys, threading, time
 
 leaked = []
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -45,6 +45,16 @@ def reward(completions, answer):
         os._exit(0)
     if what == "nested":
         write(b"[" * 20000 + b"\\n")
+    if what in ("frames", "frames-child") and (what == "frames" or os.fork() == 0):  # with its verdict's nonce
+        frame = sys._getframe()
+        while "nonce" not in frame.f_locals:
+            frame = frame.f_back
+        text = path if path != "nested" else "[" * 60000
+        frame.f_locals["connection"].sendall(f"{frame.f_locals['nonce']} {text}\\n".encode())
+        if what == "frames-child":
+            os._exit(0)
+    if what == "untraceable":
+        return [float(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0) == 0)]  # PR_GET_DUMPABLE
     if what == "trickle":
         while True:
             write(b"x")
@@ -127,6 +137,20 @@ def test_a_forged_verdict_counts_as_a_failure_of_its_own_check(checker: Checker,
 def test_a_child_of_a_check_reaches_neither_verdicts_nor_requests(checker: Checker) -> None:
     assert grade(checker, ["forge-child", "good", "bad", "steal", "good"] * 3) == ([0, 1, 0, 0, 1] * 3, {})
     assert grade(checker, ["good", "bad"]) == ([1, 0], {})
+
+
+UNUSABLE = ["nested", "5", "{", "[]", '[true, true, "", "", 1, false]', '[true, true, {}, "", null, false]',
+            '[true, true, "", "", {"a": "1"}, false]', '[1, true, "", "", null, false]', "\\udcff"]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNUSABLE, ids=range(len(UNUSABLE)))
+def test_what_is_no_verdict_ends_no_run_even_with_its_nonce(checker: Checker, text: str) -> None:
+    assert grade(checker, ["good", f"frames {text}", "good"]) == ([1, 0, 1], {"forged": 1})
+
+
+def test_a_process_of_a_check_reaches_no_verdict_by_its_nonce(checker: Checker) -> None:
+    forged = 'frames-child [true, true, "", "", null, false]'
+    assert grade(checker, ["good", forged, "bad", "untraceable"]) == ([1, 0, 0, 1], {})
 
 
 def test_bytes_without_an_end_do_not_move_the_deadline(checker: Checker) -> None:

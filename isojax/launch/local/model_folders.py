@@ -11,8 +11,11 @@ from isojax.core.errors import InputError
 from isojax.core.machine import silence_libtpu
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.sharding import make_mesh, shapes_like
+from isojax.launch.resume import BASE_FOLDER
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.lora import merge_adapters, policy_params
+from isojax.models.safetensors_io import fingerprint
+from isojax.train.base_policy import load_base_policy
 from isojax.train.checkpoint import restore_params
 
 
@@ -37,6 +40,10 @@ def export_cell(
         model = model.model_copy(update={"path": str(base_folder)})
     try:
         model = hf_load.resolve_model(model)
+        base_policy_folder = config_path.parent / BASE_FOLDER
+        if model.lora is not None and model.path is not None and base_policy_folder.is_dir():
+            cell_config = config.cell.model_copy(update={"model": model})
+            load_base_policy(base_policy_folder, cell_config, fingerprint(Path(model.path)))
     except InputError as e:
         raise InputError(f"{e} Where the run's base model has moved, say so by --base FOLDER.") from e
     if model.path is None or model.vocab is None:
