@@ -3,7 +3,10 @@ neither SciPy nor jax; an InputError is one line `error: ...` on standard error 
 
 import errno
 import importlib
+import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, NoReturn
 
@@ -56,6 +59,7 @@ COMMANDS = (
     LazyCommand("difficulty", "Label problems by the base model's avg@k, and split them by difficulty.", True),
     LazyCommand("lr-search", "Find the learning rate by short runs at one batch size.", True),
 )
+TRACEBACK_VARIABLE = "ISOJAX_TRACEBACK"  # set to anything, an error of isojax itself ends as Python ends it
 # Of a path that no file can have, or that this user may not open.
 UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
@@ -113,8 +117,8 @@ def _check_words(words: Sequence[str]) -> None:
 
 
 def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
-    """Run a command and exit: 0; 2 after an InputError, as after usage errors; 1 after a failed run; 143 after
-    SIGTERM; 141 where nobody reads what a command prints that is no run."""
+    """Run a command and exit: 0; 2 after an InputError, as after usage errors; 1 after a failed run, or an error that
+    isojax did not expect; 143 after SIGTERM; 141 where nobody reads what a command prints that is no run."""
     if is_run:
         use_huge_pages()
     guard_output(is_run)
@@ -128,15 +132,33 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
                 sys.stdout.flush()
     except InputError as e:
         _exit("error", e, 2)
-    except OSError as e:  # merely to ask whether a file exists may raise it
-        if e.errno not in UNUSABLE_PATH_ERRNOS:
-            raise
-        _exit("error", f"{e}. Expected the path of a place that you may use.", 2)
     except RunFailed as e:
         _exit("error", e, 1)
     except Preempted as e:
         _exit("stopped", e, 128 + e.signum)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as e:  # the last boundary; a panic of a library in Rust is no Exception
+        if isinstance(e, OSError) and e.errno in UNUSABLE_PATH_ERRNOS:  # to ask whether a file exists may raise it
+            _exit("error", f"{e}. Expected the path of a place that you may use.", 2)
+        if os.environ.get(TRACEBACK_VARIABLE):
+            raise
+        _exit("error", _describe_unexpected(e), 1)
     sys.exit(0)
+
+
+def _describe_unexpected(error: BaseException) -> str:
+    """A message for an error that nothing in isojax has foreseen, whose traceback is written to a file."""
+    try:
+        with tempfile.NamedTemporaryFile("w", errors="replace", prefix="isojax-", suffix=".txt", delete=False) as f:
+            traceback.print_exception(error, file=f)
+        place = f"The traceback is in {f.name}"
+    except OSError:  # no disk, or a full one
+        place = f"With {TRACEBACK_VARIABLE}=1 it shows the traceback"
+    described = f"{type(error).__name__}: {error}"[:500]
+    if isinstance(error, MemoryError | OSError):
+        return f"this machine could not do it ({described}). Look at its memory and its disks. {place}."
+    return f"isojax did not expect this ({described}). {place}: please report it, with your command."
 
 
 def _exit(label: str, message: object, code: int) -> NoReturn:

@@ -106,6 +106,37 @@ def test_an_error_inside_a_command_is_one_message(isojax: Isojax, monkeypatch: p
     assert error_of(isojax("launch")) == "error: the mesh data=3 does not fit 8 devices\n"
 
 
+class PanicException(BaseException):
+    """As libraries in Rust raise it."""
+
+
+UNEXPECTED = (
+    (PanicException("index out of bounds"), "did not expect this"), (OverflowError("too large"), "did not expect this"),
+    (RecursionError("too deep"), "did not expect this"), (KeyError("n_max"), "did not expect this"),
+    (UnicodeEncodeError("utf-8", "\udcff", 0, 1, "no"), "did not expect this"), (ZeroDivisionError(), "did not expect"),
+    (MemoryError(), "this machine could not do it"), (OSError(28, "No space left on device", "/x"), "No space left"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "part"), UNEXPECTED, ids=lambda value: type(value).__name__)
+def test_what_nothing_foresees_is_one_message_and_its_traceback_a_file(
+    isojax: Isojax, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException, part: str
+) -> None:
+    def launch(*_: Any) -> Path:
+        raise error
+
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temp"))
+    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    code, out, err = isojax("launch")
+    assert (code, out, err.count("\n")) == (1, "", 1) and err.startswith("error: ") and part in err
+    (path,) = (tmp_path / "temp").iterdir()
+    assert str(path) in err and "in launch" in path.read_text()
+    monkeypatch.setenv(app.TRACEBACK_VARIABLE, "1")
+    with pytest.raises(type(error)):
+        isojax("launch")
+
+
 def test_a_place_that_is_not_open_to_us_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(*_: Any) -> Path:
         raise PermissionError(13, "Permission denied", "/root/runs")
