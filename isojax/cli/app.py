@@ -40,11 +40,11 @@ class LazyCommand(NamedTuple):
 
 
 LAUNCH = LazyCommand("launch", "Run a sweep over (B_p, n), then fit the law and write the report.", True)
-TRAIN = LazyCommand("train", "Train one run: a config whose sweep is a single cell.", True)
+TRAIN = LazyCommand("train", "Train one run: a config whose sweep has one (B_p, n) and one seed.", True)
 COMMANDS = (
     LAUNCH,
     TRAIN,
-    LazyCommand("spend", "Spend a budget of rollouts on one policy, whose n is chosen on the way.", True),
+    LazyCommand("spend", "Spend a budget of rollouts on one policy, whose n is chosen during training.", True),
     LazyCommand("status", "Show where sweeps stand."),
     LazyCommand("fit", "Fit the reward curves, the compute-optimal frontier and n*(C) to finished runs."),
     LazyCommand("recommend", "Recommend how to spend a budget of rollouts."),
@@ -52,7 +52,7 @@ COMMANDS = (
     LazyCommand("report", "Rebuild a sweep's figures and report.html from its ledgers and its fit.json."),
     LazyCommand("compare", "Compare sweeps."),
     LazyCommand("records", "Import other trainers' logs, and check ledgers before a fit."),
-    LazyCommand("watch", "Forecast where a running run will end, and say whether to stop it."),
+    LazyCommand("watch", "Forecast the reward that a run will have at its end, and advise whether to stop it."),
     LazyCommand("fit-curve", "Fit a reward curve to one run, or to several seeds of it."),
     LazyCommand("fit-law", "Fit n*(C) to the points of a file."),
     LazyCommand("model", "Import and export language models."),

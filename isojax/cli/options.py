@@ -91,9 +91,9 @@ ConfigArguments = Annotated[
 ]
 MESH_HELP = "Device mesh, such as data=2,tensor=1; the same as run.mesh=..."
 MeshOption = Annotated[str | None, Option(metavar="auto|AXIS=N,...", help=MESH_HELP)]
-RAY_HELP = "Run the cells on a Ray cluster, this machine (local) or one that is up; as run.ray=..."
+RAY_HELP = "Train the runs on a Ray cluster, this machine (local) or one that is up; as run.ray=..."
 RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=RAY_HELP)]
-COUNT_HELP = "How many processes are one run; auto: as TPU pod, SLURM or MPI say."
+COUNT_HELP = "How many processes are one run; auto: as TPU pod, SLURM, Kubernetes or Open MPI say."
 ProcessCountOption = Annotated[str | None, Option(metavar="N|auto", envvar="JAX_NUM_PROCESSES", help=COUNT_HELP)]
 ProcessIndexOption = Annotated[
     int | None, Option(metavar="I", envvar="JAX_PROCESS_ID", help="The number of this one, from 0.")

@@ -125,7 +125,7 @@ def check_evaluations(config: Config) -> None:
         + f"sweep.budget={longer_budget}."
     )
     if is_refused:
-        raise InputError(f"{message} `isojax train` trains a single cell, and fits nothing.")
+        raise InputError(f"{message} `isojax train` trains one run, and fits nothing.")
     warn(message)
 
 

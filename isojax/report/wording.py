@@ -170,7 +170,7 @@ def describe_time(recommendation: Recommendation, price: float | None) -> str:
     devices = device_hours / hours
     cost = "" if price is None else f", {price * device_hours:,.2f} at {price:g} for a device hour"
     machine = "1 device" if round(devices) == 1 else f"{devices:.3g} devices"
-    return f"takes {format_hours(hours)} on {machine}, by the clocks of these runs{cost}"
+    return f"takes {format_hours(hours)} on {machine}, by the measured times of these runs{cost}"
 
 
 def describe_advice(recommendation: Recommendation) -> list[str]:
@@ -182,7 +182,7 @@ def describe_advice(recommendation: Recommendation) -> list[str]:
             for mark in recommendation.halting_marks
         )
         false_stop = format_percent(recommendation.false_stop)
-        sentences.append(f"On its way: {marks}. That stops at most {false_stop} of the runs that go as forecast.")
+        sentences.append(f"During the run: {marks}. That stops at most {false_stop} of the runs that go as forecast.")
     growing = recommendation.growing
     if growing is not None and growing.gain >= MIN_SHOWN_GAIN:
         reward, gain = f"{format_reward(growing.expected_reward)} ({growing.gain:+.3f}", growing.gain_interval

@@ -55,7 +55,7 @@ def test_what_is_printed(recommend: Callable[..., Outcome]) -> None:
         assert part in out
     for part in (
         "Risk: the spread between seeds, 0.010, is assumed.",
-        "On its way: at C = 24,832 expect 0.578",
+        "During the run: at C = 24,832 expect 0.578",
     ):
         assert part in out
     for part in ("16 *", "P(n is best)", "█" * 20, "16x16 has the highest predicted reward"):

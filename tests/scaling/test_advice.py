@@ -132,7 +132,7 @@ def test_the_words():
     extreme = {4: "smallest", 16: "largest"}[n := r.allocation.n]
     spread = "the spread between seeds, 0.010, is assumed"
     assert risk == f"Risk: {spread}; n = {n} is the {extreme} of the grid."
-    assert re.match(r"On its way: at C = 24,832 expect 0\.5\d\d, stop below 0\.5\d\d; at C = 49,920 expect ", marks)
+    assert re.match(r"During the run: at C = 24,832 expect 0\.5\d\d, stop below 0\.5\d\d; at C = 49,920 expect ", marks)
     assert marks.endswith("That stops at most 10% of the runs that go as forecast.")
     assert re.match(
         r"Measure next: another seed of 16x(4|16) for M = \d+ \(\d\d,\d{3} rollouts\)\. It would ", following

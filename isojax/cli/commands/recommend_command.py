@@ -64,7 +64,7 @@ def recommend(
     """Recommend how to spend a budget of rollouts, time or money: problems per batch, rollouts per problem, updates.
 
     n is that of the measured cell with the highest expected reward (in mode paper, n*(C)), B_p the smallest stable one
-    that loses less than --epsilon of reward, M = floor(C / (n B_p)).
+    that loses at most --epsilon of reward, M = floor(C / (n B_p)).
 
     \b
     Examples

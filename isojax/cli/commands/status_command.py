@@ -33,9 +33,9 @@ def status(
     watch: Annotated[bool, Option("--watch", help="Refresh every 2 seconds until nothing runs, or Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show where sweeps stand: each cell's state, C of its budget, newest reward and speed; the time left.
+    """Show where sweeps stand: each run's state, C of its budget, newest reward and speed; the time left.
 
-    It only reads the sweep's files: from any terminal, and from any machine that sees the folder. A cell is waiting,
+    It only reads the sweep's files: from any terminal, and from any machine that sees the folder. A run is waiting,
     running, interrupted (nothing runs it; --resume goes on with it), failed or done. Curves: tensorboard --logdir RUN.
 
     \b

@@ -23,7 +23,7 @@ def train(
     process: options.ProcessIndexOption = None,
     coordinator: options.CoordinatorOption = None,
 ) -> None:
-    """Train one run: a config whose sweep is a single cell. It is recorded as a sweep's cell is: runs/<name>/cells/.
+    """Train one run: a config whose sweep has one (B_p, n) and one seed. It is recorded in runs/<name>/cells/.
 
     \b
     Examples

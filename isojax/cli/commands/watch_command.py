@@ -110,10 +110,10 @@ def watch(
     follow: Annotated[bool, Option("--follow/--once", help="Look again when the log has grown, or look once.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forecast where a running run will end, and say whether to stop it.
+    """Forecast the reward that a run will have at its end, and advise whether to stop it.
 
-    The interval holds the end with 90% at all looks together, however often you look. It assumes that the end stays
-    the same. Without --end and --updates, the end is the budget of the ledger's sweep, else twice the rollouts so far.
+    With probability 90%, all intervals that it prints during a run hold the final reward, however often you look. This
+    assumes that the final C stays the same. Without --end and --updates, the end is the budget of the ledger's sweep, else twice the rollouts so far.
     With --sweep, it says what every n of that sweep would reach from here on, and whether to raise n.
 
     \b
