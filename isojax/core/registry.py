@@ -81,7 +81,7 @@ def _import_first(paths: Sequence[str | Path], name: str, kind: str) -> ModuleTy
         except ModuleNotFoundError as e:
             if e.name is None or not str(path).startswith(e.name):
                 raise InputError(f"{kind} plug-in {name!r} needs the module {e.name}, which is not there.") from e
-        except Exception as e:  # whatever the user's own module raises
+        except (Exception, SystemExit) as e:  # whatever the user's own module raises
             raise InputError(f"{kind} plug-in {name!r} cannot be imported: {type(e).__name__}: {e}.") from e
     return None
 

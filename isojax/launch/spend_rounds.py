@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from isojax.core.config import Config
+from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Leg, RunRecord, Spending
 from isojax.launch.display import print_line
-from isojax.runs.spend_file import read_spending, write_spending
+from isojax.runs.spend_file import SPEND_FILE, read_spending, write_spending
 from isojax.scaling.spending import SpendPolicy
 
 
@@ -25,6 +26,10 @@ def legs_to_train(
     """The spending so far and the legs to train at the same time, round after round."""
     policy = spend_policy(config, cells)
     spending = read_spending(folder) or Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
+    if (spending.budget, spending.metric) != (config.sweep.budget, policy.metric) or any(
+        leg.cell not in cells or leg.n not in policy.by_n for leg in spending.legs
+    ):
+        raise InputError(f"{folder / SPEND_FILE} is not of this budget, metric and n. Restore it, or begin anew.")
     while not spending.is_ended:
         is_pilot = spending.legs[-1].expected is None
         yield spending, spending.legs if is_pilot else spending.legs[-1:]

@@ -2,7 +2,6 @@
 few seconds, and by a sweep on one machine once nobody reads what it prints. Without a driver's, cells that have begun
 are running if a process holds the folder's lock."""
 
-import json
 import os
 import re
 import socket
@@ -12,14 +11,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Cell
+from isojax.core.table_files import read_json_object
 from isojax.core.terminal import output_lost_at
 from isojax.launch.display import format_duration
 from isojax.launch.planner import plan_cells
@@ -28,18 +29,19 @@ from isojax.runs.spend_file import read_spending
 from isojax.runs.storage import is_locked
 
 CONFIG_FILE, STATUS_FILE = "config.yaml", "status.json"  # of a sweep's folder
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 OUTPUT_CHECK_SECONDS = 1.0  # between two looks at whether somebody reads what this process prints
 
 
 class CellStatus(BaseModel):
     """What a driver knows of a cell."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     state: Literal["waiting", "running", "failed", "done"] = "waiting"
-    rollouts: int = 0  # C, by the newest report of the cell
+    rollouts: Count = 0  # C, by the newest report of the cell
     reward: float | None = None  # of the newest evaluation
-    attempts: int = 0  # how often its training was started
+    attempts: Count = 0  # how often its training was started
     where: str = ""  # the nodes that it runs on
     log: str = ""  # the file that its first process prints to
     error: str = ""  # why it failed
@@ -49,7 +51,7 @@ class DriverStatus(BaseModel):
     """What a driver says of its sweep; `host` and `pid` are the driver's process. Without cells it is the process of a
     sweep on one machine, of which the ledgers and the folder's lock say the rest."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     time: float  # of writing, in Unix seconds
     host: str
@@ -106,7 +108,7 @@ def read_status(folder: Path) -> DriverStatus | None:
 
 
 STALE_SECONDS = 60.0  # age of status.json from which on its driver counts as gone
-CELL_NAME_PATTERN = re.compile(r"(\d+)x(\d+)-s(\d+)")
+CELL_NAME_PATTERN = re.compile(r"([1-9]\d{0,9})x([1-9]\d{0,9})-s(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -251,8 +253,6 @@ def _cell_rate(folder: Path, cell: Cell) -> float | None:
 def _health_flags(path: Path) -> tuple[str, ...]:
     """The names of the criteria in health.json by which a run is considered broken."""
     try:
-        return tuple(str(flag["name"]) for flag in json.loads(path.read_bytes())["flags"])
-    except FileNotFoundError:
-        return ()
+        return tuple(str(flag["name"]) for flag in read_json_object(path)["flags"]) if path.exists() else ()
     except (ValueError, KeyError, TypeError) as e:
         raise InputError(f"cannot read {path}: {e}. Remove it; `isojax launch ... --resume` writes it again.") from e

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isojax.core.atomic_files import append_bytes, write_text
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES
+from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES, MAX_SETTING
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import Stage, parse_schedule, schedule_text
 from isojax.runs.logs.column_map import METRIC_AT_K
@@ -186,12 +186,15 @@ def _parse_schedule(header: Mapping[str, Any], location: str) -> tuple[str, tupl
     if "schedule" not in header:
         return "", (), 0
     try:
-        name, stages = str(header["schedule"]), tuple(Stage(*map(int, stage)) for stage in header["stages"])
+        name, stages = str(header["schedule"]), tuple(Stage(*stage) for stage in header["stages"])
+        n_max = header.get("n_max", 0)
+        if not all(type(number) is int and 0 <= number <= MAX_COUNT for number in (n_max, *chain(*stages))):
+            raise ValueError("a number of it is no count")
         if not name or parse_schedule(schedule_text(stages)) != stages or stages[0][1:] != (header["B_p"], header["n"]):
             raise ValueError("its stages are no schedule")
-    except (KeyError, TypeError, ValueError, InputError) as e:
+    except (LookupError, TypeError, ValueError) as e:
         raise InputError(f"{location}: the schedule of {dict(header)} cannot be used ({e}). Restore the file.") from e
-    return name, stages, int(header.get("n_max", 0))
+    return name, stages, n_max
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
@@ -246,7 +249,12 @@ def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
     """target -> (seconds of wall clock since the point before, devices); empty where timing.jsonl cannot be read."""
     try:
         rows, _ = read_ledger_lines(folder / TIMING_FILE)
-        return {int(r["target"]): (float(r["seconds"]), int(r["devices"])) for r in rows if r["kind"] == "timing"}
+        times = {int(r["target"]): (float(r["seconds"]), int(r["devices"])) for r in rows if r["kind"] == "timing"}
+        are_possible = all(
+            target <= MAX_COUNT and 0 <= seconds <= MAX_SETTING and 0 <= devices <= MAX_SETTING
+            for target, (seconds, devices) in times.items()
+        )
+        return times if are_possible else {}
     except (InputError, KeyError, TypeError, ValueError, OverflowError):
         # A run without times can be fitted; a command that asks for device hours says that they are missing.
         return {}

@@ -6,6 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Spending
 
 SPEND_FILE = "spend.json"
@@ -20,12 +21,13 @@ def read_spending(folder: Path) -> Spending | None:
     """None where the folder has none; InputError where it is broken."""
     path = folder / SPEND_FILE
     try:
-        return _ADAPTER.validate_json(path.read_bytes())
+        spending = _ADAPTER.validate_json(path.read_bytes())
+        sizes = [spending.budget, *(size for leg in spending.legs for size in (leg.cell.B_p, leg.cell.n, leg.n))]
+        if spending.legs and all(1 <= size <= MAX_COUNT for size in sizes):
+            return spending
+        problem, cause = "it has no legs, or sizes that no run has", None
     except FileNotFoundError:
         return None
     except ValidationError as e:
-        first = e.errors()[0]
-        raise InputError(
-            f"cannot read {path}: {'.'.join(map(str, first['loc']))}: {first['msg']}. Restore it, or remove the run's "
-            "folder and start again."
-        ) from e
+        problem, cause = f"{'.'.join(map(str, e.errors()[0]['loc']))}: {e.errors()[0]['msg']}", e
+    raise InputError(f"cannot read {path}: {problem}. Restore it, or remove the folder and begin again.") from cause

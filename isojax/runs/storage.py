@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 from uuid import uuid4
+
+from pydantic import BaseModel, Field, ValidationError
 
 from isojax.core.atomic_files import write_bytes
 from isojax.core.errors import InputError, RunFailed
@@ -120,6 +122,13 @@ def error_summary(error: BaseException) -> str:
     if isinstance(error, InputError | RunFailed):
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+class _Lock(BaseModel):
+    host: str
+    pid: Annotated[int, Field(gt=0, lt=2**31)]
+    token: str
+    time: float
 
 
 class FolderLocked(InputError):
@@ -230,7 +239,10 @@ class Lease:
 
     def _read_lock(self) -> dict[str, Any] | None:
         data = self._remote.read(LOCK_FILE)
-        return None if data is None else json.loads(data)
+        try:
+            return None if data is None else _Lock.model_validate_json(data).model_dump()
+        except ValidationError as e:
+            raise InputError(f"its {LOCK_FILE} is no lock of isojax. Remove it, if nothing writes there.") from e
 
     def _write_lock(self) -> None:
         now = time.time()

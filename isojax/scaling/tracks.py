@@ -90,9 +90,7 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
     C = _compute_axis(run, compute)
     R = np.array([metric_value(p, metric, place) for p, place in zip(run.points, locations, strict=True)])
     for p, r, place in zip(run.points, R, locations, strict=True):
-        if not 0 <= r <= 1:  # also NaN
-            received = f"{place}: {metric} is {r} at C = {p.rollouts}"
-            raise InputError(f"{received}; expected a number in [0, 1]. Correct it or leave the run out.")
+        check_reward(p, metric, r, place)
     for i in range(len(C)):
         is_rising = C[i] > C[i - 1] if i else C[i] >= 0
         if not (np.isfinite(C[i]) and is_rising):
@@ -101,6 +99,13 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
             fix = "Correct the file or leave the run out." if C.any() else "The log has none: use --compute rollouts."
             raise InputError(f"{received}; expected values >= 0 that rise. {fix}")
     return RunTrack(run, C, R)
+
+
+def check_reward(point: EvalPoint, metric: str, reward: float, location: str) -> None:
+    """InputError where a reward is none."""
+    if not 0 <= reward <= 1:  # also NaN
+        received = f"{location}: {metric} is {reward} at C = {point.rollouts}"
+        raise InputError(f"{received}; expected a number in [0, 1]. Correct it or leave the run out.")
 
 
 def _compute_axis(run: RunRecord, compute: str) -> FloatArray:

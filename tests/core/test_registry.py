@@ -72,3 +72,10 @@ def test_a_file_of_a_name_is_found_in_a_stated_order(tmp_path: Path, monkeypatch
     )
     (folders[0] / "other_file.py").write_text("def judge(argument): ...")
     assert "'other_file': the module other_file has no function build" in refused("other_file", "build")
+
+
+def test_a_file_that_exits_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "exits_at_once.py").write_text("import sys; sys.exit(0)")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"'exits_at_once' cannot be imported: SystemExit"):
+        load("rl.losses", "exits_at_once", "loss")

@@ -108,3 +108,11 @@ def test_times_of_any_size_are_times_or_none(tmp_path: Path) -> None:
     for value in ("1e999", "9" * 4000, "[]", "NaN"):
         (tmp_path / "timing.jsonl").write_text(f'{{"kind": "timing", "target": 8, "seconds": 1, "devices": {value}}}\n')
         assert read_timing(tmp_path) in ({}, {8: (1.0, int(value) if value.isdigit() else 0)})
+
+
+@pytest.mark.parametrize(("seconds", "devices"), [("1", "9" * 400), ("NaN", "1"), ("-5", "1"), ("1e308", "1")])
+def test_a_run_with_impossible_times_is_fitted_without_them(tmp_path: Path, seconds: str, devices: str) -> None:
+    folder = ledger(tmp_path / "cell")
+    row = f'{{"kind": "timing", "target": 64, "seconds": {seconds}, "devices": {devices}}}\n'
+    (folder / "timing.jsonl").write_text(row)
+    assert read_run(folder).device_hours == ()

@@ -12,6 +12,7 @@ from isojax.cli.formatting import print_line
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError, RunFailed
+from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import RunRecord
 from isojax.core.terminal import warn
 from isojax.launch.planner import plan_cells
@@ -81,9 +82,12 @@ def _with_budget(config: Config, budget: str | None, resume: bool, process_group
                 f"--budget {budget} is measured on one machine's devices; expected rollouts with --ray and --processes."
             )
         else:
+            amount.check()
             local_runner = importlib.import_module("isojax.launch.local.local_runner")
             rollouts = local_runner.rollouts_within(config, amount.seconds)
             print_line(f"{budget} are estimated to suffice for {rollouts:,} rollouts with the slowest n")
+    if not 1 <= rollouts <= MAX_COUNT:  # of a time
+        raise InputError(f"--budget {budget} is {rollouts:,} rollouts; expected a time for 1 to {MAX_COUNT:,} of them.")
     return config.model_copy(update={"sweep": config.sweep.model_copy(update={"budget": rollouts})})
 
 

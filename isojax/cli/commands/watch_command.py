@@ -29,6 +29,7 @@ from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.growing_n import NOption, compare_n, n_to_raise_to
 from isojax.scaling.intervals import LEVEL
 from isojax.scaling.run_watch import RunWatch, WatchedRun
+from isojax.scaling.tracks import check_reward
 
 POLL_SECONDS = 2.0  # between two looks at the size of a log
 DEFAULT_END = 2  # times the C of the newest evaluation
@@ -177,6 +178,8 @@ def _show(
     points = [point for point in run.points if metric in point.metrics]
     C = np.array([point.rollouts for point in points], dtype=float)
     R = np.array([point.metrics[metric] for point in points])
+    for point in points:
+        check_reward(point, metric, point.metrics[metric], run.source)
     watched, options = run_watch.update(C, R), []
     now = run.cell.span_at(max(points[-1].M - 1, 0))  # of the newest update, where a schedule changes B_p and n
     if sweep is not None and watched.rollouts_left > 0 and C[-1] > 0:

@@ -1,0 +1,106 @@
+"""A sweep's own files, damaged so that their numbers and their nesting are no run's: commands refuse, or do without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from isojax.core.config import load_config, save_config
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
+from isojax.launch.planner import plan_cells
+from isojax.launch.spend_rounds import legs_to_train
+from isojax.runs.ledger import write_run
+from isojax.runs.spend_file import write_spending
+from isojax.runs.storage import Lease, RemoteFolder
+from tests.cli.conftest import Isojax, error_of
+
+CELL = "cells/8x2-s0"
+HEADER: dict[str, Any] = {"kind": "cell", "schema": 1, "B_p": 8, "n": 2, "seed": 0, "cell_hash": ""}
+POINT = {"kind": "eval", "target": 64, "M": 4, "rollouts": 64, "tokens": 9, "metrics": {"acc": 0.5}}
+STATUS = {"time": 1e9, "host": "h", "pid": 7, "ended": False}
+LEG: dict[str, Any] = {"cell": {"B_p": 8, "n": 2, "seed": 0}, "n": 2, "C_start": 0, "C_end": 64}
+
+
+def lines(*rows: object) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def times(first: str, last: str = '"seconds": 1, "devices": 1') -> str:
+    return f'{{"kind": "timing", "target": 0, {first}}}\n{{"kind": "timing", "target": 64, {last}}}\n'
+
+
+# What holds: the command, the file, what is in it, and what the refusal says; empty where the command does without it.
+CASES = {
+    "flags 3,000 deep": ("status", f"{CELL}/health.json", "[" * 3000, "health.json, line 1"),
+    "flags that are a list": ("status", f"{CELL}/health.json", "[]", "expected a JSON object"),
+    "n_max that is text": ("status", f"{CELL}/records.jsonl", lines(HEADER | {
+        "schedule": "s", "stages": [[0, 8, 2]], "n_max": "x"}, POINT), "the schedule of"),
+    "n_max that is infinite": ("fit", f"{CELL}/records.jsonl", lines(HEADER | {
+        "schedule": "s", "stages": [[0, 8, 2]], "n_max": float("inf")}, POINT), "the schedule of"),
+    "a stage that is infinite": ("fit", f"{CELL}/records.jsonl", lines(HEADER | {
+        "schedule": "s", "stages": [[float("inf"), 8, 2]]}, POINT), "the schedule of"),
+    "no stages": ("status", f"{CELL}/records.jsonl", lines(HEADER | {"schedule": "s", "stages": []}), "the schedule"),
+    "400 digits of devices": ("status", f"{CELL}/timing.jsonl", times('"seconds": 1, "devices": ' + "9" * 400), ""),
+    "seconds that are NaN": ("status", f"{CELL}/timing.jsonl", times(
+        '"seconds": 1, "devices": 1', '"seconds": NaN, "devices": 1'), ""),
+    "seconds near 0": ("status", f"{CELL}/timing.jsonl", times(
+        '"seconds": 1, "devices": 1', '"seconds": 5e-324, "devices": 1'), ""),
+    "a cell of B_p = 0": ("status", "cells/0x4-s0/records.jsonl", "", ""),
+    "a driver's cell of n = 0": ("status", "status.json", json.dumps(STATUS | {"cells": {"1x0-s0": {}}}), ""),
+    "a driver's cell of 5,000 digits": (
+        "status", "status.json", json.dumps(STATUS | {"cells": {f"{'9' * 5000}x1-s0": {}}}), ""),
+    "400 digits of attempts": ("status", "status.json", json.dumps(STATUS | {
+        "cells": {"8x2-s0": {"attempts": 10**400}}}), "status.json"),
+    "a driver's reward that is NaN": ("status", "status.json", json.dumps(STATUS | {
+        "cells": {"8x2-s0": {"reward": float("nan")}}}), "status.json"),
+    "no legs": ("status", "spend.json", json.dumps({"budget": 600, "metric": "avg@2", "legs": []}), "has no legs"),
+    "a leg of B_p = 0": ("status", "spend.json", json.dumps({
+        "budget": 600, "metric": "avg@2", "legs": [LEG | {"cell": {"B_p": 0, "n": 2, "seed": 0}}]}), "has no legs"),
+    "a reward that is NaN": ("watch", f"{CELL}/records.jsonl", lines(
+        HEADER, POINT | {"metrics": {"acc": float("nan")}}), "acc is nan at C = 64"),
+    "a reward of 1e308": (
+        "watch", f"{CELL}/records.jsonl", lines(HEADER, POINT | {"metrics": {"acc": 1e308}}), "1e+308"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_damaged_file(isojax: Isojax, tmp_path: Path, case: str) -> None:
+    command, name, text, said = CASES[case]
+    folder = tmp_path / "runs" / "x"
+    settings = ["name=x", "sweep.B_p=[8]", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=6000"]
+    save_config(load_config("quickstart", settings), folder / "config.yaml")
+    points = (EvalPoint(0, 0, 0, 0, {"acc": 0.4}), EvalPoint(64, 4, 64, 9, {"acc": 0.5}))
+    write_run(folder / CELL, RunRecord(Cell(8, 2, 0), points, device_hours=(0.1, 0.2)))
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    outcome = isojax(command, "runs/x")
+    if said:
+        assert said in error_of(outcome)
+    else:
+        assert outcome[0] == 0 and "8x2-s0" in outcome[1], outcome
+
+
+def test_a_spending_of_another_config_is_not_gone_on_with(tmp_path: Path) -> None:
+    config = load_config("quickstart", ["sweep.strategy=spend", "sweep.seeds=1", "sweep.B_p=[8]", "sweep.n=[2]"])
+    cells = plan_cells(config.sweep)
+    for cell, metric in ((Cell(16, 2, 0), "avg@4"), (cells[0], "best@4")):
+        write_spending(tmp_path, Spending(config.sweep.budget, metric, (Leg(cell, 2, 0, 64),)))
+        with pytest.raises(InputError, match="is not of this budget, metric and n"):
+            next(legs_to_train(config, cells, tmp_path, list))
+
+
+@pytest.mark.parametrize("budget", ["1e999h", "1e12h", "0h"])
+def test_a_budget_in_time_that_no_run_has(isojax: Isojax, budget: str) -> None:
+    assert "budget" in error_of(isojax("spend", "quickstart", "--budget", budget, "--dry-run"))
+
+
+@pytest.mark.parametrize("content", ["{}", "[]7", "[" * 3000, '{"host": "h", "pid": 1e300, "token": "", "time": 1}'])
+def test_a_lock_at_a_url_that_is_none(content: str) -> None:
+    remote = RemoteFolder(f"memory://{len(content)}")
+    remote.write(".lock", content.encode())
+    with pytest.raises(InputError, match=r"its \.lock is no lock of isojax"):
+        Lease(remote).__enter__()
