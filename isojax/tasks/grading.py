@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any, Self
 
 import numpy as np
@@ -219,7 +219,7 @@ class Checker:
         with ThreadPoolExecutor(max(1, len(active_workers)), "verify") as threads:
             futures = [threads.submit(run_worker, worker) for worker in active_workers]
             try:
-                for future in futures:
+                for future in wait(futures, return_when=FIRST_EXCEPTION).done:  # whichever worker's it is
                     future.result()
             except BaseException:  # a problem or a worker that cannot be used, or Ctrl-C: the others stop
                 cancelled.set()
