@@ -20,7 +20,7 @@ from isojax.core.table_files import read_json_object
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
-from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, render_chats, token_bytes
+from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, readable, render_chats, token_bytes
 
 
 class TextTask:
@@ -45,7 +45,8 @@ class TextTask:
             )
         self.vocab = vocab
         self.source, self.prompt = source, prompt
-        self._token_bytes = token_bytes(self.tokenizer, self.vocab)
+        with readable(self.folder):
+            self._token_bytes = token_bytes(self.tokenizer, self.vocab)
         self._stop_strings = [string.encode() for string in prompt.stop]
         transitions = build_stop_table(self._token_bytes, prompt.stop) if prompt.stop else None
         self.stops = StopConditions(end_tokens(self.tokenizer, self.folder), transitions)
@@ -129,7 +130,7 @@ class TextTask:
     def prompt_texts(self, problems: Sequence[Problem]) -> list[str]:
         """Each problem's prompt as the model reads it, with its special tokens and the markup of its chat."""
         prompt_tokens = self._prompt_tokens(problems)
-        with self._tokenizer_lock:
+        with self._tokenizer_lock, readable(self.folder):
             return [str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in prompt_tokens]
 
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
@@ -161,7 +162,7 @@ class TextTask:
     def _tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
         """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
         options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False}
-        with self._tokenizer_lock:
+        with self._tokenizer_lock, readable(self.folder):
             return self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
 
     def _tokenize_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:

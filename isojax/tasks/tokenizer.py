@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +30,7 @@ SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.mod
 TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE_FILES, "vocab.json", "tiktoken.model", "tekken.json")
 SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
 PROBE_TEXT = "The 12 cats sat on 3 mats."
+MAX_STOP_BYTES = 512  # of all stop strings
 MAX_PROMPT_CHARACTERS = 2**20  # of one conversation through a chat template
 MAX_MEMORY_BYTES = 2**29  # that a chat template's process may write to
 SECONDS, SECONDS_PER_CONVERSATION = 10.0, 0.02
@@ -48,23 +51,30 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer, LlamaTokenizer
 
     no_tokenizer_json = not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file()
-    try:
+    with readable(folder):
         if no_tokenizer_json and (folder / "tokenizer.model").is_file():
             # Llama 1 and 2 came so; AutoTokenizer of transformers 5 would lose the leading space and the BOS token.
             tokenizer = LlamaTokenizer.from_pretrained(folder, local_files_only=True, add_bos_token=True)
         else:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (KeyboardInterrupt, SystemExit):
-        raise
-    except BaseException as e:  # the tokenizers library raises Exception itself; a panic of its Rust code is none
-        reason = (str(e).strip() or repr(e)).splitlines()[0]
-        raise InputError(f"the tokenizer in {folder} cannot be read: {reason} Copy its files again.") from e
     if not isinstance(tokenizer.model_max_length, int | float):
         received = type(tokenizer.model_max_length).__name__
         raise InputError(f"{folder / 'tokenizer_config.json'}: model_max_length is a {received}, expected a number.")
     if not (folder / "tokenizer.json").is_file():
         _check_sentencepiece(folder, tokenizer)
     return tokenizer
+
+
+@contextmanager
+def readable(source: object) -> Iterator[None]:
+    """A context in which whatever the tokenizers library raises is an InputError that names `source`, a folder."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as e:  # the library raises Exception itself; a panic of its Rust code is none
+        reason = (str(e).strip() or repr(e)).splitlines()[0]
+        raise InputError(f"the tokenizer in {source} cannot be read: {reason} Copy its files again.") from e
 
 
 def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -84,7 +94,9 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
     """The bytes that each id below `vocab` adds to a text (byte-level BPE, sentencepiece); None for special tokens."""
     id_of_token = tokenizer.get_vocab()
-    largest_id = max(id_of_token.values())
+    largest_id = max(id_of_token.values(), default=-1)
+    if largest_id < 0:
+        raise InputError(f"the tokenizer in {tokenizer.name_or_path} has no tokens. Copy its files again.")
     if largest_id >= vocab:
         raise InputError(
             f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest_id}, the model's vocabulary has {vocab}."
@@ -100,7 +112,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
     else:
 
         def convert(token: str) -> bytes:
-            is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+            is_byte = re.fullmatch("<0x[0-9A-Fa-f]{2}>", token)
             return bytes([int(token[3:5], 16)]) if is_byte else token.replace(SENTENCEPIECE_SPACE, " ").encode()
 
     added_tokens = tokenizer.added_tokens_decoder
@@ -143,6 +155,8 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
     stops = [string.encode() for string in strings]
     if not all(stops) or not stops:
         raise InputError(f"cell.prompt.stop = {list(strings)}: expected strings of one character or more.")
+    if (size := sum(map(len, stops))) > MAX_STOP_BYTES:
+        raise InputError(f"cell.prompt.stop: {size:,} bytes in all, expected at most {MAX_STOP_BYTES}. Shorten them.")
     prefixes = {stop[:i] for stop in stops for i in range(len(stop))}
     states = sorted(prefixes, key=lambda prefix: (len(prefix), prefix))
     state_index = {prefix: i for i, prefix in enumerate(states)}

@@ -273,6 +273,16 @@ def test_models_that_cannot_be(tmp_path: Path) -> None:
         TextTask(InMemorySource(SUMS), CellConfig(model=ModelConfig(path=str(folder), vocab=100)))
 
 
+def test_a_tokenizer_that_fails_at_a_text_is_an_error_like_others(tmp_path: Path) -> None:
+    """One whose unknown token is none of its tokens loads, and raises at the first text that needs it."""
+    folder = byte_level(tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["model"] = {"type": "WordLevel", "vocab": {"a": 4}, "unk_token": "<missing>"}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(InputError, match=r"the tokenizer in .* cannot be read: .*Copy its files again"):
+        task(folder).encode(SUMS, 20)
+
+
 def test_a_response_must_end_somehow(tmp_path: Path) -> None:
     folder = byte_level(tmp_path)
     settings = json.loads((folder / "tokenizer_config.json").read_text())

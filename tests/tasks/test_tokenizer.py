@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from sentencepiece import SentencePieceProcessor
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from isojax.core.errors import InputError
@@ -131,6 +131,19 @@ def test_a_panic_of_the_tokenizers_library_is_an_error_like_others(
     monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", panic)
     with pytest.raises(InputError, match=r"cannot be read: range end index .* Copy its files again"):
         load_tokenizer(byte_level(tmp_path))
+
+
+def test_a_tokenizer_without_tokens_is_refused(tmp_path: Path) -> None:
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="has no tokens"):
+        token_bytes(load_tokenizer(tmp_path), 2)
+
+
+def test_a_token_that_is_nearly_a_byte_is_text(tmp_path: Path) -> None:
+    made = Tokenizer(models.BPE({"<0xZZ>": 0, "<0x41>": 1}, []))
+    made.decoder = decoders.Metaspace()
+    PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(tmp_path)
+    assert token_bytes(load_tokenizer(tmp_path), 2) == [b"<0xZZ>", b"A"]
 
 
 def test_code_in_a_folder_is_not_run(tmp_path: Path) -> None:
@@ -254,6 +267,11 @@ def test_many_states_take_two_bytes() -> None:
 def test_an_empty_stop_string_is_refused(strings: list[str]) -> None:
     with pytest.raises(InputError, match=r"cell\.prompt\.stop.*one character or more"):
         build_stop_table([b"a"], strings)
+
+
+def test_stop_strings_have_a_limit() -> None:
+    with pytest.raises(InputError, match=r"cell\.prompt\.stop: 100,001 bytes in all, expected at most 512"):
+        build_stop_table([b"a"], ["b" * 99_999, "\n\n"])
 
 
 def test_the_advice_to_install_torch_is_not_printed_and_warnings_are() -> None:
