@@ -254,9 +254,9 @@ def test_a_budget_in_time_or_money(isojax: Isojax) -> None:
     recommend = partial(isojax, "recommend", str(write_timed_sweep(Path("sweep"))))
     code, out, _ = recommend("--budget", "100s")
     assert code == 0 and "for 100s: B_p = 16, n = 16, M = 390" in out
-    assert "takes 99.8 s on 2 devices, by the clocks of these runs" in out
+    assert "takes 99.8 s on 2 devices, by the measured times of these runs" in out
     code, out, _ = recommend("--budget", "2usd", "--price", "36")  # 200 s of devices
-    assert code == 0 and "M = 390" in out and "by the clocks of these runs, 2.00 at 36 for a device hour" in out
+    assert code == 0 and "M = 390" in out and "by the measured times of these runs, 2.00 at 36 for a device hour" in out
     code, out, _ = recommend("--budget", "1e5", "--price", "36", "--json")
     answer = json.loads(out)
     assert answer["budget"] == 100_000 and answer["cost"] == pytest.approx(2 * 99.84 / 3600 * 36)

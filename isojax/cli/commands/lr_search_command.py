@@ -25,7 +25,7 @@ def lr_search(
         str | None, Option(metavar="A,B,...", help="Rates to try.", show_default="5 around learning_rate")
     ] = None,
     budget: Annotated[
-        str | None, Option(metavar="C", help="Rollouts per run.", show_default="a tenth of sweep.budget, or more for 4 evaluations")
+        str | None, Option(metavar="C", help="Rollouts per run.", show_default="a tenth of sweep.budget or more")
     ] = None,
     seeds: Annotated[int, Option(min=1, max=1000, help="Runs per rate.")] = 2,
     mesh: MeshOption = None,

@@ -40,8 +40,9 @@ def spend(
     """Spend a budget of rollouts on one policy, whose n is chosen during training.
 
     A tenth of the budget goes to short runs, one for each n of sweep.n that can make eight updates with its share. The
-    best of them goes on from its checkpoint. As C grows, the curves of all n are fitted again: they decide which n comes
-    next, or that the run ends because the rest of the budget is unlikely to gain .001 of reward. B_p is the first of sweep.B_p. The run is runs/<config>-spend, unless name= says another.
+    best of them goes on from its checkpoint. As C grows, the curves of all n are fitted again: they decide which n
+    comes next, or that the run ends because the rest of the budget is unlikely to gain .001 of reward. B_p is the first
+    of sweep.B_p. The run is runs/<config>-spend, unless name= says another.
 
     \b
     Examples

@@ -114,8 +114,9 @@ def watch(
     """Forecast the reward that a run will have at its end, and advise whether to stop it.
 
     With probability 90%, all intervals that it prints during a run hold the final reward, however often you look. This
-    assumes that the final C stays the same. Without --end and --updates, the end is the budget of the ledger's sweep, else twice the rollouts so far.
-    With --sweep, it says what every n of that sweep would reach from here on, and whether to raise n.
+    assumes that the final C stays the same. Without --end and --updates, it is the budget of the ledger's sweep, else
+    twice the rollouts so far. With --sweep, it says what every n of that sweep would reach from here on, and whether to
+    raise n.
 
     \b
     Examples
