@@ -66,15 +66,18 @@ class Span(NamedTuple):
 
 def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSchedule:
     """A schedule as a config writes it; InputError where it is none."""
-    if match := _FITTED.fullmatch(text.strip()):
+    text = " ".join(text.split())  # the patterns are slow where many spaces follow each other
+    if re.search(r"\d{99}|e\d{3}", text):
+        raise InputError(f"schedule {text[:99]!r}: a number is too long. Expected one such as {SCHEDULE_FORMS}.")
+    if match := _FITTED.fullmatch(text):
         return FittedSchedule(float(match[1] or 1), match[2], int(match[3]))
-    if match := _GRADIENT.fullmatch(text.strip()):
+    if match := _GRADIENT.fullmatch(text):
         B_p, n, last_B_p, n_max = map(int, match.groups())
         stages = _growing_stages(text, (B_p, n), (last_B_p, n_max), exponent=1.0, C_first=1.0)
         if B_p != last_B_p:
             raise InputError(f"schedule {text!r}: expected n to grow and B_p to stay.")
         return GradientSchedule(stages[0], n_max)
-    if match := _GROWTH.fullmatch(text.strip()):
+    if match := _GROWTH.fullmatch(text):
         low, high = (int(match[1]), int(match[2])), (int(match[3]), int(match[4]))
         return _growing_stages(text, low, high, exponent=float(match[5]), C_first=float(match[6]))
     matches = [_STAGE.fullmatch(part.strip()) for part in text.split(",")]

@@ -5,10 +5,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from isojax.core import limits
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, depth
 from isojax.core.tabular import DataRow, DataTable, list_some, parse_number
@@ -17,16 +18,19 @@ from isojax.core.yaml_files import flatten
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 DELIMITERS = ",\t;"
 
+csv.field_size_limit(MAX_LINE_BYTES)
 NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the line end
 
 
 def read_table(path: Path) -> DataTable:
     """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header."""
-    lines = list(read_lines(path))
-    first_text = next((text for _, text in lines if text.strip()), "")
-    if path.suffix not in JSON_LINES_SUFFIXES and not first_text.lstrip().startswith("{"):
+    lines = read_lines(path)
+    first = [line for line in islice((line for line in lines if line[1].strip()), 1)]
+    lines = chain(first, lines)
+    if path.suffix not in JSON_LINES_SUFFIXES and not any(text.lstrip().startswith("{") for _, text in first):
         return read_csv(path, lines)
-    rows = tuple(DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in read_objects(path))
+    objects = read_objects(path, lines)
+    rows = tuple(DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in objects)
     columns = tuple(dict.fromkeys(name for row in rows for name in row.values))
     if not columns:
         raise InputError(f"{path} has no row of data: its objects hold no key; expected one key for each column.")
@@ -35,13 +39,19 @@ def read_table(path: Path) -> DataTable:
 
 def read_lines(path: Path) -> Iterator[NumberedLine]:
     """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out."""
-    line_number = 0
+    line_number = size = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as f:
             for line_number, data in enumerate(iter(lambda: f.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(data) > MAX_LINE_BYTES:
                     raise InputError(
                         f"{path}, line {line_number}: longer than {MAX_LINE_BYTES:,} bytes, the most of a line."
+                    )
+                size += len(data)
+                if line_number > limits.MAX_LINES or size > limits.MAX_TEXT_BYTES:
+                    most = f"{limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
+                    raise InputError(
+                        f"{path}, line {line_number}: expected at most {most}. Split the file, or leave lines out."
                     )
                 yield line_number, _decode(data, path, line_number)
     except (OSError, EOFError, zlib.error) as e:
@@ -61,9 +71,9 @@ def _decode(data: bytes, path: Path, line_number: int) -> str:
     return text
 
 
-def read_objects(path: Path) -> Iterator[DataRow]:
-    """The rows of a file with one JSON object per line, blank lines left out."""
-    for line_number, text in read_lines(path):
+def read_objects(path: Path, lines: Iterable[NumberedLine] | None = None) -> Iterator[DataRow]:
+    """The rows of a file with one JSON object per line, blank lines left out; `lines`: those that were read of it."""
+    for line_number, text in read_lines(path) if lines is None else lines:
         if text.strip():
             value = parse_json(text.rstrip("\r\n"), path, line_number)
             position = f"line {line_number}"
@@ -76,8 +86,11 @@ def read_objects(path: Path) -> Iterator[DataRow]:
 def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     """One JSON value that begins on `first_line` of a file."""
     try:
+        opened = text.count("[") + text.count("{")
+        if opened > limits.MAX_OBJECTS:
+            raise ValueError(f"more than {limits.MAX_OBJECTS:,} lists and objects")
         value = json.loads(text)
-        if text.count("[") + text.count("{") > MAX_DEPTH and depth(value) > MAX_DEPTH:
+        if opened > MAX_DEPTH and depth(value) > MAX_DEPTH:
             raise ValueError(f"lists and objects more than {MAX_DEPTH} deep")
         return value
     except json.JSONDecodeError as e:

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COUNT, MAX_NUMBER
+from isojax.core.limits import MAX_COLUMNS, MAX_COUNT, MAX_NAME, MAX_NUMBER
 
 MAX_LISTED = 20  # values and columns that a message lists
-_NUMBER_PATTERN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NUMBER_PATTERN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOT_FINITE = ("nan", "inf", "infinity")
 
 
@@ -100,10 +100,16 @@ def check_number(
 def require_column(table: DataTable, name: str) -> str:
     """The name itself, once the table is known to have that column."""
     if name not in table.columns:
-        nearest = difflib.get_close_matches(name, table.columns, n=1, cutoff=0)[0]
+        (nearest,) = nearest_names(name, table.columns)
         columns = f"the nearest is {nearest!r}. The columns are {list_some(table.columns)}"
         raise InputError(f"{table.source}, {table.header_position}: no column {name!r}; {columns}.")
     return name
+
+
+def nearest_names(name: str, names: Sequence[str], cutoff: float = 0.0) -> list[str]:
+    """The one most alike of names, at least one, or none; long names, and names after the first thousands, are none."""
+    short_names = [other for other in names[:MAX_COLUMNS] if len(other) <= MAX_NAME]
+    return difflib.get_close_matches(name[:MAX_NAME], short_names or [names[0][:MAX_NAME]], n=1, cutoff=cutoff)
 
 
 def list_some(texts: Sequence[str]) -> str:

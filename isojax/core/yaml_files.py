@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_DEPTH, MAX_YAML_BYTES
+from isojax.core.limits import MAX_DEPTH, MAX_NAME, MAX_REFERENCES, MAX_YAML_BYTES
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -44,7 +44,7 @@ def _first_line(error: Exception) -> str:
 
 def nearest_key(key: str, known_keys: Iterable[str]) -> str:
     """The known name closest to `key`, first among those with the same last part: `lr` is cell.rl.learning_rate."""
-    section, dot, name = key.rpartition(".")
+    section, dot, name = key[:MAX_NAME].rpartition(".")
     name = next((known_name for known_name, synonyms in SYNONYMS.items() if name in synonyms), name)
 
     def closeness(known_key: str) -> tuple[bool, float]:
@@ -173,6 +173,8 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
         nested = OmegaConf.create()
         for key, value in merged.items():
             OmegaConf.update(nested, key, value)
+        if json.dumps(OmegaConf.to_container(nested)).count("${") > MAX_REFERENCES:
+            raise ValueError(f"more than {MAX_REFERENCES} references ${{...}}")
         data = OmegaConf.to_container(nested, resolve=True, throw_on_missing=True)
         json_text = json.dumps(data)  # pydantic's strict mode takes lists for tuples from JSON only
     except YAML_ERRORS as e:

@@ -98,8 +98,8 @@ def _read_points(table: DataTable, x_column: str, y_column: str, group: str | No
     except InputError as e:
         hint = " Where the file holds several seeds, name the column that distinguishes them with --group."
         raise InputError(f"{e}{hint if group is None else ''}") from e
-    seed_names = tuple(dict.fromkeys(seed_labels))
-    run_index = np.array([seed_names.index(label) for label in seed_labels])
+    index_of_seed = {label: i for i, label in enumerate(dict.fromkeys(seed_labels))}
+    seed_names, run_index = tuple(index_of_seed), np.array([index_of_seed[label] for label in seed_labels])
     order = np.lexsort((C, run_index))
     points = RunPoints(C[order], R[order], run_index[order], len(seed_names))
     return CurveFilePoints(points, seed_names, len(table.rows) - len(rows_with_reward))

@@ -1,15 +1,21 @@
 """Intervals of replicates (posterior draws, or refits to resampled residuals or points): one level, one number of
 replicates and one seed for the whole package."""
 
+from typing import Annotated
+
 import numpy as np
 from numpy.typing import ArrayLike
+from pydantic import Field
 
+from isojax.core.limits import MAX_COUNT, MAX_NUMBER
 from isojax.scaling.tracks import FloatArray
 
 LEVEL = 0.9
 REPLICATES = 500
 SEED = 0
 Interval = tuple[float | None, float | None]
+# What a file may say of a cell: its B_p or n; its compute, or what is a factor.
+Size, Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)], Annotated[float, Field(gt=0, le=MAX_NUMBER)]
 
 
 def central_interval(values: ArrayLike, level: float = LEVEL) -> Interval:

@@ -4,14 +4,15 @@ None where there are none, and an open end where only one bound is None."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from isojax.core.errors import InputError
 from isojax.scaling.checks.run_health import RunHealth
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.intervals import Positive, Size
 
 SCHEMA_VERSION = 1
 Severity = Literal["info", "warning", "error"]
@@ -36,11 +37,11 @@ class FittedRun(ResultRow):
     is startup_seconds + C seconds_per_rollout (None: its times are not known). Times are no part of fit.json, which is
     the same, to the bit, wherever and however often interrupted a sweep was run; timing.jsonl has them."""
 
-    B_p: int
-    n: int
+    B_p: Size
+    n: Size
     seed: int
     points: int  # evaluations
-    C_max: float
+    C_max: Annotated[float, Field(ge=0)]
     final_reward: float
     imported: bool = False  # from a log of another trainer
     startup_seconds: float | None = Field(None, exclude=True)
@@ -68,10 +69,10 @@ class IntervalSettings(ResultRow):
 class FrontierRow(ResultRow):
     """A point of the compute-optimal frontier: the best measured cell (B_p, n) and its reward."""
 
-    C: float
+    C: Positive
     reward: float
-    n: int
-    B_p: int
+    n: Size
+    B_p: Size
     low: float | None = None  # interval of the frontier's reward
     high: float | None = None
     n_probability: dict[int, float] | None = None  # n -> share of the replicates in which it attains the frontier
@@ -191,12 +192,20 @@ class CurveDraws(ResultRow):
 
     cells: tuple[tuple[int, int], ...]  # (B_p, n) of each row of A, exponent and C_mid
     A: tuple[tuple[float, ...], ...]  # [cells, replicates]
-    exponent: tuple[tuple[float, ...], ...]
-    C_mid: tuple[tuple[float, ...], ...]
+    exponent: tuple[tuple[Positive, ...], ...]
+    C_mid: tuple[tuple[Positive, ...], ...]
     R0: tuple[float, ...]  # [replicates]
     tail: tuple[float, ...]
     shift: tuple[tuple[float, ...], tuple[float, ...]]  # [2, replicates], what other validation problems would add
     departure_sd: float | None  # of a reward at four times a cell's data, from its curve: `forecast` has its source
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> Self:
+        rows = [*self.A, *self.exponent, *self.C_mid, self.tail, *self.shift]
+        cells = {len(self.A), len(self.exponent), len(self.C_mid)}
+        if cells != {len(self.cells)} or any(len(row) != len(self.R0) for row in rows):
+            raise ValueError("expected a number for each cell and replicate")
+        return self
 
 
 class TiedRange(ResultRow):
@@ -284,7 +293,7 @@ class FitResult(ResultRow):
     compute: str  # the unit of C: "rollouts", "tokens" or "device_hours"
     base_reward: float | None  # the base policy's metric, the mean over all runs at C = 0
     intervals: IntervalSettings | None
-    runs: tuple[FittedRun, ...]  # by cell
+    runs: Annotated[tuple[FittedRun, ...], Field(min_length=1)]  # by cell
     curves: tuple[FittedCurve, ...]  # one for each (B_p, n) that can carry one
     joint: FrontierFit  # of all cells
     by_B_p: tuple[FrontierFit, ...]  # of each B_p
@@ -299,6 +308,12 @@ class FitResult(ResultRow):
     flags: tuple[FitFlag, ...]  # the most important first
     schedules: tuple[ScheduleRow, ...] = ()
     health: RunHealth = RunHealth()
+
+    @model_validator(mode="after")
+    def _check_cells(self) -> Self:
+        if self.draws is not None and not {curve.key for curve in self.curves} <= set(self.draws.cells):
+            raise ValueError("a curve has no draws")
+        return self
 
     @property
     def reward_name(self) -> str:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from isojax.core import limits, registry, table_files
-from isojax.core.config import EvalConfig, SweepConfig, load_config
+from isojax.core.config import Config, EvalConfig, SweepConfig, load_config
 from isojax.core.errors import InputError
+from isojax.core.tabular import nearest_names, parse_number
+from isojax.core.yaml_files import config_keys, nearest_key
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_config
+from isojax.runs.importers import verl_console
 
 DIGITS = "9" * 5000
 CONFIGS = {
@@ -28,6 +33,17 @@ CONFIGS = {
     "layers": ("cell: {model: {layers: 1000000}}", "less than or equal to 1000"),
     "a name of 300": (f"name: {'a' * 300}", "at most 100 characters"),
     "itself": ("name: ${name}", "name a key"),
+    "references that multiply": (
+        f"name: {'x' * 1000}\nrun: {{dir: \"{'${name}' * 1000}\"}}\ncell: {{task: \"{'${run.dir}' * 1000}\"}}",
+        "more than 16 references"),
+    "a long key": (f"cell: {{rl: {{? {'learning_rat' * 9000} : 1}}}}", "unknown key"),
+    "workers": ("run: {verifier_workers: 1000000}", "less than or equal to 1024"),
+    "problems": ("cell: {data: {candidates: 50000000}}", "less than or equal to 1048576"),
+    "a long stop": (f"cell: {{prompt: {{stop: [{'x' * 65}]}}}}", "at most 64 characters"),
+    "many stops": (f"cell: {{prompt: {{stop: {[str(i) for i in range(17)]}}}}}", "at most 16 items"),
+    "a stage from infinity": ("sweep: {schedules: {a: '16x2, 16x4 from 1e999'}}", "a number is too long"),
+    "a stage of 5,000 digits": (f"sweep: {{schedules: {{a: '16x{DIGITS}'}}}}", "a number is too long"),
+    "a schedule of spaces": (f"sweep: {{schedules: {{a: 'n*({' ' * 100_000}x'}}}}", "expected one such as"),
 }  # fmt: skip
 
 
@@ -73,6 +89,40 @@ def test_json_that_is_too_deep_or_long(value: str) -> None:
     with pytest.raises(InputError, match=r"x\.jsonl, line 7: cannot be read"):
         table_files.parse_json(f'{{"a": {value}}}', Path("x.jsonl"), 7)
     assert table_files.parse_json("[" * 64 + "]" * 64, Path("x.jsonl"))
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl"])
+@pytest.mark.parametrize("limit", ["MAX_LINES", "MAX_TEXT_BYTES"])
+def test_files_of_many_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, limit: str) -> None:
+    text = '{"a": 1}\n' * 30 if name == "a.jsonl" else "a,b\n" + "1,2\n" * 60 + "\n"
+    (tmp_path / name).write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    assert len(table_files.read_table(tmp_path / name).rows) in (30, 60)
+    monkeypatch.setattr(limits, limit, 20)
+    with pytest.raises(InputError, match=r"line \d+: expected at most .*\. Split the file"):
+        table_files.read_table(tmp_path / name)
+
+
+def test_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_OBJECTS", 100)
+    with pytest.raises(InputError, match="more than 100 lists and objects"):
+        table_files.parse_json("[" + ",".join(["[]"] * 100) + "]", Path("x.json"))
+
+
+# Of a library's regular expressions and comparisons, whose time grew with the square of the length.
+LONG_TEXTS = {
+    "digits": lambda: parse_number("1" * 10**6 + "x"),
+    "spaces": lambda: verl_console.is_step_line(" " * 10**6 + "x"),
+    "numpy": lambda: verl_console._metric_values("a:" + "np.a(" * 10**5, False),
+    "a key": lambda: nearest_key("cell.rl." + "learning_rat" * 10**5, config_keys(Config)),
+    "columns": lambda: nearest_names("x" * 10**5, [f"{i}{'xy' * 100}" for i in range(10**5)]),
+}
+
+
+@pytest.mark.parametrize("case", LONG_TEXTS)
+def test_long_texts_take_no_time(case: str) -> None:
+    before = time.process_time()
+    LONG_TEXTS[case]()
+    assert time.process_time() - before < 3.0
 
 
 def test_columns(tmp_path: Path) -> None:

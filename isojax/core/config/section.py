@@ -7,11 +7,11 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.limits import MAX_SETTING
+from isojax.core.limits import MAX_SETTING, MAX_SIZE
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveInt = Annotated[int, Field(gt=0, le=MAX_SETTING)]
-NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_SETTING)]
+PositiveInt = Annotated[int, Field(gt=0, le=MAX_SIZE)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, Field(gt=0, le=MAX_SETTING)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_SETTING)]
 

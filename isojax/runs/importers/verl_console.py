@@ -5,6 +5,7 @@ line (`set -x`). One file is one run, named after trainer.experiment_name."""
 import ast
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,11 @@ SUFFIXES = (".log", ".txt", ".out")
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _RAY_PREFIX = re.compile(r"^\((\w+) (?:pid|ip)=[^)]*\) ?")
-_RAY_REPEATED = re.compile(r"\s*\[repeated \d+x across cluster\].*$")
+_RAY_REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
 _STEP_LINE = re.compile(r"^step:(\d+) - (.*)$")
 _NUMPY_NUMBER = re.compile(r"np\.\w+\((.*)\)")  # as pprint writes a number of numpy
 _OVERRIDE = re.compile(r"(?:^|[\s'\"+])([a-z_]+(?:\.[a-z_0-9]+)+)=([^\s'\"]+)")
-MAX_CONFIG_LINES = 3000
+MAX_CONFIG_LINES, MAX_CONFIG_TRIES = 3000, 100  # the config is printed before whatever else looks like one
 
 
 def is_step_line(text: str) -> bool:
@@ -58,7 +59,7 @@ def read(path: Path) -> list[LogTable]:
 
 def _plain(text: str) -> tuple[str, str]:
     """(Ray's prefix, the rest) of a line without colours."""
-    text = _RAY_REPEATED.sub("", _COLOUR.sub("", text).rstrip("\r\n"))
+    text = _RAY_REPEATED.sub("", _COLOUR.sub("", text).rstrip("\r\n")).rstrip()
     prefix = _RAY_PREFIX.match(text)
     return (prefix[0], text[prefix.end() :]) if prefix else ("", text)
 
@@ -70,8 +71,9 @@ def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
     values = {}
     for piece in pieces[:-1] if is_torn else pieces:
         tag, _, value = piece.rpartition(":")
-        number_text = _NUMPY_NUMBER.sub(r"\1", value.strip().strip("'"))
-        number = parse_number(number_text)
+        number_text = value.strip().strip("'")
+        in_numpy = _NUMPY_NUMBER.fullmatch(number_text)
+        number = parse_number(in_numpy[1] if in_numpy else number_text)
         if tag and number is not None:
             values[tag.strip()] = number
     return values
@@ -86,10 +88,9 @@ def _command_line_settings(texts: Iterator[str]) -> dict[str, str]:
 def _printed_config(lines: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
     """The config as verl prints it before it begins, {'actor_rollout_ref': {...}, ...}, over many lines, with dots; {}
     where it is not there whole."""
-    for start, (_, prefix, text) in enumerate(lines):
-        if not text.startswith("{'"):
-            continue
-        printed, opened = list[str](), 0
+    starts = (i for i, (_, _, text) in enumerate(lines) if text.startswith("{'"))
+    for start in islice(starts, MAX_CONFIG_TRIES):
+        prefix, printed, opened = lines[start][1], list[str](), 0
         for _, line_prefix, line in lines[start : start + MAX_CONFIG_LINES]:
             if line_prefix != prefix:
                 continue

@@ -1,7 +1,6 @@
 """The column of each field in a log, by `--map FIELD=COLUMN`, else by the names that the format is known to write; and
 the value of a field in a row."""
 
-import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import RewardSums
-from isojax.core.tabular import DataRow, check_number, is_blank, list_some, parse_number
+from isojax.core.tabular import DataRow, check_number, is_blank, list_some, nearest_names, parse_number
 from isojax.runs.logs.log_table import FIELD_HELP, LogTable
 
 # The lowest value of each field that is a whole number.
@@ -120,7 +119,7 @@ def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
                     f"--map: given {assignment!r}, expected FIELD=COLUMN or FIELD=NUMBER, as reward=val/acc or n=16."
                 )
             if field not in FIELD_HELP and not (field.startswith(METRIC_PREFIXES) and field.partition(":")[2]):
-                nearest = difflib.get_close_matches(field, FIELD_HELP, n=1, cutoff=0)[0]
+                (nearest,) = nearest_names(field, list(FIELD_HELP))
                 known_fields = ", ".join([*FIELD_HELP, "metric:NAME", "train:NAME"])
                 raise InputError(
                     f"--map: no field {field!r}; the nearest is {nearest!r}, expected one of {known_fields}."
@@ -171,7 +170,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     if field == "scale" and number is None:
         raise InputError(f"--map scale={text}: expected a number, such as scale=0.01 for percent.")
     if number is None and "{}" not in text:
-        nearest = difflib.get_close_matches(text, table.columns, n=1, cutoff=0)[0]
+        (nearest,) = nearest_names(text, table.columns)
         raise InputError(
             f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r} (--map {field}={nearest})."
             f" The columns are {list_some(table.columns)}."
@@ -224,6 +223,6 @@ def _mapping_hint(field: str, table_columns: Sequence[str]) -> str:
     """What to type, and the columns there are."""
     likely_columns = [name for name in table_columns if _VALIDATION_COLUMN.search(name)] if field == "reward" else []
     cutoff = 0.0 if field == "reward" else 0.5
-    nearest = difflib.get_close_matches(field, likely_columns or table_columns, n=1, cutoff=cutoff)
+    nearest = nearest_names(field, likely_columns or table_columns, cutoff)
     suggestions = [f"--map {field}={name} (the nearest)" for name in nearest] + _SUGGESTIONS.get(field, [])
     return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. The columns are {list_some(table_columns)}."

@@ -7,7 +7,7 @@ from types import ModuleType
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import DELIMITERS, JSON_LINES_SUFFIXES, read_lines
-from isojax.runs.importers import tensorboard, trl, verl_console
+from isojax.runs.importers import csv, tensorboard, trl, verl_console
 
 LINES_LOOKED_AT = 20_000  # of a console log, before its first step
 
@@ -42,7 +42,10 @@ def detect_format(paths: Sequence[Path]) -> str:
 def _formats(path: Path) -> set[str]:
     """The formats of a log, or of all logs below a folder; empty where none is known."""
     if not path.is_dir():
-        return {found} if (found := _format_of_file(path)) else set()
+        found = _format_of_file(path) or _format_by_suffix(
+            path.name.removesuffix(".gz")
+        )  # whose reader says the damage
+        return {found} if found else set()
     for name, pattern in (
         ("wandb", "run-*.wandb"),
         ("trl", trl.STATE_FILE),
@@ -55,17 +58,22 @@ def _formats(path: Path) -> set[str]:
 
 def _format_of_file(path: Path) -> str:
     """The format of a file; "" where none is known."""
-    name = path.name.removesuffix(".gz")
+    name, first = path.name.removesuffix(".gz"), ""
     if name.endswith(".wandb") or "tfevents" in name or name == trl.STATE_FILE:
         return "wandb" if name.endswith(".wandb") else "trl" if name == trl.STATE_FILE else "tensorboard"
     try:
-        lines = [text for _, text in islice(read_lines(path), LINES_LOOKED_AT) if text.strip()]
+        for _, text in islice(read_lines(path), LINES_LOOKED_AT):
+            if verl_console.is_step_line(text):
+                return "verl_console"
+            first = first or text.strip()
     except InputError:  # no text: not one of these, or damaged
         return ""
-    if any(map(verl_console.is_step_line, lines)):
-        return "verl_console"
-    if not lines:
+    if not first:
         return ""
-    if name.endswith(JSON_LINES_SUFFIXES) or lines[0].lstrip().startswith("{"):
-        return "verl" if '"step"' in lines[0] and '"data"' in lines[0] else "jsonl"
-    return "csv" if name.endswith((".csv", ".tsv")) or any(mark in lines[0] for mark in DELIMITERS) else ""
+    if _format_by_suffix(name) == "jsonl" or first.startswith("{"):
+        return "verl" if '"step"' in first and '"data"' in first else "jsonl"
+    return _format_by_suffix(name) or ("csv" if any(mark in first for mark in DELIMITERS) else "")
+
+
+def _format_by_suffix(name: str) -> str:
+    return "csv" if name.endswith(csv.SUFFIXES) else "jsonl" if name.endswith(JSON_LINES_SUFFIXES) else ""

@@ -5,13 +5,14 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import load
 from isojax.core.tabular import DataRow
@@ -208,6 +209,8 @@ def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun]
 def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
     """Every run as a record, sorted by cell, and what was assumed. Runs of one (B_p, n) without a seed get 0, 1, ... in
     order; so do runs in logs of their own whose settings repeat one seed."""
+    if len(runs) > MAX_CELLS:
+        raise InputError(f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. {_SEPARATE_RUNS_HINT}")
     notes = [*_reject_different_metrics(runs), *_assign_seeds(runs)]
     run_records = []
     for run in runs:
@@ -251,14 +254,14 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
             # A seed that several logs of one run each repeat is a trainer's default, which does not distinguish them.
             if run.column_map.table.one_run and "seed" in run.column_map.detected and seed_counts[run.seed] > 1:
                 run.seed = None
-        seeded_runs = [run for run in cell_runs if run.seed is not None]
-        for a, b in combinations(seeded_runs, 2):
-            if a.seed == b.seed:
+        run_by_seed: dict[int, LogRun] = {}
+        for run in cell_runs:
+            if run.seed is not None and (a := run_by_seed.setdefault(run.seed, run)) is not run:
                 raise InputError(
-                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {b.location}; keep one."
+                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {run.location}; keep one."
                 )
         unseeded_runs = [run for run in cell_runs if run.seed is None]
-        free_seeds = (seed for seed in range(len(cell_runs)) if seed not in {run.seed for run in seeded_runs})
+        free_seeds = (seed for seed in range(len(cell_runs)) if seed not in run_by_seed)
         for run, seed in zip(unseeded_runs, free_seeds, strict=False):
             run.seed = seed
         if unseeded_runs and len(cell_runs) > 1:
@@ -269,10 +272,12 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
 
 def _reject_copies(runs: Sequence[RunRecord]) -> None:
     """One run counted as two seeds, be it from two of its checkpoints, would make every interval too narrow."""
-    for a, b in combinations(runs, 2):
+    alike: dict[object, list[RunRecord]] = defaultdict(list)
+    for run in runs:
+        alike[run.cell.B_p, run.cell.n, repr(run.points[:2])].append(run)
+    for a, b in chain.from_iterable(combinations(similar, 2) for similar in alike.values()):
         shared = min(len(a.points), len(b.points))
-        same_cell = (a.cell.B_p, a.cell.n) == (b.cell.B_p, b.cell.n)
-        if same_cell and shared > 1 and a.points[:shared] == b.points[:shared]:
+        if shared > 1 and a.points[:shared] == b.points[:shared]:
             raise InputError(
                 f"{a.source} and {b.source} hold the same run of B_p = {a.cell.B_p}, n = {a.cell.n}; leave one out."
             )

@@ -1,12 +1,11 @@
 """A small table for what the logs do not say: the columns run, n, B_p (or B), seed, devices."""
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
-from isojax.core.tabular import check_unique_rows, is_blank, list_some, require_column
+from isojax.core.tabular import check_unique_rows, is_blank, list_some, nearest_names, require_column
 from isojax.runs.logs.log_table import LogTable
 
 SETTING_FIELDS = ("n", "B_p", "B", "seed", "samples", "devices", "scale")
@@ -24,6 +23,8 @@ def read_settings(path: Path) -> RunSettings:
             f"{path}, {table.header_position}: no setting {unknown[0]!r}; expected run and some of"
             f" {', '.join(SETTING_FIELDS)}. Remove the column."
         )
+    if nameless := [row.location for row in table.rows if is_blank(row.values.get("run"))]:
+        raise InputError(f"{nameless[0]} names no run; expected one in each row. Fill it in, or remove the row.")
     check_unique_rows(table, ["run"])
     return {
         str(row.values["run"]).strip(): {
@@ -45,7 +46,7 @@ def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
         if name in settings:
             return settings[name]
     wanted = table.run or path.name
-    nearest = difflib.get_close_matches(wanted, settings, n=1, cutoff=0)[0]
+    (nearest,) = nearest_names(wanted, list(settings))
     raise InputError(
         f"--settings: no row for {table.label}; expected one with run = {wanted}. The nearest is {nearest!r}; the runs"
         f" are {list_some(list(settings))}."

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from isojax.scaling.intervals import Interval
+from isojax.scaling.intervals import Interval, Positive, Size
 from isojax.scaling.tracks import FloatArray
 
 HILL_TAIL, STRETCHED_TAIL = 1.0, 0.0
@@ -92,14 +92,14 @@ class ResidualCorrection:
 class FittedCurve:
     """A fitted R(C) of one (B_p, n); a bound of None in an interval is an open end."""
 
-    B_p: int
-    n: int
+    B_p: Size
+    n: Size
     R0: float
     A: float
-    exponent: float
-    C_mid: float  # in units of compute
-    C_low: float  # the range of C > 0 over which the cell was measured
-    C_high: float
+    exponent: Positive
+    C_mid: Positive  # in units of compute
+    C_low: Positive  # the range of C > 0 over which the cell was measured
+    C_high: Positive
     points: int  # it was fitted to (record-breaking ones in mode "paper")
     rmse: float  # root mean square residual at those points, in reward
     at_bounds: tuple[str, ...] = ()  # parameters that ended at a bound: the data do not determine them

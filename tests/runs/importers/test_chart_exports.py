@@ -86,6 +86,8 @@ def test_settings_from_a_table(logged, tmp_path):
     [
         ("name,n\na,2\n", "line 1: no column 'run'; the nearest is"),
         ("run,n,lr\na,2,3\n", "line 1: no setting 'lr'; expected run and some of n, B_p"),
+        ("run,n\na,2\n,4\n", "line 3 names no run; expected one in each row"),
+        ('{"run": "a", "n": 4}\n{"n": 8}\n', "line 2 names no run; expected one in each row"),
         ("run,n\na,2\na,4\n", "line 3: run = a, as in line 2 already"),
         ("run,n\ngsm8k-n4,4\nother,8\n", r"no row for .*\(run 'gsm8k-n16'\); expected one with run = gsm8k-n16"),
     ],

@@ -136,3 +136,18 @@ def read(path):
     row = DataRow(str(path), "line 1", {"step": 0, "reward": 0.5, "n": int(path.stem), "B_p": 2})
     return [LogTable(str(path), (row,), run_id="x")]
 """
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("a.csv", "step,reward\n1,0.5\xe9\n".encode("latin-1"), r"a\.csv, line 2: not UTF-8 \(byte 0xe9"),
+        ("a.csv", b"", r"a\.csv is empty"),
+        ("a.csv.gz", b"\x1f\x8b torn", r"cannot read .*a\.csv\.gz"),
+        ("a.jsonl", b"\0\1\2\n", r"a\.jsonl, line 1: a NUL byte"),
+    ],
+)
+def test_of_a_damaged_log_without_a_format_the_damage_is_said(tmp_path, name, data, said):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=said):
+        read_logs([tmp_path / name], None, {})

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.runs.logs import import_logs
 
 
 def curve(run):
@@ -173,3 +176,15 @@ def test_what_is_asked_stands_instead_of_what_is_known(logged):
     assert run.points[0].metrics == {"avg@4": 0.25} and run.points[0].samples == 4
     (run,) = logged("jsonl", rows, "metric:hard=val").runs
     assert run.cell == Cell(7, 2, 0) and list(run.points[0].metrics.items()) == [("reward", 0.5), ("hard", 0.25)]
+
+
+def test_more_runs_than_a_sweep_has(logged, monkeypatch):
+    text = "run,step,reward,n,B_p\n" + "".join(f"r{i},{step},{i / 1e4},4,2\n" for i in range(2000) for step in (0, 1))
+    before = time.process_time()
+    assert len(logged("csv", text).runs) == 2000
+    assert time.process_time() - before < 5.0
+    monkeypatch.setattr(import_logs, "MAX_CELLS", 1000)
+    with pytest.raises(
+        InputError, match=r"the logs hold 2,000 runs, expected at most 1,000\. Give each run its own file"
+    ):
+        logged("csv", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import time
 
 import pytest
 
@@ -75,3 +76,21 @@ def test_a_log_without_settings_says_what_to_type(tmp_path):
     (tmp_path / "job.log").write_text(STEPS)
     with pytest.raises(InputError, match=r"no column is known to be n .*type --map n=16"):
         read_logs([tmp_path / "job.log"], "verl_console", {})
+
+
+def test_what_only_looks_like_a_config_is_tried_a_hundred_times(tmp_path):
+    lines = "".join("{'a': '\\frac{1'\n" for _ in range(20_000))
+    (tmp_path / "run.log").write_text(CONFIG + "".join(map(step_line, range(5))) + lines)
+    (tmp_path / "other.log").write_text(lines + CONFIG + "".join(map(step_line, range(5))))
+    before = time.process_time()
+    assert read_logs([tmp_path / "run.log"], "verl_console", {}).runs[0].cell == Cell(32, 8, 0)
+    with pytest.raises(InputError, match="n"):
+        read_logs([tmp_path / "other.log"], "verl_console", {})
+    assert time.process_time() - before < 20.0
+
+
+def test_spaces_take_no_time(tmp_path):
+    (tmp_path / "run.csv").write_text("step,reward,n,B_p\n" + " " * 10**6 + "1,.1,4,2\n")
+    before = time.process_time()
+    assert read_logs([tmp_path / "run.csv"], None, {}).runs[0].cell == Cell(2, 4, 0)
+    assert time.process_time() - before < 5.0
