@@ -34,7 +34,7 @@ class Rollouts(NamedTuple):
 
     tokens: Array  # i32[S rows T]
     logps: Array  # f32[S rows T], log-probabilities of the tokens at the sampling temperature and top-p
-    mask: Array  # bool[S rows T], the tokens in the loss: those that the policy drew, not an interruption phrase's
+    mask: Array  # bool[S rows T], the tokens in the loss: those that the policy drew, not context's
     nucleus_mass: Array  # f32[S rows T], probability mass of each token's nucleus; [S rows 1], all ones, without top-p
     stopped: Array  # bool[S rows], whether a stop condition ended the response (otherwise it was cut at T)
     lengths: Array  # i32[S rows], tokens in each response
@@ -165,10 +165,11 @@ def rollout_index(rows: np.ndarray, B: int, shard_ids: np.ndarray, shards: int) 
 
 
 def response_tokens(rollouts: Rollouts, B: int) -> list[np.ndarray]:
-    """The response tokens of rollouts 0 .. B-1 as host arrays, each i32[its length]."""
+    """The response tokens of rollouts 0 .. B-1 as host arrays, each i32[its length]; context as ~token."""
     index = row_index(B, rollouts.tokens.shape[0])
-    tokens, lengths = np.asarray(rollouts.tokens)[index], np.asarray(rollouts.lengths)[index]
-    return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+    tokens, mask, lengths = (np.asarray(x)[index] for x in (rollouts.tokens, rollouts.mask, rollouts.lengths))
+    signed = np.where(mask, tokens, ~tokens)
+    return [row[:length] for row, length in zip(signed, lengths, strict=True)]
 
 
 def rewards_to_buffer(shapes: SamplerShapes, rewards: np.ndarray) -> np.ndarray:

@@ -31,17 +31,11 @@ from isojax.models.decode import Decoding, KVCache
 from isojax.models.fsdp import all_gather_params
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch, length_mask, make_shard_slice
-from isojax.sampling.logits import (
-    apply_interruption,
-    log_probs,
-    nucleus,
-    policy_token_mask,
-    renormalize,
-    sample_token,
-    uniforms,
-)
+from isojax.sampling.context import interrupted_slots, token_ahead, write_ahead
+from isojax.sampling.logits import log_probs, nucleus, renormalize, sample_token, uniforms
 from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
 from isojax.tasks.protocol import StopConditions
+from isojax.tasks.turns import plain_tokens
 
 CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again
 
@@ -88,7 +82,6 @@ class Engine:
             tokens=jnp.zeros((R, T), jnp.int32),
             logps=jnp.zeros((R, T), jnp.float32),
             nucleus_mass=jnp.ones((R, nucleus_mass_length), jnp.float32),
-            thinking_ended=false if self.stops.interruption else None,
         )
         width, dtype = decoding.decoder.config.width, decoding.decoder.options.compute_dtype
         return SamplerState(
@@ -131,18 +124,18 @@ class Engine:
             log_p = renormalize(log_p, in_nucleus)
             slots = slots._replace(nucleus_mass=jnp.where(write_mask, nucleus_mass[:, None], slots.nucleus_mass))
         token, logp = sample_token(log_p, uniforms(jax.random.wrap_key_data(slots.key), slots.t))
-        if self.stops.interruption is not None and slots.thinking_ended is not None:
-            token, logp, thinking_ended = apply_interruption(
-                self.stops.interruption, slots.t, slots.thinking_ended, token, logp
-            )
-            slots = slots._replace(thinking_ended=thinking_ended)
+        written_token = token
+        if self.stops.adds_context:
+            ahead = token_ahead(slots)
+            token, logp = jnp.where(ahead < 0, ~ahead, token), jnp.where(ahead < 0, 0.0, logp)
+            written_token = jnp.where(ahead < 0, ahead, token)
         stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
         stop_state = slots.stop_state
         if self.stops.transitions is not None:
             stop_state = jnp.asarray(self.stops.transitions)[stop_state, token].astype(jnp.int32)
             stop_met = stop_met | (stop_state == len(self.stops.transitions))
         slots = slots._replace(
-            tokens=jnp.where(write_mask, token[:, None], slots.tokens),
+            tokens=jnp.where(write_mask, written_token[:, None], slots.tokens),
             logps=jnp.where(write_mask, logp[:, None], slots.logps),
             position=slots.position + (~done & (slots.t > 0)),
             token=jnp.where(done, slots.token, token),
@@ -150,7 +143,12 @@ class Engine:
             stop_state=jnp.where(done, slots.stop_state, stop_state),
             stopped=slots.stopped | (~done & stop_met),
         )
-        return slots, cache, done | slots.stopped | (slots.t >= T)
+        done = done | slots.stopped | (slots.t >= T)
+        if self.stops.interruption is not None:
+            phrase = jnp.array(self.stops.interruption.tokens, jnp.int32)
+            interrupted = interrupted_slots(self.stops.interruption, slots) & ~done
+            slots, _ = write_ahead(slots, phrase[None], jnp.where(interrupted, len(phrase), 0))
+        return slots, cache, done
 
     def decode_chunk(
         self, weights: SamplerWeights, batch: SamplingBatch, state: SamplerState
@@ -191,10 +189,11 @@ class Engine:
 
     def to_rollouts(self, outputs: tuple[Array, ...]) -> Rollouts:
         """The rollouts in `SamplerState.outputs`, with the mask of the tokens that the policy drew."""
-        tokens, logps, nucleus_mass, stopped, lengths, *thinking_ended = outputs
+        tokens, logps, nucleus_mass, stopped, lengths = outputs
         mask = length_mask(lengths, self.shapes.response_length)
-        if self.stops.interruption is not None:
-            mask = mask & policy_token_mask(self.stops.interruption, thinking_ended[0], self.shapes.response_length)
+        if self.stops.adds_context:
+            # What was written ahead of a response that ended before it is no part of it.
+            mask, tokens = mask & (tokens >= 0), jnp.where(mask, plain_tokens(tokens), 0)
         return Rollouts(tokens, logps, mask, nucleus_mass, stopped, lengths)
 
 

@@ -35,7 +35,7 @@ class TokenizedProblems(NamedTuple):
 
 @dataclass(frozen=True)
 class Interruption:
-    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/logits.py)."""
+    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/context.py)."""
 
     after: int
     tokens: tuple[int, ...]
@@ -50,6 +50,11 @@ class StopConditions:
     tokens: tuple[int, ...]
     transitions: np.ndarray | None
     interruption: Interruption | None = None  # of a response that goes on for too long
+
+    @property
+    def adds_context(self) -> bool:
+        """Whether a response may hold tokens that the policy did not draw."""
+        return self.interruption is not None
 
 
 class Grades(NamedTuple):

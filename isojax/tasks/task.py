@@ -21,6 +21,7 @@ from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
 from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, render_chats, token_bytes
+from isojax.tasks.turns import plain_tokens
 
 
 class TextTask:
@@ -182,7 +183,7 @@ class TextTask:
         """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out."""
         # Runs of text between special tokens: a stop string does not reach across one.
         text_runs: list[list[bytes]] = [[]]
-        for token in tokens.tolist():
+        for token in plain_tokens(tokens).tolist():
             if token in self.stops.tokens:
                 break
             piece = self._token_bytes[token]
