@@ -102,9 +102,16 @@ class Engine:
         )
 
     def decode_step(
-        self, weights: Params, slots: Slots, cache: KVCache, first_hidden: Float[Array, "R D"], done: Bool[Array, " R"]
+        self,
+        weights: Params,
+        slots: Slots,
+        cache: KVCache,
+        first_hidden: Float[Array, "R D"],
+        done: Bool[Array, " R"],
+        answers: Int[Array, "R A"] | None = None,
     ) -> tuple[Slots, KVCache, Bool[Array, " R"]]:
-        """One token per slot; slots that are done keep their state. First tokens are drawn from `first_hidden`."""
+        """One token per slot; slots that are done keep their state. First tokens are drawn from `first_hidden`.
+        answers: of each slot's problem, where the task replies on device."""
         at_first_token = slots.t == 0
 
         def run_layers(carry: tuple[Array, Array, KVCache]) -> tuple[Array, Array, KVCache]:
@@ -134,6 +141,8 @@ class Engine:
         if self.stops.transitions is not None:
             stop_state = jnp.asarray(self.stops.transitions)[stop_state, token].astype(jnp.int32)
             stop_met = stop_met | (stop_state == len(self.stops.transitions))
+        if self.stops.has_turns:  # a reply ends no turn, and no stop string reaches into it
+            stop_met, stop_state = stop_met & (written_token >= 0), jnp.where(written_token < 0, 0, stop_state)
         slots = slots._replace(
             tokens=jnp.where(write_mask, written_token[:, None], slots.tokens),
             logps=jnp.where(write_mask, logp[:, None], slots.logps),
@@ -143,12 +152,26 @@ class Engine:
             stop_state=jnp.where(done, slots.stop_state, stop_state),
             stopped=slots.stopped | (~done & stop_met),
         )
-        done = done | slots.stopped | (slots.t >= T)
-        if self.stops.interruption is not None:
-            phrase = jnp.array(self.stops.interruption.tokens, jnp.int32)
-            interrupted = interrupted_slots(self.stops.interruption, slots) & ~done
-            slots, _ = write_ahead(slots, phrase[None], jnp.where(interrupted, len(phrase), 0))
+        slots, done = self._write_context(slots, done, answers)
         return slots, cache, done
+
+    def _write_context(
+        self, slots: Slots, was_done: Bool[Array, " R"], answers: Int[Array, "R A"] | None
+    ) -> tuple[Slots, Bool[Array, " R"]]:
+        """After a token: what an interruption or the task's reply to a turn writes ahead, and which slots are done."""
+        interruption, at_end = self.stops.interruption, slots.t >= self.shapes.response_length
+        done = was_done | slots.stopped | at_end
+        if interruption is not None:
+            phrase = jnp.array(interruption.tokens, jnp.int32)
+            interrupted = interrupted_slots(interruption, slots) & ~done
+            slots, _ = write_ahead(slots, phrase[None], jnp.where(interrupted, len(phrase), 0))
+        if self.stops.reply is not None and answers is not None:
+            context, count = self.stops.reply(answers, plain_tokens(slots.tokens), slots.t)
+            count = jnp.where(slots.stopped & ~was_done, count, 0)
+            slots, overflow = write_ahead(slots, context, count)
+            slots = slots._replace(stopped=slots.stopped & (count == 0))
+            done = was_done | slots.stopped | at_end | overflow
+        return slots, done
 
     def decode_chunk(
         self, weights: SamplerWeights, batch: SamplingBatch, state: SamplerState
@@ -161,6 +184,7 @@ class Engine:
         has_queued_items = queue.next_item < work_items(self.shapes, batch).end
         group_has_rollouts = jnp.repeat(queue.next_rollout < queue.end_rollout, W)
         first_hidden = jnp.repeat(state.group_last_hidden, W, axis=0)
+        answers = batch.problems.answers[batch.rollout_problem_row(state.slots.row)] if self.stops.reply else None
         max_steps = min(CHUNK_TOKENS, self.shapes.response_length)
         max_idle_steps = R if self.shapes.shards == 1 else max_steps * R  # shards wait for one another: no early end
 
@@ -174,7 +198,7 @@ class Engine:
 
         def decode_token(carry: ChunkCarry) -> ChunkCarry:
             steps, idle_steps, slots, cache, done = carry
-            slots, cache, done = self.decode_step(weights.decode, slots, cache, first_hidden, done)
+            slots, cache, done = self.decode_step(weights.decode, slots, cache, first_hidden, done, answers)
             return steps + 1, idle_steps + count_refillable(done), slots, cache, done
 
         init_carry = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~active)
