@@ -189,6 +189,8 @@ class Engine:
         max_idle_steps = R if self.shapes.shards == 1 else max_steps * R  # shards wait for one another: no early end
 
         def count_refillable(done: Array) -> Array:
+            if self.stops.host_replies:  # slots that wait for a reply, too
+                return (done & active).sum(dtype=jnp.int32)
             group_is_free = has_queued_items & jnp.repeat(done.reshape(-1, W).all(1), W)
             return (done & active & (group_has_rollouts | group_is_free)).sum(dtype=jnp.int32)
 
@@ -203,6 +205,8 @@ class Engine:
 
         init_carry = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~active)
         _, _, slots, cache, done = lax.while_loop(keep_decoding, decode_token, init_carry)
+        if self.stops.host_replies:  # a turn's end is not the response's: sampling/replies.py
+            done = done & ~slots.stopped
         finished_row = jnp.where(done & active, slots.row, -1)
         buffer_row = jnp.where(done & active, batch.buffer_row(slots.row), self.shapes.buffer_rows)
         outputs = tuple(

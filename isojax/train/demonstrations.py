@@ -26,16 +26,15 @@ def sft_loss(
 ) -> Array:
     """Mean negative log-likelihood of the answers' tokens, including their end token; has_turns: up to the last end
     token, without context (tasks/turns.py)."""
-    prompts, lengths, answers, _ = demonstrations
-    if has_turns:
-        is_drawn, answers = answers >= 0, plain_tokens(answers)
+    prompts, lengths, signed_answers, _ = demonstrations
+    answers = plain_tokens(signed_answers) if has_turns else signed_answers
     tokens = jnp.concatenate([prompts, answers[:, :-1]], 1)  # demonstrations fill prompt_length exactly
     hidden = decoder.forward(params, tokens, jnp.zeros_like(lengths))[:, prompts.shape[1] - 1 :]
     log_probs = jax.nn.log_softmax(decoder.logits(params, hidden))
     token_logps = jnp.take_along_axis(log_probs, answers[..., None], -1)[..., 0]
     T = answers.shape[1]
     if has_turns:
-        loss_mask = is_drawn & (jnp.arange(T)[None] < T - (answers == eos)[:, ::-1].argmax(1)[:, None])
+        loss_mask = (signed_answers >= 0) & (jnp.arange(T)[None] < T - (answers == eos)[:, ::-1].argmax(1)[:, None])
     else:
         loss_mask = jnp.arange(T)[None] <= (answers == eos).argmax(1)[:, None]
     return -(token_logps * loss_mask).sum() / loss_mask.sum()

@@ -122,7 +122,7 @@ class HostGrader:
         samples: list[CallSamples] = []
         problems = [p for part, _ in calls for p in part.problems for _ in range(self.n)]
         rollouts_before = 0
-        with BackgroundGrader(self.task.grade_tokens, problems) as grading:
+        with BackgroundGrader(self.task.grade_tokens, problems, self.task.reply_tokens) as grading:
             for part, key in calls:
 
                 def on_finished(
@@ -130,8 +130,13 @@ class HostGrader:
                 ) -> None:
                     grading.add_responses(rollouts_before + rollout_index, responses)
 
+                def reply(
+                    rollout_index: np.ndarray, responses: list[np.ndarray], rollouts_before: int = rollouts_before
+                ) -> list[np.ndarray]:
+                    return grading.reply(rollouts_before + rollout_index, responses)
+
                 arrays, Q = pad_problems(part.arrays, self.shapes), len(part.problems)
-                rollouts = self.stream.run(params, arrays, Q, self.n, self.make_key(*key), on_finished)
+                rollouts = self.stream.run(params, arrays, Q, self.n, self.make_key(*key), on_finished, reply)
                 if multiprocess.is_multiprocess():
                     rollouts = self.replicate(rollouts)
                 samples.append(summarize_call(rollouts, Q * self.n, self.n))

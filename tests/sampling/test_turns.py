@@ -21,13 +21,15 @@ from isojax.core.config import SamplingConfig
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.sampling import engine
-from isojax.sampling.batch import ProblemArrays, Rollouts
+from isojax.sampling.batch import ProblemArrays, Rollouts, response_tokens
 from isojax.sampling.context import write_ahead
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.sampling.slots import Slots
+from isojax.sampling.stream import build_stream
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.tokenizer import build_stop_table
+from isojax.tasks.turns import plain_tokens
 from tests.device import (
     DECODER,
     EOS,
@@ -59,6 +61,7 @@ def reply(answers: Any, tokens: Any, lengths: Any) -> tuple[Any, Any]:
 
 
 DEVICE = StopConditions(END_TOKENS, TRANSITIONS, reply=reply)
+HOST = StopConditions(END_TOKENS, TRANSITIONS, host_replies=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -95,6 +98,26 @@ class Case:
 
     def gathered(self, rollouts: Rollouts, B: int) -> Any:
         return Rollouts(*(gather(self.sampler_shapes, B, x) for x in rollouts))
+
+    def streamed(self, B_p: int, n: int) -> tuple[Any, dict[int, list[int]]]:
+        """The same where the host replies, and what it was given of each finished rollout."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(jax, "jit", quick_jit)
+            stream = build_stream(DECODER, self.sampler_shapes, self.on, self.sampling, HOST)
+        finished: dict[int, list[int]] = {}
+
+        def on_finished(rollouts: np.ndarray, tokens: list[np.ndarray]) -> None:
+            for r, row in zip(rollouts.tolist(), tokens, strict=True):
+                assert r not in finished
+                finished[r] = row.tolist()
+
+        def host_reply(rollouts: np.ndarray, tokens: list[np.ndarray]) -> list[np.ndarray]:
+            pairs = [(r // n, len(row)) for r, row in zip(rollouts.tolist(), tokens, strict=True)]
+            return [CONTEXT[pair][: COUNTS[pair]] for pair in pairs]
+
+        problems = self.problems(np.arange(B_p))
+        result = stream.run(self.params, problems, B_p, n, jax.random.key(0), on_finished, host_reply)
+        return result, finished
 
     @cached_property
     def thirteen(self) -> Any:
@@ -184,6 +207,21 @@ def test_any_order_of_the_queue_gives_the_same_bits(name: str, request: pytest.F
     for order in (np.arange(13)[::-1], np.random.default_rng(0).permutation(13)):
         for one, other in zip(straight, case(13, 7, order), strict=True):
             np.testing.assert_array_equal(one[order], other.reshape(one.shape))
+
+
+@pytest.mark.parametrize("name", ["plain", "narrow"])
+def test_the_hosts_replies_give_the_same_rollouts(name: str, request: pytest.FixtureRequest) -> None:
+    """One table, both mechanisms; the verifier gets each response once, context as ~token."""
+    case: Case = request.getfixturevalue(name)
+    result, finished = case.streamed(13, 7)
+    for part, x, y in zip(Rollouts._fields, case.thirteen, case.gathered(result, 91), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
+    full = response_tokens(result, 91)
+    assert [finished[r] for r in range(91)] == [row.tolist() for row in full]
+    assert sum((row < 0).any() for row in full) > 30
+    assert [plain_tokens(row).tolist() for row in full] == [
+        row[:length].tolist() for row, length in zip(case.thirteen.tokens, case.thirteen.lengths, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("room", [-1, 0, 1])

@@ -58,6 +58,11 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
                 "(data x fsdp) of the mesh that samples; asynchronous rollouts assign whole groups to shards. Change "
                 "B_p or the mesh."
             )
+        if task.stops.host_replies:
+            raise InputError(
+                "cell.rl.max_staleness is set and the task replies to turns on the host, which asynchronous rollouts "
+                "cannot do yet; leave it out."
+            )
         self.sampler = SamplerPrograms(cell, decoder, task, shapes, pairs, sampler_mesh or mesh)
         by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
         self.select_problems = rollout_source.build_select_problems(mesh)
