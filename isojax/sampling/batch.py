@@ -137,6 +137,11 @@ def length_mask(lengths: Int[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
     return jnp.arange(T).reshape(*(1,) * lengths.ndim, T) < lengths[..., None]
 
 
+def count_turns(mask: Any) -> Any:
+    """The turns i32[...] of responses whose drawn tokens are mask [... T]: runs of drawn tokens."""
+    return mask[..., 0] + (mask[..., 1:] & ~mask[..., :-1]).sum(-1)
+
+
 def make_shard_slice(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> ShardSlice:
     B = B_p * n
     rollouts_per_shard = (B + shards - 1) // shards

@@ -159,8 +159,8 @@ class Engine:
         self, slots: Slots, was_done: Bool[Array, " R"], answers: Int[Array, "R A"] | None
     ) -> tuple[Slots, Bool[Array, " R"]]:
         """After a token: what an interruption or the task's reply to a turn writes ahead, and which slots are done."""
-        interruption, at_end = self.stops.interruption, slots.t >= self.shapes.response_length
-        done = was_done | slots.stopped | at_end
+        interruption, T = self.stops.interruption, self.shapes.response_length
+        done = was_done | slots.stopped | (slots.t >= T)
         if interruption is not None:
             phrase = jnp.array(interruption.tokens, jnp.int32)
             interrupted = interrupted_slots(interruption, slots) & ~done
@@ -170,7 +170,7 @@ class Engine:
             count = jnp.where(slots.stopped & ~was_done, count, 0)
             slots, overflow = write_ahead(slots, context, count)
             slots = slots._replace(stopped=slots.stopped & (count == 0))
-            done = was_done | slots.stopped | at_end | overflow
+            done = was_done | slots.stopped | overflow | (slots.t >= T)
         return slots, done
 
     def decode_chunk(
