@@ -201,9 +201,16 @@ class HostVerifiedRollouts(RolloutSource):
             state.step,
         )
         batch_problems = [self.problems.problems[q] for q in index for _ in range(cell.n)]
-        with BackgroundGrader(programs.task.grade_tokens, batch_problems) as grading:
+        task = programs.task
+        with BackgroundGrader(task.grade_tokens, batch_problems, task.reply_tokens) as grading:
             rollouts = programs.stream.run(
-                state.params, selected.problems, cell.B_p, cell.n, selected.key, grading.add_responses
+                state.params,
+                selected.problems,
+                cell.B_p,
+                cell.n,
+                selected.key,
+                on_finished=grading.add_responses,
+                reply=grading.reply,
             )
             grades = grading.collect_grades()
         batch = RolloutBatch(

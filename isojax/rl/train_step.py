@@ -29,7 +29,7 @@ from isojax.rl.objective import (
     make_loss_weights,
 )
 from isojax.rl.optimizer import B1, CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
-from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups
+from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups, count_turns
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import Task
@@ -79,7 +79,7 @@ class TrainStep:
         """measures_signal: for schedules that the gradient decides (train/growth.py)."""
         self.measures_signal = measures_signal
         self.rl, self.shapes, self.algorithm = cell.rl, shapes, resolve_algorithm(cell.rl)
-        self.has_interruption = stops.interruption is not None
+        self.stops = stops
         objective = PolicyObjective(decoder, cell.rl, cell.sampling, vocab_split=mesh.shape["tensor"] > 1)
         trained_axes, trained_shapes = decoder.trained(decoder.logical_axes()), decoder.trained(decoder.shapes())
         self._policy_gradient = build_gradient(objective, shapes, mesh, trained_axes, trained_shapes)
@@ -127,11 +127,16 @@ class TrainStep:
             "response_length": lengths,
             "zero_variance": zero_variance(rewarded),
         }
-        if self.has_interruption:
+        if self.stops.adds_context:
+            rollout_metrics |= {"response_length": policy_lengths, "context_length": lengths - policy_lengths}
+        if self.stops.interruption is not None:
             rollout_metrics["interrupted"] = policy_lengths < lengths
+        if self.stops.has_turns:
+            rollout_metrics["turns"] = count_turns(rollouts.mask & valid[..., None])
         num_rollouts = (batch.B_p * batch.n).astype(jnp.float32)
         metrics = {name: mean(x.sum() / num_rollouts) for name, x in rollout_metrics.items()}
-        metrics["tokens"] = total(lengths.sum().astype(jnp.float32))
+        drawn = policy_lengths if self.stops.adds_context else lengths
+        metrics["tokens"] = total(drawn.sum().astype(jnp.float32))
         return BatchSignals(loss_weights, train_mask, value_estimates), metrics
 
     def _estimate_values(

@@ -34,7 +34,7 @@ class Rollouts(NamedTuple):
 
     tokens: Array  # i32[S rows T]
     logps: Array  # f32[S rows T], log-probabilities of the tokens at the sampling temperature and top-p
-    mask: Array  # bool[S rows T], the tokens in the loss: those that the policy drew, not an interruption phrase's
+    mask: Array  # bool[S rows T], the tokens in the loss: those that the policy drew, not context's
     nucleus_mass: Array  # f32[S rows T], probability mass of each token's nucleus; [S rows 1], all ones, without top-p
     stopped: Array  # bool[S rows], whether a stop condition ended the response (otherwise it was cut at T)
     lengths: Array  # i32[S rows], tokens in each response
@@ -91,6 +91,10 @@ class SamplingBatch(NamedTuple):
         group = self.share.first_group + problem
         return group if self.ring_sizes is None else group % self.ring_sizes.groups
 
+    def rollout_problem_row(self, row: Int[Array, "*r"]) -> Int[Array, "*r"]:
+        """The row of `problems` of a rollout's problem; the rollout is counted within the share."""
+        return self.problem_row((self.skipped_rollouts + row) // self.n)
+
     def buffer_row(self, row: Int[Array, "*r"]) -> Int[Array, "*r"]:
         """The row of the buffers of a rollout, which is counted within the share."""
         return row if self.ring_sizes is None else row % self.ring_sizes.rows
@@ -133,6 +137,11 @@ def length_mask(lengths: Int[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
     return jnp.arange(T).reshape(*(1,) * lengths.ndim, T) < lengths[..., None]
 
 
+def count_turns(mask: Any) -> Any:
+    """The turns i32[...] of responses whose drawn tokens are mask [... T]: runs of drawn tokens."""
+    return mask[..., 0] + (mask[..., 1:] & ~mask[..., :-1]).sum(-1)
+
+
 def make_shard_slice(shard: Int[Array, ""], shards: int, B_p: Int[Array, ""], n: Int[Array, ""]) -> ShardSlice:
     B = B_p * n
     rollouts_per_shard = (B + shards - 1) // shards
@@ -165,10 +174,11 @@ def rollout_index(rows: np.ndarray, B: int, shard_ids: np.ndarray, shards: int) 
 
 
 def response_tokens(rollouts: Rollouts, B: int) -> list[np.ndarray]:
-    """The response tokens of rollouts 0 .. B-1 as host arrays, each i32[its length]."""
+    """The response tokens of rollouts 0 .. B-1 as host arrays, each i32[its length]; context as ~token."""
     index = row_index(B, rollouts.tokens.shape[0])
-    tokens, lengths = np.asarray(rollouts.tokens)[index], np.asarray(rollouts.lengths)[index]
-    return [row[:length] for row, length in zip(tokens, lengths, strict=True)]
+    tokens, mask, lengths = (np.asarray(x)[index] for x in (rollouts.tokens, rollouts.mask, rollouts.lengths))
+    signed = np.where(mask, tokens, ~tokens)
+    return [row[:length] for row, length in zip(signed, lengths, strict=True)]
 
 
 def rewards_to_buffer(shapes: SamplerShapes, rewards: np.ndarray) -> np.ndarray:

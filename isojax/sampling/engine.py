@@ -31,17 +31,11 @@ from isojax.models.decode import Decoding, KVCache
 from isojax.models.fsdp import all_gather_params
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch, length_mask, make_shard_slice
-from isojax.sampling.logits import (
-    apply_interruption,
-    log_probs,
-    nucleus,
-    policy_token_mask,
-    renormalize,
-    sample_token,
-    uniforms,
-)
+from isojax.sampling.context import interrupted_slots, token_ahead, write_ahead
+from isojax.sampling.logits import log_probs, nucleus, renormalize, sample_token, uniforms
 from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
 from isojax.tasks.protocol import StopConditions
+from isojax.tasks.turns import plain_tokens
 
 CHUNK_TOKENS = 32  # tokens that a slot decodes at most before the queue is looked at again
 
@@ -88,7 +82,6 @@ class Engine:
             tokens=jnp.zeros((R, T), jnp.int32),
             logps=jnp.zeros((R, T), jnp.float32),
             nucleus_mass=jnp.ones((R, nucleus_mass_length), jnp.float32),
-            thinking_ended=false if self.stops.interruption else None,
         )
         width, dtype = decoding.decoder.config.width, decoding.decoder.options.compute_dtype
         return SamplerState(
@@ -109,9 +102,16 @@ class Engine:
         )
 
     def decode_step(
-        self, weights: Params, slots: Slots, cache: KVCache, first_hidden: Float[Array, "R D"], done: Bool[Array, " R"]
+        self,
+        weights: Params,
+        slots: Slots,
+        cache: KVCache,
+        first_hidden: Float[Array, "R D"],
+        done: Bool[Array, " R"],
+        answers: Int[Array, "R A"] | None = None,
     ) -> tuple[Slots, KVCache, Bool[Array, " R"]]:
-        """One token per slot; slots that are done keep their state. First tokens are drawn from `first_hidden`."""
+        """One token per slot; slots that are done keep their state. First tokens are drawn from `first_hidden`.
+        answers: of each slot's problem, where the task replies on device."""
         at_first_token = slots.t == 0
 
         def run_layers(carry: tuple[Array, Array, KVCache]) -> tuple[Array, Array, KVCache]:
@@ -131,18 +131,20 @@ class Engine:
             log_p = renormalize(log_p, in_nucleus)
             slots = slots._replace(nucleus_mass=jnp.where(write_mask, nucleus_mass[:, None], slots.nucleus_mass))
         token, logp = sample_token(log_p, uniforms(jax.random.wrap_key_data(slots.key), slots.t))
-        if self.stops.interruption is not None and slots.thinking_ended is not None:
-            token, logp, thinking_ended = apply_interruption(
-                self.stops.interruption, slots.t, slots.thinking_ended, token, logp
-            )
-            slots = slots._replace(thinking_ended=thinking_ended)
+        written_token = token
+        if self.stops.adds_context:
+            ahead = token_ahead(slots)
+            token, logp = jnp.where(ahead < 0, ~ahead, token), jnp.where(ahead < 0, 0.0, logp)
+            written_token = jnp.where(ahead < 0, ahead, token)
         stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
         stop_state = slots.stop_state
         if self.stops.transitions is not None:
             stop_state = jnp.asarray(self.stops.transitions)[stop_state, token].astype(jnp.int32)
             stop_met = stop_met | (stop_state == len(self.stops.transitions))
+        if self.stops.has_turns:  # a reply ends no turn, and no stop string reaches into it
+            stop_met, stop_state = stop_met & (written_token >= 0), jnp.where(written_token < 0, 0, stop_state)
         slots = slots._replace(
-            tokens=jnp.where(write_mask, token[:, None], slots.tokens),
+            tokens=jnp.where(write_mask, written_token[:, None], slots.tokens),
             logps=jnp.where(write_mask, logp[:, None], slots.logps),
             position=slots.position + (~done & (slots.t > 0)),
             token=jnp.where(done, slots.token, token),
@@ -150,7 +152,26 @@ class Engine:
             stop_state=jnp.where(done, slots.stop_state, stop_state),
             stopped=slots.stopped | (~done & stop_met),
         )
-        return slots, cache, done | slots.stopped | (slots.t >= T)
+        slots, done = self._write_context(slots, done, answers)
+        return slots, cache, done
+
+    def _write_context(
+        self, slots: Slots, was_done: Bool[Array, " R"], answers: Int[Array, "R A"] | None
+    ) -> tuple[Slots, Bool[Array, " R"]]:
+        """After a token: what an interruption or the task's reply to a turn writes ahead, and which slots are done."""
+        interruption, T = self.stops.interruption, self.shapes.response_length
+        done = was_done | slots.stopped | (slots.t >= T)
+        if interruption is not None:
+            phrase = jnp.array(interruption.tokens, jnp.int32)
+            interrupted = interrupted_slots(interruption, slots) & ~done
+            slots, _ = write_ahead(slots, phrase[None], jnp.where(interrupted, len(phrase), 0))
+        if self.stops.reply is not None and answers is not None:
+            context, count = self.stops.reply(answers, plain_tokens(slots.tokens), slots.t)
+            count = jnp.where(slots.stopped & ~was_done, count, 0)
+            slots, overflow = write_ahead(slots, context, count)
+            slots = slots._replace(stopped=slots.stopped & (count == 0))
+            done = was_done | slots.stopped | overflow | (slots.t >= T)
+        return slots, done
 
     def decode_chunk(
         self, weights: SamplerWeights, batch: SamplingBatch, state: SamplerState
@@ -163,10 +184,13 @@ class Engine:
         has_queued_items = queue.next_item < work_items(self.shapes, batch).end
         group_has_rollouts = jnp.repeat(queue.next_rollout < queue.end_rollout, W)
         first_hidden = jnp.repeat(state.group_last_hidden, W, axis=0)
+        answers = batch.problems.answers[batch.rollout_problem_row(state.slots.row)] if self.stops.reply else None
         max_steps = min(CHUNK_TOKENS, self.shapes.response_length)
         max_idle_steps = R if self.shapes.shards == 1 else max_steps * R  # shards wait for one another: no early end
 
         def count_refillable(done: Array) -> Array:
+            if self.stops.host_replies:  # slots that wait for a reply, too
+                return (done & active).sum(dtype=jnp.int32)
             group_is_free = has_queued_items & jnp.repeat(done.reshape(-1, W).all(1), W)
             return (done & active & (group_has_rollouts | group_is_free)).sum(dtype=jnp.int32)
 
@@ -176,11 +200,13 @@ class Engine:
 
         def decode_token(carry: ChunkCarry) -> ChunkCarry:
             steps, idle_steps, slots, cache, done = carry
-            slots, cache, done = self.decode_step(weights.decode, slots, cache, first_hidden, done)
+            slots, cache, done = self.decode_step(weights.decode, slots, cache, first_hidden, done, answers)
             return steps + 1, idle_steps + count_refillable(done), slots, cache, done
 
         init_carry = (jnp.int32(0), jnp.int32(0), state.slots, state.cache, ~active)
         _, _, slots, cache, done = lax.while_loop(keep_decoding, decode_token, init_carry)
+        if self.stops.host_replies:  # a turn's end is not the response's: sampling/replies.py
+            done = done & ~slots.stopped
         finished_row = jnp.where(done & active, slots.row, -1)
         buffer_row = jnp.where(done & active, batch.buffer_row(slots.row), self.shapes.buffer_rows)
         outputs = tuple(
@@ -191,10 +217,11 @@ class Engine:
 
     def to_rollouts(self, outputs: tuple[Array, ...]) -> Rollouts:
         """The rollouts in `SamplerState.outputs`, with the mask of the tokens that the policy drew."""
-        tokens, logps, nucleus_mass, stopped, lengths, *thinking_ended = outputs
+        tokens, logps, nucleus_mass, stopped, lengths = outputs
         mask = length_mask(lengths, self.shapes.response_length)
-        if self.stops.interruption is not None:
-            mask = mask & policy_token_mask(self.stops.interruption, thinking_ended[0], self.shapes.response_length)
+        if self.stops.adds_context:
+            # What was written ahead of a response that ended before it is no part of it.
+            mask, tokens = mask & (tokens >= 0), jnp.where(mask, plain_tokens(tokens), 0)
         return Rollouts(tokens, logps, mask, nucleus_mass, stopped, lengths)
 
 

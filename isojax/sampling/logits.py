@@ -1,5 +1,4 @@
-"""From logits to a token: temperature, top-p, then the inverse of the distribution function at a uniform number; where
-a long response is interrupted, the tokens of a phrase instead.
+"""From logits to a token: temperature, top-p, then the inverse of the distribution function at a uniform number.
 
 The sampler passes on each nucleus's mass, from which the trainer rebuilds it, whatever the rounding at its edge.
 """
@@ -11,8 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
-
-from isojax.tasks.protocol import Interruption
 
 NEG_INF = -1e30  # log-probability of what cannot be drawn: finite, so that p log p and its gradient are 0, not NaN
 DRAW_BLOCK_TOKENS = 512  # at most so many tokens of a large vocabulary make a block of the draw
@@ -101,34 +98,3 @@ def rollout_keys(keys: PRNGKeyArray, problem_id: Int[Array, " R"], rollout_id: I
 def uniforms(keys: PRNGKeyArray, position: Int[Array, " R"]) -> Float[Array, " R"]:
     """One number in [0, 1) per row, from its key and the response position."""
     return jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t)))(keys, position)
-
-
-def in_forced_phrase(
-    interruption: Interruption, t: Int[Array, "*#r"], thinking_ended: Bool[Array, "*#r"]
-) -> Bool[Array, "*#r"]:
-    """Whether response token t is one of the phrase's; `thinking_ended`: whether `unless_token` is in the response."""
-    return ~thinking_ended & (t >= interruption.after) & (t < interruption.after + len(interruption.tokens))
-
-
-def apply_interruption(
-    interruption: Interruption,
-    t: Int[Array, " R"],
-    thinking_ended: Bool[Array, " R"],
-    token: Int[Array, " R"],
-    logp: Float[Array, " R"],
-) -> tuple[Int[Array, " R"], Float[Array, " R"], Bool[Array, " R"]]:
-    """Forced length interruption (ScaleRL, arXiv:2510.13786): a response of `after` tokens that has not ended its
-    thinking gets a phrase's tokens, which are not in the loss, and continues after them. Returns token t of each
-    response, its log-probability (0 in the phrase) and `thinking_ended` after it."""
-    in_phrase = in_forced_phrase(interruption, t, thinking_ended)
-    phrase = jnp.array(interruption.tokens, jnp.int32)
-    phrase_token = phrase[jnp.clip(t - interruption.after, 0, len(phrase) - 1)]
-    if interruption.unless_token is not None:
-        thinking_ended = thinking_ended | ((t < interruption.after) & (token == interruption.unless_token))
-    return jnp.where(in_phrase, phrase_token, token), jnp.where(in_phrase, 0.0, logp), thinking_ended
-
-
-def policy_token_mask(interruption: Interruption, thinking_ended: Bool[Array, "*r"], T: int) -> Bool[Array, "*r T"]:
-    """Which of a response's T tokens are not the phrase's."""
-    t = jnp.arange(T).reshape(*(1,) * thinking_ended.ndim, T)
-    return ~in_forced_phrase(interruption, t, thinking_ended[..., None])

@@ -25,15 +25,13 @@ class Slots(NamedTuple):
     stop_state: Int[Array, " R"]  # of the stop strings' automaton
     stopped: Bool[Array, " R"]  # whether a stop condition has been met
     key: UInt32[Array, "R 2"]  # the data of the rollout's key
-    tokens: Int[Array, "R T"]
+    tokens: Int[Array, "R T"]  # ~token where it is context, written ahead of `t` (sampling/context.py)
     logps: Float[Array, "R T"]
     nucleus_mass: Float[Array, "R _"]
-    thinking_ended: Bool[Array, " R"] | None  # see `apply_interruption`; None where no response is interrupted
 
     def outputs(self) -> tuple[Array, ...]:
         """What a finished slot writes to the shard's buffers, in the order of `SamplerState.outputs`."""
-        outputs = self.tokens, self.logps, self.nucleus_mass, self.stopped, self.t
-        return outputs if self.thinking_ended is None else (*outputs, self.thinking_ended)
+        return self.tokens, self.logps, self.nucleus_mass, self.stopped, self.t
 
 
 class WorkQueue(NamedTuple):

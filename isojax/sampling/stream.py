@@ -25,6 +25,7 @@ from isojax.models.transformer import Decoder, Params
 from isojax.sampling import batch
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch
 from isojax.sampling.engine import Engine, SamplerWeights, build_engine
+from isojax.sampling.replies import Reply, WaitingSlot, build_receive, has_ended, make_replies, reply_shapes
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.protocol import StopConditions
 
@@ -48,6 +49,7 @@ class FinishedSlots(NamedTuple):
     tokens: Array  # i32[S R T]
     lengths: Array  # i32[S R], tokens in each slot
     has_work: Array  # bool[S], all equal: whether any shard has rollouts left to sample
+    waiting_rows: Array | None = None  # i32[S R], of the rollouts that wait for the host's reply, -1 elsewhere
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Stream:
     init_batch: Program
     advance: Program
     to_rollouts: Program
+    receive: Program | None  # where the host replies to turns
 
     def begin(
         self, params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: PRNGKeyArray
@@ -96,32 +99,72 @@ class Stream:
     def compile(self, params: Params, problems: ProblemArrays) -> Rollouts:
         """Compiles all programs for arguments of these shapes; the shapes of the rollouts."""
         state, _ = self.advance.compile(*self.advance_shapes(params, problems))
+        if self.receive is not None:
+            self.receive.compile(state.outputs, state.slots, reply_shapes(self.mesh, state.slots))
         return self.to_rollouts.compile(state.outputs)
 
     def run(
-        self, params: Params, problems: ProblemArrays, B_p: int, n: int, key: PRNGKeyArray, on_finished: OnFinished
+        self,
+        params: Params,
+        problems: ProblemArrays,
+        B_p: int,
+        n: int,
+        key: PRNGKeyArray,
+        on_finished: OnFinished,
+        reply: Reply | None = None,
     ) -> Rollouts:
-        """All rollouts; `on_finished(rollouts i32[k], tokens)` gets a chunk's finished ones while the next runs."""
+        """All rollouts; `on_finished(rollouts i32[k], tokens)` gets a chunk's finished ones while the next runs. Where
+        the host replies to turns, `reply` is asked before the next begins."""
         inputs, state = self.begin(params, problems, np.int32(B_p), np.int32(n), key)
+        if self.receive is not None:
+            assert reply is not None, "a task of turns needs its reply"
+            return self._run_with_replies(inputs, state, on_finished, reply)
         state, finished = self.advance(inputs, state)
         has_work = True
         while has_work:
             state, next_finished = self.advance(inputs, state)  # the last of these finds nothing to do
-            multiprocess.start_host_copy(next_finished)
-            on_finished(*_finished_rollouts(finished, B_p * n))
-            finished, has_work = next_finished, bool(np.asarray(finished.has_work.addressable_shards[0].data).any())
+            multiprocess.start_host_copy(jax.tree.leaves(next_finished))
+            on_finished(*_slot_rollouts(finished, finished.rows, B_p * n)[:2])
+            finished, has_work = next_finished, _has_work(finished)
+        return self.to_rollouts(state.outputs)
+
+    def _run_with_replies(
+        self, inputs: StreamInputs, state: SamplerState, on_finished: OnFinished, reply: Reply
+    ) -> Rollouts:
+        """The same where the host replies. Each chunk waits for the replies to the one before: which slots wait in
+        which chunk never depends on a clock."""
+        assert self.receive is not None
+        B, has_work = int(inputs.B_p) * int(inputs.n), True
+        while has_work:
+            state, finished = self.advance(inputs, state)
+            on_finished(*_slot_rollouts(finished, finished.rows, B)[:2])
+            rollout_ids, responses, waiting = _slot_rollouts(finished, finished.waiting_rows, B)
+            contexts, T = reply(rollout_ids, responses), finished.tokens.shape[-1]
+            ended = [i for i, slot in enumerate(waiting) if has_ended(slot, contexts[i], T)]
+            on_finished(rollout_ids[ended], [responses[i] for i in ended])
+            new_replies = make_replies(self.mesh, finished.tokens.shape, waiting, contexts)
+            outputs, slots = self.receive(state.outputs, state.slots, new_replies)
+            state, has_work = state._replace(outputs=outputs, slots=slots), _has_work(finished)
         return self.to_rollouts(state.outputs)
 
 
-def _finished_rollouts(finished: FinishedSlots, B: int) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The numbers and the response tokens of the rollouts that this process's slots have finished."""
-    shard_ids, rows = multiprocess.local_shard_rows(finished.rows)
+def _has_work(finished: FinishedSlots) -> bool:
+    return bool(np.asarray(finished.has_work.addressable_shards[0].data).any())
+
+
+def _slot_rollouts(
+    finished: FinishedSlots, rows: Any, B: int
+) -> tuple[np.ndarray, list[np.ndarray], list[WaitingSlot]]:
+    """Of this process's slots with a row in `rows`: the numbers and the response tokens of the rollouts, and the
+    slots."""
+    shard_ids, rows = multiprocess.local_shard_rows(rows)
     _, tokens = multiprocess.local_shard_rows(finished.tokens)
     _, lengths = multiprocess.local_shard_rows(finished.lengths)
     rollout_ids = batch.rollout_index(rows, B, shard_ids, finished.rows.shape[0])
     slots = np.nonzero(rows >= 0)
     responses = [row[:length] for row, length in zip(tokens[slots], lengths[slots], strict=True)]
-    return rollout_ids[slots], responses
+    columns = (shard_ids[slots[0]], slots[1], rows[slots], lengths[slots])
+    return rollout_ids[slots], responses, [WaitingSlot(*map(int, column)) for column in zip(*columns, strict=True)]
 
 
 def build_stream(
@@ -142,6 +185,7 @@ def build_stream(
         init_batch=Program(jax.jit(init_batch, out_shardings=(replicated(mesh), state_sharding))),
         advance=Program(advance),
         to_rollouts=Program(jax.jit(engine.to_rollouts, out_shardings=shard_sharding)),
+        receive=build_receive(mesh) if stops.host_replies else None,
     )
 
 
@@ -180,7 +224,8 @@ def _shard_programs(
         has_work = engine.has_work(shard_batch, state).astype(jnp.int32)
         if shards > 1:  # where the tensor axis alone is split, XLA cannot compile the sum
             has_work = lax.psum(has_work, ROLLOUT_AXES)
-        finished = FinishedSlots(row, state.slots.tokens, state.slots.t, has_work > 0)
+        waiting = jnp.where(state.slots.stopped, state.slots.row, -1) if engine.stops.host_replies else None
+        finished = FinishedSlots(row, state.slots.tokens, state.slots.t, has_work > 0, waiting)
         return add_shard_axis(state), jax.tree.map(lambda x: x[None], finished)
 
     shard_spec, state_spec = P(ROLLOUT_AXES), sampler_state_specs(engine)

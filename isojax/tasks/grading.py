@@ -25,14 +25,17 @@ MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS, MIN_PROBLEMS = 16, 4, 4
 
 # Judges one response i32[its length] to each problem.
 GradeFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], Grades]
+# The context that each response i32[its length] gets after a turn, of no tokens where it is done; and failures by kind.
+ReplyFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], tuple[list[np.ndarray], Mapping[str, int]]]
 FailureCallback = Callable[[str, str], object]  # receives the kind of a failure, and what happened
 
 
 class BackgroundGrader:
     """Grades of one response to each of `problems`, in which a problem may occur several times; a context."""
 
-    def __init__(self, grade: GradeFunction, problems: Sequence[Problem]) -> None:
-        self._grade, self._problems = grade, problems
+    def __init__(self, grade: GradeFunction, problems: Sequence[Problem], reply: ReplyFunction | None = None) -> None:
+        self._grade, self._problems, self._reply = grade, problems, reply
+        self._reply_failures: Counter[str] = Counter()  # in the caller's thread
         self._rewards = np.zeros(len(problems), np.float32)
         self._parsed = np.zeros(len(problems), bool)
         self._scores: dict[str, np.ndarray] = {}
@@ -47,6 +50,15 @@ class BackgroundGrader:
             self._futures.popleft().result()
         self._pending.extend(zip(map(int, rollout_indices), tokens, strict=True))
         self._futures.append(self._executor.submit(self._grade_pending))
+
+    def reply(self, rollout_indices: Sequence[int] | np.ndarray, tokens: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What the task replies to responses to problems[i], i of `rollout_indices`, whose turns have ended."""
+        if not len(tokens):
+            return []
+        assert self._reply is not None, "only a task of turns replies"
+        contexts, failures = self._reply([self._problems[int(i)] for i in rollout_indices], tokens)
+        self._reply_failures.update(failures)
+        return contexts
 
     def state_dict(self) -> dict[str, Any]:
         """The grades of all responses added so far, once these are checked; for JSON and `load_state_dict`."""
@@ -64,7 +76,9 @@ class BackgroundGrader:
         """All grades of all processes, in the order of `problems`; raises what grading has raised."""
         while self._futures:
             self._futures.popleft().result()
-        grades_by_process = multiprocess.allgather((self._rewards, self._parsed, self._failures, self._scores))
+        grades_by_process = multiprocess.allgather(
+            (self._rewards, self._parsed, self._failures + self._reply_failures, self._scores)
+        )
         rewards, parsed, failures, scores = zip(*grades_by_process, strict=True)
         counts = sum(failures, Counter[str]())
         # A process that has graded nothing has no names.
@@ -121,6 +135,23 @@ class Checker:
 
     def grade(self, problems: Sequence[Problem], prompts: Sequence[str], responses: Sequence[str]) -> Grades:
         """Rewards and failures of responses to problems, one each; InputError for a problem that cannot be judged."""
+        verdicts = self.judge(problems, prompts, responses)
+        rewards = [float(verdict.correct) for verdict in verdicts]
+        if self._weights and verdicts:
+            rewards, verdicts = zip(*(weigh_scores(v, self._weights) for v in verdicts), strict=True)
+        return Grades(
+            rewards=np.array(rewards, np.float32),
+            parsed=np.array([v.parsed for v in verdicts], bool),
+            failures=self.note_failures(problems, verdicts),
+            scores={
+                name: np.array([v.scores_by_name()[name] for v in verdicts], np.float32)
+                for name in self._weights
+                if len(self._weights) > 1 or name != MAIN_SCORE
+            },
+        )
+
+    def judge(self, problems: Sequence[Problem], prompts: Sequence[str], responses: Sequence[str]) -> list[Verdict]:
+        """The check's verdicts of responses to problems, one each; InputError for a problem that cannot be judged."""
         requests = list(zip(problems, prompts, responses, strict=True))
         keys: list[Hashable] = [(id(p), prompt, r) if self._pure else i for i, (p, prompt, r) in enumerate(requests)]
         request_by_key = dict(zip(keys, requests, strict=True))
@@ -128,24 +159,16 @@ class Checker:
             if not self._stop_workers.alive:
                 raise InputError("this Checker is closed; make a new one.")
             distinct_verdicts = self._run_requests(list(request_by_key.values()))
-            verdict_by_key = dict(zip(request_by_key, distinct_verdicts, strict=True))
-            verdicts = [verdict_by_key[key] for key in keys]
-            rewards = [float(verdict.correct) for verdict in verdicts]
-            if self._weights and verdicts:
-                rewards, verdicts = zip(*(weigh_scores(v, self._weights) for v in verdicts), strict=True)
+        verdict_by_key = dict(zip(request_by_key, distinct_verdicts, strict=True))
+        return [verdict_by_key[key] for key in keys]
+
+    def note_failures(self, problems: Sequence[Problem], verdicts: Sequence[Verdict]) -> dict[str, int]:
+        """The failures by kind; `on_failure` is called with the first of each."""
+        with self._lock:
             for problem, verdict in zip(problems, verdicts, strict=True):
                 if verdict.failure:
                     self._note_failure(problem, verdict)
-        return Grades(
-            rewards=np.array(rewards, np.float32),
-            parsed=np.array([v.parsed for v in verdicts], bool),
-            failures=dict(sorted(Counter(v.failure for v in verdicts if v.failure).items())),
-            scores={
-                name: np.array([v.scores_by_name()[name] for v in verdicts], np.float32)
-                for name in self._weights
-                if len(self._weights) > 1 or name != MAIN_SCORE
-            },
-        )
+        return dict(sorted(Counter(v.failure for v in verdicts if v.failure).items()))
 
     def check_problems(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
         """InputError where a problem cannot be judged; a verifier in processes tries the first problem only."""

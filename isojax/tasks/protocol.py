@@ -1,7 +1,7 @@
 """What a task is: problems, how they are written as tokens, what ends a response or interrupts it, and how it is
 verified. A file in tasks/device/ has `build(argument="") -> DeviceTask`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple, Protocol
@@ -35,21 +35,39 @@ class TokenizedProblems(NamedTuple):
 
 @dataclass(frozen=True)
 class Interruption:
-    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/logits.py)."""
+    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/context.py)."""
 
     after: int
     tokens: tuple[int, ...]
     unless_token: int | None  # None: every response is interrupted
 
 
+# reply(answers i32[R A], tokens i32[R T], lengths i32[R]) -> (context i32[R K], counts i32[R]): what each of R
+# responses gets after a turn, the first `counts` tokens of a row; 0: the response is done. It is computed for every
+# slot at every token, in the compiled program, and read where a turn has just ended. K is static.
+DeviceReply = Callable[[Array, Array, Array], tuple[Array, Array]]
+
+
 @dataclass(frozen=True)
 class StopConditions:
     """A response ends with a token of `tokens`, or with the one that completes a stop string: `transitions[state,
-    token]`, uint8 or uint16 [states, V], is the next state, from 0 on; the value `states` is a complete stop string."""
+    token]`, uint8 or uint16 [states, V], is the next state, from 0 on; the value `states` is a complete stop string.
+    In a task of turns the stop conditions end a turn, and the task replies or ends the response."""
 
     tokens: tuple[int, ...]
     transitions: np.ndarray | None
     interruption: Interruption | None = None  # of a response that goes on for too long
+    reply: DeviceReply | None = None  # of a task of turns that is verified on device
+    host_replies: bool = False  # whether the host replies, between chunks (sampling/stream.py)
+
+    @property
+    def has_turns(self) -> bool:
+        return self.reply is not None or self.host_replies
+
+    @property
+    def adds_context(self) -> bool:
+        """Whether a response may hold tokens that the policy did not draw."""
+        return self.interruption is not None or self.has_turns
 
 
 class Grades(NamedTuple):
@@ -72,7 +90,7 @@ class DeviceTask(Protocol):
     on_device: ClassVar[Literal[True]]
     vocab: int  # size of the vocabulary
     eos: int  # the token that ends a response
-    stops: StopConditions  # the same, as the sampler takes it
+    stops: StopConditions  # the same, as the sampler takes it; a task of turns has its `reply` here
     pad: int  # the token that pads prompts and responses
 
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
@@ -84,13 +102,13 @@ class DeviceTask(Protocol):
         ...
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Tokens as text, up to the end token."""
+        """Tokens as text, up to the end token; of a task of turns whole, with context as ~token (tasks/turns.py)."""
         ...
 
     def demonstrations(
         self, count: int, rng: np.random.Generator, prompt_length: int, response_length: int
     ) -> EncodedProblems:
-        """What the base policy is trained to imitate."""
+        """What the base policy is trained to imitate; context, as ~token, is not imitated."""
         ...
 
     def verify(

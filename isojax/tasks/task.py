@@ -2,8 +2,9 @@
 verified on device (tasks/device/), or a TextTask, which writes problems as tokens and grades responses. Nothing is
 tokenised twice: the policy is trained on the ids that were sampled."""
 
+import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,6 +22,7 @@ from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
 from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, readable, render_chats, token_bytes
+from isojax.tasks.turns import find_reply, plain_tokens, split_turns
 
 
 class TextTask:
@@ -28,8 +30,10 @@ class TextTask:
 
     on_device: ClassVar[Literal[False]] = False
 
-    def __init__(self, source: ProblemSource, cell: CellConfig, num_workers: int | None = None):
-        """`num_workers`: processes that check responses; None: one per core."""
+    def __init__(
+        self, source: ProblemSource, cell: CellConfig, num_workers: int | None = None, reply_check: str | None = None
+    ):
+        """`num_workers`: processes that check responses; None: one per core. `reply_check`: of `find_reply`."""
         model, prompt, sampling = cell.model, cell.prompt, cell.sampling
         if model.path is None:
             raise InputError(
@@ -54,11 +58,18 @@ class TextTask:
         if sampling.interrupt is not None:
             interruption = self._encode_interruption(sampling.interrupt, sampling.response_length)
             self.stops = replace(self.stops, interruption=interruption)
+        self._reply_check = reply_check
+        if reply_check is not None:
+            if sampling.interrupt is not None:
+                raise InputError("cell.sampling.interrupt and a task of turns exclude each other; leave the first out.")
+            self.stops = replace(self.stops, host_replies=True)
+            self._markup = self._find_markup() if prompt.format == "chat" else ("", "")
         pad = self.tokenizer.pad_token_id
         self.pad = pad if isinstance(pad, int) else next(iter(self.stops.tokens), 0)
         self._verifier, self._num_workers = cell.verifier, num_workers
         self._score_weights = score_weights(cell.verifier, cell.reward)
         self._checker: Checker | None = None
+        self._reply_checker: Checker | None = None
         self._checker_lock = threading.Lock()
 
     def _check_formats(self) -> None:
@@ -171,6 +182,55 @@ class TextTask:
             options["enable_thinking"] = self.prompt.thinking
         return self._tokenize(render_chats(self.tokenizer, conversations, options), special=False)
 
+    def _find_markup(self) -> tuple[str, str]:
+        """What the chat template writes before and after a user's message that follows an assistant's."""
+        texts = "First message.", "Second message.", "Third message."
+        roles = "user", "assistant", "user"
+        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
+        options: dict[str, Any] = {"add_generation_prompt": True}
+        if self.prompt.thinking is not None:
+            options["enable_thinking"] = self.prompt.thinking
+        (rendered,) = render_chats(self.tokenizer, [messages], options)
+        _, second, rest = rendered.partition(texts[1])
+        before, third, after = rest.partition(texts[2])
+        if not second or not third:
+            raise InputError(
+                f"the chat template in {self.folder} leaves out earlier messages of the assistant; a task of turns "
+                "needs them. Set cell.prompt.format=raw, or another template."
+            )
+        return before, after
+
+    def reply_tokens(
+        self, problems: Sequence[Problem], responses: Sequence[np.ndarray]
+    ) -> tuple[list[np.ndarray], Mapping[str, int]]:
+        """The context that each response i32[its length] gets after a turn, of no tokens where it is done; and the
+        failures of replies by kind. A response whose reply fails is done."""
+        turns = [json.dumps(self._turn_texts(tokens)) for tokens in responses]
+        self.start_verifier()
+        assert self._reply_checker is not None, "the task has no turns"
+        verdicts = self._reply_checker.judge(problems, [""] * len(problems), turns)
+        before, after = self._markup
+        texts = [before + v.message + after if v.parsed and not v.failure and v.message else "" for v in verdicts]
+        contexts = [np.array(ids, np.int32) for ids in self._tokenize(texts, special=False)]
+        for i, (context, response) in enumerate(zip(contexts, responses, strict=True)):
+            if len(context) and context[0] in self.stops.tokens and response[-1] in self.stops.tokens:
+                contexts[i] = context[1:]  # the policy has written the end token that the markup begins with
+        return contexts, self._reply_checker.note_failures(problems, verdicts)
+
+    def _turn_texts(self, tokens: np.ndarray) -> list[str]:
+        """A response's turns as text: the policy's up to their stop, replies without the markup of a chat."""
+        before, after = (self._text(self._tokenize([text], special=False)[0]) for text in self._markup)
+        return [
+            self._text((~turn).tolist()).removeprefix(before).removesuffix(after)
+            if turn[0] < 0
+            else self._text_to_stop(turn.tolist()).decode(errors="replace")
+            for turn in split_turns(tokens)
+        ]
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """Tokens as text, whatever ends a turn; special tokens left out."""
+        return b"".join(self._token_bytes[token] or b"" for token in ids).decode(errors="replace")
+
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """InputError where the verifier cannot judge a problem; one in processes tries the first problem only."""
         self.start_verifier().check_problems(problems, [self._fill_template(problem) for problem in problems])
@@ -180,10 +240,17 @@ class TextTask:
         return self.grade(problems, [self.decode(tokens) for tokens in responses])
 
     def decode(self, tokens: np.ndarray) -> str:
-        """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out."""
+        """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out; with
+        several turns, up to that of the last."""
+        ids = plain_tokens(tokens).tolist()
+        last_turn = int(np.flatnonzero(tokens < 0)[-1]) + 1 if self.stops.has_turns and (tokens < 0).any() else 0
+        earlier = b"".join(self._token_bytes[token] or b"" for token in ids[:last_turn])
+        return (earlier + self._text_to_stop(ids[last_turn:])).decode(errors="replace")
+
+    def _text_to_stop(self, ids: Sequence[int]) -> bytes:
         # Runs of text between special tokens: a stop string does not reach across one.
         text_runs: list[list[bytes]] = [[]]
-        for token in tokens.tolist():
+        for token in ids:
             if token in self.stops.tokens:
                 break
             piece = self._token_bytes[token]
@@ -194,7 +261,7 @@ class TextTask:
             decoded += run[: min(stop_positions, default=None)]
             if stop_positions:
                 break
-        return decoded.decode(errors="replace")
+        return decoded
 
     def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
         """The same of responses in text; the verifier's prompt is the template filled in, without chat markup."""
@@ -207,14 +274,22 @@ class TextTask:
             if self._checker is None:
                 verifier, weights = self._verifier, self._score_weights
                 self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gib, self._num_workers, weights)
+            if self._reply_check is not None and self._reply_checker is None:
+                check, verifier, checker = self._reply_check, self._verifier, self._checker
+                self._reply_checker = Checker(check, verifier.timeout, verifier.memory_gib, self._num_workers)
+
+                def on_failure(kind: str, what_happened: str) -> None:
+                    checker.on_failure(kind, what_happened)  # which is set later
+
+                self._reply_checker.on_failure = on_failure
             return self._checker
 
     def close(self) -> None:
         """End the verifier's processes."""
         with self._checker_lock:
-            if self._checker is not None:
-                self._checker.close()
-                self._checker = None
+            for checker in filter(None, (self._checker, self._reply_checker)):
+                checker.close()
+            self._checker = self._reply_checker = None
 
 
 Task = DeviceTask | TextTask
@@ -224,7 +299,7 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     """The task of `cell.task`; `num_workers` processes check responses in text (None: one for each core)."""
     device_task = build_device_task(cell.task)
     if device_task is None:
-        return TextTask(open_source(cell.task, cell.data), cell, num_workers)
+        return TextTask(open_source(cell.task, cell.data), cell, num_workers, find_reply(cell.task))
     for key, value in (("reward.weights", cell.reward.weights), ("sampling.interrupt", cell.sampling.interrupt)):
         if value is not None:
             refusal = f"cell.{key} is set and cell.task = {cell.task} writes no text and verifies on device"

@@ -14,20 +14,29 @@ from isojax.core.config import CellConfig
 from isojax.core.machine import cores
 from isojax.models.transformer import Decoder, Params
 from isojax.tasks.protocol import DeviceTask, EncodedProblems
+from isojax.tasks.turns import plain_tokens
 from isojax.train.outputs import ProgressCallback
 
 WARMUP_STEPS = 60
 GRADIENT_PIECES = 8  # a batch of demonstrations is split into so many pieces, which fit a processor's cache
 
 
-def sft_loss(decoder: Decoder, params: Params, demonstrations: EncodedProblems, eos: int) -> Array:
-    """Mean negative log-likelihood of the answers' tokens, including their end token."""
-    prompts, lengths, answers, _ = demonstrations
+def sft_loss(
+    decoder: Decoder, params: Params, demonstrations: EncodedProblems, eos: int, has_turns: bool = False
+) -> Array:
+    """Mean negative log-likelihood of the answers' tokens, including their end token; has_turns: up to the last end
+    token, without context (tasks/turns.py)."""
+    prompts, lengths, signed_answers, _ = demonstrations
+    answers = plain_tokens(signed_answers) if has_turns else signed_answers
     tokens = jnp.concatenate([prompts, answers[:, :-1]], 1)  # demonstrations fill prompt_length exactly
     hidden = decoder.forward(params, tokens, jnp.zeros_like(lengths))[:, prompts.shape[1] - 1 :]
     log_probs = jax.nn.log_softmax(decoder.logits(params, hidden))
     token_logps = jnp.take_along_axis(log_probs, answers[..., None], -1)[..., 0]
-    loss_mask = jnp.arange(answers.shape[1])[None] <= (answers == eos).argmax(1)[:, None]
+    T = answers.shape[1]
+    if has_turns:
+        loss_mask = (signed_answers >= 0) & (jnp.arange(T)[None] < T - (answers == eos)[:, ::-1].argmax(1)[:, None])
+    else:
+        loss_mask = jnp.arange(T)[None] <= (answers == eos).argmax(1)[:, None]
     return -(token_logps * loss_mask).sum() / loss_mask.sum()
 
 
@@ -48,7 +57,7 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
 
     @jax.jit
     def piece_gradient(params: Params, piece: EncodedProblems) -> tuple[Array, Params]:
-        return jax.value_and_grad(lambda p: sft_loss(decoder, p, piece, task.eos))(params)
+        return jax.value_and_grad(lambda p: sft_loss(decoder, p, piece, task.eos, task.stops.has_turns))(params)
 
     @partial(jax.jit, donate_argnums=0)
     def add_gradients(total: tuple[Array, Params], piece: tuple[Array, Params]) -> tuple[Array, Params]:

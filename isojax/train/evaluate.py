@@ -43,6 +43,7 @@ class EvalCounts(NamedTuple):
     parsed: int  # rollouts that hold an answer in the expected form (on device: those that ended)
     failures: Counter[str]  # checks that the verifier did not finish, by kind
     interrupted: int | None = None  # rollouts interrupted to answer; None where the recipe interrupts none
+    turns: int | None = None  # of the policy, over all rollouts; None where the task has one each
     graded: bool = False  # whether rewards may lie between 0 and 1
     mean_scores: Mapping[str, float] = MappingProxyType({})  # of each score in a graded reward
 
@@ -54,11 +55,12 @@ class EvalCounts(NamedTuple):
 
 
 class CallSamples(NamedTuple):
-    """Of one call: each problem's first response, which rollouts ended, and how many were interrupted."""
+    """Of one call: each problem's first response, which rollouts ended, how many hold context, and the turns."""
 
     first_responses: list[np.ndarray]
     ended: np.ndarray  # bool[rollouts]
     interrupted: int
+    turns: int
 
 
 EvalKey = tuple[np.int32, np.int32, np.int32]  # seed, random stream, evaluation and repeat
@@ -122,7 +124,7 @@ class HostGrader:
         samples: list[CallSamples] = []
         problems = [p for part, _ in calls for p in part.problems for _ in range(self.n)]
         rollouts_before = 0
-        with BackgroundGrader(self.task.grade_tokens, problems) as grading:
+        with BackgroundGrader(self.task.grade_tokens, problems, self.task.reply_tokens) as grading:
             for part, key in calls:
 
                 def on_finished(
@@ -130,8 +132,13 @@ class HostGrader:
                 ) -> None:
                     grading.add_responses(rollouts_before + rollout_index, responses)
 
+                def reply(
+                    rollout_index: np.ndarray, responses: list[np.ndarray], rollouts_before: int = rollouts_before
+                ) -> list[np.ndarray]:
+                    return grading.reply(rollouts_before + rollout_index, responses)
+
                 arrays, Q = pad_problems(part.arrays, self.shapes), len(part.problems)
-                rollouts = self.stream.run(params, arrays, Q, self.n, self.make_key(*key), on_finished)
+                rollouts = self.stream.run(params, arrays, Q, self.n, self.make_key(*key), on_finished, reply)
                 if multiprocess.is_multiprocess():
                     rollouts = self.replicate(rollouts)
                 samples.append(summarize_call(rollouts, Q * self.n, self.n))
@@ -144,7 +151,12 @@ def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
     rows = batch.row_index(B, rollouts.tokens.shape[0])
     stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
     first_responses = batch.response_tokens(rollouts, B)[::n]
-    return CallSamples(first_responses, ended=stopped, interrupted=int((mask.sum(-1) < lengths).sum()))
+    return CallSamples(
+        first_responses,
+        ended=stopped,
+        interrupted=int((mask.sum(-1) < lengths).sum()),
+        turns=int(batch.count_turns(mask).sum()),
+    )
 
 
 def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:
@@ -168,7 +180,7 @@ class Evaluator:
     ):
         self.decoder, self.mesh, self.graded = decoder, mesh, cell.reward.kind == "graded"
         self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
-        self._has_interruption = task.stops.interruption is not None
+        self._stops = task.stops
         slots_per_prefix = trainer_shapes.slots_per_prefix
         shapes = trainer_shapes.for_cells(
             [(problems_per_call, samples_per_problem)],
@@ -210,7 +222,8 @@ class Evaluator:
             ended=sum(int(call.ended.sum()) for call in samples),
             parsed=int(grades.parsed.sum()),
             failures=Counter(grades.failures),
-            interrupted=sum(call.interrupted for call in samples) if self._has_interruption else None,
+            interrupted=sum(call.interrupted for call in samples) if self._stops.interruption else None,
+            turns=sum(call.turns for call in samples) if self._stops.has_turns else None,
             graded=self.graded,
             mean_scores={name: float(np.mean(scores)) for name, scores in grades.scores.items()},
         )
@@ -263,6 +276,7 @@ def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
     truncated: the share that no stop condition ended.
     verifier_failures: checks that the verifier did not finish; their rollouts count as wrong.
     interrupted: the share that was interrupted to answer, where the recipe does that.
+    turns: the mean number of the policy's turns, in a task of turns.
     reward/NAME: the mean of each score in a graded reward.
     """
     metrics: dict[str, float] = {}
@@ -278,5 +292,7 @@ def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
         set_metrics |= {f"reward/{name}": mean for name, mean in counts.mean_scores.items()}
         if counts.interrupted is not None:
             set_metrics["interrupted"] = counts.interrupted / rollouts
+        if counts.turns is not None:
+            set_metrics["turns"] = counts.turns / rollouts
         metrics |= {f"{set_name}/{name}" if set_name else name: value for name, value in set_metrics.items()}
     return metrics

@@ -1,5 +1,5 @@
-"""What an interruption forces on a response is context: in no gradient, denominator or advantage, and counted as the
-response's length.
+"""What an interruption forces on a response is context: in no gradient, denominator or advantage, and not counted as
+tokens drawn.
 """
 
 from __future__ import annotations
@@ -106,9 +106,9 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
     for moment, expected in zip(jax.tree.leaves(state.moments.mu), jax.tree.leaves(slope), strict=True):
         np.testing.assert_allclose(moment / np.float32(0.1), expected, atol=1e-5 * float(jnp.linalg.norm(expected)))
     assert float(metrics["loss"]) == pytest.approx(float(value), abs=1e-6)
-    assert float(metrics["tokens"]) == LENGTHS.sum() and float(metrics["response_length"]) == pytest.approx(
-        LENGTHS.mean()
-    )
+    assert float(metrics["tokens"]) == drawn.sum()
+    assert float(metrics["response_length"]) == pytest.approx(drawn.mean())
+    assert float(metrics["context_length"]) == pytest.approx((LENGTHS - drawn).mean())
     assert float(metrics["interrupted"]) == pytest.approx((LENGTHS > AFTER).mean())
     gap = np.abs(np.where(MASK, np.asarray(own_logps(policy())) - logps, 0))
     assert float(metrics["sampler_logp_gap"]) == pytest.approx(gap.sum() / drawn.sum(), rel=1e-4)

@@ -27,6 +27,7 @@ from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.sampling.stream import build_stream
 from isojax.tasks.protocol import Interruption, StopConditions
 from isojax.tasks.tokenizer import build_stop_table
+from isojax.tasks.turns import plain_tokens
 from tests.device import (
     DECODER,
     EOS,
@@ -210,4 +211,7 @@ def test_chunks_from_the_host_give_the_same(name: str, request: pytest.FixtureRe
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 if x.dtype == np.float32 else 0, err_msg=part)
     full = [x.tolist() for x in response_tokens(run, 91)]
     assert [streamed[r] for r in range(91)] == full
-    assert sum(row[AFTER:LAST] == list(PHRASE) for row in full) > 20
+    assert sum(row[AFTER:LAST] == [~token for token in PHRASE] for row in full) > 20
+    assert [plain_tokens(np.array(row)).tolist() for row in full] == [
+        row[:length].tolist() for row, length in zip(case.thirteen.tokens, case.thirteen.lengths, strict=True)
+    ]

@@ -58,6 +58,11 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
                 "(data x fsdp) of the mesh that samples; asynchronous rollouts assign whole groups to shards. Change "
                 "B_p or the mesh."
             )
+        if task.stops.has_turns:
+            raise InputError(
+                f"cell.rl.max_staleness = {cell.rl.max_staleness} with {cell.task}, a task of several turns: "
+                "asynchronous rollouts have one turn. Leave cell.rl.max_staleness out."
+            )
         self.sampler = SamplerPrograms(cell, decoder, task, shapes, pairs, sampler_mesh or mesh)
         by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
         self.select_problems = rollout_source.build_select_problems(mesh)

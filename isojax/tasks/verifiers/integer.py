@@ -1,10 +1,11 @@
-"""`integer`: correct where the response is the answer's integer and nothing else: "12+7=" -> " 19"."""
+"""`integer`: correct where the response is the answer's integer and nothing else: "12+7=" -> " 19".
+`integer:last_line`: where its last line is, as in a task of turns."""
 
 import re
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict, refuse_argument
+from isojax.tasks.verifiers import Check, Verdict
 
 ISOLATED, PURE = False, True
 
@@ -13,7 +14,10 @@ _INTEGER = re.compile(r"\s*([+\-\u2212]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,132}|[0-9]{
 
 
 def build(argument: str) -> Check:
-    refuse_argument("integer", argument)
+    if argument == "last_line":
+        return lambda problem, prompt, response: check(problem, prompt, response.rpartition("\n")[2])
+    if argument:
+        raise InputError(f"cell.verifier.use: integer takes no argument but last_line, given {argument!r}.")
     return check
 
 

@@ -1,0 +1,52 @@
+"""Responses of several turns: the policy's own tokens, and context, which it did not draw. As a verifier of the name
+isojax.tasks.turns:TASK this module calls a text task's `reply`, in the worker processes of a Checker."""
+
+import json
+from typing import TypeVar
+
+import numpy as np
+
+from isojax.core import registry
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.verifiers import Check, Verdict
+
+ISOLATED, PURE = True, True
+MAX_REPLY_CHARACTERS = 2000  # check_process.py cuts longer messages
+
+TokenArray = TypeVar("TokenArray")
+
+
+def plain_tokens(tokens: TokenArray) -> TokenArray:
+    """Token ids i32[...], where context is written as ~token, which is negative."""
+    return tokens ^ (tokens >> 31)  # type: ignore[operator]
+
+
+def split_turns(tokens: np.ndarray) -> list[np.ndarray]:
+    """A response i32[t], context as ~token, in its turns: the policy's first, the task's reply, and so on."""
+    return np.split(tokens, np.flatnonzero(np.diff(tokens < 0)) + 1)
+
+
+def build(argument: str) -> Check:
+    """The check that replies: its `response` is a JSON list of turns, its verdict's message the reply, and `parsed`
+    whether there is one."""
+    reply = vars(registry.load("tasks.sources", argument, "source"))["reply"]
+
+    def check(problem: Problem, prompt: str, response: str) -> Verdict:
+        text = reply(problem, json.loads(response))
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"reply returned a {type(text).__name__}, expected text or None")
+        if text is not None and len(text) > MAX_REPLY_CHARACTERS:
+            raise ValueError(f"reply returned {len(text)} characters, expected at most {MAX_REPLY_CHARACTERS}")
+        return Verdict(True, text is not None, message=text or "")
+
+    return check
+
+
+def find_reply(task: str) -> str | None:
+    """The verifier that replies for a text task NAME or NAME:ARGUMENT; None where its module has no `reply`."""
+    name = task.partition(":")[0]
+    reply = vars(registry.load("tasks.sources", name, "source")).get("reply")
+    if reply is not None and not callable(reply):
+        raise InputError(f"cell.task: the module of {name} has a `reply` that is no function; rename it.")
+    return None if reply is None else f"{__name__}:{name}"
