@@ -20,9 +20,8 @@ def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:
     words = ("tiny.yaml", f"name={name}", *grid, "sweep.B_max=256", "sweep.seeds=1", "sweep.budget=300")
     words += ("cell.base.steps=20", "cell.data.candidates=100", "cell.eval.samples=2")
     empty = str(cache)
-    done = isojax.quick(
-        "isojax.launch", *words, report=False, jax_log_compiles=True, jax_compilation_cache_dir=empty, XLA_FLAGS=FLAGS
-    )
+    options = {"jax_log_compiles": True, "jax_compilation_cache_dir": empty, "XLA_FLAGS": FLAGS}
+    done = isojax.quick("isojax.launch", *words, fit=False, report=False, **options)
     cells = len(isojax.ledgers(name))
     assert done.stderr.count("cell 1") == cells == (13 if "3" in grid[1] else 2), done.stderr  # all ran
     return Counter(line.split(FINISHED)[1].split(" in ")[0] for line in done.stderr.splitlines() if FINISHED in line)

@@ -23,7 +23,7 @@ PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPO
 SMALL = (
     (r"sweep\.budget=\d+", "sweep.budget=700"),
     (r"--budget \S+", "--budget 700"),
-    ("--validate", "--validate --replicates 40"),
+    ("--validate", "--validate --replicates 10"),
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
 )
 # A sweep for every page: commands that run and end, whatever it finds.
@@ -47,6 +47,14 @@ def commands(page: Path) -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.S)
     lines = [re.sub(r"\s+#.*", "", line).strip() for block in blocks for line in block.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def is_read(line: str, of_page: list[str]) -> bool:
+    """Whether a later command of the page fits, itself, the sweep that this one launches."""
+    config, *settings = line.split()[2:]
+    name = next((word.removeprefix("name=") for word in settings if word.startswith("name=")), config)
+    later = of_page[of_page.index(line) + 1 :]
+    return any(words[1] in ("fit", "compare") and f"runs/{name}" in words for words in map(str.split, later))
 
 
 def small(line: str) -> list[str]:
@@ -127,9 +135,10 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
                 isojax.ok(*words[1:], HF_ENDPOINT=hub.url, HF_HOME=str(isojax.folder / "hub"))
         elif words[0] == "isojax":
             few, settings = (FEW, {"XLA_FLAGS": flags(QUICK, devices=1)}) if extra else ((), {})
+            launch = words[1] == "launch"
             isojax.quick_ok(
-                *words[1:], *few, report=words[1] != "launch", **settings
-            )  # `isojax report` stands on the pages too
+                *words[1:], *few, fit=not (launch and is_read(line, commands(page))), report=not launch, **settings
+            )
         else:
             assert words[0] in (".ci/run", "pre-commit", ".venv/bin/pre-commit", "git"), (
                 f"{page.name}: how is {line!r} tested?"

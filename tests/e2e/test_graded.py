@@ -212,7 +212,7 @@ def test_labels_that_a_broken_function_gave_are_made_again(place: Isojax) -> Non
     assert refused.returncode == 2 and "error: 0 of 60 problems have avg@4" in refused.stderr.splitlines()[-1]
     assert "warning: verifier error: problem" in refused.stderr and "'undefined' is not defined" in refused.stderr
     rewards.write_text(REWARDS)
-    again = place.quick_ok("launch", "graded.yaml", XLA_FLAGS=FLAGS)
+    again = place.swept("launch", "graded.yaml", XLA_FLAGS=FLAGS)
     assert "they are made again" in again.stderr and len(place.rows("4x4-s0", "graded")) > 3
 
 

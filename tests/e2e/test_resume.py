@@ -140,7 +140,7 @@ def test_more_budget_where_one_update_reaches_two_targets(isojax: Any) -> None:
     Compiled as users do, as the other resumptions are not."""
     words = ("tiny.yaml", "cell.eval.start=20", "cell.eval.ratio=1.2", "sweep.seeds=1")
     usual = flags(AS_USERS_DO)
-    isojax.quick("isojax.launch", *words, "sweep.budget=80", XLA_FLAGS=usual)
+    isojax.swept("isojax.launch", *words, "sweep.budget=80", XLA_FLAGS=usual)
     short = isojax.ledgers()
     assert [row["rollouts"] for row in isojax.rows("8x4-s0")] == [0, 32, 64, 96]
     isojax.swept("isojax.launch", *words, "--resume", "sweep.budget=1000", XLA_FLAGS=usual)

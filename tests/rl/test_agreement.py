@@ -43,7 +43,7 @@ def policy(scale: float) -> Params:
 
 @pytest.mark.parametrize(
     ("top_p", "axes", "scales"),
-    [(1.0, "auto", (0.1, 1.5, 6.0)), (0.9, "auto", (0.1, 1.5, 6.0)), (0.9, MESHES[0], (1.5,))],
+    [(1.0, "auto", (0.1, 1.5, 6.0)), (0.9, "auto", (0.1, 6.0)), (0.9, MESHES[0], (1.5,))],
 )
 def test_sampler_and_trainer_agree_before_the_first_update(top_p: float, axes: str, scales: tuple[float, ...]) -> None:
     """At temperature .6, from nearly flat logits (nuclei of 1,700 tokens) to ones where a single token often is the

@@ -145,7 +145,7 @@ def test_k_0_is_the_synchronous_run() -> None:
         assert min(jax.tree.leaves(moved)) > 1e-3
 
 
-@pytest.mark.parametrize(("axes", "k"), [("auto", 1), ("auto", 3), ("data=2", 2)])
+@pytest.mark.parametrize(("axes", "k"), [("auto", 3), ("data=2", 2)])
 def test_under_a_policy_that_stays_every_k_samples_the_same(axes: str, k: int) -> None:
     """Draws belong to (update, problem, rollout): not to what else was in the slots, nor to the chunk."""
     for pair in PAIRS:

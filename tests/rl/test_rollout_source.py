@@ -31,7 +31,7 @@ from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import TRAIN_STREAM, ProblemArrays, gather_problems, problem_shapes
 from isojax.sampling.engine import build_sampler
 from isojax.tasks.protocol import Grades
-from tests.compiler import AS_USERS_DO
+from tests.compiler import AS_USERS_DO, SAME_BITS
 from tests.device import (
     CONFIG,
     DECODER,
@@ -193,11 +193,13 @@ class Twin:
         )
 
 
-@pytest.mark.parametrize("axes", ["auto", MESHES[0]])
-def test_the_host_verified_update_equals_the_update_on_device(axes: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three updates, compiled as users do: the first one's tokens bit for bit, its gradient and parameters to rounding,
-    and all metrics; text is judged for its own problem."""
-    compile_with(AS_USERS_DO, monkeypatch)
+@pytest.mark.parametrize(("axes", "options"), [("auto", SAME_BITS), (MESHES[0], AS_USERS_DO)])
+def test_the_host_verified_update_equals_the_update_on_device(
+    axes: str, options: dict[str, int | bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three updates, on a mesh compiled as users do: the first one's tokens bit for bit, its gradient and parameters to
+    rounding, and all metrics; text is judged for its own problem."""
+    compile_with(options, monkeypatch)
     twin, here = Twin(axes), Spoken()
     once, on_device = twin.host_verified(here, count=1)[0], twin.on_device(count=1)[0]
     for one, two in zip(

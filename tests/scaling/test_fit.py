@@ -77,8 +77,8 @@ def test_same_bytes_whatever_the_order():
 def test_derived_metrics_and_other_axes():
     w = world()
     best, worst = fit(w.runs, "best@2"), fit(w.runs, "worst@4")
-    assert best.base_reward > fit(w.runs).base_reward > worst.base_reward
     tokens, rollouts = fit(w.runs, compute="tokens"), fit(w.runs)
+    assert best.base_reward > rollouts.base_reward > worst.base_reward
     assert [c.C for c in tokens.joint.crossovers] == pytest.approx(
         [8 * c.C for c in rollouts.joint.crossovers], rel=1e-3
     )  # 8 a rollout
