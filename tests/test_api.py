@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import isojax
@@ -90,7 +91,15 @@ def test_frames_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = pandas.DataFrame({"n": [2, 2], "B_p": [4, 4], "step": [0, 1], "reward": [0.1, 1.5]})
     with pytest.raises(InputError, match=r"DataFrame, row 1: reward is 1\.5, expected a number in \[0, 1\]"):
         isojax.read_runs(frame)
+    arrays = pandas.DataFrame({"n": [2], "B_p": [4], "step": [0], "reward": [np.array([0.1, 0.2])]})
+    for frame in (arrays, pandas.Series(["nowhere"]), "nowhere"):
+        with pytest.raises(InputError, match=r"reward is|no such run: nowhere"):
+            isojax.fit(frame)
+    with pytest.raises(InputError, match="given 5, expected the folder of a sweep"):
+        isojax.read_runs(5)
     law = isojax.fit(world(n=(2, 8), problems=60).runs, options=isojax.FitOptions(replicates=0))
+    with pytest.raises(InputError, match="given the budget '1e6', expected a number of rollouts"):
+        law.recommend("1e6")  # pyright: ignore[reportArgumentType]
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="a DataFrame needs pandas; install it with: pip install pandas"):
         law.frame()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from isojax.core.errors import InputError, RunFailed
 
+TEMP_CHARACTERS = 200  # of a name that the name of a temporary file or folder has
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # Each is called with every file that is written whole or appended to (runs/mirror.py).
@@ -22,7 +23,7 @@ def write_text(path: Path, text: str) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a whole file or nothing: a reader, or a kill, sees the old content or the new; its folder is made."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}")
+    temp = path.with_name(f".{path.name[:TEMP_CHARACTERS]}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _write_to_disk(temp, "wb", data)
@@ -56,8 +57,8 @@ def _write_to_disk(path: Path, mode: str, data: bytes) -> None:
 def atomic_folder(folder: Path) -> Iterator[Path]:
     """A folder to fill, which takes its name when all is in it; InputError where it cannot be written."""
     folder = folder.absolute()
-    temp = folder.with_name(f".{folder.name}.{os.getpid()}")
-    makes_parent = not folder.parent.exists()
+    temp = folder.with_name(f".{folder.name[:TEMP_CHARACTERS]}.{os.getpid()}")
+    new_parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         temp.mkdir(parents=True)
         yield temp
@@ -68,8 +69,9 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         ) from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)
-        if makes_parent and folder.parent.is_dir() and not any(folder.parent.iterdir()):
-            folder.parent.rmdir()
+        with suppress(OSError):  # of one that holds something
+            for parent in new_parents:
+                parent.rmdir()
 
 
 def write_error(path: Path, error: OSError) -> InputError | RunFailed:

@@ -25,7 +25,7 @@ NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the
 def read_table(path: Path) -> DataTable:
     """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header."""
     lines = read_lines(path)
-    first = [line for line in islice((line for line in lines if line[1].strip()), 1)]
+    first = list(islice((line for line in lines if line[1].strip()), 1))
     lines = chain(first, lines)
     if path.suffix not in JSON_LINES_SUFFIXES and not any(text.lstrip().startswith("{") for _, text in first):
         return read_csv(path, lines)
@@ -49,10 +49,8 @@ def read_lines(path: Path) -> Iterator[NumberedLine]:
                     )
                 size += len(data)
                 if line_number > limits.MAX_LINES or size > limits.MAX_TEXT_BYTES:
-                    most = f"{limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
-                    raise InputError(
-                        f"{path}, line {line_number}: expected at most {most}. Split the file, or leave lines out."
-                    )
+                    most = f"at most {limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
+                    raise InputError(f"{path}, line {line_number}: expected {most}. Split the file, or leave some out.")
                 yield line_number, _decode(data, path, line_number)
     except (OSError, EOFError, zlib.error) as e:
         reason = (e.strerror if isinstance(e, OSError) else None) or e

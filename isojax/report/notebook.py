@@ -84,6 +84,8 @@ def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = 
     rows = _frame_rows(source)
     if rows is None:
         paths = [source] if isinstance(source, str | Path) else source
+        if not isinstance(paths, Iterable):
+            raise InputError(f"given {source!r}, expected the folder of a sweep, several, or a DataFrame.")
         return ledger.read_runs(paths)
     if not rows:
         raise InputError("the DataFrame has no row; expected one for each evaluation.")
@@ -96,11 +98,11 @@ def _frame_rows(source: Any) -> list[dict[str, Any]] | None:
     """The rows of a frame of pandas or polars, without the cells that are missing; None of anything else."""
     if hasattr(source, "to_dicts"):
         rows = source.to_dicts()
-    elif hasattr(source, "to_dict"):
+    elif hasattr(source, "to_dict") and hasattr(source, "columns"):
         rows = source.to_dict(orient="records")
     else:
         return None
-    plain = [{str(k): v.item() if hasattr(v, "item") else v for k, v in row.items()} for row in rows]
+    plain = [{str(k): v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()} for row in rows]
     missing = lambda v: v is None or (isinstance(v, float) and math.isnan(v))  # noqa: E731
     return [{k: v for k, v in row.items() if not missing(v)} for row in plain]
 
@@ -112,7 +114,7 @@ def fit(
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> SweepFit:
     """The fit of runs, or of a DataFrame as `read_runs` takes it; the rest as isojax.scaling.fit.fit."""
-    records = runs if isinstance(runs, Sequence) else read_runs(runs)
+    records = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else read_runs(runs)
     result = fit_runs(records, metric, compute, options)
     sweep_fit = SweepFit.model_construct(**{name: getattr(result, name) for name in FitResult.model_fields})
     sweep_fit._records = tuple(records)

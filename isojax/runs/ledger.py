@@ -235,8 +235,9 @@ def _parse_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> tuple[Cell, tu
     line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
     points = tuple(parse_point(rows[i - 1], f"{path}, line {i}") for i in line_numbers)
     for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=False):
-        if b.rollouts <= a.rollouts:
-            problem = f"rollouts fall from {a.rollouts} to {b.rollouts}"
+        if b.rollouts <= a.rollouts or b.M < a.M:
+            names = ("rollouts fall", a.rollouts, b.rollouts) if b.rollouts < a.rollouts else ("M falls", a.M, b.M)
+            problem = "{} from {} to {}".format(*names)
             if b.rollouts == a.rollouts:
                 problem = f"the point at {a.rollouts} rollouts is there twice"
             raise InputError(

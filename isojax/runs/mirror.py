@@ -149,7 +149,7 @@ def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Fu
     return lambda folder, is_writing: run_in_thread(lambda: push_when_written(folder, is_writing))
 
 
-RAY_SCHEME = "ray://"  # the address of a cluster, not storage
+RAY_SCHEME, HUB_URL = "ray://", "https://huggingface.co/"  # the address of a cluster, and of models: no storage
 
 
 def is_url(text: str) -> bool:
@@ -224,7 +224,7 @@ def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
     with ExitStack() as stack:
         localized = []
         for argument in arguments:
-            if is_url(argument) and not argument.startswith(RAY_SCHEME):
+            if is_url(argument) and not argument.startswith((RAY_SCHEME, HUB_URL)):
                 argument = str(_mirror_url(argument.rstrip("/"), stack))
             localized.append(argument)
         yield localized

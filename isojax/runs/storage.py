@@ -11,10 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
-
-from pydantic import BaseModel, Field, ValidationError
 
 from isojax.core.atomic_files import write_bytes
 from isojax.core.errors import InputError, RunFailed
@@ -22,7 +20,7 @@ from isojax.core.terminal import note
 
 T = TypeVar("T")
 CONNECT_TIMEOUT = 20.0  # seconds to wait for storage to answer, before any work
-LOCK_FILE = ".lock"
+LOCK_FILE, LOCK_FIELDS = ".lock", {"host": str, "pid": int, "token": str, "time": float}  # other fields are no lock's
 LOCK_TIMEOUT, LOCK_RETRY_INTERVAL = 0.1, 0.05  # seconds; `isojax status` locks a folder while it looks
 RENEW_SECONDS = 10.0  # seconds between two renewals
 STALE_SECONDS = 60.0  # seconds without a renewal after which another process may take the lease
@@ -122,13 +120,6 @@ def error_summary(error: BaseException) -> str:
     if isinstance(error, InputError | RunFailed):
         return message
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-class _Lock(BaseModel):
-    host: str
-    pid: Annotated[int, Field(gt=0, lt=2**31)]
-    token: str
-    time: float
 
 
 class FolderLocked(InputError):
@@ -239,10 +230,7 @@ class Lease:
 
     def _read_lock(self) -> dict[str, Any] | None:
         data = self._remote.read(LOCK_FILE)
-        try:
-            return None if data is None else _Lock.model_validate_json(data).model_dump()
-        except ValidationError as e:
-            raise InputError(f"its {LOCK_FILE} is no lock of isojax. Remove it, if nothing writes there.") from e
+        return None if data is None else {name: kind(json.loads(data)[name]) for name, kind in LOCK_FIELDS.items()}
 
     def _write_lock(self) -> None:
         now = time.time()
@@ -282,6 +270,6 @@ def _holder_is_dead(lock: dict[str, Any]) -> bool:
         return False
     try:
         os.kill(lock["pid"], 0)
-    except OSError as e:
-        return isinstance(e, ProcessLookupError)
+    except (OSError, OverflowError) as e:
+        return not isinstance(e, PermissionError)
     return False

@@ -73,8 +73,10 @@ def test_a_revision_is_the_commit_that_it_was(isojax: Isojax, hub: Hub, tmp_path
     old = make_model(tmp_path / "old")
     (old / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.1}')
     commit = hub.add(TINY, old, "v1")
-    for revision, out in (("v1", "by_tag"), (commit, "by_commit")):
-        assert isojax("model", "import", TINY, "--revision", revision, "--out", out)[0] == 0
+    for revision, out, source in (
+        ("v1", "by_tag", TINY), (commit, "by_commit", TINY), ("v1", "by_url", f"https://huggingface.co/{TINY}/"),
+    ):  # fmt: skip
+        assert isojax("model", "import", source, "--revision", revision, "--out", out)[0] == 0
         assert "0.1" in Path(out, "generation_config.json").read_text()
         assert (hf_load.read_source(Path(out)) or {})["commit"] == commit
     error = error_of(isojax("model", "import", TINY, "--revision", "v9"))

@@ -82,7 +82,7 @@ def test_headers(tmp_path: Path, case: str) -> None:
 LATER = replace(POINT, target=128, rollouts=128)
 
 
-@pytest.mark.parametrize("case", ["point", "kind", "repeated", "header"])
+@pytest.mark.parametrize("case", ["point", "kind", "repeated", "header", "M"])
 def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
     """Not the last line alone: `isojax status` shows the last point, and says no less about the ones before."""
     folder = tmp_path / "cell"
@@ -96,6 +96,7 @@ def test_every_line_counts_for_every_reader(tmp_path: Path, case: str) -> None:
         ),
         "repeated": ([header, first, first, last], "line 3: the point at 64 rollouts is there twice"),
         "header": ([header, first, header, last], "line 3 begins another run"),
+        "M": ([header, first | {"M": 9}, last | {"M": 8}], "line 3: M falls from 9 to 8"),
     }[case]
     assert latest_point(folder)[0] == LATER
     (folder / "records.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -181,3 +181,10 @@ def test_operators_refused(operators: str) -> None:
 def test_strange_characters_are_refused(prompt: str) -> None:
     with pytest.raises(InputError, match="does not know"):
         TASK.encode([Problem(0, prompt, "46")], 8, 4)
+
+
+@pytest.mark.parametrize(("P", "T"), [(5, 4), (2**20, 4), (6, 2), (6, 2**20)])
+def test_lengths_that_no_problem_has(P: int, T: int) -> None:
+    problems = TASK.problems(8, np.random.default_rng(0))
+    with pytest.raises(InputError, match=r"_length is \d+; expected \d to 1,024"):
+        TASK.encode(problems, P, T)

@@ -3,7 +3,7 @@
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -67,8 +67,11 @@ class WatchedLog:
     def signature(self) -> Signature:
         """What changes when the log grows: the files' sizes and times."""
         files = sorted(self.path.rglob("*")) if self.path.is_dir() else [self.path]
-        stats = [(str(f), f.stat()) for f in files if f.is_file()]
-        return tuple((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+        signature: list[tuple[str, int, int]] = []
+        for file in files:
+            with suppress(FileNotFoundError):  # it may go at any time
+                signature.append((str(file), (stat := file.stat()).st_size, stat.st_mtime_ns))
+        return tuple(signature)
 
 
 @contextmanager
@@ -88,8 +91,7 @@ def _complete_lines(path: Path, log_format: str) -> Iterator[Path]:
 def watch(
     log: Annotated[Path, Argument(metavar="LOG", help="A ledger's folder, or another trainer's log.")],
     log_format: Annotated[
-        str | None,
-        Option("--from", metavar="FORMAT", help="As of records import.", autocompletion=complete_log_format),
+        str | None, Option("--from", metavar="FORMAT", help="As of records import.", autocompletion=complete_log_format)
     ] = None,
     map_options: Annotated[
         list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help="As of records import.")
@@ -219,11 +221,7 @@ def _n_table(options: Sequence[NOption], n: int, C_end: float) -> TextTable:
     rows = []
     for option in options:
         low, high = (0.0, 1.0) if option.interval is None else option.interval
-        row = [
-            f"{option.n}{' (now)' if option.n == n else ''}",
-            f"{option.reward:.3f}",
-            f"{low:.3f} to {high:.3f}",
-        ]
+        row = [f"{option.n}{' (now)' if option.n == n else ''}", f"{option.reward:.3f}", f"{low:.3f} to {high:.3f}"]
         row += [f"{option.gain:+.3f}", format_percent(option.p_better)]
         rows.append(row + [format_hours(option.hours), format_hours(option.device_hours)] * timed)
     columns = ["n", "reward", "interval", "gain", "P(gain)"] + ["wall clock", "of all devices"] * timed

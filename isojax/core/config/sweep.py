@@ -155,9 +155,7 @@ class RunConfig(Section):
     # Devices of its own for an asynchronous sampler, besides those of `mesh`; null: it takes turns with the trainer.
     sampler_mesh: str | None = None
     cells_at_once: PositiveInt | None = None  # cells that run at a time; null: as many as there are devices for
-    verifier_workers: Annotated[int, Field(gt=0, le=MAX_WORKERS)] | None = (
-        None  # that check responses; null: one per core
-    )
+    verifier_workers: Annotated[int, Field(gt=0, le=MAX_WORKERS)] | None = None  # processes; null: one per core
     # A cell's state is saved after the first update after so many seconds, at its end, and at a SIGTERM.
     checkpoint_seconds: NonNegativeFloat = 60.0
     keep_checkpoints: PositiveInt = 2  # how many of a cell's newest checkpoints are kept

@@ -38,10 +38,7 @@ from isojax.train.programs import SweepPrograms
 
 T = TypeVar("T")
 # What libtpu's compiler says of a program that, with its arguments, exceeds a chip's memory
-OOM_PATTERNS = (
-    r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM",
-    r"Used ([\d.]+)([MGT]) of [\d.]+[MGT]",
-)
+OOM_PATTERNS = (r"HLO temporaries \(([\d.]+)([MGT])\) exceeds available HBM", r"Used ([\d.]+)([MGT]) of [\d.]+[MGT]")
 UNIT_BYTES = {"M": 2**20, "G": 2**30, "T": 2**40}
 
 

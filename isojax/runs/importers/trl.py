@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_NUMBER
 from isojax.core.table_files import read_json_object
 from isojax.core.tabular import DataRow
 from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_file
@@ -53,7 +54,8 @@ def rollouts_per_step(config: Mapping[str, Any]) -> dict[str, int]:
 def plain_arguments(arguments: Any) -> dict[str, int | float | str]:
     """The numbers and texts among a trainer's arguments."""
     items = arguments.items() if isinstance(arguments, dict) else ()
-    return {key: value for key, value in items if isinstance(value, int | float | str) and not isinstance(value, bool)}
+    plain = {k: v for k, v in items if isinstance(v, int | float | str) and not isinstance(v, bool)}
+    return {k: v for k, v in plain.items() if isinstance(v, str) or abs(v) <= MAX_NUMBER}
 
 
 def find_logs(folder: Path) -> list[Path]:
@@ -82,7 +84,7 @@ def _state_file(path: Path) -> Path:
     if (path / STATE_FILE).exists():
         return path / STATE_FILE
     updates = [folder.name.removeprefix("checkpoint-") for folder in path.glob("checkpoint-*")]
-    last_update = max((int(text) for text in updates if text.isdigit()), default=0)
+    last_update = max((int(text) for text in updates if text.isdecimal()), default=0)
     file = path / f"checkpoint-{last_update}" / STATE_FILE
     if not file.exists():
         raise InputError(

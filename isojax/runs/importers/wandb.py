@@ -95,7 +95,9 @@ def _split_records(file: Path, notes: list[str]) -> Iterator[bytes]:
         if not is_kind or zlib.crc32(chunk, zlib.crc32(bytes([kind]))) != checksum:
             raise InputError(f"{file} is damaged at byte {position}; copy it again from where the run was.")
         position += CHUNK_HEADER.size + length
-        chunks = [*(chunks if kind in (CHUNK_MIDDLE, CHUNK_LAST) else []), chunk]
+        if kind not in (CHUNK_MIDDLE, CHUNK_LAST):
+            chunks = []
+        chunks.append(chunk)
         if kind in (CHUNK_FULL, CHUNK_LAST):
             yield b"".join(chunks)
             chunks = []

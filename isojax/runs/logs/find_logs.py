@@ -42,9 +42,7 @@ def detect_format(paths: Sequence[Path]) -> str:
 def _formats(path: Path) -> set[str]:
     """The formats of a log, or of all logs below a folder; empty where none is known."""
     if not path.is_dir():
-        found = _format_of_file(path) or _format_by_suffix(
-            path.name.removesuffix(".gz")
-        )  # whose reader says the damage
+        found = _format_of_file(path) or _format_by_suffix(path)  # a reader says what is damaged
         return {found} if found else set()
     for name, pattern in (
         ("wandb", "run-*.wandb"),
@@ -70,10 +68,11 @@ def _format_of_file(path: Path) -> str:
         return ""
     if not first:
         return ""
-    if _format_by_suffix(name) == "jsonl" or first.startswith("{"):
+    if _format_by_suffix(path) == "jsonl" or first.startswith("{"):
         return "verl" if '"step"' in first and '"data"' in first else "jsonl"
-    return _format_by_suffix(name) or ("csv" if any(mark in first for mark in DELIMITERS) else "")
+    return _format_by_suffix(path) or ("csv" if any(mark in first for mark in DELIMITERS) else "")
 
 
-def _format_by_suffix(name: str) -> str:
+def _format_by_suffix(path: Path) -> str:
+    name = path.name.removesuffix(".gz")
     return "csv" if name.endswith(csv.SUFFIXES) else "jsonl" if name.endswith(JSON_LINES_SUFFIXES) else ""

@@ -204,7 +204,7 @@ def _hours_of_steps(entries: Sequence[StepEntry], column_map: ColumnMap) -> list
     """Device hours at each entry, from the seconds of each step; a step without them took as long as the others. None
     where the seconds of a step or the devices are not known, or the clock is no step."""
     seconds = [entry.values["step_seconds"] for entry in entries if "step_seconds" in entry.values]
-    if not seconds or "devices" not in column_map or "step" not in column_map:
+    if min(seconds, default=-1) < 0 or "devices" not in column_map or "step" not in column_map:
         return [None] * len(entries)
     devices, mean = column_map.read("devices", entries[0].first_row), sum(seconds) / len(seconds)
     hours, total, last_step = list[float](), 0.0, 0

@@ -14,14 +14,7 @@ from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate, best_cells
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import Frontier, FrontierStretch
-from isojax.scaling.result import (
-    FitDiagnostics,
-    NeighbourCell,
-    RewardSensitivity,
-    RewardSpread,
-    SegmentRow,
-    TiedRange,
-)
+from isojax.scaling.result import FitDiagnostics, NeighbourCell, RewardSensitivity, RewardSpread, SegmentRow, TiedRange
 from isojax.scaling.tracks import (
     PairedDifference,
     TracksByCell,

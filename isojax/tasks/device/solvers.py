@@ -14,7 +14,7 @@ from isojax.core.nouns import Problem
 from isojax.tasks.protocol import EncodedProblems, StopConditions
 
 ALPHABET = "0123456789ABCDEFGH=$ "
-OPERATORS = "ABCDEFGH"
+OPERATORS, MAX_LENGTH = "ABCDEFGH", 1024  # tokens of a prompt, or of an answer
 TOKEN_ID = {c: i for i, c in enumerate(ALPHABET)}
 # By a character's code; 0, which follows a text's end, is the pad.
 TOKEN_OF_BYTE = np.full(256, -1, np.int32)
@@ -40,9 +40,10 @@ def _prompt_text(operator: int, a: int, b: int) -> str:
 
 def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
     longest = max(texts, key=len)
-    if len(longest) > length:
+    if not len(longest) <= length <= MAX_LENGTH:
         raise InputError(
-            f"the {field} {longest!r} takes {len(longest)} tokens, cell.sampling.{field}_length is {length}; raise it."
+            f"the {field} {longest!r} takes {len(longest)} tokens, cell.sampling.{field}_length is {length}; expected"
+            f" {len(longest)} to {MAX_LENGTH:,}."
         )
     codes = np.array([text.encode() for text in texts], f"S{length}").view(np.uint8).reshape(len(texts), length)
     tokens = TOKEN_OF_BYTE[codes]

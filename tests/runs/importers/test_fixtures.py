@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+import zlib
 from pathlib import Path
 
 import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.runs.importers import trl, wandb
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import read_logs
 from tests.runs.importers.conftest import FIXTURES
@@ -208,3 +211,25 @@ def test_a_missing_package_says_which_extra(monkeypatch, format, package, extra)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(InputError, match=rf"pip install 'isojax\[{extra}\]'"):
         imported(format, [BINARY[format][0]])
+
+
+def test_a_record_of_many_chunks_takes_no_time(tmp_path):
+    kinds = (wandb.CHUNK_FIRST, *[wandb.CHUNK_MIDDLE] * 60_000, wandb.CHUNK_LAST)
+    data, position = bytearray(wandb.MAGIC + b"\0"), len(wandb.MAGIC) + 1
+    for kind in kinds:
+        if wandb.BLOCK_BYTES - position % wandb.BLOCK_BYTES < wandb.CHUNK_HEADER.size:
+            data += b"\0" * (-position % wandb.BLOCK_BYTES)
+        data += wandb.CHUNK_HEADER.pack(zlib.crc32(b"", zlib.crc32(bytes([kind]))), 0, kind)
+        position = len(data)
+    (tmp_path / "run-x.wandb").write_bytes(data)
+    before = time.process_time()
+    assert list(wandb._split_records(tmp_path / "run-x.wandb", [])) == [b""]
+    assert time.process_time() - before < 5.0
+
+
+def test_numbers_of_a_trainer_that_no_run_has(tmp_path):
+    arguments = {"n": 4, "big": 10**5000, "nan": float("nan"), "name": "x", "flag": True, "rate": 1e-6}
+    assert trl.plain_arguments(arguments) == {"n": 4, "name": "x", "rate": 1e-6}
+    (tmp_path / "checkpoint-²").mkdir()
+    with pytest.raises(InputError, match="holds no trainer_state"):
+        trl.read(tmp_path)
