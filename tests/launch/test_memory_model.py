@@ -262,14 +262,8 @@ def test_settings_that_stand_in_the_way_are_named() -> None:
     v5e = v5e_budget(PRESETS[0], MeshShape(fsdp=4, tensor=4))
     requested = load_configs(["gsm8k"], ["sweep.microbatch=64"]).sweep
     assert fit_to_memory(requested, v5e) is None
-<<<<<<< HEAD
     suggestion = suggest_fit(requested, v5e, [])
     assert re.search(r"It would fit with .*sweep.microbatch=(2|4|8|16) .*sweep.remat=layer", suggestion)
-=======
-    assert re.search(
-        r"It would fit with .*sweep.microbatch=(2|4|8|16) .*sweep.remat=layer", suggest_fit(requested, v5e, [])
-    )
->>>>>>> f26a
 
 
 def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
