@@ -59,37 +59,15 @@ SLOW = (
     "sampling/test_stream.py",
     "tasks/test_hostile_checks.py",
 )
-# Among them those whose tests share runs, or programs that they trace and compile: under --dist loadgroup one worker
-# has all of a file, so that each of these is made once.
-TOGETHER = (
-    "distributed/test_meshes.py",
-    "distributed/test_sequence.py",
-    "e2e/test_faults.py",
-    "e2e/test_text.py",
-    "launch/test_memory_model.py",
-    "rl/test_async_rollouts.py",
-    "rl/test_gradient.py",
-    "rl/test_rollout_source.py",
-    "rl/test_last_token.py",
-    "rl/test_length_buckets.py",
-    "rl/test_recipe_gradients.py",
-    "rl/test_resampling.py",
-    "sampling/test_exactness.py",
-    "sampling/test_stream.py",
-)
 # Among them those with a test of a minute: first, so that no worker is left alone with one at the end.
 LONGEST = ("test_tpu.py", "test_tpu_kernels.py", "test_docs.py", "test_compilations.py", "test_ray.py", "test_chaos.py")
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, keep those together that share what they have made, and begin with the longest."""
+    """Mark the slow tests, and begin with the longest."""
     for item in items:
-        path = item.path.as_posix()
-        if path.endswith(SLOW):
+        if item.path.as_posix().endswith(SLOW):
             item.add_marker(pytest.mark.slow)
-        if path.endswith(TOGETHER):
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 

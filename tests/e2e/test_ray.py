@@ -22,8 +22,6 @@ import pytest
 
 from tests.e2e.conftest import SECONDS, Isojax, settings
 
-pytestmark = pytest.mark.xdist_group("ray")  # one worker, and so one cluster
-
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 QUIET = {
     "RAY_AUTH_MODE": "disabled",
