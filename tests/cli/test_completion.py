@@ -73,7 +73,7 @@ def test_a_shell_completes(complete: Complete, words: list[str], offered: list[s
     [
         ("cell.rl.aggregation", ["constant", "prompt", "sequence", "token"]),
         ("cell.rl.kl_estimator", ["k1", "k2", "k3"]),
-        ("cell.task", ["addition", "gym", "jsonl", "parquet", "solvers", "tfds"]),
+        ("cell.task", ["addition", "calculator", "guess", "gym", "jsonl", "parquet", "solvers", "tfds"]),
         ("cell.verifier.use", ["exact", "function", "gym", "integer", "math", "verl"]),
         ("cell.reward.kind", ["binary", "graded"]),
         ("sweep.remat", ["none", "layer"]),
