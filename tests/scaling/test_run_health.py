@@ -165,9 +165,10 @@ def test_broken_runs_are_distinguished_and_named() -> None:
 def test_a_batch_is_unstable_where_half_of_a_cells_runs_were_left_out(seeds: int, left_out: bool, stable: bool) -> None:
     health = RunHealth(left_out=left_out, runs=flagged_runs([made(FALLEN)]))
     earlier_flag = FitFlag(code="one_seed", severity="warning", text="so it was")
+    kept = [(8, seed) for seed in range(left_out, seeds)]
     before = altered(
         document(),
-        runs=[FittedRun(B_p=8, n=4, seed=i, points=10, C_max=9e3, final_reward=0.5) for i in range(left_out, seeds)],
+        runs=[FittedRun(B_p=B_p, n=4, seed=i, points=10, C_max=9e3, final_reward=0.5) for B_p, i in [*kept, (16, 0)]],
         stability=[StabilityVerdict(8, True), StabilityVerdict(16, False, "it fell")],
         flags=[earlier_flag],
     )
