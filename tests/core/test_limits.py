@@ -36,6 +36,7 @@ CONFIGS = {
     "references that multiply": (
         f"name: {'x' * 1000}\nrun: {{dir: \"{'${name}' * 1000}\"}}\ncell: {{task: \"{'${run.dir}' * 1000}\"}}",
         "more than 16 references"),
+    "half of a character": ('name: "\\ud800"', "not YAML"),
     "a long key": (f"cell: {{rl: {{? {'learning_rat' * 9000} : 1}}}}", "unknown key"),
     "workers": ("run: {verifier_workers: 1000000}", "less than or equal to 1024"),
     "problems": ("cell: {data: {candidates: 50000000}}", "less than or equal to 1048576"),

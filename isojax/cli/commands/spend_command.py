@@ -67,7 +67,7 @@ def _spend_config(config: Config, words: tuple[str, ...] | list[str]) -> Config:
 
 def _with_budget(config: Config, budget: str | None, resume: bool, process_group: ProcessGroup) -> Config:
     saved_config = working_folder(config.run.dir, config.name) / CONFIG_FILE
-    if resume and saved_config.exists() and (budget is None or not budget[-1:].isdecimal()):  # times are rounded
+    if resume and saved_config.exists() and (budget is None or budget[-1:].isalpha()):  # times are rounded
         rollouts = load_config(str(saved_config)).sweep.budget
     elif budget is None:
         raise InputError("no budget given; expected one in rollouts, such as --budget 5e5, or in time, --budget 2h.")
