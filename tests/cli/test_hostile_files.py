@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,10 @@ def test_a_fit_that_cannot_be_kept_is_shown(isojax: Isojax, known: Path, monkeyp
     monkeypatch.setattr("isojax.cli.saved_fits.write_text", write_text)
     code, out, err = isojax("fit", str(known), "--replicates", "0")
     assert code == 0 and "n = 8" in out and "Permission denied" in err and "This fit is not kept." in err
+
+
+def test_a_packed_log_is_watched_whole(isojax: Isojax, tmp_path: Path) -> None:
+    text = "step,reward,n,B_p\n" + "".join(f"{i},0.{i:02d},4,4\n" for i in range(9))
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(text.encode()) + gzip.compress(b"\n"))
+    code, out, err = isojax("watch", "log.csv.gz", "--updates", "20")
+    assert code == 0 and "C = 128" in out, err
