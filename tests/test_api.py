@@ -98,7 +98,7 @@ def test_frames_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="given 5, expected the folder of a sweep"):
         isojax.read_runs(5)
     law = isojax.fit(world(n=(2, 8), problems=60).runs, options=isojax.FitOptions(replicates=0))
-    with pytest.raises(InputError, match="given the budget '1e6', expected a number of rollouts"):
+    with pytest.raises(InputError, match="C = '1e6'; expected a positive finite number"):
         law.recommend("1e6")  # pyright: ignore[reportArgumentType]
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="a DataFrame needs pandas; install it with: pip install pandas"):

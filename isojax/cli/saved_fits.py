@@ -42,7 +42,10 @@ def make_fit(
         if _has_more_replicates(path, runs, options.replicates):
             kept, path = path, path.with_stem(f"{path.stem}-{options.replicates}-replicates")
             warn(f"{kept} has more replicates and is kept; this fit is {path}")
-        write_text(path, json_line_per_row(result.model_dump(mode="json")))
+        try:
+            write_text(path, json_line_per_row(result.model_dump(mode="json")))
+        except InputError as e:  # a place that is not ours to write
+            warn(f"{e} This fit is not kept.")
     return result
 
 

@@ -17,7 +17,6 @@ MAX_NUMBER = 1e30  # of the size of any other number
 MAX_SAMPLES = 10_000  # of a validation problem at one evaluation
 MAX_SETTING = 10**9  # of a number in a config
 MAX_SIZE = 2**20  # of a whole number in a config
-MAX_STOPS, MAX_STOP_CHARACTERS = 16, 64  # strings that end a response
 MAX_WORKERS = 1024  # processes that check responses
 MAX_LAYERS = 1000
 MAX_WIDTH = 2**20  # of an axis of a model's weights

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any, TextIO
 
 from isojax.core.errors import RunFailed
@@ -62,6 +63,11 @@ def guard_output(is_run: bool) -> None:
     prints is dropped, and SIGHUP is ignored by it and by the processes it starts. Another command ends, quietly."""
     if is_run:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    for fd in range(3):  # a closed one would be the next file that is opened
+        with suppress(OSError):
+            os.fstat(fd)
+            continue
+        os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
         stream = vars(sys)[name]
         if stream is not None and stream is vars(sys)[f"__{name}__"]:  # else a test or a notebook reads it

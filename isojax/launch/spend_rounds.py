@@ -26,9 +26,8 @@ def legs_to_train(
     """The spending so far and the legs to train at the same time, round after round."""
     policy = spend_policy(config, cells)
     spending = read_spending(folder) or Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
-    if (spending.budget, spending.metric) != (config.sweep.budget, policy.metric) or any(
-        leg.cell not in cells or leg.n not in policy.by_n for leg in spending.legs
-    ):
+    are_legs_known = all(leg.cell in cells and leg.n in policy.by_n for leg in spending.legs)
+    if (spending.budget, spending.metric) != (config.sweep.budget, policy.metric) or not are_legs_known:
         raise InputError(f"{folder / SPEND_FILE} is not of this budget, metric and n. Restore it, or begin anew.")
     while not spending.is_ended:
         is_pilot = spending.legs[-1].expected is None

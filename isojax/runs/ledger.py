@@ -16,7 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from isojax.core.atomic_files import append_bytes, write_text
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES, MAX_SETTING
+from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import Stage, parse_schedule, schedule_text
 from isojax.runs.logs.column_map import METRIC_AT_K
@@ -251,11 +251,8 @@ def read_timing(folder: Path) -> dict[int, tuple[float, int]]:
     try:
         rows, _ = read_ledger_lines(folder / TIMING_FILE)
         times = {int(r["target"]): (float(r["seconds"]), int(r["devices"])) for r in rows if r["kind"] == "timing"}
-        are_possible = all(
-            target <= MAX_COUNT and 0 <= seconds <= MAX_SETTING and 0 <= devices <= MAX_SETTING
-            for target, (seconds, devices) in times.items()
-        )
-        return times if are_possible else {}
+        numbers = [*times, *chain.from_iterable(times.values())]
+        return times if all(0 <= number <= MAX_COUNT for number in numbers) else {}
     except (InputError, KeyError, TypeError, ValueError, OverflowError):
         # A run without times can be fitted; a command that asks for device hours says that they are missing.
         return {}

@@ -14,8 +14,8 @@ LEVEL = 0.9
 REPLICATES = 500
 SEED = 0
 Interval = tuple[float | None, float | None]
-# What a file may say of a cell: its B_p or n; its compute, or what is a factor.
-Size, Positive = Annotated[int, Field(ge=1, le=MAX_COUNT)], Annotated[float, Field(gt=0, le=MAX_NUMBER)]
+Size = Annotated[int, Field(ge=1, le=MAX_COUNT)]  # of a cell in a file, its B_p or n
+Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]  # its compute, or what is a factor
 
 
 def central_interval(values: ArrayLike, level: float = LEVEL) -> Interval:

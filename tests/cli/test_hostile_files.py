@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from isojax.cli.commands.watch_command import WatchedLog
+from isojax.core.atomic_files import write_error
 from isojax.core.config import load_config, save_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
@@ -17,7 +19,7 @@ from isojax.launch.spend_rounds import legs_to_train
 from isojax.runs.ledger import write_run
 from isojax.runs.spend_file import write_spending
 from isojax.runs.storage import Lease, RemoteFolder
-from tests.cli.conftest import Isojax, error_of
+from tests.cli.conftest import Isojax, error_of, write_timed_sweep
 
 CELL = "cells/8x2-s0"
 HEADER: dict[str, Any] = {"kind": "cell", "schema": 1, "B_p": 8, "n": 2, "seed": 0, "cell_hash": ""}
@@ -94,7 +96,7 @@ def test_a_spending_of_another_config_is_not_gone_on_with(tmp_path: Path) -> Non
             next(legs_to_train(config, cells, tmp_path, list))
 
 
-@pytest.mark.parametrize("budget", ["1e999h", "1e12h", "0h"])
+@pytest.mark.parametrize("budget", ["1e999h", "1e12h", "0h", ""])
 def test_a_budget_in_time_that_no_run_has(isojax: Isojax, budget: str) -> None:
     assert "budget" in error_of(isojax("spend", "quickstart", "--budget", budget, "--dry-run"))
 
@@ -113,3 +115,38 @@ def test_a_log_that_goes_while_it_is_looked_at(tmp_path: Path) -> None:
     log = WatchedLog(tmp_path, None, {}, None)
     assert [Path(name).name for name, *_ in log.signature()] == ["here"]
     assert WatchedLog(tmp_path / "gone", None, {}, None).signature() == ()
+
+
+BIG = "9" * 20
+OPTIONS = (
+    "fit --replicates BIG", "fit --replicates -1", "fit --run-sd nan", "fit --run-sd inf", "quote --reward nan",
+    "recommend --budget 1e5 --B-max BIG", "recommend --budget 1e5 --epsilon nan", "recommend --budget 1e5 --fix M=BIG",
+    "recommend --budget 1e999h", "recommend --budget 5usd --price 1e-320", "quote --reward inf",
+    "watch --goal nan", "watch --end BIG", "watch --updates BIG",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("words", OPTIONS)
+def test_numbers_that_no_option_takes(isojax: Isojax, tmp_path: Path, words: str) -> None:
+    folder = write_timed_sweep(tmp_path / "runs" / "x")
+    command, *options = words.replace("BIG", BIG).split()
+    before = sorted(folder.rglob("*"))
+    code, out, err = isojax(command, "runs/x", *(["--run", "16x4-s0"] if command == "watch" else []), *options)
+    assert (code, out) == (2, "") and "rror: " in err and "did not expect" not in err, err
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_a_fit_that_cannot_be_kept_is_shown(isojax: Isojax, known: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_text(path: Path, text: str) -> None:
+        raise write_error(path, PermissionError(13, "Permission denied"))
+
+    monkeypatch.setattr("isojax.cli.saved_fits.write_text", write_text)
+    code, out, err = isojax("fit", str(known), "--replicates", "0")
+    assert code == 0 and "n = 8" in out and "Permission denied" in err and "This fit is not kept." in err
+
+
+def test_a_packed_log_is_watched_whole(isojax: Isojax, tmp_path: Path) -> None:
+    text = "step,reward,n,B_p\n" + "".join(f"{i},0.{i:02d},4,4\n" for i in range(9))
+    (tmp_path / "log.csv.gz").write_bytes(gzip.compress(text.encode()) + gzip.compress(b"\n"))
+    code, out, err = isojax("watch", "log.csv.gz", "--updates", "20")
+    assert code == 0 and "C = 128" in out, err

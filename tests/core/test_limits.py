@@ -36,11 +36,10 @@ CONFIGS = {
     "references that multiply": (
         f"name: {'x' * 1000}\nrun: {{dir: \"{'${name}' * 1000}\"}}\ncell: {{task: \"{'${run.dir}' * 1000}\"}}",
         "more than 16 references"),
+    "half of a character": ('name: "\\ud800"', "not YAML"),
     "a long key": (f"cell: {{rl: {{? {'learning_rat' * 9000} : 1}}}}", "unknown key"),
     "workers": ("run: {verifier_workers: 1000000}", "less than or equal to 1024"),
     "problems": ("cell: {data: {candidates: 50000000}}", "less than or equal to 1048576"),
-    "a long stop": (f"cell: {{prompt: {{stop: [{'x' * 65}]}}}}", "at most 64 characters"),
-    "many stops": (f"cell: {{prompt: {{stop: {[str(i) for i in range(17)]}}}}}", "at most 16 items"),
     "a stage from infinity": ("sweep: {schedules: {a: '16x2, 16x4 from 1e999'}}", "a number is too long"),
     "a stage of 5,000 digits": (f"sweep: {{schedules: {{a: '16x{DIGITS}'}}}}", "a number is too long"),
     "a schedule of spaces": (f"sweep: {{schedules: {{a: 'n*({' ' * 100_000}x'}}}}", "expected one such as"),

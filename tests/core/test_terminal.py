@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
+
 import pytest
 
 from isojax.core.terminal import MAX_CHARACTERS, note, printable, warn
@@ -33,3 +37,10 @@ def test_warnings_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
     warn("\x1b")
     note("\r")
     assert capsys.readouterr().err == "warning: \\x1b\nnote: \\r\n"
+
+
+def test_descriptors_that_are_closed_are_no_files() -> None:
+    program = "import os; from isojax.core.terminal import guard_output; guard_output(True); "
+    program += "os._exit(open('/dev/null').fileno())"
+    words = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", words], check=False).returncode >= 3

@@ -13,7 +13,6 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.limits import MAX_COUNT
-from isojax.core.nouns import RunRecord
 from isojax.core.terminal import warn
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import ProcessGroup, parse_process_group
@@ -68,7 +67,7 @@ def _spend_config(config: Config, words: tuple[str, ...] | list[str]) -> Config:
 
 def _with_budget(config: Config, budget: str | None, resume: bool, process_group: ProcessGroup) -> Config:
     saved_config = working_folder(config.run.dir, config.name) / CONFIG_FILE
-    if resume and saved_config.exists() and (budget is None or not budget[-1:].isdecimal()):  # times are rounded
+    if resume and saved_config.exists() and (budget is None or budget[-1:].isalpha()):  # times are rounded
         rollouts = load_config(str(saved_config)).sweep.budget
     elif budget is None:
         raise InputError("no budget given; expected one in rollouts, such as --budget 5e5, or in time, --budget 2h.")
@@ -105,7 +104,7 @@ def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGrou
     folder: Path | None = runner.launch(config, resume, dry_run, process_group)
     if dry_run or folder is None:
         return
-    spending, runs = read_spending(folder), spend_runs(folder)
+    spending, runs = read_spending(folder), [run for run in read_runs([folder], warn) if run.points]
     if spending is None or not runs:
         raise RunFailed(f"{folder} has no run to report")
     page = importlib.import_module("isojax.report.page.spend_page")
@@ -114,7 +113,3 @@ def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGrou
         print_line(sentence)
     print_line(f"policy: {folder / 'cells' / spending.cell.name}")
     print_line(f"page: {folder / PAGE_FILE}")
-
-
-def spend_runs(folder: Path) -> list[RunRecord]:
-    return [run for run in read_runs([folder], warn) if run.points]

@@ -77,7 +77,8 @@ class WatchedLog:
 @contextmanager
 def _complete_lines(path: Path, log_format: str) -> Iterator[Path]:
     """The log; a copy without its last line, below the same path, where that line is still being written."""
-    data = path.read_bytes() if log_format in LINE_FORMATS and path.is_file() else b"\n"
+    is_text = log_format in LINE_FORMATS and path.is_file() and path.suffix != ".gz"
+    data = path.read_bytes() if is_text else b"\n"
     if data.endswith(b"\n") or b"\n" not in data:
         yield path
         return

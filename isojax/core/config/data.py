@@ -1,17 +1,16 @@
 """`cell.data`, `cell.prompt`, `cell.verifier`, `cell.reward`: problems, their text, checks of answers, and rewards."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section, check_names
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_SETTING, MAX_STOP_CHARACTERS, MAX_STOPS
+from isojax.core.limits import MAX_SETTING
 from isojax.core.nouns import MAIN_SCORE
 
-StopText = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 PANEL = "panel"  # the name of the training problems that every evaluation includes
 RESERVED_NAMES = ("train", "verl", PANEL)  # prefixes of metric names that no set of a user may have
 
@@ -41,7 +40,7 @@ class PromptConfig(Section):
     template: str = "{prompt}"  # text with the problem in place of {prompt}
     system: str = ""  # the system message of a chat; empty: none
     thinking: bool | None = None  # passed to chat templates that have such a switch (Qwen3)
-    stop: Annotated[tuple[StopText, ...], Field(max_length=MAX_STOPS)] = ()  # strings that end a response
+    stop: tuple[str, ...] = ()  # strings that end a response
 
 
 class VerifierConfig(Section):

@@ -54,8 +54,8 @@ def rollouts_per_step(config: Mapping[str, Any]) -> dict[str, int]:
 def plain_arguments(arguments: Any) -> dict[str, int | float | str]:
     """The numbers and texts among a trainer's arguments."""
     items = arguments.items() if isinstance(arguments, dict) else ()
-    plain = {k: v for k, v in items if isinstance(v, int | float | str) and not isinstance(v, bool)}
-    return {k: v for k, v in plain.items() if isinstance(v, str) or abs(v) <= MAX_NUMBER}
+    number_or_text = lambda v: isinstance(v, str) or (type(v) in (int, float) and abs(v) <= MAX_NUMBER)  # noqa: E731
+    return {key: value for key, value in items if number_or_text(value)}
 
 
 def find_logs(folder: Path) -> list[Path]:

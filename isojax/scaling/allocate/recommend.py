@@ -3,7 +3,6 @@ sure that is. Mode "paper" follows its law n*(C); mode "hierarchical" compares t
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -106,8 +105,6 @@ def _make_request(
 ) -> AllocationRequest:
     """The request with its budget; of time, C is what the allowed cell of most rollouts affords."""
     if not isinstance(budget, TimeBudget):
-        if not isinstance(budget, Real):
-            raise InputError(f"given the budget {budget!r}, expected a number of rollouts, or a TimeBudget.")
         request = replace(request, C=budget)
         request.check()
         return request
