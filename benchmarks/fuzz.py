@@ -40,7 +40,7 @@ MAX_WALL_SECONDS = 120.0  # after which a command that waits, or that a busy mac
 HARD_BYTES = 4 * 2**30  # what a command may write to before the kernel refuses it
 COMMANDS = (
     "compare", "difficulty", "fit", "fit_curve", "fit_law", "launch", "lr_search", "model", "recommend", "records",
-    "report", "status", "train",
+    "quote", "report", "spend", "status", "train", "watch",
 )  # fmt: skip
 MODULES = (
     "isojax.cli.app", "isojax.launch.local.local_runner", "isojax.launch.local.model_folders", "isojax.train.loop",

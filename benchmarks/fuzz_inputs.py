@@ -27,7 +27,8 @@ VALUES: list[Any] = [
     None, True, -1, 0, 1, 7, 2**31, 2**63, -(2**63), 10**15, 10**30, 0.5, -0.0, 1e-320, 1e308, -1e308, math.nan,
     math.inf, "", " ", "nan", "1e999", "\0", "a\0b", "\x1b[2J", "x" * 300, "x" * 100_000, "../../x", "a/../..",
     "\ud800", "日本", "${oc.env:HOME}", "${cell.task}", "%s%n", [], {}, [[]], [1, 2], [None],
-    {"a": {"b": 1}}, *LITERALS,
+    {"a": {"b": 1}}, 2**20, 10**7, 10**9, "1" * 100_000 + "x", " " * 100_000 + "x", "learning_rat" * 9_000,
+    "${name}" * 10_000, *LITERALS,
 ]  # fmt: skip
 CONFIG = {
     "name": "tiny",
@@ -202,6 +203,8 @@ def arguments(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
         ["recommend", "runs/tiny", "--budget", rng.choice(("5s", "1usd")), "--price", value],
         ["quote", "runs/tiny", "--reward", value],
         ["recommend", "runs/tiny", "--budget", "1000", rng.choice(("--epsilon", "--B-max", "--fix", "--for")), value],
+        ["watch", "runs/tiny", "--run", "4x2-s0", rng.choice(("--end", "--updates", "--goal", "--sweep")), value],
+        ["spend", "tiny.yaml", "--dry-run", "--budget", value],
         ["compare", "runs/tiny", "runs/tiny", rng.choice(("--labels", "--metric", "--out")), value],
         ["report", value],
         ["status", value],
@@ -241,6 +244,8 @@ def ledgers(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
         ["fit", "runs/tiny", "--replicates", "0"], ["fit", "runs/tiny", "--mode", "paper", "--replicates", "0"],
         ["records", "check", "runs/tiny"], ["status", "runs/tiny"], ["recommend", "runs/tiny", "--budget", "5000"],
         ["fit", "runs/tiny", "--compute", "device_hours", "--replicates", "0"],
+        ["watch", "runs/tiny", "--run", "4x8-s0"], ["watch", "runs/tiny", "--run", "4x8-s0", "--sweep", "runs/tiny"],
+        ["quote", "runs/tiny", "--reward", "0.5"], ["report", "runs/tiny"],
     ))  # fmt: skip
 
 

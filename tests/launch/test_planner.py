@@ -7,7 +7,7 @@ import pytest
 from isojax.core.config import CellConfig, EvalConfig, PrecisionConfig, SamplingConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.launch.planner import MAX_PREFILL_BATCH, MAX_SHARD_ROWS, plan_cells, resolve_sweep_sizes
+from isojax.launch.planner import MAX_PREFILL_BATCH, MAX_SHARD_ROWS, format_bytes, plan_cells, resolve_sweep_sizes
 from isojax.launch.time_estimate import cell_cost
 
 
@@ -123,3 +123,10 @@ def test_prefix_groups_that_cannot_be_are_refused() -> None:
         ).slots_per_prefix
         == 1
     )
+
+
+def test_memory_has_one_unit() -> None:
+    sizes = (0, 1, 2**20, 2**29, 2**30, 23.5 * 2**30, 2**42)
+    assert [format_bytes(size) for size in sizes] == [
+        "0 GiB", "under 0.001 GiB", "under 0.001 GiB", "0.5 GiB", "1 GiB", "23.5 GiB", "4,096 GiB",
+    ]  # fmt: skip
