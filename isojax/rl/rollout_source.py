@@ -202,7 +202,8 @@ class HostVerifiedRollouts(RolloutSource):
         )
         batch_problems = [self.problems.problems[q] for q in index for _ in range(cell.n)]
         task = programs.task
-        with BackgroundGrader(task.grade_tokens, batch_problems, task.reply_tokens) as grading:
+        reply_tokens = task.reply_tokens if task.stops.host_replies else None
+        with BackgroundGrader(task.grade_tokens, batch_problems, reply_tokens) as grading:
             rollouts = programs.stream.run(
                 state.params,
                 selected.problems,

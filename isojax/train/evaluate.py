@@ -124,7 +124,8 @@ class HostGrader:
         samples: list[CallSamples] = []
         problems = [p for part, _ in calls for p in part.problems for _ in range(self.n)]
         rollouts_before = 0
-        with BackgroundGrader(self.task.grade_tokens, problems, self.task.reply_tokens) as grading:
+        reply_tokens = self.task.reply_tokens if self.task.stops.host_replies else None
+        with BackgroundGrader(self.task.grade_tokens, problems, reply_tokens) as grading:
             for part, key in calls:
 
                 def on_finished(
