@@ -176,9 +176,8 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
         if json.dumps(OmegaConf.to_container(nested)).count("${") > MAX_REFERENCES:
             raise ValueError(f"more than {MAX_REFERENCES} references ${{...}}")
         data = OmegaConf.to_container(nested, resolve=True, throw_on_missing=True)
-        json_text = json.dumps(
-            data, ensure_ascii=False
-        ).encode()  # pydantic's strict mode takes lists for tuples from JSON only
+        # pydantic's strict mode takes lists for tuples from JSON only
+        json_text = json.dumps(data, ensure_ascii=False).encode()
     except YAML_ERRORS as e:
         raise InputError(f"{file_names}: {_first_line(e)}. Expected plain values, and ${{...}} that name a key.") from e
     try:

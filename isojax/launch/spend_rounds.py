@@ -28,7 +28,9 @@ def legs_to_train(
     spending = read_spending(folder) or Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
     are_legs_known = all(leg.cell in cells and leg.n in policy.by_n for leg in spending.legs)
     if (spending.budget, spending.metric) != (config.sweep.budget, policy.metric) or not are_legs_known:
-        raise InputError(f"{folder / SPEND_FILE} is not of this budget, metric and n. Restore it, or begin anew.")
+        raise InputError(
+            f"{folder / SPEND_FILE} belongs to another budget, metric or n. Restore it, or start with another name=."
+        )
     while not spending.is_ended:
         is_pilot = spending.legs[-1].expected is None
         yield spending, spending.legs if is_pilot else spending.legs[-1:]

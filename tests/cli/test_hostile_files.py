@@ -92,7 +92,7 @@ def test_a_spending_of_another_config_is_not_gone_on_with(tmp_path: Path) -> Non
     cells = plan_cells(config.sweep)
     for cell, metric in ((Cell(16, 2, 0), "avg@4"), (cells[0], "best@4")):
         write_spending(tmp_path, Spending(config.sweep.budget, metric, (Leg(cell, 2, 0, 64),)))
-        with pytest.raises(InputError, match="is not of this budget, metric and n"):
+        with pytest.raises(InputError, match=r"belongs to another budget, metric or n\. Restore it"):
             next(legs_to_train(config, cells, tmp_path, list))
 
 
