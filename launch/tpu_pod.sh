@@ -71,7 +71,7 @@ cost() {
 }
 
 plan() {
-    local model="on demand" start="at once" files="no share: enough for one host; give NFS=SERVER:/SHARE where there are several"
+    local model="on demand" start="no queue" files="no share: enough for one host; give NFS=SERVER:/SHARE where there are several"
     [ "$SPOT" = 0 ] || model="spot, which may be preempted"
     [ "$QUEUED" = 0 ] || start="from the queue, when there is one"
     [ -z "$NFS" ] || files="$NFS, mounted at $RUNS"

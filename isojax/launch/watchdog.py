@@ -183,7 +183,7 @@ class Watchdog:
         if parent_ended_first:
             sys.exit(1)
         message = f"error: {name} ended before the run did, so {self.name} ends too."
-        advice = "What the other one printed last says why. Start all processes again with --resume."
+        advice = "The last lines of the other process say why. Start all processes again with --resume."
         print(printable(f"{message} {advice}"), file=sys.stderr, flush=True)
         with suppress(OSError):
             print(LOST, flush=True)
