@@ -40,6 +40,7 @@ SLOW = (
     "e2e/test_schedules.py",
     "e2e/test_storage.py",
     "e2e/test_text.py",
+    "e2e/test_turns.py",
     "launch/test_compile_for_topology.py",
     "launch/test_memory_model.py",
     "launch/test_ray_strangers.py",
