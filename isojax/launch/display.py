@@ -36,7 +36,7 @@ def print_plan(
 ) -> None:
     """The sweep in a table; what it takes of a device; and, where that is known, how long."""
     print_cells(config, cells, folder, forecast)
-    sweep, targets = config.sweep, config.evaluation_targets(config.sweep.budget)
+    sweep, targets = config.sweep, config.run_targets(config.sweep.budget)
     console.print(
         f"{devices}; {len(targets)} evaluations per cell, the last at C = {targets[-1]}\n"
         f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}"
@@ -55,7 +55,7 @@ def print_plan(
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None) -> None:
-    final_target = config.evaluation_targets(config.sweep.budget)[-1]
+    final_target = config.run_targets(config.sweep.budget)[-1]
     columns = ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ()))
     rows = []
     for cell in sorted({replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule in config.sweep.schedules, c)):
@@ -71,7 +71,7 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
             row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(seconds)]
         rows.append([*([cell.schedule or "–"] if config.sweep.schedules else []), *row])
     columns = ("schedule", *columns) if config.sweep.schedules else columns
-    title = f"{config.name}: {len(cells)} cells in {folder}"
+    title = f"{config.name}: {len(cells)} cell{'s' * (len(cells) > 1)} in {folder}"
     if config.sweep.strategy == "spend":
         title = f"{config.name}: the budget with each n alone, of which one policy is made in {folder}"
     console.print(TextTable(title, columns, rows))

@@ -40,7 +40,7 @@ class CellTarget(NamedTuple):
 
     def rollouts(self, config: Config) -> int:
         """C after the update that reaches the last evaluation up to the target."""
-        return self.cell_so_far.rollouts_to_reach(config.evaluation_targets(self.C)[-1])
+        return self.cell_so_far.rollouts_to_reach(config.run_targets(self.C)[-1])
 
 
 def training_rounds(

@@ -70,7 +70,7 @@ def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> An
     try:
         return jax.eval_shape(function)
     except Exception as e:  # whatever a user's own function raises
-        raise InputError(f"{setting}: {type(e).__name__}: {e}; expected {expected}.") from e
+        raise InputError(f"{setting}: {type(e).__name__}: {str(e).strip().rstrip('.')}; expected {expected}.") from e
 
 
 def loss_metrics(module: ModuleType, name: str) -> list[str]:
@@ -135,7 +135,9 @@ def check_plugins(algorithm: Algorithm) -> None:
                 f" expected {expected}: {' or '.join(map(str, shapes))}."
             )
 
-    expected = "advantage(batch) -> f32 of the shape of batch.rewards, or with one number for each response token"
+    expected = (
+        "advantage(batch), where n is traced, -> f32 of the shape of batch.rewards, or a number for each response token"
+    )
     check_shape("advantage", algorithm.advantage, expected, call_advantage, rows, (*rows, T))
     expected = "weight(responses) -> f32 of the shape of responses.lengths, or one number"
     check_shape("aggregation", algorithm.aggregation, expected, call_aggregation, rows, ())

@@ -74,12 +74,12 @@ class PrepareWeights:
 
 @dataclass(frozen=True)
 class Stream:
-    """A batch's sampling in chunks: advance(inputs, state) -> (state, FinishedSlots), with the state donated."""
+    """A batch's sampling in chunks: advance_chunk(inputs, state) -> (state, FinishedSlots), with the state donated."""
 
     mesh: Mesh
     prepare_weights: PrepareWeights
     init_batch: Program
-    advance: Program
+    advance_chunk: Program
     to_rollouts: Program
     receive: Program | None  # where the host replies to turns
 
@@ -90,7 +90,7 @@ class Stream:
         return StreamInputs(self.prepare_weights(params), *batch_inputs), state
 
     def advance_shapes(self, params: Params, problems: ProblemArrays) -> tuple[StreamInputs, SamplerState]:
-        """The shapes that `advance` reads, from those of the parameters and problems; compiles what comes before it."""
+        """The shapes that `advance_chunk` reads, from those of parameters and problems; compiles what precedes it."""
         scalar = shape_on(replicated(self.mesh))
         key = shape_on(replicated(self.mesh), (), jax.eval_shape(lambda: jax.random.key(0)).dtype)
         batch_inputs, state = self.init_batch.compile(problems, scalar, scalar, key)
@@ -98,7 +98,7 @@ class Stream:
 
     def compile(self, params: Params, problems: ProblemArrays) -> Rollouts:
         """Compiles all programs for arguments of these shapes; the shapes of the rollouts."""
-        state, _ = self.advance.compile(*self.advance_shapes(params, problems))
+        state, _ = self.advance_chunk.compile(*self.advance_shapes(params, problems))
         if self.receive is not None:
             self.receive.compile(state.outputs, state.slots, reply_shapes(self.mesh, state.slots))
         return self.to_rollouts.compile(state.outputs)
@@ -119,10 +119,10 @@ class Stream:
         if self.receive is not None:
             assert reply is not None, "a task of turns needs its reply"
             return self._run_with_replies(inputs, state, on_finished, reply)
-        state, finished = self.advance(inputs, state)
+        state, finished = self.advance_chunk(inputs, state)
         has_work = True
         while has_work:
-            state, next_finished = self.advance(inputs, state)  # the last of these finds nothing to do
+            state, next_finished = self.advance_chunk(inputs, state)  # the last of these finds nothing to do
             multiprocess.start_host_copy(jax.tree.leaves(next_finished))
             on_finished(*_slot_rollouts(finished, finished.rows, B_p * n)[:2])
             finished, has_work = next_finished, _has_work(finished)
@@ -136,7 +136,7 @@ class Stream:
         assert self.receive is not None
         B, has_work = int(inputs.B_p) * int(inputs.n), True
         while has_work:
-            state, finished = self.advance(inputs, state)
+            state, finished = self.advance_chunk(inputs, state)
             on_finished(*_slot_rollouts(finished, finished.rows, B)[:2])
             rollout_ids, responses, waiting = _slot_rollouts(finished, finished.waiting_rows, B)
             contexts, T = reply(rollout_ids, responses), finished.tokens.shape[-1]
@@ -183,7 +183,7 @@ def build_stream(
         mesh=mesh,
         prepare_weights=build_prepare_weights(engine, mesh),
         init_batch=Program(jax.jit(init_batch, out_shardings=(replicated(mesh), state_sharding))),
-        advance=Program(advance),
+        advance_chunk=Program(advance),
         to_rollouts=Program(jax.jit(engine.to_rollouts, out_shardings=shard_sharding)),
         receive=build_receive(mesh) if stops.host_replies else None,
     )

@@ -1,6 +1,5 @@
 """The order in which a run draws its problems: shuffled epochs, which may leave out problems that are solved."""
 
-import threading
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
@@ -42,13 +41,12 @@ class EpochOrder:
                 f"B_p = {B_p} is larger than the training set of {num_problems} problems; lower sweep.B_p."
             )
         self.num_problems, self.B_p, self.seed, self.drop_above = num_problems, B_p, seed, drop_above
-        self.correct_counts, self.rollout_counts = np.zeros(num_problems), np.zeros(num_problems, np.int64)
-        self._lock = threading.Lock()  # asynchronous sampling draws and records in two threads
+        self.reward_sums_by_problem, self.rollout_counts = np.zeros(num_problems), np.zeros(num_problems, np.int64)
         self._unrecorded_positions: deque[EpochPosition] = deque()  # of the batches drawn and not recorded yet
         epoch, batch_index = divmod(first_update + batches_drawn, num_problems // B_p)
         position = EpochPosition(first_epoch + epoch, batch_index, np.zeros(num_problems, bool))
         if saved_state is not None:
-            self.correct_counts[:], self.rollout_counts[:] = saved_state["correct"], saved_state["rollouts"]
+            self.reward_sums_by_problem[:], self.rollout_counts[:] = saved_state["correct"], saved_state["rollouts"]
         if saved_state is not None and (first_update or batches_drawn):
             positions = [
                 EpochPosition(epoch, batch_index, np.isin(np.arange(num_problems), excluded))
@@ -63,13 +61,12 @@ class EpochOrder:
         return self
 
     def __next__(self) -> np.ndarray:
-        with self._lock:
-            self._begin_epoch_if_due()
-            start = self._position.batch_index * self.B_p
-            if self.drop_above is not None:
-                self._unrecorded_positions.append(self._position)
-            self._position = self._position._replace(batch_index=self._position.batch_index + 1)
-            return self._epoch_order[start : start + self.B_p]
+        self._begin_epoch_if_due()
+        start = self._position.batch_index * self.B_p
+        if self.drop_above is not None:
+            self._unrecorded_positions.append(self._position)
+        self._position = self._position._replace(batch_index=self._position.batch_index + 1)
+        return self._epoch_order[start : start + self.B_p]
 
     @property
     def batches_left_in_epoch(self) -> int:
@@ -84,23 +81,21 @@ class EpochOrder:
 
     def record_rewards(self, problem_index: np.ndarray, reward_sums: np.ndarray, n: int) -> None:
         """Record the rewards of the k oldest unrecorded batches, i[k * B_p]: per problem, the sum over n rollouts."""
-        with self._lock:
-            np.add.at(self.correct_counts, problem_index, reward_sums)
-            np.add.at(self.rollout_counts, problem_index, n)
-            for _ in range(len(problem_index) // self.B_p):
-                self._unrecorded_positions.popleft()
+        np.add.at(self.reward_sums_by_problem, problem_index, reward_sums)
+        np.add.at(self.rollout_counts, problem_index, n)
+        for _ in range(len(problem_index) // self.B_p):
+            self._unrecorded_positions.popleft()
 
     def state_dict(self) -> dict[str, Any] | None:
         """What an order needs to continue after the recorded batches, for JSON; None where their number is enough."""
         if self.drop_above is None:
             return None
-        with self._lock:
-            positions = [
-                (position.epoch, position.batch_index, np.nonzero(position.excluded)[0].tolist())
-                for position in (*self._unrecorded_positions, self._position)
-            ]
-            counts = {"correct": self.correct_counts.tolist(), "rollouts": self.rollout_counts.tolist()}
-            return {"positions": positions, **counts}
+        positions = [
+            (position.epoch, position.batch_index, np.nonzero(position.excluded)[0].tolist())
+            for position in (*self._unrecorded_positions, self._position)
+        ]
+        counts = {"correct": self.reward_sums_by_problem.tolist(), "rollouts": self.rollout_counts.tolist()}
+        return {"positions": positions, **counts}
 
     def _begin_epoch_if_due(self) -> None:
         """Where the next batch is the first of an epoch, decide what this epoch leaves out."""
@@ -121,7 +116,7 @@ class EpochOrder:
         """The problems to be left out, bool[problems]."""
         if self.drop_above is None:
             return np.zeros(self.num_problems, bool)
-        solve_rate = self.correct_counts / np.maximum(self.rollout_counts, 1)
+        solve_rate = self.reward_sums_by_problem / np.maximum(self.rollout_counts, 1)
         excluded = (self.rollout_counts > 0) & (solve_rate >= self.drop_above)
         if self.num_problems - excluded.sum() < self.B_p:
             excluded[np.argsort(solve_rate, kind="stable")[: self.B_p]] = False

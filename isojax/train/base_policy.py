@@ -127,7 +127,7 @@ def label_problems(
     unlabelled = [i for i, problem in enumerate(problems) if problem.id not in solved_by_id]
     for start in range(0, len(unlabelled), evaluator.problems_per_call):
         labelled = len(problems) - (len(unlabelled) - start)
-        on_progress(f"labelling {len(problems)} problems by avg@{attempts}", labelled / len(problems))
+        on_progress(f"labelled {labelled:,} of {len(problems):,} problems by avg@{attempts}", labelled / len(problems))
         block = unlabelled[start : start + evaluator.problems_per_call]
         sums = zip(block, labeller.sum_rewards(block, repeats), strict=True)
         newly_solved = {problems[i].id: reward_sum for i, reward_sum in sums}

@@ -31,7 +31,7 @@ class GradientSignal:
         self.updates += count
 
     @property
-    def is_spent(self) -> bool:
+    def has_vanished(self) -> bool:
         """Whether the gradients no longer agree, at an update at which that is decided."""
         return self.updates >= UPDATES and self.updates % CHECK_EVERY == 0 and self.signal <= 0
 

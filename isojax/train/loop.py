@@ -39,20 +39,20 @@ from isojax.train.evaluate import VALIDATION_SET, make_eval_point
 from isojax.train.growth import GradientSignal, growth_state, read_growth, with_next_stage
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, write_samples
 from isojax.train.programs import SweepPrograms
-from isojax.train.restore import CellState, open_cell
+from isojax.train.restore import OpenCell, open_cell
 
 
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
-    """The values of C at which a cell is evaluated: the shared grid up to the budget, and as far beyond it as the last
-    update may reach, so that its evaluation has the target it would have in a longer run."""
-    targets = config.evaluation_targets(config.sweep.budget)
+    """The values of C at which a cell is evaluated: the shared grid up to the budget, and some values beyond it. The
+    last update may overshoot the budget and reach one of those; its evaluation has that target, as in a longer run."""
+    targets = config.run_targets(config.sweep.budget)
     further_targets = config.cell.eval.evaluation_targets(targets[-1] + max(B_p * n for B_p, n in cell.pairs))
     return targets + [C for C in further_targets if C > targets[-1]]
 
 
 def is_finished(config: Config, folder: Path, ledger: PointLedger | None) -> bool:
     """Whether a cell is recorded up to its budget, and saved or its checkpoints removed; all processes agree on it."""
-    last_target = config.evaluation_targets(config.sweep.budget)[-1]
+    last_target = config.run_targets(config.sweep.budget)[-1]
     recorded = (ledger.targets, ledger.last_update) if ledger else ([], 0)  # only process 0 has a ledger
     recorded_targets, last_update = multiprocess.broadcast(recorded)
     if not recorded_targets or recorded_targets[-1] < last_target:
@@ -72,7 +72,7 @@ def run_cell(
         Preempted: the process was asked to end; the state is saved.
     """
     eval_grid = make_eval_grid(config, cell)
-    last_index = len(config.evaluation_targets(config.sweep.budget)) - 1
+    last_index = len(config.run_targets(config.sweep.budget)) - 1
     recorded_targets = multiprocess.broadcast(outputs.ledger.targets if outputs.ledger else [])
 
     def is_recorded(eval_index: int) -> bool:
@@ -81,9 +81,9 @@ def run_cell(
     checkpoint_folder = outputs.folder / CHECKPOINT_FOLDER
     with (
         Checkpoints(checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints) as checkpoints,
-        open_cell(programs, base_policy, cell, checkpoints, is_recorded) as start,
+        open_cell(programs, base_policy, cell, checkpoints, is_recorded) as opened,
     ):
-        trainer = CellTrainer(programs, config, base_policy, cell, start, checkpoints, outputs)
+        trainer = CellTrainer(programs, config, base_policy, cell, opened, checkpoints, outputs)
         while trainer.cursor.evaluation < last_index:  # -1 before the first
             trainer.train_to(eval_grid[trainer.cursor.evaluation + 1])
             reached = bisect_right(eval_grid, trainer.C) - 1  # an update may reach several targets
@@ -97,13 +97,13 @@ class CellTrainer:
     config: Config
     base_policy: BasePolicy
     planned_cell: Cell  # as the sweep knows it; `cell` has the stages so far too
-    start: CellState  # of the newest checkpoint, or of the base policy
+    opened: OpenCell  # its problems and its RolloutSource change where the schedule switches
     checkpoints: Checkpoints
     outputs: CellOutputs
 
     def __post_init__(self) -> None:
-        start, problem_sets = self.start, eval_problem_sets(self.base_policy, self.config.cell)
-        self.cell, self.state, self.cursor = start.cell, start.state, start.cursor
+        opened, problem_sets = self.opened, eval_problem_sets(self.base_policy, self.config.cell)
+        self.cell, self.state, self.cursor = opened.cell, opened.state, opened.cursor
         self.growth = read_growth(self.cursor.growth)
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
@@ -117,7 +117,7 @@ class CellTrainer:
     @property
     def policy_state(self) -> TrainState:
         """The state, with all of the policy's parameters: those that LoRA does not train are the base policy's."""
-        return self.start.with_policy_params(self.state)
+        return self.opened.with_policy_params(self.state)
 
     def train_to(self, target: int) -> None:
         """Updates until C reaches `target`; saves the state when it is due, or when the process must end."""
@@ -126,7 +126,7 @@ class CellTrainer:
             target_updates = self.cell.updates_to_reach(target)
             updates_left = min(self._updates_before_switch(), target_updates - self.cursor.M)
             metrics = self.run_updates(min(self.programs.rollout_programs.updates_per_call, updates_left))
-            self._add_metrics(metrics, count=int(self.state.step) - self.cursor.M)
+            self._advance_cursor(metrics, count=int(self.state.step) - self.cursor.M)  # `step` counts skipped ones too
             if self.is_failing:
                 self.fail()
             self._report(None)
@@ -140,25 +140,25 @@ class CellTrainer:
                 raise preemption.Preempted(f"asked to end after update {self.cursor.M}")
 
     def _follow_schedule(self) -> None:
-        """Go on with another B_p or n where the schedule changes them, or the gradient's signal is spent."""
-        last_n, n_max = self.start.problems.cell.n, self.cell.n_max
-        if self.growth.is_spent and 2 * last_n <= n_max:
+        """Go on with another B_p or n where the schedule changes them, or the gradient's signal has vanished."""
+        n, n_max = self.opened.problems.cell.n, self.cell.n_max
+        if self.growth.has_vanished and 2 * n <= n_max:
             self.cell, self.growth = with_next_stage(self.cell, self.C), GradientSignal()
-            self.start.cell = self.cell
+            self.opened.cell = self.cell
             self.cursor = replace(self.cursor, growth=growth_state(self.cell, self.growth))
-            self.start.switch(self.cursor)
-        elif self.start.problems.end_update == self.cursor.M:
-            self.start.switch(self.cursor)
+            self.opened.switch(self.cursor)
+        elif self.opened.problems.end_update == self.cursor.M:
+            self.opened.switch(self.cursor)
 
     def _updates_before_switch(self) -> int:
-        switch = self.start.problems.end_update
+        switch = self.opened.problems.end_update
         if self.cell.n_max:
             return self.growth.updates_to_check()
         return sys.maxsize if switch is None else switch - self.cursor.M
 
-    def _add_metrics(self, metrics: Metrics, count: int) -> None:
-        """The updates of one call are done."""
-        M, sums, order = self.cursor.M + count, merge(self.cursor.sums, metrics), self.start.problems.problem_order
+    def _advance_cursor(self, metrics: Metrics, count: int) -> None:
+        """The updates of one call are done: adds their number and their metrics."""
+        M, sums, order = self.cursor.M + count, merge(self.cursor.sums, metrics), self.opened.problems.problem_order
         if self.cell.n_max:
             self.growth.add(metrics, count)
         growth = growth_state(self.cell, self.growth)
@@ -167,20 +167,20 @@ class CellTrainer:
     def run_updates(self, count: int) -> Metrics:
         """`count` updates, or fewer if too many in a row are not finite; the sums of their metrics. The rollout source
         may give their problems in several calls; every update samples its own rollouts."""
-        programs, problems, last_update = self.programs, self.start.problems, self.cursor.M + count
+        programs, problems, last_update = self.programs, self.opened.problems, self.cursor.M + count
         sums: Metrics = {}
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
             # problems, rollouts and rewards (for a task verified on device, the update makes rollouts and rewards)
-            batch = self.start.rollout_source.next_batch(self.policy_state, updates_left)
+            batch = self.opened.rollout_source.next_batch(self.policy_state, updates_left)
             # advantages, loss, gradient, AdamW (rl/train_step.py); the state before is donated
             self.state, result = programs.rollout_programs.update(
-                self.state, self.start.base_params, batch.inputs, programs.coefficients
+                self.state, self.opened.base_params, batch.inputs, programs.coefficients
             )
             # metrics; where the recipe leaves out solved problems, the problem order receives the rewards
             metrics = finish_batch(batch, result, problems.problem_order, problems.cell.n)
             # asynchronous: the new policy to the sampler
-            metrics |= self.start.rollout_source.finish_update(self.policy_state)
-            sums = merge_in_float32(sums, metrics)  # as one compiled program for all updates adds them
+            metrics |= self.opened.rollout_source.finish_update(self.policy_state)
+            sums = merge_in_float32(sums, metrics)  # as rl/fused_rollouts.py adds its updates on the device
         return sums
 
     def evaluate(self, eval_index: int, target: int) -> None:
@@ -188,9 +188,8 @@ class CellTrainer:
         cell, evaluator = self.cell, self.programs.evaluator
         counts_by_set = evaluator.evaluate_sets(self.policy_state.params, self.eval_sets, cell.seed, eval_index)
         point = make_eval_point(target, self.cursor, cell, counts_by_set, self.config.cell.eval.samples)
-        order = self.start.problems.problem_order.state_dict()
         # Without `sums`: the metrics of the updates that follow start from none.
-        self.cursor = replace(self.cursor, evaluation=eval_index, tokens=point.tokens, order=order, sums={})
+        self.cursor = replace(self.cursor, evaluation=eval_index, tokens=point.tokens, sums={})
         now, ledger = time.monotonic(), self.outputs.ledger
         if ledger:
             if target not in ledger.targets:  # a resumed run meets points it has recorded; `append` ignores them
@@ -232,6 +231,6 @@ class CellTrainer:
 
     def save(self) -> None:
         """Saves the state, the cursor, and the rollouts in progress."""
-        meta, pending_rollouts = self.start.rollout_source.save()
+        meta, pending_rollouts = self.opened.rollout_source.save()
         self.checkpoints.save(self.state, replace(self.cursor, pending=meta), pending_rollouts)
         self.last_saved_at = time.monotonic()

@@ -26,8 +26,8 @@ EPOCHS_PER_SIZE = 2**20
 
 
 @dataclass
-class CellState:
-    """All that training continues from."""
+class OpenCell:
+    """What training continues from and works with."""
 
     programs: SweepPrograms
     cell: Cell
@@ -55,7 +55,7 @@ def open_cell(
     cell: Cell,
     checkpoints: Checkpoints,
     is_recorded: Callable[[int], bool],
-) -> Iterator[CellState]:
+) -> Iterator[OpenCell]:
     """The cell's state, with all programs compiled; its RolloutSource ends with the context. A checkpoint after an
     evaluation that the ledger lacks (`is_recorded`) is of no use."""
     programs.compile(len(base_policy.training))
@@ -68,7 +68,7 @@ def open_cell(
         cell_so_far = cell if cursor.growth is None else cell.with_stages(cursor.growth["stages"])
         problems = open_problems(programs, base_policy, cell_so_far, cursor)
         source = programs.open_rollouts(problems)
-        restored = CellState(programs, cell_so_far, state, cursor, base_params, problems, source)
+        restored = OpenCell(programs, cell_so_far, state, cursor, base_params, problems, source)
         if cursor.pending is not None:
             try:
                 source.restore(

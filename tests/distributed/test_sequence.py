@@ -71,7 +71,7 @@ class Sampling:
     def program(self) -> tuple[str, Any]:
         """The HLO of a chunk, and the state that it is given."""
         inputs, state = self.stream.begin(*self.given, np.int32(5), np.int32(4), jax.random.key(0))
-        return self.stream.advance.jitted.lower(inputs, state).compile().as_text(), state
+        return self.stream.advance_chunk.jitted.lower(inputs, state).compile().as_text(), state
 
 
 @pytest.fixture(scope="module")

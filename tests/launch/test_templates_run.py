@@ -229,7 +229,7 @@ def test_a_plan_prints_what_would_be_created_and_its_cost_and_checks_the_config(
     ((_, check),) = stage.asked("isojax")
     assert check[3:] == ["--dry-run", "--topology", "v5p:2x2x2", "--mesh", "fsdp=8", "run.dir=/mnt/runs"]
     assert check_command(check) is not None
-    assert re.search(r"spot, .*; at once\ncost +PRICE is not given", stage.run("tpu_pod.sh", "plan", SPOT="1"))
+    assert re.search(r"spot, .*; no queue\ncost +PRICE is not given", stage.run("tpu_pod.sh", "plan", SPOT="1"))
     assert not stage.asked("gcloud")
 
 

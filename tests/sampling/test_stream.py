@@ -132,17 +132,17 @@ def test_nothing_is_sampled_of_no_problems(pair: Pair) -> None:
 def test_one_set_of_programs_serves_every_cell(pair: Pair) -> None:
     for B_p, n in CELLS:
         pair.both(B_p, n)
-    assert pair.stream.advance.jitted._cache_size() == 1
+    assert pair.stream.advance_chunk.jitted._cache_size() == 1
 
 
 def test_between_chunks_nothing_is_gathered_and_the_state_stays_in_place(pair: Pair) -> None:
     problems = ProblemArrays(*(np.resize(x, (pair.sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
     inputs, state = pair.stream.begin(pair.params, problems, np.int32(5), np.int32(7), jax.random.key(0))
-    compiled = pair.stream.advance.jitted.lower(inputs, state).compile()
+    compiled = pair.stream.advance_chunk.jitted.lower(inputs, state).compile()
     memory = compiled.memory_analysis()
     ours = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
     assert memory.alias_size_in_bytes == ours  # all of a device's state is donated
-    state, result = pair.stream.advance(inputs, state)
+    state, result = pair.stream.advance_chunk(inputs, state)
     assert sum(x.nbytes for x in jax.tree.leaves(result)) < 3 * pair.sampler_shapes.shards * SLOTS * T * 4
     if pair.axes == "auto":
         return

@@ -85,7 +85,7 @@ def test_the_pass_rate_is_that_of_all_rollouts_so_far() -> None:
         assert order.batches_left_in_epoch == 2
         for batch in (next(order), next(order)):
             order.record_rewards(batch, np.array([0 if batch[0] == 1 else next(rates)]), 4)
-    assert (order.correct_counts[0], order.rollout_counts[0], order.batches_left_in_epoch) == (11, 12, 1)
+    assert (order.reward_sums_by_problem[0], order.rollout_counts[0], order.batches_left_in_epoch) == (11, 12, 1)
     assert next(order).tolist() == [1] and order.dropped_fraction == 0.5
     equal = EpochOrder(2, 1, seed=0, drop_above=0.75)
     for _ in range(2):

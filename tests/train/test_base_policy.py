@@ -94,7 +94,9 @@ def same(one: BasePolicy, two: BasePolicy) -> bool:
 
 def test_what_is_made_is_kept_and_read_again(made: tuple[Path, BasePolicy, list[str]], evaluator: Evaluator) -> None:
     folder, base, output = made
-    assert output[0].startswith("base policy: step 50 of 50, loss ") and output[1] == "labelling 60 problems by avg@8"
+    assert (
+        output[0].startswith("base policy: step 50 of 50, loss ") and output[1] == "labelled 0 of 60 problems by avg@8"
+    )
     again: list[str] = []
     assert same(run(folder, evaluator, again), base) and not again
     assert sorted(p.name for p in folder.iterdir()) == [

@@ -37,12 +37,12 @@ def test_n_grows_when_the_gradients_no_longer_agree_and_not_before() -> None:
     growth, decided_at = GradientSignal(), []
     for update in range(CHECK_EVERY, 400, CHECK_EVERY):
         growth.add({"grad_signal": mean(CHECK_EVERY * (0.1 if update <= 200 else -0.1))}, CHECK_EVERY)
-        decided_at += [update] * growth.is_spent
+        decided_at += [update] * growth.has_vanished
     expected = 200 + UPDATES * np.log(2)  # the decayed sums of before and after are equal
     assert decided_at[0] == pytest.approx(expected, abs=CHECK_EVERY)
     early = GradientSignal()
     early.add({"grad_signal": mean(-1.0)}, 8)
-    assert not early.is_spent and early.updates_to_check() == CHECK_EVERY  # too few updates
+    assert not early.has_vanished and early.updates_to_check() == CHECK_EVERY  # too few updates
     assert read_growth({"stages": [], "signal": vars(early)}) == early and read_growth(None) == GradientSignal()
 
 

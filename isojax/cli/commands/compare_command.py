@@ -86,12 +86,12 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
 def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     """n* and the frontier at a few budgets, then what follows from them in sentences."""
     sweeps = comparison.sweeps
-    C_columns = [format_number(row.C) for row in sweeps[0].at]
+    C_columns = [f"C = {format_number(row.C)}" for row in sweeps[0].at]
     best_n = [[sweep.label, *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
     rewards = [[sweep.label, format_reward(sweep.base_reward), *map(_format_reward, sweep.at)] for sweep in sweeps]
     title = f"best n ({comparison.metric} against {comparison.compute})"
-    console.print(TextTable(title, ["C =", *C_columns], best_n, text_columns=1))
-    console.print(TextTable("frontier reward", ["C =", "base", *C_columns], rewards, text_columns=1))
+    console.print(TextTable(title, ["sweep", *C_columns], best_n, text_columns=1))
+    console.print(TextTable("frontier reward", ["sweep", "base", *C_columns], rewards, text_columns=1))
     for sentence in comparison.sentences:
         console.print(f"  {escape(sentence)}")
     print_notes(console, comparison.notes)

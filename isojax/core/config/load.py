@@ -26,7 +26,7 @@ class Config(Section):
     sweep: SweepConfig = SweepConfig()
     run: RunConfig = RunConfig()
 
-    def evaluation_targets(self, budget: int) -> list[int]:
+    def run_targets(self, budget: int) -> list[int]:
         """The C at which a run up to `budget` is evaluated; one that spends it on one policy also at its end."""
         targets = self.cell.eval.evaluation_targets(budget)
         return [*targets, budget] if self.sweep.strategy == "spend" and targets[-1] < budget else targets

@@ -19,7 +19,7 @@ class CriticConfig(Section):
 
 class RLConfig(Section):
     """One update of the policy. `loss`, `advantage`, `aggregation` and `kl_estimator` each name a file in the folder of
-    isojax/rl/ for it, or a module path of a fork; null takes the loss's own."""
+    isojax/rl/ for it, or a file or module of yours (docs/extending.md); null takes the loss's own."""
 
     loss: str = "grpo"
     advantage: str | None = None  # how rewards become advantages

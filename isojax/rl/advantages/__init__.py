@@ -1,5 +1,6 @@
 """Advantage estimators, one file each: `advantage(batch) -> f32[*r]`, or f32[*r T] for each response token: how much
 better a rollout is than others. The rows *r are (shards, rows of a shard); rows behind the last rollout are padding.
+A group's rows may lie in two shards.
 
 n is a traced number, because one program serves every n: no `reshape(-1, n)`, Python `if` or NumPy on it. Sums over a
 group are `batch.group_sum(x)`; others are `jax.ops.segment_*` over `batch.groups`.
@@ -23,7 +24,7 @@ class RewardedBatch(NamedTuple):
     groups: Int[Array, "*r"]  # the number of each rollout's problem in the batch; 0 in padding rows too
     valid: Bool[Array, "*r"]  # whether the row holds a rollout
     n: Int[Array, ""]  # rollouts per problem
-    num_groups: int  # a static bound of the number of groups
+    num_groups: int  # static; at least the number of groups B_p
     filters_zero_variance: bool = False  # whether the policy's loss leaves out groups whose rewards are all equal
     # With a critic: generalised advantages by its values, and which response tokens the policy drew.
     token_advantages: Float[Array, "*r T"] | None = None
