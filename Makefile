@@ -30,16 +30,16 @@ help: ## this list
 quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on with it), fit the law, write the report
 	$(BIN)/python -m isojax.launch quickstart --resume $(ARGS)
 
-PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+# By file: its tests share runs, a Ray cluster, and programs that each worker would trace and compile for itself.
+# (pytest 9.2 has no groups: xdist 3.8 marks them in the tests' names, which can no longer be changed.)
+PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.stamp-test ## install and run the fast tests, some minutes in all; ARGS="tests/cli/test_cli.py -x" passes on
 	$(PYTEST) -n $(JOBS) $(if $(findstring tests/,$(ARGS)),,-m "not slow") $(ARGS)
 
 # Three at once on two cores: many of them wait for processes.
-# By file: its tests share runs, a Ray cluster, and programs that each worker would trace and compile for itself.
-# (pytest 9.2 has no groups: xdist 3.8 marks them in the tests' names, which can no longer be changed.)
 test-slow: $(VENV)/.stamp-test ## the other tests: whole commands, several processes, Ray, compiling for TPUs
-	$(PYTEST) -n $(SLOW_JOBS) --dist loadfile --no-loadscope-reorder -m slow $(ARGS)
+	$(PYTEST) -n $(SLOW_JOBS) -m slow $(ARGS)
 
 test-all: test test-slow ## every test
 

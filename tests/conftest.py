@@ -49,6 +49,7 @@ SLOW = (
     "models/test_load_memory.py",
     "models/test_tpu_kernels.py",
     "report/test_browser.py",
+    "rl/test_agreement.py",
     "rl/test_async_rollouts.py",
     "rl/test_gradient.py",
     "rl/test_rollout_source.py",
