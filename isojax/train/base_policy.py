@@ -137,7 +137,8 @@ def label_problems(
             path.parent.mkdir(parents=True, exist_ok=True)
             header = [] if path.exists() and path.stat().st_size else [labels_header(label_key)]
             rows = [{"id": i, "solved": solved, "attempts": attempts} for i, solved in newly_solved.items()]
-            append_bytes(path, "".join(line + "\n" for line in (*header, *map(json.dumps, rows))).encode())
+            lines = [*header, *(json.dumps(row | {CHECKSUM_KEY: json_checksum(row)}) for row in rows)]
+            append_bytes(path, "".join(line + "\n" for line in lines).encode())
     return [replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems]
 
 
@@ -163,10 +164,12 @@ def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool
     for line_number, line in enumerate(lines[1:], 2):
         row = parse_json(line.decode(errors="replace"), path, line_number)
         try:
+            if row.pop(CHECKSUM_KEY) != json_checksum(row):
+                raise ValueError("its checksum is not that of what was saved")
             problem_id, solved, stored_attempts = row["id"], row["solved"], row["attempts"]
             if type(problem_id) is not int or not 0 <= solved <= stored_attempts:
                 raise ValueError(f"id is {problem_id}, solved {solved} of {stored_attempts}")
-        except (ValueError, KeyError, TypeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise InputError(
                 f"{path}, line {line_number} is no label ({e!r}); remove the file, and the problems are labelled again."
             ) from e
