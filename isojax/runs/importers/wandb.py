@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
+from isojax.core.registry import import_extra
 from isojax.core.table_files import files_below, parse_json
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
@@ -42,9 +43,7 @@ def find_logs(folder: Path) -> list[Path]:
 
 def read(file: Path) -> list[LogTable]:
     """A .wandb file as one run; its id is that of the run, which may go on in another file."""
-    from wandb.proto import wandb_internal_pb2
-
-    record_class: Any = vars(wandb_internal_pb2)["Record"]  # protobuf makes its classes when it is imported
+    record_class = import_extra("wandb", "--from wandb", "wandb.proto.wandb_internal_pb2").Record
     check_log_file(file)
     rows: list[DataRow] = []
     config: dict[str, Any] = {}
