@@ -24,21 +24,21 @@ csv.field_size_limit(MAX_LINE_BYTES)
 NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the line end
 
 
-def files_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[Path]:
-    """The files of a folder, and where `nested` of those in it, sorted; InputError where a folder cannot be read. None
-    where there is no such folder. Path.rglob leaves out what it may not read."""
+def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[Path]:
+    """The files and folders of such a name in a folder, and where `nested` in those within it, sorted; none where there
+    is no such folder. InputError where one cannot be read, which Path.rglob leaves out."""
 
     def refuse(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             problem = f"cannot read the folder {error.filename}: {error.strerror}"
             raise InputError(f"{problem}; expected one that you may list. Correct its permissions.") from error
 
-    files: list[Path] = []
+    paths: list[Path] = []
     for parent, folder_names, names in os.walk(folder, onerror=refuse):
-        files += [Path(parent, name) for name in match_names(names, pattern)]
+        paths += [Path(parent, name) for name in match_names([*folder_names, *names], pattern)]
         if not nested:
             folder_names.clear()
-    return sorted(files)
+    return sorted(paths)
 
 
 def read_table(path: Path) -> DataTable:

@@ -11,7 +11,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.registry import import_extra
-from isojax.core.table_files import files_below
+from isojax.core.table_files import paths_below
 from isojax.core.tabular import DataRow
 from isojax.runs.importers import trl, wandb
 from isojax.runs.logs.log_table import LogTable, check_log_file, parse_message
@@ -29,7 +29,7 @@ ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the
 
 def find_logs(folder: Path) -> list[Path]:
     """Every folder of event files below a folder."""
-    folders = sorted({file.parent for file in files_below(folder, EVENT_FILE_PATTERN)})
+    folders = sorted({file.parent for file in paths_below(folder, EVENT_FILE_PATTERN)})
     if not folders:
         raise InputError(f"{folder} holds no event file ({EVENT_FILE_PATTERN}); expected a SummaryWriter's folder.")
     return folders

@@ -10,7 +10,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.registry import import_extra
-from isojax.core.table_files import files_below, parse_json
+from isojax.core.table_files import parse_json, paths_below
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
 from isojax.runs.importers import trl, verl
@@ -35,7 +35,7 @@ FIELDS = {
 
 def find_logs(folder: Path) -> list[Path]:
     """Every .wandb file below a folder."""
-    files = files_below(folder, "run-*.wandb")
+    files = paths_below(folder, "run-*.wandb")
     if not files:
         raise InputError(f"{folder} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*.")
     return files

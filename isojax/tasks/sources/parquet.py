@@ -9,7 +9,7 @@ from isojax.core import limits
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.registry import import_extra
-from isojax.core.table_files import files_below
+from isojax.core.table_files import paths_below
 from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import InMemorySource, rows_to_problems, to_plain_json
 
@@ -29,7 +29,7 @@ def _find_files(argument: str) -> list[Path]:
     if path.is_file():
         return [path]
     pattern_files = sorted(map(Path, glob.glob(str(path))))
-    files = files_below(path, "*.parquet", nested=False) if path.is_dir() else pattern_files
+    files = paths_below(path, "*.parquet", nested=False) if path.is_dir() else pattern_files
     if not files:
         problem = "a folder without .parquet files" if path.is_dir() else "no such file"
         raise InputError(f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them.")
