@@ -3,8 +3,10 @@
 import csv
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import filter as match_names
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,23 @@ DELIMITERS = ",\t;"
 
 csv.field_size_limit(MAX_LINE_BYTES)
 NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the line end
+
+
+def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[Path]:
+    """The files and folders of such a name in a folder, and where `nested` in those within it, sorted; none where there
+    is no such folder. InputError where one cannot be read, which Path.rglob leaves out."""
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            problem = f"cannot read the folder {error.filename}: {error.strerror}"
+            raise InputError(f"{problem}; expected one that you may list. Correct its permissions.") from error
+
+    paths: list[Path] = []
+    for parent, folder_names, names in os.walk(folder, onerror=refuse):
+        paths += [Path(parent, name) for name in match_names([*folder_names, *names], pattern)]
+        if not nested:
+            folder_names.clear()
+    return sorted(paths)
 
 
 def read_table(path: Path) -> DataTable:

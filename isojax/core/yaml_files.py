@@ -38,7 +38,7 @@ YAML_ERRORS = (
 )  # fmt: skip
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), repr(error))
 
 
@@ -94,8 +94,9 @@ def _read_leaves(
             raise InputError(f"{source}: {dotted_key} is a section; given {value!r}, expected {dotted_key}.KEY.")
 
 
-def check_yaml(text: str) -> str:
-    """The text itself; ValueError where it is longer, or nested deeper, than core/limits.py says."""
+def check_yaml(text: str, aliases: bool = True) -> str:
+    """The text itself; ValueError where it is longer, or nested deeper, than core/limits.py says. For a reader that
+    does not count what `aliases` multiply, they are refused."""
     if len(text) > MAX_YAML_BYTES:
         raise ValueError(f"{len(text):,} characters, the most are {MAX_YAML_BYTES:,}")
     depth = 0
@@ -103,6 +104,8 @@ def check_yaml(text: str) -> str:
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise ValueError(f"lists and keys within each other more than {MAX_DEPTH} deep")
+        if not aliases and isinstance(event, yaml.AliasEvent):
+            raise ValueError(f"write out what *{event.anchor} stands for")
     return text
 
 
@@ -115,7 +118,7 @@ def _read_yaml(path: Path, known_keys: Mapping[str, bool]) -> dict[str, Any]:
         line = e.problem_mark.line + 1 if e.problem_mark else "?"
         raise InputError(f"{path}, line {line}: not YAML ({e.problem or e.context}).") from e
     except (OSError, *YAML_ERRORS) as e:
-        raise InputError(f"cannot read the config {path}: {_first_line(e)}") from e
+        raise InputError(f"cannot read the config {path}: {first_line(e)}") from e
     if not isinstance(data, dict):
         top_keys = ", ".join(key for key in known_keys if "." not in key)
         raise InputError(f"{path}: given a {type(data).__name__} at the top, expected keys ({top_keys}).")
@@ -133,7 +136,7 @@ def _read_override(text: str, known_keys: Mapping[str, bool]) -> dict[str, Any]:
         data: Any = OmegaConf.to_container(OmegaConf.from_dotlist([text]))
     except YAML_ERRORS as e:
         hint = f"""A list is written sweep.n=[2,4]; text with {{ or [ in quotes of its own: '{key}="..."'."""
-        raise InputError(f"override {text!r}: the value is not YAML ({_first_line(e)}). {hint}") from e
+        raise InputError(f"override {text!r}: the value is not YAML ({first_line(e)}). {hint}") from e
     return dict(_read_leaves(data, known_keys, f"override {text!r}"))
 
 
@@ -179,7 +182,7 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
         # pydantic's strict mode takes lists for tuples from JSON only
         json_text = json.dumps(data, ensure_ascii=False).encode()
     except YAML_ERRORS as e:
-        raise InputError(f"{file_names}: {_first_line(e)}. Expected plain values, and ${{...}} that name a key.") from e
+        raise InputError(f"{file_names}: {first_line(e)}. Expected plain values, and ${{...}} that name a key.") from e
     try:
         return model.model_validate_json(json_text)
     except ValidationError as e:

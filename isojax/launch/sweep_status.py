@@ -20,7 +20,7 @@ from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Cell
-from isojax.core.table_files import read_json_object
+from isojax.core.table_files import paths_below, read_json_object
 from isojax.core.terminal import output_lost_at
 from isojax.launch.display import format_duration
 from isojax.launch.planner import plan_cells
@@ -191,7 +191,7 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
 
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:
     """The cells of a grid's plan, those that a driver names, and those that have a ledger."""
-    names = {path.parent.name for path in folder.glob(f"cells/*/{RECORDS_FILE}")} | set(driver_cell_names)
+    names = {path.parent.name for path in paths_below(folder / "cells", RECORDS_FILE)} | set(driver_cell_names)
     matches = filter(None, map(CELL_NAME_PATTERN.fullmatch, names))
     cells = {Cell(int(match[1]), int(match[2]), int(match[3])) for match in matches}
     return sorted(cells | set(plan_cells(config.sweep) if config.sweep.strategy != "adaptive" else ()))

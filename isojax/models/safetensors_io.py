@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from isojax.core.atomic_files import atomic_folder
 from isojax.core.errors import InputError
-from isojax.core.table_files import read_json_object
+from isojax.core.table_files import paths_below, read_json_object
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 DTYPES: Mapping[str, np.dtype] = {
@@ -57,7 +57,7 @@ def weight_files(folder: Path) -> list[Path]:
         if missing := [path.name for path in paths if not path.is_file()]:
             raise InputError(f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. Copy it too.")
         return paths
-    if paths := sorted(folder.glob("*.safetensors")):
+    if paths := paths_below(folder, "*.safetensors", nested=False):
         return paths
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     found_instead = "it has none"

@@ -19,6 +19,7 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import Stage, parse_schedule, schedule_text
+from isojax.core.table_files import paths_below
 from isojax.runs.logs.column_map import METRIC_AT_K
 
 RECORDS_FILE = "records.jsonl"
@@ -285,7 +286,7 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
     folders: list[Path] = []
     for path in map(Path, paths):
         is_ledger = path.is_file() and path.name == RECORDS_FILE
-        cell_folders = [path.parent] if is_ledger else sorted(p.parent for p in path.rglob(RECORDS_FILE))
+        cell_folders = [path.parent] if is_ledger else [p.parent for p in paths_below(path, RECORDS_FILE)]
         if not cell_folders:
             problem = f"{path} holds no {RECORDS_FILE}" if path.exists() else f"no such run: {path}"
             raise InputError(f"{problem}. Expected a sweep's folder (runs/NAME), a cell's folder or a {RECORDS_FILE}.")

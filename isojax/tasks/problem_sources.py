@@ -18,7 +18,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow, is_blank
 from isojax.core.terminal import note, warn
-from isojax.core.yaml_files import YAML_ERRORS, check_yaml
+from isojax.core.yaml_files import YAML_ERRORS, check_yaml, first_line
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
 # A dot leads into an object. verl's schema comes first: a file in it may hold the solution's text under another of
@@ -184,7 +184,8 @@ def read_settings(text: str, task: str) -> dict[str, Any]:
         if not equals or not key or key in settings:
             raise InputError(f"cell.task: {task}: given {assignment!r}, expected key=value with every key once.")
         try:
-            settings[key] = yaml.safe_load(check_yaml(value))
+            settings[key] = to_plain_json(yaml.safe_load(check_yaml(value, aliases=False)))
         except YAML_ERRORS as e:
-            raise InputError(f"cell.task: {task}: the value of {assignment!r} is not YAML.") from e
+            problem = f"the value of {assignment[:200]!r} is not YAML ({first_line(e)})"
+            raise InputError(f"cell.task: {task}: {problem}.") from e
     return settings

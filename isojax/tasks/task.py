@@ -16,6 +16,7 @@ from isojax.core import registry
 from isojax.core.config import CellConfig, InterruptConfig, SamplingConfig
 from isojax.core.config.data import score_weights
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_PROMPT_CHARACTERS
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
 from isojax.tasks.grading import Checker
@@ -168,7 +169,11 @@ class TextTask:
         return [*messages, {"role": "user", "content": self._fill_template(problem)}]
 
     def _fill_template(self, problem: Problem) -> str:
-        return self.prompt.template.replace("{prompt}", problem.prompt)
+        template, text = self.prompt.template, problem.prompt
+        if (size := len(template) + template.count("{prompt}") * len(text)) > MAX_PROMPT_CHARACTERS:
+            problem_text = f"problem {problem.id} in cell.prompt.template takes {size:,} characters"
+            raise InputError(f"{problem_text}, expected at most {MAX_PROMPT_CHARACTERS:,}. Shorten or remove it.")
+        return template.replace("{prompt}", text)
 
     def _tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
         """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""

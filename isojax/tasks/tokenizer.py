@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_PROMPT_CHARACTERS
 from isojax.core.table_files import read_json_object
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE_FILES, "vocab.json", "tiktok
 SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
 PROBE_TEXT = "The 12 cats sat on 3 mats."
 MAX_STOP_BYTES = 512  # of all stop strings
-MAX_PROMPT_CHARACTERS = 2**20  # of one conversation through a chat template
 MAX_MEMORY_BYTES = 2**29  # that a chat template's process may write to
 SECONDS, SECONDS_PER_CONVERSATION = 10.0, 0.02
 

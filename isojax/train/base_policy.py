@@ -24,6 +24,7 @@ from isojax.core.atomic_files import append_bytes, write_bytes, write_text
 from isojax.core.config import PANEL, CellConfig, ModelConfig, RewardConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.table_files import parse_json
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.models import safetensors_io
@@ -136,7 +137,8 @@ def label_problems(
             path.parent.mkdir(parents=True, exist_ok=True)
             header = [] if path.exists() and path.stat().st_size else [labels_header(label_key)]
             rows = [{"id": i, "solved": solved, "attempts": attempts} for i, solved in newly_solved.items()]
-            append_bytes(path, "".join(line + "\n" for line in (*header, *map(json.dumps, rows))).encode())
+            lines = [*header, *(json.dumps(row | {CHECKSUM_KEY: json_checksum(row)}) for row in rows)]
+            append_bytes(path, "".join(line + "\n" for line in lines).encode())
     return [replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems]
 
 
@@ -160,12 +162,14 @@ def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool
         path.unlink()
         return solved_by_id
     for line_number, line in enumerate(lines[1:], 2):
+        row = parse_json(line.decode(errors="replace"), path, line_number)
         try:
-            row = json.loads(line)
-            problem_id, solved, stored_attempts = int(row["id"]), row["solved"], int(row["attempts"])
-            if not 0 <= solved <= stored_attempts:
-                raise ValueError(f"solved is {solved}")
-        except (ValueError, KeyError, TypeError) as e:
+            if row.pop(CHECKSUM_KEY) != json_checksum(row):
+                raise ValueError("its checksum is not that of what was saved")
+            problem_id, solved, stored_attempts = row["id"], row["solved"], row["attempts"]
+            if type(problem_id) is not int or not 0 <= solved <= stored_attempts:
+                raise ValueError(f"id is {problem_id}, solved {solved} of {stored_attempts}")
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
             raise InputError(
                 f"{path}, line {line_number} is no label ({e!r}); remove the file, and the problems are labelled again."
             ) from e

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +15,18 @@ import pytest
 
 from isojax.cli.commands.watch_command import WatchedLog
 from isojax.core.atomic_files import write_error
-from isojax.core.config import load_config, save_config
+from isojax.core.config import DataConfig, load_config, save_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
 from isojax.launch.planner import plan_cells
 from isojax.launch.spend_rounds import legs_to_train
-from isojax.runs.ledger import write_run
+from isojax.models.safetensors_io import weight_files
+from isojax.runs.importers import csv, tensorboard, trl, wandb
+from isojax.runs.ledger import read_runs, write_run
+from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.spend_file import write_spending
 from isojax.runs.storage import Lease, RemoteFolder
+from isojax.tasks.problem_sources import open_source
 from tests.cli.conftest import Isojax, error_of, write_timed_sweep
 
 CELL = "cells/8x2-s0"
@@ -115,6 +123,30 @@ def test_a_log_that_goes_while_it_is_looked_at(tmp_path: Path) -> None:
     log = WatchedLog(tmp_path, None, {}, None)
     assert [Path(name).name for name, *_ in log.signature()] == ["here"]
     assert WatchedLog(tmp_path / "gone", None, {}, None).signature() == ()
+
+
+def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As chmod 000 does it, for a user who is not root."""
+    closed = tmp_path / "cells"
+    closed.mkdir()
+    list_folder = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if Path(os.fsdecode(path)) == closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(closed))
+        return list_folder(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    readers: list[Callable[[], object]] = [
+        lambda: read_runs([tmp_path]),
+        lambda: detect_format([tmp_path]),
+        lambda: open_source(f"parquet:{closed}", DataConfig()),
+        lambda: weight_files(closed),
+        *(partial(logs_of_folder, tmp_path, importer) for importer in (csv, wandb, trl, tensorboard)),
+    ]
+    for read in readers:
+        with pytest.raises(InputError, match=f"cannot read the folder {closed}: Permission denied"):
+            read()
 
 
 BIG = "9" * 20

@@ -3,14 +3,19 @@ a training state holds them alone."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
+from isojax.core.config import load_config
 from isojax.core.config.model import LoraConfig, LoraTarget
+from isojax.core.errors import InputError
+from isojax.models.hf import hf_export
 from isojax.models.lora import merge_adapters, policy_params, split_adapters
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl.optimizer import build_init_state, train_state_shapes
@@ -106,3 +111,20 @@ def test_what_is_not_trained_is_kept_as_products_are_computed() -> None:
     adapters, base = split_adapters(decoder.shapes())
     assert {x.dtype for x in jax.tree.leaves(adapters)} == {jnp.dtype("float32")}
     assert {x.dtype for x in jax.tree.leaves(base)} == {jnp.dtype("bfloat16")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_are_stored_in_the_dtype_asked_for(tmp_path: Path, dtype: str) -> None:
+    decoder = lora_decoder(("query", "down"))
+    adapters, _ = split_adapters(random_params(decoder))
+    config = decoder.config.model_copy(update={"family": "llama"})
+    hf_export.save_adapter(adapters, config, "base", tmp_path / "adapter", dtype)
+    stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert {x.dtype for x in stored.values()} == {jnp.dtype(dtype)}
+    expected = jnp.asarray(adapters["blocks"]["down_lora_a"][0].T, dtype)
+    np.testing.assert_array_equal(stored["base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"], expected)
+
+
+def test_each_target_is_named_once() -> None:
+    with pytest.raises(InputError, match=r"cell\.model\.lora\.targets: given .*, expected each target once"):
+        load_config("quickstart", ["cell.model.lora.targets=[query,query]"])

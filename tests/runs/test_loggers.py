@@ -220,7 +220,7 @@ def test_wandb_that_is_missing_is_refused_before_any_work(
     with pytest.raises(SystemExit, match="2"):
         app.main()
     output = capsys.readouterr().err
-    assert output.startswith("error: ") and output.count("\n") == 1 and "pip install 'isojax[wandb]'" in output
+    assert output.startswith("error: ") and output.count("\n") == 1 and 'pip install "isojax[wandb]"' in output
     assert not list(tmp_path.iterdir())
 
 
@@ -230,11 +230,8 @@ def test_wandb_without_a_login_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_p
     def login(verify: bool) -> None:
         raise Refused("No API key configured")
 
-    fake = SimpleNamespace(
-        setup=lambda: SimpleNamespace(settings=SimpleNamespace(mode="online")), login=login, __spec__=object()
-    )
-    monkeypatch.setitem(sys.modules, "wandb", fake)
-    monkeypatch.setitem(sys.modules, "wandb.errors", SimpleNamespace(Error=Refused))
+    setup = lambda: SimpleNamespace(settings=SimpleNamespace(mode="online"))  # noqa: E731
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(setup=setup, login=login, Error=Refused))
     with pytest.raises(InputError, match="wandb login"):
         loggers.check_loggers(["wandb"])
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from isojax.core import limits
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
@@ -120,6 +121,38 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     write(tmp_path / "m" / "a.parquet", [{"prompt": "a", "answer": "1"}])
     write(tmp_path / "m" / "b.parquet", [{"question": "a", "answer": "1"}])
     assert "b.parquet: its columns are question, answer, those of" in refused(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("column", "problem"),
+    [
+        (
+            pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(bytes(4) + b"\1\0\0\0"), pa.py_buffer(b"\xff")]),
+            "utf-8",
+        ),
+        (pa.array([3_000_000], pa.int32()).cast(pa.date32()), "date value out of range"),
+        (pa.array([2**62], pa.int64()).cast(pa.timestamp("us")), "date value out of range"),
+    ],
+)
+def test_values_that_python_does_not_have(tmp_path: Path, column: pa.Array, problem: str) -> None:
+    pq.write_table(pa.table({"prompt": ["a"], "answer": ["1"], "x": column}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=rf"cannot read .*x\.parquet from row 0: .*{problem}.*; expected .*UTF-8"):
+        read(tmp_path / "x.parquet")
+
+
+def test_a_small_file_of_many_rows_is_refused_by_their_number(tmp_path: Path) -> None:
+    """Ten million rows of one value, in 50 KB."""
+    same = pa.DictionaryArray.from_arrays(pa.array(np.zeros(10**7, np.int32)), pa.array(["same"]))
+    pq.write_table(pa.table({"prompt": same, "answer": same}), tmp_path / "x.parquet")
+    with pytest.raises(InputError, match=r"x\.parquet: 10,000,000 rows, 0 bytes .* at most 4,000,000 rows"):
+        read(tmp_path / "x.parquet")
+
+
+def test_a_small_file_of_long_rows_is_refused_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_ROW_BYTES", 10**6)
+    write(tmp_path / "x.parquet", [{"prompt": "x" * 1000, "answer": "1"}] * 2000)
+    with pytest.raises(InputError, match=r"at most .* 1,000,000 bytes in all files"):
+        read(tmp_path / "x.parquet")
 
 
 def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -60,6 +61,16 @@ def test_settings_of_a_task() -> None:
             read_settings(text, "t")
     with pytest.raises(InputError, match=r"'a=.1' is not YAML"):
         read_settings("a={1", "t")
+
+
+def test_settings_that_multiply_or_have_no_json() -> None:
+    lists = [f"- &{b} [*{a},*{a},*{a},*{a}]" for a, b in pairwise("abcdefghijklm")]
+    text = "\n".join(["x=", "- &a [1,1,1,1]", *lists])
+    with pytest.raises(InputError, match=r"is not YAML \(write out what \*a stands for\)"):
+        read_settings(text, "gym:sums")
+    with pytest.raises(InputError, match="is not YAML"):
+        read_settings("x={? [1] : 2}", "gym:sums")
+    assert read_settings("x=2026-01-02", "gym:sums") == {"x": "2026-01-02"}
 
 
 def test_the_range_of_digits() -> None:

@@ -117,6 +117,16 @@ def test_long_prompts_are_never_cut(folder: Path) -> None:
     assert made.prompt_lengths([]) == [] and made.encode([], 5).prompts.shape == (0, 5)
 
 
+@pytest.mark.parametrize("format", ["raw", "chat"])
+def test_a_prompt_of_a_million_characters_is_refused_before_it_is_written(folder: Path, format: str) -> None:
+    """One of 16 GB, which a template makes of a million."""
+    made = task(folder, format=format, template="{prompt}" * 16000)
+    with pytest.raises(InputError, match=r"problem 4 .*template takes 16,000,128,000 characters, .* 1,048,576"):
+        made.prompt_lengths([Problem(4, "x" * 10**6, "1")])
+    with pytest.raises(InputError, match=r"problem 4 .*takes 8,000,008 characters"):
+        task(folder, format=format).prompt_lengths([Problem(4, "x" * (8 * 10**6), "1")])
+
+
 def test_a_prompt_of_nothing_is_refused(folder: Path) -> None:
     with pytest.raises(InputError, match="problem 4 takes 0 tokens"):
         task(folder).encode([Problem(4, "", "1")], 5)

@@ -15,6 +15,7 @@ import tensorflow_datasets as tfds
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import open_source
 from isojax.tasks.sources import tfds as source
 
@@ -125,6 +126,13 @@ def test_damaged_data_sets(tmp_path: Path) -> None:
         read(f"{tmp_path}/set#easy_train")
 
 
+@pytest.mark.parametrize(("messages", "problem"), [("[" * 3000, "line 1: cannot be read"), ("5", "no JSON list")])
+def test_a_record_that_another_program_wrote(messages: str, problem: str) -> None:
+    values = {"id": 1, "prompt": "p", "answer": "a", "solved": 0, "attempts": 1, "messages": messages, "columns": "{}"}
+    with pytest.raises(InputError, match=f"set, record 3.*{problem}"):
+        source._record_to_problem(DataRow("set", "record 3", values, 3))
+
+
 def test_nothing_is_overwritten_or_left_half_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "set")
     before = sorted((p.name, p.read_bytes()) for p in (tmp_path / "set").iterdir())
@@ -183,6 +191,7 @@ from isojax.core.config import DataConfig
 from isojax.tasks.sources import tfds
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.tabular import DataRow
 tfds.write_dataset(Path({str(tmp_path / "set")!r}), {{"all": [Problem(3, "p", "a", 1, 16)]}}, {{}})
 problems = tfds.source({str(tmp_path / "set")!r}, DataConfig()).problems(9, np.random.default_rng(0))
 print(problems[0].id, "tensorflow" in sys.modules)

@@ -64,8 +64,26 @@ def test_other_labels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="labelled by avg@8, expected avg@16"):
         label(tmp_path / "l", FakeLabeller(), attempts=16)
     assert (tmp_path / "l").read_bytes() == before
-    (tmp_path / "l").write_bytes(before.replace(b'"solved"', b'"solve"', 1))
-    with pytest.raises(InputError, match=r"line 2 is no label"):
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ((b'"checksum"', b'"checksu"'), r"is no label \(KeyError"),
+        (
+            (b'"id": 7, "solved": 4', b'"id": 7, "solved": 5'),
+            "is no label .*its checksum is not that of what was saved",
+        ),
+        ((b'"id": 0, "solved": 0', b'"id": 7, "solved": 0'), "is no label .*checksum"),
+        ((b'"id": 0', b'"id": Infinity'), "is no label"),
+        ((b'{"id": 0', b'{"x": ' + b"[" * 3000 + b'"id": 0'), "cannot be read"),
+        ((b'"id": 0', b'"id": \xff'), "not JSON"),
+    ],
+)
+def test_a_line_that_is_no_label(tmp_path: Path, change: tuple[bytes, bytes], problem: str) -> None:
+    label(tmp_path / "l", FakeLabeller())
+    (tmp_path / "l").write_bytes((tmp_path / "l").read_bytes().replace(*change, 1))
+    with pytest.raises(InputError, match=rf"l, line [23]:? {problem}"):
         label(tmp_path / "l", FakeLabeller())
 
 

@@ -2,7 +2,8 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
 from isojax.core.config.section import PositiveFloat, PositiveInt, Section
 from isojax.core.limits import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
@@ -31,6 +32,13 @@ class LoraConfig(Section):
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = (
         "query", "key", "value", "out", "gate", "up", "down"
     )  # fmt: skip
+
+    @field_validator("targets")
+    @classmethod
+    def _check_targets(cls, targets: tuple[LoraTarget, ...]) -> tuple[LoraTarget, ...]:
+        if len(set(targets)) < len(targets):
+            raise PydanticCustomError("targets", "each target once")
+        return targets
 
 
 class ModelConfig(Section):

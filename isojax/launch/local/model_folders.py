@@ -65,7 +65,7 @@ def export_cell(
         )
     params, M = restored
     if adapter_only:
-        hf_export.save_adapter(params, model, _base_name(Path(model.path)), out_folder)
+        hf_export.save_adapter(params, model, _base_name(Path(model.path)), out_folder, dtype)
         return M
     if model.lora is not None:
         base_params = hf_load.load(Path(model.path), model, decoder.base, make_mesh(MeshShape(), [device]))

@@ -15,6 +15,7 @@ from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
+from isojax.core.registry import import_extra
 from isojax.launch import strategy
 from isojax.launch.display import Display, print_cells, print_line
 from isojax.launch.planner import plan_cells
@@ -65,10 +66,7 @@ def connect_ray(address: str) -> Iterator[Any]:
     if address == LOCAL:  # it listens at all addresses of this host: nobody without the token may run code in it
         os.environ[AUTH_MODE] = "token"
         os.environ.setdefault(AUTH_TOKEN, secrets.token_hex(32))
-    try:
-        import ray
-    except ModuleNotFoundError as e:
-        raise InputError("--ray needs Ray, which is not installed. Install it: pip install 'isojax[ray]'") from e
+    ray = import_extra("ray", "--ray", "ray")
     init_options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False, "namespace": "isojax"}
     if address == LOCAL:
         try:

@@ -56,8 +56,8 @@ def save(
         write_safetensors(temp, tensors, dtype, max_file_bytes)
 
 
-def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path) -> None:
-    """Write the adapters as PEFT's folder, whole or not at all, in float32. `base`: the base model's folder or hub
+def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path, dtype: str = "float32") -> None:
+    """Write the adapters as PEFT's folder, whole or not at all, in `dtype`. `base`: the base model's folder or hub
     name. InputError where the folder exists or cannot be written."""
     lora, names = config.lora, registry.load("models.families", config.family, "settings").NAMES
     assert lora is not None
@@ -67,8 +67,8 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path)
         a, b = (np.asarray(adapters["blocks"][target + suffix], np.float32) for suffix in (ADAPTER_A, ADAPTER_B))
         for layer in range(config.layers):
             tensor_name = f"base_model.model.{module_name.format(layer=layer)}"
-            tensors[f"{tensor_name}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, lora.rank).T)
-            tensors[f"{tensor_name}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(lora.rank, -1).T)
+            tensors[f"{tensor_name}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, lora.rank).T, dtype)
+            tensors[f"{tensor_name}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(lora.rank, -1).T, dtype)
     with new_model_folder(folder) as temp:
         settings = {
             "peft_type": "LORA",

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
+from isojax.core.registry import import_extra
+from isojax.core.table_files import paths_below
 from isojax.core.tabular import DataRow
 from isojax.runs.importers import trl, wandb
 from isojax.runs.logs.log_table import LogTable, check_log_file, parse_message
@@ -27,7 +29,7 @@ ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the
 
 def find_logs(folder: Path) -> list[Path]:
     """Every folder of event files below a folder."""
-    folders = sorted({file.parent for file in folder.rglob(EVENT_FILE_PATTERN)})
+    folders = sorted({file.parent for file in paths_below(folder, EVENT_FILE_PATTERN)})
     if not folders:
         raise InputError(f"{folder} holds no event file ({EVENT_FILE_PATTERN}); expected a SummaryWriter's folder.")
     return folders
@@ -113,10 +115,9 @@ def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
 
 def _read_events(file: Path, notes: list[str]) -> Iterator[Any]:
     """The events of a file; one that is torn at the end is left out, and noted in `notes`."""
-    from tensorboardX.proto import event_pb2
+    event_class = import_extra("tensorboard", "--from tensorboard", "tensorboardX.proto.event_pb2").Event
     from tensorboardX.record_writer import masked_crc32c
 
-    event_class: Any = vars(event_pb2)["Event"]  # protobuf makes its classes when it is imported
     check_log_file(file)
     data, offset = file.read_bytes(), 0
     while offset < len(data):

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_NUMBER
-from isojax.core.table_files import read_json_object
+from isojax.core.table_files import paths_below, read_json_object
 from isojax.core.tabular import DataRow
 from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_file
 
@@ -60,7 +60,7 @@ def plain_arguments(arguments: Any) -> dict[str, int | float | str]:
 
 def find_logs(folder: Path) -> list[Path]:
     """The output folder of every run below a folder; the folder itself, where it is one, or a checkpoint's."""
-    files = [folder / STATE_FILE] if (folder / STATE_FILE).exists() else sorted(folder.rglob(STATE_FILE))
+    files = [folder / STATE_FILE] if (folder / STATE_FILE).exists() else paths_below(folder, STATE_FILE)
     is_checkpoint = [file.parent.name.startswith("checkpoint-") and file.parent != folder for file in files]
     runs = [file.parent.parent if inside else file.parent for file, inside in zip(files, is_checkpoint, strict=True)]
     return list(dict.fromkeys(runs)) or [folder]

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import parse_json
+from isojax.core.registry import import_extra
+from isojax.core.table_files import parse_json, paths_below
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
 from isojax.runs.importers import trl, verl
@@ -34,7 +35,7 @@ FIELDS = {
 
 def find_logs(folder: Path) -> list[Path]:
     """Every .wandb file below a folder."""
-    files = sorted(folder.rglob("run-*.wandb"))
+    files = paths_below(folder, "run-*.wandb")
     if not files:
         raise InputError(f"{folder} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*.")
     return files
@@ -42,9 +43,7 @@ def find_logs(folder: Path) -> list[Path]:
 
 def read(file: Path) -> list[LogTable]:
     """A .wandb file as one run; its id is that of the run, which may go on in another file."""
-    from wandb.proto import wandb_internal_pb2
-
-    record_class: Any = vars(wandb_internal_pb2)["Record"]  # protobuf makes its classes when it is imported
+    record_class = import_extra("wandb", "--from wandb", "wandb.proto.wandb_internal_pb2").Record
     check_log_file(file)
     rows: list[DataRow] = []
     config: dict[str, Any] = {}

@@ -6,7 +6,6 @@ removed."""
 import os
 import secrets
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
+from isojax.core.registry import import_extra
 from isojax.runs.loggers import cell_hparams, point_scalars
 
 # How long the end of a cell waits for an upload; what is left stays in the cell's folder, for `wandb sync`.
@@ -22,17 +22,11 @@ FINISH_SECONDS = 60.0
 
 def check() -> None:
     """InputError where the package is missing, or nobody is logged in."""
-    if find_spec("wandb") is None:
-        raise InputError(
-            "run.loggers asks for wandb, which is not installed; install it with: pip install 'isojax[wandb]'."
-        )
-    import wandb
-    from wandb.errors import Error
-
+    wandb = import_extra("wandb", "run.loggers = wandb", "wandb")
     try:
         if wandb.setup().settings.mode == "online":
             wandb.login(verify=False)
-    except Error as e:
+    except wandb.Error as e:
         raise InputError(
             f"run.loggers has wandb, where nobody is logged in ({e}); call `wandb login`, or set WANDB_MODE=offline."
         ) from e

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import DELIMITERS, JSON_LINES_SUFFIXES, read_lines
+from isojax.core.table_files import DELIMITERS, JSON_LINES_SUFFIXES, paths_below, read_lines
 from isojax.runs.importers import csv, tensorboard, trl, verl_console
 
 LINES_LOOKED_AT = 20_000  # of a console log, before its first step
@@ -21,7 +21,7 @@ def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
     if suffixes is None:
         return [folder]
     endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz"))
-    files = sorted(path for path in folder.rglob("*") if path.name.endswith(endings) and path.is_file())
+    files = [path for path in paths_below(folder) if path.name.endswith(endings) and path.is_file()]
     if not files:
         raise InputError(f"{folder} holds no file that ends in {' or '.join(suffixes)}; name the logs themselves.")
     return files
@@ -49,9 +49,9 @@ def _formats(path: Path) -> set[str]:
         ("trl", trl.STATE_FILE),
         ("tensorboard", tensorboard.EVENT_FILE_PATTERN),
     ):
-        if next(path.rglob(pattern), None) is not None:
+        if paths_below(path, pattern):
             return {name}
-    return {found for file in sorted(path.rglob("*")) if file.is_file() and (found := _format_of_file(file))}
+    return {found for file in paths_below(path) if file.is_file() and (found := _format_of_file(file))}
 
 
 def _format_of_file(path: Path) -> str:

@@ -52,7 +52,7 @@ def read_logs(
         logs = logs_of_folder(path, importer) if path.is_dir() else [path]
         for log in logs:
             try:
-                tables = _read_tables(log, log_format, importer)
+                tables = _read_tables(log, importer)
                 log_runs += _gather_runs(tables, field_map, settings or {}, importer)
             except InputError as e:
                 if len(logs) == 1:
@@ -83,15 +83,11 @@ def _check_paths(paths: Sequence[Path]) -> None:
             raise InputError(f"{path} is given twice (as {earlier_path} too), expected once; leave one out.")
 
 
-def _read_tables(log: Path, log_format: str, importer: ModuleType) -> list[LogTable]:
+def _read_tables(log: Path, importer: ModuleType) -> list[LogTable]:
     try:
         return importer.read(log)
     except OSError as e:
         raise InputError(f"cannot read {log}: {e.strerror or e}. Check who may read it.") from e
-    except ImportError as e:
-        raise InputError(
-            f"--from {log_format} needs a package ({e}); install it with: pip install 'isojax[{log_format}]'."
-        ) from e
 
 
 def _gather_runs(

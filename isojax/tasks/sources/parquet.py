@@ -5,11 +5,15 @@ import glob
 from collections.abc import Iterator
 from pathlib import Path
 
+from isojax.core import limits
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.registry import import_extra
+from isojax.core.table_files import paths_below
 from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import InMemorySource, rows_to_problems, to_plain_json
+
+BATCH_ROWS = 256  # unpacked at once
 
 
 def source(argument: str, data: DataConfig) -> InMemorySource:
@@ -24,7 +28,8 @@ def _find_files(argument: str) -> list[Path]:
     path = Path(argument).expanduser()
     if path.is_file():
         return [path]
-    files = sorted(path.glob("*.parquet") if path.is_dir() else map(Path, glob.glob(str(path))))
+    pattern_files = sorted(map(Path, glob.glob(str(path))))
+    files = paths_below(path, "*.parquet", nested=False) if path.is_dir() else pattern_files
     if not files:
         problem = "a folder without .parquet files" if path.is_dir() else "no such file"
         raise InputError(f"cannot read {path}: {problem}; expected a Parquet file, a folder or a pattern of them.")
@@ -34,8 +39,9 @@ def _find_files(argument: str) -> list[Path]:
 def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
     import pyarrow.parquet
 
-    row_number, first_names = 0, None
+    row_number, size, first_names = 0, 0, None
     for path in paths:
+        file_start = row_number
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
                 names = file.schema_arrow.names
@@ -44,10 +50,22 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
                     raise InputError(
                         f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first_names)}."
                     )
-                file_start = row_number
-                for batch in file.iter_batches():
+                _check_size(path, row_number + file.metadata.num_rows, size)
+                for batch in file.iter_batches(BATCH_ROWS):
+                    size += batch.nbytes
+                    _check_size(path, row_number, size)
                     for row in batch.to_pylist():
                         yield DataRow(str(path), f"row {row_number - file_start}", to_plain_json(row), row_number)
                         row_number += 1
-        except (OSError, pyarrow.ArrowException) as e:
-            raise InputError(f"cannot read {path}: {str(e).splitlines()[0]}; expected a Parquet file.") from e
+        except InputError:
+            raise
+        except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as e:  # no UTF-8, no date of the calendar
+            place = f"from row {row_number - file_start}: {str(e).splitlines()[0]}"
+            expected = "a Parquet file, of text in UTF-8 and dates of the years 1 to 9999"
+            raise InputError(f"cannot read {path} {place}; expected {expected}.") from e
+
+
+def _check_size(path: Path, rows: int, size: int) -> None:
+    if rows > limits.MAX_ROWS or size > limits.MAX_ROW_BYTES:
+        most = f"at most {limits.MAX_ROWS:,} rows and {limits.MAX_ROW_BYTES:,} bytes in all files"
+        raise InputError(f"{path}: {rows:,} rows, {size:,} bytes unpacked so far; expected {most}. Leave some out.")

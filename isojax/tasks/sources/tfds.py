@@ -15,6 +15,7 @@ from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.registry import import_extra
+from isojax.core.table_files import parse_json
 from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import drop_duplicates, random_subset, rows_to_problems, to_plain_json
 
@@ -117,7 +118,9 @@ def _problem_to_record(problem: Problem) -> dict[str, Any]:
 
 
 def _record_to_problem(row: DataRow) -> Problem:
-    messages, columns = json.loads(row.values["messages"]), json.loads(row.values["columns"])
+    messages, columns = (parse_json(row.values[name], Path(row.location)) for name in ("messages", "columns"))
+    if not isinstance(messages, list) or not isinstance(columns, dict):
+        raise InputError(f"{row.location}: messages is no JSON list, or columns no object. Write the data set again.")
     return Problem(**{**row.values, "messages": tuple(messages), "columns": columns})
 
 

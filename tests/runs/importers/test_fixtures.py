@@ -203,13 +203,18 @@ def test_a_restart_takes_the_later_file(tmp_path):
 @pytest.mark.parametrize(
     ("format", "package", "extra"), [("wandb", "wandb", "wandb"), ("tensorboard", "tensorboardX", "tensorboard")]
 )
-def test_a_missing_package_says_which_extra(monkeypatch, format, package, extra):
+def test_a_package_that_cannot_be_imported_says_which_extra(monkeypatch, tmp_path, format, package, extra):
     import sys
 
     for name in [n for n in sys.modules if n.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=rf"pip install 'isojax\[{extra}\]'"):
+    with pytest.raises(InputError, match=rf'pip install "isojax\[{extra}\]"'):
+        imported(format, [BINARY[format][0]])
+    monkeypatch.delitem(sys.modules, package)
+    (tmp_path / f"{package}.py").write_text("class VersionError(Exception): ...\nraise VersionError('gencode 7')")
+    monkeypatch.syspath_prepend(tmp_path)  # as a package made by another version of protobuf ends its import
+    with pytest.raises(InputError, match=rf'VersionError: gencode 7\); pip install --upgrade "isojax\[{extra}\]"'):
         imported(format, [BINARY[format][0]])
 
 
