@@ -49,5 +49,12 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
                     for row in batch.to_pylist():
                         yield DataRow(str(path), f"row {row_number - file_start}", to_plain_json(row), row_number)
                         row_number += 1
-        except (OSError, pyarrow.ArrowException) as e:
+        except InputError:
+            raise
+        except (
+            OSError,
+            ValueError,
+            OverflowError,
+            pyarrow.ArrowException,
+        ) as e:  # of dates and texts
             raise InputError(f"cannot read {path}: {str(e).splitlines()[0]}; expected a Parquet file.") from e
