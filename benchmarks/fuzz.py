@@ -1,20 +1,24 @@
 """Thousands of spoilt inputs, given to the command line: arguments, configs, ledgers, logs of every importer, models,
-GGUF files, problems, checkpoints and tables (fuzz_inputs.py). None may end with a traceback or a signal, with an exit
-code other than 0 and 2, take more than a gigabyte or 20 s, or be refused after something was written.
+GGUF files, problems, checkpoints, adapters, tables, gzip, Parquet, pipes and links; and to the Python API of a notebook
+(fuzz_inputs.py). None may end with a traceback or a signal, with an exit code other than 0 and 2, take more than a
+gigabyte or 20 s, or be refused after something was written: in the folder it works in, HOME, the cache's folder or
+TMPDIR.
 
     python benchmarks/fuzz.py                     3,000 attempts, whose seed is the commit's hash
     python benchmarks/fuzz.py --replay 1234       one of them again: its words, its files and what the command says
 
 Every command is a fork of a process that has imported everything, which says the same as a process of its own and
-saves three seconds of imports. Seconds are of processor time, of its children too: what else the machine does changes
-nothing. On two cores 3,000 attempts take about ten minutes. The exit code is 1 where an attempt failed."""
+saves seconds of imports. Seconds are of processor time, of its children too: what else the machine does changes
+nothing. On two cores 3,000 attempts take about half an hour. The exit code is 1 where an attempt failed."""
 
 import argparse
 import hashlib
 import json
+import math
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +26,7 @@ import tempfile
 import time
 import traceback
 from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # what it spoils i
 os.environ.update(JAX_PLATFORMS="cpu", COLUMNS="200", NO_COLOR="1", TRANSFORMERS_NO_ADVISORY_WARNINGS="1")
 os.environ["GLIBC_TUNABLES"] = ""  # a fork does not restart itself (core/machine.py)
 
-from fuzz_inputs import KINDS, make_corpus
+from fuzz_corpus import make_corpus
+from fuzz_inputs import KINDS, KINDS_OF_TRAINED_RUNS, cli_commands, words_by_command
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -38,15 +44,15 @@ from rich.table import Table
 MAX_BYTES, MAX_SECONDS = 2**30, 20.0
 MAX_WALL_SECONDS = 120.0  # after which a command that waits, or that a busy machine starves, is killed
 HARD_BYTES = 4 * 2**30  # what a command may write to before the kernel refuses it
-COMMANDS = (
-    "compare", "difficulty", "fit", "fit_curve", "fit_law", "launch", "lr_search", "model", "recommend", "records",
-    "quote", "report", "spend", "status", "train", "watch",
-)  # fmt: skip
-MODULES = (
+MODULES = (  # with those of the commands, which `cli_commands` imports
     "isojax.cli.app", "isojax.launch.local.local_runner", "isojax.launch.local.model_folders", "isojax.train.loop",
-    "isojax.launch.lr_search", "isojax.models.smollm2", "transformers",
-    *(f"isojax.cli.commands.{name}_command" for name in COMMANDS),
+    "isojax.launch.lr_search", "isojax.models.smollm2", "isojax.report.notebook", "isojax.report.figures.catalogue",
+    "transformers", "pandas", "pyarrow.parquet", "matplotlib.pyplot", "wandb", "tensorboardX",
 )  # fmt: skip
+# The folders outside its own that a command may write to. They are a worker's, as libraries read these variables when
+# they are imported, and are empty before each attempt. What a command that ends well leaves in the cache stays
+# unjudged: compiled programs, and models of a hub. What is refused has begun no work, so it writes there neither.
+OUTSIDE = {"HOME": "home", "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp"}
 
 
 class Result(NamedTuple):
@@ -61,13 +67,14 @@ class Result(NamedTuple):
     failure: str  # empty where all is as it should be
 
 
-def tree_hash(folder: Path) -> str:
-    """A hash of the names and bytes below a folder."""
-    digest = hashlib.sha256()
+def contents(folder: Path) -> dict[str, str]:
+    """What is below a folder -> a hash of its bytes, or of where it links to."""
+    hashes = {}
     for path in sorted(folder.rglob("*")):
-        digest.update(f"{path.relative_to(folder)}\0".encode(errors="surrogateescape"))
-        digest.update(hashlib.sha256(path.read_bytes()).digest() if path.is_file() else b"/")
-    return digest.hexdigest()
+        is_link, is_file = path.is_symlink(), path.is_file()
+        data = os.fsencode(os.readlink(path)) if is_link else path.read_bytes() if is_file else b"/"
+        hashes[str(path.relative_to(folder))] = hashlib.sha256(data).hexdigest()
+    return hashes
 
 
 def run_command(words: list[str], folder: Path, output: Path) -> int:
@@ -80,6 +87,8 @@ def run_command(words: list[str], folder: Path, output: Path) -> int:
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND), number)
     sys.argv = ["isojax", *words]
     try:
+        if words[0] == "python":
+            return run_python(words[1])
         sys.modules["isojax.cli.app"].main()
     except SystemExit as e:
         return e.code if isinstance(e.code, int) else 1
@@ -88,8 +97,21 @@ def run_command(words: list[str], folder: Path, output: Path) -> int:
     return 1
 
 
-def judge(code: int, timed_out: bool, seconds: float, size: float, text: str, unchanged: bool) -> str:
-    """What is wrong; empty where nothing is."""
+def run_python(code: str) -> int:
+    """Lines of a notebook: 2 after the error that its documentation names."""
+    import isojax
+    from isojax.core.errors import InputError
+
+    try:
+        exec(code, {"isojax": isojax, "nan": math.nan, "inf": math.inf})
+    except InputError as e:
+        print(f"error: {e}"[:5000])
+        return 2
+    return 0
+
+
+def judge(code: int, timed_out: bool, seconds: float, size: float, text: str, changed: list[str]) -> str:
+    """What is wrong; empty where nothing is. `changed`: the paths that are not as they were."""
     last_line = (text.strip().splitlines() or [""])[-1][:200]
     if timed_out:
         return f"took over {MAX_WALL_SECONDS:g} s of wall clock"
@@ -104,18 +126,23 @@ def judge(code: int, timed_out: bool, seconds: float, size: float, text: str, un
         return f"{size / 2**20:.0f} MiB"
     if code == 2 and not text.strip():
         return "a refusal without a message"
-    return "" if unchanged or code == 0 else "a refusal that wrote something"
+    allowed = {"work", "cache"} if code == 0 else set()
+    written = [path for path in changed if path.partition("/")[0] not in allowed]
+    return f"{'a refusal that' if code else 'it'} wrote {', '.join(written[:3])}" if written else ""
 
 
-def attempt(number: int, seed: str, corpus: Path) -> Result:
+def attempt(number: int, kinds: Sequence[str], seed: str, corpus: Path) -> Result:
     """One attempt, in a folder of its own."""
-    rng = random.Random(f"{seed} {number}")
-    kind = list(KINDS)[number % len(KINDS)]
-    with tempfile.TemporaryDirectory() as temp:
+    rng, kind = random.Random(f"{seed} {number}"), kinds[number % len(kinds)]
+    with tempfile.TemporaryDirectory(dir=Path(os.environ["TMPDIR"]).parent) as temp:
         folder, output = Path(temp) / "work", Path(temp) / "output"
         folder.mkdir()
         words = KINDS[kind](rng, corpus, folder)
-        before, start = tree_hash(folder), time.monotonic()
+        places = {"work": folder, **{name: Path(os.environ[variable]) for variable, name in OUTSIDE.items()}}
+        for name in OUTSIDE.values():
+            shutil.rmtree(places[name], ignore_errors=True)
+            places[name].mkdir()
+        before, start = {name: contents(path) for name, path in places.items()}, time.monotonic()
         pid = os.fork()
         if not pid:
             os._exit(run_command(words, folder, output))
@@ -128,25 +155,43 @@ def attempt(number: int, seed: str, corpus: Path) -> Result:
         _, status, usage = ended
         code, size, seconds = os.waitstatus_to_exitcode(status), 1024 * usage.ru_maxrss, usage.ru_utime + usage.ru_stime
         text = output.read_text(errors="replace") if output.exists() else ""
-        failure = judge(code, timed_out, seconds, size, text, tree_hash(folder) == before)
+        changed = []
+        for name, path in places.items():
+            changed += [f"{name}/{file}" for file, _ in sorted(before[name].items() ^ contents(path).items())]
+        failure = judge(code, timed_out, seconds, size, text, changed)
     return Result(number, kind, words, code, seconds, size / 2**20, failure)
 
 
-def work(numbers: range, seed: str, corpus: Path) -> None:
+def work(numbers: range, kinds: Sequence[str], seed: str, corpus: Path) -> None:
     """A worker: imports everything, and prints the result of each attempt as a line."""
     for module in MODULES:
         __import__(module)
+    forgotten = cli_commands() ^ set(words_by_command("", random.Random(0)))
+    assert not forgotten, f"commands without attempts, or attempts without a command: {forgotten}"
     for number in numbers:
-        print(json.dumps(attempt(number, seed, corpus)), flush=True)
+        print(json.dumps(attempt(number, kinds, seed, corpus)), flush=True)
 
 
-def run_attempts(numbers: range, workers: int, seed: str, corpus: Path) -> list[Result]:
+def in_folder(folder: str) -> dict[str, str]:
+    """The environment of a worker."""
+    paths = {variable: Path(folder, name) for variable, name in OUTSIDE.items()}
+    for path in paths.values():
+        path.mkdir()
+    return {variable: str(path) for variable, path in paths.items()}
+
+
+def run_attempts(numbers: range, kinds: Sequence[str], workers: int, seed: str, corpus: Path) -> list[Result]:
     """The results of all attempts in their order, a progress bar meanwhile."""
     results: list[Result] = []
 
     def follow(share: range) -> None:
-        words = map(str, ("--seed", seed, "--corpus", corpus, "--share", share.start, share.stop, share.step))
-        with subprocess.Popen([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True) as worker:
+        words = ["--seed", seed, "--corpus", corpus, "--kinds", ",".join(kinds)]
+        words += ["--share", share.start, share.stop, share.step]
+        call, environment = [sys.executable, __file__, *map(str, words)], dict(os.environ)
+        with (
+            tempfile.TemporaryDirectory() as outside,
+            subprocess.Popen(call, stdout=subprocess.PIPE, env=environment | in_folder(outside), text=True) as worker,
+        ):
             for line in worker.stdout or ():
                 results.append(Result(*json.loads(line)))
                 progress.advance(task)
@@ -161,12 +206,14 @@ def run_attempts(numbers: range, workers: int, seed: str, corpus: Path) -> list[
     return sorted(results)
 
 
-def replay(number: int, seed: str, corpus: Path) -> None:
+def replay(number: int, kinds: Sequence[str], seed: str, corpus: Path) -> None:
     """Make an attempt's folder, which stays, run the command in a process of its own and show what it says."""
     folder = Path(tempfile.mkdtemp(prefix=f"fuzz-{number}-"))
-    words = list(KINDS.values())[number % len(KINDS)](random.Random(f"{seed} {number}"), corpus, folder)
+    words = KINDS[kinds[number % len(kinds)]](random.Random(f"{seed} {number}"), corpus, folder)
     print(json.dumps({"folder": str(folder), "words": words}), flush=True)
     command = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"
+    if words[0] == "python":
+        command = f"import isojax; from math import inf, nan; {words[1]}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     call = [sys.executable, "-c", command, *words]
     sys.exit(subprocess.run(call, cwd=folder, env=environment, check=False).returncode)
@@ -196,25 +243,27 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=3000)
     parser.add_argument("--first", type=int, default=0, help="the number of the first attempt")
     parser.add_argument("--seed", help="any text; the commit's hash where it is not given")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="of inputs; all where they are not given")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--corpus", type=Path, help="a folder for the unspoilt files, made where it is missing")
     parser.add_argument("--replay", type=int, metavar="ATTEMPT", help="repeat one attempt and show what it says")
     parser.add_argument("--share", type=int, nargs=3, help=argparse.SUPPRESS)  # of a worker: its attempts as a range
     arguments = parser.parse_args()
+    kinds = arguments.kinds.split(",")
     repository = Path(__file__).resolve().parents[1]
     seed = arguments.seed or subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=repository, text=True).strip()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as temp:
         corpus = (arguments.corpus or Path(temp) / "corpus").absolute()
         if not corpus.exists():
-            make_corpus(corpus)
+            make_corpus(corpus, with_trained_runs=not KINDS_OF_TRAINED_RUNS.isdisjoint(kinds))
         if arguments.replay is not None:
-            replay(arguments.replay, seed, corpus)
+            replay(arguments.replay, kinds, seed, corpus)
         if arguments.share is not None:
-            work(range(*arguments.share), seed, corpus)
+            work(range(*arguments.share), kinds, seed, corpus)
             return
         numbers = range(arguments.first, arguments.first + arguments.attempts)
-        results = run_attempts(numbers, arguments.workers, seed, corpus)
+        results = run_attempts(numbers, kinds, arguments.workers, seed, corpus)
     print_results(Console(), results, seed)
     failures = sum(bool(result.failure) for result in results)
     print(json.dumps({"seed": seed, "attempts": len(results), "failures": failures,

@@ -1,221 +1,99 @@
-"""What fuzz.py gives to the command line: files that it can use, made once, and spoilt copies of them."""
+"""What fuzz.py gives to the command line: the words of a command, and spoilt copies of the files that it reads."""
 
-import copy
+import gzip
 import json
-import math
 import random
 import shutil
-import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import typer
 import yaml
+from fuzz_corpus import CONFIG
+from fuzz_spoil import VALUES, make_odd, spoil_bytes, spoil_file, word
 
+from isojax.cli.app import COMMANDS
 from isojax.core.config import Config
-from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.yaml_files import flatten
-from isojax.runs.ledger import write_run
-from tests.e2e.tiny_lm import make_model
 
-LOG_FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "runs" / "importers" / "fixtures"
-# Written into a document after it has become text, as no value of Python becomes it.
-LITERALS = {"@deep": "[" * 3000 + "]" * 3000, "@maps": '{"a":' * 3000 + "1" + "}" * 3000, "@digits": "9" * 5000}
-VALUES: list[Any] = [
-    None, True, -1, 0, 1, 7, 2**31, 2**63, -(2**63), 10**15, 10**30, 0.5, -0.0, 1e-320, 1e308, -1e308, math.nan,
-    math.inf, "", " ", "nan", "1e999", "\0", "a\0b", "\x1b[2J", "x" * 300, "x" * 100_000, "../../x", "a/../..",
-    "\ud800", "日本", "${oc.env:HOME}", "${cell.task}", "%s%n", [], {}, [[]], [1, 2], [None],
-    {"a": {"b": 1}}, 2**20, 10**7, 10**9, "1" * 100_000 + "x", " " * 100_000 + "x", "learning_rat" * 9_000,
-    "${name}" * 10_000, *LITERALS,
-]  # fmt: skip
-CONFIG = {
-    "name": "tiny",
-    "cell": {
-        "model": {"layers": 1, "width": 32, "heads": 2, "kv_heads": 2, "head_dim": 16, "mlp": 64},
-        "base": {"steps": 20, "batch": 64},
-        "data": {"candidates": 600, "validation": 40, "difficulty": [0.0, 1.0]},
-        "eval": {"samples": 4, "start": 64, "ratio": 1.4},
-    },
-    "sweep": {"B_p": [8], "n": [2, 4], "B_max": 64, "seeds": 1, "budget": 2500},
-}
-TEXT_CONFIG = {
-    "name": "text",
-    "cell": {
-        "task": "jsonl:problems.jsonl",
-        "model": {"path": "lm"},
-        "prompt": {"format": "chat"},
-        "verifier": {"use": "integer"},
-        "sampling": {"prompt_length": 64, "response_length": 3},
-        "rl": {"learning_rate": 1e-3},
-        "data": {"candidates": 60, "attempts": 0, "validation": 8},
-        "eval": {"samples": 2, "start": 8, "ratio": 1.5},
-    },
-    "sweep": {"B_p": [4], "n": [2], "budget": 96, "decode_slots": 8, "microbatch": 8, "prefill_batch": 4},
-    "run": {"verifier_workers": 1, "cells_at_once": 1, "compilation_cache": False},
-}
 LOOPS = ("{{ %s }}", "{%% for i in range(99999) %%}{%% for j in range(99999) %%}{{ %s }}{%% endfor %%}{%% endfor %%}")
 BOMBS = ("'a' * 10**10", "range(10**9)|list", "'a'|center(10**9)", "messages[9].x", "'%0999999999d' % 1", "(" * 999)
 KEYS = sorted(dict(flatten(Config().model_dump())))
 
 
-def make_corpus(folder: Path) -> None:
-    """Everything that the attempts spoil copies of."""
-    make_model(folder / "lm")
-    shutil.copytree(LOG_FIXTURES, folder / "logs")
-    problems = [{"prompt": f"{i} + {i % 7} =", "answer": str(i + i % 7), "level": i % 3} for i in range(40)]
-    (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(CONFIG))
-    (folder / "text.yaml").write_text(yaml.safe_dump(TEXT_CONFIG))
-    logged = [{"step": i, "n": 4, "B_p": 8, "val": {"acc": reward(32 * i, 4)}} for i in range(12)]
-    (folder / "logs" / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in logged))
-    values = [f"a-n{n},acc,{i},{reward(32 * i, n):.4f}" for n in (4, 8) for i in range(12)]
-    (folder / "logs" / "long.csv").write_text("\n".join(["run,metric,step,value", *values]) + "\n")
-    charts = [[reward(32 * i, n) for n in (4, 8) for _ in range(3)] for i in range(12)]
-    header = ",".join(f"a-n{n} - acc{end}" for n in (4, 8) for end in ("", "__MIN", "__MAX"))
-    chart = [f"{i}," + ",".join(f"{value:.4f}" for value in row) for i, row in enumerate(charts)]
-    (folder / "logs" / "wide.csv").write_text("\n".join([f"Step,{header}", *chart]) + "\n")
-    lines = [f"{2**i},{2**i * 500},{reward(2**i * 500, 8):.4f},{i % 2}" for i in range(1, 12)]
-    (folder / "points.csv").write_text("\n".join(["n,rollouts,reward,seed", *lines]) + "\n")
-    for B_p, n in ((4, 2), (4, 8), (16, 2), (16, 8)):
-        cell = Cell(B_p, n, 0)
-        points = [EvalPoint(cell.B * M, M, cell.B * M, 3 * cell.B * M, {"avg@4": reward(cell.B * M, n)}, samples=4)
-                  for M in (0, 1, 2, 4, 8, 16, 32, 64)]  # fmt: skip
-        write_run(folder / "runs" / "tiny" / "cells" / cell.name, RunRecord(cell, tuple(points), device_hours=
-                  tuple(0.1 * i for i in range(8))))  # fmt: skip
-    (folder / "runs" / "tiny" / "config.yaml").write_text(yaml.safe_dump(CONFIG))
-    for words in (["fit", "runs/tiny", "--replicates", "20"], ["train", "text.yaml"]):
-        command = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"
-        subprocess.run([sys.executable, "-c", command, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+def cli_commands() -> set[str]:
+    """Every command that the command line has, those within records and model too."""
+    names = set()
+    for lazy_command in COMMANDS:
+        subcommands = getattr(typer.main.get_command(lazy_command.load()), "commands", None)
+        names |= {f"{lazy_command.name} {name}" for name in subcommands} if subcommands else {lazy_command.name}
+    return names
 
 
-def reward(C: int, n: int) -> float:
-    """A learning curve."""
-    return 0.2 + 0.5 / (1 + (300 * n / C) ** 0.9) if C else 0.2
-
-
-def spoil_text(text: str, rng: random.Random) -> str:
-    """A JSON document with one to three of its nodes changed, moved, repeated or removed."""
-    document = json.loads(text)
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        containers = [node for node in _containers(document) if node]
-        if not containers:
-            break
-        node = rng.choice(containers)
-        key = rng.choice(list(node) if isinstance(node, dict) else range(len(node)))
-        match rng.choice(("value", "value", "value", "remove", "key", "wrap", "repeat")):
-            case "value":
-                node[key] = copy.deepcopy(rng.choice(VALUES))
-            case "remove":
-                del node[key]
-            case "key" if isinstance(node, dict):
-                node[rng.choice(("", "\0", "x" * 300, "a.b", "kind", "n"))] = node[key]
-            case "wrap":
-                node[key] = [node[key]]
-            case "repeat" if isinstance(node, list):
-                node.extend([node[key]] * rng.choice((1, 1000)))
-    text = json.dumps(document)
-    for name, literal in LITERALS.items():
-        text = text.replace(f'"{name}"', literal)
-    return text
-
-
-def _containers(node: Any) -> list[Any]:
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    own = [node] if isinstance(node, dict | list) else []
-    return own + [container for child in children for container in _containers(child)]
-
-
-def spoil_bytes(data: bytes, rng: random.Random) -> bytes:
-    """Bytes flipped, cut off, removed, repeated, or put in."""
-    start = rng.randrange(len(data)) if data else 0
-    end = min(len(data), start + rng.choice((1, 4, 64, 4096)))
-    match rng.choice(("flip", "flip", "flip", "cut", "remove", "repeat", "insert", "long")):
-        case "flip":
-            flipped = bytearray(data)
-            for _ in range(rng.choice((1, 1, 2, 8))):
-                if data:
-                    flipped[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
-            return bytes(flipped)
-        case "cut":
-            return data[:start]
-        case "remove":
-            return data[:start] + data[end:]
-        case "repeat":
-            return data[:end] + data[start:]
-        case "insert":
-            put_in = rng.choice((b"\0" * 16, b"\xff\xfe", b"\xed\xa0\x80", b"\n\n", b"[" * 999))
-            return data[:start] + put_in + data[start:]
-    return data[:start] + b"x" * rng.choice((10_000, 20_000_000)) + data[start:]
-
-
-def spoil_file(path: Path, rng: random.Random) -> None:
-    """The file, spoilt by its structure where it has one that is known, else, and now and then, by its bytes."""
-    data = path.read_bytes()
-    if rng.random() < 0.35 or not data:
-        path.write_bytes(spoil_bytes(data, rng))
-    elif path.suffix == ".json":
-        path.write_text(spoil_text(data.decode(), rng))
-    elif path.suffix == ".jsonl":
-        lines = data.decode().splitlines()
-        row = rng.randrange(len(lines))
-        lines[row] = spoil_text(lines[row], rng)
-        path.write_text("\n".join(lines) + "\n")
-    elif path.suffix == ".yaml":
-        path.write_text(spoil_text(json.dumps(yaml.safe_load(data)), rng))
-    elif path.suffix == ".safetensors":
-        size = struct.unpack("<Q", data[:8])[0]
-        header = spoil_text(data[8 : 8 + size].decode(), rng).encode()
-        path.write_bytes(struct.pack("<Q", len(header)) + header + data[8 + size :])
-    elif path.suffix == ".csv":
-        rows = [line.split(",") for line in data.decode().splitlines()]
-        row = rng.choice(rows)
-        row[rng.randrange(len(row))] = str(rng.choice(VALUES)).encode(errors="replace").decode()
-        path.write_text("\n".join(",".join(row) for row in rows) + "\n")
-    else:
-        path.write_bytes(spoil_bytes(data, rng))
-
-
-def word(rng: random.Random) -> str:
-    """A value as somebody might type it; a word of a command line holds no NUL."""
-    typed = ("99999999999999999999", "1,2", "a=b", "--", "-1", "[1,2]", "{a: 1}", "!!int x")
-    value = rng.choice([*VALUES, *typed])
-    text = LITERALS.get(value, value) if isinstance(value, str) else json.dumps(value)
-    return str(text).replace("\0", "\udcff").replace("\ud800", "\udcfe")
+def words_by_command(value: str, rng: random.Random) -> dict[str, list[list[str]]]:
+    """For each command, which would work without it, the places of a value; fuzz.py compares them with
+    `cli_commands`."""
+    key = rng.choice(KEYS)
+    advice = ["--epsilon", "--B-max", "--fix", "--for"]
+    return {
+        "launch": [
+            ["tiny.yaml", "--dry-run", f"{key}={value}"],
+            ["tiny.yaml", "--dry-run", rng.choice(("--mesh", "--process", "--processes", "--topology")), value],
+            [value, "--dry-run"],
+            ["tiny.yaml", "--dry-run", f"sweep.schedules={{a: {json.dumps(value)}}}"],
+            ["text.yaml", "--dry-run", f"{key}={value}"],
+        ],
+        "train": [["tiny.yaml", value], ["tiny.yaml", "--dry-run", "sweep.B_p=[4]", "sweep.n=[2]", f"{key}={value}"]],
+        "lr-search": [["tiny.yaml", "--dry-run", rng.choice(("--rates", "--budget", "--seeds")), value]],
+        "fit": [
+            ["runs/tiny", rng.choice(("--replicates", "--seed", "--run-sd", "--metric", "--compute")), value], [value],
+        ],
+        "recommend": [
+            ["runs/tiny", "--budget", value], ["runs/tiny", "--budget", rng.choice(("5s", "1usd")), "--price", value],
+            ["runs/tiny", "--budget", "1000", rng.choice(advice), value],
+            ["runs/tiny", "--budget", "1000", "--growing", "--write", value],
+        ],
+        "quote": [["runs/tiny", "--reward", value], ["runs/tiny", "--reward", "0.5", "--price", value], [value]],
+        "watch": [
+            ["runs/tiny", "--run", "4x2-s0", rng.choice(("--end", "--updates", "--goal", "--sweep")), value],
+            ["runs/tiny", "--run", value], [value, "--from", rng.choice(("csv", value))],
+        ],
+        "spend": [
+            ["tiny.yaml", "--dry-run", "--budget", value],
+            ["tiny.yaml", "--dry-run", "--budget", "2e3", f"{key}={value}"],
+        ],
+        "compare": [["runs/tiny", "runs/tiny", rng.choice(("--labels", "--metric", "--out")), value]],
+        "report": [[value]],
+        "status": [[value]],
+        "records check": [[value]],
+        "records import": [
+            [value], ["runs.csv", "--from", "csv", "--out", "out", "--map", f"reward=reward_heldout,n={value}"],
+            ["runs.csv", "--out", value], ["runs.csv", "--out", "out", "--from", value],
+        ],
+        "fit-curve": [
+            ["points.csv", "--x", "rollouts", "--y", rng.choice(("reward", value)), "--fit-below", value],
+            ["points.csv", "--x", "rollouts", "--y", "reward", rng.choice(("--where", "--group", "--plot")), value],
+        ],
+        "fit-law": [["points.csv", "--where", f"seed={value}"], [value]],
+        "model import": [[value], [f"{value}.gguf"]],
+        "model export": [
+            [value, "out"], ["runs/tiny/cells/4x2-s0", value], ["runs/tiny/cells/4x2-s0", "out", "--dtype", value],
+        ],
+        "difficulty": [["text.yaml", "--held-out", value, "--out", "/dev/null"], [value]],
+    }  # fmt: skip
 
 
 # Each makes its files in a folder and returns the words of a command.
 def arguments(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """Options and names of commands that would work without them."""
-    _copy(corpus, folder, "tiny.yaml", "runs/tiny", "points.csv", "logs/runs.csv")
+    _copy(corpus, folder, "tiny.yaml", "text.yaml", "problems.jsonl", "lm", "runs/tiny", "points.csv", "logs/runs.csv")
     value = word(rng)
-    return rng.choice((
-        ["launch", "tiny.yaml", "--dry-run", f"{rng.choice(KEYS)}={value}"],
-        ["launch", "tiny.yaml", "--dry-run", f"{rng.choice(KEYS)}={value}"],
-        ["launch", "tiny.yaml", "--dry-run", rng.choice(("--mesh", "--process", "--topology")), value],
-        ["launch", value, "--dry-run"],
-        ["train", "tiny.yaml", value],
-        ["lr-search", "tiny.yaml", "--dry-run", rng.choice(("--rates", "--budget", "--seeds")), value],
-        ["fit", "runs/tiny", rng.choice(("--replicates", "--seed", "--run-sd", "--metric", "--compute")), value],
-        ["fit", value],
-        ["recommend", "runs/tiny", "--budget", value],
-        ["recommend", "runs/tiny", "--budget", rng.choice(("5s", "1usd")), "--price", value],
-        ["quote", "runs/tiny", "--reward", value],
-        ["recommend", "runs/tiny", "--budget", "1000", rng.choice(("--epsilon", "--B-max", "--fix", "--for")), value],
-        ["watch", "runs/tiny", "--run", "4x2-s0", rng.choice(("--end", "--updates", "--goal", "--sweep")), value],
-        ["spend", "tiny.yaml", "--dry-run", "--budget", value],
-        ["compare", "runs/tiny", "runs/tiny", rng.choice(("--labels", "--metric", "--out")), value],
-        ["report", value],
-        ["status", value],
-        ["records", rng.choice(("check", "import")), value],
-        ["records", "import", "runs.csv", "--from", "csv", "--out", "out", "--map", f"reward=reward_heldout,n={value}"],
-        ["fit-curve", "points.csv", "--x", "rollouts", "--y", rng.choice(("reward", value)), "--fit-below", value],
-        ["fit-law", "points.csv", "--where", f"seed={value}"],
-        ["model", "import", value],
-        ["difficulty", "missing.yaml", "--held-out", value],
-        [value],
-    ))  # fmt: skip
+    if rng.random() < 0.03:
+        return [value]
+    places = words_by_command(value, rng)
+    command = rng.choice(list(places))
+    return [*command.split(), *rng.choice(places[command])]
 
 
 def configs(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
@@ -315,6 +193,153 @@ def checkpoints(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     return ["model", "export", str(cell.relative_to(folder)), "out"]
 
 
+def adapters(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
+    """A cell trained by LoRA, exported."""
+    _copy(corpus, folder, "lm", "text.yaml", "problems.jsonl", "runs/lora")
+    run = folder / "runs" / "lora"
+    (cell,) = (run / "cells").iterdir()
+    parts = (run / "config.yaml", folder / "lm", cell / "checkpoint", cell / "checkpoint")
+    part = rng.choice(parts)
+    spoil_file(rng.choice(sorted(path for path in (part, *part.rglob("*")) if path.is_file())), rng)
+    options = rng.choice(([], ["--adapter"], ["--adapter"], ["--dtype", "bfloat16"], ["--base", "lm"]))
+    return ["model", "export", str(cell.relative_to(folder)), "out", *options]
+
+
+def sweeps(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
+    """What reads another sweep: its fit, its ledgers, its config."""
+    _copy(corpus, folder, "tiny.yaml", "runs/tiny")
+    run = folder / "runs" / "tiny"
+    shutil.copytree(run, folder / "runs" / "other")
+    if rng.random() < 0.7:
+        files = sorted(p for p in run.rglob("*") if p.suffix in (".json", ".jsonl", ".yaml"))
+        spoil_file(rng.choice((run / "fit.json", *files)), rng)
+    schedule = rng.choice((
+        "n*(C) of runs/tiny at B_p=4", "n*(2C) of runs/tiny/fit.json at B_p=16", "8x2, 8x4 from 1000",
+        "8x2 to 8x8 as C^0.5 from 500", "8x2 to 8x8 by gradient",
+    ))  # fmt: skip
+    if rng.random() < 0.6:
+        start = rng.randrange(len(schedule))
+        typed = rng.choice(("0", "9" * 30, "1e9", "1e99", "-1", "x", " ", "*", ",", "from", "nan", word(rng)))
+        schedule = schedule[:start] + typed + schedule[start + rng.choice((0, 1, 2)) :]
+    return rng.choice((
+        ["compare", "runs/tiny", "runs/other"], ["compare", "runs/other", "runs/tiny/fit.json", "--json"],
+        ["quote", "runs/tiny", "--reward", "0.5", "--price", "3"], ["report", "runs/tiny"],
+        ["recommend", "runs/tiny", "--budget", "9e3", "--growing", "--write", "out.yaml", "--for",
+         rng.choice(("isojax", "trl", "verl"))],
+        ["recommend", "runs/tiny", "--budget", rng.choice(("20s", "1h", "1usd")), "--price", "2"],
+        ["watch", "runs/other", "--run", "4x8-s0", "--sweep", "runs/tiny"],
+        *[["launch", "tiny.yaml", "--dry-run", f"sweep.schedules={{a: {json.dumps(schedule)}}}"]] * 3,
+    ))  # fmt: skip
+
+
+def states(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
+    """What a driver, a run that ended and `isojax spend` leave: status, health, spending and times."""
+    _copy(corpus, folder, "tiny.yaml", "runs/spent")
+    run = folder / "runs" / "spent"
+    cell = rng.choice(sorted((run / "cells").iterdir()))
+    names = ("status.json", "spend.json", "spend.json", "config.yaml")
+    files = [
+        *(run / name for name in names),
+        *(cell / name for name in ("health.json", "timing.jsonl", "timing.jsonl")),
+    ]
+    spoil_file(rng.choice(files), rng)
+    return rng.choice((
+        ["status", "runs/spent"], ["status", "runs/spent", "--json"], ["status", "runs/spent", "runs/spent"],
+        ["spend", "tiny.yaml", "name=spent", "--budget", "2500", "--dry-run", "--resume"],
+        ["spend", "runs/spent/config.yaml", "--dry-run", "--resume"], ["records", "check", "runs/spent", "--json"],
+        ["fit", "runs/spent", "--compute", "device_hours", "--replicates", "0", "--include-flagged"],
+        ["watch", "runs/spent", "--run", cell.name],
+    ))  # fmt: skip
+
+
+def packed(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
+    """Gzipped tables and logs, and Parquet."""
+    if rng.random() < 0.5:
+        _copy(corpus, folder, "lm", "text.yaml")
+        path = folder / rng.choice(sorted((corpus / "parquet").iterdir())).name
+        data = (corpus / "parquet" / path.name).read_bytes()
+        path.write_bytes(spoil_bytes(data, rng) if rng.random() < 0.6 else data)
+        return ["launch", "text.yaml", "--dry-run", f"cell.task=parquet:{path.name}", "cell.prompt.format=raw"]
+    name, words = rng.choice((
+        ("points.csv", ["fit-curve", "points.csv.gz", "--x", "rollouts", "--y", "reward"]),
+        ("points.csv", ["fit-law", "points.csv.gz"]),
+        ("logs/own.jsonl", ["records", "import", "own.jsonl.gz", "--map", "reward=val.acc", "--out", "out"]),
+        ("logs/runs.csv", ["watch", "runs.csv.gz", "--map", "reward=reward_heldout", "--run", "16x8-s0"]),
+        ("problems.jsonl", ["launch", "text.yaml", "--dry-run", "cell.task=jsonl:problems.jsonl.gz"]),
+    ))  # fmt: skip
+    _copy(corpus, folder, name, "lm", "text.yaml")
+    path = folder / Path(name).name
+    if rng.random() < 0.4:
+        spoil_file(path, rng)
+    data = gzip.compress(path.read_bytes())
+    if (draw := rng.random()) < 0.5:
+        data = spoil_bytes(data, rng)
+    elif draw < 0.6:  # unpacks to more than a table may have
+        data += gzip.compress(rng.choice((b"\n", b"1,2,.3,0\n", b"x")) * 300_000_000, compresslevel=1)
+    path.with_name(f"{path.name}.gz").write_bytes(data)
+    path.unlink()
+    return words
+
+
+def odd_files(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
+    """Pipes, links and folders in the place of what a command reads."""
+    dry_run, export = ["launch", "text.yaml", "--dry-run"], ["model", "export", "runs/lora/cells/4x2-s0", "out"]
+    spend = ["spend", "runs/spent/config.yaml", "--dry-run", "--resume"]
+    sources, words = rng.choice((
+        (("points.csv",), ["fit-law", "points.csv"]),
+        (("points.csv",), ["fit-curve", "points.csv", "--x", "rollouts", "--y", "reward"]),
+        (("logs/runs.csv",), ["records", "import", "runs.csv", "--map", "reward=reward_heldout", "--out", "out"]),
+        (("logs/runs.csv",), ["watch", "runs.csv", "--map", "reward=reward_heldout", "--run", "16x8-s0"]),
+        (("logs/tensorboard/n8",), ["records", "import", "n8", "--map", "n=8,B_p=4,reward=val/acc", "--out", "out"]),
+        (("logs/wandb/own/run-own.wandb",),
+         ["records", "import", "run-own.wandb", "--map", "reward=val/acc", "--out", "out"]),
+        (("logs/trl/checkpoint-6",), ["records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "out"]),
+        (("runs/tiny",), ["fit", "runs/tiny", "--replicates", "0"]),
+        (("runs/tiny",), ["records", "check", "runs/tiny"]),
+        (("runs/tiny",), ["report", "runs/tiny"]), (("runs/tiny",), ["quote", "runs/tiny", "--reward", ".5"]),
+        (("runs/tiny",), ["recommend", "runs/tiny", "--budget", "5000"]),
+        (("runs/spent",), ["status", "runs/spent"]), (("runs/spent",), spend),
+        *[(("lm", "text.yaml", "problems.jsonl"), dry_run)] * 3,
+        *[(("lm", "text.yaml", "problems.jsonl", "runs/text"), [*dry_run, "--resume"])] * 2,
+        *((("lm", "runs/lora"), export), (("lm", "runs/lora"), [*export, "--adapter"])),
+    ))  # fmt: skip
+    _copy(corpus, folder, *sources)
+    below = sorted(path for path in folder.rglob("*") if path.suffix != ".lock")
+    make_odd(rng.choice([path for path in below if path.is_file()] if rng.random() < 0.8 else below), rng)
+    return words
+
+
+def notebook(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
+    """The Python API, given spoilt sweeps, frames with values of any kind, and numbers and texts where it wants those:
+    Python itself refuses other types. `python` is no command of isojax."""
+    _copy(corpus, folder, "runs/tiny")
+    value = repr(rng.choice(VALUES))
+    number, text = repr(rng.choice([v for v in VALUES if isinstance(v, int | float)])), repr(word(rng))
+    if rng.random() < 0.3:
+        spoil_file(rng.choice(sorted(p for p in (folder / "runs").rglob("*") if p.suffix == ".jsonl")), rng)
+    options = "options=isojax.FitOptions(replicates=0)"
+    fit = f"law = isojax.fit(isojax.read_runs('runs/tiny'), {options}); "
+    frame = fit + "rows = law.frame('evaluations').astype(object); "
+    column = rng.choice(("B_p", "n", "seed", "step", "rollouts", "avg@4"))
+    spoilt_frame = f"rows.iat[{rng.randrange(20)}, {rng.randrange(6)}] = {value}; "
+    return ["python", rng.choice((
+        f"isojax.read_runs({value})", f"isojax.fit({value})", f"isojax.read_runs(['runs/tiny', {text}])",
+        f"isojax.fit(isojax.read_runs('runs/tiny'), {text})", f"isojax.fit('runs/tiny', compute={text})",
+        f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates={number}, mode='paper', seed={number}))",
+        f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates=0, mode={text}))",
+        f"isojax.fit('runs/tiny', options=isojax.FitOptions(replicates=0, run_sd={number}))",
+        fit + f"law.recommend({number})", fit + f"law.recommend(isojax.TimeBudget({number}))",
+        fit + f"law.recommend(1e4, epsilon={number})", fit + f"law.recommend(1e4, B_max={number})",
+        fit + f"law.recommend(1e4, fix={{{text}: {number}}})", fit + f"law.recommend(1e4, fix={{'B_p': {number}}})",
+        fit + f"law.quote({number})", fit + f"law.plot({text})", fit + f"law.frame({text})",
+        fit + f"isojax.compare([law, law], [{text}, 'b'])", fit + "isojax.compare([law], ['a', 'b'])",
+        *[f"{frame}{spoilt_frame}isojax.fit(rows, {options})"] * 4,
+        frame + f"isojax.read_runs(rows.drop(columns={column!r}))",
+        frame + f"isojax.read_runs(rows.rename(columns={{{column!r}: {text}}}))",
+        frame + f"isojax.read_runs(rows, {text})",
+    ))]  # fmt: skip
+
+
 def tables(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     """Tables of a curve, and of the points of a law."""
     _copy(corpus, folder, "points.csv")
@@ -324,8 +349,12 @@ def tables(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
 
 KINDS: dict[str, Callable[[random.Random, Path, Path], list[str]]] = {
     function.__name__: function
-    for function in (arguments, configs, ledgers, logs, models, gguf_files, problems, checkpoints, tables)
-}
+    for function in (
+        arguments, configs, ledgers, logs, models, gguf_files, problems, checkpoints, tables, adapters, sweeps, states,
+        packed, odd_files, notebook,
+    )
+}  # fmt: skip
+KINDS_OF_TRAINED_RUNS = {"checkpoints", "adapters", "odd_files"}
 
 
 def _copy(corpus: Path, folder: Path, *names: str) -> None:

@@ -43,7 +43,9 @@ def test_every_benchmark_is_explained() -> None:
         "fit_quality_world",
         "foreign_forms",
         "foreign_tables",
+        "fuzz_corpus",
         "fuzz_inputs",
+        "fuzz_spoil",
     }
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - helpers
     assert {name for name in scripts if f"`{name}.py`" not in text} == set()

@@ -17,7 +17,7 @@ from isojax.cli.options import CommandGroup, new_app
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
-from isojax.core.terminal import guard_output, printable
+from isojax.core.terminal import guard_output, printable, shorten
 from isojax.runs.mirror import localize
 
 
@@ -59,6 +59,7 @@ COMMANDS = (
     LazyCommand("difficulty", "Label problems by the base model's avg@k, and split them by difficulty.", True),
     LazyCommand("lr-search", "Find the learning rate by short runs at one batch size.", True),
 )
+USAGE_ERROR: Any = typer.BadParameter.__base__  # of an unknown command, option or value; typer does not name it
 TRACEBACK_VARIABLE = "ISOJAX_TRACEBACK"  # set to anything, an error of isojax itself ends as Python ends it
 # Of a path that no file can have, or that this user may not open.
 UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -126,7 +127,7 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
         try:
             _check_words(sys.argv[1:])
             with localize(sys.argv[1:]) as arguments:
-                typer_app(arguments, prog_name=program)
+                exit_code = typer_app(arguments, prog_name=program, standalone_mode=False)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
@@ -138,13 +139,17 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
         _exit("stopped", e, 128 + e.signum)
     except (SystemExit, KeyboardInterrupt):
         raise
+    except USAGE_ERROR as e:
+        e.message = shorten(e.message)
+        e.show()
+        sys.exit(e.exit_code)
     except BaseException as e:  # the last boundary; a panic of a library in Rust is no Exception
         if isinstance(e, OSError) and e.errno in UNUSABLE_PATH_ERRNOS:  # to ask whether a file exists may raise it
             _exit("error", f"{e}. Expected the path of a place that you may use.", 2)
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         _exit("error", _describe_unexpected(e), 1)
-    sys.exit(0)
+    sys.exit(exit_code or 0)
 
 
 def _describe_unexpected(error: BaseException) -> str:
@@ -162,5 +167,6 @@ def _describe_unexpected(error: BaseException) -> str:
 
 
 def _exit(label: str, message: object, code: int) -> NoReturn:
-    print(f"{label}: {printable(message)}", file=sys.stderr)
+    # The failures of a sweep have lines of their own, which are indented; other newlines stay escaped.
+    print(f"{label}: {printable(message)}".replace("\\n  ", "\n  "), file=sys.stderr)
     sys.exit(code)

@@ -1,13 +1,17 @@
-"""Files and folders written whole or not at all, and files appended to; a full disk is a RunFailed that says so."""
+"""Files and folders written whole or not at all, and files appended to; a full disk is a RunFailed that says so. And
+files that are read, whatever lies there: no pipe and no device keeps a command for ever."""
 
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from isojax.core.errors import InputError, RunFailed
+from isojax.core.limits import MAX_DOCUMENT_BYTES
 
 TEMP_CHARACTERS = 200  # of a name that the name of a temporary file or folder has
 DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -34,6 +38,20 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise write_error(path, e) from e
     for listener in WRITE_LISTENERS:
         listener(path)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A file to read; a pipe that nobody writes to is empty, where `open` would wait for a writer."""
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    os.set_blocking(file.fileno(), True)
+    return file
+
+
+def read_file(path: Path) -> bytes:
+    """All bytes of a file; of a device, which may have no end, those of a document."""
+    with open_file(path) as file:
+        is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+        return file.read() if is_regular else file.read(MAX_DOCUMENT_BYTES)
 
 
 def append_bytes(path: Path, data: bytes) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core import limits
+from isojax.core.atomic_files import open_file
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, depth
 from isojax.core.tabular import DataRow, DataTable, list_some, parse_number
@@ -60,7 +61,7 @@ def read_lines(path: Path) -> Iterator[NumberedLine]:
     """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out."""
     line_number = size = 0
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as f:
+        with open_file(path) as packed, gzip.open(packed) if path.suffix == ".gz" else packed as f:
             for line_number, data in enumerate(iter(lambda: f.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(data) > MAX_LINE_BYTES:
                     raise InputError(

@@ -14,9 +14,9 @@ from isojax.core.errors import RunFailed
 
 SHOWN_AS: dict[str, str] = {}  # folders of this machine -> the URLs that they mirror (runs/mirror.py)
 MAX_CHARACTERS = 4000  # of a message or of a cell of a table
-# Control characters but tab and newline, separators of lines, marks that reverse the direction of text, and the
-# surrogates that stand for bytes of a file's name.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters but tab, separators of lines, so that no value prints a line of its own, marks that reverse the
+# direction of text, and the surrogates that stand for bytes of a file's name.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _READER_GONE = (errno.EPIPE, errno.EIO)  # of a pipe; of a terminal
 _EXIT_CODE_SIGPIPE = 128 + signal.SIGPIPE  # what a shell says of a program that wrote to a closed pipe
 

@@ -37,10 +37,8 @@ def print_plan(
     """The sweep in a table; what it takes of a device; and, where that is known, how long."""
     print_cells(config, cells, folder, forecast)
     sweep, targets = config.sweep, config.run_targets(config.sweep.budget)
-    console.print(
-        f"{devices}; {len(targets)} evaluations per cell, the last at C = {targets[-1]}\n"
-        f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}"
-    )
+    console.print(f"{devices}; {len(targets)} evaluations per cell, the last at C = {targets[-1]}")
+    console.print(f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}")
     memory = budget.estimate(sweep)
     breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
     console.print(

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from isojax.core.atomic_files import write_text
+from isojax.core.atomic_files import read_file, write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
@@ -98,7 +98,7 @@ def read_status(folder: Path) -> DriverStatus | None:
     """The newest status of the driver; None where none has written one. InputError where it cannot be read."""
     path = folder / STATUS_FILE
     try:
-        return DriverStatus.model_validate_json(path.read_bytes())
+        return DriverStatus.model_validate_json(read_file(path))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as e:

@@ -57,7 +57,7 @@ def weight_files(folder: Path) -> list[Path]:
         if missing := [path.name for path in paths if not path.is_file()]:
             raise InputError(f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. Copy it too.")
         return paths
-    if paths := paths_below(folder, "*.safetensors", nested=False):
+    if paths := [path for path in paths_below(folder, "*.safetensors", nested=False) if path.is_file()]:
         return paths
     pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
     found_instead = "it has none"

@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from isojax.core.atomic_files import append_bytes, write_text
+from isojax.core.atomic_files import append_bytes, read_file, write_text
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
@@ -113,7 +113,7 @@ def read_ledger_lines(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     """The rows of records.jsonl or timing.jsonl, and what there is of a torn last line; InputError where another line
     is broken."""
     try:
-        data = path.read_bytes()
+        data = read_file(path)
     except OSError as e:
         raise InputError(f"cannot read the ledger {path}: {e.strerror or e}") from e
     complete, _, torn = data.rpartition(b"\n")

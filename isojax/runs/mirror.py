@@ -149,7 +149,8 @@ def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Fu
     return lambda folder, is_writing: run_in_thread(lambda: push_when_written(folder, is_writing))
 
 
-RAY_SCHEME, HUB_URL = "ray://", "https://huggingface.co/"  # the address of a cluster, and of models: no storage
+RAY_SCHEME = "ray://"  # the address of a cluster
+MODEL_URL = r"https://huggingface\.co/|hf://(?=[^/]+/[^/]+/?$)"  # before a hub's ORG/NAME; hf://datasets/... is storage
 
 
 def is_url(text: str) -> bool:
@@ -224,7 +225,7 @@ def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
     with ExitStack() as stack:
         localized = []
         for argument in arguments:
-            if is_url(argument) and not argument.startswith((RAY_SCHEME, HUB_URL)):
+            if is_url(argument) and not re.match(f"{RAY_SCHEME}|{MODEL_URL}", argument):
                 argument = str(_mirror_url(argument.rstrip("/"), stack))
             localized.append(argument)
         yield localized

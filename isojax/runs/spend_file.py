@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from isojax.core.atomic_files import write_text
+from isojax.core.atomic_files import read_file, write_text
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Spending
@@ -21,7 +21,7 @@ def read_spending(folder: Path) -> Spending | None:
     """None where the folder has none; InputError where it is broken."""
     path = folder / SPEND_FILE
     try:
-        spending = _ADAPTER.validate_json(path.read_bytes())
+        spending = _ADAPTER.validate_json(read_file(path))
         sizes = [spending.budget, *(size for leg in spending.legs for size in (leg.cell.B_p, leg.cell.n, leg.n))]
         if spending.legs and all(1 <= size <= MAX_COUNT for size in sizes):
             return spending

@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from isojax.core.atomic_files import read_file
 from isojax.core.errors import InputError
 from isojax.scaling.checks.run_health import RunHealth
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
@@ -325,7 +326,7 @@ def read_fit_file(path: Path) -> FitResult:
     """The fit that a file holds; refused where it cannot be read, is no fit, or has another schema version."""
     fix = "Make it with `isojax fit RUN`."
     try:
-        content = path.read_bytes()
+        content = read_file(path)
     except OSError as e:
         raise InputError(f"cannot read {path}: {e}. Expected a sweep's folder or a fit.json. {fix}") from e
     try:

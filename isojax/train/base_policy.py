@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
-from isojax.core.atomic_files import append_bytes, write_bytes, write_text
+from isojax.core.atomic_files import append_bytes, read_file, write_bytes, write_text
 from isojax.core.config import PANEL, CellConfig, ModelConfig, RewardConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
@@ -106,7 +106,7 @@ def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Pro
         "problems": [[p.id, p.prompt, p.answer, list(p.messages)] for p in problems],
     }
     if files := verifier_files(cell.verifier.use):
-        key_data["verifier_files"] = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        key_data["verifier_files"] = [hashlib.sha256(read_file(file)).hexdigest() for file in files]
     return hashlib.sha256(json.dumps(key_data, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 
 
@@ -149,7 +149,7 @@ def labels_header(label_key: str) -> str:
 
 def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool) -> dict[int, float]:
     """Sums of rewards by problem id; a torn last line is cut off. See `label_problems`."""
-    data = path.read_bytes() if path.exists() else b""
+    data = read_file(path) if path.exists() else b""
     complete, newline, torn = data.rpartition(b"\n")
     if torn:
         os.truncate(path, len(complete) + len(newline))
@@ -229,7 +229,7 @@ def _save_problems(
     problems_text = "".join(json.dumps(row) + "\n" for row in rows)
     checksums = {PROBLEMS_FILE: crc32(problems_text.encode())}
     if (folder / PARAMS_FILE).exists():
-        checksums[PARAMS_FILE] = crc32((folder / PARAMS_FILE).read_bytes())
+        checksums[PARAMS_FILE] = crc32(read_file(folder / PARAMS_FILE))
     about = {
         "checkpoint": fingerprint, "source": source, "notes": selection.notes, "best_constant": constant,
         "checksums": checksums,
@@ -243,14 +243,14 @@ def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> B
     """The base policy in `folder`; InputError where it is damaged, or made with another checkpoint."""
     problems_by_split: dict[str, list[Problem]] = defaultdict(list)
     try:
-        about = json.loads((folder / ABOUT_FILE).read_bytes())
+        about = json.loads(read_file(folder / ABOUT_FILE))
         if about.pop(CHECKSUM_KEY) != json_checksum(about):
             raise _damaged(folder, ABOUT_FILE)
         for name, checksum in about["checksums"].items():
-            if crc32((folder / name).read_bytes()) != checksum:
+            if crc32(read_file(folder / name)) != checksum:
                 raise _damaged(folder, name)
         stored_fingerprint = about["checkpoint"]
-        for line in (folder / PROBLEMS_FILE).read_text().splitlines():
+        for line in read_file(folder / PROBLEMS_FILE).decode().splitlines():
             row = json.loads(line)
             split, messages = row.pop("split"), tuple(row["messages"])
             problems_by_split[split].append(Problem(**row | {"messages": messages}))

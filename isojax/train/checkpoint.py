@@ -27,6 +27,7 @@ from etils import epath
 from jax import lax
 from jaxtyping import Array, UInt32
 
+from isojax.core.atomic_files import read_file
 from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.preemption import Preempted
 from isojax.core.terminal import warn
@@ -242,7 +243,7 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
 
 
 def _read_host_data(path: Path) -> dict[str, Any]:
-    host_data = json.loads((path / "host" / "metadata").read_bytes())
+    host_data = json.loads(read_file(path / "host" / "metadata"))
     if host_data.pop(CHECKSUM_KEY) != json_checksum(host_data):
         raise ValueError("the cursor is not what was saved")
     return host_data

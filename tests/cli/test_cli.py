@@ -45,6 +45,7 @@ from tests.cli.conftest import Isojax, error_of, write_sweep
         (["launch", 'cell.task="jsonl:a\\0b"'], "cell.task: given"),
         (["launch", "sweep.budget=99999999999999999999"], "sweep.budget: given 99999999999999999999"),
         (["launch", "cell.eval.ratio=1.0000000001", "--dry-run"], "expected at most 10,000"),
+        (["status", "a\nerror: forged"], r"a\nerror: forged is no sweep's folder"),
     ],
 )
 def test_what_cannot_be_used_is_one_message_and_exit_code_2(
@@ -63,11 +64,17 @@ def test_what_cannot_be_used_is_one_message_and_exit_code_2(
         ["fit", "x", "--compute", "hours"],
         ["fit", "x", "--mode", "best"],
         ["no"],
+        ["x" * 100_000],
+        ["fit", "--" + "x" * 100_000],
+        ["fit", "x", "--mode", "x" * 100_000],
+        ["status\nerror: forged"],
+        ["fit", "--x\nerror: forged"],
     ],
 )
 def test_wrong_usage_is_exit_code_2(isojax: Isojax, words: list[str]) -> None:
     code, out, err = isojax(*words)
     assert code == 2 and out == "" and "Usage" in err and "Traceback" not in err
+    assert len(err) < 5000 and "\nerror" not in err
 
 
 @pytest.mark.parametrize(

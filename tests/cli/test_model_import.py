@@ -75,6 +75,7 @@ def test_a_revision_is_the_commit_that_it_was(isojax: Isojax, hub: Hub, tmp_path
     commit = hub.add(TINY, old, "v1")
     for revision, out, source in (
         ("v1", "by_tag", TINY), (commit, "by_commit", TINY), ("v1", "by_url", f"https://huggingface.co/{TINY}/"),
+        ("v1", "by_scheme", f"hf://{TINY}"),
     ):  # fmt: skip
         assert isojax("model", "import", source, "--revision", revision, "--out", out)[0] == 0
         assert "0.1" in Path(out, "generation_config.json").read_text()
@@ -116,6 +117,7 @@ def test_what_a_hub_refuses_or_isojax_cannot_run(isojax: Isojax, hub: Hub, tmp_p
         "org/files": "has no config.json",
         "model.bin": "given 'model.bin', expected smollm2 or a model hub's ORG/NAME",
         "remote/onnx": "given 'remote/onnx', expected smollm2",
+        "org/gated@v1": "given 'org/gated@v1', expected smollm2 or a model hub's ORG/NAME, its revision as --revision",
     }.items():
         _, _, error = outcome = isojax("model", "import", repository)
         assert outcome[:2] == (2, "") and expected in error.splitlines()[-1], error
@@ -174,6 +176,10 @@ def test_the_hubs_own_environment_variables(hub: Hub, tmp_path: Path) -> None:
     ("path", "expected"),
     [
         ("Qwen/Qwen3-4B", "isojax model import Qwen/Qwen3-4B, and then cell.model.path=models/Qwen3-4B"),
+        ("Qwen/Qwen3-4B@v1", "import Qwen/Qwen3-4B --revision v1, and then cell.model.path=models/Qwen3-4B"),
+        ("hf://Qwen/Qwen3-4B", "isojax model import Qwen/Qwen3-4B, and then cell.model.path=models/Qwen3-4B"),
+        ("https://huggingface.co/Qwen/Qwen3-4B", "isojax model import Qwen/Qwen3-4B, and then"),
+        ("gpt2", "isojax model import ORG/gpt2, and then cell.model.path=models/gpt2"),
         (
             "models/smollm2-135m",
             "isojax model import smollm2, or isojax model import ORG/NAME --out models/smollm2-135m",

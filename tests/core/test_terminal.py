@@ -18,7 +18,7 @@ from isojax.core.terminal import MAX_CHARACTERS, note, printable, warn
         ("a\rb\x00c\x08\x7f\x9b1m", r"a\rb\x00c\x08\x7f\x9b1m"),
         ("file-\udcff.jsonl", r"file-\udcff.jsonl"),
         ("abc\u202egnp.exe\u2028", r"abc\u202egnp.exe\u2028"),
-        ("avg@4: é, 日本, 😀,\ta tab\nand a line", "avg@4: é, 日本, 😀,\ta tab\nand a line"),
+        ("avg@4: é, 日本, 😀,\ta tab\nand a line", "avg@4: é, 日本, 😀,\ta tab\\nand a line"),
         (ValueError("\x1b"), r"\x1b"),
     ],
 )

@@ -115,6 +115,13 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "text.parquet").write_text('{"prompt": "a"}')
     assert "expected a Parquet file" in refused(tmp_path / "text.parquet")
     assert "no such file" in refused(tmp_path / "none.parquet")
+    no_text = pa.array([b"\xff"], pa.binary())
+    for name, column in {
+        "utf8": pa.StringArray.from_buffers(1, *no_text.buffers()[1:]),
+        "late": pa.array([3 * 10**17], pa.timestamp("us")),
+    }.items():
+        pq.write_table(pa.table({"prompt": ["a"], "answer": column}), tmp_path / f"{name}.parquet")
+        assert f"cannot read {tmp_path / name}.parquet" in refused(tmp_path / f"{name}.parquet")
     (tmp_path / "bare").mkdir()
     assert "a folder without .parquet files" in refused(tmp_path / "bare")
     assert "takes a file, a folder or a pattern" in refused("")

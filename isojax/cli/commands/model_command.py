@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,7 +12,7 @@ from isojax.cli.formatting import print_line
 from isojax.cli.options import new_app
 from isojax.core.errors import InputError
 from isojax.launch.planner import format_bytes
-from isojax.runs.mirror import HUB_URL
+from isojax.runs.mirror import MODEL_URL
 
 Dtype = Literal["float32", "bfloat16"]
 SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
@@ -51,7 +52,7 @@ def import_model(
       isojax model import smollm2
       isojax model import Qwen/Qwen2.5-0.5B-Instruct --revision main
     """
-    source = source.removeprefix(HUB_URL).strip("/") if source.startswith(HUB_URL) else source
+    source = source[url.end() :].strip("/") if (url := re.match(MODEL_URL, source)) else source
     smollm2, from_hub = source == SMOLLM2_SOURCE, source != SMOLLM2_SOURCE and not source.endswith(".gguf")
     if revision is not None and not from_hub:
         raise InputError(f"--revision: given {revision!r} with {source}; only a model hub's ORG/NAME has revisions.")

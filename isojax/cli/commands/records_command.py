@@ -50,6 +50,7 @@ FORMAT_HELP = (
 )
 SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices."
 RESUMED_HELP = "Join what was logged of a run before and after it was resumed (runs of one name, and steps that fall)."
+MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
 MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is read from the file's name. Repeatable."
 
@@ -105,8 +106,10 @@ def check(paths: RunsArgument, as_json: JsonOption = False) -> None:
             title = f"{format_count(len(checked.runs), 'run')}, metric {checked.metric}"
             console.print(_runs_table(checked.runs, title))
         for label, lines in (("[red]problem:[/red]", checked.errors), ("[yellow]note:[/yellow]", checked.notes)):
-            for line in lines:
+            for line in lines[:MAX_SHOWN_PROBLEMS]:
                 console.print(f"{label} {escape(line)}", soft_wrap=True)
+            if len(lines) > MAX_SHOWN_PROBLEMS:
+                console.print(f"{label} and {len(lines) - MAX_SHOWN_PROBLEMS:,} more; --json has all of them")
     if checked.errors:
         summary = f"{format_count(len(checked.errors), 'problem')} that `isojax fit` would refuse"
         raise InputError(f"{summary}; the first: {checked.errors[0]}")

@@ -33,6 +33,8 @@ CONFIG_FILE = "config.json"
 SOURCE_FILE = "model_source.json"  # where `isojax model import` took the folder from
 MAX_LISTED = 4
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # ORG/NAME
+# A model on a hub as people write it: gpt2, ORG/NAME, ORG/NAME@REVISION, hf://ORG/NAME. A Path has one slash of two.
+HUB_NAME = rf"(hf:/|https:/huggingface\.co/)?({HUB_ID}|[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?"
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on each axis
 
@@ -122,8 +124,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         fix = "Fetch a model first: isojax model import smollm2, or isojax model import ORG/NAME"
         fix += "" if folder.exists() else f" --out {folder}"
-        if re.fullmatch(HUB_ID, str(folder)) and not folder.parent.exists() and folder.parent.name != "models":
-            fix = f"If it is a model hub's: isojax model import {folder}, and then cell.model.path=models/{folder.name}"
+        url, name, revision = match.groups() if (match := re.fullmatch(HUB_NAME, str(folder))) else ("", "", "")
+        folder_may_be_meant = folder.exists() or name.startswith("models/") or ("/" in name and folder.parent.exists())
+        if url or revision or (name and not folder_may_be_meant):
+            repository = name if "/" in name else f"ORG/{name}"
+            command = f"isojax model import {repository}" + f" --revision {revision}" * bool(revision)
+            fix = f"If it is a model hub's: {command}, and then cell.model.path=models/{Path(repository).name}"
         raise InputError(f"cell.model.path = {folder}: no such folder; {expected}. {fix}")
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. Copy the whole folder of the model.")

@@ -24,7 +24,7 @@ SMALL_FILES = (hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES)
 def import_from_hub(repository: str, revision: str | None, folder: Path) -> None:
     """Make a model's folder of ORG/NAME; InputError, before weights are fetched, where isojax cannot run it."""
     if Path(repository).exists() or not re.fullmatch(hf_load.HUB_ID, repository):
-        expected = "expected smollm2 or a model hub's ORG/NAME"
+        expected = "expected smollm2 or a model hub's ORG/NAME, its revision as --revision REVISION"
         raise InputError(f"given {repository!r}, {expected}. A folder with *.safetensors is used as it is.")
     with new_model_folder(folder) as temp:
         snapshot = _download(repository, revision, SMALL_FILES)

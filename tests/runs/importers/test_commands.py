@@ -183,6 +183,17 @@ def test_check_names_every_problem(isojax, tmp_path):
     ]
 
 
+def test_check_shows_twenty_problems_and_counts_all(isojax, tmp_path):
+    for seed in range(31):
+        folder = tmp_path / f"runs/cells/2x4-s{seed}"
+        folder.mkdir(parents=True)
+        (folder / "records.jsonl").write_text(json.dumps(HEADER | {"seed": seed}) + "\n")
+    code, out, err = isojax("records", "check", "runs")
+    assert code == 2 and out.count("problem: runs/cells") == 20 and "and 11 more; --json has all of them" in out
+    assert err.startswith("error: 31 problems") and len(out.splitlines()) == 21
+    assert len(json.loads(isojax("records", "check", "runs", "--json")[1])["problems"]) == 31
+
+
 def test_check_of_nothing(isojax, tmp_path):
     (tmp_path / "empty").mkdir()
     code, _, err = isojax("records", "check", "empty")
