@@ -1,5 +1,5 @@
-"""Tasks of turns from end to end: a run on device and one whose replies come from the host's processes, each killed again
-and again and resumed; and two processes that are one run, each of which replies to its own rollouts."""
+"""Tasks of turns from end to end: a run on device and one whose replies come from the host's processes, each killed
+several times and resumed; and two processes that are one run, each of which replies to its own rollouts."""
 
 from __future__ import annotations
 
