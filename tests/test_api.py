@@ -61,6 +61,12 @@ def test_a_fit_of_no_runs_is_refused() -> None:
         isojax.fit([])
 
 
+@pytest.mark.parametrize("path", [" " * 300 + "x", "x\0y", "no such folder"])
+def test_paths_that_no_file_can_have_are_refused(path: str) -> None:
+    with pytest.raises(InputError):
+        isojax.read_runs(path)
+
+
 def test_names_are_imported_when_used_and_without_jax() -> None:
     program = (
         "import sys, isojax\n"

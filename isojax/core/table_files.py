@@ -35,7 +35,7 @@ def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[P
             raise InputError(f"{problem}; expected one that you may list. Correct its permissions.") from error
 
     paths: list[Path] = []
-    for parent, folder_names, names in os.walk(folder, onerror=refuse):
+    for parent, folder_names, names in os.walk(folder, onerror=refuse) if "\0" not in str(folder) else ():
         paths += [Path(parent, name) for name in match_names([*folder_names, *names], pattern)]
         if not nested:
             folder_names.clear()

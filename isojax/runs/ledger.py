@@ -285,7 +285,7 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
     """The cells' folders below the given sweep folders, cell folders or ledgers; InputError where one holds none."""
     folders: list[Path] = []
     for path in map(Path, paths):
-        is_ledger = path.is_file() and path.name == RECORDS_FILE
+        is_ledger = path.name == RECORDS_FILE and path.is_file()
         cell_folders = [path.parent] if is_ledger else [p.parent for p in paths_below(path, RECORDS_FILE)]
         if not cell_folders:
             problem = f"{path} holds no {RECORDS_FILE}" if path.exists() else f"no such run: {path}"
