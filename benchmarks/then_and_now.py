@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -61,7 +62,7 @@ def run(source: Path, claim: Claim, words: tuple[str, ...], files: Path) -> str:
 
 def describe(code: int, text: str, seconds: float, mebibytes: float, look: Callable[[str], str] | None) -> str:
     """An outcome in a cell of the table."""
-    if seconds >= MAX_SECONDS and code < 0:
+    if seconds > 0.9 * MAX_SECONDS and -code in (signal.SIGKILL, signal.SIGXCPU):
         return f"no end in {MAX_SECONDS} s of processor time"
     taken = f" ({seconds:.0f} s)" * (seconds > MUCH_SECONDS) + f" ({mebibytes:,.0f} MiB)" * (mebibytes > MUCH_MIB)
     if code < 0:

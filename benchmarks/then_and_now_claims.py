@@ -184,7 +184,7 @@ NOT_TRIED = (
     ("5", "the 7B plan on v5e:4x4: readme_plan.py takes minutes"),
     ("7", "templates for clusters: tests/launch/test_templates.py and test_command_flags.py"),
     ("9", "the watchdog's port: needs several processes; tests/launch/test_watchdog.py"),
-    ("10", "verifier workers: need a run; tests/tasks/test_check_process.py and its neighbours"),
+    ("10", "verifier workers: need a run; tests/tasks/test_checker.py and test_hostile_checks.py"),
     ("11", "a flipped bit in base/: needs a run; tests/train/test_base_policy.py"),
     ("12", "a run whose terminal goes away: needs a run; tests/e2e/test_faults.py"),
 )
