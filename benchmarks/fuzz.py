@@ -52,6 +52,9 @@ MODULES = (  # with those of the commands, which `cli_commands` imports
 # The folders outside its own that a command may write to. They are a worker's, as libraries read these variables when
 # they are imported, and are empty before each attempt. What a command that ends well leaves in the cache stays
 # unjudged: compiled programs, and models of a hub. What is refused has begun no work, so it writes there neither.
+# A fit of a sweep's ledgers is kept where it was missing or older than they are, and only then does it show that what
+# was asked of it cannot be had, such as a schedule that gains at this budget: that is the one file which may change.
+FIT_FILE = "fit.json"
 OUTSIDE = {"HOME": "home", "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp"}
 
 
@@ -127,7 +130,7 @@ def judge(code: int, timed_out: bool, seconds: float, size: float, text: str, ch
     if code == 2 and not text.strip():
         return "a refusal without a message"
     allowed = {"work", "cache"} if code == 0 else set()
-    written = [path for path in changed if path.partition("/")[0] not in allowed]
+    written = [path for path in changed if path.partition("/")[0] not in allowed and Path(path).name != FIT_FILE]
     return f"{'a refusal that' if code else 'it'} wrote {', '.join(written[:3])}" if written else ""
 
 

@@ -167,6 +167,5 @@ def _describe_unexpected(error: BaseException) -> str:
 
 
 def _exit(label: str, message: object, code: int) -> NoReturn:
-    # The failures of a sweep have lines of their own, which are indented; other newlines stay escaped.
-    print(f"{label}: {printable(message)}".replace("\\n  ", "\n  "), file=sys.stderr)
+    print(f"{label}: {printable(message)}".replace("\\n  ", "\n  "), file=sys.stderr)  # a sweep's failures are lines
     sys.exit(code)

@@ -1,5 +1,4 @@
-"""Files and folders written whole or not at all, and files appended to; a full disk is a RunFailed that says so. And
-files that are read, whatever lies there: no pipe and no device keeps a command for ever."""
+"""Files and folders written whole or not at all, and files appended to or read; a full disk is a RunFailed."""
 
 import errno
 import os
@@ -50,8 +49,7 @@ def open_file(path: Path) -> BinaryIO:
 def read_file(path: Path) -> bytes:
     """All bytes of a file; of a device, which may have no end, those of a document."""
     with open_file(path) as file:
-        is_regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-        return file.read() if is_regular else file.read(MAX_DOCUMENT_BYTES)
+        return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else file.read(MAX_DOCUMENT_BYTES)
 
 
 def append_bytes(path: Path, data: bytes) -> None:

@@ -149,7 +149,6 @@ def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Fu
     return lambda folder, is_writing: run_in_thread(lambda: push_when_written(folder, is_writing))
 
 
-RAY_SCHEME = "ray://"  # the address of a cluster
 MODEL_URL = r"https://huggingface\.co/|hf://(?=[^/]+/[^/]+/?$)"  # before a hub's ORG/NAME; hf://datasets/... is storage
 
 
@@ -225,7 +224,7 @@ def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
     with ExitStack() as stack:
         localized = []
         for argument in arguments:
-            if is_url(argument) and not re.match(f"{RAY_SCHEME}|{MODEL_URL}", argument):
+            if is_url(argument) and not re.match(f"ray://|{MODEL_URL}", argument):  # a cluster's address, a model
                 argument = str(_mirror_url(argument.rstrip("/"), stack))
             localized.append(argument)
         yield localized

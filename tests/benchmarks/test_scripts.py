@@ -321,26 +321,14 @@ def test_growing_n(scripts: Scripts, tmp_path: Path) -> None:
     assert line["best_fixed"]["400"] == "4x2" and line["best_fixed"]["12800"] == "4x4" and line["to_90"][0] > 1
 
 
-FUZZ_KINDS = ("arguments", "configs", "ledgers", "logs", "models", "gguf_files", "problems", "tables", "sweeps")
-FUZZ_KINDS += ("states", "packed", "notebook")
-TRAINED_FUZZ_KINDS = ("checkpoints", "adapters", "odd_files")  # of runs that take a minute to be trained
-
-
-@pytest.mark.parametrize("kinds", [FUZZ_KINDS, pytest.param(TRAINED_FUZZ_KINDS, marks=pytest.mark.slow)])
-def test_fuzz(kinds: tuple[str, ...]) -> None:
-    """An attempt of each kind: no traceback, and 0 or 2 for an exit code. No command of the CLI is left out, which the
-    script checks."""
-    words = ["--attempts", str(len(kinds)), "--kinds", ",".join(kinds), "--seed", "a test", "--workers", "1"]
-    command = [sys.executable, str(BENCHMARKS / "fuzz.py"), *words]
+def test_fuzz(scripts: Scripts) -> None:
+    """An attempt of each kind: no traceback, and 0 or 2 for an exit code. Every command of the CLI is among them."""
+    inputs = importlib.import_module("fuzz_inputs")
+    words = inputs.words_by_command("", inputs.random.Random(0))
+    assert set(words) == inputs.cli_commands() >= {"watch", "spend", "quote", "model export", "records check"}
+    options = ["--attempts", str(len(inputs.KINDS)), "--seed", "a test", "--workers", "1"]
+    command = [sys.executable, str(BENCHMARKS / "fuzz.py"), *options]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
     line = json.loads(completed.stdout.splitlines()[-1])
-    assert (line["attempts"], line["failures"]) == (len(kinds), 0)
-
-
-def test_fuzz_kinds(scripts: Scripts) -> None:
-    inputs = importlib.import_module("fuzz_inputs")
-    assert sorted(FUZZ_KINDS + TRAINED_FUZZ_KINDS) == sorted(inputs.KINDS)
-    assert set(TRAINED_FUZZ_KINDS) == inputs.KINDS_OF_TRAINED_RUNS
-    words = inputs.words_by_command("", inputs.random.Random(0))
-    assert set(words) == inputs.cli_commands() >= {"watch", "spend", "quote", "model export", "records check"}
+    assert (line["attempts"], line["failures"]) == (len(inputs.KINDS), 0)
