@@ -61,8 +61,8 @@ def test_a_fit_of_no_runs_is_refused() -> None:
         isojax.fit([])
 
 
-@pytest.mark.parametrize("path", [" " * 300 + "x", "x\0y", "no such folder"])
-def test_paths_that_no_file_can_have_are_refused(path: str) -> None:
+@pytest.mark.parametrize("path", [" " * 300 + "x", "x\0y", "no such folder", None, 7, [["runs"]], [None]])
+def test_what_is_no_path_of_a_run_is_refused(path: Any) -> None:
     with pytest.raises(InputError):
         isojax.read_runs(path)
 
