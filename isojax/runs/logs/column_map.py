@@ -147,6 +147,8 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
     """The columns of a log's fields; InputError, which shows the --map to type, where one is not there or not unique.
     A mapped B replaces a known B_p, a mapped avg@k replaces a known reward."""
     columns = {field: text for field, text in field_map.items() if text in table.columns and field != "scale"}
+    if not table.columns:
+        raise InputError(f"{table.source} has no columns; expected a log with a column for each metric.")
     constants = {field: _constant(field, text, table) for field, text in field_map.items() if field not in columns}
     excluded_fields = {*field_map}
     if excluded_fields & {"B", "B_p"}:
