@@ -95,6 +95,8 @@ def test_frames_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for frame in (arrays, pandas.Series(["nowhere"]), "nowhere"):
         with pytest.raises(InputError, match=r"reward is|no such run: nowhere"):
             isojax.fit(frame)
+    with pytest.raises(InputError, match="File name too long"):
+        isojax.fit("a" * 300)
     with pytest.raises(InputError, match="given 5, expected the folder of a sweep"):
         isojax.read_runs(5)
     law = isojax.fit(world(n=(2, 8), problems=60).runs, options=isojax.FitOptions(replicates=0))

@@ -86,7 +86,10 @@ def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = 
         paths = [source] if isinstance(source, str | Path) else source
         if not isinstance(paths, Iterable):
             raise InputError(f"given {source!r}, expected the folder of a sweep, several, or a DataFrame.")
-        return ledger.read_runs(paths)
+        try:
+            return ledger.read_runs(paths)
+        except OSError as e:  # of a name that no file can have
+            raise InputError(f"{e}. Expected the path of a place that you may use.") from e
     if not rows:
         raise InputError("the DataFrame has no row; expected one for each evaluation.")
     data_rows = [DataRow("DataFrame", f"row {i}", values, i) for i, values in enumerate(rows)]

@@ -4,6 +4,7 @@ none waits, and each is named. A pipe with a writer is a file like others."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -59,6 +60,13 @@ def test_commands_end(isojax: Isojax, tmp_path: Path) -> None:
     ):
         assert "log.csv" in error_of(isojax(*words, "log.csv"))
         assert "loop.csv" in error_of(isojax(*words, "loop.csv"))
+
+
+def test_trl_arguments_in_a_pipe_are_none(isojax: Isojax) -> None:
+    fixture = Path(__file__).parents[1] / "runs" / "importers" / "fixtures" / "trl" / "checkpoint-6"
+    shutil.copytree(fixture, "checkpoint-6", ignore=shutil.ignore_patterns("*.bin"))
+    os.mkfifo("checkpoint-6/training_args.bin")
+    assert isojax("records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "out")[0] in (0, 2)
 
 
 def test_a_device_without_an_end_is_read_as_far_as_a_document_may_go() -> None:
