@@ -83,8 +83,8 @@ def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = 
     ("reward=val_acc,n=16"). InputError where they cannot be used."""
     rows = _frame_rows(source)
     if rows is None:
-        paths = [source] if isinstance(source, str | Path) else source
-        if not isinstance(paths, Iterable):
+        paths = list(source) if isinstance(source, Iterable) and not isinstance(source, str) else [source]
+        if not all(isinstance(path, str | Path) for path in paths):
             raise InputError(f"given {source!r}, expected the folder of a sweep, several, or a DataFrame.")
         try:
             return ledger.read_runs(paths)
