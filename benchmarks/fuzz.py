@@ -9,7 +9,7 @@ TMPDIR.
 
 Every command is a fork of a process that has imported everything, which says the same as a process of its own and
 saves seconds of imports. Seconds are of processor time, of its children too: what else the machine does changes
-nothing. On two cores 3,000 attempts take about half an hour. The exit code is 1 where an attempt failed."""
+nothing. On two cores 3,000 attempts take a quarter of an hour. The exit code is 1 where an attempt failed."""
 
 import argparse
 import hashlib

@@ -317,7 +317,7 @@ def notebook(rng: random.Random, corpus: Path, folder: Path) -> list[str]:
     number, text = repr(rng.choice([v for v in VALUES if isinstance(v, int | float)])), repr(word(rng))
     if rng.random() < 0.3:
         spoil_file(rng.choice(sorted(p for p in (folder / "runs").rglob("*") if p.suffix == ".jsonl")), rng)
-    options = "options=isojax.FitOptions(replicates=0)"
+    options = "options=isojax.FitOptions(replicates=20)"
     fit = f"law = isojax.fit(isojax.read_runs('runs/tiny'), {options}); "
     frame = fit + "rows = law.frame('evaluations').astype(object); "
     column = rng.choice(("B_p", "n", "seed", "step", "rollouts", "avg@4"))

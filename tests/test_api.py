@@ -101,8 +101,11 @@ def test_frames_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for frame in (arrays, pandas.Series(["nowhere"]), "nowhere"):
         with pytest.raises(InputError, match=r"reward is|no such run: nowhere"):
             isojax.fit(frame)
-    with pytest.raises(InputError, match="given 5, expected the folder of a sweep"):
-        isojax.read_runs(5)
+    with pytest.raises(InputError, match="File name too long"):
+        isojax.fit("a" * 300)
+    for given in (5, [5], ["runs", []]):
+        with pytest.raises(InputError, match=r"given .*5|\[\].*, expected the folder of a sweep"):
+            isojax.read_runs(given)
     law = isojax.fit(world(n=(2, 8), problems=60).runs, options=isojax.FitOptions(replicates=0))
     with pytest.raises(InputError, match="C = '1e6'; expected a positive finite number"):
         law.recommend("1e6")  # pyright: ignore[reportArgumentType]

@@ -131,10 +131,8 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()
-    except InputError as e:
-        _exit("error", e, 2)
-    except RunFailed as e:
-        _exit("error", e, 1)
+    except (InputError, RunFailed) as e:
+        _exit("error", e, 2 if isinstance(e, InputError) else 1)
     except Preempted as e:
         _exit("stopped", e, 128 + e.signum)
     except (SystemExit, KeyboardInterrupt):

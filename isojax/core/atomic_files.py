@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -49,7 +48,7 @@ def open_file(path: Path) -> BinaryIO:
 def read_file(path: Path) -> bytes:
     """All bytes of a file; of a device, which may have no end, those of a document."""
     with open_file(path) as file:
-        return file.read() if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else file.read(MAX_DOCUMENT_BYTES)
+        return file.read() if path.is_file() else file.read(MAX_DOCUMENT_BYTES)
 
 
 def append_bytes(path: Path, data: bytes) -> None:

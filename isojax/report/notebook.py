@@ -83,10 +83,13 @@ def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = 
     ("reward=val_acc,n=16"). InputError where they cannot be used."""
     rows = _frame_rows(source)
     if rows is None:
-        paths = [source] if isinstance(source, str | Path) or not isinstance(source, Iterable) else list(source)
+        paths = list(source) if isinstance(source, Iterable) and not isinstance(source, str) else [source]
         if not all(isinstance(path, str | Path) for path in paths):
             raise InputError(f"given {source!r}, expected the folder of a sweep, several, or a DataFrame.")
-        return ledger.read_runs(paths)
+        try:
+            return ledger.read_runs(paths)
+        except OSError as e:  # of a name that no file can have
+            raise InputError(f"{e}. Expected the path of a place that you may use.") from e
     if not rows:
         raise InputError("the DataFrame has no row; expected one for each evaluation.")
     data_rows = [DataRow("DataFrame", f"row {i}", values, i) for i, values in enumerate(rows)]

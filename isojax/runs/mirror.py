@@ -149,7 +149,7 @@ def checkpoint_uploader(folder: Path) -> Callable[[Path, Callable[[], bool]], Fu
     return lambda folder, is_writing: run_in_thread(lambda: push_when_written(folder, is_writing))
 
 
-MODEL_URL = r"https://huggingface\.co/|hf://(?=[^/]+/[^/]+/?$)"  # before a hub's ORG/NAME; hf://datasets/... is storage
+MODEL_URL = re.compile(r"https://huggingface\.co/|hf://(?=[^/]+/[^/]+/?$)")  # of ORG/NAME; hf://datasets/... is storage
 
 
 def is_url(text: str) -> bool:
@@ -224,7 +224,7 @@ def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
     with ExitStack() as stack:
         localized = []
         for argument in arguments:
-            if is_url(argument) and not re.match(f"ray://|{MODEL_URL}", argument):  # a cluster's address, a model
+            if is_url(argument) and not argument.startswith("ray://") and not MODEL_URL.match(argument):
                 argument = str(_mirror_url(argument.rstrip("/"), stack))
             localized.append(argument)
         yield localized

@@ -243,6 +243,8 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
 
 
 def _read_host_data(path: Path) -> dict[str, Any]:
+    if others := [p for p in path.rglob("*") if not (p.is_file() or p.is_dir())]:  # a pipe would be waited for
+        raise ValueError(f"{others[0].relative_to(path)} is no file")
     host_data = json.loads(read_file(path / "host" / "metadata"))
     if host_data.pop(CHECKSUM_KEY) != json_checksum(host_data):
         raise ValueError("the cursor is not what was saved")

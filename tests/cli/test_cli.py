@@ -14,7 +14,7 @@ from isojax import __version__
 from isojax.cli import app
 from isojax.cli.commands.recommend_command import parse_fixed_values
 from isojax.cli.formatting import parse_count, to_json_value
-from isojax.core.errors import InputError
+from isojax.core.errors import InputError, RunFailed
 from tests.cli.conftest import Isojax, error_of, write_sweep
 
 
@@ -135,3 +135,10 @@ def test_fit_recommend_and_report_load_no_jax(tmp_path: Path) -> None:
         [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0 and done.stderr.splitlines()[-1] == "[]", done.stderr
+
+
+def test_a_sweeps_failures_have_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are indented, so that no value of theirs looks like a message."""
+    with pytest.raises(SystemExit):
+        app._exit("error", RunFailed("2 of 3 cells failed:\n  4x2-s0: a\nerror: forged\n  4x4-s0: b"), 1)
+    assert capsys.readouterr().err == "error: 2 of 3 cells failed:\n  4x2-s0: a\\nerror: forged\n  4x4-s0: b\n"

@@ -4,6 +4,7 @@ none waits, and each is named. A pipe with a writer is a file like others."""
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,11 +19,13 @@ from isojax.core.limits import MAX_DOCUMENT_BYTES
 from isojax.core.table_files import read_table
 from isojax.launch.sweep_status import read_status
 from isojax.models.safetensors_io import weight_files
+from isojax.report.page.fit_sections import provenance_section
 from isojax.runs.ledger import read_run
 from isojax.runs.spend_file import read_spending
 from isojax.scaling.result import read_fit_file
 from isojax.train.base_policy import read_labels
 from tests.cli.conftest import Isojax, error_of
+from tests.scaling.documents import document
 
 TABLE = "n,rollouts,reward\n8,100,.1\n8,200,.2\n"
 READERS: dict[str, Callable[[Path], object]] = {
@@ -59,6 +62,21 @@ def test_commands_end(isojax: Isojax, tmp_path: Path) -> None:
     ):
         assert "log.csv" in error_of(isojax(*words, "log.csv"))
         assert "loop.csv" in error_of(isojax(*words, "loop.csv"))
+
+
+def test_trl_arguments_in_a_pipe_are_none(isojax: Isojax) -> None:
+    fixture = Path(__file__).parents[1] / "runs" / "importers" / "fixtures" / "trl" / "checkpoint-6"
+    shutil.copytree(fixture, "checkpoint-6", ignore=shutil.ignore_patterns("*.bin"))
+    os.mkfifo("checkpoint-6/training_args.bin")
+    assert isojax("records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "out")[0] in (0, 2)
+
+
+def test_a_config_in_a_pipe_is_not_in_the_report(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: known")
+    assert "name: known" in provenance_section(tmp_path, document())
+    (tmp_path / "config.yaml").unlink()
+    os.mkfifo(tmp_path / "config.yaml")
+    assert "config.yaml" not in provenance_section(tmp_path, document())
 
 
 def test_a_device_without_an_end_is_read_as_far_as_a_document_may_go() -> None:

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,7 +51,7 @@ def import_model(
       isojax model import smollm2
       isojax model import Qwen/Qwen2.5-0.5B-Instruct --revision main
     """
-    source = source[url.end() :].strip("/") if (url := re.match(MODEL_URL, source)) else source
+    source = source[url.end() :].strip("/") if (url := MODEL_URL.match(source)) else source
     smollm2, from_hub = source == SMOLLM2_SOURCE, source != SMOLLM2_SOURCE and not source.endswith(".gguf")
     if revision is not None and not from_hub:
         raise InputError(f"--revision: given {revision!r} with {source}; only a model hub's ORG/NAME has revisions.")

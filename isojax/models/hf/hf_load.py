@@ -33,8 +33,7 @@ CONFIG_FILE = "config.json"
 SOURCE_FILE = "model_source.json"  # where `isojax model import` took the folder from
 MAX_LISTED = 4
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # ORG/NAME
-# A model on a hub as people write it: gpt2, ORG/NAME, ORG/NAME@REVISION, hf://ORG/NAME. A Path has one slash of two.
-HUB_NAME = rf"(hf:/|https:/huggingface\.co/)?({HUB_ID}|[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?"
+HUB_NAME = rf"(hf:/|https:/huggingface\.co/)?({HUB_ID}|[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?"  # of a Path
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on each axis
 

@@ -178,7 +178,7 @@ def provenance_section(folder: Path, fit: FitResult) -> Html:
     )
     config = folder / "config.yaml"
     settings = Html("")
-    if config.exists():
+    if config.is_file():
         content = tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace")))
         settings = tag("details", tag("summary", "config.yaml"), content)
     fit_file, figures_folder = tag("code", "fit.json"), tag("code", "figures/")

@@ -146,6 +146,8 @@ _VALIDATION_COLUMN = re.compile(r"val|eval|test|held|acc|avg@|mean@", re.IGNOREC
 def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]) -> ColumnMap:
     """The columns of a log's fields; InputError, which shows the --map to type, where one is not there or not unique.
     A mapped B replaces a known B_p, a mapped avg@k replaces a known reward."""
+    if not table.columns:
+        raise InputError(f"{table.source}: no row holds a value; expected some, each with its name. Leave it out.")
     columns = {field: text for field, text in field_map.items() if text in table.columns and field != "scale"}
     if not table.columns:
         raise InputError(f"{table.source} has no columns; expected a log with a column for each metric.")

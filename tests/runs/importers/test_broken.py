@@ -87,6 +87,11 @@ def test_broken_json_lines(logged, name):
     assert "log.jsonl" in str(e.value)
 
 
+def test_objects_without_keys(logged):
+    with pytest.raises(InputError, match=r"log\.jsonl: no row holds a value"):
+        logged("jsonl", "{}\n{}\n", "reward=val")
+
+
 def test_a_setting_that_changes_in_a_named_run(logged):
     text = "id,step,reward,n,B_p\na,1,.1,4,2\nb,1,.1,8,2\na,2,.1,4,2\na,3,.1,8,2\n"
     with pytest.raises(InputError, match=r"line 5: the run 'a' \(from line 2\) changes n from 4 to 8"):
