@@ -140,8 +140,10 @@ class Display:
         with self._lock:
             if kind not in self._shown_failures:
                 self._shown_failures.add(kind)
-                counted = f"reward 0; the first of its kind, all are counted as verifier_{kind}"
-                print_line(f"warning: verifier {kind}: {what_happened} ({counted})")
+                is_reply, name = kind.startswith("reply "), kind.removeprefix("reply ")
+                effect = "the response ends there" if is_reply else "reward 0"
+                counted = f"{effect}; the first of its kind, all are counted as verifier_{name}"
+                print_line(f"warning: {kind if is_reply else f'verifier {kind}'}: {what_happened} ({counted})")
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         """Why a run that has ended is considered broken."""

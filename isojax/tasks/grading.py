@@ -197,9 +197,11 @@ class Checker:
         enough = max(MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS * len(self._workers))
         if len(self._timed_out) >= enough and len(set(self._timed_out)) >= MIN_PROBLEMS:
             count, self._timed_out = len(self._timed_out), None  # another worker's thread does not refuse again
+            is_reply, name = self._verifier.startswith("isojax.tasks.turns:"), self._verifier.rpartition(":")[2]
+            setting = f"cell.task = {name}, its reply" if is_reply else f"cell.verifier.use = {self._verifier}"
             raise InputError(
-                f"cell.verifier.use = {self._verifier}: none of its first {count} checks ended within "
-                f"cell.verifier.timeout = {self._timeout:g} s. Correct the verifier, or raise the timeout."
+                f"{setting}: none of its first {count} checks ended within "
+                f"cell.verifier.timeout = {self._timeout:g} s. Correct it, or raise the timeout."
             )
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
 from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, readable, render_chats, token_bytes
-from isojax.tasks.turns import find_reply, plain_tokens, split_turns
+from isojax.tasks.turns import check_device_reply, find_reply, plain_tokens, split_turns
 
 
 class TextTask:
@@ -284,7 +284,7 @@ class TextTask:
                 self._reply_checker = Checker(check, verifier.timeout, verifier.memory_gib, self._num_workers)
 
                 def on_failure(kind: str, what_happened: str) -> None:
-                    checker.on_failure(kind, what_happened)  # which is set later
+                    checker.on_failure(f"reply {kind}", what_happened)  # which is set later
 
                 self._reply_checker.on_failure = on_failure
             return self._checker
@@ -309,6 +309,8 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
         if value is not None:
             refusal = f"cell.{key} is set and cell.task = {cell.task} writes no text and verifies on device"
             raise InputError(f"{refusal}; leave it out, or set a task in text, such as jsonl:FILE.")
+    if device_task.stops.reply is not None:
+        check_device_reply(cell.task, device_task.stops.reply, cell.sampling.response_length or 1)
     return device_task
 
 

@@ -1,9 +1,12 @@
 """Responses of several turns: the policy's own tokens, and context, which it did not draw. As a verifier of the name
 isojax.tasks.turns:TASK this module calls a text task's `reply`, in the worker processes of a Checker."""
 
+import inspect
 import json
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from isojax.core import registry
@@ -12,6 +15,7 @@ from isojax.core.nouns import Problem
 from isojax.tasks.verifiers import Check, Verdict
 
 ISOLATED, PURE = True, True
+EXPECTED_REPLY = "expected reply(problem, turns) -> a text, or None where the response is done"
 MAX_REPLY_CHARACTERS = 2000  # check_process.py cuts longer messages
 
 TokenArray = TypeVar("TokenArray")
@@ -49,4 +53,24 @@ def find_reply(task: str) -> str | None:
     reply = vars(registry.load("tasks.sources", name, "source")).get("reply")
     if reply is not None and not callable(reply):
         raise InputError(f"cell.task: the module of {name} has a `reply` that is no function; rename it.")
-    return None if reply is None else f"{__name__}:{name}"
+    if reply is None:
+        return None
+    try:
+        inspect.signature(reply).bind(None, [])
+    except TypeError as e:
+        raise InputError(f"cell.task = {name}: its reply takes other arguments ({e}); {EXPECTED_REPLY}.") from e
+    return f"{__name__}:{name}"
+
+
+def check_device_reply(task: str, reply: Callable[..., Any], response_length: int) -> None:
+    """InputError unless the reply of a task verified on device can be traced and returns arrays of the right shapes."""
+    rows, lengths = (jax.ShapeDtypeStruct(shape, "int32") for shape in ((3, response_length), (3,)))
+    expected = "reply(answers i32[R A], tokens i32[R T], lengths i32[R]) -> (context i32[R K], counts i32[R] up to K)"
+    try:
+        context, counts = jax.eval_shape(reply, rows, rows, lengths)
+        problem = "" if context.shape[:-1] == counts.shape == (3,) else f"for R = 3 {context.shape} and {counts.shape}"
+    except Exception as e:  # whatever a user's own function raises
+        first_line, _, _ = str(e).strip().partition("\n")
+        problem = f"{type(e).__name__}: {first_line.rstrip('.')}"
+    if problem:
+        raise InputError(f"cell.task = {task}: its reply: {problem}; expected {expected}, with no `if` on a value.")

@@ -16,7 +16,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.sources.calculator import reply
 from isojax.tasks.task import TextTask, build_task
-from isojax.tasks.turns import split_turns
+from isojax.tasks.turns import check_device_reply, find_reply, split_turns
 from isojax.tasks.verifiers.integer import build
 from tests.tasks.tokenizer_folders import byte_level
 
@@ -129,3 +129,23 @@ def test_the_calculator() -> None:
     problem = Problem(1, "8 + 26 + 9 =", "43")
     rewards = {"8+26\n34\n34+9\n43\n43": True, "43": True, "8+26\n34\n34": False, "34+9\n43\n": False}
     assert {text: check(problem, "", text).correct for text in rewards} == rewards
+
+
+def test_a_reply_on_device_of_other_shapes_is_refused() -> None:
+    check_device_reply("mine", lambda answers, tokens, lengths: (tokens[:, :2], lengths), 5)
+    for wrong_reply in (
+        lambda answers, tokens, lengths: (tokens[:, 0], lengths),
+        lambda answers, tokens, lengths: (tokens, lengths[:1]),
+        lambda answers, tokens: (tokens, tokens[:, 0]),
+        lambda answers, tokens, lengths: tokens,
+        lambda answers, tokens, lengths: (tokens if lengths[0] else answers, lengths),
+    ):
+        with pytest.raises(InputError, match=r"cell.task = mine: its reply: .*expected reply\(answers i32\[R A\]"):
+            check_device_reply("mine", wrong_reply, 5)
+
+
+def test_a_reply_of_other_arguments_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "short_task.py").write_text(ECHO.replace("def reply(problem, turns)", "def reply(turns)"))
+    monkeypatch.setenv(registry.FOLDERS_VARIABLE, str(tmp_path))
+    with pytest.raises(InputError, match=r"cell.task = short_task: its reply takes other arguments"):
+        find_reply("short_task")
