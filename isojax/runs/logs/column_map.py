@@ -149,8 +149,6 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
     if not table.columns:
         raise InputError(f"{table.source}: no row holds a value; expected some, each with its name. Leave it out.")
     columns = {field: text for field, text in field_map.items() if text in table.columns and field != "scale"}
-    if not table.columns:
-        raise InputError(f"{table.source} has no columns; expected a log with a column for each metric.")
     constants = {field: _constant(field, text, table) for field, text in field_map.items() if field not in columns}
     excluded_fields = {*field_map}
     if excluded_fields & {"B", "B_p"}:

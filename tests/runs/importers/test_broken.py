@@ -66,7 +66,6 @@ BROKEN_JSON = {
     ),
     "negative device hours": ('{"step": 1, "device_hours": -1, "reward": 0.1}\n', "line 1: device_hours is -1"),
     "no step": ('{"step": 1, "reward": 0.1}\n{"reward": 0.1}\n', "line 2: step is missing"),
-    "no columns": ("{}\n{}\n", "log.jsonl has no columns"),
     "very deep": ('{"a":' * 100_000 + "\n", "line 1: cannot be read"),
 }
 
