@@ -19,7 +19,7 @@ def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:
     isojax.quick_ok("launch", "tiny.yaml", "--dry-run", "--mesh", "data=4,tensor=2")
     one = ("train", "tiny.yaml", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=64", "cell.rl.loss=dr_grpo", "--dry-run")
     said = isojax.quick_ok(*one).stderr
-    assert "1 cells" in said and "recipe: loss dr_grpo, advantage mean, aggregation constant" in said
+    assert "1 cell in" in said and "recipe: loss dr_grpo, advantage mean, aggregation constant" in said
     assert isojax.snapshot() == before
 
 
