@@ -168,6 +168,7 @@ def test_the_first_failure_of_a_kind_is_shown(checker: Checker, what: str, kind:
     assert checker.failure_examples[kind].startswith(message)
 
 
+@pytest.mark.slow
 def test_a_verifier_whose_first_checks_all_hang_is_refused(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one is reported while the others are waited for; empty responses count neither way."""
     monkeypatch.setattr(grading, "MIN_TIMEOUTS", 4)
