@@ -12,8 +12,9 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.mark.skipif(not (BENCHMARKS.parent / ".git").exists(), reason="no history to compare with")
 def test_a_row() -> None:
+    if subprocess.run(["git", "-C", str(BENCHMARKS), "rev-parse", "HEAD"], capture_output=True, check=False).returncode:
+        pytest.skip("no history to compare with")
     words = ["--commit", "HEAD", "--only", "stauts"]
     call = [sys.executable, str(BENCHMARKS / "then_and_now.py"), *words]
     done = subprocess.run(call, capture_output=True, text=True, check=False)
