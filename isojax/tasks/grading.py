@@ -197,8 +197,9 @@ class Checker:
         enough = max(MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS * len(self._workers))
         if len(self._timed_out) >= enough and len(set(self._timed_out)) >= MIN_PROBLEMS:
             count, self._timed_out = len(self._timed_out), None  # another worker's thread does not refuse again
-            is_reply, name = self._verifier.startswith("isojax.tasks.turns:"), self._verifier.rpartition(":")[2]
-            setting = f"cell.task = {name}, its reply" if is_reply else f"cell.verifier.use = {self._verifier}"
+            verifier = str(self._verifier)
+            task = verifier.removeprefix("isojax.tasks.turns:")  # of a task of turns, whose reply is asked here
+            setting = f"cell.verifier.use = {verifier}" if task == verifier else f"cell.task = {task}, its reply"
             raise InputError(
                 f"{setting}: none of its first {count} checks ended within "
                 f"cell.verifier.timeout = {self._timeout:g} s. Correct it, or raise the timeout."
