@@ -17,7 +17,7 @@ from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
 from isojax.launch.sweep_status import CellStatus, driver_status, write_status
 from isojax.runs.ledger import HEALTH_FILE, write_run
 from isojax.runs.spend_file import write_spending
-from tests.e2e.tiny_lm import make_model
+from tests.e2e.tiny_lm import CHAT_CONFIG, make_model
 
 LOG_FIXTURES = Path(__file__).resolve().parents[1] / "tests" / "runs" / "importers" / "fixtures"
 CONFIG = {
@@ -30,19 +30,8 @@ CONFIG = {
     },
     "sweep": {"B_p": [8], "n": [2, 4], "B_max": 64, "seeds": 1, "budget": 2500},
 }
-TEXT_CONFIG = {
-    "name": "text",
-    "cell": {
-        "task": "jsonl:problems.jsonl",
-        "model": {"path": "lm"},
-        "prompt": {"format": "chat"},
-        "verifier": {"use": "integer"},
-        "sampling": {"prompt_length": 64, "response_length": 3},
-        "rl": {"learning_rate": 1e-3},
-        "data": {"candidates": 60, "attempts": 0, "validation": 8},
-        "eval": {"samples": 2, "start": 8, "ratio": 1.5},
-    },
-    "sweep": {"B_p": [4], "n": [2], "budget": 96, "decode_slots": 8, "microbatch": 8, "prefill_batch": 4},
+TEXT_CONFIG = CHAT_CONFIG | {
+    "sweep": {**CHAT_CONFIG["sweep"], "decode_slots": 8, "microbatch": 8, "prefill_batch": 4},
     "run": {"verifier_workers": 1, "cells_at_once": 1, "compilation_cache": False},
 }
 

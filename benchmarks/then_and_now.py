@@ -1,4 +1,4 @@
-"""What the command lines of issue 26 did at the commit that the issue is about, and what they do now: one table.
+"""What command lines that once failed did at an earlier commit, and what they do now: one table.
 
     python benchmarks/then_and_now.py                    60d3278 and the files of this folder
     python benchmarks/then_and_now.py --commit HEAD~50

@@ -1,4 +1,4 @@
-"""The command lines of issue 26 that then_and_now.py runs, and the files that they are given."""
+"""The command lines that then_and_now.py runs, and the files that they are given."""
 
 import json
 import struct
@@ -9,22 +9,8 @@ from typing import Any
 
 import yaml
 
-from tests.e2e.tiny_lm import make_model
+from tests.e2e.tiny_lm import CHAT_CONFIG, make_model
 
-TEXT_CONFIG: dict[str, Any] = {
-    "name": "text",
-    "cell": {
-        "task": "jsonl:problems.jsonl",
-        "model": {"path": "lm"},
-        "prompt": {"format": "chat"},
-        "verifier": {"use": "integer"},
-        "sampling": {"prompt_length": 64, "response_length": 3},
-        "rl": {"learning_rate": 1e-3},
-        "data": {"candidates": 60, "attempts": 0, "validation": 8},
-        "eval": {"samples": 2, "start": 8, "ratio": 1.5},
-    },
-    "sweep": {"B_p": [4], "n": [2], "budget": 96},
-}
 LOSS = "METRICS = {}\n\n\ndef loss(logps, old_logps, advantages, mask, clip):\n    return -logps * advantages, {}\n"
 HEADER = {"kind": "cell", "schema": 1, "B_p": 4, "n": 2, "seed": 0, "cell_hash": "x"}
 POINT = {"kind": "eval", "target": 8, "M": 1, "rollouts": 8, "tokens": 0, "metrics": {"avg@4": 0.5}}
@@ -37,7 +23,7 @@ def make_files(folder: Path) -> None:
     make_model(folder / "lm")
     problems = [{"prompt": f"{i} + {i % 7} =", "answer": str(i + i % 7)} for i in range(40)]
     (folder / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
-    (folder / "text.yaml").write_text(yaml.safe_dump(TEXT_CONFIG))
+    (folder / "text.yaml").write_text(yaml.safe_dump(CHAT_CONFIG))
     (folder / "my_loss.py").write_text(LOSS)
     _write_ledger(folder)
 
@@ -54,7 +40,7 @@ def _config(**sections: dict[str, Any]) -> Callable[[Path], None]:
     """The text task's config, some keys of it left out (None) or changed."""
 
     def prepare(folder: Path) -> None:
-        config = json.loads(json.dumps(TEXT_CONFIG))
+        config = json.loads(json.dumps(CHAT_CONFIG))
         for name, changes in sections.items():
             section = config["cell"].get(name, {}) | changes if name != "sweep" else config["sweep"] | changes
             (config if name == "sweep" else config["cell"])[name] = {k: v for k, v in section.items() if v is not None}
@@ -113,7 +99,7 @@ def unit(text: str) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the issue: a command line as it was, and as it is now where its words have changed."""
+    """A command line as it was, and as it is now where its words have changed."""
 
     item: str
     text: str

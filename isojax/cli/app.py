@@ -165,5 +165,6 @@ def _describe_unexpected(error: BaseException) -> str:
 
 
 def _exit(label: str, message: object, code: int) -> NoReturn:
-    print(f"{label}: {printable(message)}".replace("\\n  ", "\n  "), file=sys.stderr)  # a sweep's failures are lines
+    lines = message.args if isinstance(message, RunFailed) else (message,)
+    print(f"{label}: " + "\n  ".join(map(printable, lines)), file=sys.stderr)
     sys.exit(code)

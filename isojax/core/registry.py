@@ -90,7 +90,7 @@ def _import_first(paths: Sequence[str | Path], name: str, kind: str) -> ModuleTy
 def import_extra(extra: str, purpose: str, *modules: str) -> ModuleType:
     """The last of these modules; InputError where one cannot be imported names the extra that installs them."""
     try:
-        return [importlib.import_module(module) for module in modules][-1]
+        return [__import__(module) and sys.modules[module] for module in modules][-1]
     except ImportError as e:
         raise InputError(f'{purpose} needs the package {e.name}; pip install "isojax[{extra}]".') from e
     except Exception as e:  # a package beside another version of what it needs, such as protobuf's VersionError

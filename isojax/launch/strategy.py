@@ -156,4 +156,4 @@ def raise_cell_failures(failures: Sequence[tuple[Cell, Exception]], num_cells: i
     if num_cells == 1:
         raise RunFailed(errors[0])
     summary = f"{len(failures)} of {num_cells} cells failed; the others are recorded in {folder}."
-    raise RunFailed("\n  ".join([summary, *errors]))
+    raise RunFailed(summary, *errors)

@@ -1,5 +1,4 @@
-"""The table of what issue 26's command lines did and do: one of its rows, with the
-newest commit in the place of the old one."""
+"""The table of what command lines did and do: one of its rows, with the newest commit in the place of the old one."""
 
 from __future__ import annotations
 

@@ -140,5 +140,5 @@ def test_fit_recommend_and_report_load_no_jax(tmp_path: Path) -> None:
 def test_a_sweeps_failures_have_lines_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     """They are indented, so that no value of theirs looks like a message."""
     with pytest.raises(SystemExit):
-        app._exit("error", RunFailed("2 of 3 cells failed:\n  4x2-s0: a\nerror: forged\n  4x4-s0: b"), 1)
+        app._exit("error", RunFailed("2 of 3 cells failed:", "4x2-s0: a\nerror: forged", "4x4-s0: b"), 1)
     assert capsys.readouterr().err == "error: 2 of 3 cells failed:\n  4x2-s0: a\\nerror: forged\n  4x4-s0: b\n"

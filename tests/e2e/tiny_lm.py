@@ -5,6 +5,7 @@ verifier.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -43,6 +44,21 @@ cell:
 sweep: {{B_p: [16], n: [16], budget: 1024, decode_slots: 32, microbatch: 32}}
 run: {{cells_at_once: 1}}
 """
+# A chat of the model over problems of a file.
+CHAT_CONFIG: dict[str, Any] = {
+    "name": "text",
+    "cell": {
+        "task": "jsonl:problems.jsonl",
+        "model": {"path": "lm"},
+        "prompt": {"format": "chat"},
+        "verifier": {"use": "integer"},
+        "sampling": {"prompt_length": 64, "response_length": 3},
+        "rl": {"learning_rate": 1e-3},
+        "data": {"candidates": 60, "attempts": 0, "validation": 8},
+        "eval": {"samples": 2, "start": 8, "ratio": 1.5},
+    },
+    "sweep": {"B_p": [4], "n": [2], "budget": 96},
+}
 
 
 def make_model(folder: Path) -> Path:
