@@ -65,6 +65,8 @@ def test_a_fit_of_no_runs_is_refused() -> None:
 def test_what_is_no_path_of_a_run_is_refused(path: Any) -> None:
     with pytest.raises(InputError):
         isojax.read_runs(path)
+    with pytest.raises(InputError):
+        isojax.fit(path)
 
 
 def test_names_are_imported_when_used_and_without_jax() -> None:

@@ -116,8 +116,9 @@ def fit(
     compute: str = "rollouts",
     options: FitOptions = DEFAULT_OPTIONS,
 ) -> SweepFit:
-    """The fit of runs, or of a DataFrame as `read_runs` takes it; the rest as isojax.scaling.fit.fit."""
-    records = runs if isinstance(runs, Sequence) and not isinstance(runs, str) else read_runs(runs)
+    """The fit of runs, or of what `read_runs` takes; the rest as isojax.scaling.fit.fit."""
+    are_records = isinstance(runs, list | tuple) and all(isinstance(run, RunRecord) for run in runs)
+    records = runs if are_records else read_runs(runs)
     result = fit_runs(records, metric, compute, options)
     sweep_fit = SweepFit.model_construct(**{name: getattr(result, name) for name in FitResult.model_fields})
     sweep_fit._records = tuple(records)
