@@ -61,7 +61,7 @@ def test_a_fit_of_no_runs_is_refused() -> None:
         isojax.fit([])
 
 
-@pytest.mark.parametrize("path", [" " * 300 + "x", "x\0y", "no such folder", None, 7, [["runs"]], [None]])
+@pytest.mark.parametrize("path", [" " * 300 + "x", "x\0y", "\ud800", "no such folder", None, 7, [["runs"]], [None]])
 def test_what_is_no_path_of_a_run_is_refused(path: Any) -> None:
     with pytest.raises(InputError):
         isojax.read_runs(path)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -73,6 +74,9 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
     if config.sweep.strategy == "spend":
         title = f"{config.name}: the budget with each n alone, of which one policy is made in {folder}"
     console.print(TextTable(title, columns, rows))
+    sweep = config.sweep
+    if over_limit := [f"{B_p} x {n}" for B_p, n in product(sweep.B_p, sweep.n) if B_p * n > sweep.B_max]:
+        console.print(f"sweep.B_max = {sweep.B_max} leaves out {', '.join(over_limit)}")
 
 
 def cell_sizes(span: Span) -> tuple[int, int, int]:

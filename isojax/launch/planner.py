@@ -48,8 +48,20 @@ def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
     kinds = len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)
     if (cells := kinds * sweep.seeds) > MAX_CELLS:
         raise InputError(f"sweep: B_p, n and seeds make {cells:,} cells, expected at most {MAX_CELLS:,}; take fewer.")
-    grid = [Cell(B_p, n, 0) for B_p, n in product(sweep.B_p, sweep.n)]
+    grid = [Cell(B_p, n, 0) for B_p, n in product(sweep.B_p, sweep.n) if B_p * n <= sweep.B_max]
+    lost_pairs = [(B_p, min(sweep.n)) for B_p in sweep.B_p if B_p not in {cell.B_p for cell in grid}]
+    lost_pairs += [(min(sweep.B_p), n) for n in sweep.n if n not in {cell.n for cell in grid}]
+    _refuse_over_limit(sweep, lost_pairs)
     return grid + [_scheduled_cell(name, text) for name, text in sweep.schedules.items()]
+
+
+def _refuse_over_limit(sweep: SweepConfig, pairs: list[tuple[int, int]]) -> None:
+    """InputError for values of B_p and n, or stages of schedules, of which sweep.B_max leaves nothing."""
+    if pairs:
+        pairs_text = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in dict.fromkeys(pairs))
+        raise InputError(
+            f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; raise sweep.B_max or take smaller values."
+        )
 
 
 def _scheduled_cell(name: str, text: str) -> Cell:
@@ -63,11 +75,7 @@ def _scheduled_cell(name: str, text: str) -> Cell:
 
 def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
     pairs = list(dict.fromkeys(pair for cell in _cells_of_one_seed(sweep) for pair in cell.pairs))
-    if pairs_over_limit := [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max]:
-        pairs_text = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in pairs_over_limit)
-        raise InputError(
-            f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; raise sweep.B_max or take smaller values."
-        )
+    _refuse_over_limit(sweep, [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max])
     return pairs
 
 

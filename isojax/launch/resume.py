@@ -8,6 +8,7 @@ from isojax.core.config import AUTOSIZED_SETTINGS, Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
+from isojax.launch.planner import plan_cells
 from isojax.launch.sweep_status import CONFIG_FILE, STATUS_FILE
 
 BASE_FOLDER, LOGS_FOLDER = "base", "logs"
@@ -69,6 +70,10 @@ def check_resume(old: Config, new: Config) -> None:
         old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
         if new_value < old_value:
             _refuse(f"sweep.{key}", old_value, new_value, "at least as much (it may grow)")
+    lost_cells = set(plan_cells(old.sweep)) - set(plan_cells(new.sweep))
+    if lost_cells:
+        expected = f"at least {max(cell.B_p * cell.n for cell in lost_cells)}, the largest cell in it"
+        _refuse("sweep.B_max", old.sweep.B_max, new.sweep.B_max, expected)
     for key in AUTOSIZED_SETTINGS:
         old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
         if None not in (old_value, new_value) and old_value != new_value:

@@ -88,7 +88,7 @@ def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = 
             raise InputError(f"given {source!r}, expected the folder of a sweep, several, or a DataFrame.")
         try:
             return ledger.read_runs(paths)
-        except OSError as e:  # of a name that no file can have
+        except (OSError, UnicodeError) as e:  # of a name that no file can have
             raise InputError(f"{e}. Expected the path of a place that you may use.") from e
     if not rows:
         raise InputError("the DataFrame has no row; expected one for each evaluation.")

@@ -273,6 +273,8 @@ def test_a_lower_B_max_is_free_while_no_cell_is_lost() -> None:
     higher = changed(B_max=100)  # 16 x 4 = 64 is the largest cell
     lower = higher.model_copy(update={"sweep": higher.sweep.model_copy(update={"B_max": 64})})
     check_resume(higher, lower)
+    with pytest.raises(InputError, match=r"sweep\.B_max: this run has 64, given 63; expected at least 64"):
+        check_resume(changed(B_p=(8, 16)), changed(B_p=(8, 16), B_max=63))
 
 
 def test_a_changed_cell_or_name_is_refused() -> None:

@@ -30,9 +30,17 @@ def test_cost_counts_updates_prompts_and_rollouts() -> None:
     assert cell_cost(Cell(2, 5, 0), 100) == 10 * (32 + 2 + 10)
 
 
-def test_pairs_over_B_max_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"64 x 32 = 2048; raise sweep\.B_max"):
-        plan_cells(SweepConfig(B_p=(16, 64), n=(8, 32), B_max=512))
+def test_cells_over_B_max_are_left_out() -> None:
+    cells = plan_cells(SweepConfig(B_p=(16, 64), n=(8, 32), B_max=512))
+    assert {(cell.B_p, cell.n) for cell in cells} == {(16, 8), (16, 32), (64, 8)}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pair"), [({"B_p": (16, 1024), "n": (8, 32)}, "1024 x 8 = 8192"), ({"n": (8, 64)}, "16 x 64 = 1024")]
+)
+def test_values_of_which_B_max_leaves_no_cell_are_refused(sizes: dict[str, tuple[int, ...]], pair: str) -> None:
+    with pytest.raises(InputError, match=f"over sweep.B_max = 512: {pair}; raise sweep"):
+        plan_cells(SweepConfig(**sizes, B_max=512))
 
 
 def test_a_budget_below_one_update_is_refused() -> None:

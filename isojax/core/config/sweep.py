@@ -94,7 +94,7 @@ class SweepConfig(Section):
 
     B_p: tuple[PositiveInt, ...] = (16,)  # problems per batch
     n: tuple[PositiveInt, ...] = (2, 4, 8, 16, 32)  # rollouts per problem
-    B_max: PositiveInt = 1024  # the largest B_p * n
+    B_max: PositiveInt = 1024  # the largest B_p * n; larger cells of the grid are left out
     # Runs whose B_p and n change along C, besides those of the grid, by name (core/schedule.py has all forms):
     # {growing: "32x4, 32x8 from 5000, 32x16 from 15000"}. With B_p=[] and n=[] they are the whole sweep.
     schedules: dict[str, str] = Field(default_factory=dict)
