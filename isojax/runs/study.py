@@ -1,0 +1,45 @@
+"""The open data: the runs behind docs/reproduction.md, one row for each evaluation of study.parquet next to this file.
+
+Columns: sweep, B_p, n, seed, cell_hash; target, M, rollouts, tokens and samples, as of EvalPoint (core/nouns.py);
+`metrics/NAME` of validation and `train/NAME` of training, null where they were not measured; `counts`, the sum of each
+validation problem's rewards, and `extra/NAME` those of further problem sets. The file's metadata hold the licence, the
+commit that ran the sweeps, and the config of each as YAML (`config/SWEEP`)."""
+
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.registry import import_extra
+
+STUDY_FILE = Path(__file__).with_name("study.parquet")
+POINT_COLUMNS = ("target", "M", "rollouts", "tokens", "samples")
+RUN_COLUMNS = ("sweep", "B_p", "n", "seed", "cell_hash")
+
+
+def load_study(path: Path = STUDY_FILE) -> dict[str, list[RunRecord]]:
+    """The runs of each sweep, as isojax.read_runs gives them of a folder, by the sweep's name; InputError without
+    pyarrow (extra parquet)."""
+    table = import_extra("parquet", "isojax.load_study", "pyarrow.parquet").read_table(path)
+    study: dict[str, list[RunRecord]] = {}
+    for (sweep, *sizes, cell_hash), rows in groupby(table.to_pylist(), lambda row: [row[k] for k in RUN_COLUMNS]):
+        run = RunRecord(Cell(*sizes), tuple(_read_point(row) for row in rows), str(path), cell_hash=cell_hash)
+        study.setdefault(sweep, []).append(run)
+    return study
+
+
+def _read_point(row: dict[str, Any]) -> EvalPoint:
+    groups: dict[str, dict[str, Any]] = {"metrics": {}, "train": {}, "extra": {}}
+    for name, value in row.items():
+        group, _, key = name.partition("/")
+        if key and value is not None:
+            groups[group][key] = tuple(value) if group == "extra" else value
+    return EvalPoint(**{k: row[k] for k in POINT_COLUMNS}, counts=tuple(row["counts"]), **groups)
+
+
+def study_row(sweep: str, run: RunRecord, point: EvalPoint) -> dict[str, Any]:
+    """The row of an evaluation, which load_study reads back."""
+    sizes = {"sweep": sweep, "B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed, "cell_hash": run.cell_hash}
+    groups = {"metrics": point.metrics, "train": point.train, "extra": point.extra}
+    flat = {f"{group}/{key}": value for group, values in groups.items() for key, value in values.items()}
+    return sizes | {k: getattr(point, k) for k in POINT_COLUMNS} | {"counts": list(point.counts)} | flat
