@@ -21,7 +21,7 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-all lint format record-flags bench-peers accelerator clean
+.PHONY: help quickstart test test-slow test-all lint dist format record-flags bench-peers accelerator clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -47,6 +47,11 @@ lint: $(VENV)/.stamp-dev ## ruff and pyright
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+dist: $(VENV)/.stamp-dev ## build the sdist, and the wheel from it, into dist/, and check their metadata
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 format: $(VENV)/.stamp-dev ## let ruff fix what it can
 	$(BIN)/ruff check --fix

@@ -55,7 +55,7 @@ def main() -> None:
     parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for part in ("isojax", "configs", "pyproject.toml", "README.md", "LICENSE"):
+        for part in ("isojax", "configs", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
             copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copyfile
             copy(ROOT / part, folder / part)
         subprocess.run([sys.executable, "-m", "venv", folder / ".venv"], check=True)

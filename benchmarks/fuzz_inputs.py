@@ -81,6 +81,7 @@ def words_by_command(value: str, rng: random.Random) -> dict[str, list[list[str]
             [value, "out"], ["runs/tiny/cells/4x2-s0", value], ["runs/tiny/cells/4x2-s0", "out", "--dtype", value],
         ],
         "difficulty": [["text.yaml", "--held-out", value, "--out", "/dev/null"], [value]],
+        "template": [[value]],
     }  # fmt: skip
 
 

@@ -28,8 +28,7 @@ RUNS=${RUNS:-/mnt/runs}                    # run.dir
 HEAD=${HEAD:-}                             # join: the head's address
 TOKEN=${TOKEN:-$HOME/.ray/auth_token}      # ray, join: the file of Ray's token, which is made if it does not exist
 CHECK=${CHECK:-1}                          # 0: do not check the config before a slice is created
-# shellcheck disable=SC2016  # the host's HOME
-ISOJAX=${ISOJAX:-'isojax[ray,tpu] @ file://$HOME/isojax.tar.gz'} # what to install; by default the last commit of this checkout
+ISOJAX=${ISOJAX:-}                         # what to install: a wheel's file, or 'isojax[ray,tpu]==0.1.0'; by default this checkout's last commit
 CHECKOUT=$(dirname "${BASH_SOURCE[0]}")/..
 
 fail() { echo "error: $2" >&2 && exit "$1"; }
@@ -92,9 +91,21 @@ check() {
     local isojax
     [ "$CHECK" = 1 ] || return 0
     isojax=$(command -v isojax || command -v "$CHECKOUT/.venv/bin/isojax") || fail 2 "no isojax on this machine to check the config with \
-before a slice is created; install it (pip install -e '.[tpu]' in the checkout), or do without by CHECK=0"
+before a slice is created; install it (pip install 'isojax[tpu]', or -e '.[tpu]' in the checkout), or do without by CHECK=0"
     "$isojax" launch "$@" --dry-run --topology "$SLICE" --mesh "$MESH" "run.dir=$RUNS" ||
         fail 2 "isojax refuses this sweep, for the reason above; no slice is created. CHECK=0 goes on without this check"
+}
+
+# What the hosts will install, before anything is created for it.
+source_of_isojax() {
+    case $ISOJAX in
+    *://*) ;;
+    *.whl) [ -f "$ISOJAX" ] || fail 2 "given ISOJAX=$ISOJAX, and there is no such file; expected isojax's wheel" ;;
+    "")
+        git -C "$CHECKOUT" cat-file -e HEAD:./isojax/__init__.py 2>/dev/null || fail 2 "this script is in no checkout of isojax whose \
+last commit the hosts could install; expected ISOJAX='isojax[ray,tpu]==0.1.0', or the file of a wheel: ISOJAX=isojax-0.1.0-py3-none-any.whl"
+        ;;
+    esac
 }
 
 confirm() {
@@ -130,15 +141,19 @@ the folder of the runs; expected NFS=SERVER:/SHARE, or CHECK=0 where they have $
 }
 
 install() {
-    if [[ $ISOJAX == *file://* ]]; then
-        local folder
+    local file=$ISOJAX requirement=$ISOJAX folder=
+    if [ -z "$ISOJAX" ]; then
         folder=$(mktemp -d)
-        git -C "$CHECKOUT" archive --prefix=isojax/ --output="$folder/isojax.tar.gz" HEAD
-        copy "$folder/isojax.tar.gz" isojax.tar.gz
-        rm -r "$folder"
+        file=$folder/isojax.tar.gz
+        git -C "$CHECKOUT" archive --prefix=isojax/ --output="$file" HEAD
     fi
+    if [ -f "$file" ]; then
+        copy "$file" "${file##*/}"
+        requirement="isojax[ray,tpu] @ file://\$HOME/${file##*/}"
+    fi
+    [ -z "$folder" ] || rm -r "$folder"
     on all "set -e; python3 -m pip install -q --user uv; uv='python3 -m uv'; [ -d ~/.isojax ] || \$uv venv -q --python 3.12 ~/.isojax
-        \$uv pip install -q --python ~/.isojax --reinstall-package isojax \"$ISOJAX\""
+        \$uv pip install -q --python ~/.isojax --reinstall-package isojax \"$requirement\""
     [ -z "$NFS" ] || on all "set -e; sudo mkdir -p $RUNS; mountpoint -q $RUNS || {
         sudo apt-get install -q -y nfs-common; sudo mount -t nfs $NFS $RUNS; sudo chmod a+rwx $RUNS; }"
 }
@@ -146,6 +161,7 @@ install() {
 # The slice, created for the sweep of these words if it is not there, and isojax on it.
 up() {
     local state
+    source_of_isojax
     command -v gcloud >/dev/null || fail 2 "no gcloud on this machine; it is part of Google Cloud's SDK, https://cloud.google.com/sdk"
     state=$(describe state 2>/dev/null) || state=
     [ -n "$state" ] || create "$@"
@@ -202,7 +218,7 @@ set -- ${words[@]+"${words[@]}"}
 case "$verb $#" in
 "plan "*)
     plan
-    [ "$#" -eq 0 ] || check "$@"
+    [ "$#" -eq 0 ] || { source_of_isojax && check "$@"; }
     ;;
 "run "[1-9]*)
     up "$@"

@@ -32,6 +32,7 @@ SLOW = (
     "e2e/test_lost_terminal.py",
     "e2e/test_mesh.py",
     "e2e/test_async.py",
+    "e2e/test_package.py",
     "e2e/test_ray.py",
     "e2e/test_recipes.py",
     "e2e/test_refusals_text.py",

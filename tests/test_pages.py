@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+
+from isojax import __version__
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), ROOT / "benchmarks" / "README.md"]
@@ -50,6 +54,20 @@ def test_every_benchmark_is_explained() -> None:
     }
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - helpers
     assert {name for name in scripts if f"`{name}.py`" not in text} == set()
+
+
+def test_one_version_and_name_everywhere() -> None:
+    """pyproject.toml takes the version from isojax/__init__.py."""
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["cff-version"], citation["version"]) == ("1.2.0", __version__)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert "version" in project["project"]["dynamic"] and "version" not in project["project"]
+    assert project["tool"]["hatch"]["version"]["path"] == "isojax/__init__.py"
+    assert (citation["title"], citation["license"]) == (project["project"]["name"], project["project"]["license"])
+    assert re.findall(r"^## (\S+?),", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == __version__
+    for path in (*PAGES, *(ROOT / "launch").iterdir()):
+        named = re.findall(r"isojax(?:\[[\w,]*\])?(?:==|-|:)(\d+\.\d+\.\d+)", path.read_text())
+        assert set(named) <= {__version__}, path
 
 
 def test_a_rollout_passes_at_most_30_files_and_each_has_the_functions_that_the_table_names() -> None:

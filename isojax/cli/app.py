@@ -14,6 +14,7 @@ import typer
 
 from isojax import __version__
 from isojax.cli.options import CommandGroup, new_app
+from isojax.core.config.load import SHARE
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
@@ -58,6 +59,7 @@ COMMANDS = (
     LazyCommand("model", "Import and export language models."),
     LazyCommand("difficulty", "Label problems by the base model's avg@k, and split them by difficulty.", True),
     LazyCommand("lr-search", "Find the learning rate by short runs at one batch size.", True),
+    LazyCommand("template", "Write a script or manifest that starts sweeps on a cluster to launch/, or list them."),
 )
 USAGE_ERROR: Any = typer.BadParameter.__base__  # of an unknown command, option or value; typer does not name it
 TRACEBACK_VARIABLE = "ISOJAX_TRACEBACK"  # set to anything, an error of isojax itself ends as Python ends it
@@ -76,7 +78,8 @@ class LazyGroup(CommandGroup):
         return name, command, remaining
 
 
-app = new_app(cls=LazyGroup, no_args_is_help=True, add_completion=True)
+PAGES = f"The pages that help and messages name, such as docs/laws.md, are in this folder:\n\n\b\n{SHARE}"
+app = new_app(cls=LazyGroup, no_args_is_help=True, add_completion=True, epilog=PAGES)
 for _command in COMMANDS:
     app.command(_command.name, help=_command.summary)(lambda: None)
 

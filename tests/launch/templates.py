@@ -18,12 +18,14 @@ import yaml
 from ray._private.accelerators import TPUAcceleratorManager
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from isojax import __version__
 from isojax.cli.app import COMMANDS
 from isojax.cli.options import read_config
 from isojax.core.config import Config
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "launch"
+WHEEL = f"dist/isojax-{__version__}-py3-none-any.whl"
 KUBERNETES = "1.31"  # the oldest that GKE offers
 # Of the TPU API's Node and Compute Engine's Instance, the fields that a node type may set; Ray's own schema leaves them
 # open.
@@ -59,13 +61,13 @@ def check_shell(text: str) -> None:
 
 
 def check_dockerfile(text: str) -> None:
-    """ValueError where it does not begin with an image of the Ray that is tested here, or copies what is not there."""
+    """ValueError where it does not begin with an image of the Ray that is tested here, or copies no wheel."""
     (base,) = re.findall(r"^FROM (.*)$", text, re.M)
     if base != f"rayproject/ray:{ray.__version__}-py312":
         raise ValueError(f"{base} is not an image of Ray {ray.__version__}")
-    copied = [word for line in re.findall(r"^COPY (.*) \S+$", text, re.M) for word in line.split()]
-    if missing := [word for word in copied if not (ROOT / word).exists()]:
-        raise ValueError(f"not in the checkout: {missing}")
+    copied = re.findall(r"^COPY (.*) \S+$", text, re.M)
+    if copied != [WHEEL]:
+        raise ValueError(f"copies {copied}, where `make dist` builds {WHEEL}")
 
 
 def check_ray_cluster(text: str) -> None:
@@ -74,6 +76,8 @@ def check_ray_cluster(text: str) -> None:
         raise ValueError(f"not the version of Ray that is tested here, {ray.__version__}")
     config = prepare_config(yaml.safe_load(text))
     validate_config(config)
+    if WHEEL not in config["file_mounts"].values():
+        raise ValueError(f"mounts {config['file_mounts']}, where `make dist` builds {WHEEL}")
     for name, kind in config["available_node_types"].items():
         node = kind["node_config"]
         if "machineType" not in node and "acceleratorConfig" not in node:

@@ -59,7 +59,8 @@ MISTAKES = {
     "another Ray in the cluster": ("gke_kuberay.yaml", 'rayVersion: "2', 'rayVersion: "1', "rayVersion 1"),
     "another Ray in the image": ("Dockerfile", "FROM rayproject/ray:2", "FROM rayproject/ray:1", "not an image of Ray"),
     "another Ray on the machines": ("ray_cluster.yaml", "ray[default]==2", "ray[default]==1", "not the version of Ray"),
-    "a folder that is not there": ("Dockerfile", "COPY configs", "COPY config", "config"),
+    "a wheel that nobody builds": ("Dockerfile", "dist/isojax-0", "dist/isojax-1", "where `make dist` builds"),
+    "a wheel of another folder": ("ray_cluster.yaml", ": dist/isojax", ": isojax", "where `make dist` builds"),
     "hosts that are too few": ("gke_kuberay.yaml", "numOfHosts: 4", "numOfHosts: 2", "no slice of 4x4"),
 }
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from isojax import __version__
 from tests.launch.command_flags import TOOLS, check_call, recorded
 from tests.launch.templates import LAUNCH, ROOT, check_command
 
@@ -54,6 +55,9 @@ STAND_INS = {
 
 
 RECORD = recorded()
+# An unpacked sdist has no commit for the hosts to install.
+COMMIT = ("git", "-C", str(ROOT), "cat-file", "-e", "HEAD:./isojax/__init__.py")
+HAS_COMMIT = not subprocess.run(COMMIT, stderr=subprocess.DEVNULL, check=False).returncode
 
 
 class Stage:
@@ -79,6 +83,7 @@ class Stage:
             "ASKED": str(folder / "asked"),
             "HOST": "7",
             "RUNS": "/mnt/runs",
+            "ISOJAX": "" if HAS_COMMIT else "isojax",
         }
         self.environment = {**os.environ, **slurm, **specific, "LASTS": "", "FAILS": "", "STATE": "", "NODES": "0"}
 
@@ -193,6 +198,7 @@ def on_hosts(stage: Stage) -> list[tuple[str, list[str]]]:
     return [(host, words) for host, words in stage.asked("isojax", "launch") if "--dry-run" not in words]
 
 
+@pytest.mark.skipif(not HAS_COMMIT, reason="no git checkout")
 def test_a_tpu_pod_is_made_installed_and_runs_one_command_on_every_host(stage: Stage) -> None:
     said = stage.run("tpu_pod.sh", "run", "my.yaml", "sweep.seeds=2", "--yes", NFS="10.0.0.2:/runs", SPOT="1")
     verbs = [words[4] for _, words in stage.asked("gcloud", "compute", "tpus", "tpu-vm")]
@@ -253,8 +259,31 @@ def test_a_config_that_isojax_refuses_creates_nothing(stage: Stage) -> None:
     copy = shutil.copytree(LAUNCH, stage.folder / "checkout/launch") / "tpu_pod.sh"  # of a checkout without .venv
     path = f"{stage.folder}/.isojax/bin:/usr/bin:/bin"
     assert "no isojax on this machine" in stage.run(
-        str(copy), "run", "my.yaml", "--yes", code=2, PATH=path, SLICE="v5e:2x4"
+        str(copy), "run", "my.yaml", "--yes", code=2, PATH=path, SLICE="v5e:2x4", ISOJAX="isojax"
     )
+
+
+@pytest.mark.parametrize("verb", ["plan", "run", "ray"])
+def test_a_template_that_is_in_no_checkout_says_what_to_set(verb: str, stage: Stage) -> None:
+    """As `isojax template` writes it; nothing is created before it knows what the hosts install."""
+    script = shutil.copytree(LAUNCH, stage.folder / "launch") / "tpu_pod.sh"
+    said = stage.run(str(script), verb, "my.yaml", "--yes", code=2, NFS="10.0.0.2:/runs", ISOJAX="")
+    assert f"expected ISOJAX='isojax[ray,tpu]=={__version__}', or the file of a wheel" in said
+    said = stage.run(str(script), verb, "my.yaml", "--yes", code=2, NFS="10.0.0.2:/runs", ISOJAX="isojax-1.whl")
+    assert "given ISOJAX=isojax-1.whl, and there is no such file" in said
+    assert not stage.asked("gcloud") and not stage.asked("isojax")
+
+
+def test_a_pod_installs_a_wheel(stage: Stage) -> None:
+    script = shutil.copytree(LAUNCH, stage.folder / "launch") / "tpu_pod.sh"
+    wheel = stage.folder / "dist/isojax-0.1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    wheel.touch()
+    stage.run(str(script), "run", "my.yaml", STATE="READY", ISOJAX=f"dist/{wheel.name}")
+    copies = [words[5:7] for _, words in stage.asked("gcloud", "compute", "tpus", "tpu-vm", "scp")]
+    assert copies[0] == [f"dist/{wheel.name}", f"isojax:{wheel.name}"]
+    installs = {words[-1] for _, words in stage.asked("python3", "-m", "uv", "pip", "install")}
+    assert installs == {f"isojax[ray,tpu] @ file://{stage.folder}/{wheel.name}"}
 
 
 def test_a_slice_that_gcloud_refuses_leaves_no_reminder(stage: Stage) -> None:

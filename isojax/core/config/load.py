@@ -16,6 +16,8 @@ from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten, load_yaml, yaml_text
 
 HASH_VERSION = 1
+PACKAGE = Path(__file__).resolve().parents[2]
+SHARE = PACKAGE / "share" if (PACKAGE / "share").is_dir() else PACKAGE.parent  # holds configs/, docs/ and launch/
 
 
 class Config(Section):
@@ -34,8 +36,7 @@ class Config(Section):
 
 def config_roots() -> list[Path]:
     """Folders that hold named configs: ./configs, then the ones isojax came with (packaged, or the repository's)."""
-    package = Path(__file__).resolve().parents[2]
-    return [Path("configs"), package / "configs" if (package / "configs").is_dir() else package.parent / "configs"]
+    return [Path("configs"), SHARE / "configs"]
 
 
 def config_names() -> list[str]:
