@@ -28,7 +28,8 @@ from pydantic import BaseModel, TypeAdapter
 
 from isojax.cli.app import COMMANDS
 from isojax.core.config import Config
-from isojax.core.nouns import EvalPoint
+from isojax.core.nouns import EvalPoint, Quote, Recommendation
+from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.result import FitResult
 
 ROOT = Path(__file__).parents[1]
@@ -126,7 +127,7 @@ def classes_below(cls: type, path: str, found: dict[type, str]) -> dict[type, st
     return found
 
 
-def tables(cls: type, title: str, explained: bool = False) -> str:
+def tables(cls: type, title: str = "", explained: bool = False) -> str:
     """For a class and each below it: a heading, its docstring, and a row for each field, its type, default and comment.
     If `explained`, every field must have a comment or a table."""
     text = ""
@@ -136,15 +137,21 @@ def tables(cls: type, title: str, explained: bool = False) -> str:
         comments = {name: text for base in reversed(one.__mro__) for name, text in field_comments(base).items()}
         rows = ["key | type | default | meaning", "--- | --- | --- | ---"]
         for name, field in TypeAdapter(one).json_schema(mode="serialization")["properties"].items():
+            below = [docstring(each).partition(".")[0] for each in classes_in(typing.get_type_hints(one)[name])]
+            meaning = comments.get(name) or next(iter(below), "")
+            if explained and not meaning:
+                raise ValueError(f"{path}.{name} has no comment in {one.__module__} that says what it is")
             has_default = "default" in field and not isinstance(field["default"], dict)
             default = f"`{json.dumps(field['default'], ensure_ascii=False)}`" if has_default else ""
-            row = [f"`{name}`", type_text(field, links), default, comments.get(name, "").replace("*", r"\*")]
-            if explained and not row[3] and "](#" not in row[1]:
-                raise ValueError(f"{path}.{name} has no comment in {one.__module__} that says what it is")
+            row = [f"`{name}`", type_text(field, links), default, " ".join(meaning.split()).replace("*", r"\*")]
             rows.append(" | ".join(cell.replace("|", r"\|") for cell in row))
-        about = "" if (one.__doc__ or "").startswith(f"{one.__name__}(") else inspect.cleandoc(one.__doc__ or "")
-        text += f"## {path or title}\n\n{about}\n\n" + "\n".join(rows) + "\n\n"
+        text += f"## {path or title or cls.__name__}\n\n{docstring(one)}\n\n" + "\n".join(rows) + "\n\n"
     return text
+
+
+def docstring(cls: type) -> str:
+    """A class's docstring, without one that a dataclass makes of its fields."""
+    return "" if (cls.__doc__ or "").startswith(f"{cls.__name__}(") else inspect.cleandoc(cls.__doc__ or "")
 
 
 def field_comments(cls: type) -> dict[str, str]:
@@ -194,4 +201,7 @@ GENERATED = {
     "settings": lambda: tables(Config, "The top level", explained=True),
     "fit": lambda: tables(FitResult, "The file"),
     "records": lambda: tables(EvalPoint, "An evaluation"),
+    "recommendation": lambda: tables(Recommendation),
+    "quote": lambda: tables(Quote),
+    "time": lambda: tables(TimeBudget),
 }

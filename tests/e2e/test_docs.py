@@ -30,7 +30,6 @@ SMALL = (
 # A sweep for every page: commands that run and end, whatever it finds.
 SWEEP = TINY.replace("B_max: 64", "B_max: 1024").replace("budget: 2500", "budget: 1500")
 SWEEP = SWEEP.replace("steps: 60", "steps: 20").replace("candidates: 600", "candidates: 300")
-SLOW = ("own-model.md",)
 FEW = ("sweep.budget=400", "--no-report")  # for two processes that wait for each other on few cores
 FORK = {
     "my_module.py": "docs/extending.md",
@@ -97,10 +96,7 @@ def test_the_pages_have_commands() -> None:
 
 
 @pytest.mark.timeout(600)  # a page is many commands, each with a limit of its own
-@pytest.mark.parametrize(
-    "page",
-    [pytest.param(p, marks=[pytest.mark.slow] * (p.name in SLOW), id=p.name) for p in PAGES if commands(p)],
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda p: p.name)
 def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
     (isojax.folder / "configs").mkdir()
     for name in ("quickstart", "hard"):
