@@ -21,7 +21,7 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-all lint dist format record-flags bench-peers accelerator clean
+.PHONY: help quickstart test test-slow test-all lint dist format site serve record-flags bench-peers accelerator clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -56,6 +56,15 @@ dist: $(VENV)/.stamp-dev ## build the sdist, and the wheel from it, into dist/, 
 format: $(VENV)/.stamp-dev ## let ruff fix what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# mkdocs-material prints a notice about MkDocs 2 without the variable.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
+
+site: $(VENV)/.stamp-dev ## build the documentation site in build/site; a warning is an error
+	$(MKDOCS) build --strict
+
+serve: $(VENV)/.stamp-dev ## serve the documentation site at http://127.0.0.1:8000 and rebuild it when a file changes
+	$(MKDOCS) serve $(ARGS)
 
 record-flags: $(VENV)/.stamp-test ## record the flags of gcloud, kubectl, Ray and SLURM from their --help, for the tests of launch/
 	$(BIN)/python -m tests.launch.record_flags

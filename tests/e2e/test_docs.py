@@ -8,6 +8,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.compiler import QUICK, flags
 from tests.e2e import tiny_lm
 from tests.e2e.conftest import REPOSITORY, TINY, Fork
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 SMALL = (
     (r"sweep\.budget=\d+", "sweep.budget=700"),
     (r"--budget \S+", "--budget 700"),
@@ -34,7 +35,11 @@ FORK = {
     "my_module.py": "docs/extending.md",
     "my_problems.py": "docs/extending.md",
     "my_advantage.py": "docs/extending.md",
+    "make_problems.py": "docs/tutorials/own-model.md",
+    "rewards.py": "docs/tutorials/own-model.md",
+    "own.yaml": "docs/tutorials/own-model.md",
 }  # what a page tells its reader to write
+ANY_DIFFICULTY = ("difficulty: [0.05, 0.95]", "difficulty: [0, 1]")  # the stand-in for a model solves nothing
 LOGS = {
     "README.md": REPOSITORY / "tests/runs/importers/fixtures",
     "logs.md": REPOSITORY / "tests/runs/importers/fixtures",
@@ -100,9 +105,9 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
         if written_in.endswith(page.name):
             file = isojax.folder / path
             file.parent.mkdir(exist_ok=True)
-            code = re.search(rf"```python\n# {path}\n(.*?)```", page.read_text(), re.S)
+            code = re.search(rf"```\w+\n# {path}\n(.*?)```", page.read_text(), re.S)
             assert code, f"{page.name} no longer shows {path}"
-            file.write_text(code[1])
+            file.write_text(code[1].replace(*ANY_DIFFICULTY))
     if "smollm2" in page.read_text():
         language_models(isojax.folder)
     if page.name in LOGS:
@@ -110,6 +115,9 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
     extra: list[Fork] = []
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    for path in re.findall(r"(?<= )docs/\S+", " ".join(commands(page))):
+        (isojax.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / path, isojax.folder / path)
     for line in commands(page):
         words = small(line.replace("127.0.0.1:29500", f"127.0.0.1:{port}"))
         if words[-1] == "&":
@@ -121,6 +129,8 @@ def test_every_command_of_a_page_runs(page: Path, isojax: Any) -> None:
             assert done.returncode == 0, f"{line}\n{done.stderr}"
         elif words[:2] == ["python", "-m"] and words[2].startswith("isojax."):
             isojax.quick_ok(*words[2:], report=False)
+        elif words[0] == "python" and words[1] in FORK:
+            subprocess.run([sys.executable, words[1]], cwd=isojax.folder, timeout=60, check=True)
         elif words[0] == "python" and words[1].startswith("benchmarks/"):
             assert (REPOSITORY / words[1]).is_file(), line
         elif words[:2] == ["pip", "install"]:

@@ -19,7 +19,7 @@ import yaml
 from tests.launch.command_flags import RECORD, TOOLS, calls, recorded
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [*sorted((ROOT / "launch").iterdir()), ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES = [*sorted((ROOT / "launch").iterdir()), ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 VERSIONS = {"gcloud": ["version"], "kubectl": ["version", "--client"]}
 GCLOUD_COMMAND = ("gcloud", "compute", "tpus", "tpu-vm", "list")  # any that takes what all take
 HEAD = "# Written by `make record-flags` from the tools' own --help: see command_flags.py.\n"

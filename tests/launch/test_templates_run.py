@@ -375,7 +375,9 @@ def test_what_a_pod_cannot_do_is_said(
     assert not stage.asked("isojax")
 
 
-@pytest.mark.parametrize("page", ["docs/clusters.md", "launch/tpu_pod.sh", "launch/slurm.sh"])
+@pytest.mark.parametrize(
+    "page", ["docs/clusters.md", "docs/tutorials/tpu-pod.md", "launch/tpu_pod.sh", "launch/slurm.sh"]
+)
 def test_the_commands_of_a_page_run(page: str, stage: Stage) -> None:
     """As they are written, with a yes, on a slice that is there; sbatch starts the script as a job."""
     lines = re.findall(

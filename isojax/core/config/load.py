@@ -23,6 +23,7 @@ SHARE = PACKAGE / "share" if (PACKAGE / "share").is_dir() else PACKAGE.parent  #
 class Config(Section):
     """One sweep: its name and three sections."""
 
+    # Of the sweep and of its folder in run.dir; where no config sets it, the name of the first config's file.
     name: str = Field(default="quickstart", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)
     cell: CellConfig = CellConfig()
     sweep: SweepConfig = SweepConfig()

@@ -14,10 +14,10 @@ Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
 class RopeScaling(Section):
     """Llama 3's stretched rotary positions (`rope_type: llama3` of a config.json), for contexts beyond the original."""
 
-    factor: PositiveFloat = 8.0
-    low_freq_factor: PositiveFloat = 1.0
-    high_freq_factor: PositiveFloat = 4.0
-    original_max_position_embeddings: PositiveInt = 8192
+    factor: PositiveFloat = 8.0  # by which low frequencies are divided
+    low_freq_factor: PositiveFloat = 1.0  # frequencies of fewer turns over the original context are low
+    high_freq_factor: PositiveFloat = 4.0  # frequencies of more turns stay as they are; those between are blended
+    original_max_position_embeddings: PositiveInt = 8192  # tokens of the original context
 
 
 LoraTarget = Literal["query", "key", "value", "out", "gate", "up", "down"]
@@ -27,8 +27,9 @@ class LoraConfig(Section):
     """Low-rank adapters (arXiv:2106.09685): each target W of a layer is used as x W + alpha / rank * (x A) B. A and B
     are trained, and all else stays as in the base policy."""
 
-    rank: Annotated[int, Field(gt=0, le=MAX_WIDTH)] = 16
-    alpha: PositiveFloat = 32.0
+    rank: Annotated[int, Field(gt=0, le=MAX_WIDTH)] = 16  # columns of A, rows of B
+    alpha: PositiveFloat = 32.0  # alpha / rank scales the adapters
+    # Which matrices have adapters: the attention's query, key, value and out, the MLP's gate, up and down.
     targets: Annotated[tuple[LoraTarget, ...], Field(min_length=1)] = (
         "query", "key", "value", "out", "gate", "up", "down"
     )  # fmt: skip
@@ -48,30 +49,30 @@ class ModelConfig(Section):
     # A folder with config.json, *.safetensors and a tokenizer, as a model hub has it. The shape is then read from its
     # config.json, and what is set here must agree with it.
     path: str | None = None
-    layers: Annotated[int, Field(gt=0, le=MAX_LAYERS)] = 3
-    width: Width = 64
-    heads: Width = 4
-    kv_heads: Width = 2
-    head_dim: Width = 16
-    mlp: Width = 128
+    layers: Annotated[int, Field(gt=0, le=MAX_LAYERS)] = 3  # transformer blocks
+    width: Width = 64  # of the residual stream
+    heads: Width = 4  # of queries
+    kv_heads: Width = 2  # of keys and values
+    head_dim: Width = 16  # numbers per head
+    mlp: Width = 128  # hidden width of the MLP
     # Rows of the embedding; null takes the task's own vocabulary.
     vocab: Annotated[int, Field(gt=0, le=MAX_VOCAB)] | None = None
-    norm_eps: PositiveFloat = 1e-6
-    rope_base: PositiveFloat = 10_000.0
-    rope_scaling: RopeScaling | None = None
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    tied: bool = False
+    norm_eps: PositiveFloat = 1e-6  # added to the mean square in RMSNorm
+    rope_base: PositiveFloat = 10_000.0  # theta of the rotary positions
+    rope_scaling: RopeScaling | None = None  # null: the positions are not stretched
+    qkv_bias: bool = False  # whether queries, keys and values have a bias, as in Qwen2
+    qk_norm: bool = False  # whether queries and keys are normalised, as in Qwen3
+    tied: bool = False  # whether the unembedding is the embedding
     lora: LoraConfig | None = None  # null: all weights are trained
 
 
 class BasePolicyConfig(Section):
     """How the base policy is made where a task brings its own: supervised learning on the task's demonstrations."""
 
-    steps: PositiveInt = 1500
-    batch: PositiveInt = 512
-    learning_rate: PositiveFloat = 2e-2
-    seed: int = Field(default=0, ge=0, le=2**31 - 1)
+    steps: PositiveInt = 1500  # updates
+    batch: PositiveInt = 512  # demonstrations per update
+    learning_rate: PositiveFloat = 2e-2  # the largest one
+    seed: int = Field(default=0, ge=0, le=2**31 - 1)  # of the demonstrations and of the initial weights
 
 
 class PrecisionConfig(Section):
@@ -92,6 +93,7 @@ class InterruptConfig(Section):
     the loss. The default text is ScaleRL's (arXiv:2510.13786)."""
 
     after: PositiveInt  # tokens
+    # What is written.
     text: Annotated[str, Field(min_length=1)] = (
         "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
     )

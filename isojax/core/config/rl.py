@@ -21,7 +21,7 @@ class RLConfig(Section):
     """One update of the policy. `loss`, `advantage`, `aggregation` and `kl_estimator` each name a file in the folder of
     isojax/rl/ for it, or a file or module of yours (docs/extending.md); null takes the loss's own."""
 
-    loss: str = "grpo"
+    loss: str = "grpo"  # grpo, dapo, dr_grpo, gspo, cispo, rloo, reinforce_pp or ppo
     advantage: str | None = None  # how rewards become advantages
     # token: a mean over the tokens of the batch; sequence: over responses of their means; prompt: over problems of the
     # means over their responses' tokens; constant: the sum over B * T.
@@ -37,11 +37,12 @@ class RLConfig(Section):
     # The terms that leave out groups whose rollouts all got the same reward.
     zero_variance_filter: tuple[Literal["policy", "kl", "entropy"], ...] = ()
     # Truncated importance sampling: what is weighted by the trainer's probability over the sampler's, single tokens or
-    # whole responses; whether a weight above tis_cap is truncated or masked (set to 0). With `mask`, weights below
-    # tis_low are masked too, which is IcePop (arXiv:2510.18855: tis=token, tis_low=0.5, tis_cap=5); null: none is.
+    # whole responses.
     tis: Literal["none", "token", "sequence"] = "none"
-    tis_mode: Literal["truncate", "mask"] = "truncate"
-    tis_cap: PositiveFloat = 2.0
+    tis_mode: Literal["truncate", "mask"] = "truncate"  # whether a weight above tis_cap is truncated or set to 0
+    tis_cap: PositiveFloat = 2.0  # the largest weight
+    # With `mask`, weights below tis_low are set to 0 too, which is IcePop (arXiv:2510.18855: tis=token, tis_low=0.5,
+    # tis_cap=5); null: none is.
     tis_low: PositiveFloat | None = None
     critic: CriticConfig | None = None  # PPO's critic
     # An epoch leaves out problems of whose rollouts so far this share or more were correct (arXiv:2510.13786), and
