@@ -8,6 +8,7 @@ In a notebook, without jax:
     law.quote(0.6)                                    what a reward costs (core.nouns.Quote)
     law.plot("n_star")                                a figure of the report (matplotlib)
     law.frame("frontier")                             a table of it as a DataFrame (pandas)
+    isojax.load_study()["small_easy"]                 the runs behind docs/reproduction.md (extra parquet)
     isojax.compare([law, other], ["a", "b"])          sweeps compared (scaling.comparison.SweepComparison)
 """
 
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from isojax.report.figures.catalogue import plot
     from isojax.report.notebook import fit, read_runs
+    from isojax.runs.study import load_study
     from isojax.scaling.allocate.clocks import TimeBudget
     from isojax.scaling.allocate.quote import quote
     from isojax.scaling.allocate.recommend import recommend
@@ -24,12 +26,13 @@ if TYPE_CHECKING:
     from isojax.scaling.curves.sweep_estimate import FitOptions
 
 __version__ = "0.1.0"
-__all__ = ["FitOptions", "TimeBudget", "compare", "fit", "plot", "quote", "read_runs", "recommend"]
+__all__ = ["FitOptions", "TimeBudget", "compare", "fit", "load_study", "plot", "quote", "read_runs", "recommend"]
 
 # Name -> its module and its name there; a name is imported when it is first used.
 _LAZY_NAMES = {
     "read_runs": ("isojax.report.notebook", "read_runs"),
     "fit": ("isojax.report.notebook", "fit"),
+    "load_study": ("isojax.runs.study", "load_study"),
     "TimeBudget": ("isojax.scaling.allocate.clocks", "TimeBudget"),
     "FitOptions": ("isojax.scaling.curves.sweep_estimate", "FitOptions"),
     "quote": ("isojax.scaling.allocate.quote", "quote"),
