@@ -21,7 +21,7 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-all lint dist format site serve record-flags bench-peers accelerator clean
+.PHONY: help quickstart test test-slow test-all lint dist format site serve reproduce reproduce-check record-flags bench-peers accelerator clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -65,6 +65,12 @@ site: $(VENV)/.stamp-dev ## build the documentation site in build/site; a warnin
 
 serve: $(VENV)/.stamp-dev ## serve the documentation site at http://127.0.0.1:8000 and rebuild it when a file changes
 	$(MKDOCS) serve $(ARGS)
+
+reproduce: $(VENV)/.stamp-test ## train the small experiments of docs/reproduction.md, or go on with them; about an hour
+	$(BIN)/python benchmarks/reproduce.py run $(ARGS)
+
+reproduce-check: $(VENV)/.stamp-test ## fit the runs that come with isojax again and compare with docs/reproduction.md
+	$(BIN)/python benchmarks/reproduce.py check
 
 record-flags: $(VENV)/.stamp-test ## record the flags of gcloud, kubectl, Ray and SLURM from their --help, for the tests of launch/
 	$(BIN)/python -m tests.launch.record_flags

@@ -1,0 +1,423 @@
+"""The small experiments of docs/reproduction.md: configs/small, each a sweep of minutes on two cores.
+
+    python benchmarks/reproduce.py run                 train them, or go on; then write the runs, the tables and times
+    python benchmarks/reproduce.py run --only easy     some of them; nothing is written
+    python benchmarks/reproduce.py check               fit the committed runs again and compare with the page
+
+`check` fits isojax/runs/study.parquet and exits with code 1 where a line of the page differs. A claim that n grows is
+"reproduced" where it holds in 90% of the fit's draws, "not" where it fails in 90% of them, else "too noisy"; other
+claims say by what they are judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from cut_sweep import up_to
+
+import isojax
+from isojax.core.atomic_files import write_text
+from isojax.core.config import load_configs
+from isojax.core.nouns import RunRecord
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.launch.memory_model import MemoryEstimate
+from isojax.launch.planner import DeviceBudget, fit_to_memory, plan_cells
+from isojax.launch.time_estimate import find_chip, forecast_from_rates
+from isojax.runs.study import STUDY_FILE, load_study, study_row
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from isojax.scaling.result import FitResult
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reproduction.md"
+SWEEPS = (
+    "easy",
+    "hard",
+    "weak_base",
+    "strong_base",
+    "few_problems",
+    "ppo_easy",
+    "cispo_easy",
+    "ppo_hard",
+    "extremely_hard",
+)
+TABLE = re.compile(r"(<!-- (\w+), by benchmarks/reproduce.py -->\n).*?(<!-- end -->)", re.DOTALL)
+DEVICE_VOCAB = 32  # at least the tokens of tasks that the device verifies
+CERTAIN = 0.9  # the share of draws from which on a claim counts as decided
+HELD = 0.8  # the share of 90% intervals that must hold
+REPLICATES = 500
+
+
+class FitKey(NamedTuple):
+    """A fit that claims are judged by."""
+
+    sweep: str
+    metric: str = "avg@4"
+    compute: str = "rollouts"
+    mode: str = "hierarchical"
+    share: float = 1.0  # of the largest C: the evaluations up to it are fitted
+
+
+class Row(NamedTuple):
+    """A line of the page's table."""
+
+    figure: str
+    claim: str
+    result: str
+    verdict: str
+
+
+Fits = Callable[..., FitResult]  # of a FitKey's values
+
+
+def fit_runs(runs: Sequence[RunRecord], key: FitKey) -> FitResult:
+    """The fit of a sweep's runs, or of their evaluations up to a share of the largest C."""
+    C = key.share * max(run.points[-1].rollouts for run in runs)
+    options = isojax.FitOptions(mode=key.mode, replicates=0 if key.mode == "paper" else REPLICATES)
+    return isojax.fit([up_to(run, C) for run in runs], key.metric, key.compute, options)
+
+
+class BestN(NamedTuple):
+    """Which n is best at the smallest and at the largest C that all cells measured, in each draw."""
+
+    first: np.ndarray  # int[replicates]
+    last: np.ndarray
+
+    @property
+    def text(self) -> str:
+        """The two most frequent n, and how often the last is larger."""
+        return f"n = {_mode(self.first)} to {_mode(self.last)}; P(grows) {_probability(self.last > self.first)}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether n grows."""
+        return decide(self.last > self.first)
+
+
+def best_n(fit: FitResult, B_p: int | None = None, B: int | None = None) -> BestN:
+    """Of all cells, or of those of one B_p or of one batch B = B_p n."""
+    ensemble = load_ensemble(fit)
+    cells = np.flatnonzero(((ensemble.B_p == B_p) | (B_p is None)) & ((ensemble.B == B) | (B is None)))
+    samples = ensemble.samples
+    low, high = float(np.max(samples.C_low[cells])), float(np.min(samples.C_high[cells]))
+    return BestN(*(ensemble.n[cells][ensemble.sampled_rewards(C)[:, cells].argmax(1)] for C in (low, high)))
+
+
+def decide(holds: np.ndarray) -> str:
+    """What the draws say of a claim."""
+    share = float(np.mean(holds))
+    return "reproduced" if share >= CERTAIN else "not reproduced" if share <= 1 - CERTAIN else "too noisy"
+
+
+def _mode(values: np.ndarray) -> int:
+    numbers, counts = np.unique(values, return_counts=True)
+    return int(numbers[counts.argmax()])
+
+
+def _probability(holds: np.ndarray) -> str:
+    return f"{np.mean(holds):.2f}"
+
+
+def _mean(values: Sequence[float]) -> str:
+    """A mean over seeds and its standard error."""
+    se = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else float("nan")
+    return f"{np.mean(values):.3f} ± {se:.3f}"
+
+
+def growth(figure: str, claim: str, fit: FitResult, B_p: int | None = None, B: int | None = None) -> Row:
+    """A claim that the best n grows with C."""
+    best = best_n(fit, B_p, B)
+    return Row(figure, claim, best.text, best.verdict)
+
+
+def compare_best_n(figure: str, claim: str, smaller: FitResult, larger: FitResult, names: tuple[str, str]) -> Row:
+    """A claim that the best n at the largest C is smaller in one fit than in the other, whose draws are independent."""
+    a, b = best_n(smaller).last, best_n(larger).last
+    pairs = a[:, None] < b[None, :]
+    text = f"{names[0]} n = {_mode(a)}, {names[1]} n = {_mode(b)}; P {_probability(pairs)}"
+    return Row(figure, claim, text, decide(pairs))
+
+
+def sensitivity_row(figure: str, claim: str, fit: FitResult, n_matters_more: bool) -> Row:
+    """How much n matters, against B_p."""
+    over_n, over_B_p = (fit.sensitivity.over_n, fit.sensitivity.over_B_p) if fit.sensitivity else (None, None)
+    if over_n is None or over_B_p is None:
+        return Row(figure, claim, "–", "too noisy")
+    texts = [f"{s.spread:.3f} ({s.low:.3f} to {s.high:.3f})" for s in (over_n, over_B_p)]
+    apart = over_n.low is not None and over_B_p.high is not None and over_n.low > over_B_p.high
+    return Row(
+        figure,
+        claim,
+        f"range over n {texts[0]}, over B_p {texts[1]}",
+        "reproduced" if apart == n_matters_more else "not reproduced",
+    )
+
+
+def record_row(fits: Fits, sweep: str) -> Row:
+    """The frontier of record-breaking points, against the interval of all points' frontier."""
+    paper, joint = fits(sweep, mode="paper").joint.frontier[-1], fits(sweep).joint.frontier[-1]
+    inside = joint.low is not None and joint.high is not None and joint.low <= paper.reward <= joint.high
+    text = f"records {paper.reward:.3f}, all points {joint.reward:.3f} ({joint.low:.3f} to {joint.high:.3f})"
+    return Row(
+        "5, 15",
+        f"Record-breaking points give the frontier, {sweep}",
+        text,
+        "reproduced" if inside else "not reproduced",
+    )
+
+
+def panel_row(runs: Sequence[RunRecord], figure: str, claim: str) -> Row:
+    """The share of training problems without a correct answer at the end, smallest against largest n."""
+    all_n = sorted({run.cell.n for run in runs})
+    shares = {}
+    for n in (all_n[0], all_n[-1]):
+        ends = [run.points[-1].extra["panel"] for run in runs if run.cell.n == n and "panel" in run.points[-1].extra]
+        shares[n] = [float(np.mean(np.array(sums) == 0)) for sums in ends]
+    a, b = (np.array(values) for values in shares.values())
+    z = (a.mean() - b.mean()) / np.hypot(a.std(ddof=1) / np.sqrt(len(a)), b.std(ddof=1) / np.sqrt(len(b)))
+    text = "unsolved: " + ", ".join(f"n = {n} {_mean(values)}" for n, values in shares.items())
+    return Row(figure, claim, text, "reproduced" if z > 1.64 else "not reproduced" if z < -1.64 else "too noisy")
+
+
+def forgetting_row(runs: Sequence[RunRecord], figure: str, claim: str) -> Row:
+    """What training does to problems of every difficulty, by runs' first and last evaluation."""
+    gains = [run.points[-1].metrics["any/avg@4"] - run.points[0].metrics["any/avg@4"] for run in runs]
+    verdict = "reproduced" if np.mean(gains) + 2 * np.std(gains) < 0 else "not reproduced"
+    return Row(figure, claim, f"change of reward on all problems {_mean(gains)}", verdict)
+
+
+def half_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
+    """A fit of half of the budget against the rewards at all of it."""
+    rows = []
+    for sweep in ("easy", "hard"):
+        ensemble = load_ensemble(fits(sweep, share=0.5))
+        inside = {cell: [] for cell in zip(ensemble.B_p.tolist(), ensemble.n.tolist(), strict=True)}
+        for i, (B_p, n) in enumerate(inside):
+            for run in study[f"small_{sweep}"]:
+                if (run.cell.B_p, run.cell.n) == (B_p, n):
+                    _, interval = ensemble.predict_new_run(i, run.points[-1].rollouts)
+                    assert interval is not None
+                    inside[B_p, n].append(interval[0] <= run.points[-1].metrics["avg@4"] <= interval[1])
+        held = [value for values in inside.values() for value in values]
+        text = f"{sum(held)} of {len(held)} runs inside their 90% interval"
+        verdict = "reproduced" if np.mean(held) >= HELD else "not reproduced"
+        rows.append(Row("ScaleRL", f"Half of the budget predicts all of it, {sweep}", text, verdict))
+    return rows
+
+
+def all_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
+    """The table of the page."""
+    easy, hard = fits("easy"), fits("hard")
+    runs = {name: study[f"small_{name}"] for name in SWEEPS}
+    hard_batches = sorted({r.cell.B_p * r.cell.n for r in runs["hard"]})
+    rows = [record_row(fits, "easy"), record_row(fits, "hard")]
+    for name, fit in (("easy", easy), ("hard", hard)):
+        figure = "6, 7, 16" if name == "easy" else "6, 7, 17"
+        rows += [
+            growth(figure, f"n\\* grows with C at B_p = {B_p}, {name}", fit, B_p)
+            for B_p in sorted({run.cell.B_p for run in runs[name]})
+        ]
+    rows += [
+        compare_best_n("7", "Hard problems saturate at a smaller n than easy ones", hard, easy, ("hard", "easy")),
+        compare_best_n(
+            "8",
+            "Easy: best@4 needs a smaller n than worst@4",
+            fits("easy", "best@4"),
+            fits("easy", "worst@4"),
+            ("best@4", "worst@4"),
+        ),
+        compare_best_n(
+            "8",
+            "Hard: worst@4 needs a smaller n than best@4",
+            fits("hard", "worst@4"),
+            fits("hard", "best@4"),
+            ("worst@4", "best@4"),
+        ),
+        *(growth("9, 18", f"Easy: at a fixed batch of {B}, n\\* grows with M", easy, B=B) for B in (256, 512)),
+        *(
+            growth("19", f"Hard: at a fixed batch of {B}, n\\* grows with M", hard, B=B)
+            for B in hard_batches
+            if len({r.cell.n for r in runs["hard"] if r.cell.B_p * r.cell.n == B}) > 1
+        ),
+        sensitivity_row("10", "Easy: n matters more than B_p", easy, n_matters_more=True),
+        sensitivity_row("10", "Hard: n and B_p matter about equally", hard, n_matters_more=False),
+        panel_row(runs["easy"], "11, 27", "Easy: a small n leaves more problems unsolved"),
+        panel_row(runs["hard"], "11, 27", "Hard: a small n leaves more problems unsolved"),
+        growth("12", "A weaker base policy: n\\* grows with C", fits("weak_base")),
+        growth("12", "A stronger base policy: n\\* grows with C", fits("strong_base")),
+        compare_best_n(
+            "13",
+            "250 problems: n\\* saturates at a smaller n than with all",
+            fits("few_problems"),
+            easy,
+            ("250 problems", "all"),
+        ),
+        forgetting_row(runs["hard"], "14", "Training on hard problems alone forgets the others"),
+        growth("20", "Extremely hard: n\\* of best@4 grows with C", fits("extremely_hard", "best@4")),
+        compare_best_n(
+            "20",
+            "Extremely hard: worst@4 needs a smaller n than best@4",
+            fits("extremely_hard", "worst@4"),
+            fits("extremely_hard", "best@4"),
+            ("worst@4", "best@4"),
+        ),
+        growth("21, 22", "n\\* grows with C, all (B_p, n) together, easy", easy),
+        growth("21, 22", "n\\* grows with C, all (B_p, n) together, hard", hard),
+        growth("23", "On other problems than those of training, n\\* grows with C (hard)", fits("hard", "any/avg@4")),
+        growth("24", "n\\* grows with C in tokens, easy", fits("easy", compute="tokens")),
+        growth("25", "PPO, easy: n\\* grows with C", fits("ppo_easy")),
+        growth("25", "PPO, hard: n\\* grows with C", fits("ppo_hard")),
+        growth("25", "CISPO, easy: n\\* grows with C", fits("cispo_easy")),
+        *half_rows(study, fits),
+    ]
+    return rows
+
+
+def sweep_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[list[str]]:
+    """The page's second table: what each sweep is, and its best cell at the largest C."""
+    rows = []
+    for name in SWEEPS:
+        runs, fit = study[f"small_{name}"], fits(name)
+        last = fit.joint.frontier[-1]
+        C = max(run.points[-1].rollouts for run in runs)
+        sizes = [", ".join(map(str, sorted({getattr(r.cell, k) for r in runs}))) for k in ("B_p", "n")]
+        n_probability = (last.n_probability or {}).get(last.n, float("nan"))
+        best = f"{last.B_p} x {last.n}, P(n) {n_probability:.2f}"
+        reward = f"{last.reward:.3f} ({last.low:.3f} to {last.high:.3f})"
+        config = f"[`small/{name}`](../configs/small/{name}.yaml)"
+        rows.append([config, *sizes, str(len(runs)), f"{C:,}", f"{fit.base_reward:.3f}", best, reward])
+    return rows
+
+
+# (configs, slice, chip, mesh): every config is planned on a named slice.
+MODELS = ("models/qwen2.5-7b-instruct", "models/qwen3-4b-instruct", "models/llama-3.1-8b-instruct")
+POD, POD_CHIP, POD_MESH = "v5p:4x4x4", "TPU v5", MeshShape(fsdp=16, tensor=4)
+
+
+def plan(configs: Sequence[str], chip: str, mesh: MeshShape, chips: int) -> tuple[int, MemoryEstimate, float]:
+    """(runs, memory of a chip, hours) of a sweep on a slice, by the planner; ValueError where it does not fit."""
+    config = load_configs(configs)
+    gib, rates = find_chip(chip)
+    cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
+    cells = plan_cells(config.sweep)
+    pairs = sorted({pair for c in cells for pair in c.pairs})
+    is_device_task = cell.model.vocab is None
+    vocab = cell.model.vocab or DEVICE_VOCAB
+    budget = DeviceBudget(cell, pairs, mesh, vocab, is_device_task, "tpu", int(2**30 * gib))
+    sweep = fit_to_memory(config.sweep, budget)
+    if sweep is None:
+        raise ValueError(f"{', '.join(configs)} does not fit on {chips} chips of {chip}, mesh {mesh}")
+    at_once = min(len(cells), chips // mesh.devices)
+    forecast = forecast_from_rates(budget.sizes(sweep), cells, config.sweep.budget, at_once, rates)
+    return len(cells), budget.estimate(sweep), forecast.sweep_seconds / 3600
+
+
+def plan_rows() -> list[list[str]]:
+    """The page's table of the configs at the paper's scale."""
+    rows = []
+    for path in sorted((ROOT / "configs" / "paper").glob("*.yaml")):
+        plans = [plan([f"paper/{path.stem}", model], POD_CHIP, POD_MESH, 64) for model in MODELS]
+        memory = ", ".join(f"{memory.peak / 2**30:.0f}" for _, memory, _ in plans)
+        days = ", ".join(f"{hours / 24:,.1f}" for _, _, hours in plans)
+        rows.append([f"[`paper/{path.stem}`](../configs/paper/{path.name})", str(plans[0][0]), memory, days])
+    return rows
+
+
+def make_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
+    """The page's tables as Markdown, by their names."""
+    cached: dict[FitKey, FitResult] = {}
+
+    def fits(*args: Any, **kwargs: Any) -> FitResult:
+        key = FitKey(*args, **kwargs)
+        if key not in cached:
+            print(f"fit {len(cached) + 1}: {key}", file=sys.stderr, flush=True)
+            cached[key] = fit_runs(study[f"small_{key.sweep}"], key)
+        return cached[key]
+
+    columns = ["config", "B_p", "n", "runs", "C of a run", "base policy", "best cell at the end", "its reward (90%)"]
+    claims = [list(row) for row in all_rows(study, fits)]
+    return {
+        "sweeps": markdown_table(columns, sweep_rows(study, fits)),
+        "plans": markdown_table(["config", "runs", "GiB of a chip", "days"], plan_rows()),
+        "claims": markdown_table(["figure", "claim", "here", "verdict"], claims),
+    }
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table with a line end after each row."""
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def write_study(folder: Path, path: Path) -> None:
+    """The runs of all sweeps in `folder` as one Parquet file (isojax/runs/study.py says its columns)."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sweeps = {name: folder / name for name in (f"small_{name}" for name in SWEEPS)}
+    rows = [
+        study_row(name, run, point)
+        for name, sweep_folder in sweeps.items()
+        for run in isojax.read_runs(sweep_folder)
+        for point in run.points
+    ]
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    metadata = {"licence": "Apache-2.0", "commit": commit.stdout.strip()}
+    metadata |= {f"config/{name}": (sweep_folder / "config.yaml").read_text() for name, sweep_folder in sweeps.items()}
+    sums = pa.list_(pa.int16())
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    is_sums = {name: name == "counts" or name.startswith("extra/") for name in names}
+    table = pa.table({name: pa.array(columns[name], sums if is_sums[name] else None) for name in names})
+    pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd", compression_level=19)
+
+
+def run_sweeps(folder: Path, only: Sequence[str]) -> dict[str, float]:
+    """Train each sweep, or go on with it; the seconds that each took today."""
+    seconds = {}
+    for i, name in enumerate(only, 1):
+        print(f"sweep {i} of {len(only)}: small/{name}", file=sys.stderr, flush=True)
+        started = time.monotonic()
+        words = ["-m", "isojax.launch", f"small/{name}", "--resume", "--no-report", f"run.dir={folder}"]
+        subprocess.run([sys.executable, *words], check=True)
+        seconds[name] = round(time.monotonic() - started)
+    return seconds
+
+
+def main() -> int:
+    """Train, or refit and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="train the sweeps, or go on with them")
+    run.add_argument("--dir", type=Path, default=Path("runs/study"), help="the folder of the sweeps")
+    run.add_argument("--only", nargs="+", choices=SWEEPS, help="train these alone, and write nothing")
+    commands.add_parser("check", help="fit the committed runs again and compare with the page")
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        seconds = run_sweeps(arguments.dir, arguments.only or SWEEPS)
+        print(json.dumps({"benchmark": "reproduce", "seconds": seconds}))
+        if arguments.only:
+            return 0
+        write_study(arguments.dir, STUDY_FILE)
+    tables, page = make_tables(load_study()), PAGE.read_text()
+    new_page = TABLE.sub(lambda match: match[1] + tables[match[2]] + match[3], page)
+    if arguments.command == "run":
+        write_text(PAGE, new_page)
+    different = [
+        f"- {old}\n+ {new}" for old, new in zip(page.splitlines(), new_page.splitlines(), strict=False) if old != new
+    ]
+    if arguments.command == "check" and different:
+        print("\n".join(["the page differs from a fit of the committed runs:", *different]))
+    return int(arguments.command == "check" and page != new_page)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The study of docs/reproduction.md: every config is planned, and published lines are those of the committed runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from isojax.distributed.mesh_spec import MeshShape
+from isojax.runs.study import load_study
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+OVER_A_MODEL = ("gsm8k", "smollm2_cpu", "calculator_cpu")
+PRESETS = sorted((CONFIGS / "models").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def reproduce() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        spec = importlib.util.spec_from_file_location("reproduce", ROOT / "benchmarks" / "reproduce.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["reproduce"] = module
+        spec.loader.exec_module(module)
+        return module
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def stacks() -> list[list[str]]:
+    """Every YAML that isojax brings, with what it is meant to go over."""
+    alone = [*CONFIGS.glob("*.yaml"), *(CONFIGS / "small").glob("*.yaml")]
+    return [
+        *([str(path)] for path in sorted(alone) if path.stem not in OVER_A_MODEL),
+        *([name, "models/smollm2-135m"] for name in OVER_A_MODEL),
+        *(["quickstart", f"recipes/{path.stem}"] for path in sorted((CONFIGS / "recipes").glob("*.yaml"))),
+        *(["gsm8k", f"models/{path.stem}"] for path in PRESETS),
+    ]
+
+
+@pytest.mark.parametrize("configs", stacks(), ids=lambda configs: "+".join(Path(name).stem for name in configs))
+def test_every_config_has_a_plan_on_a_named_slice(reproduce: ModuleType, configs: list[str]) -> None:
+    """On v5e:4x4."""
+    mesh = MeshShape(fsdp=4, tensor=4) if configs[0] == "gsm8k" else MeshShape()
+    runs, memory, hours = reproduce.plan(configs, "TPU v5 lite", mesh, 16)
+    assert runs and 0 < memory.peak < 15.75 * 2**30 and hours > 0
+
+
+def test_the_papers_configs_have_a_plan_on_a_pod(reproduce: ModuleType) -> None:
+    rows = reproduce.plan_rows()
+    assert len(rows) == len(list((CONFIGS / "paper").glob("*.yaml")))
+    assert reproduce.markdown_table(["config", "runs", "GiB of a chip", "days"], rows) in reproduce.PAGE.read_text()
+
+
+def test_a_published_line_is_that_of_the_committed_runs(reproduce: ModuleType) -> None:
+    study = load_study()
+    assert set(study) == {f"small_{name}" for name in reproduce.SWEEPS}
+    fit = reproduce.fit_runs(study["small_weak_base"], reproduce.FitKey("weak_base"))
+    row = reproduce.growth("12", "A weaker base policy: n\\* grows with C", fit)
+    assert f"| {' | '.join(row)} |" in reproduce.PAGE.read_text()
