@@ -21,7 +21,7 @@ CANDIDATES := $(PYTHON)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-all lint dist format site serve reproduce reproduce-check record-flags bench-peers accelerator clean
+.PHONY: help quickstart test test-slow test-all lint dist format site serve reproduce reproduce-check docs-figures record-flags bench-peers accelerator clean
 .DELETE_ON_ERROR:
 
 help: ## this list
@@ -71,6 +71,9 @@ reproduce: $(VENV)/.stamp-test ## train the small experiments of docs/reproducti
 
 reproduce-check: $(VENV)/.stamp-test ## fit the runs that come with isojax again and compare with docs/reproduction.md
 	$(BIN)/python benchmarks/reproduce.py check
+
+docs-figures: $(VENV)/.stamp-dev ## draw the pictures, tables and notebooks of README and docs again, from the committed runs
+	$(BIN)/python benchmarks/docs_figures.py
 
 record-flags: $(VENV)/.stamp-test ## record the flags of gcloud, kubectl, Ray and SLURM from their --help, for the tests of launch/
 	$(BIN)/python -m tests.launch.record_flags

@@ -357,6 +357,18 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def git_commit() -> str:
+    """The commit of this checkout."""
+    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def updated_page() -> str:
+    """The page with the tables of the committed runs."""
+    tables = make_tables(load_study())
+    return TABLE.sub(lambda match: match[1] + tables[match[2]] + match[3], PAGE.read_text())
+
+
 def write_study(folder: Path, path: Path) -> None:
     """The runs of all sweeps in `folder` as one Parquet file (isojax/runs/study.py says its columns)."""
     import pyarrow as pa
@@ -369,8 +381,7 @@ def write_study(folder: Path, path: Path) -> None:
         for run in isojax.read_runs(sweep_folder)
         for point in run.points
     ]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    metadata = {"licence": "Apache-2.0", "commit": commit.stdout.strip()}
+    metadata = {"licence": "Apache-2.0", "commit": git_commit()}
     metadata |= {f"config/{name}": (sweep_folder / "config.yaml").read_text() for name, sweep_folder in sweeps.items()}
     sums = pa.list_(pa.int16())
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -407,8 +418,7 @@ def main() -> int:
         if arguments.only:
             return 0
         write_study(arguments.dir, STUDY_FILE)
-    tables, page = make_tables(load_study()), PAGE.read_text()
-    new_page = TABLE.sub(lambda match: match[1] + tables[match[2]] + match[3], page)
+    page, new_page = PAGE.read_text(), updated_page()
     if arguments.command == "run":
         write_text(PAGE, new_page)
     different = [

@@ -1,0 +1,45 @@
+"""Every picture, table and notebook of README and docs that comes from runs, made again by today's code:
+
+    python benchmarks/docs_figures.py        some four minutes of one core
+
+These are README's frontier, docs/bandit.png, the tables of docs/reproduction.md and the outputs of docs/notebooks. They come from the runs in isojax/runs/study.parquet, which `make reproduce` trains. A picture's metadata (`Commit`) and
+a notebook's (`isojax`) name the commit that drew it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from reproduce import PAGE, ROOT, git_commit, updated_page
+
+import isojax
+from isojax.core.atomic_files import write_text
+
+DOCS = ROOT / "docs"
+
+
+def main() -> None:
+    """Draw and execute all."""
+    commit, metadata = git_commit(), {"Commit": git_commit()}
+    easy = isojax.fit(isojax.load_study()["small_easy"])
+    easy.plot("frontier").savefig(DOCS / "frontier.png", metadata=metadata)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "bandit")
+        subprocess.run([sys.executable, ROOT / "benchmarks" / "bandit.py", "--out", out], check=True)
+        (DOCS / "bandit.png").write_bytes((out / "bandit.png").read_bytes())
+    for path in sorted((DOCS / "notebooks").glob("*.ipynb")):
+        print(f"notebook {path.name}", file=sys.stderr, flush=True)
+        notebook = nbformat.read(path, as_version=4)
+        NotebookClient(notebook, record_timing=False, resources={"metadata": {"path": path.parent}}).execute()
+        notebook.metadata["isojax"] = {"commit": commit}
+        nbformat.write(notebook, path)
+    write_text(PAGE, updated_page())
+
+
+if __name__ == "__main__":
+    main()
