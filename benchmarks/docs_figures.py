@@ -2,8 +2,9 @@
 
     python benchmarks/docs_figures.py        some four minutes of one core
 
-These are README's frontier, docs/bandit.png, the tables of docs/reproduction.md and the outputs of docs/notebooks. They come from the runs in isojax/runs/study.parquet, which `make reproduce` trains. A picture's metadata (`Commit`) and
-a notebook's (`isojax`) name the commit that drew it.
+These are README's frontier, docs/bandit.png, the tables of docs/reproduction.md and the outputs of docs/notebooks. They
+come from the runs in isojax/runs/study.parquet, which `make reproduce` trains. A picture's metadata (`Commit`) and a
+notebook's (`isojax`) name the commit that drew it.
 """
 
 from __future__ import annotations
