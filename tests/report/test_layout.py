@@ -38,8 +38,16 @@ for (const e of document.querySelectorAll('body *')) {
       wrong.push(`beyond its drawing: ${name(e)}`);
   }
 }
+const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+for (const chart of document.querySelectorAll('.chart')) {
+  const texts = [...chart.querySelectorAll('.xtick text, .xtitle, .legendtext')].filter((e) => e.textContent.trim());
+  const boxes = texts.map((e) => e.getBoundingClientRect());
+  boxes.forEach((a, i) => boxes.slice(0, i).forEach((b, j) => {
+    if (meet(a, b)) wrong.push(`one over the other: ${name(texts[i])} and ${name(texts[j])}`);
+  }));
+}
 for (const e of document.querySelectorAll('.scroll')) {
-  if (arguments[0] && e.clientWidth && e.scrollWidth > e.clientWidth + 1)
+  if ((arguments[0] || e.closest('#other-budgets')) && e.clientWidth && e.scrollWidth > e.clientWidth + 1)
     wrong.push(`scrolls: ${e.getAttribute('aria-label')}`);
 }
 return wrong"""

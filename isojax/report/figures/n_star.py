@@ -30,7 +30,7 @@ def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
         canvas.style_axes(ax, canvas.view_title(view.B_p), f"C ({compute_unit(fit)})", n_label)
         _draw_n_star(ax, view, colours)
     low, high = log2(ns[0]), log2(ns[-1])
-    law_axes[0].set_ylim(low - 0.4, high + 0.3 * max(high - low, 1))
+    law_axes[0].set_ylim(low - 0.5, high + 0.3 * max(high - low, 1))
     canvas.label_log2_n(law_axes[0].yaxis, ns)
     _legend(fig, fit, colours)
     return fig

@@ -127,8 +127,7 @@ def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
 def law_traces(view: FrontierFit) -> list[PlotlyTrace]:
     """n*(C): the best measured n, P(best) of each as a ribbon, and the law, dashed beyond the data."""
     points, n_star = fit_views.thin(view.frontier, LAW_POINTS), view.n_star
-    ribbons = fit_views.probability_ribbons(view).items()
-    traces = [_band_trace(rows, n=n, role="P(best)") for n, rows in ribbons]
+    traces = [_band_trace(rows, n=n, role="P(best)") for n, rows in fit_views.probability_ribbons(view).items()]
     first, last = points[0].C, points[-1].C
     ranges = ((first, last, "solid"), (last, wording.LAW_REACH * last, "dash")) if wording.law_is_drawn(view) else ()
     for low, high, dash in ranges:
@@ -154,7 +153,7 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     low_C, high_C = min(curve.C_low for curve in fit.curves), wording.LAW_REACH * max(run.C_max for run in fit.runs)
     C_range = [log10(low_C) - 0.04, log10(high_C) + 0.04]
     C_title = {"text": f"C ({wording.compute_unit(fit)})", "standoff": 6}
-    C_axis = {"type": "log", "range": C_range, "title": C_title, "dtick": "D2", "tickformat": "~s"}
+    C_axis = {"type": "log", "range": C_range, "title": C_title, "dtick": "D2"}
     low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1
     level = fit_views.interval_level(fit)

@@ -112,20 +112,20 @@ def _other_budgets(fit: FitResult) -> Html:
     rows = []
     for row in answers:
         if "why" not in row:
-            C_text, reward = format_compact(row["C"]) + " *" * row["extrapolated"], format_reward(row["y"])
+            C_text, reward = format_compact(row["C"]) + "\xa0*" * row["extrapolated"], format_reward(row["y"])
             share = {n: text for n, text, _ in row["probabilities"]}.get(row["n"], "–")
             interval = format_interval((row["low"], row["high"]))
             rows.append([C_text, row["n"], row["B_p"], row.get("M", "–"), f"{reward}{interval}", share])
-    headings = (f"C ({wording.compute_unit(fit)})", "n", "B_p", "M", f"expected {fit.metric}", "P(n is best)")
-    caption = "What to run at other budgets (*: beyond the measured ones, so the reward is extrapolated)"
+    headings = ("C", "n", "B_p", "M", f"expected {fit.metric}", "P(best)")
+    caption = f"What to run with C {wording.compute_unit(fit)} (*: beyond the measured budgets, so extrapolated)"
     return html_section("other-budgets", "Other budgets", markup.html_table(caption, headings, rows))
 
 
 def _other_figures(images: Images) -> Html:
     """The figures that are not above, such as the panels of each B_p, folded."""
-    specs = {name: spec for name, spec in FIGURES.items() if name in images and name not in ABOVE}
-    specs |= {name: FIGURES[name] for name in ABOVE if f"{name}{JOINT}" in images}
-    figures = [markup.html_figure(images[name].png, spec.alt_text, spec.caption) for name, spec in specs.items()]
+    names = [name for name in images if name in FIGURES and (name not in ABOVE or f"{name}{JOINT}" in images)]
+    specs = [(images[name].png, FIGURES[name]) for name in names]
+    figures = [markup.html_figure(png, spec.alt_text, spec.caption) for png, spec in specs]
     return markup.html_fold("figures", "More figures", *figures) if figures else Html("")
 
 

@@ -81,16 +81,7 @@ CURVE_FORMULA = Html(
 )
 LAW_HEADER = ("frontier", "form", "L", "k", "log10 C0", "b", "law at small C", "in the middle", "at large C")
 MEASURED_HEADER = ("best measured n at small C", "in the middle", "at large C")
-REFEREE_HEADER = (
-    "law",
-    "reference",
-    "verdict",
-    "holds in",
-    "fails in",
-    "range of C",
-    "measured",
-    "run that would decide",
-)
+REFEREE_HEADER = ("law", "reference", "verdict", "holds in", "fails in", "range of C", "measured", "deciding run")
 CURVE_HEADER = ("B_p × n", "R0", "A", "β", "C_mid", "t", "measured range of C", "points", "rmse")
 
 
@@ -98,8 +89,7 @@ def law_section(fit: FitResult) -> Html:
     """The law's formula and parameters, and the curves below it."""
     n_star = fit.joint.n_star
     laws = html_table("Fitted n*(C)", LAW_HEADER, [_law_row(name, view) for name, view in named_views(fit)], (1,))
-    curves = sorted(fit.curves, key=lambda curve: curve.key)
-    curve_rows = [_curve_row(curve) for curve in curves]
+    curve_rows = [_curve_row(curve) for curve in sorted(fit.curves, key=lambda curve: curve.key)]
     return html_fold(
         "law",
         "The law n*(C)",
