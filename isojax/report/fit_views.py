@@ -9,7 +9,7 @@ import numpy as np
 
 from isojax.core.estimators import FloatArray
 from isojax.core.nouns import RunRecord
-from isojax.report.wording import format_percent
+from isojax.report.wording import format_percent, n_shares
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
 from isojax.scaling.intervals import central_band
 from isojax.scaling.law.frontier import spread_indices
@@ -17,6 +17,7 @@ from isojax.scaling.result import FitResult, FrontierFit
 from isojax.scaling.tracks import make_track
 
 CellKey = tuple[int, int]  # (B_p, n)
+RIBBON_DOUBLINGS, RIBBON_POINTS = 0.9, 90  # a ribbon's thickness at P(best) = 1: ribbons of n and 2n do not touch
 
 
 def frontier_views(fit: FitResult) -> list[FrontierFit]:
@@ -29,7 +30,7 @@ def frontier_views(fit: FitResult) -> list[FrontierFit]:
 
 def B_p_of_view(fit: FitResult, view: FrontierFit) -> tuple[int, ...]:
     """The values of B_p that a frontier covers."""
-    return tuple(row.B_p for row in fit.by_B_p if row.B_p is not None) if view.B_p is None else (view.B_p,)
+    return tuple(sorted({curve.B_p for curve in fit.curves})) if view.B_p is None else (view.B_p,)
 
 
 def all_n(fit: FitResult) -> list[int]:
@@ -97,6 +98,14 @@ def n_stretches(ns: Sequence[int]) -> list[tuple[int, int, int]]:
 def thin(points: Sequence[Any], max_points: int = 48) -> list[Any]:
     """At most `max_points` of the points, evenly spaced, both ends included."""
     return [points[i] for i in spread_indices(len(points), max_points)]
+
+
+def probability_ribbons(view: FrontierFit) -> dict[int, list[tuple[float, float, float]]]:
+    """n -> (C, low, high): a ribbon around n, on a log axis as thick as P(n is best), for each n that may be best."""
+    points = [(p.C, p.n_probability) for p in thin(view.frontier, RIBBON_POINTS) if p.n_probability]
+    ns = sorted({n for _, shares in points for n, _, _ in n_shares(shares)})
+    factors = {n: [(C, 2 ** (RIBBON_DOUBLINGS / 2 * shares.get(n, 0.0))) for C, shares in points] for n in ns}
+    return {n: [(C, n / factor, n * factor) for C, factor in rows] for n, rows in factors.items()}
 
 
 def frontier_reward_at(view: FrontierFit, C: float) -> float:

@@ -1,6 +1,6 @@
 """How the report and the command line write numbers, and sentences about a law, a segment and a crossover."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from isojax.core.nouns import Recommendation
@@ -9,6 +9,7 @@ from isojax.scaling.result import CrossoverRow, DecidingRun, FitResult, Frontier
 
 MIN_DECADES = 0.2
 MIN_Z = 2.0
+MIN_SHOWN_PROBABILITY = 0.005
 MIN_SHOWN_GAIN = 0.002  # of reward: a smaller gain of a growing n is not worth a sentence
 UNITS = {"rollouts": "rollouts", "tokens": "response tokens", "device_hours": "device hours"}
 VERDICTS = ("supported", "excluded", "cannot tell")  # on a published law of n
@@ -43,6 +44,12 @@ def format_reward(x: float | None) -> str:
 def format_percent(x: float) -> str:
     """A share as a percentage: .9 -> "90%"."""
     return f"{100 * x:.3g}%"
+
+
+def n_shares(n_probability: Mapping[int, float]) -> list[tuple[int, str, float]]:
+    """(n, "12%", 0.123): the probability to be the best of each n that has one to speak of."""
+    shares = [(n, share) for n, share in sorted(n_probability.items()) if share >= MIN_SHOWN_PROBABILITY]
+    return [(n, format_percent(round(share, 2)), round(share, 3)) for n, share in shares]
 
 
 def format_range(bounds: Sequence[float | None] | None, formatter: Callable[[float], str] = format_reward) -> str:

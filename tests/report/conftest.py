@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.report.page.html_page import write_report
+from isojax.scaling.checks.run_health import FlaggedRun, HealthFlag, RunHealth
 from isojax.scaling.result import FitFlag, FitResult
+from tests.report.chromium import start_browser
 
 BASE, C_MAX, METRIC = 0.24, 250_000, "avg@4"
 LAW = {"form": "sigmoid", "L": 2.2, "k": 3.1, "log10_C0": 4.25, "b": 1.9}
@@ -24,6 +26,9 @@ SHAPES = {
     16: (0.745, 1.05, 10_500),
     32: (0.76, 1.0, 26_000),
 }
+# The larger n of a paper-scale sweep, and how much later its B_p learn.
+LARGE_SHAPES = {n: (0.76 + 0.01 * k, 1.0, 26_000 * 2.2**k) for k, n in enumerate((64, 128, 256, 512), 1)}
+DELAYS = {8: 1.0, 16: 1.12, 32: 1.4, 64: 1.9, 128: 2.6, 256: 3.6}
 REPLICATES = 40
 # Text as a hostile log may hold it: in a flag, in files, in a metric's name.
 BAD = "<script>alert('x')</script>"
@@ -35,8 +40,8 @@ def _value(row: dict[str, Any], C: Any) -> Any:
 
 
 def _curve(B_p: int, n: int, hierarchical: bool) -> dict[str, Any]:
-    A, exponent, C_mid = SHAPES[n]
-    A, C_mid = A + 0.004 * (B_p == 16), C_mid * {8: 1.0, 16: 1.12, 32: 1.4}[B_p]
+    A, exponent, C_mid = (SHAPES | LARGE_SHAPES)[n]
+    A, C_mid = A + 0.004 * (B_p == 16), C_mid * DELAYS[B_p]
     known = {
         "A_interval": (A - 0.015, A + 0.018),
         "exponent_interval": (exponent - 0.1, exponent + 0.1),
@@ -271,6 +276,26 @@ def _made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FitResult]:
     both = [_with_panel(_with_metric(run, EVIL, METRIC)) for run in runs]
     write_report(folder, [fit, make_sweep(mode="paper")[0], make_sweep(metric=EVIL)[0]], both)
     return folder, fit
+
+
+@pytest.fixture(name="made_large", scope="session")
+def _made_large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a paper-scale sweep's report: 6 B_p x 9 n, 3 seeds, 24 warnings and notes, 9 broken runs."""
+    folder = tmp_path_factory.mktemp("runs") / "large-sweep-of-a-paper"
+    fit, runs = make_sweep(tuple(DELAYS), (*SHAPES, *LARGE_SHAPES), seeds=3)
+    text = "fitted up to C = 1.2e+04 alone, the curves predict the rest with a mean error of +0.015 of reward, and more"
+    flags = tuple(FitFlag(code="tie", severity=("warning", "info")[i % 2], text=f"{i}: {text}") for i in range(24))
+    broken = (HealthFlag("collapse", 61_440, "reward falls from 0.612 to 0.034 and stays there, entropy is 0.0021"),)
+    health = RunHealth(runs=tuple(FlaggedRun(8, 2, 1000 + i, 9, 250e3, broken) for i in range(9)))
+    folder.mkdir()
+    (folder / "config.yaml").write_text("name: large\n" * 60, encoding="utf-8")
+    write_report(folder, [fit.model_copy(update={"flags": flags, "health": health})], runs)
+    return folder
+
+
+@pytest.fixture(name="browser", scope="session")
+def _browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    yield from start_browser(tmp_path_factory.mktemp("chromium"))
 
 
 def _with_panel(run: RunRecord) -> RunRecord:

@@ -1,15 +1,9 @@
-"""The page in a real Chromium: keyboard, pointer, narrow and dark screens, no network, no script but its own.
-
-Needs chromium and its driver (Debian: chromium, chromium-driver) and selenium; without them these tests are skipped.
-"""
+"""The page in a real Chromium: keyboard, pointer, dark screens, no network, no script but its own."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +11,10 @@ import pytest
 
 from isojax.report.page import html_page
 from isojax.scaling.result import FitResult
+from tests.report.chromium import needs_chromium, set_screen
 
-BROWSER = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-DRIVER = shutil.which("chromedriver")
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra test)")
-pytestmark = pytest.mark.skipif(
-    BROWSER is None or DRIVER is None, reason="no chromium with its chromedriver on this machine"
-)
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed (extra test)")
+pytestmark = needs_chromium
 
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
@@ -37,44 +26,12 @@ MARKER = """const [C, y] = arguments, c = document.getElementById('chart-reward'
 const {xaxis, yaxis} = c._fullLayout, s = c.layout.shapes.at(-1);
 const off = (axis, a, b, value) => Math.abs((axis.d2p(a) + axis.d2p(b)) / 2 - axis.d2p(value));
 return s.type === 'circle' && off(xaxis, s.x0, s.x1, C) < 0.5 && off(yaxis, s.y0, s.y1, y) < 0.5"""
-FLAGS = [
-    "headless",
-    "no-sandbox",
-    "disable-gpu",
-    "disable-quic",
-    "no-first-run",
-    "disable-background-networking",
-    "disable-sync",
-]
-FLAGS += ["disable-component-update", "disable-dev-shm-usage", "hide-scrollbars"]
-
-
-@pytest.fixture(name="browser", scope="module")
-def _browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(BROWSER)
-    for flag in [*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
-        options.add_argument(f"--{flag}")
-    options.add_argument("about:blank")  # else it opens its start page, which asks the network
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(str(DRIVER), log_output=os.devnull)
-    with webdriver.Chrome(options=options, service=service) as driver:
-        yield driver
-
-
-def _screen(browser: Any, width: int = 1200, scheme: str = "light", scripts: bool = True) -> None:
-    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    browser.execute_cdp_cmd(
-        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    )
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not scripts})
 
 
 @pytest.fixture(name="opened", scope="module")
 def _opened(browser: Any, made: tuple[Path, FitResult]) -> Any:
     """The page, loaded once; each test chooses the fit it looks at."""
-    _screen(browser)
+    set_screen(browser)
     for log in ("browser", "performance"):
         browser.get_log(log)
     browser.get((made[0] / "report.html").as_uri())
@@ -218,7 +175,7 @@ def test_it_needs_no_plotly_to_answer(
     (tmp_path / "r.html").write_text(
         html_page.render(tmp_path, [make_sweep()[0]], make_sweep()[1], {}), encoding="utf-8"
     )
-    _screen(browser, width=400)
+    set_screen(browser, width=400)
     browser.get((tmp_path / "r.html").as_uri())
     browser.find_element(By.ID, "slider").send_keys(Keys.END)
     row = fits[0]["views"][0]["rows"][-1]
@@ -228,7 +185,7 @@ def test_it_needs_no_plotly_to_answer(
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_narrow_screen_holds_it_light_or_dark(browser: Any, made: tuple[Path, FitResult], scheme: str) -> None:
-    _screen(browser, width=400, scheme=scheme)
+    set_screen(browser, width=400, scheme=scheme)
     browser.get((made[0] / "report.html").as_uri())
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 400
     chart = browser.find_element(By.CSS_SELECTOR, "#chart-reward svg.main-svg")
@@ -239,26 +196,22 @@ def test_a_narrow_screen_holds_it_light_or_dark(browser: Any, made: tuple[Path, 
     paper, ink = browser.execute_script(f"return [{colours}]")
     light = (paper == "rgb(255, 255, 255)", ink == "#1c2126")
     assert light == ((True, True) if scheme == "light" else (False, False))
-    _screen(browser)
-
-
-def test_no_table_is_cut_off_on_a_wide_screen(browser: Any, made: tuple[Path, FitResult]) -> None:
-    _screen(browser, width=1400)
-    browser.get((made[0] / "report.html").as_uri())
-    script = """return [...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth)
-        .map((e) => e.getAttribute('aria-label'))"""
-    assert len(browser.find_elements(By.CSS_SELECTOR, ".scroll")) == 8
-    assert browser.execute_script(script) == []
-    _screen(browser)
+    set_screen(browser)
 
 
 def test_without_scripts_the_answer_is_there(browser: Any, made: tuple[Path, FitResult]) -> None:
-    _screen(browser, scripts=False)
+    set_screen(browser, scripts=False)
     browser.get((made[0] / "report.html").as_uri())
     assert "rollouts run n =" in browser.find_element(By.CSS_SELECTOR, ".headline").text
     assert not browser.find_element(By.ID, "budget").is_displayed()
     assert "Scripts are off" in browser.find_element(By.TAG_NAME, "main").text
-    images = browser.find_elements(By.CSS_SELECTOR, "figure img")
+    assert browser.find_element(By.ID, "other-budgets").is_displayed()
+    assert [e.is_displayed() for e in browser.find_elements(By.CSS_SELECTOR, ".chart")] == [False, False]
+    images = browser.find_elements(By.CSS_SELECTOR, "section figure img")
+    assert len(images) == 2 and all(image.size["width"] > 400 for image in images)
+    fold = browser.find_element(By.ID, "figures")
+    fold.find_element(By.TAG_NAME, "summary").click()
+    images = fold.find_elements(By.TAG_NAME, "img")
     assert len(images) == len(list((made[0] / "figures").glob("*.png"))) == 4
     assert all(image.size["width"] > 400 for image in images)
-    _screen(browser)
+    set_screen(browser)

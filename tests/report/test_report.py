@@ -19,7 +19,7 @@ from isojax.core.nouns import RunRecord
 from isojax.report import wording
 from isojax.report.fit_views import frontier_views, measured_budget
 from isojax.report.page import charts, html_page
-from isojax.report.page.fit_sections import main_findings
+from isojax.report.page.fit_sections import describe_n_path
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierRow, Law, NStarFit, SegmentRow
 
@@ -135,11 +135,11 @@ def test_ends_of_data_are_not_called_a_rise_of_n(make_sweep: Any) -> None:
     fit = _with_joint(fit, frontier=frontier)
     first = CrossoverRow(n_low=4, n_high=8, C=5e3, low=4e3, high=None)
     second = first.model_copy(update={"n_low": 8, "n_high": 16})
-    sentence = main_findings(_with_joint(fit, crossovers=(first, second)))[0]
+    sentence = describe_n_path(_with_joint(fit, crossovers=(first, second)))
     assert sentence.startswith("The best n rises with the budget: 4 → 8 near") and "data end" not in sentence
-    sentence = main_findings(_with_joint(fit, crossovers=(first,)))[0]
+    sentence = describe_n_path(_with_joint(fit, crossovers=(first,)))
     assert sentence.endswith("overtakes it later. Its other changes are where data end or begin.")
-    sentence = main_findings(_with_joint(fit, crossovers=()))[0]
+    sentence = describe_n_path(_with_joint(fit, crossovers=()))
     assert sentence.startswith("The leading n changes (4 → 8 → 16) only where data end or begin")
     assert "rises" not in sentence
 
@@ -183,7 +183,7 @@ def test_the_policy_allows_its_own_scripts_alone(html: str) -> None:
 
 def test_every_image_has_words_and_every_table_heads(html: str) -> None:
     still = _without_scripts(html)
-    assert len(re.findall(r'<img alt="[^"]{40,}"', still)) == still.count("<img") == 4
+    assert len(re.findall(r'<img alt="[^"]{40,}"', still)) == still.count("<img") == 6
     assert still.count("<table>") == still.count("<caption>")
     assert not re.search(r"<th(?! scope=)[ >]", still)
     assert still.count("<h1>") == 1
@@ -242,7 +242,7 @@ def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
         traces = [cell["trace"] for cell in charts.cell_traces(fit, runs)] + charts.frontier_traces(fit, view)
         layout = charts.layouts(fit, runs)
         Figure(data=traces, layout=layout["reward"])
-        Figure(data=charts.law_traces(fit, view), layout=layout["law"])
+        Figure(data=charts.law_traces(view), layout=layout["law"])
         assert layout["reward"]["yaxis"]["title"]["text"].startswith("&lt;b&gt;avg&lt;/b&gt;")
 
 

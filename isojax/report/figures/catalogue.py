@@ -28,16 +28,17 @@ FIGURES: dict[str, FigureSpec] = {
     "frontier": FigureSpec(
         frontier_figure,
         "Validation reward against C on a log axis, with fitted curves for each n, the frontier and its crossovers.",
-        "Validation reward against compute. Dots: evaluations, averaged over seeds; thin lines: each seed; smooth "
+        "Validation reward against compute. Dots: evaluations, averaged over seeds; thin "
         "lines: the fitted curve of each n. The thick line is the frontier, the best reward that any fitted curve "
         "reaches at that C, coloured by the n that reaches it, over its interval. Diamonds mark where one n overtakes "
         "another, bars the interval of that C; an arrow is an end that the data do not determine.",
     ),
     "n_star": FigureSpec(
         n_star_figure,
-        "The compute-optimal n against C, both on log axes, with the fitted law.",
-        "The n on the frontier against compute, coloured by the reward there; the red line is the fitted law, dashed "
-        "beyond the measured budgets. The red band is the interval of the best measured n, not of the law.",
+        "The compute-optimal n against C, both on log axes, with P(best) of each n and the fitted law.",
+        "Dots: the n on the frontier. The ribbon of each n is as thick as the probability that this n is the best at "
+        "that C: where one ribbon stands alone the choice is clear, where there are several it is not. The red line is "
+        "the fitted law, dashed beyond the measured budgets.",
     ),
     "fixed_batch": FigureSpec(
         fixed_batch_figure,

@@ -1,20 +1,18 @@
-"""n*(C) (paper's Figs. 7 and 21). Departs from the paper: intervals, and a law dashed beyond the measured budgets and
-left out where the frontier has two values of n only."""
+"""n*(C) (paper's Figs. 7 and 21). Departs from the paper: P(best) of each n, its colour rather than the
+reward's, and a law dashed beyond the measured budgets and left out where the frontier has two values of n only."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import log2
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
-from isojax.report.fit_views import all_n, frontier_views, interval_level, thin
+from isojax.report.fit_views import all_n, frontier_views, probability_ribbons, thin
 from isojax.report.wording import LAW_PARAMETERS, LAW_REACH, compute_unit, law_is_drawn
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit
@@ -23,35 +21,31 @@ PARAMETER_LABELS = {"L": "$L$", "k": "$k$", "log10_C0": "$\\log_{10} C_0$", "b":
 
 
 def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
-    """The frontier's n against C, coloured by reward, with the fitted law. Joint and for each B_p."""
+    """The frontier's n against C and P(best) of each n, with the fitted law. Joint and for each B_p."""
     views, ns = frontier_views(fit), all_n(fit)
     fig, law_axes = canvas.panel_grid(len(views), height=4.0)
-    rewards = [point.reward for view in views for point in view.frontier]
-    norm = Normalize(min(rewards), max(rewards))
+    colours = canvas.n_palette(ns)
     for i, (ax, view) in enumerate(zip(law_axes, views, strict=True)):
         n_label = "compute-optimal n" if i % canvas.grid_columns(len(views)) == 0 else ""
         canvas.style_axes(ax, canvas.view_title(view.B_p), f"C ({compute_unit(fit)})", n_label)
-        _draw_n_star(ax, view, norm)
+        _draw_n_star(ax, view, colours)
     low, high = log2(ns[0]), log2(ns[-1])
-    law_axes[0].set_ylim(low - 0.4, high + 0.3 * max(high - low, 1))
+    law_axes[0].set_ylim(low - 0.5, high + 0.3 * max(high - low, 1))
     canvas.label_log2_n(law_axes[0].yaxis, ns)
-    colour_bar = fig.colorbar(ScalarMappable(norm, "cividis"), ax=law_axes, pad=0.015, aspect=30)
-    colour_bar.set_label(f"reward on the frontier ({canvas.escape_label(fit.metric)})", color=canvas.INK, fontsize=9)
-    colour_bar.ax.tick_params(labelsize=8.5, labelcolor=canvas.MUTED, length=0)
-    _legend(fig, fit)
+    _legend(fig, fit, colours)
     return fig
 
 
-def _draw_n_star(ax: Axes, view: FrontierFit, norm: Normalize) -> None:
-    """Frontier points over the interval of the best n, the fitted law and its parameters."""
+def _draw_n_star(ax: Axes, view: FrontierFit, colours: Mapping[int, str]) -> None:
+    """Frontier points over a ribbon for each n as thick as P(best), the fitted law and its parameters."""
     points, n_star = thin(view.frontier), view.n_star
     first, last = points[0].C, points[-1].C
     C_end = last * LAW_REACH
-    rows = [row for row in n_star.band or () if row.low > 0 and first <= row.C <= C_end]
-    band = [(row.C, log2(row.low), log2(row.high)) for row in rows]
-    canvas.fill_band(ax, band, color=canvas.LAW_COLOUR, alpha=0.14, zorder=2)
-    dots = {"s": 36, "edgecolors": canvas.MUTED, "linewidths": 0.4, "zorder": 4, "cmap": "cividis", "norm": norm}
-    ax.scatter([p.C for p in points], [log2(p.n) for p in points], c=[p.reward for p in points], **dots)
+    for n, rows in probability_ribbons(view).items():
+        ribbon = [(C, log2(low), log2(high)) for C, low, high in rows]
+        canvas.fill_band(ax, ribbon, color=colours[n], alpha=0.35, zorder=2)
+    dots = {"s": 26, "edgecolors": "white", "linewidths": 0.4, "zorder": 4}
+    ax.scatter([p.C for p in points], [log2(p.n) for p in points], c=[colours[p.n] for p in points], **dots)
     if law_is_drawn(view):
         for grid, dashes in ((np.geomspace(first, last, 300), "-"), (np.geomspace(last, C_end, 100), (0, (3, 2)))):
             ax.plot(grid, log2_n_star(n_star.law, grid), color=canvas.LAW_COLOUR, lw=2.2, ls=dashes, zorder=3)
@@ -76,11 +70,12 @@ def _law_text(view: FrontierFit) -> str:
     return "\n".join(f"{PARAMETER_LABELS[name]} = {getattr(law, name):.2f}" for name in LAW_PARAMETERS[law.form])
 
 
-def _legend(fig: Figure, fit: FitResult) -> None:
-    """The law and its band."""
-    level = interval_level(fit)
-    handles: list[Line2D | Patch] = [Line2D([], [], color=canvas.LAW_COLOUR, lw=2.2, label="fitted law $n^*(C)$")]
-    if level:
-        label = f"{level} interval of the best measured n"
-        handles.append(Patch(color=canvas.LAW_COLOUR, alpha=0.14, lw=0, label=label))
+def _legend(fig: Figure, fit: FitResult, colours: Mapping[int, str]) -> None:
+    """The law, the ribbons and the dots."""
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], color=canvas.LAW_COLOUR, lw=2.2, label="fitted law $n^*(C)$"),
+        Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=5, label="best measured n"),
+    ]
+    if fit.draws is not None:
+        handles.append(Patch(color=canvas.MUTED, alpha=0.35, lw=0, label="as thick as P(n is best)"))
     canvas.legend_below(fig, len(handles), handles, handlelength=1.8)

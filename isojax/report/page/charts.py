@@ -10,7 +10,7 @@ import numpy as np
 
 from isojax.core.nouns import RunRecord
 from isojax.report import fit_views, wording
-from isojax.report.wording import format_compact, format_interval, format_percent, format_reward
+from isojax.report.wording import format_compact, format_interval, format_reward
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.law.n_star_law import log2_n_star
@@ -80,11 +80,11 @@ def _evaluation_trace(fit: FitResult, seeds: Sequence[RunRecord], cell_name: str
     return _trace("markers", [C for C, _, _ in rows], [y for _, y, _ in rows], hover, marker={"size": 5})
 
 
-def _band_trace(rows: Sequence[tuple[float, float, float]], role: str) -> PlotlyTrace:
+def _band_trace(rows: Sequence[tuple[float, float, float]], **meta: Any) -> PlotlyTrace:
     """A band (x, low, high) as a closed line without hover."""
     x, low, high = (list(column) for column in zip(*rows, strict=True))
     outline = _trace("lines", [*x, *reversed(x)], [*low, *reversed(high)], [])
-    return outline | {"fill": "toself", "line": {"width": 0}, "showlegend": False, "meta": {"role": role}}
+    return outline | {"fill": "toself", "line": {"width": 0}, "showlegend": False, "meta": meta}
 
 
 def frontier_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
@@ -106,7 +106,7 @@ def _frontier_text(point: FrontierRow) -> str:
     text = f"<b>frontier: n = {point.n}, B_p = {point.B_p}</b><br>C = {format_compact(point.C)}: {reward}"
     if not point.n_probability:
         return text
-    return f"{text}<br>P(n = {point.n} is best) = {format_percent(point.n_probability.get(point.n, 0.0))}"
+    return f"{text}<br>P(best): {', '.join(f'n = {n} {text}' for n, text, _ in wording.n_shares(point.n_probability))}"
 
 
 def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
@@ -124,14 +124,10 @@ def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
     return _trace("markers", C, y, hover, error_x=error, marker=marker, name="crossover", meta={"role": "crossover"})
 
 
-def law_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
-    """n*(C): the best measured n with its interval, and the law, dashed beyond the data."""
+def law_traces(view: FrontierFit) -> list[PlotlyTrace]:
+    """n*(C): the best measured n, P(best) of each as a ribbon, and the law, dashed beyond the data."""
     points, n_star = fit_views.thin(view.frontier, LAW_POINTS), view.n_star
-    band = [(row.C, row.low, row.high) for row in n_star.band or () if row.low > 0]
-    traces = []
-    if band:
-        name = f"{fit_views.interval_level(fit)} interval of the best measured n"
-        traces.append(_band_trace(band, role="law band") | {"name": name, "showlegend": True})
+    traces = [_band_trace(rows, n=n, role="P(best)") for n, rows in fit_views.probability_ribbons(view).items()]
     first, last = points[0].C, points[-1].C
     ranges = ((first, last, "solid"), (last, wording.LAW_REACH * last, "dash")) if wording.law_is_drawn(view) else ()
     for low, high, dash in ranges:
@@ -152,17 +148,18 @@ def law_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
 def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     """{"reward": ..., "law": ...}: axes and ranges, the same for every view of a fit."""
     ns = fit_views.all_n(fit)
-    n_range = [log10(ns[0] / 1.5), log10(ns[-1] * 2.2)]
+    n_range = [log10(ns[0] / 1.6), log10(ns[-1] * 2.2)]
     n_axis = {"type": "log", "tickvals": ns, "ticktext": [str(n) for n in ns], "range": n_range, "title": {"text": "n"}}
     low_C, high_C = min(curve.C_low for curve in fit.curves), wording.LAW_REACH * max(run.C_max for run in fit.runs)
     C_range = [log10(low_C) - 0.04, log10(high_C) + 0.04]
-    C_axis = {"type": "log", "range": C_range, "title": {"text": f"C ({wording.compute_unit(fit)})"}}
+    C_title = {"text": f"C ({wording.compute_unit(fit)})", "standoff": 6}
+    C_axis = {"type": "log", "range": C_range, "title": C_title, "dtick": "D2"}
     low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1
     level = fit_views.interval_level(fit)
     metric = escape_plotly_label(fit.metric) + (f" (bands: {level})" if level else "")
     reward_axis = {"range": [low - 0.06 * span, high + 0.1 * span], "title": {"text": metric}}
     legend = {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0, "groupclick": "togglegroup"}
-    margin = {"l": 56, "r": 12, "t": 12, "b": 48}
+    margin = {"l": 56, "r": 12, "t": 34, "b": 48}
     shared = {"hovermode": "closest", "margin": margin, "xaxis": C_axis, "legend": legend}
-    return {"reward": {**shared, "yaxis": reward_axis}, "law": {**shared, "yaxis": n_axis}}
+    return {"reward": {**shared, "yaxis": reward_axis}, "law": {**shared, "yaxis": n_axis, "showlegend": False}}

@@ -17,12 +17,11 @@ from isojax.report.canvas import log2_positions, n_palette
 from isojax.report.fit_views import B_p_of_view, all_n, frontier_views, interval_level, measured_budget
 from isojax.report.page import charts
 from isojax.report.page.markup import Html, read_page_file
-from isojax.report.wording import Bounds, compute_unit, format_percent, format_range, format_reward, join_list
+from isojax.report.wording import Bounds, compute_unit, format_percent, format_range, format_reward, join_list, n_shares
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult, FrontierFit
 
 EDGE = 1 + 1e-9  # budgets this close to the end of the frontier belong to it
-MIN_SHOWN_PROBABILITY = 0.005
 MIN_SHOWN_REGRET = 0.0005
 
 
@@ -63,7 +62,6 @@ def _worded_row(
 ) -> dict[str, Any]:
     """The expected reward with its interval, and how probable it is that each n is the best."""
     shares = n_probability or {}
-    shown_shares = [(other, share) for other, share in sorted(shares.items()) if share >= MIN_SHOWN_PROBABILITY]
     return {
         "C": C,
         "n": n,
@@ -73,7 +71,7 @@ def _worded_row(
         "high": interval[1],
         "reward": format_reward(reward),
         "interval": "" if interval == (None, None) else format_range(interval),
-        "probabilities": [[other, format_percent(round(share, 2)), round(share, 3)] for other, share in shown_shares],
+        "probabilities": n_shares(shares),
         "extrapolated": False,
         "words": f"P(n = {n} is the best) = {format_percent(round(shares.get(n, 0.0), 2))}." if shares else "",
     }
@@ -121,7 +119,7 @@ def _view_data(fit: FitResult, view: FrontierFit, with_charts: bool) -> dict[str
         "rows": [answer_row(fit, C, fixed_B_p) for C in budget_grid(fit)],
     }
     if with_charts:
-        content |= {"frontier": charts.frontier_traces(fit, view), "law": charts.law_traces(fit, view)}
+        content |= {"frontier": charts.frontier_traces(fit, view), "law": charts.law_traces(view)}
     return content
 
 
@@ -133,5 +131,5 @@ def json_for_script(content: dict[str, Any]) -> str:
 
 def budget_section(with_charts: bool) -> Html:
     """The controls and the places that page.js fills."""
-    charts_html = read_page_file("charts.html" if with_charts else "no_charts.html")
-    return Html(Template(read_page_file("budget.html")).substitute(charts=charts_html))
+    note = read_page_file("charts.html" if with_charts else "no_charts.html")
+    return Html(Template(read_page_file("budget.html")).substitute(note=note))

@@ -1,5 +1,5 @@
-"""The sections on the fit: its main findings, one sentence each, the reward of each cell, diagnostics, the runs flagged
-as broken, the fit's flags, and where its numbers come from."""
+"""The sections on the fit: whether to trust it, the runs flagged as broken, the reward of each cell, and where its
+numbers come from; and what its curves say, a sentence each."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,26 +8,16 @@ from statistics import fmean
 from isojax.core.nouns import RunRecord
 from isojax.report import wording
 from isojax.report.fit_views import CellKey, all_n, runs_by_cell
-from isojax.report.page.markup import Html, bullet_list, html_section, html_table, tag
+from isojax.report.page.markup import Html, bullet_list, html_fold, html_section, html_table, join_html, tag
 from isojax.report.wording import format_compact, format_interval, format_percent, format_reward
 from isojax.scaling.checks.run_health import flag_sentences
 from isojax.scaling.result import FitDiagnostics, FitResult, FittedRun
 from isojax.scaling.tracks import metric_value
 
-
-def main_findings(fit: FitResult) -> list[str]:
-    """The main findings, the frontier first; what limits them is said by the flags."""
-    return [
-        _describe_n_path(fit),
-        _describe_gain(fit),
-        _describe_segments(fit),
-        wording.describe_law(fit.joint),
-        *_describe_sensitivity(fit),
-        _describe_misfit(fit.diagnostics),
-    ]
+MAX_SHOWN = 6  # of a list; the others are folded
 
 
-def _describe_n_path(fit: FitResult) -> str:
+def describe_n_path(fit: FitResult) -> str:
     """How the leading n changes: by curves that cross, or only where data end, which compares nothing."""
     path, crossovers = wording.n_path(fit.joint.frontier), fit.joint.crossovers
     if fit.joint.n_star.no_effect:
@@ -36,14 +26,13 @@ def _describe_n_path(fit: FitResult) -> str:
         if all_n(fit) == path:
             return f"Only n = {path[0]} was run."
         return f"n = {path[0]} leads at every measured budget: no crossover was seen."
-    order = " → ".join(map(str, path))
+    order, shown = " → ".join(map(str, path)), crossovers if len(crossovers) < 5 else (*crossovers[:2], crossovers[-1])
     if not crossovers:
         nothing_compared = "no two curves were seen to cross, so nothing was compared"
         return f"The leading n changes ({order}) only where data end or begin: {nothing_compared}."
-    crossings = wording.join_list(
-        f"{x.n_low} → {x.n_high} near C = {wording.format_crossover(x, fit)}" for x in crossovers
-    )
+    crossings = wording.join_list(f"{x.n_low} → {x.n_high} near C = {wording.format_crossover(x, fit)}" for x in shown)
     others = "" if len(crossovers) >= len(path) - 1 else " Its other changes are where data end or begin."
+    others += "" if shown is crossovers else f" The evidence below has all {len(crossovers)} crossovers."
     if path == sorted(path):
         reason = "A small n learns fast and levels off first; a larger n overtakes it later."
         return f"The best n rises with the budget: {crossings}. {reason}{others}"
@@ -51,7 +40,7 @@ def _describe_n_path(fit: FitResult) -> str:
     return f"The best n changes with the budget, but not in rising order ({order}): {crossings}. {caution}{others}"
 
 
-def _describe_gain(fit: FitResult) -> str:
+def describe_gain(fit: FitResult) -> str:
     base, best = fit.base_reward, max(fit.runs, key=lambda run: run.final_reward)
     start = "reaches" if base is None else f"goes from {format_reward(base)} (base policy) to"
     ratio_text = f", {best.final_reward / base:.2f} times the base" if base else ""
@@ -115,7 +104,7 @@ def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
     headings = ["B_p × n", "base", "final, mean of seeds", "ratio", "final of each seed"]
     headings += [*(f"{metric}, final" for metric in extra_rewards), "C reached", "evaluations"]
     table = html_table(f"Validation {fit.metric} before and after training", headings, rows)
-    return html_section("rewards", "Reward of each cell", table)
+    return html_fold("rewards", "Reward of each cell", table)
 
 
 def _extra_set_rewards(runs: Sequence[RunRecord]) -> dict[str, dict[CellKey, float]]:
@@ -149,18 +138,34 @@ def _describe_misfit(diagnostics: FitDiagnostics) -> str:
 
 def health_section(fit: FitResult) -> Html:
     """Which runs are flagged as broken (scaling/checks/run_health.py), from where on and why."""
-    title = "Runs flagged as broken"
+    title = "Health of the runs"
     if not fit.health.runs:
         checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
         return html_section("health", title, tag("p", f"No run is flagged: {checks}."))
-    return html_section("health", title, bullet_list(flag_sentences(fit.health)))
+    return html_section("health", title, _shortened_list(flag_sentences(fit.health)))
 
 
-def flags_section(fit: FitResult) -> Html:
-    """Every flag of the fit, with its severity."""
-    items = [tag("span", tag("strong", f"{flag.severity}: "), flag.text) for flag in fit.flags]
-    content = bullet_list(items) if items else tag("p", "None: the fit raised no warning.")
-    return html_section("flags", "Warnings", content)
+def trust_section(fit: FitResult) -> Html:
+    """What speaks for the answer and against it: the evidence in short, and every flag of the fit."""
+    link = Html(' <a href="#evidence">The evidence for each.</a>')
+    evidence = [
+        tag("span", _describe_segments(fit), link),
+        *_describe_sensitivity(fit),
+        _describe_misfit(fit.diagnostics),
+    ]
+    ordered = sorted(fit.flags, key=lambda flag: flag.severity == "info")
+    labels = {"info": "note"}
+    flags = [tag("span", tag("strong", f"{labels.get(f.severity, f.severity)}: "), f.text) for f in ordered]
+    warnings = _shortened_list(flags) if flags else tag("p", "None: the fit raised no warning.")
+    return html_section("trust", "Can I trust it?", bullet_list(evidence), tag("h3", "Warnings and notes"), warnings)
+
+
+def _shortened_list(items: Sequence[object]) -> Html:
+    """The first items, and the others folded."""
+    shown, others = bullet_list(items[:MAX_SHOWN]), items[MAX_SHOWN:]
+    return join_html(
+        [shown, tag("details", tag("summary", f"{len(others)} more"), bullet_list(others))] if others else [shown]
+    )
 
 
 METHODS = {
@@ -179,12 +184,11 @@ def provenance_section(folder: Path, fit: FitResult) -> Html:
     config = folder / "config.yaml"
     settings = Html("")
     if config.is_file():
-        content = tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace")))
-        settings = tag("details", tag("summary", "config.yaml"), content)
+        settings = tag("pre", tag("code", config.read_text(encoding="utf-8", errors="replace")))
     fit_file, figures_folder = tag("code", "fit.json"), tag("code", "figures/")
     files = tag("p", "The numbers are in ", fit_file, "; the figures, as PNG and PDF, in ", figures_folder, ".")
     intervals = tag("p", _describe_intervals(fit))
-    return html_section("provenance", "Method and settings", tag("p", method), intervals, files, settings)
+    return html_fold("provenance", "Method and settings", tag("p", method), intervals, files, settings)
 
 
 def _describe_intervals(fit: FitResult) -> str:

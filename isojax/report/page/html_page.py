@@ -1,6 +1,6 @@
 """The report: figures/*.png, figures/*.pdf and report.html, one HTML file that needs no server and no network: the
-recommendation, then its evidence. The same inputs give the same bits; without plotly (extra `report`) the page shows
-the figures instead of the charts."""
+answer, what supports it, and the rest folded. The same inputs give the same bits; without plotly (extra `report`) the
+page shows the figures instead of the charts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +22,8 @@ from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 
 Images = Mapping[str, RenderedFigure]
+ABOVE, JOINT = ("frontier", "n_star"), ", joint"  # what the page begins with; of several B_p their joint panel alone
+OTHER_BUDGETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # times the measured one
 
 
 def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], images: Images) -> str:
@@ -29,15 +31,16 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
     fit, bundle = fits[0], plotly_bundle()
     sections = [
         _answer_card(fit),
-        _flags_notice(fit),
+        _figure_section("reward", fit, images, bundle is not None),
+        _figure_section("n-star", fit, images, bundle is not None),
         explorer.budget_section(bundle is not None),
-        html_section("findings", "Main findings", markup.bullet_list(fit_sections.main_findings(fit))),
-        _figures_section(images),
+        fit_sections.trust_section(fit),
+        _other_budgets(fit),
+        fit_sections.health_section(fit),
+        _other_figures(images),
         evidence_section(fit),
         law_section(fit),
-        fit_sections.health_section(fit),
         fit_sections.rewards_section(fit, runs),
-        fit_sections.flags_section(fit),
         fit_sections.provenance_section(folder, fit),
     ]
     main = tag("main", *sections)
@@ -81,23 +84,49 @@ def _answer_card(fit: FitResult) -> Html:
         if fit.compute == "rollouts":
             sentences += wording.describe_advice(recommend(fit, measured_budget(fit)))
     symbols = tag("p", "n: rollouts per problem; B_p: problems per batch; M: updates; C = B_p · n · M.", cls="soft")
+    headline = headline.replace(" = ", "\xa0=\xa0")
     lines = [tag("p", headline, cls="headline"), *(tag("p", sentence) for sentence in sentences), symbols]
-    return Html(f'<section class="answer" aria-label="The recommendation">{markup.join_html(lines)}</section>')
+    if warnings := sum(flag.severity != "info" for flag in fit.flags):
+        link = Html('<a href="#trust">read them</a>')
+        lines.append(tag("p", f"The fit raised {format_count(warnings, 'warning')}: ", link, ".", cls="warned"))
+    return Html(f'<section id="answer" class="answer" aria-label="The answer">{markup.join_html(lines)}</section>')
 
 
-def _flags_notice(fit: FitResult) -> Html:
-    if not fit.flags:
-        return Html("")
-    link = Html('<a href="#flags">read them</a>')
-    return tag("p", f"The fit raised {format_count(len(fit.flags), 'warning')}: ", link, ".", cls="warn")
+def _figure_section(section_id: str, fit: FitResult, images: Images, with_charts: bool) -> Html:
+    """A figure of all B_p together, what it says, and the chart in its place where scripts run."""
+    if section_id == "reward":
+        name, title = "frontier", "Reward against C"
+        sentences = [fit_sections.describe_n_path(fit), fit_sections.describe_gain(fit)]
+    else:
+        name, title, sentences = "n_star", "n* and P(best) against C", [wording.describe_law(fit.joint)]
+    image, spec = images.get(f"{name}{JOINT}") or images.get(name), FIGURES[name]
+    png, chart_id = None if image is None else image.png, f"chart-{section_id}" if with_charts else ""
+    figure = markup.html_figure(png, spec.alt_text, spec.caption, chart_id)
+    return html_section(section_id, title, tag("p", " ".join(sentences)), figure)
 
 
-def _figures_section(images: Images) -> Html:
-    """The figures that could be drawn, each with its caption."""
-    folder = tag("p", "Each is in ", tag("code", "figures/"), " as PNG and PDF.")
-    specs = {name: FIGURES[name] for name in FIGURES if name in images}
-    figures = [markup.html_figure(images[name].png, spec.alt_text, spec.caption) for name, spec in specs.items()]
-    return html_section("figures", "Figures", folder, *figures)
+def _other_budgets(fit: FitResult) -> Html:
+    """What the slider answers at some budgets: for paper, and where scripts are off."""
+    measured, C_low = measured_budget(fit), min(curve.C_low for curve in fit.curves)
+    answers = [explorer.answer_row(fit, measured * factor) for factor in OTHER_BUDGETS if measured * factor >= C_low]
+    rows = []
+    for row in answers:
+        if "why" not in row:
+            C_text, reward = format_compact(row["C"]) + "\xa0*" * row["extrapolated"], format_reward(row["y"])
+            share = {n: text for n, text, _ in row["probabilities"]}.get(row["n"], "–")
+            interval = format_interval((row["low"], row["high"]))
+            rows.append([C_text, row["n"], row["B_p"], row.get("M", "–"), f"{reward}{interval}", share])
+    headings = ("C", "n", "B_p", "M", f"expected {fit.metric}", "P(best)")
+    caption = f"What to run with C {wording.compute_unit(fit)} (*: beyond the measured budgets, so extrapolated)"
+    return html_section("other-budgets", "Other budgets", markup.html_table(caption, headings, rows))
+
+
+def _other_figures(images: Images) -> Html:
+    """The figures that are not above, such as the panels of each B_p, folded."""
+    names = [name for name in images if name in FIGURES and (name not in ABOVE or f"{name}{JOINT}" in images)]
+    specs = [(images[name].png, FIGURES[name]) for name in names]
+    figures = [markup.html_figure(png, spec.alt_text, spec.caption) for png, spec in specs]
+    return markup.html_fold("figures", "More figures", *figures) if figures else Html("")
 
 
 def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord]) -> Path:
@@ -117,6 +146,9 @@ def write_report(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunReco
             images[name] = render_figure(figure)
             write_bytes(png, images[name].png)
             write_bytes(pdf, images[name].pdf)
+            if name in ABOVE and len(fits[0].by_B_p) > 1:
+                joint_figure = spec.draw(fits[0].model_copy(update={"by_B_p": (fits[0].joint,)}), runs)
+                images |= {} if joint_figure is None else {f"{name}{JOINT}": render_figure(joint_figure)}
     path = folder / "report.html"
     write_bytes(path, render(folder, fits, runs, images).encode())
     return path

@@ -5,7 +5,7 @@ import numpy as np
 
 from isojax.report import wording
 from isojax.report.fit_views import frontier_views
-from isojax.report.page.markup import Html, html_section, html_table, tag
+from isojax.report.page.markup import Html, html_fold, html_table, tag
 from isojax.report.wording import MIN_DECADES, MIN_Z, compute_unit, format_compact, format_crossover, segment_verdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
@@ -35,7 +35,7 @@ def evidence_section(fit: FitResult) -> Html:
         for name, view in named_views(fit)
     ]
     title = "Evidence for each segment of the frontier"
-    return html_section("evidence", title, tag("p", rule), *tables, tag("h3", "Crossovers"), _crossovers(fit))
+    return html_fold("evidence", title, tag("p", rule), *tables, tag("h3", "Crossovers"), _crossovers(fit))
 
 
 def _segment_row(segment: SegmentRow) -> list[object]:
@@ -81,16 +81,7 @@ CURVE_FORMULA = Html(
 )
 LAW_HEADER = ("frontier", "form", "L", "k", "log10 C0", "b", "law at small C", "in the middle", "at large C")
 MEASURED_HEADER = ("best measured n at small C", "in the middle", "at large C")
-REFEREE_HEADER = (
-    "law",
-    "reference",
-    "verdict",
-    "holds in",
-    "fails in",
-    "range of C",
-    "measured",
-    "run that would decide",
-)
+REFEREE_HEADER = ("law", "reference", "verdict", "holds in", "fails in", "range of C", "measured", "deciding run")
 CURVE_HEADER = ("B_p × n", "R0", "A", "β", "C_mid", "t", "measured range of C", "points", "rmse")
 
 
@@ -98,9 +89,8 @@ def law_section(fit: FitResult) -> Html:
     """The law's formula and parameters, and the curves below it."""
     n_star = fit.joint.n_star
     laws = html_table("Fitted n*(C)", LAW_HEADER, [_law_row(name, view) for name, view in named_views(fit)], (1,))
-    curves = sorted(fit.curves, key=lambda curve: curve.key)
-    curve_rows = [_curve_row(curve) for curve in curves]
-    return html_section(
+    curve_rows = [_curve_row(curve) for curve in sorted(fit.curves, key=lambda curve: curve.key)]
+    return html_fold(
         "law",
         "The law n*(C)",
         tag("p", LAW_FORMULAS[n_star.law.form], cls="formula"),

@@ -41,6 +41,11 @@ def html_section(section_id: str, title: str, *inner: object) -> Html:
     )
 
 
+def html_fold(fold_id: str, title: str, *inner: object) -> Html:
+    """What opens with a click; a link to it opens it too (page.js)."""
+    return Html(f'<details id="{fold_id}"><summary><h2>{escape(title)}</h2></summary>\n{join_html(inner)}</details>')
+
+
 def html_table(
     caption: str, headings: Sequence[object], rows: Iterable[Sequence[object]], text_columns: Sequence[int] = ()
 ) -> Html:
@@ -64,11 +69,12 @@ def html_table(
     return Html(f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">{table}</div>')
 
 
-def html_figure(png: bytes, alt_text: str, caption: object) -> Html:
-    """An inlined image with its caption."""
-    data = base64.b64encode(png).decode()
-    image = f'<img alt="{escape(alt_text)}" src="data:image/png;base64,{data}">'
-    return Html(f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
+def html_figure(png: bytes | None, alt_text: str, caption: object, chart_id: str = "") -> Html:
+    """An image with its caption and, in its place where scripts run, the chart that page.js draws."""
+    chart = f'<div id="{chart_id}" class="chart" role="img" aria-label="{escape(alt_text)}"></div>' if chart_id else ""
+    data = base64.b64encode(png or b"").decode()
+    image = f'<div class="scroll still"><img alt="{escape(alt_text)}" src="data:image/png;base64,{data}"></div>'
+    return Html(f"<figure>{chart}{image if png else ''}<figcaption>{escape(caption)}</figcaption></figure>")
 
 
 def read_page_file(name: str) -> str:

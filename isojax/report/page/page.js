@@ -127,9 +127,9 @@
   function painted(trace) {
     const { n, role } = trace.meta;
     const ink = token("--ink"), law = token("--law");
-    const hue = n !== undefined ? colour(n) : role && role.startsWith("law") ? law : ink;
+    const hue = n !== undefined ? colour(n) : role === "law" ? law : ink;
     const copy = { ...trace, hoverlabel: { bgcolor: token("--card"), bordercolor: hue, font: { color: ink } } };
-    if (trace.fill) return { ...copy, fillcolor: role === "law band" ? `${law}30` : `${ink}2c`, line: { ...trace.line, color: "rgba(0,0,0,0)" } };
+    if (trace.fill) return { ...copy, fillcolor: `${hue}${n === undefined ? "2c" : "66"}`, line: { ...trace.line, color: "rgba(0,0,0,0)" } };
     if (trace.line) copy.line = { ...trace.line, color: hue };
     if (trace.marker) copy.marker = { ...trace.marker, color: role ? token("--paper") : hue, line: { ...trace.marker.line, color: role ? ink : hue } };
     if (trace.error_x) copy.error_x = { ...trace.error_x, color: ink };
@@ -173,10 +173,11 @@
     return drawn;
   }
 
-  const charts = { reward: "chart-reward", law: "chart-law" };
+  const charts = { reward: "chart-reward", law: "chart-n-star" };
   const drawable = () => Boolean(plotly && state.fit.layouts);
 
   function drawCharts() {
+    document.documentElement.classList.toggle("live", drawable());
     if (!drawable()) return;
     const shown = (cell) => state.view.B_ps.includes(cell.B_p);
     const traces = { reward: [...state.fit.cells.filter(shown).map((cell) => cell.trace), ...state.view.frontier], law: state.view.law };
@@ -208,6 +209,10 @@
   at("B_p").addEventListener("change", (event) => choose(state.fit, event.target.value));
   at("slider").addEventListener("input", (event) => setBudget(state.view.rows[Number(event.target.value)].C));
   at("exact").addEventListener("input", (event) => setBudget(event.target.valueAsNumber, true));
+  document.addEventListener("click", (event) => {  // a link to what is folded opens it
+    const link = event.target.closest("a[href^='#']"), fold = link && at(link.hash.slice(1))?.closest("details");
+    if (fold) fold.open = true;
+  });
   window.addEventListener("resize", moveMarker);
   dark.addEventListener("change", () => choose(state.fit, state.view.name));
 
