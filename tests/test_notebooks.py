@@ -9,15 +9,11 @@ from typing import Any
 import matplotlib
 import pytest
 
-from isojax.runs.study import STUDY_FILE
-
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "docs" / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if path.stem == "study" and not STUDY_FILE.exists():
-        pytest.skip("the runs follow")
     monkeypatch.chdir(path.parent)
     matplotlib.use("Agg")
     names: dict[str, Any] = {}

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.runs.study import STUDY_FILE, load_study
+from isojax.runs.study import load_study
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -51,14 +51,12 @@ def test_every_config_has_a_plan_on_a_named_slice(reproduce: ModuleType, configs
     assert runs and 0 < memory.peak < 15.75 * 2**30 and hours > 0
 
 
-@pytest.mark.skipif(not STUDY_FILE.exists(), reason="the runs follow")
 def test_the_papers_configs_have_a_plan_on_a_pod(reproduce: ModuleType) -> None:
     rows = reproduce.plan_rows()
     assert len(rows) == len(list((CONFIGS / "paper").glob("*.yaml")))
     assert reproduce.markdown_table(["config", "runs", "GiB of a chip", "days"], rows) in reproduce.PAGE.read_text()
 
 
-@pytest.mark.skipif(not STUDY_FILE.exists(), reason="the runs follow")
 def test_a_published_line_is_that_of_the_committed_runs(reproduce: ModuleType) -> None:
     study = load_study()
     assert set(study) == {f"small_{name}" for name in reproduce.SWEEPS}
