@@ -1,15 +1,17 @@
-"""The notebooks of the docs run, cell by cell, from their folder."""
+"""The notebooks of the docs run, cell by cell, from their folder; so does the program of docs/reproduction.md."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "docs" / "notebooks").glob("*.ipynb"))
+DOCS = Path(__file__).parents[1] / "docs"
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -21,3 +23,10 @@ def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), path.name, "exec"), names)
     assert names["advice"].allocation.n in {run.n for run in names["fit"].runs}
+
+
+def test_the_program_that_reads_the_open_data_runs() -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", (DOCS / "reproduction.md").read_text(), re.S)
+    names: dict[str, Any] = {}
+    exec(program, names)
+    assert len(names["study"]) == 9 and names["fit"].joint.crossovers
