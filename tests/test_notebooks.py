@@ -22,6 +22,7 @@ def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cell in json.loads(path.read_text())["cells"]:
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), path.name, "exec"), names)
+    assert names["fit"].plot()._repr_png_().startswith(b"\x89PNG")  # which a notebook shows
     assert names["advice"].allocation.n in {run.n for run in names["fit"].runs}
 
 

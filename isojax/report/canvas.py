@@ -52,9 +52,16 @@ def view_title(B_p: int | None) -> str:
     return "joint: best over $B_p$ and $n$" if B_p is None else f"$B_p$ = {B_p}"
 
 
+class NotebookFigure(Figure):
+    """A figure that a notebook shows, whatever backend matplotlib has."""
+
+    def _repr_png_(self) -> bytes:
+        return render_figure(self).png
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of so many inches."""
-    return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+    return NotebookFigure(figsize=(width, height), dpi=DPI, layout="constrained")
 
 
 def grid_columns(count: int) -> int:
