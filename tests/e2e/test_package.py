@@ -25,7 +25,7 @@ from tests.e2e.conftest import REPOSITORY, TINY
 
 NAME = f"isojax-{__version__}"
 INFO = f"{NAME}.dist-info"
-SHARED = ("configs/*.yaml", "configs/*/*.yaml", "launch/*", "docs/*.md", "docs/*.svg")  # what the wheel has of these
+SHARED = ("configs/*.yaml", "configs/*/*.yaml", "launch/*", "docs/**/*.md", "docs/*.svg")  # what the wheel has of these
 SOURCES = ("isojax", "configs", "launch", "docs", "tests", "benchmarks", ".ci")
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "CITATION.cff", "LICENSE", "Makefile", "pyproject.toml")
 
@@ -88,7 +88,10 @@ def test_the_wheel_has_the_checkouts_files(wheel: zipfile.ZipFile) -> None:
         assert wheel.read(packaged) == (REPOSITORY / name).read_bytes(), name
     rest = set(wheel.namelist()) - set(expected.values())
     info = {f"{INFO}/{name}" for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
-    assert {name for name in rest if not name.startswith("isojax/report/page/")} == info | {"isojax/py.typed"}
+    assert {name for name in rest if not name.startswith("isojax/report/page/")} == info | {
+        "isojax/py.typed",
+        "isojax/runs/study.parquet",
+    }
 
 
 def test_the_sdist_has_what_builds_and_tests_it(dist: Path) -> None:
