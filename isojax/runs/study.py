@@ -29,12 +29,12 @@ def load_study(path: Path = STUDY_FILE) -> dict[str, list[RunRecord]]:
 
 
 def _read_point(row: dict[str, Any]) -> EvalPoint:
-    groups: dict[str, dict[str, Any]] = {"metrics": {}, "train": {}, "extra": {}}
+    values: dict[str, Any] = {"metrics": {}, "train": {}, "extra": {}, "counts": tuple(row["counts"])}
     for name, value in row.items():
         group, _, key = name.partition("/")
         if key and value is not None:
-            groups[group][key] = tuple(value) if group == "extra" else value
-    return EvalPoint(**{k: row[k] for k in POINT_COLUMNS}, counts=tuple(row["counts"]), **groups)
+            values[group][key] = tuple(value) if group == "extra" else value
+    return EvalPoint(**values, **{k: row[k] for k in POINT_COLUMNS})
 
 
 def study_row(sweep: str, run: RunRecord, point: EvalPoint) -> dict[str, Any]:
