@@ -3,19 +3,21 @@ isojax.tasks.turns:TASK this module calls a text task's `reply`, in the worker p
 
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from isojax.core import registry
+from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.verifiers import Check, Verdict
 
 ISOLATED, PURE = True, True
 EXPECTED_REPLY = "expected reply(problem, turns) -> a text, or None where the response is done"
+WHOLE_RESPONSE = ("exact", "integer")  # verifiers that compare a whole response, replies too, with the answer
 MAX_REPLY_CHARACTERS = 2000  # check_process.py cuts longer messages
 
 TokenArray = TypeVar("TokenArray")
@@ -60,6 +62,15 @@ def find_reply(task: str) -> str | None:
     except TypeError as e:
         raise InputError(f"cell.task = {name}: its reply takes other arguments ({e}); {EXPECTED_REPLY}.") from e
     return f"{__name__}:{name}"
+
+
+def describe_turns(cell: CellConfig) -> str:
+    """What a plan says of a task of turns, in a line."""
+    room = f"replies take a part of cell.sampling.response_length = {cell.sampling.response_length}"
+    verifiers = cell.verifier.use.values() if isinstance(cell.verifier.use, Mapping) else [cell.verifier.use]
+    whole = ", ".join(use for use in verifiers if use in WHOLE_RESPONSE)
+    warning = f"; warning: {whole} calls a response wrong that has a reply: it expects the answer and nothing else"
+    return f"turns: {cell.task} replies after a turn; {room}{warning if whole else ''}"
 
 
 def check_device_reply(task: str, reply: Callable[..., Any], response_length: int) -> None:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from isojax.core.atomic_files import append_bytes
 from isojax.core.nouns import CellProgress, EvalPoint, Problem
 from isojax.tasks.task import Task, is_on_device
+from isojax.tasks.turns import split_turns
 from isojax.tasks.verifiers.math import reference_answer
 from isojax.train.checkpoint import StartUpload
 from isojax.train.evaluate import EvalCounts
@@ -45,7 +48,8 @@ class CellOutputs:
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:
-    """Appends a few rollouts, after their whole prompts, in place of what an earlier attempt has written."""
+    """Appends a few rollouts, after their whole prompts, in place of what an earlier attempt has written; «» are around
+    what the policy did not draw: a reply of the task, or the text of an interruption."""
     metrics_text = ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
     header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
     lines = []
@@ -55,7 +59,7 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     for problem, prompt, tokens, reward in samples:
         grade = f"reward {reward:.3f}" if counts.graded else "correct" if reward == 1 else "wrong"
         verdict = grade if reward == 1 else f"{grade}, the answer is {reference_answer(problem.answer)}"
-        rollout = f"{prompt}{task.decode(tokens)}".replace("\n", "\n    ")
+        rollout = f"{prompt}{_mark_context(task, tokens)}".replace("\n", "\n    ")
         lines.append(f"    {rollout}    {verdict}\n")
     old_text = path.read_bytes() if path.exists() else b""
     retained = old_text.partition(header)[0]
@@ -64,3 +68,15 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     if len(retained) < len(old_text):
         os.truncate(path, len(retained))
     append_bytes(path, header + "".join(lines).encode())
+
+
+def _mark_context(task: Task, tokens: np.ndarray) -> str:
+    """A response i32[t], context as ~token, as text. A turn's stop is shown with the reply after it."""
+    text = marked = ""
+    turns = split_turns(tokens)
+    for turn, end in zip(turns, np.cumsum([len(turn) for turn in turns]), strict=True):
+        longer_text = task.decode(tokens[:end])
+        added = longer_text[len(text) :]
+        marked += f"«{added}»" if turn.size and turn[0] < 0 else added
+        text = longer_text
+    return marked

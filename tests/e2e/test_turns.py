@@ -53,10 +53,10 @@ def prepare_chat(place: Isojax) -> Isojax:
     return place
 
 
-def check_kills(isojax: Isojax, words: tuple[str, ...], name: str, cell: str) -> None:
+def check_kills(isojax: Isojax, words: tuple[str, ...], name: str, cell: str) -> str:
     """A run that is killed after some of its evaluations, each time with a further one, leaves the ledger of one that
-    is not."""
-    isojax.swept(*words, "name=whole", XLA_FLAGS=FLAGS)
+    is not. Returns what the latter printed."""
+    printed = isojax.swept(*words, "name=whole", XLA_FLAGS=FLAGS).stderr
     whole = isojax.ledgers("whole")
     lines = whole[cell].count(b"\n")
     ledger = isojax.run(name) / "cells" / cell / "records.jsonl"
@@ -67,6 +67,7 @@ def check_kills(isojax: Isojax, words: tuple[str, ...], name: str, cell: str) ->
         assert ledger.read_bytes().count(b"\n") < lines, "the run was finished before the kill"
     isojax.swept(*words, f"name={name}", "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=FLAGS)
     assert isojax.ledgers(name) == whole
+    return printed
 
 
 def test_kills_on_device(isojax: Isojax) -> None:
@@ -77,7 +78,9 @@ def test_kills_on_device(isojax: Isojax) -> None:
 
 
 def test_kills_where_the_host_replies(isojax: Isojax) -> None:
-    check_kills(prepare_chat(isojax), ("train", *ON_HOST), "killed", HOST_CELL)
+    printed = check_kills(prepare_chat(isojax), ("train", *ON_HOST), "killed", HOST_CELL)
+    assert "turns: chat_task replies after a turn" in " ".join(printed.split())
+    assert "«" in (isojax.run("whole") / "cells" / HOST_CELL / "samples.txt").read_text()
     rows = isojax.rows(HOST_CELL, "whole")
     assert all(row["metrics"]["turns"] > 1.2 for row in rows), [row["metrics"]["turns"] for row in rows]
     assert all(row["train"]["sampler_logp_gap"] < 1e-4 and row["train"]["grad_norm"] > 0 for row in rows if row["M"])

@@ -16,7 +16,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.sources.calculator import reply
 from isojax.tasks.task import TextTask, build_task
-from isojax.tasks.turns import check_device_reply, find_reply, split_turns
+from isojax.tasks.turns import check_device_reply, describe_turns, find_reply, split_turns
 from isojax.tasks.verifiers.integer import build
 from tests.tasks.tokenizer_folders import byte_level
 
@@ -129,6 +129,15 @@ def test_the_calculator() -> None:
     problem = Problem(1, "8 + 26 + 9 =", "43")
     rewards = {"8+26\n34\n34+9\n43\n43": True, "43": True, "8+26\n34\n34": False, "34+9\n43\n": False}
     assert {text: check(problem, "", text).correct for text in rewards} == rewards
+
+
+def test_a_plan_names_a_verifier_that_expects_no_reply() -> None:
+    def said(use: Any) -> str:
+        return describe_turns(CellConfig(task="calculator", verifier=VerifierConfig(use=use)))
+
+    assert "calculator replies after a turn" in said("integer:last_line") and "warning" not in said("integer:last_line")
+    assert "warning: integer calls a response wrong that has a reply" in said("integer")
+    assert "warning: exact calls" in said({"a": "exact", "b": "math"})
 
 
 def test_a_reply_on_device_of_other_shapes_is_refused() -> None:

@@ -54,6 +54,25 @@ def test_samples_show_a_text_tasks_prompt_as_the_model_reads_it(tmp_path: Path) 
     ]
 
 
+def test_samples_mark_what_the_policy_did_not_draw(tmp_path: Path) -> None:
+    letters = "ab?<>="
+
+    def decode(tokens: Any) -> str:
+        text = "".join(letters[token if token >= 0 else ~token] for token in tokens)
+        return text if any(tokens[-1:] < 0) else text.removesuffix("?")  # a turn's stop shows once something follows it
+
+    task: Any = SimpleNamespace(on_device=True, decode=decode)
+    responses = [np.array([0, 1, 2, ~3, 1, 2, ~4, ~5, 0, 2]), np.array([0, 2]), np.array([], np.int32)]
+    counts = EvalCounts(np.ones((3, 1)), responses, 3, 3, Counter())
+    problems = [Problem(i, f"{i}: ", "a") for i in range(3)]
+    write_samples(tmp_path / "samples.txt", task, problems, counts, EvalPoint(0, 0, 0, 0, {}))
+    assert (tmp_path / "samples.txt").read_text().splitlines()[1:] == [
+        "    0: ab«?<»b«?>=»a    correct",
+        "    1: a    correct",
+        "    2:     correct",
+    ]
+
+
 def test_the_panel_is_a_fixed_choice_of_training_problems_after_the_users_sets() -> None:
     """It belongs to cell.data.seed and the training set, not to a cell; of too few problems it takes them all."""
     training, hard = [Problem(i, f"{i}", "") for i in range(50)], [Problem(99, "", "")]

@@ -34,6 +34,7 @@ from isojax.report.console import TextTable
 from isojax.rl import algorithm
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import Task, build_task
+from isojax.tasks.turns import describe_turns, find_reply
 from isojax.train.programs import SweepPrograms
 
 T = TypeVar("T")
@@ -47,8 +48,8 @@ class AbstractTask:
     """Stands for a task in text where only the shapes of its programs matter; one token ends a response."""
 
     vocab: int
+    stops: StopConditions = StopConditions((0,), None)
     on_device: ClassVar[bool] = False
-    stops: ClassVar[StopConditions] = StopConditions((0,), None)
 
 
 def topology_devices(topology: str) -> list[Any]:
@@ -145,6 +146,8 @@ def compile_for_topology(config: Config, topology: str) -> None:
     description = f"it fits, by the compiler's figures: {concurrent_cells} at once, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
     console.print(algorithm.describe_algorithm(config.cell.rl), markup=False)
+    if _planning_task(config).stops.has_turns:
+        console.print(describe_turns(config.cell), markup=False)
 
 
 def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[str, int]]) -> SweepConfig:
@@ -233,4 +236,4 @@ def _planning_task(config: Config) -> Any:
             "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there are. "
             "Add a model's config, such as models/llama-3.1-8b-instruct, or set cell.model.vocab."
         )
-    return AbstractTask(vocab)
+    return AbstractTask(vocab, StopConditions((0,), None, host_replies=find_reply(config.cell.task) is not None))

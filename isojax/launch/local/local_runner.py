@@ -30,6 +30,7 @@ from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import checkpoint_uploader
 from isojax.runs.storage import exclusive_lock, run_in_thread
 from isojax.scaling.checks.run_health import health_flags
+from isojax.tasks.turns import describe_turns
 from isojax.train.base_policy import BasePolicy
 from isojax.train.loop import is_finished, run_cell
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs
@@ -51,6 +52,8 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             forecast = forecast_sweep(setup.config, cells, budget, devices) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
             console.print(describe_algorithm(config.cell.rl), markup=False)
+            if setup.task.stops.has_turns:
+                console.print(describe_turns(config.cell), markup=False)
             if not dry_run:
                 with ExitStack() as stack:
                     if is_primary:
