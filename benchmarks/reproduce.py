@@ -27,12 +27,12 @@ from cut_sweep import up_to
 import isojax
 from isojax.core.atomic_files import write_text
 from isojax.core.config import load_configs
-from isojax.core.nouns import RunRecord
+from isojax.core.nouns import EvalPoint, RunRecord
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import DeviceBudget, fit_to_memory, plan_cells
 from isojax.launch.time_estimate import find_chip, forecast_from_rates
-from isojax.runs.study import STUDY_FILE, load_study, study_row
+from isojax.runs.study import POINT_COLUMNS, STUDY_FILE, load_study
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.result import FitResult
 
@@ -367,6 +367,14 @@ def updated_page() -> str:
     """The page with the tables of the committed runs."""
     tables = make_tables(load_study())
     return TABLE.sub(lambda match: match[1] + tables[match[2]] + match[3], PAGE.read_text())
+
+
+def study_row(sweep: str, run: RunRecord, point: EvalPoint) -> dict[str, Any]:
+    """The row of an evaluation, which load_study reads back."""
+    sizes = {"sweep": sweep, "B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed, "cell_hash": run.cell_hash}
+    groups = {"metrics": point.metrics, "train": point.train, "extra": point.extra}
+    flat = {f"{group}/{key}": value for group, values in groups.items() for key, value in values.items()}
+    return sizes | {k: getattr(point, k) for k in POINT_COLUMNS} | {"counts": list(point.counts)} | flat
 
 
 def write_study(folder: Path, path: Path) -> None:

@@ -35,11 +35,3 @@ def _read_point(row: dict[str, Any]) -> EvalPoint:
         if key and value is not None:
             values[group][key] = tuple(value) if group == "extra" else value
     return EvalPoint(**values, **{k: row[k] for k in POINT_COLUMNS})
-
-
-def study_row(sweep: str, run: RunRecord, point: EvalPoint) -> dict[str, Any]:
-    """The row of an evaluation, which load_study reads back."""
-    sizes = {"sweep": sweep, "B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed, "cell_hash": run.cell_hash}
-    groups = {"metrics": point.metrics, "train": point.train, "extra": point.extra}
-    flat = {f"{group}/{key}": value for group, values in groups.items() for key, value in values.items()}
-    return sizes | {k: getattr(point, k) for k in POINT_COLUMNS} | {"counts": list(point.counts)} | flat

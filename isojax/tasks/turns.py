@@ -3,7 +3,7 @@ isojax.tasks.turns:TASK this module calls a text task's `reply`, in the worker p
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -17,7 +17,7 @@ from isojax.tasks.verifiers import Check, Verdict
 
 ISOLATED, PURE = True, True
 EXPECTED_REPLY = "expected reply(problem, turns) -> a text, or None where the response is done"
-WHOLE_RESPONSE = ("exact", "integer")  # verifiers that compare a whole response, replies too, with the answer
+WHOLE_RESPONSE = {"exact", "integer"}  # verifiers that compare a whole response, replies too, with the answer
 MAX_REPLY_CHARACTERS = 2000  # check_process.py cuts longer messages
 
 TokenArray = TypeVar("TokenArray")
@@ -67,8 +67,8 @@ def find_reply(task: str) -> str | None:
 def describe_turns(cell: CellConfig) -> str:
     """What a plan says of a task of turns, in a line."""
     room = f"replies take a part of cell.sampling.response_length = {cell.sampling.response_length}"
-    verifiers = cell.verifier.use.values() if isinstance(cell.verifier.use, Mapping) else [cell.verifier.use]
-    whole = ", ".join(use for use in verifiers if use in WHOLE_RESPONSE)
+    uses = {cell.verifier.use} if isinstance(cell.verifier.use, str) else set(cell.verifier.use.values())
+    whole = ", ".join(sorted(uses & WHOLE_RESPONSE))
     warning = f"; warning: {whole} calls a response wrong that has a reply: it expects the answer and nothing else"
     return f"turns: {cell.task} replies after a turn; {room}{warning if whole else ''}"
 

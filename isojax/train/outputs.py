@@ -4,6 +4,7 @@ that it shows to a person."""
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -72,11 +73,7 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
 
 def _mark_context(task: Task, tokens: np.ndarray) -> str:
     """A response i32[t], context as ~token, as text. A turn's stop is shown with the reply after it."""
-    text = marked = ""
-    turns = split_turns(tokens)
-    for turn, end in zip(turns, np.cumsum([len(turn) for turn in turns]), strict=True):
-        longer_text = task.decode(tokens[:end])
-        added = longer_text[len(text) :]
-        marked += f"«{added}»" if turn.size and turn[0] < 0 else added
-        text = longer_text
-    return marked
+    ends = np.cumsum([len(turn) for turn in split_turns(tokens)])
+    texts = ["", *(task.decode(tokens[:end]) for end in ends)]
+    parts = [text[len(earlier) :] for earlier, text in pairwise(texts)]
+    return "".join(f"«{part}»" if end and tokens[end - 1] < 0 else part for part, end in zip(parts, ends, strict=True))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.runs.study import load_study
 
@@ -63,3 +67,16 @@ def test_a_published_line_is_that_of_the_committed_runs(reproduce: ModuleType) -
     fit = reproduce.fit_runs(study["small_weak_base"], reproduce.FitKey("weak_base"))
     row = reproduce.growth("12", "A weaker base policy: n\\* grows with C", fit)
     assert f"| {' | '.join(row)} |" in reproduce.PAGE.read_text()
+
+
+def test_runs_are_read_as_they_were_written(reproduce: ModuleType, tmp_path: Path) -> None:
+    point = EvalPoint(8, 1, 8, 20, {"avg@4": 0.5, "any/avg@4": 0.25}, (2, 2), 4, {"entropy": 0.5}, {"any": (1, 1)})
+    base = replace(point, target=0, M=0, rollouts=0, tokens=0, train={})
+    runs = [RunRecord(Cell(4, 2, seed), (base, point), cell_hash="x") for seed in (0, 1)]
+    other = RunRecord(Cell(4, 2, 0), (replace(base, extra={}),), cell_hash="y")
+    sweeps = {"a": runs, "b": [other]}
+    rows = [reproduce.study_row(name, run, p) for name, sweep in sweeps.items() for run in sweep for p in run.points]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    pq.write_table(pa.table({name: [row.get(name) for row in rows] for name in names}), tmp_path / "s.parquet")
+    read = load_study(tmp_path / "s.parquet")
+    assert {name: [replace(run, source="") for run in sweep] for name, sweep in read.items()} == sweeps

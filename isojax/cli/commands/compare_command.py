@@ -88,7 +88,9 @@ def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     sweeps = comparison.sweeps
     C_columns = [f"C = {format_number(row.C)}" for row in sweeps[0].at]
     best_n = [[sweep.label, *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
-    rewards = [[sweep.label, format_reward(sweep.base_reward), *map(_format_reward, sweep.at)] for sweep in sweeps]
+    rewards = [[sweep.label, format_reward(sweep.base_reward)] for sweep in sweeps]
+    for line, sweep in zip(rewards, sweeps, strict=True):
+        line += [format_reward(row.reward) + format_interval((row.low, row.high)) for row in sweep.at]
     title = f"best n ({comparison.metric} against {comparison.compute})"
     console.print(TextTable(title, ["sweep", *C_columns], best_n, text_columns=1))
     console.print(TextTable("frontier reward", ["sweep", "base", *C_columns], rewards, text_columns=1))
@@ -103,7 +105,3 @@ def _format_best_n(sweep: SweepSummary, row: BudgetRow) -> str:
     if row.n_low is None or row.n_low == row.n_high:
         return f"{row.n}"
     return f"{row.n} ({row.n_low} to {row.n_high})"
-
-
-def _format_reward(row: BudgetRow) -> str:
-    return format_reward(row.reward) + format_interval((row.low, row.high))

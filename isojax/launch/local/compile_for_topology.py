@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -48,7 +48,7 @@ class AbstractTask:
     """Stands for a task in text where only the shapes of its programs matter; one token ends a response."""
 
     vocab: int
-    stops: StopConditions = StopConditions((0,), None)
+    stops: StopConditions = field(default_factory=lambda: StopConditions((0,), None))
     on_device: ClassVar[bool] = False
 
 

@@ -65,15 +65,11 @@ def export_cell(
         )
     params, M = restored
     if adapter_only:
-        hf_export.save_adapter(params, model, _base_name(Path(model.path)), out_folder, dtype)
+        base_name = str((hf_load.read_source(Path(model.path)) or {}).get("repository", model.path))  # a hub's, or here
+        hf_export.save_adapter(params, model, base_name, out_folder, dtype)
         return M
     if model.lora is not None:
         base_params = hf_load.load(Path(model.path), model, decoder.base, make_mesh(MeshShape(), [device]))
         params = merge_adapters(policy_params(params, base_params), model.lora)
     hf_export.save(params, decoder.base.config, Path(model.path), out_folder, dtype)
     return M
-
-
-def _base_name(folder: Path) -> str:
-    """The hub's name of the model in a folder, where it came from a hub; otherwise the folder's."""
-    return str((hf_load.read_source(folder) or {}).get("repository", folder))

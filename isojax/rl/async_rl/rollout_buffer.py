@@ -89,10 +89,8 @@ class SamplerPrograms:
         self.param_shapes = shapes_with_shardings(decoder.shapes(), self.param_shardings)
         self.prepare_weights = stream.build_prepare_weights(self.engine, mesh)
         self.sharded_by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
-        state_sharding, state_spec = (
-            stream.sampler_state_shardings(self.engine, mesh),
-            stream.sampler_state_specs(self.engine),
-        )
+        state_sharding = stream.sampler_state_shardings(self.engine, mesh)
+        state_spec = stream.sampler_state_specs(self.engine)
         rows: Any = P(ROLLOUT_AXES)
         sharded_init = map_over_shards(
             lambda shard: stream.add_shard_axis(self.engine.init_state(shard[0] * 0)), mesh, rows, state_spec

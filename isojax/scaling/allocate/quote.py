@@ -60,10 +60,7 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
     gain = np.maximum.accumulate(rewards + luck, axis=0) - reward
     reached = gain >= 0
     first = reached.argmax(0)
-    after, before = (
-        np.take_along_axis(gain, first[None], 0)[0],
-        np.take_along_axis(gain, (first - 1).clip(0)[None], 0)[0],
-    )
+    after, before = (np.take_along_axis(gain, i.clip(0)[None], 0)[0] for i in (first, first - 1))
     share = np.where(first > 0, -before / np.maximum(after - before, 1e-12), 1.0)
     log_C = np.log(C)
     between = np.exp(log_C[(first - 1).clip(0)] * (1 - share) + log_C[first] * share)
@@ -73,7 +70,8 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
 def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
     """The distribution of C, float[replicates], of cell i: its median and interval are None where they are never."""
     tail = (1 - ensemble.level) / 2
-    low, median, high = (_finite(np.quantile(C, q, method="higher")) for q in (tail, 0.5, 1 - tail))
+    quantiles = np.quantile(C, (tail, 0.5, 1 - tail), method="higher")
+    low, median, high = (float(quantile) if np.isfinite(quantile) else None for quantile in quantiles)
     hours, device_hours = (None, None) if median is None else ensemble.predict_hours(i, median)
     B_p, n = int(ensemble.B_p[i]), int(ensemble.n[i])
     return QuotedCell(
@@ -88,7 +86,3 @@ def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
         device_hours=device_hours,
         extrapolated=median is None or ensemble.is_beyond_data(i, median),
     )
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
