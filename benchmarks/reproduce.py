@@ -2,6 +2,7 @@
 
     python benchmarks/reproduce.py run                 train them, or go on; then write the runs, the tables and times
     python benchmarks/reproduce.py run --only easy     some of them; nothing is written
+    python benchmarks/reproduce.py publish FOLDER ...  put sweeps that were trained by hand among the runs, by folder
     python benchmarks/reproduce.py check               fit the committed runs again and compare with the page
 
 `check` fits isojax/runs/study.parquet and exits with code 1 where a line of the page differs. A claim that n grows is
@@ -331,6 +332,34 @@ def plan_rows() -> list[list[str]]:
     return rows
 
 
+def language_model_table(study: Mapping[str, list[RunRecord]]) -> str:
+    """The law of configs/small/smollm2.yaml; and what it says of its last evaluations when it knows half of C only."""
+    runs = study["small_smollm2"]
+    C = max(run.points[-1].target for run in runs)
+    options = isojax.FitOptions(replicates=REPLICATES)
+    fit, half = (isojax.fit([up_to(run, limit) for run in runs], "avg@4", "rollouts", options) for limit in (C, C / 2))
+    now, forecast = isojax.recommend(fit, C), isojax.recommend(half, C)
+    assert now.n_probability and forecast.n_probability
+    expected, rows, inside, means = {cell.n: cell for cell in forecast.measured_cells}, [], 0, {}
+    for cell in sorted(now.measured_cells, key=lambda cell: cell.n):
+        n, guess = cell.n, expected[cell.n]
+        measured = [run.points[-1].metrics["avg@4"] for run in runs if run.cell.n == n]
+        means[n] = np.mean(measured)
+        assert guess.low is not None and guess.high is not None
+        inside += sum(guess.low <= reward <= guess.high for reward in measured)
+        half_text, all_text = (f"{c.reward:.3f} ({c.low:.3f} to {c.high:.3f})" for c in (guess, cell))
+        half_chance, chance = (f"{chances.get(n, 0.0):.2f}" for chances in (forecast.n_probability, now.n_probability))
+        rows.append([str(n), half_text, half_chance, ", ".join(f"{x:.3f}" for x in measured), all_text, chance])
+    columns = ["n", "expected from half (90%)", "P(best)", f"measured at C = {C:,}", "fit to all (90%)", "P(best)"]
+    chosen = forecast.allocation.n
+    return (
+        f"{markdown_table(columns, rows)}\n{inside} of {len(runs)} runs are inside the interval that half of the C "
+        "gives. From half, isojax recommends\n"
+        f"n = {chosen}, which measured {means[chosen]:.3f} in the mean; the best n measured {max(means.values()):.3f}. "
+        f"From all, it recommends n = {now.allocation.n}.\n"
+    )
+
+
 def make_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
     """The page's tables as Markdown, by their names."""
     cached: dict[FitKey, FitResult] = {}
@@ -348,6 +377,7 @@ def make_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
         "sweeps": markdown_table(columns, sweep_rows(study, fits)),
         "plans": markdown_table(["config", "runs", "GiB of a chip", "days"], plan_rows()),
         "claims": markdown_table(["figure", "claim", "here", "verdict"], claims),
+        "language_model": language_model_table(study),
     }
 
 
@@ -377,26 +407,27 @@ def study_row(sweep: str, run: RunRecord, point: EvalPoint) -> dict[str, Any]:
     return sizes | {k: getattr(point, k) for k in POINT_COLUMNS} | {"counts": list(point.counts)} | flat
 
 
-def write_study(folder: Path, path: Path) -> None:
-    """The runs of all sweeps in `folder` as one Parquet file (isojax/runs/study.py says its columns)."""
+def publish(folders: Sequence[Path]) -> None:
+    """Put the sweeps of these folders into the open data, in place of those of the same name (isojax/runs/study.py says
+    the columns)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    sweeps = {name: folder / name for name in (f"small_{name}" for name in SWEEPS)}
-    rows = [
-        study_row(name, run, point)
-        for name, sweep_folder in sweeps.items()
-        for run in isojax.read_runs(sweep_folder)
-        for point in run.points
-    ]
-    metadata = {"licence": "Apache-2.0", "commit": git_commit()}
-    metadata |= {f"config/{name}": (sweep_folder / "config.yaml").read_text() for name, sweep_folder in sweeps.items()}
+    metadata = {key.decode(): text.decode() for key, text in (pq.read_schema(STUDY_FILE).metadata or {}).items()}
+    commit = metadata.pop("commit", None)
+    if commit:  # of all sweeps so far
+        metadata |= {f"commit/{name}": commit for name in load_study()}
+    sweeps = {**load_study(), **{folder.name: isojax.read_runs(folder) for folder in folders}}
+    for folder in folders:
+        metadata[f"config/{folder.name}"] = (folder / "config.yaml").read_text()
+        metadata[f"commit/{folder.name}"] = git_commit()
+    rows = [study_row(name, run, point) for name, runs in sweeps.items() for run in runs for point in run.points]
     sums = pa.list_(pa.int16())
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: [row.get(name) for row in rows] for name in names}
     is_sums = {name: name == "counts" or name.startswith("extra/") for name in names}
     table = pa.table({name: pa.array(columns[name], sums if is_sums[name] else None) for name in names})
-    pq.write_table(table.replace_schema_metadata(metadata), path, compression="zstd", compression_level=19)
+    pq.write_table(table.replace_schema_metadata(metadata), STUDY_FILE, compression="zstd", compression_level=19)
 
 
 def run_sweeps(folder: Path, only: Sequence[str]) -> dict[str, float]:
@@ -418,6 +449,8 @@ def main() -> int:
     run = commands.add_parser("run", help="train the sweeps, or go on with them")
     run.add_argument("--dir", type=Path, default=Path("runs/study"), help="the folder of the sweeps")
     run.add_argument("--only", nargs="+", choices=SWEEPS, help="train these alone, and write nothing")
+    publication = commands.add_parser("publish", help="put the sweeps of folders among the committed runs")
+    publication.add_argument("folders", nargs="+", type=Path)
     commands.add_parser("check", help="fit the committed runs again and compare with the page")
     arguments = parser.parse_args()
     if arguments.command == "run":
@@ -425,9 +458,11 @@ def main() -> int:
         print(json.dumps({"benchmark": "reproduce", "seconds": seconds}))
         if arguments.only:
             return 0
-        write_study(arguments.dir, STUDY_FILE)
+        publish([arguments.dir / f"small_{name}" for name in SWEEPS])
+    elif arguments.command == "publish":
+        publish(arguments.folders)
     page, new_page = PAGE.read_text(), updated_page()
-    if arguments.command == "run":
+    if arguments.command != "check":
         write_text(PAGE, new_page)
     different = [
         f"- {old}\n+ {new}" for old, new in zip(page.splitlines(), new_page.splitlines(), strict=False) if old != new

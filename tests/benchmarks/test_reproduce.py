@@ -63,7 +63,7 @@ def test_the_papers_configs_have_a_plan_on_a_pod(reproduce: ModuleType) -> None:
 
 def test_a_published_line_is_that_of_the_committed_runs(reproduce: ModuleType) -> None:
     study = load_study()
-    assert set(study) == {f"small_{name}" for name in reproduce.SWEEPS}
+    assert set(study) == {f"small_{name}" for name in (*reproduce.SWEEPS, "smollm2")}
     fit = reproduce.fit_runs(study["small_weak_base"], reproduce.FitKey("weak_base"))
     row = reproduce.growth("12", "A weaker base policy: n\\* grows with C", fit)
     assert f"| {' | '.join(row)} |" in reproduce.PAGE.read_text()
