@@ -4,6 +4,7 @@ none waits, and each is named. A pipe with a writer is a file like others."""
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -67,8 +68,13 @@ def test_commands_end(isojax: Isojax, tmp_path: Path) -> None:
 def test_trl_arguments_in_a_pipe_are_none(isojax: Isojax) -> None:
     fixture = Path(__file__).parents[1] / "runs" / "importers" / "fixtures" / "trl" / "checkpoint-6"
     shutil.copytree(fixture, "checkpoint-6", ignore=shutil.ignore_patterns("*.bin"))
-    os.mkfifo("checkpoint-6/training_args.bin")
+    arguments = Path("checkpoint-6/training_args.bin")
+    os.mkfifo(arguments)
     assert isojax("records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "out")[0] in (0, 2)
+    arguments.unlink()
+    arguments.symlink_to("/dev/zero")
+    assert isojax("records", "import", "checkpoint-6", "--map", "n=4,B=16", "--out", "again")[0] == 0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2**21  # KiB; it has no end
 
 
 def test_a_config_in_a_pipe_is_not_in_the_report(tmp_path: Path) -> None:

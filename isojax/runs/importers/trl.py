@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from isojax.core.atomic_files import open_file
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_NUMBER
 from isojax.core.table_files import paths_below, read_json_object
@@ -117,7 +116,9 @@ class _InertUnpickler(pickle.Unpickler):
 def _read_arguments(path: Path) -> dict[str, Any]:
     """The numbers and texts of a training_args.bin, as torch saves it; {} where there is none that can be read."""
     try:
-        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+        if not path.is_file():  # but a pipe, or a device without end
+            return {}
+        with zipfile.ZipFile(path) as archive:
             pickles = [info for info in archive.infolist() if info.filename.endswith("data.pkl")]
             if pickles[0].file_size > MAX_ARGUMENTS_BYTES:
                 return {}
