@@ -2,8 +2,8 @@
 
 Columns: sweep, B_p, n, seed, cell_hash; target, M, rollouts, tokens and samples, as of EvalPoint (core/nouns.py);
 `metrics/NAME` of validation and `train/NAME` of training, null where they were not measured; `counts`, the sum of each
-validation problem's rewards, and `extra/NAME` those of further problem sets. The file's metadata hold the licence, and of each
-sweep the commit that published it (`commit/SWEEP`) and the config as YAML (`config/SWEEP`)."""
+validation problem's rewards, and `extra/NAME` those of further problem sets. The file's metadata hold the licence, and
+of each sweep the commit that published it (`commit/SWEEP`) and the config as YAML (`config/SWEEP`)."""
 
 from itertools import groupby
 from pathlib import Path
