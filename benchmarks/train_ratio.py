@@ -1,11 +1,11 @@
 """Is training slower than at an earlier commit? Two trees train the same run by turns; the ratio of their seconds.
 
     python benchmarks/train_ratio.py --commit 35cd02c9              the last commit before tasks of turns
-    python benchmarks/train_ratio.py --commit HEAD~50 --pairs 9
+    python benchmarks/train_ratio.py --commit HEAD~50 --pairs 12
 
 The run is a cell of the quickstart, 32 x 16, or of the config and settings that are given. A time is the sum of the
-seconds after the second evaluation (timing.jsonl); the ratio is the median over pairs of runs, of which each tree
-begins every second one. It also says whether both ledgers have the same bits. Run it on an idle machine."""
+seconds after the second evaluation (timing.jsonl); the ratio is the geometric mean over pairs of runs, of which
+each tree begins every second one: the first of a pair is a few per cent slower. It also says whether both ledgers have the same bits. Run it on an idle machine."""
 
 import argparse
 import json
@@ -38,8 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", default=RUN, help="a config of one run, and settings")
     parser.add_argument("--commit", required=True)
-    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--pairs", type=int, default=8, help="an even number")
     arguments = parser.parse_args()
+    if arguments.pairs < 2 or arguments.pairs % 2:
+        parser.error(f"--pairs {arguments.pairs}: expected an even number, so that each tree begins as often")
     with tempfile.TemporaryDirectory() as name:
         old_tree = Path(name) / "tree"
         subprocess.run(["git", "clone", "-q", "--shared", ROOT, old_tree], check=True)
@@ -60,7 +62,7 @@ def main() -> None:
         json.dumps(
             {
                 "commit": arguments.commit,
-                "now_over_then": round(statistics.median(ratios), 3),
+                "now_over_then": round(statistics.geometric_mean(ratios), 3),
                 "smallest": round(min(ratios), 3),
                 "largest": round(max(ratios), 3),
                 "same_bits": same_bits,
