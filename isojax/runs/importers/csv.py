@@ -30,10 +30,10 @@ def read(path: Path) -> list[LogTable]:
     """The file as one table, or in the wide form as one of each run; raises InputError as `read_csv`."""
     check_log_file(path)
     table = read_csv(path, read_lines(path))
-    if any(name.endswith(BOUND_SUFFIXES) for name in table.columns):
+    is_chart = len(table.columns) > 1 and all(" - " in name for name in table.columns[1:])
+    if is_chart or any(name.endswith(BOUND_SUFFIXES) for name in table.columns):
         return list(_read_wide(table))
-    metric = next((name for name in METRIC_NAMES if name in table.columns), None)
-    value = next((name for name in VALUE_NAMES if name in table.columns), None)
+    metric, value = (next((x for x in names if x in table.columns), None) for names in (METRIC_NAMES, VALUE_NAMES))
     if metric is not None and value is not None:
         return [_read_long(table, metric, value)]
     return [LogTable(table.source, table.rows, one_run=False)]

@@ -39,6 +39,12 @@ def test_a_chart_of_any_metric_and_of_runs_without_it_in_their_names(logged):
     assert [p.metrics for p in run.points] == [{"solved": 0.1}, {"solved": 0.2}]
 
 
+def test_a_chart_without_bounds(logged):
+    text = "Step,grpo-n2-s0 - val/acc,grpo-n4-s0 - val/acc\n0,.1,.1\n1,.2,.3\n"
+    with_bounds = "Step,grpo-n2-s0 - val/acc,grpo-n2-s0 - val/acc__MIN,grpo-n4-s0 - val/acc\n0,.1,.1,.1\n1,.2,.2,.3\n"
+    assert logged("csv", text, "n=n{},B_p=4").runs == logged("csv", with_bounds, "n=n{},B_p=4").runs
+
+
 def test_a_chart_over_time_is_refused(logged):
     with pytest.raises(InputError, match=r"line 1: the first column is 'Relative Time \(Wall\)', expected the steps"):
         logged("csv", WIDE.replace('"Step"', '"Relative Time (Wall)"'), "n=n{},B_p=32")
