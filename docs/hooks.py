@@ -137,9 +137,8 @@ def tables(cls: type, title: str = "", explained: bool = False) -> str:
         comments = {name: text for base in reversed(one.__mro__) for name, text in field_comments(base).items()}
         rows = ["key | type | default | meaning", "--- | --- | --- | ---"]
         for name, field in TypeAdapter(one).json_schema(mode="serialization")["properties"].items():
-            below = [
-                docstring(each).partition(". ")[0].rstrip(".") for each in classes_in(typing.get_type_hints(one)[name])
-            ]
+            classes = classes_in(typing.get_type_hints(one)[name])
+            below = [docstring(each).partition(". ")[0].rstrip(".").replace("*", "\\*") for each in classes]
             meaning = comments.get(name) or next(iter(below), "")
             if explained and not meaning:
                 raise ValueError(f"{path}.{name} has no comment in {one.__module__} that says what it is")
