@@ -67,7 +67,7 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
         missing = f"the module {parent} has no function and no submodule {last_part!r}"
     known_names = plugin_names(folders, functions)
     own_names = [file.stem for folder in plugin_folders() for file in Path(folder).glob("*.py")]
-    suggestions = difflib.get_close_matches(name, [*own_names, *known_names], n=1)  # for a name without a dot
+    suggestions = difflib.get_close_matches(name, {*own_names, *known_names} - {name}, n=1)  # for a name without a dot
     hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
     looked_up = f", a file of your own ({', '.join(map(str, files))})" if files else ""
     expected = f"expected one of {', '.join(known_names)}{looked_up}, or the module path of your own, as my_fork.NAME"

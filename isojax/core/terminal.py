@@ -23,6 +23,13 @@ _EXIT_CODE_SIGPIPE = 128 + signal.SIGPIPE  # what a shell says of a program that
 _first_loss_at: float | None = None
 
 
+def format_number(x: float | None) -> str:
+    """1234567 -> "1,234,567", 0.05123 -> "0.05123", None -> "-": four digits."""
+    if x is None:
+        return "-"
+    return f"{x:.4g}" if abs(x) < 1000 and x != int(x) else f"{x:,.0f}"
+
+
 def printable(text: object) -> str:
     """A text from anywhere for a terminal: control characters as escapes (\\x1b), and a long one without its middle."""
     return shorten(clean(str(text)))

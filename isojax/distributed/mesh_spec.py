@@ -57,6 +57,6 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
         in_use_note = f" in addition to the {devices_in_use} of another mesh" if devices_in_use else ""
         raise InputError(
             f"mesh {text!r} needs {shape.devices} devices{in_use_note} and this machine shows {available}. Use smaller "
-            f"axes, or on a CPU simulate devices: XLA_FLAGS=--xla_force_host_platform_device_count={devices_needed}."
+            f"axes, try --topology, or on a CPU XLA_FLAGS=--xla_force_host_platform_device_count={devices_needed}."
         )
     return shape

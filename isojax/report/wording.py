@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from isojax.core.nouns import Recommendation
+from isojax.core.terminal import format_number
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
 from isojax.scaling.result import CrossoverRow, DecidingRun, FitResult, FrontierFit, FrontierRow, NStarFit, SegmentRow
 
@@ -27,13 +28,6 @@ def format_compact(x: float | None) -> str:
         if abs(x) >= size * 0.9995:
             return f"{x / size:.3g}{letter}"
     return f"{x:.3g}"
-
-
-def format_number(x: float | None) -> str:
-    """1234567 -> "1,234,567", 0.05123 -> "0.05123", None -> "-": four digits, for the command line's tables."""
-    if x is None:
-        return "-"
-    return f"{x:.4g}" if abs(x) < 1000 and x != int(x) else f"{round(x):,}"
 
 
 def format_reward(x: float | None) -> str:

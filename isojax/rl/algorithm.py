@@ -80,8 +80,10 @@ def loss_metrics(module: ModuleType, name: str) -> list[str]:
 
     def loss_and_metrics() -> tuple[Any, dict[str, Any]]:
         tokens, bound = jnp.ones((2, 3)), jnp.ones(())
-        value, metrics = module.loss(tokens, tokens, tokens, tokens > 0, Clip(bound, bound))
-        return value, dict(metrics)
+        result = module.loss(tokens, tokens, tokens, tokens > 0, Clip(bound, bound))
+        if not isinstance(result, tuple):  # an array of two rows would unpack, too
+            raise TypeError("it returns a loss without metrics, which may be {}")
+        return result[0], dict(result[1])
 
     value, metrics = trace_plugin(setting, expected, loss_and_metrics)
     shapes = {value.shape, *(x.shape for x in metrics.values())}

@@ -9,6 +9,7 @@ from isojax.cli.commands.recommend_command import PRICE_HELP, check_price
 from isojax.cli.formatting import json_text, print_notes
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
+from isojax.core.errors import InputError
 from isojax.core.nouns import Quote, QuotedCell
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_compact, format_hours, format_percent
@@ -36,6 +37,8 @@ def quote(
     check_price(price)
     fit = read_fit(run, include_flagged)
     quoted = quote_reward(fit, reward)
+    if price is not None and all(cell.hours is None for cell in quoted.cells):
+        raise InputError(f"--price: the records of {run} have no times, by which a price could be known.")
     if as_json:
         cells = [vars(cell) | {"cost": _cost(cell, price)} for cell in quoted.cells]
         print(json_text({**vars(quoted), "cells": cells}))

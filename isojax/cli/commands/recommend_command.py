@@ -189,7 +189,7 @@ def print_recommendation(
         interval = f" ({format_range(recommendation.regret_interval)})" if recommendation.regret_interval else ""
         regret = f"regret {recommendation.regret:.4f}{interval}: the loss to expect against the best measured cell"
     console.print(f"  {regret}")
-    if recommendation.measured_cells:
+    if len({cell.n for cell in recommendation.measured_cells}) > 1:
         console.print(_measured_cells_table(recommendation))
         if len({cell.B_p for cell in _cells_of_n(recommendation)}) > 1:
             console.print(_batch_table(recommendation))
@@ -219,7 +219,7 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
             probability = recommendation.n_probability.get(n, 0.0)
             row.append(f"{probability:.2f} {'█' * round(BAR_WIDTH * probability)}")
         rows.append(row)
-    title = f"measured cells at this budget; * within {recommendation.epsilon:g} of the best"
+    title = f"forecasts at this budget, for each measured n; * within {recommendation.epsilon:g} of the best"
     return TextTable(title, columns, rows, last_is_text=bool(recommendation.n_probability))
 
 

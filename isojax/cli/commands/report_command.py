@@ -90,9 +90,9 @@ def fit_and_report(config: Config, sweep_dir: Path, with_report: bool) -> None:
     fit = make_fit([sweep_dir], None, "rollouts")
     report_path = draw_report(sweep_dir, fit) if with_report else None
     print_fit(console, fit)
-    for budget in (config.sweep.budget, 4 * config.sweep.budget):
-        try:  # runs end at their last evaluation, so 4 times the budget may be more than 4 times what was measured
-            print_recommendation(console, recommend(fit, budget, extrapolate=True), budget, fit.reward_name)
+    for budget in (config.sweep.budget, int(4 * max(curve.C_high for curve in fit.curves))):
+        try:
+            print_recommendation(console, recommend(fit, budget), budget, fit.reward_name)
         except InputError as e:  # the sweep and its fit are there, only this budget has no answer
             warn(f"no recommendation for {budget} rollouts: {e}")
     report_gains(console, sweep_dir, runs)

@@ -16,6 +16,7 @@ from typer import Argument, Option
 from isojax.cli.formatting import json_text
 from isojax.cli.options import JsonOption, complete_run
 from isojax.core.errors import InputError
+from isojax.core.terminal import format_number
 from isojax.launch.display import format_duration
 from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_status
 from isojax.report.console import SafeConsole, TextTable
@@ -91,12 +92,8 @@ def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
     budget_share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
     reward = "-" if cell.reward is None else f"{cell.reward:.3f}"
     last_point_age = "-" if cell.age is None else f"{format_duration(max(0.0, cell.age))} ago"
-    numbers = (f"{cell.rollouts:,}", budget_share, reward, _format_number(cell.rate), last_point_age)
-    return cell.cell.name, state, *numbers, _format_number(cell.attempts), cell.where
-
-
-def _format_number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2f}"
+    numbers = (f"{cell.rollouts:,}", budget_share, reward, format_number(cell.rate), last_point_age)
+    return cell.cell.name, state, *numbers, format_number(cell.attempts), cell.where
 
 
 def _summary_lines(sweep: SweepStatus) -> list[str]:
@@ -105,7 +102,7 @@ def _summary_lines(sweep: SweepStatus) -> list[str]:
     counts += [f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))]
     summary = f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
     if sweep.rate and sweep.seconds_left is not None:
-        summary += f"; {_format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
+        summary += f"; {format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
     lines = [summary]
     if sweep.unread:
         lines.append(f"[yellow]note:[/yellow] {escape(sweep.unread)}")

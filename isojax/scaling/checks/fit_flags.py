@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 
+from isojax.core.terminal import format_number
 from isojax.scaling.checks.run_health import RunHealth, flag_sentences
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
@@ -59,7 +60,7 @@ def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
     if forecast is None or forecast.C_limit is None or forecast.inside is None:
         return
     text = (
-        f"fitted up to C = {forecast.C_limit:.4g} alone, the curves predict the rest with a mean error of "
+        f"fitted up to C = {format_number(forecast.C_limit)} alone, the curves predict the rest with a mean error of "
         f"{forecast.mean_error:+.3f} (absolute {forecast.mean_absolute_error:.3f}), {forecast.inside:.0%} of the cells "
         f"inside their interval; at 4 times its data a reward may be off by {forecast.departure_sd:.3f} for that (1 sd)"
     )
@@ -83,13 +84,10 @@ def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
         yield _warning("one_seed", text)
     ends = {f"{B_p}x{n}": max(float(t.C[-1]) for t in seeds) for (B_p, n), seeds in cells.items()}
     C_longest = max(ends.values())
-    short_cells = [f"{cell} ({C:.4g})" for cell, C in ends.items() if C_longest > MAX_LENGTH_RATIO * C]
+    short_cells = [f"{cell} ({format_number(C)})" for cell, C in ends.items() if C_longest > MAX_LENGTH_RATIO * C]
     if short_cells:
-        text = (
-            f"cells of unequal length: the longest ends at C = {C_longest:.4g}; {', '.join(short_cells)} end earlier "
-            "and cannot lead beyond"
-        )
-        yield _warning("unequal_lengths", text)
+        text = f"the longest ends at C = {format_number(C_longest)}; {', '.join(short_cells)} end earlier"
+        yield _warning("unequal_lengths", f"cells of unequal length: {text} and cannot lead beyond")
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
         yield _warning("no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured")
     if any(p.graded for seeds in cells.values() for t in seeds for p in t.run.points):
@@ -133,7 +131,7 @@ def fall_flags(
         yield FitFlag(code="unstable", severity="error", text=f"B_p={B_p} is unstable: {reason}")
     overfitted_cells = {(row.B_p, row.n) for row in overfitted}
     unexplained_falls = [
-        f"B_p={c.B_p} n={c.n} beyond C = {c.C_peak:.4g}"
+        f"B_p={c.B_p} n={c.n} beyond C = {format_number(c.C_peak)}"
         for c in curves
         if c.C_peak is not None and c.B_p not in unstable_reasons and c.key not in overfitted_cells
     ]
@@ -158,15 +156,14 @@ def diagnostics_flags(
         )
         yield _warning("autocorrelated_residuals", text)
     for row in overfitted[:MAX_LISTED]:
-        text = f"overfitting: B_p={row.B_p} n={row.n} seed {row.seed}: beyond C = {row.C:.4g} {row.reason}"
+        text = f"overfitting: B_p={row.B_p} n={row.n} seed {row.seed}: beyond C = {format_number(row.C)} {row.reason}"
         yield _warning("overfitting", text)
     if len(overfitted) > MAX_LISTED:
         text = f"overfitting in {len(overfitted) - MAX_LISTED} more runs of {curve_count} cells (fit.json lists them)"
         yield _warning("overfitting", text)
     for tie in diagnostics.ties[:MAX_LISTED]:
-        tied_n = " and ".join(map(str, tie.n))
-        text = f"between C = {tie.C_low:.4g} and {tie.C_high:.4g} these runs do not separate n = {tied_n}"
-        yield _info("tie", f"tie: {text}")
+        C_range = f"between C = {format_number(tie.C_low)} and {format_number(tie.C_high)}"
+        yield _info("tie", f"tie: {C_range} these runs do not separate n = {' and '.join(map(str, tie.n))}")
 
 
 def frontier_flags(
@@ -195,12 +192,12 @@ def frontier_flags(
 
 def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
     """Falls of the frontier's n, and changes where no curves cross."""
-    falls = [f"{c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if c.n_high < c.n_low]
+    falls = [f"{c.n_low} to {c.n_high} at C = {format_number(c.C)}" for c in frontier.crossovers if c.n_high < c.n_low]
     if falls:
         text = f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that"
         yield _warning("n_falls", text)
     uncrossed_changes = [
-        f"from n = {c.n_low} to {c.n_high} at C = {c.C:.4g}" for c in frontier.crossovers if not c.crossing
+        f"from n = {c.n_low} to {c.n_high} at C = {format_number(c.C)}" for c in frontier.crossovers if not c.crossing
     ]
     if uncrossed_changes:
         reason = "because data end or begin there, not because curves cross: nothing was compared"
