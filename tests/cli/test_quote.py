@@ -36,3 +36,7 @@ def test_refusals(isojax: Isojax, sweep: Path) -> None:
     assert "expected one between 0 and 1" in error_of(isojax("quote", str(sweep), "--reward", "60"))
     words = ("quote", str(sweep), "--reward", "0.5", "--price", "-1")
     assert "--price: given -1, expected a price of more than 0" in error_of(isojax(*words))
+    for timing in sweep.glob("cells/*/timing.jsonl"):
+        timing.unlink()
+    words = ("quote", str(sweep), "--reward", "0.5", "--price", "2.5")
+    assert "--price: the records of" in error_of(isojax(*words)) and isojax(*words[:4])[0] == 0

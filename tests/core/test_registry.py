@@ -44,6 +44,7 @@ def test_what_is_missing_is_said(fork: Path) -> None:
         "registry_fork.rewards.oter", "build"
     )
     assert "the module registry_fork.rewards has no function judge" in refused("registry_fork.rewards", "judge")
+    assert "Did you mean" not in refused("exact", "judge")  # a name is no hint for itself
     assert "needs the module a_package_nobody_has, which is not there" in refused("registry_fork.needy", "build")
     assert "cannot be imported: SyntaxError: expected ':' (broken.py, line 1)" in refused("registry_fork.broken")
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.rl.advantages import RewardedBatch
-from isojax.rl.algorithm import check_algorithm
+from isojax.rl.algorithm import check_algorithm, loss_metrics
 from isojax.rl.logprobs import entropy
 from isojax.rl.losses import Clip
 from isojax.rl.objective import (
@@ -369,3 +370,9 @@ def test_entropy() -> None:
 
 def test_the_clip_of_the_loops_is_that_of_the_losses() -> None:
     assert Clip._fields == loops.Clip._fields
+
+
+def test_a_loss_without_metrics_is_told_what_it_lacks() -> None:
+    module = SimpleNamespace(loss=lambda logps, old_logps, advantages, mask, clip: -logps * advantages)
+    with pytest.raises(InputError, match="returns a loss without metrics"):
+        loss_metrics(cast(ModuleType, module), "mine")
