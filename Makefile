@@ -66,7 +66,7 @@ site: $(VENV)/.stamp-dev ## build the documentation site in build/site; a warnin
 serve: $(VENV)/.stamp-dev ## serve the documentation site at http://127.0.0.1:8000 and rebuild it when a file changes
 	$(MKDOCS) serve $(ARGS)
 
-reproduce: $(VENV)/.stamp-test ## train the small experiments of docs/reproduction.md, or go on with them; about an hour
+reproduce: $(VENV)/.stamp-test ## train the small experiments of docs/reproduction.md, or go on with them; about 80 minutes
 	$(BIN)/python benchmarks/reproduce.py run $(ARGS)
 
 reproduce-check: $(VENV)/.stamp-test ## fit the runs that come with isojax again and compare with docs/reproduction.md

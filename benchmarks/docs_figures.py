@@ -2,9 +2,9 @@
 
     python benchmarks/docs_figures.py        some four minutes of one core
 
-These are README's frontier, docs/bandit.png, the tables of docs/reproduction.md and the outputs of docs/notebooks. They
-come from the runs in isojax/runs/study.parquet, which `make reproduce` trains. A picture's metadata (`Commit`) and a
-notebook's (`isojax`) name the commit that drew it.
+These are README's frontier, docs/bandit.png, the tables of docs/reproduction.md and docs/quickstart.md, and the
+outputs of docs/notebooks. They come from the runs in isojax/runs/study.parquet, which `make reproduce` trains. A
+picture's metadata (`Commit`) and a notebook's (`isojax`) name the commit that drew it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
-from reproduce import PAGE, ROOT, git_commit, updated_page
+from reproduce import ROOT, git_commit, updated_pages
 
 import isojax
 from isojax.core.atomic_files import write_text
@@ -40,7 +40,8 @@ def main() -> None:
         NotebookClient(notebook, record_timing=False, resources={"metadata": {"path": path.parent}}).execute()
         notebook.metadata["isojax"] = {"commit": commit}
         nbformat.write(notebook, path)
-    write_text(PAGE, updated_page())
+    for path, page in updated_pages().items():
+        write_text(path, page)
 
 
 if __name__ == "__main__":

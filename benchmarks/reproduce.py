@@ -1,11 +1,11 @@
-"""The small experiments of docs/reproduction.md: configs/small, each a sweep of minutes on two cores.
+"""The small experiments of docs/reproduction.md and the sweeps of docs/quickstart.md, of minutes each on two cores.
 
-    python benchmarks/reproduce.py run                 train them, or go on; then write the runs, the tables and times
-    python benchmarks/reproduce.py run --only easy     some of them; nothing is written
-    python benchmarks/reproduce.py publish FOLDER ...  put sweeps that were trained by hand among the runs, by folder
-    python benchmarks/reproduce.py check               fit the committed runs again and compare with the page
+    python benchmarks/reproduce.py run                      train them, or go on; then write the runs, tables and times
+    python benchmarks/reproduce.py run --only small_easy    some of them; nothing is written
+    python benchmarks/reproduce.py publish FOLDER ...       put sweeps that were trained by hand among the runs
+    python benchmarks/reproduce.py check                    fit the committed runs again and compare with the pages
 
-`check` fits isojax/runs/study.parquet and exits with code 1 where a line of the page differs. A claim that n grows is
+`check` fits isojax/runs/study.parquet and exits with code 1 where a line of a page differs. A claim that n grows is
 "reproduced" where it holds in 90% of the fit's draws, "not" where it fails in 90% of them, else "too noisy"; other
 claims say by what they are judged.
 """
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,12 +34,13 @@ from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import DeviceBudget, fit_to_memory, plan_cells
 from isojax.launch.time_estimate import find_chip, forecast_from_rates
+from isojax.report.wording import format_crossover
 from isojax.runs.study import POINT_COLUMNS, STUDY_FILE, load_study
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.result import FitResult
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "reproduction.md"
+PAGES = tuple(ROOT / "docs" / name for name in ("reproduction.md", "quickstart.md"))
 SWEEPS = (
     "easy",
     "hard",
@@ -50,6 +52,14 @@ SWEEPS = (
     "ppo_hard",
     "extremely_hard",
 )
+SEEDS = (0, 3, 4, 5)  # of the quickstart's sweeps
+FURTHER = 4  # times the budget of the quickstart: the C of the runs that its forecasts are compared with
+LAUNCHED = {  # sweep -> what `isojax launch` is given
+    **{f"small_{name}": [f"small/{name}"] for name in SWEEPS},
+    **{f"quickstart_{seed}": ["quickstart", f"name=quickstart_{seed}", f"sweep.seed={seed}"] for seed in SEEDS},
+    "quickstart_4x": "quickstart name=quickstart_4x sweep.seed=7 sweep.seeds=1 sweep.n=[8,16,32] "
+    f"sweep.budget={FURTHER * 139_000}".split(),
+}
 TABLE = re.compile(r"(<!-- (\w+), by benchmarks/reproduce.py -->\n).*?(<!-- end -->)", re.DOTALL)
 DEVICE_VOCAB = 32  # at least the tokens of tasks that the device verifies
 CERTAIN = 0.9  # the share of draws from which on a claim counts as decided
@@ -360,8 +370,36 @@ def language_model_table(study: Mapping[str, list[RunRecord]]) -> str:
     )
 
 
+def quickstart_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
+    """Where n* changes in each sweep of the quickstart; and its forecasts of 4 times the budget, against runs."""
+    options = isojax.FitOptions(replicates=REPLICATES)
+    sweeps = {seed: isojax.fit(study[f"quickstart_{seed}"], "avg@4", "rollouts", options) for seed in SEEDS}
+    rows = []
+    for seed, fit in sweeps.items():
+        crossings = [f"{x.n_low} to {x.n_high} at {format_crossover(x, fit)}" for x in fit.joint.crossovers]
+        last = fit.joint.frontier[-1]
+        best = f"{last.B_p} x {last.n}, P(n) {(last.n_probability or {}).get(last.n, float('nan')):.2f}"
+        rows.append([str(seed), "; ".join(crossings), best, f"{last.reward:.3f} ({last.low:.3f} to {last.high:.3f})"])
+    columns = ["sweep.seed", "the best n changes at C (90%)", "best cell at the end", "its reward (90%)"]
+    ensemble, forecasts = load_ensemble(sweeps[0]), []
+    cells = list(zip(ensemble.B_p.tolist(), ensemble.n.tolist(), strict=True))
+    for run in sorted(study["quickstart_4x"], key=lambda run: run.cell):
+        C, B_p, n = run.points[-1].rollouts, run.cell.B_p, run.cell.n
+        reward, interval = ensemble.predict_new_run(cells.index((B_p, n)), C)
+        assert interval is not None
+        row = [f"{B_p} x {n}", f"{run.points[-1].metrics['avg@4']:.3f}", f"{reward:.3f}"]
+        forecasts.append([*row, f"{interval[0]:.3f} to {interval[1]:.3f}"])
+    chosen = isojax.recommend(sweeps[0], C).allocation
+    text = f"For this budget, isojax recommends B_p = {chosen.B_p}, n = {chosen.n}.\n"
+    headings = ["B_p x n", "measured", "forecast", "90% interval for one new run"]
+    return {
+        "quickstart_seeds": markdown_table(columns, rows),
+        "quickstart_4x": f"{markdown_table(headings, forecasts)}\n{text}",
+    }
+
+
 def make_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
-    """The page's tables as Markdown, by their names."""
+    """The tables of all pages as Markdown, by their names."""
     cached: dict[FitKey, FitResult] = {}
 
     def fits(*args: Any, **kwargs: Any) -> FitResult:
@@ -378,6 +416,7 @@ def make_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
         "plans": markdown_table(["config", "runs", "GiB of a chip", "days"], plan_rows()),
         "claims": markdown_table(["figure", "claim", "here", "verdict"], claims),
         "language_model": language_model_table(study),
+        **quickstart_tables(study),
     }
 
 
@@ -393,10 +432,10 @@ def git_commit() -> str:
     return done.stdout.strip()
 
 
-def updated_page() -> str:
-    """The page with the tables of the committed runs."""
+def updated_pages() -> dict[Path, str]:
+    """The pages with the tables of the committed runs."""
     tables = make_tables(load_study())
-    return TABLE.sub(lambda match: match[1] + tables[match[2]] + match[3], PAGE.read_text())
+    return {path: TABLE.sub(lambda match: match[1] + tables[match[2]] + match[3], path.read_text()) for path in PAGES}
 
 
 def study_row(sweep: str, run: RunRecord, point: EvalPoint) -> dict[str, Any]:
@@ -434,9 +473,9 @@ def run_sweeps(folder: Path, only: Sequence[str]) -> dict[str, float]:
     """Train each sweep, or go on with it; the seconds that each took today."""
     seconds = {}
     for i, name in enumerate(only, 1):
-        print(f"sweep {i} of {len(only)}: small/{name}", file=sys.stderr, flush=True)
+        print(f"sweep {i} of {len(only)}: {name}", file=sys.stderr, flush=True)
         started = time.monotonic()
-        words = ["-m", "isojax.launch", f"small/{name}", "--resume", "--no-report", f"run.dir={folder}"]
+        words = ["-m", "isojax.launch", *LAUNCHED[name], "--resume", "--no-report", f"run.dir={folder}"]
         subprocess.run([sys.executable, *words], check=True)
         seconds[name] = round(time.monotonic() - started)
     return seconds
@@ -448,28 +487,30 @@ def main() -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="train the sweeps, or go on with them")
     run.add_argument("--dir", type=Path, default=Path("runs/study"), help="the folder of the sweeps")
-    run.add_argument("--only", nargs="+", choices=SWEEPS, help="train these alone, and write nothing")
+    run.add_argument("--only", nargs="+", choices=LAUNCHED, help="train these alone, and write nothing")
     publication = commands.add_parser("publish", help="put the sweeps of folders among the committed runs")
     publication.add_argument("folders", nargs="+", type=Path)
-    commands.add_parser("check", help="fit the committed runs again and compare with the page")
+    commands.add_parser("check", help="fit the committed runs again and compare with the pages")
     arguments = parser.parse_args()
     if arguments.command == "run":
-        seconds = run_sweeps(arguments.dir, arguments.only or SWEEPS)
+        seconds = run_sweeps(arguments.dir, arguments.only or list(LAUNCHED))
         print(json.dumps({"benchmark": "reproduce", "seconds": seconds}))
         if arguments.only:
             return 0
-        publish([arguments.dir / f"small_{name}" for name in SWEEPS])
+        publish([arguments.dir / name for name in LAUNCHED])
     elif arguments.command == "publish":
         publish(arguments.folders)
-    page, new_page = PAGE.read_text(), updated_page()
-    if arguments.command != "check":
-        write_text(PAGE, new_page)
-    different = [
-        f"- {old}\n+ {new}" for old, new in zip(page.splitlines(), new_page.splitlines(), strict=False) if old != new
-    ]
-    if arguments.command == "check" and different:
-        print("\n".join(["the page differs from a fit of the committed runs:", *different]))
-    return int(arguments.command == "check" and page != new_page)
+    different = []
+    for path, new_page in updated_pages().items():
+        page = path.read_text()
+        if arguments.command != "check":
+            write_text(path, new_page)
+        elif page != new_page:
+            lines = zip_longest(page.splitlines(), new_page.splitlines(), fillvalue="")
+            different += [f"{path.name}:", *(f"- {old}\n+ {new}" for old, new in lines if old != new)]
+    if different:
+        print("\n".join(["the pages differ from a fit of the committed runs:", *different]))
+    return int(bool(different))
 
 
 if __name__ == "__main__":

@@ -58,15 +58,15 @@ def test_every_config_has_a_plan_on_a_named_slice(reproduce: ModuleType, configs
 def test_the_papers_configs_have_a_plan_on_a_pod(reproduce: ModuleType) -> None:
     rows = reproduce.plan_rows()
     assert len(rows) == len(list((CONFIGS / "paper").glob("*.yaml")))
-    assert reproduce.markdown_table(["config", "runs", "GiB of a chip", "days"], rows) in reproduce.PAGE.read_text()
+    assert reproduce.markdown_table(["config", "runs", "GiB of a chip", "days"], rows) in reproduce.PAGES[0].read_text()
 
 
 def test_a_published_line_is_that_of_the_committed_runs(reproduce: ModuleType) -> None:
     study = load_study()
-    assert set(study) == {f"small_{name}" for name in (*reproduce.SWEEPS, "smollm2")}
+    assert set(study) == {*reproduce.LAUNCHED, "small_smollm2"}
     fit = reproduce.fit_runs(study["small_weak_base"], reproduce.FitKey("weak_base"))
     row = reproduce.growth("12", "A weaker base policy: n\\* grows with C", fit)
-    assert f"| {' | '.join(row)} |" in reproduce.PAGE.read_text()
+    assert f"| {' | '.join(row)} |" in reproduce.PAGES[0].read_text()
 
 
 def test_runs_are_read_as_they_were_written(reproduce: ModuleType, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from isojax.launch.local.compile_for_topology import (
     larger_topologies,
     program_peak,
     run_in_child_process,
+    topology_budget,
     topology_devices,
 )
 from isojax.launch.planner import DeviceBudget
@@ -84,6 +86,16 @@ def test_without_libtpu_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch
 def test_a_model_without_a_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match=r"cell.model.vocab is null.*models/llama"):
         compile_for_topology(load_configs(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
+
+
+def test_a_folder_that_only_the_hosts_have_needs_the_shape_in_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    chips = [SimpleNamespace(device_kind="TPU v5 lite")] * 4
+    monkeypatch.setattr("isojax.launch.local.compile_for_topology.topology_devices", lambda _: chips)
+    on_hosts = ["cell.model.path=/mnt/runs/models/qwen", "cell.task=jsonl:/mnt/runs/train.jsonl"]
+    config, _, budget = topology_budget(load_configs(["gsm8k", "models/qwen2.5-7b-instruct"], on_hosts), "v5e:2x2")
+    assert config.cell.model.path is None and budget.cell.model.layers == 28
+    with pytest.raises(InputError, match="cell.model.path = /mnt/runs/models/qwen: no such folder"):
+        topology_budget(load_configs(["gsm8k"], on_hosts), "v5e:2x2")
 
 
 def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:

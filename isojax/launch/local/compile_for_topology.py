@@ -118,7 +118,11 @@ def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], D
     """The config with the model and the precision that a run on this topology has, its chips, and what the sweep may
     take of them."""
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
-    model, precision = hf_load.resolve_model(config.cell.model), config.cell.precision.for_platform("tpu")
+    model, precision = config.cell.model, config.cell.precision.for_platform("tpu")
+    if model.path and model.vocab and not os.path.isdir(model.path):
+        console.print(f"{model.path} is not on this machine: the plan takes the model's shape from the config")
+        model = model.model_copy(update={"path": None})
+    model = hf_load.resolve_model(model)
     config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
     task, devices = _planning_task(config), topology_devices(topology)
     chip_gib, _ = find_chip(devices[0].device_kind)

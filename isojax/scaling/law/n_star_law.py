@@ -148,7 +148,8 @@ def fit_n_star(
     band = None  # the law's own parameters trade off against one another: an interval for each would say less
     if draws is not None:
         band_C = C[spread_indices(len(C), BAND_POINTS)].tolist()
-        bounds = [_n_interval(column) for column in log2_best_n(draws, band_C).T]
+        intervals = (central_interval(log2_n) for log2_n in log2_best_n(draws, band_C).T)  # all finite
+        bounds = [(2 ** (low or 0.0), 2 ** (high or 0.0)) for low, high in intervals]
         band = tuple(NStarBandRow(C=at, low=low, high=high) for at, (low, high) in zip(band_C, bounds, strict=True))
     if no_effect:
         return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
@@ -167,12 +168,6 @@ def fit_n_star(
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
     """float[Q, G]: log2 of the best n; a cell competes by its curve up to CURVE_REACH_DECADES beyond its data."""
     return np.log2([n for _, n in draws.keys])[best_cells(draws, C, CURVE_REACH_DECADES)[1]]
-
-
-def _n_interval(log2_n: FloatArray) -> tuple[float, float]:
-    """The interval of n over replicates of log2 n, float[Q], all finite."""
-    low, high = central_interval(log2_n)
-    return 2 ** (low or 0.0), 2 ** (high or 0.0)
 
 
 def most_common_n_law(n: ArrayLike) -> Law:
