@@ -30,6 +30,7 @@ from isojax.cli.app import COMMANDS
 from isojax.core.config import Config
 from isojax.core.nouns import EvalPoint, Quote, Recommendation
 from isojax.scaling.allocate.clocks import TimeBudget
+from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.result import FitResult
 
 ROOT = Path(__file__).parents[1]
@@ -39,6 +40,7 @@ MOVED = {
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+SHOWN = (".py", ".sh", ".yaml")  # files of a linked folder that become pages
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
 
@@ -51,6 +53,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         sources |= linked
         if path in MOVED:
             pages[MOVED[path]] = text
+    sources |= {str(file) for path in sources if (ROOT / path).is_dir() for file in listed_files(path)}
     for path, text in (pages | {site_path(path): source_page(path) for path in sources}).items():
         files.append(File.generated(config, path, content=text))
     return files
@@ -86,14 +89,20 @@ def site_links(text: str, page_path: str) -> tuple[str, set[str]]:
     return LINK.sub(move, text), sources
 
 
+def listed_files(folder: str) -> list[Path]:
+    """The files of a folder whose text the site shows, by their paths in the repository."""
+    return sorted(path.relative_to(ROOT) for path in (ROOT / folder).iterdir() if path.suffix in SHOWN)
+
+
 def source_page(path: str) -> str:
-    """The text of a file, or the names in a folder."""
+    """The text of a file, or the names in a folder, with links to the files."""
     head = f"---\nsearch: {{exclude: true}}\n---\n# {path}\n\n"
     if (ROOT / path).is_file():
         language = {".py": "python", ".sh": "bash"}.get(Path(path).suffix, "text")
         return f"{head}``````{language}\n{(ROOT / path).read_text()}``````\n"
-    names = sorted(f"{item.name}{'/' * item.is_dir()}" for item in (ROOT / path).iterdir())
-    return head + "".join(f"- `{name}`\n" for name in names if name != "__pycache__/")
+    folders = sorted(f"`{item.name}/`" for item in (ROOT / path).iterdir() if item.is_dir())
+    files = [f"[`{file.name}`]({file.name}.md)" for file in listed_files(path)]
+    return head + "".join(f"- {name}\n" for name in folders + files if name != "`__pycache__/`")
 
 
 def command_help() -> str:
@@ -148,6 +157,15 @@ def tables(cls: type, title: str = "", explained: bool = False) -> str:
             rows.append(" | ".join(cell.replace("|", r"\|") for cell in row))
         text += f"## {path or title or cls.__name__}\n\n{docstring(one)}\n\n" + "\n".join(rows) + "\n\n"
     return text
+
+
+def fit_options() -> str:
+    """FitOptions, of which one field is a function, so that it has no JSON schema."""
+    rows, comments = ["field | type | default | meaning", "--- | --- | --- | ---"], field_comments(FitOptions)
+    for field in dataclasses.fields(FitOptions):
+        cells = [f"`{field.name}`", str(field.type), f"`{field.default!r}`", comments[field.name]]
+        rows.append(" | ".join(cell.replace("|", r"\|") for cell in cells))
+    return f"## isojax.FitOptions\n\n{docstring(FitOptions)}\n\n" + "\n".join(rows) + "\n\n"
 
 
 def docstring(cls: type) -> str:
@@ -205,4 +223,5 @@ GENERATED = {
     "recommendation": lambda: tables(Recommendation),
     "quote": lambda: tables(Quote),
     "time": lambda: tables(TimeBudget),
+    "fit_options": fit_options,
 }
