@@ -6,8 +6,8 @@ policy. One JSON line for each (arm, B_p, n) on standard output, a table and pro
 figure are written to DIR/EXPERIMENT/, next to the runs:
 
     python benchmarks/ablations.py recipes               every recipe of configs/recipes
-    python benchmarks/ablations.py fig3 fig4 fig25 fig26     the paper's figures (benchmarks/ablation_arms.py says what
-    is compared) python benchmarks/ablations.py fig3 --resume         go on with what was interrupted
+    python benchmarks/ablations.py fig3 fig4 fig25 fig26     the paper's figures; ablation_arms.py has their arms
+    python benchmarks/ablations.py fig3 --resume         go on with what was interrupted
     python benchmarks/ablations.py recipes --arms ppo,cispo --budget 20000    some of the arms, shorter
 
 Of a line: `base` and `final`, validation reward of the base policy and, the mean over seeds, that of the last quarter

@@ -51,6 +51,7 @@ SWEEPS = (
     "cispo_easy",
     "ppo_hard",
     "extremely_hard",
+    "few_in_gradient",
 )
 SEEDS = (0, 3, 4, 5)  # of the quickstart's sweeps
 FURTHER = 4  # times the budget of the quickstart: the C of the runs that its forecasts are compared with
@@ -64,6 +65,7 @@ TABLE = re.compile(r"(<!-- (\w+), by benchmarks/reproduce.py -->\n).*?(<!-- end 
 DEVICE_VOCAB = 32  # at least the tokens of tasks that the device verifies
 CERTAIN = 0.9  # the share of draws from which on a claim counts as decided
 HELD = 0.8  # the share of 90% intervals that must hold
+CLEAR_Z = 1.64  # standard errors from which on a difference counts
 REPLICATES = 500
 
 
@@ -143,6 +145,16 @@ def _mean(values: Sequence[float]) -> str:
     return f"{np.mean(values):.3f} ± {se:.3f}"
 
 
+def _z(a: np.ndarray, b: np.ndarray) -> float:
+    """The difference of two means over its standard error."""
+    return float((a.mean() - b.mean()) / np.hypot(a.std(ddof=1) / np.sqrt(len(a)), b.std(ddof=1) / np.sqrt(len(b))))
+
+
+def _verdict(z: float) -> str:
+    """Of a claim that a difference is positive."""
+    return "reproduced" if z > CLEAR_Z else "not reproduced" if z < -CLEAR_Z else "too noisy"
+
+
 def growth(figure: str, claim: str, fit: FitResult, B_p: int | None = None, B: int | None = None) -> Row:
     """A claim that the best n grows with C."""
     best = best_n(fit, B_p, B)
@@ -192,10 +204,33 @@ def panel_row(runs: Sequence[RunRecord], figure: str, claim: str) -> Row:
     for n in (all_n[0], all_n[-1]):
         ends = [run.points[-1].extra["panel"] for run in runs if run.cell.n == n and "panel" in run.points[-1].extra]
         shares[n] = [float(np.mean(np.array(sums) == 0)) for sums in ends]
-    a, b = (np.array(values) for values in shares.values())
-    z = (a.mean() - b.mean()) / np.hypot(a.std(ddof=1) / np.sqrt(len(a)), b.std(ddof=1) / np.sqrt(len(b)))
     text = "unsolved: " + ", ".join(f"n = {n} {_mean(values)}" for n, values in shares.items())
-    return Row(figure, claim, text, "reproduced" if z > 1.64 else "not reproduced" if z < -1.64 else "too noisy")
+    return Row(figure, claim, text, _verdict(_z(*(np.array(values) for values in shares.values()))))
+
+
+def gradient_rows(runs: Mapping[str, list[RunRecord]], figure: str) -> list[Row]:
+    """What rollouts are worth in the gradient and in the baseline: the last rewards of runs of B_p = 32."""
+
+    def ends(sweep: str, n: int) -> np.ndarray:
+        cell_runs = [run for run in runs[sweep] if (run.cell.B_p, run.cell.n) == (32, n)]
+        return np.array([run.points[-1].metrics["avg@4"] for run in cell_runs])
+
+    few, large, small = ends("few_in_gradient", 32), ends("easy", 32), ends("easy", 8)
+    few_text, large_text, small_text = (_mean(rewards.tolist()) for rewards in (few, large, small))
+    return [
+        Row(
+            figure,
+            "32 rollouts in gradient and baseline are better than 8 in the gradient, 32 in the baseline",
+            f"{large_text} and {few_text}",
+            _verdict(_z(large, few)),
+        ),
+        Row(
+            figure,
+            "8 in the gradient, 32 in the baseline are no better than 8 in both",
+            f"{few_text} and {small_text}",
+            "not reproduced" if _z(few, small) > CLEAR_Z else "reproduced",
+        ),
+    ]
 
 
 def forgetting_row(runs: Sequence[RunRecord], figure: str, claim: str) -> Row:
@@ -287,6 +322,7 @@ def all_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
         growth("25", "PPO, easy: n\\* grows with C", fits("ppo_easy")),
         growth("25", "PPO, hard: n\\* grows with C", fits("ppo_hard")),
         growth("25", "CISPO, easy: n\\* grows with C", fits("cispo_easy")),
+        *gradient_rows(runs, "26"),
         *half_rows(study, fits),
     ]
     return rows

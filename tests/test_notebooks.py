@@ -30,4 +30,4 @@ def test_the_program_that_reads_the_open_data_runs() -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (DOCS / "reproduction.md").read_text(), re.S)
     names: dict[str, Any] = {}
     exec(program, names)
-    assert len(names["study"]) == 15 and names["fit"].joint.crossovers
+    assert len(names["study"]) == 16 and names["fit"].joint.crossovers
