@@ -119,6 +119,7 @@ def write_safetensors(folder: Path, tensors: TensorSources, dtype: str, max_file
     for file_name, names in split.filename_to_tensors.items():
         values = {name: np.ascontiguousarray(tensors[name][1](), dtype=dtype) for name in names}
         save_file(values, folder / file_name, {"format": "pt"})  # transformers refuses a file that does not say so
+        (folder / file_name).chmod(0o644)  # safetensors writes for the owner alone
     if split.is_sharded:
         weight_map = dict(sorted(split.tensor_to_filename.items()))
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}

@@ -129,7 +129,7 @@ def describe_law(view: FrontierFit) -> str:
         values = join_list(sorted({point.n for point in view.frontier}))
         return f"The frontier has two values of n only ({values}): too few for a law n*(C)."
     if law.form == "constant":
-        return f"The law is a constant: n* = {2**law.b:.3g}; the data do not show it to change with C."
+        return f"n* = {2**law.b:.3g} at every C: the data do not show it to change."
     middle = format_compact(None if law.log10_C0 is None else 10**law.log10_C0)
     if law.form == "linear":
         direction = "rises" if law.k > 0 else "falls"

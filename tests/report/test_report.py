@@ -265,7 +265,7 @@ def test_one_cell_alone(make_sweep: Any) -> None:
     fit = fit.model_copy(update={"by_B_p": (single,), "base_reward": None})
     text = _text(_render(fit, runs))
     assert "Only n = 8 was run." in text and "Validation avg@4 reaches 0." in text
-    assert "The law is a constant: n* = 8; " in text
+    assert "n* = 8 at every C: the data do not show it to change." in text
     assert "Nothing to compare with: this cell leads everywhere" in text
 
 

@@ -51,4 +51,6 @@ def difficulty(
     title = f"{len(labelled)} problems, mean avg@{labelled[0].attempts} {mean_difficulty:.3f}"
     rows = [[name, str(len(part)), f"{len(part) / len(labelled):.1%}"] for name, part in splits.items()]
     SafeConsole().print(TextTable(title, ("split", "problems", "of all"), rows, text_columns=1))
+    if mean_difficulty < 0.02:  # prompt or verifier are likely wrong
+        print_line("almost no response is right: see docs/faq.md, The reward stays 0, before you train")
     print_line(f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}")

@@ -63,7 +63,7 @@ def _table(quoted: Quote, price: float | None) -> TextTable:
     for cell in quoted.cells:
         low, high = ("never" if C is None else format_compact(C) for C in (cell.low, cell.high))
         M = "–" if cell.M is None else f"{cell.M:,}"
-        mark = " *" if cell.n == quoted.best_n else "  "
+        mark = " *" if cell.n == quoted.best_n and cell.C is not None else "  "
         C = "never" if cell.C is None else format_compact(cell.C)
         row = [f"{cell.n}{mark}", f"{cell.B_p}", M, C, f"{low} to {high}", format_percent(cell.p_never)]
         row += [format_hours(cell.hours), format_hours(cell.device_hours)] * timed

@@ -136,7 +136,7 @@ def check_price(price: float | None) -> None:
 def parse_budget(text: str, price: float | None) -> int | TimeBudget:
     """ "1e6" as rollouts, "200h" as wall clock, "500usd" at a price of 2.5 a device hour as 200 device hours."""
     check_price(price)
-    match = re.fullmatch(r"([\d._]+(?:e\d+)?)(s|m|h|d|usd|eur)", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([\d._]+(?:e\d+)?)(s|m|h|d|(?i:usd|eur))", text.strip())  # M is no minute
     if not match:
         return parse_count(text)
     number, unit = parse_number(match[1].replace("_", "")), match[2].lower()
@@ -191,8 +191,8 @@ def print_recommendation(
     console.print(f"  {regret}")
     if len({cell.n for cell in recommendation.measured_cells}) > 1:
         console.print(_measured_cells_table(recommendation))
-        if len({cell.B_p for cell in _cells_of_n(recommendation)}) > 1:
-            console.print(_batch_table(recommendation))
+        if batch_table := _batch_table(recommendation):
+            console.print(batch_table)
     for reason in recommendation.reasons:
         console.print(f"  {escape(reason)}")
     for sentence in describe_advice(recommendation):
@@ -223,18 +223,15 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
     return TextTable(title, columns, rows, last_is_text=bool(recommendation.n_probability))
 
 
-def _cells_of_n(recommendation: Recommendation) -> list[MeasuredCell]:
-    """Those of the recommended n that have a clock, by B_p."""
+def _batch_table(recommendation: Recommendation) -> TextTable | None:
+    """What each B_p of the recommended n gives and takes, where several have a clock: a larger one costs reward and may
+    save hours."""
     n = recommendation.allocation.n
     cells = [cell for cell in recommendation.measured_cells if cell.n == n and cell.hours is not None]
-    return sorted(cells, key=lambda cell: cell.B_p)
-
-
-def _batch_table(recommendation: Recommendation) -> TextTable:
-    """What each B_p of the recommended n gives and takes: a larger one costs reward and may save hours."""
+    if len(cells) < 2:
+        return None
     rows = [
         [f"{cell.B_p}", f"{cell.M:,}", format_reward(cell.reward), *map(format_hours, (cell.hours, cell.device_hours))]
-        for cell in _cells_of_n(recommendation)
+        for cell in sorted(cells, key=lambda cell: cell.B_p)
     ]
-    title = f"B_p at n = {recommendation.allocation.n}"
-    return TextTable(title, ["B_p", "M", "reward", "wall clock", "of all devices"], rows)
+    return TextTable(f"B_p at n = {n}", ["B_p", "M", "reward", "wall clock", "of all devices"], rows)

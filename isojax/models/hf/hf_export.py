@@ -84,6 +84,7 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
         }
         write_json(temp / "adapter_config.json", settings)
         save_file(tensors, temp / "adapter_model.safetensors", {"format": "pt"})
+        (temp / "adapter_model.safetensors").chmod(0o644)
 
 
 def architecture_of(config: ModelConfig) -> str:
