@@ -184,13 +184,13 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         )
     if number is not None:
         return int(number) if number.is_integer() else number
-    prefix, suffix = map(re.escape, text.split("{}", 1))
-    pattern = re.compile(rf"(?<![A-Za-z0-9]){prefix}(\d+)(?!\d){suffix}")
+    pattern = re.compile(r"(?<![A-Za-z0-9])" + re.escape(text).replace(r"\{\}", r"(\d+)(?!\d)", 1))
     numbers = set(pattern.findall(table.run) or pattern.findall(table.source))
     if len(numbers) != 1:
+        elsewhere = ", ".join(re.findall(r"[A-Za-z]+\d+", table.run)) or "no word with a number"
         raise InputError(
-            f"--map {field}={text}: {table.label} has {', '.join(sorted(numbers)) or 'no number'} there; expected one,"
-            f" as {field}{{}} finds 8 in {field}8.jsonl or in run-{field}8-a.jsonl."
+            f"--map {field}={text}: {table.label} has {', '.join(sorted(numbers)) or 'no number'} there, and in its "
+            f"name {elsewhere}; expected one, as {field}{{}} finds 8 in {field}8.jsonl or in run-{field}8-a.jsonl."
         )
     return int(numbers.pop())
 

@@ -87,7 +87,7 @@ def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     short_cells = [f"{cell} ({format_number(C)})" for cell, C in ends.items() if C_longest > MAX_LENGTH_RATIO * C]
     if short_cells:
         text = f"the longest ends at C = {format_number(C_longest)}; {', '.join(short_cells)} end earlier"
-        yield _warning("unequal_lengths", f"cells of unequal length: {text} and cannot lead beyond")
+        yield _warning("unequal_lengths", f"cells of unequal length: {text} and are not on the frontier beyond")
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
         yield _warning("no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured")
     if any(p.graded for seeds in cells.values() for t in seeds for p in t.run.points):

@@ -105,7 +105,7 @@ def test_check_of_an_import(isojax):
     code, out, err = isojax("records", "check", "runs")
     assert (code, err) == (0, "") and "3 runs, metric reward_heldout" in out
     assert (
-        "unequal length: the longest ends at C = 3072; 16x4 (768), 16x8 (1536) end earlier" in out
+        "unequal length: the longest ends at C = 3,072; 16x4 (768), 16x8 (1,536) end earlier" in out
         and "no run was evaluated at C = 0" in out
     )
     code, out, _ = isojax("records", "check", "runs", "--json")
