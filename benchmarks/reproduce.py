@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -446,14 +447,17 @@ def make_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
         return cached[key]
 
     columns = ["config", "B_p", "n", "runs", "C of a run", "base policy", "best cell at the end", "its reward (90%)"]
-    claims = [list(row) for row in all_rows(study, fits)]
-    return {
-        "sweeps": markdown_table(columns, sweep_rows(study, fits)),
-        "plans": markdown_table(["config", "runs", "GiB of a chip", "days"], plan_rows()),
-        "claims": markdown_table(["figure", "claim", "here", "verdict"], claims),
-        "language_model": language_model_table(study),
-        **quickstart_tables(study),
-    }
+    with ProcessPoolExecutor(1) as other_core:
+        plans, quickstart = other_core.submit(plan_rows), other_core.submit(quickstart_tables, study)
+        language_model = other_core.submit(language_model_table, study)
+        claims = [list(row) for row in all_rows(study, fits)]
+        return {
+            "sweeps": markdown_table(columns, sweep_rows(study, fits)),
+            "plans": markdown_table(["config", "runs", "GiB of a chip", "days"], plans.result()),
+            "claims": markdown_table(["figure", "claim", "here", "verdict"], claims),
+            "language_model": language_model.result(),
+            **quickstart.result(),
+        }
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
