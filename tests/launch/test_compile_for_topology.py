@@ -94,7 +94,7 @@ def test_a_folder_that_only_the_hosts_have_needs_the_shape_in_the_config(monkeyp
     on_hosts = ["cell.model.path=/mnt/runs/models/qwen", "cell.task=jsonl:/mnt/runs/train.jsonl"]
     config, _, budget = topology_budget(load_configs(["gsm8k", "models/qwen2.5-7b-instruct"], on_hosts), "v5e:2x2")
     assert config.cell.model.path is None and budget.cell.model.layers == 28
-    with pytest.raises(InputError, match="cell.model.path = /mnt/runs/models/qwen: no such folder"):
+    with pytest.raises(InputError, match=r"cell\.model\.path = /mnt/runs/models/qwen: no such folder"):
         topology_budget(load_configs(["gsm8k"], on_hosts), "v5e:2x2")
 
 
