@@ -69,7 +69,7 @@ serve: $(VENV)/.stamp-dev ## serve the documentation site at http://127.0.0.1:80
 reproduce: $(VENV)/.stamp-test ## train the small experiments of docs/reproduction.md, or go on with them; about 80 minutes
 	$(BIN)/python benchmarks/reproduce.py run $(ARGS)
 
-reproduce-check: $(VENV)/.stamp-test ## fit the runs that come with isojax again and compare with docs/reproduction.md
+reproduce-check: $(VENV)/.stamp-test ## fit the runs that come with isojax again and compare with the tables of docs
 	$(BIN)/python benchmarks/reproduce.py check
 
 docs-figures: $(VENV)/.stamp-dev ## draw the pictures, tables and notebooks of README and docs again, from the committed runs

@@ -109,17 +109,20 @@ def new_model_folder(folder: Path) -> AbstractContextManager[Path]:
     return atomic_folder(folder)
 
 
-def write_safetensors(folder: Path, tensors: TensorSources, dtype: str, max_file_bytes: float = MAX_FILE_BYTES) -> None:
-    """Write model*.safetensors of at most `max_file_bytes` (or one larger tensor), and an index of several."""
+def write_safetensors(
+    folder: Path, tensors: TensorSources, dtype: str, max_file_bytes: float = MAX_FILE_BYTES, stem: str = "model"
+) -> None:
+    """Write STEM*.safetensors of at most `max_file_bytes` (or one larger tensor), and an index of several."""
     item_bytes = np.dtype(dtype).itemsize
     sizes = {name: item_bytes * math.prod(shape) for name, (shape, _) in tensors.items()}
     split = split_state_dict_into_shards_factory(
-        sizes, get_storage_size=int, filename_pattern="model{suffix}.safetensors", max_shard_size=int(max_file_bytes)
+        sizes, get_storage_size=int, filename_pattern=stem + "{suffix}.safetensors", max_shard_size=int(max_file_bytes)
     )
     for file_name, names in split.filename_to_tensors.items():
         values = {name: np.ascontiguousarray(tensors[name][1](), dtype=dtype) for name in names}
         save_file(values, folder / file_name, {"format": "pt"})  # transformers refuses a file that does not say so
-        (folder / file_name).chmod(0o644)  # safetensors writes for the owner alone
+        os.umask(mask := os.umask(0))
+        (folder / file_name).chmod(0o666 & ~mask)  # as other new files: safetensors writes for its owner alone
     if split.is_sharded:
         weight_map = dict(sorted(split.tensor_to_filename.items()))
         index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -22,18 +23,26 @@ OVER_A_MODEL = ("gsm8k", "smollm2_cpu", "calculator_cpu")
 PRESETS = sorted((CONFIGS / "models").glob("*.yaml"))
 
 
-@pytest.fixture(scope="module")
-def reproduce() -> ModuleType:
+@pytest.fixture(scope="module", autouse=True)
+def benchmarks() -> Iterator[None]:
     sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        spec = importlib.util.spec_from_file_location("reproduce", ROOT / "benchmarks" / "reproduce.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["reproduce"] = module
-        spec.loader.exec_module(module)
-        return module
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+    yield
+    sys.path.remove(str(ROOT / "benchmarks"))
+
+
+@pytest.fixture
+def reproduce() -> ModuleType:
+    return importlib.import_module("reproduce")
+
+
+@pytest.fixture
+def study_tables() -> ModuleType:
+    return importlib.import_module("study_tables")
+
+
+@pytest.fixture
+def config_plans() -> ModuleType:
+    return importlib.import_module("config_plans")
 
 
 def stacks() -> list[list[str]]:
@@ -48,24 +57,28 @@ def stacks() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("configs", stacks(), ids=lambda configs: "+".join(Path(name).stem for name in configs))
-def test_every_config_has_a_plan_on_a_named_slice(reproduce: ModuleType, configs: list[str]) -> None:
+def test_every_config_has_a_plan_on_a_named_slice(config_plans: ModuleType, configs: list[str]) -> None:
     """On v5e:4x4."""
     mesh = MeshShape(fsdp=4, tensor=4) if configs[0] == "gsm8k" else MeshShape()
-    runs, memory, hours = reproduce.plan(configs, "TPU v5 lite", mesh, 16)
+    runs, memory, hours = config_plans.plan(configs, "TPU v5 lite", mesh, 16)
     assert runs and 0 < memory.peak < 15.75 * 2**30 and hours > 0
 
 
-def test_the_papers_configs_have_a_plan_on_a_pod(reproduce: ModuleType) -> None:
-    rows = reproduce.plan_rows()
+def test_the_papers_configs_have_a_plan_on_a_pod(
+    reproduce: ModuleType, study_tables: ModuleType, config_plans: ModuleType
+) -> None:
+    rows = config_plans.plan_rows()
     assert len(rows) == len(list((CONFIGS / "paper").glob("*.yaml")))
-    assert reproduce.markdown_table(["config", "runs", "GiB of a chip", "days"], rows) in reproduce.PAGES[0].read_text()
+    assert (
+        study_tables.markdown_table(["config", "runs", "GiB of a chip", "days"], rows) in reproduce.PAGES[0].read_text()
+    )
 
 
-def test_a_published_line_is_that_of_the_committed_runs(reproduce: ModuleType) -> None:
+def test_a_published_line_is_that_of_the_committed_runs(reproduce: ModuleType, study_tables: ModuleType) -> None:
     study = load_study()
     assert set(study) == {*reproduce.LAUNCHED, "small_smollm2"}
-    fit = reproduce.fit_runs(study["small_weak_base"], reproduce.FitKey("weak_base"))
-    row = reproduce.growth("12", "A weaker base policy: n\\* grows with C", fit)
+    fit = study_tables.fit_runs(study["small_weak_base"], study_tables.FitKey("weak_base"))
+    row = study_tables.growth("12", "A weaker base policy: n\\* grows with C", fit)
     assert f"| {' | '.join(row)} |" in reproduce.PAGES[0].read_text()
 
 

@@ -102,6 +102,7 @@ def test_export_of_a_cell(isojax: Isojax, model: Path) -> None:
     code, out, _ = isojax("export", str(cell), "trained")
     assert (code, out) == (0, "model: trained, after 70 updates\n")
     stored = load_file("trained/model.safetensors")
+    assert Path("trained/model.safetensors").stat().st_mode == Path("trained/config.json").stat().st_mode
     np.testing.assert_array_equal(stored["model.embed_tokens.weight"], params["embed"])
     np.testing.assert_array_equal(stored["model.layers.1.mlp.down_proj.weight"], params["blocks"]["down"][1].T)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):

@@ -29,7 +29,7 @@ def test_the_table_and_the_document(isojax: Isojax, sweep: Path) -> None:
 
 def test_what_most_runs_never_reach(isojax: Isojax, sweep: Path) -> None:
     code, out, _ = isojax("quote", str(sweep), "--reward", "0.69")
-    assert code == 0 and "never to never" in out and "100%" in out
+    assert code == 0 and "never to never" in out and "100%" in out and out.count("*") == 1
 
 
 def test_refusals(isojax: Isojax, sweep: Path) -> None:

@@ -269,6 +269,7 @@ def test_a_budget_in_time_or_money(isojax: Isojax) -> None:
         (("--budget", "5usd"), "--budget 5usd is money; expected the price of a device hour with it, as --price 2.5"),
         (("--budget", "5usd", "--price", "0"), "--price: given 0, expected a price of more than 0"),
         (("--budget", "5parsec"), "--budget: given '5parsec', expected"),
+        (("--budget", "1.6M"), "--budget: given '1.6M', expected a whole number"),  # no minutes
         (("--budget", "0h"), "--budget: given '0h', expected a time such as 200h"),
     ],
 )

@@ -120,6 +120,7 @@ def test_adapters_are_stored_in_the_dtype_asked_for(tmp_path: Path, dtype: str) 
     config = decoder.config.model_copy(update={"family": "llama"})
     hf_export.save_adapter(adapters, config, "base", tmp_path / "adapter", dtype)
     stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert len({path.stat().st_mode for path in (tmp_path / "adapter").iterdir()}) == 1  # read by whoever may read one
     assert {x.dtype for x in stored.values()} == {jnp.dtype(dtype)}
     expected = jnp.asarray(adapters["blocks"]["down_lora_a"][0].T, dtype)
     np.testing.assert_array_equal(stored["base_model.model.model.layers.0.mlp.down_proj.lora_A.weight"], expected)

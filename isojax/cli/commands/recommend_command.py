@@ -224,8 +224,7 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
 
 
 def _batch_table(recommendation: Recommendation) -> TextTable | None:
-    """What each B_p of the recommended n gives and takes, where several have a clock: a larger one costs reward and may
-    save hours."""
+    """The reward and the hours of each B_p of the recommended n, where several have a clock."""
     n = recommendation.allocation.n
     cells = [cell for cell in recommendation.measured_cells if cell.n == n and cell.hours is not None]
     if len(cells) < 2:

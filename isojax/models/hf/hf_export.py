@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from isojax.core import registry
 from isojax.core.config import ModelConfig
@@ -83,8 +82,8 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
             "inference_mode": True,
         }
         write_json(temp / "adapter_config.json", settings)
-        save_file(tensors, temp / "adapter_model.safetensors", {"format": "pt"})
-        (temp / "adapter_model.safetensors").chmod(0o644)
+        sources = {name: (tensor.shape, partial(np.asarray, tensor)) for name, tensor in tensors.items()}
+        write_safetensors(temp, sources, dtype, stem="adapter_model")
 
 
 def architecture_of(config: ModelConfig) -> str:

@@ -158,9 +158,8 @@ def diagnostics_flags(
     for row in overfitted[:MAX_LISTED]:
         text = f"overfitting: B_p={row.B_p} n={row.n} seed {row.seed}: beyond C = {format_number(row.C)} {row.reason}"
         yield _warning("overfitting", text)
-    if len(overfitted) > MAX_LISTED:
-        text = f"overfitting in {len(overfitted) - MAX_LISTED} more runs of {curve_count} cells (fit.json lists them)"
-        yield _warning("overfitting", text)
+    if (more := len(overfitted) - MAX_LISTED) > 0:
+        yield _warning("overfitting", f"overfitting in {more} more runs of {curve_count} cells (fit.json lists them)")
     for tie in diagnostics.ties[:MAX_LISTED]:
         C_range = f"between C = {format_number(tie.C_low)} and {format_number(tie.C_high)}"
         yield _info("tie", f"tie: {C_range} these runs do not separate n = {' and '.join(map(str, tie.n))}")
