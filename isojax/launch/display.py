@@ -38,12 +38,12 @@ def print_plan(
     """The sweep in a table; what it takes of a device; and, where that is known, how long."""
     print_cells(config, cells, folder, forecast)
     sweep, targets = config.sweep, config.run_targets(config.sweep.budget)
-    console.print(f"{devices}; {len(targets)} evaluations per cell, the last at C = {targets[-1]}")
+    console.print(f"{devices}; {len(targets)} evaluations per run, the last at C = {targets[-1]}")
     console.print(f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}")
     memory = budget.estimate(sweep)
     breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
     console.print(
-        f"memory of a device, the same for every cell: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak "
+        f"memory of a device, the same for every run: {breakdown}; {format_bytes(memory.sampling_peak)} at the peak "
         f"of sampling and {format_bytes(memory.update_peak)} at the update's, of {format_bytes(budget.device_memory)}"
     )
     if forecast:
@@ -55,7 +55,7 @@ def print_plan(
 
 def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None) -> None:
     final_target = config.run_targets(config.sweep.budget)[-1]
-    columns = ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a cell takes") if forecast else ()))
+    columns = ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a run takes") if forecast else ()))
     rows = []
     for cell in sorted({replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule in config.sweep.schedules, c)):
         M = cell.updates_to_reach(final_target)
@@ -70,7 +70,7 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
             row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(seconds)]
         rows.append([*([cell.schedule or "–"] if config.sweep.schedules else []), *row])
     columns = ("schedule", *columns) if config.sweep.schedules else columns
-    title = f"{config.name}: {len(cells)} cell{'s' * (len(cells) > 1)} in {folder}"
+    title = f"{config.name}: {len(cells)} run{'s' * (len(cells) > 1)} in {folder}"
     if config.sweep.strategy == "spend":
         title = f"{config.name}: the budget with each n alone, of which one policy is made in {folder}"
     console.print(TextTable(title, columns, rows))
@@ -152,7 +152,7 @@ class Display:
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         """Why a run that has ended is considered broken."""
         for flag in flags:
-            print_line(f"warning: cell {cell.name} {flag}. Fits leave it out, except with {INCLUDE_FLAGGED}.")
+            print_line(f"warning: run {cell.name} {flag}. Fits leave it out, except with {INCLUDE_FLAGGED}.")
 
     def finish_cell(self, cell: Cell, failed: bool) -> None:
         """A cell is done, was done before, or failed."""
@@ -164,7 +164,7 @@ class Display:
                 self._rollouts_at_resume[cell] = self._target_rollouts[cell]
             elif not failed:
                 outcome = f"reward {self._rewards[cell]:.3f}"
-            print_line(f"cell {cell.name}: {outcome}; {self._update_sweep_line()}")
+            print_line(f"run {cell.name}: {outcome}; {self._update_sweep_line()}")
 
     def _update_sweep_line(self) -> str:
         """Update the live line; returns its note."""
@@ -172,7 +172,7 @@ class Display:
         if self._config.sweep.strategy == "spend":
             total = self._config.sweep.budget
         new_rollouts = done - sum(self._rollouts_at_resume.values())
-        note = f"{len(self._ended_cells)} of {len(self._target_rollouts)} cells"
+        note = f"{len(self._ended_cells)} of {len(self._target_rollouts)} runs"
         if new_rollouts > 0:
             rate = new_rollouts / max(1e-9, time.monotonic() - self._started_at)
             note += f", {rate:,.0f} rollouts/s, {(total - done) / rate / 60:.1f} min left"

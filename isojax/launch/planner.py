@@ -47,7 +47,7 @@ def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
         return [Cell(sweep.B_p[0], n, 0, f"from-n{n}", (Stage(0, sweep.B_p[0], n),)) for n in sorted(sweep.n)]
     kinds = len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)
     if (cells := kinds * sweep.seeds) > MAX_CELLS:
-        raise InputError(f"sweep: B_p, n and seeds make {cells:,} cells, expected at most {MAX_CELLS:,}; take fewer.")
+        raise InputError(f"sweep: B_p, n and seeds make {cells:,} runs, expected at most {MAX_CELLS:,}; take fewer.")
     grid = [Cell(B_p, n, 0) for B_p, n in product(sweep.B_p, sweep.n) if B_p * n <= sweep.B_max]
     lost_pairs = [(B_p, min(sweep.n)) for B_p in sweep.B_p if B_p not in {cell.B_p for cell in grid}]
     lost_pairs += [(min(sweep.B_p), n) for n in sweep.n if n not in {cell.n for cell in grid}]

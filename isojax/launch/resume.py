@@ -47,7 +47,7 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
     if saved_config.run.mesh != config.run.mesh:
         warn(
             f"{folder} was run with --mesh {saved_config.run.mesh}; "
-            f"under {config.run.mesh} its cells go on equal to rounding only"
+            f"under {config.run.mesh} its runs go on equal to rounding only"
         )
     saved_sizes = {key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
     return config.model_copy(update={"sweep": config.sweep.model_copy(update=saved_sizes)})

@@ -84,7 +84,7 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
     elif config.sweep.total_rollouts is not None:
         raise InputError(
             f"sweep.total_rollouts = {config.sweep.total_rollouts} with sweep.strategy=grid, "
-            "which spends sweep.budget on each cell; expected sweep.strategy=adaptive, or sweep.budget alone."
+            "which spends sweep.budget on each run; expected sweep.strategy=adaptive, or sweep.budget alone."
         )
 
 
@@ -118,7 +118,7 @@ def check_evaluations(config: Config) -> None:
     }
     is_refused = len(reasons) == len({cell.kind for cell in fixed_cells})
     message = (
-        f"{'no cell' if is_refused else 'not every cell'} will have enough evaluations for a curve with sweep.budget ="
+        f"{'no run' if is_refused else 'not every run'} will have enough evaluations for a curve with sweep.budget ="
         f" {sweep.budget}, cell.eval.start = {evaluation.start:g} and cell.eval.ratio = {evaluation.ratio:g} "
         f"({'; '.join(f'{names}: {reason}' for reason, names in cells_by_reason.items())}). All have with "
         + (f"cell.eval.start={largest_B} cell.eval.ratio={ratio}, or with " if is_denser_enough else "")
@@ -155,5 +155,5 @@ def raise_cell_failures(failures: Sequence[tuple[Cell, Exception]], num_cells: i
     errors = [f"{cell.name}: {error}" for cell, error in failures]
     if num_cells == 1:
         raise RunFailed(errors[0])
-    summary = f"{len(failures)} of {num_cells} cells failed; the others are recorded in {folder}."
+    summary = f"{len(failures)} of {num_cells} runs failed; the others are recorded in {folder}."
     raise RunFailed(summary, *errors)

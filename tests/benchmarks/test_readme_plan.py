@@ -6,11 +6,11 @@ from benchmarks.readme_plan import read_plan, readme_command
 
 # As it was printed for that line.
 PLAN = """\
-it fits, by the compiler's figures: 1 at once, 16 of the 16 chips of v5e:4x4 (TPU v5 lite, 15.8 GiB
-each), mesh fsdp=4,tensor=4; 17 evaluations per cell, the last at C = 209658
+it fits, by the compiler's figures: 1 run at once, 16 of the 16 chips of v5e:4x4 (TPU v5 lite, 15.8 GiB
+each), mesh fsdp=4,tensor=4; 17 evaluations per run, the last at C = 209658
 sizes of each shard, chosen where they are not set: sweep.decode_slots=64 sweep.microbatch=16
 sweep.prefill_batch=8 sweep.slots_per_prefix=1 sweep.remat=layer
-memory of a device, the same for every cell: parameters 1.77 GiB, optimizer 3.55 GiB, gradient 1.77 GiB,
+memory of a device, the same for every run: parameters 1.77 GiB, optimizer 3.55 GiB, gradient 1.77 GiB,
 activations 2.72 GiB; 10.6 GiB at the peak of sampling and 12.8 GiB at the update's, of 15.8 GiB
 time: 21.7 h for the sweep, from a lower bound at 35% efficiency, all responses of full length
 """

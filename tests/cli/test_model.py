@@ -122,9 +122,9 @@ def test_what_cannot_be_exported(isojax: Isojax, model: Path) -> None:
     code, _, error = isojax("export", "runs/tiny/cells/16x8-s0", "out")
     assert code == 2 and "family 'tiny' cannot be exported" in error
     code, _, error = isojax("export", "runs/tiny", "out")
-    assert code == 2 and "is no cell's folder; expected one of this sweep's cells: runs/tiny/cells/16x8-s0." in error
+    assert code == 2 and "is no run's folder; expected one of this sweep's runs: runs/tiny/cells/16x8-s0." in error
     code, _, error = isojax("export", "runs/none", "out")
-    assert code == 2 and "is no cell's folder" in error
+    assert code == 2 and "is no run's folder" in error
     known = config.cell.model_copy(update={"model": hf_load.resolve_model(ModelConfig(path=str(model)))})
     save_config(config.model_copy(update={"cell": known}), Path("runs/new/config.yaml"))
     Path("runs/new/cells/16x8-s0").mkdir(parents=True)

@@ -175,7 +175,7 @@ def test_a_sweep_that_chooses_its_cells_has_no_goal_for_each(tmp_path: Path, iso
     save_config(load_config("quickstart", [*SETTINGS, "sweep.strategy=adaptive"]), tmp_path / "config.yaml")
     assert read_sweep_status(tmp_path).budget == 1024  # half of the grid's
     code, out, _ = isojax("status", str(tmp_path))
-    assert code == 0 and "%" not in out.split("cells done")[0]
+    assert code == 0 and "%" not in out.split("runs done")[0]
 
 
 def test_what_a_person_sees(tmp_path: Path, isojax: Any) -> None:
@@ -194,7 +194,7 @@ def test_what_a_person_sees(tmp_path: Path, isojax: Any) -> None:
         "0.312",
         "50",
     ]
-    assert "1 of 4 cells done, 1 interrupted, 1 failed; 34% of 2,048 rollouts" in out
+    assert "1 of 4 runs done, 1 interrupted, 1 failed; 34% of 2,048 rollouts" in out
     assert "failed: 8x4-s0: loss or gradient not finite" in out and "flagged: 8x2-s0: collapsed" in out
     assert "isojax launch runs/little/config.yaml --resume" in out and "attempts" not in out
 
@@ -232,7 +232,7 @@ def test_watching_ends_with_the_sweep(tmp_path: Path, isojax: Any, monkeypatch: 
 
     monkeypatch.setattr(status_command, "time", type("Clock", (), {"sleep": staticmethod(a_while)}))
     code, out, _ = isojax("status", str(tmp_path), "--watch")
-    assert code == 0 and looks == [2.0, 2.0] and "2 of 4 cells done" in out
+    assert code == 0 and looks == [2.0, 2.0] and "2 of 4 runs done" in out
 
     with exclusive_lock(tmp_path):  # Ctrl-C ends it well
         monkeypatch.setattr(

@@ -14,12 +14,12 @@ def test_a_dry_run_writes_nothing(isojax: Any, tmp_path: Any) -> None:
     done = isojax.ok("isojax.launch", "tiny.yaml", "--dry-run", JAX_COMPILATION_CACHE_DIR=str(cache))
     assert isojax.snapshot() == before and not (isojax.folder / "runs").exists() and not cache.exists()
     plan = " ".join(done.stderr.split())
-    assert "4 cells" in plan and "the last at C = 1852" in plan
+    assert "4 runs" in plan and "the last at C = 1852" in plan
     assert "recipe: loss grpo, advantage group, aggregation token" in plan
     isojax.quick_ok("launch", "tiny.yaml", "--dry-run", "--mesh", "data=4,tensor=2")
     one = ("train", "tiny.yaml", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=64", "cell.rl.loss=dr_grpo", "--dry-run")
     said = isojax.quick_ok(*one).stderr
-    assert "1 cell in" in said and "recipe: loss dr_grpo, advantage mean, aggregation constant" in said
+    assert "1 run in" in said and "recipe: loss dr_grpo, advantage mean, aggregation constant" in said
     assert isojax.snapshot() == before
 
 
@@ -64,4 +64,4 @@ def test_a_recommendation_is_written_and_trained(isojax: Any, whole: Any) -> Non
 
 
 def test_train_runs_one_cell_only(isojax: Any) -> None:
-    isojax.refused("train", "tiny.yaml", saying=["4 cells", "sweep.n=[2]"])
+    isojax.refused("train", "tiny.yaml", saying=["4 runs", "sweep.n=[2]"])

@@ -23,7 +23,7 @@ def programs(isojax: Any, cache: Path, name: str, *grid: str) -> Counter[str]:
     options = {"jax_log_compiles": True, "jax_compilation_cache_dir": empty, "XLA_FLAGS": FLAGS}
     done = isojax.quick("isojax.launch", *words, fit=False, report=False, **options)
     cells = len(isojax.ledgers(name))
-    assert done.stderr.count("cell 1") == cells == (13 if "3" in grid[1] else 2), done.stderr  # all ran
+    assert done.stderr.count("run 1") == cells == (13 if "3" in grid[1] else 2), done.stderr  # all ran
     return Counter(line.split(FINISHED)[1].split(" in ")[0] for line in done.stderr.splitlines() if FINISHED in line)
 
 

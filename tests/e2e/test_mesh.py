@@ -18,7 +18,7 @@ def test_a_cell_on_eight_devices(isojax: Any, whole: Any) -> None:
     Compiled as users do."""
     words = ("tiny.yaml", "--mesh", MESH, "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=200")
     done = isojax.quick_ok("train", *words, XLA_FLAGS=flags(AS_USERS_DO))
-    assert "8 of 8 cpu devices per cell" in done.stderr
+    assert "8 of 8 cpu devices per run" in done.stderr
     rows, one = isojax.rows("8x2-s0"), whole.rows("8x2-s0")
     assert [(row["target"], row["M"], row["rollouts"]) for row in rows] == [
         (row["target"], row["M"], row["rollouts"]) for row in one[: len(rows)]

@@ -33,7 +33,7 @@ def kill_in_mid_cell(isojax: Any, *words: str) -> None:
 
 def check_unbroken(isojax: Any, whole: Any, resumed: str, kept: dict[str, Any]) -> None:
     """The resumed sweep equals the unbroken one, and its first cell was left alone."""
-    assert isojax.snapshot("runs", "tiny", "cells", "8x2-s0") == kept and "cell 8x2-s0: done before" in resumed
+    assert isojax.snapshot("runs", "tiny", "cells", "8x2-s0") == kept and "run 8x2-s0: done before" in resumed
     assert resumed.count("done before") == 1
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()

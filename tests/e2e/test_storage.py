@@ -45,7 +45,7 @@ def test_a_killed_sweep_goes_on_on_another_machine(isojax: Any, whole: Any) -> N
 
     cache = isojax.folder.parent / "another"
     done = isojax.swept(*words, fit=True, XDG_CACHE_HOME=str(cache))
-    assert "cell 8x2-s0: done before" in done.stderr and done.stderr.count("done before") == 1
+    assert "run 8x2-s0: done before" in done.stderr and done.stderr.count("done before") == 1
     assert f"report: {url}/tiny/report.html" in done.stdout and str(cache) not in done.stdout + done.stderr
     assert ledgers(sweep) == whole.ledgers() and ledgers(sweep)[HALF_DONE].startswith(half)
     assert (sweep / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()

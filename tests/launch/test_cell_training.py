@@ -85,7 +85,7 @@ def test_a_run_that_ends_well_and_one_that_collapses(tmp_path: Path, capsys: pyt
     output = capsys.readouterr().err
     assert (
         output.count("warning:") == 1
-        and f"warning: cell 8x4-s0 collapsed from C = 300: {words}. Fits leave it out" in output
+        and f"warning: run 8x4-s0 collapsed from C = 300: {words}. Fits leave it out" in output
     )
 
 

@@ -52,7 +52,7 @@ def test_the_plan_and_the_fit_agree(config: Config, capsys: pytest.CaptureFixtur
     try:
         result = fit(runs_of(config), options=FitOptions(replicates=0))
     except InputError:
-        with pytest.raises(InputError, match="no cell will have enough evaluations for a curve") as refusal:
+        with pytest.raises(InputError, match="no run will have enough evaluations for a curve") as refusal:
             check_evaluations(config)
         message = str(refusal.value)
     else:
@@ -60,7 +60,7 @@ def test_the_plan_and_the_fit_agree(config: Config, capsys: pytest.CaptureFixtur
         message = capsys.readouterr().err
         unfitted = {(c.B_p, c.n) for c in plan_cells(config.sweep)} - {c.key for c in result.curves}
         assert all(f"{B_p}x{n}" in message for B_p, n in unfitted)
-        assert bool(unfitted) == message.startswith("warning: not every cell will have enough")
+        assert bool(unfitted) == message.startswith("warning: not every run will have enough")
     words = {key: value for key, value in re.findall(r"([a-z.]+)=([0-9.]*[0-9])", message)}
     evaluation, budget = config.cell.eval, config.sweep.budget
     if message:  # the values that it names work

@@ -210,7 +210,7 @@ def test_what_a_group_refuses_ends_the_sweep(schedule: RayScheduler) -> None:
 def test_asked_to_end(schedule: RayScheduler) -> None:
     """The cell in training saves its state; the others are not started."""
     FakeGroup.ends[CELLS[0]] = [Preempted("saved")]
-    with pytest.raises(Preempted, match="the cells in training have saved their state"):
+    with pytest.raises(Preempted, match="the runs in training have saved their state"):
         schedule.run()
     assert [target.cell for target in FakeGroup.trained] == CELLS[:1]
 

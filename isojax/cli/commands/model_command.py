@@ -68,7 +68,7 @@ def import_model(
 
 @app.command()
 def export(
-    run: Annotated[Path, Argument(metavar="CELL", help="A cell's folder: runs/NAME/cells/16x8-s0.")],
+    run: Annotated[Path, Argument(metavar="RUN", help="A run's folder: runs/NAME/cells/16x8-s0.")],
     out: Annotated[Path, Argument(metavar="DIR", help="The folder to write.")],
     dtype: Annotated[Dtype, Option(help="What the weights are stored in.")] = "float32",
     base: Annotated[Path | None, Option(metavar="FOLDER", help=BASE_HELP)] = None,

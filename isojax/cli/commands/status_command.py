@@ -80,7 +80,7 @@ def _render_sweeps(sweeps: Sequence[SweepStatus]) -> RenderableType:
 
 
 def _cells_table(sweep: SweepStatus) -> TextTable:
-    columns = ["cell", "state", "C", "of budget", "reward", "rollouts/s", "last point", "attempts", "where"]
+    columns = ["run", "state", "C", "of budget", "reward", "rollouts/s", "last point", "attempts", "where"]
     has_placement = any(cell.attempts is not None for cell in sweep.cells)
     shown = slice(None if has_placement else -2)
     rows = [_cell_row(cell)[shown] for cell in sweep.cells]
@@ -98,7 +98,7 @@ def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
 
 def _summary_lines(sweep: SweepStatus) -> list[str]:
     """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
-    counts = [f"{sweep.count('done')} of {len(sweep.cells)} cells done"]
+    counts = [f"{sweep.count('done')} of {len(sweep.cells)} runs done"]
     counts += [f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))]
     summary = f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
     if sweep.rate and sweep.seconds_left is not None:

@@ -35,7 +35,7 @@ def train(
     cells = plan_cells(config.sweep)
     if len(cells) > 1:
         raise InputError(
-            f"this config holds {len(cells)} cells and `isojax train` runs one; choose it, for example by "
+            f"this config holds {len(cells)} runs and `isojax train` runs one; choose it, for example by "
             f"sweep.B_p=[{cells[0].B_p}] sweep.n=[{cells[0].n}] sweep.seeds=1, or run them all by `isojax launch`."
         )
     process_group = parse_process_group(coordinator, processes, process)

@@ -147,7 +147,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
     forecast = time_estimate.forecast_from_rates(
         budget.sizes(config.sweep), cells, config.sweep.budget, concurrent_cells, rates
     )
-    description = f"it fits, by the compiler's figures: {concurrent_cells} at once, {chips}"
+    description = f"it fits, by the compiler's figures: {concurrent_cells} run{'s' * (concurrent_cells > 1)} at once, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
     console.print(algorithm.describe_algorithm(config.cell.rl), markup=False)
     if _planning_task(config).stops.has_turns:

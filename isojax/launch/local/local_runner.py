@@ -128,7 +128,7 @@ def train_cells(
     if preemptions or (stopped_early and not target_queue.empty()):
         before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failures)
         raise Preempted(
-            f"{setup.folder} was asked to end (SIGTERM); {len(preemptions)} cells in training have saved their state"
+            f"{setup.folder} was asked to end (SIGTERM); {len(preemptions)} runs in training have saved their state"
             f"{before}. Go on by --resume."
         )
     return failures

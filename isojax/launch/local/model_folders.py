@@ -22,16 +22,16 @@ from isojax.train.checkpoint import restore_params
 def export_cell(
     cell_folder: Path, out_folder: Path, dtype: str, base_folder: Path | None = None, adapter_only: bool = False
 ) -> int:
-    """Writes the newest checkpoint of a cell's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
+    """Writes the newest checkpoint of a run's folder, runs/NAME/cells/16x8-s0; returns the updates that it has seen.
     config.json and tokenizer come from the checkpoint that the run began with, or from `base_folder` if that has
     moved. LoRA's adapters are merged into the base model's weights, or are written alone, as PEFT's folder."""
     config_path = cell_folder.absolute().parent.parent / "config.yaml"
     if not cell_folder.is_dir() or not config_path.is_file():
         cells = ", ".join(map(str, sorted(cell_folder.glob("cells/*"))))
-        expected = "a cell's folder, such as runs/NAME/cells/16x8-s0, with config.yaml in runs/NAME"
+        expected = "a run's folder, such as runs/NAME/cells/16x8-s0, with config.yaml in runs/NAME"
         if cells:
-            expected = f"one of this sweep's cells: {cells}"
-        raise InputError(f"{cell_folder} is no cell's folder; expected {expected}.")
+            expected = f"one of this sweep's runs: {cells}"
+        raise InputError(f"{cell_folder} is no run's folder; expected {expected}.")
     config = load_config(str(config_path))
     registry.set_plugin_folders(config.run.plugin_folders)
     model = config.cell.model

@@ -59,7 +59,7 @@ class CellDevices:
     @property
     def description(self) -> str:
         devices = f"{self.devices_per_cell} of {len(self.devices)} {jax.default_backend()} devices"
-        return f"{self.concurrent_cells} at once, {devices} per cell"
+        return f"{self.concurrent_cells} run{'s' * (self.concurrent_cells > 1)} at once, {devices} per run"
 
     def meshes(self) -> list[tuple[Mesh, Mesh | None]]:
         """For each set of compiled programs, the mesh of training and that of a sampler with devices of its own."""

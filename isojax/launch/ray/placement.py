@@ -52,7 +52,7 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
     has_tpus = any(node["Resources"].get("TPU", 0) for node in nodes)
     if has_tpus and group == ProcessGroupConfig(retries=group.retries):
         raise InputError(
-            "run.process_group: the cluster has TPUs, and nothing says what a cell takes of it; expected a slice, "
+            "run.process_group: the cluster has TPUs, and nothing says what a run takes of it; expected a slice, "
             "such as run.process_group.tpu=v5e:4x4, or cores of its hosts, run.process_group.cpus=1."
         )
     num_processes = group.processes or 1
@@ -97,7 +97,7 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
     version, _, topology = slice_text.partition(":")
     if group.processes or group.gpus:
         raise InputError(
-            "run.process_group.tpu with processes or gpus: a slice's chips belong to one cell, with a process on each "
+            "run.process_group.tpu with processes or gpus: a slice's chips belong to one run, with a process on each "
             "of its hosts; leave them out."
         )
     try:
@@ -147,6 +147,6 @@ def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
     names = sorted({name for resources in alive for name in resources} & {"CPU", "GPU", "TPU", *spec.resources})
     nodes_text = "; ".join(", ".join(f"{resources.get(name, 0):g} {name}" for name in names) for resources in alive)
     raise InputError(
-        f"a cell asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}. Make the mesh smaller, "
+        f"a run asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}. Make the mesh smaller, "
         "change run.process_group (docs/clusters.md), or add nodes."
     )

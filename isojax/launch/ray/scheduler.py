@@ -99,7 +99,7 @@ class RayScheduler:
             raise
         if preemption.requested():
             saved = "saved their state" if await self._save_cells() else "not all saved their state"
-            message = f"{self.folder} was asked to end; the cells in training have {saved}. Go on by --resume."
+            message = f"{self.folder} was asked to end; the runs in training have {saved}. Go on by --resume."
             raise Preempted(message, signum)
 
     async def _run_groups(self) -> None:
@@ -172,7 +172,7 @@ class RayScheduler:
             if update != StatusUpdate():
                 loop.call_soon_threadsafe(self._show_update, cell, update)
             if group.state == "opening" and group.cancelled.is_set():
-                raise WorkerLost("no cell is left for it")
+                raise WorkerLost("no run is left for it")
 
         try:
             if await _in_thread(processes.start_workers, group.cancelled.is_set):
@@ -253,7 +253,7 @@ class RayScheduler:
                 self._finish_cell(cell, f"{reason}; {processes.log_tail()}")
                 return
             print_line(
-                f"warning: cell {cell.name}: its process group on {processes.node_names} was lost ({error}); "
+                f"warning: run {cell.name}: its process group on {processes.node_names} was lost ({error}); "
                 f"started again from its checkpoint ({losses} of {self.retries})"
             )
         self.cell_queue.put_back(target)
@@ -261,7 +261,7 @@ class RayScheduler:
     async def _save_cells(self) -> bool:
         """Let the cells in training save their state; whether all did in time. A second Ctrl-C does not wait."""
         if self.cell_queue.is_training:
-            print_line("stopping: the cells in training save their state (Ctrl-C again: do not wait for them)")
+            print_line("stopping: the runs in training save their state (Ctrl-C again: do not wait for them)")
         for group in self._groups():
             group.cancelled.set()
             group.processes.stop()
