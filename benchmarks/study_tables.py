@@ -339,8 +339,8 @@ def language_model_table(study: Mapping[str, list[RunRecord]]) -> str:
     columns = ["n", "expected from half (90%)", "P(best)", f"measured at C = {C:,}", "fit to all (90%)", "P(best)"]
     chosen = forecast.allocation.n
     return (
-        f"{markdown_table(columns, rows)}\nOf the {len(runs)} runs, {inside} ended inside the interval that the first half "
-        "predicts. From half, isojax recommends\n"
+        f"{markdown_table(columns, rows)}\nOf the {len(runs)} runs, {inside} ended inside the interval that the first "
+        "half predicts. From half, isojax recommends\n"
         f"n = {chosen}, which measured {means[chosen]:.3f} in the mean; the best n measured {max(means.values()):.3f}. "
         f"From all, it recommends n = {now.allocation.n}.\n"
     )
