@@ -1,10 +1,10 @@
-"""When n grows by gradient: when the gradients of successive updates no longer agree.
+"""When n grows by gradient: when the gradients of successive updates agree much less than they did.
 
 The inner product of an update's gradient with Adam's mean of the gradients before it estimates the square of what they
 have in common, for their noises are independent; over the gradient's own square it is the share that is signal, B over
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
-a larger n has less noise."""
+a larger n has less noise. n doubles earlier, when the signal is a quarter of its largest value with this n."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,26 +14,36 @@ from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics
 
-UPDATES = 32  # over which signal is averaged, by exponential decay; as many at least come before a decision
+FADED = 0.25  # of the stage's largest signal
+MIN_UPDATES = 32  # of a stage before a decision; the signal is averaged over as many at least
 CHECK_EVERY = 8  # updates
 
 
 @dataclass
 class GradientSignal:
-    """How far the gradients of a stage's last updates agree."""
+    """How far the gradients of a stage's last updates agree: on average over those since C was half of what it is."""
 
-    signal: float = 0.0  # the decayed sum of `grad_signal` (rl/train_step.py)
+    earlier: int = 0  # updates of this stage's size that the rollouts before the stage would make
     updates: int = 0  # of this stage
+    signal: float = 0.0  # the mean of `grad_signal` (rl/train_step.py)
+    largest: float = 0.0
 
     def add(self, metrics: Metrics, count: int) -> None:
-        """The metrics of `count` updates."""
-        self.signal = self.signal * (1 - 1 / UPDATES) ** count + metrics["grad_signal"].sum
+        """The metrics of `count` updates; older ones count less and less."""
         self.updates += count
+        window = min(self.updates, max(MIN_UPDATES, (self.earlier + self.updates) // 2))
+        self.signal += (metrics["grad_signal"].sum - count * self.signal) / max(window, count)
+        if self._is_known:
+            self.largest = max(self.largest, self.signal)
 
     @property
-    def has_vanished(self) -> bool:
-        """Whether the gradients no longer agree, at an update at which that is decided."""
-        return self.updates >= UPDATES and self.updates % CHECK_EVERY == 0 and self.signal <= 0
+    def _is_known(self) -> bool:
+        return self.updates >= max(MIN_UPDATES, self.earlier)
+
+    @property
+    def has_faded(self) -> bool:
+        """Whether the gradients agree too little, at an update at which that is decided."""
+        return self._is_known and self.updates % CHECK_EVERY == 0 and self.signal <= FADED * self.largest
 
     def updates_to_check(self) -> int:
         """How many updates there are until the next decision."""
@@ -50,7 +60,8 @@ def read_growth(saved: Mapping[str, Any] | None) -> GradientSignal:
     return GradientSignal(**saved["signal"]) if saved else GradientSignal()
 
 
-def with_next_stage(cell: Cell, C: int) -> Cell:
-    """The cell with twice its n from C rollouts on."""
+def next_stage(cell: Cell, C: int) -> tuple[Cell, GradientSignal]:
+    """The cell with twice its n from C rollouts on, and its signal, which is not known yet."""
     last = cell.stages[-1]
-    return cell.with_stages((*cell.stages, Stage(C, last.B_p, 2 * last.n)))
+    stage = Stage(C, last.B_p, 2 * last.n)
+    return cell.with_stages((*cell.stages, stage)), GradientSignal(earlier=C // (stage.B_p * stage.n))
