@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -12,7 +14,7 @@ from isojax.core.schedule import Stage
 from isojax.rl.metric import mean
 from isojax.rl.optimizer import adam
 from isojax.rl.train_step import gradient_signal
-from isojax.train.growth import CHECK_EVERY, UPDATES, GradientSignal, read_growth, with_next_stage
+from isojax.train.growth import CHECK_EVERY, MIN_UPDATES, GradientSignal, next_stage, read_growth
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
@@ -33,20 +35,36 @@ def test_the_share_of_signal_of_gradients(share: float) -> None:
     assert signal / square == pytest.approx(share, abs=0.006)
 
 
-def test_n_grows_when_the_gradients_no_longer_agree_and_not_before() -> None:
-    growth, decided_at = GradientSignal(), []
-    for update in range(CHECK_EVERY, 400, CHECK_EVERY):
-        growth.add({"grad_signal": mean(CHECK_EVERY * (0.1 if update <= 200 else -0.1))}, CHECK_EVERY)
-        decided_at += [update] * growth.has_vanished
-    expected = 200 + UPDATES * np.log(2)  # the decayed sums of before and after are equal
-    assert decided_at[0] == pytest.approx(expected, abs=CHECK_EVERY)
-    early = GradientSignal()
-    early.add({"grad_signal": mean(-1.0)}, 8)
-    assert not early.has_vanished and early.updates_to_check() == CHECK_EVERY  # too few updates
-    assert read_growth({"stages": [], "signal": vars(early)}) == early and read_growth(None) == GradientSignal()
+def faded_at(growth: GradientSignal, signal: Callable[[int], float], last: int = 4000) -> int | None:
+    """After how many updates n grows, of a signal of so much after so many updates; None where it does not."""
+    for update in range(CHECK_EVERY, last, CHECK_EVERY):
+        growth.add({"grad_signal": mean(CHECK_EVERY * signal(update))}, CHECK_EVERY)
+        if growth.has_faded:
+            return update
+    return None
+
+
+def test_n_grows_when_the_signal_is_a_quarter_of_its_largest_and_not_before() -> None:
+    assert faded_at(GradientSignal(), lambda update: 0.1 if update <= 200 else 0.03) is None
+    fell = faded_at(GradientSignal(), lambda update: 0.1 if update <= 200 else 0.0)
+    assert fell is not None and 2 * 200 <= fell <= 4 * 200  # the average is over the last half
+    assert faded_at(GradientSignal(), lambda _: -0.01) == MIN_UPDATES  # none at all: as soon as that is known
+    assert faded_at(GradientSignal(), lambda update: update / 1000) is None
+
+
+def test_a_stage_lasts_until_C_has_doubled() -> None:
+    assert faded_at(GradientSignal(earlier=400), lambda _: -0.01) == 400
+    assert faded_at(GradientSignal(earlier=10), lambda _: -0.01) == MIN_UPDATES
+
+
+def test_what_a_checkpoint_holds() -> None:
+    growth = GradientSignal(earlier=4)
+    growth.add({"grad_signal": mean(-1.0)}, 3)
+    assert growth.signal == pytest.approx(-1 / 3) and growth.updates_to_check() == CHECK_EVERY - 3
+    assert read_growth({"stages": [], "signal": vars(growth)}) == growth and read_growth(None) == GradientSignal()
 
 
 def test_the_next_stage_begins_where_the_run_is() -> None:
-    cell = with_next_stage(Cell(8, 2, 0, "auto", (Stage(0, 8, 2),), 16), 160)
+    cell, growth = next_stage(Cell(8, 2, 0, "auto", (Stage(0, 8, 2),), 16), 160)
     assert cell.stages == (Stage(0, 8, 2), Stage(160, 8, 4)) and cell.span_at(10)[2:] == (8, 4)
-    assert cell.rollouts_after(11) == 192 and cell.name == "auto-s0"
+    assert cell.rollouts_after(11) == 192 and cell.name == "auto-s0" and growth == GradientSignal(earlier=5)
