@@ -242,12 +242,7 @@ def gradient_signal(gradient: Params, grad_norm: Array, moments: Any, max_grad_n
 
 
 def build_update(
-    cell: CellConfig,
-    decoder: Decoder,
-    task: Task,
-    shapes: SamplerShapes,
-    mesh: Mesh,
-    measures_signal: bool = False,
+    cell: CellConfig, decoder: Decoder, task: Task, shapes: SamplerShapes, mesh: Mesh, measures_signal: bool = False
 ) -> Callable[[TrainState, Params, RolloutBatch, Coefficients], tuple[TrainState, UpdateResult]]:
     """The jitted `update(state, base_params, batch, coefficients) -> (state, result)`; the state is donated."""
     train_step = TrainStep(cell, decoder, task.stops, shapes, mesh, measures_signal)

@@ -6,7 +6,6 @@ the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training go
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
 a larger n has less noise. n doubles earlier, when the signal is a quarter of its largest value with this n."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,8 +32,7 @@ class GradientSignal:
         self.updates += count
         window = min(self.updates, max(MIN_UPDATES, (self.earlier + self.updates) // 2))
         self.signal += (metrics["grad_signal"].sum - count * self.signal) / max(window, count)
-        if self._is_known:
-            self.largest = max(self.largest, self.signal)
+        self.largest = max(self.largest, self.signal) if self._is_known else 0.0
 
     @property
     def _is_known(self) -> bool:
@@ -53,11 +51,6 @@ class GradientSignal:
 def growth_state(cell: Cell, growth: GradientSignal) -> dict[str, Any] | None:
     """What a checkpoint holds of a run whose n the gradient decides: its stages so far, and the signal."""
     return {"stages": [list(stage) for stage in cell.stages], "signal": asdict(growth)} if cell.n_max else None
-
-
-def read_growth(saved: Mapping[str, Any] | None) -> GradientSignal:
-    """The signal as `growth_state` saved it."""
-    return GradientSignal(**saved["signal"]) if saved else GradientSignal()
 
 
 def next_stage(cell: Cell, C: int) -> tuple[Cell, GradientSignal]:

@@ -36,7 +36,7 @@ from isojax.rl.rollout_source import finish_batch
 from isojax.train.base_policy import BasePolicy, eval_problem_sets
 from isojax.train.checkpoint import Checkpoints, has_checkpoint
 from isojax.train.evaluate import VALIDATION_SET, make_eval_point
-from isojax.train.growth import growth_state, next_stage, read_growth
+from isojax.train.growth import GradientSignal, growth_state, next_stage
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, write_samples
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import OpenCell, open_cell
@@ -104,7 +104,8 @@ class CellTrainer:
     def __post_init__(self) -> None:
         opened, problem_sets = self.opened, eval_problem_sets(self.base_policy, self.config.cell)
         self.cell, self.state, self.cursor = opened.cell, opened.state, opened.cursor
-        self.growth = read_growth(self.cursor.growth)
+        growth = self.cursor.growth
+        self.growth = GradientSignal(**growth["signal"]) if growth else GradientSignal()
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
         self._report(None)

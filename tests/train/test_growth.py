@@ -14,7 +14,7 @@ from isojax.core.schedule import Stage
 from isojax.rl.metric import mean
 from isojax.rl.optimizer import adam
 from isojax.rl.train_step import gradient_signal
-from isojax.train.growth import CHECK_EVERY, MIN_UPDATES, GradientSignal, next_stage, read_growth
+from isojax.train.growth import CHECK_EVERY, MIN_UPDATES, GradientSignal, growth_state, next_stage
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
@@ -61,7 +61,10 @@ def test_what_a_checkpoint_holds() -> None:
     growth = GradientSignal(earlier=4)
     growth.add({"grad_signal": mean(-1.0)}, 3)
     assert growth.signal == pytest.approx(-1 / 3) and growth.updates_to_check() == CHECK_EVERY - 3
-    assert read_growth({"stages": [], "signal": vars(growth)}) == growth and read_growth(None) == GradientSignal()
+    cell = Cell(8, 2, 0, "auto", (Stage(0, 8, 2),), 16)
+    saved = growth_state(cell, growth)
+    assert saved and saved["stages"] == [[0, 8, 2]] and GradientSignal(**saved["signal"]) == growth
+    assert growth_state(Cell(8, 2, 0), growth) is None
 
 
 def test_the_next_stage_begins_where_the_run_is() -> None:
