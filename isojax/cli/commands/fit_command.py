@@ -90,7 +90,7 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
     if fit.schedules:
         columns = ("schedule", "stages", "seeds", "gain", level)
         console.print(TextTable("n along a run against the best fixed n at each C", columns, _schedule_rows(fit)))
-    print_notes(console, (flag.text for flag in fit.flags))
+    print_notes(console, (f"{flag.text} ({flag.code})" for flag in fit.flags))
 
 
 def _curve_row(curve: FittedCurve) -> list[str]:

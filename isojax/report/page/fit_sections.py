@@ -154,8 +154,8 @@ def trust_section(fit: FitResult) -> Html:
         _describe_misfit(fit.diagnostics),
     ]
     ordered = sorted(fit.flags, key=lambda flag: flag.severity == "info")
-    labels = {"info": "note"}
-    flags = [tag("span", tag("strong", f"{labels.get(f.severity, f.severity)}: "), f.text) for f in ordered]
+    labels = {"info": "note", "warning": "warning", "error": "error"}
+    flags = [tag("span", tag("strong", f"{labels[f.severity]}: "), f"{f.text} ({f.code})") for f in ordered]
     warnings = _shortened_list(flags) if flags else tag("p", "None: the fit raised no warning.")
     return html_section("trust", "Can I trust it?", bullet_list(evidence), tag("h3", "Warnings and notes"), warnings)
 
