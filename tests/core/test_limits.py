@@ -66,7 +66,7 @@ def test_grids() -> None:
     with pytest.raises(InputError, match=r"cell\.eval\.ratio = 1\.0000000001 takes .* steps .* at most 10,000"):
         EvalConfig(ratio=1.0000000001).evaluation_targets(250_000)
     assert EvalConfig(start=1, ratio=1.001).evaluation_targets(1000)[-1] == 1000
-    with pytest.raises(InputError, match="make 250,000 cells, expected at most 10,000"):
+    with pytest.raises(InputError, match="make 250,000 runs, expected at most 10,000"):
         plan_cells(SweepConfig(B_p=tuple(range(1, 251)), seeds=1000, n=(1,)))
 
 

@@ -128,7 +128,7 @@ def test_again_and_side_by_side_the_same_bits(whole: Any, isojax: Any) -> None:
     the other did.
     """
     done = isojax.swept("launch", "tiny.yaml", "run.cells_at_once=2", fit=True)
-    assert "2 at once" in done.stderr and "for 2,500 rollouts: B_p = 8" in done.stdout
+    assert "2 runs at once" in done.stderr and "for 2,500 rollouts: B_p = 8" in done.stdout
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     assert (isojax.run() / "base" / "problems.jsonl").read_bytes() == (
