@@ -146,12 +146,12 @@ def sensitivity_row(figure: str, claim: str, fit: FitResult, n_matters_more: boo
     if over_n is None or over_B_p is None:
         return Row(figure, claim, "–", "too noisy")
     texts = [f"{s.spread:.3f} ({s.low:.3f} to {s.high:.3f})" for s in (over_n, over_B_p)]
-    apart = over_n.low is not None and over_B_p.high is not None and over_n.low > over_B_p.high
+    n_matters_clearly = over_n.low is not None and over_B_p.high is not None and over_n.low > over_B_p.high
     return Row(
         figure,
         claim,
         f"range over n {texts[0]}, over B_p {texts[1]}",
-        "reproduced" if apart == n_matters_more else "not reproduced",
+        "reproduced" if n_matters_clearly == n_matters_more else "not reproduced",
     )
 
 
