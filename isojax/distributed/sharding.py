@@ -15,6 +15,7 @@ Axes are Auto (XLA propagates them); the sampler and the gradient run in a shard
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "rank": None,
     "head_dim": None,
     "position": "sequence",
+    "saved_embed": "tensor",
 }
 
 
@@ -132,6 +134,28 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
     if not positions_are_split(mesh):
         return x
     return jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh))
+
+
+def split_width(x: jax.Array, is_split: bool) -> jax.Array:
+    """Hidden states [b t D] of which each device over `tensor` had all of the width and gets a part, or the other way
+    round. Of the gradient each device has all."""
+    mesh, whole = jax.sharding.get_abstract_mesh(), PartitionSpec()
+    part = partition_spec((None, None, "saved_embed"), x.shape, mesh) if mesh.shape else whole
+    if not any(part):
+        return x
+    return _reshard(x, whole, part) if is_split else _reshard(x, part, whole)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _reshard(x: jax.Array, before: PartitionSpec, after: PartitionSpec) -> jax.Array:
+    # XLA chooses the sharding of what is not constrained, and would split or gather more than x.
+    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, before), after)
+
+
+_reshard.defvjp(
+    lambda x, before, after: (_reshard(x, before, after), None),
+    lambda before, after, _, d: (jax.lax.with_sharding_constraint(d, PartitionSpec()),),
+)
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:

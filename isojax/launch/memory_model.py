@@ -44,6 +44,7 @@ class DeviceSizes:
         self.cell, self.remat, self.shapes, self.mesh, self.vocab = cell, remat, shapes, mesh, vocab
         self.L, self.D, self.H = model.layers, model.width, model.head_dim
         self.F, self.V = shard_size(model.mlp, mesh.tensor), shard_size(vocab, mesh.tensor)
+        self.saved_width = shard_size(self.D, mesh.tensor)
         self.N, self.K = shard_size(model.heads, mesh.tensor), shard_size(model.kv_heads, mesh.tensor)
         # Heads that attention is computed of: XLA splits queries over the heads of keys, or over those of one key;
         # otherwise every device has all of them.
@@ -142,8 +143,10 @@ def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts
 
 
 def _saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
-    """Of a layer that is computed again, its input alone."""
-    return s.compute_bytes * tokens * s.D if s.remat else _full_activations(s, tokens, key_positions, key_parts)
+    """Of a layer that is computed again, its input alone, of which tensor splits the width."""
+    return (
+        s.compute_bytes * tokens * s.saved_width if s.remat else _full_activations(s, tokens, key_positions, key_parts)
+    )
 
 
 def prompt_activations(s: DeviceSizes) -> int:

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
-from isojax.distributed.sharding import param_shardings, positions_are_split
+from isojax.distributed.sharding import param_shardings, positions_are_split, split_width
 from isojax.models.attention import self_attention
 from isojax.models.block import Block, CosSin, rms_norm, rope_frequencies, rotary_cos_sin
 from isojax.models.fsdp import all_gather_weight, embedding_lookup, resolve_anchors
@@ -155,11 +155,16 @@ class Decoder:
         def run_layer(x: Array, scanned: tuple[Params, Any]) -> tuple[Array, KV]:
             weights, layer_input = scanned
             block = self.bind_block(weights)
+            x = split_width(x, False) if saves_inputs else x
             q, k, v = block.project_qkv(x, cos_sin)
             attention_out = attention(q, k, v, layer_input)
-            return block.attention_output_and_mlp(x, attention_out, first_tokens=first_tokens), (k, v)
+            x = block.attention_output_and_mlp(x, attention_out, first_tokens=first_tokens)
+            return split_width(x, True) if saves_inputs else x, (k, v)
 
+        # A layer that is computed again keeps its input: each device over tensor a part of it.
+        saves_inputs = self.options.remat == "layer"
         x = embedding_lookup(params["embed"], tokens, self.config.width)
+        x = split_width(x, True) if saves_inputs else x
         policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)
         rematerialised = jax.checkpoint(run_layer, prevent_cse=False, policy=policy)
         return lax.scan(rematerialised, x, (params["blocks"], layer_inputs))

@@ -40,6 +40,7 @@ from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.process_group import parse_process_group
+from isojax.models.transformer import ComputeOptions
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, adam, train_state_shardings
 from isojax.rl.train_step import build_update
@@ -70,7 +71,10 @@ class Programs:
         self.problems = ProblemArrays(
             *(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(13, seed=4))
         )
-        self.learned = build_update(self.cell(1.0), DECODER, Parity(), self.sampler_shapes, on)
+        # In one of the meshes, where tensor splits what waits for the gradient (`split_width`).
+        remat = "layer" if on.shape["sequence"] > 1 else "none"
+        decoder = DECODER.with_options(ComputeOptions(remat=remat))
+        self.learned = build_update(self.cell(1.0), decoder, Parity(), self.sampler_shapes, on)
         self.whole: Callable[[Any], Any] = quick_jit(lambda x: x, out_shardings=replicated(on))
 
     def cell(self, temperature: float) -> CellConfig:

@@ -189,6 +189,15 @@ def test_memory_of_the_gradient_falls_with_fsdp() -> None:
     assert data > model and data - fsdp > 0.8 * model, (data, fsdp, model)
 
 
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_tensor_splits_what_layers_save(tensor: int) -> None:
+    """A layer that is computed again keeps its input; of nine layers' inputs, each device has its part of the width."""
+    remat = DEEP.with_options(ComputeOptions(remat="layer"))
+    hlo = gradient_of(f"data=2,tensor={tensor}", remat).as_text()
+    for rows in (f"9,5,{T - 1}", f"9,3,{P}"):
+        assert [width for width in (D // 2, D) if f"f32[{rows},{width}]" in hlo] == [D // tensor]
+
+
 def critic_on(axes: str) -> tuple[np.ndarray, Any]:
     """A critic's values of 26 responses, and its gradient."""
     on, B_p, n = mesh(axes), 13, 2
