@@ -161,14 +161,16 @@ def response_activations(s: DeviceSizes) -> int:
 
 def layer_backward_bytes(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
     """Bytes in use while a layer is differentiated, in addition to what it has kept: gradients of the MLP (4 F), or
-    attention's weights and their gradient; arrays between products; and what a layer computed again would have kept."""
-    mlp_bytes = 4 * s.compute_bytes * tokens * s.F
-    score_bytes = s.score_bytes * tokens * key_positions
-    width_factor, heads_factor = (7, 4) if s.remat else (8, 6)
-    intermediates = s.compute_bytes * tokens * (width_factor * s.D + heads_factor * s.attention_heads * s.H)
+    attention's weights and their gradient; arrays between products, of the MLP's or attention's alone where kernels
+    leave little else; and what a layer computed again would have kept."""
     layer = (s, tokens, key_positions, key_parts)
     recomputed = _full_activations(*layer) - _saved_activations(*layer)
-    return recomputed + intermediates + max(mlp_bytes, 2 * score_bytes)
+    if not s.score_bytes:
+        return recomputed + s.compute_bytes * tokens * max(4 * s.F + 2 * s.D, 7 * s.D + 4 * s.attention_heads * s.H)
+    mlp_bytes = 4 * s.compute_bytes * tokens * s.F
+    width_factor, heads_factor = (7, 4) if s.remat else (8, 6)
+    intermediates = s.compute_bytes * tokens * (width_factor * s.D + heads_factor * s.attention_heads * s.H)
+    return recomputed + intermediates + max(mlp_bytes, 2 * s.score_bytes * tokens * key_positions)
 
 
 def logits_bytes(s: DeviceSizes) -> int:
@@ -211,7 +213,8 @@ def update_bytes(s: DeviceSizes) -> int:
     prefix_kv_values = 0 if joint_forward else 2 * s.L * s.prefill_tokens * s.K * s.H  # of all layers at once
     prefix_kv = s.compute_bytes * prefix_kv_values * num_policies
     # Hidden states after the layers, with and without those of prompts, and their gradient.
-    hidden_values = (2 * num_policies + 1) * s.shapes.microbatch * s.shapes.response_length * s.D
+    state_values = s.shapes.microbatch * s.shapes.response_length * s.D
+    hidden_values = (2 * num_policies + 1) * state_values
     # Shards sampled the rollouts; the update has them in the order of problems.
     reordered_rollouts = s.rollout_bytes if s.shapes.shards > 1 else 0
     resident = gathered_weights + cast_weights + reordered_rollouts + s.trained_bytes + prompt_activations(s)
@@ -220,9 +223,12 @@ def update_bytes(s: DeviceSizes) -> int:
     microbatch_bytes = resident + prefix_kv + response_activations(s) + s.compute_bytes * hidden_values
     response_backward = layer_backward_bytes(s, s.microbatch_tokens, s.key_positions, 2)
     prompt_backward = layer_backward_bytes(s, s.prefill_tokens, s.shapes.prompt_length, 1)
+    # XLA:CPU holds all hidden states while layers are differentiated, other compilers their gradient alone.
+    dead_values = 0 if s.score_bytes else hidden_values - state_values
+    layer_bytes = microbatch_bytes - s.compute_bytes * dead_values
     gradient_peak = max(
         microbatch_bytes + logits_bytes(s),
-        microbatch_bytes + table_bytes + response_backward + (prompt_backward if joint_forward else 0),
+        layer_bytes + table_bytes + response_backward + (prompt_backward if joint_forward else 0),
         resident + prefix_kv + 2 * table_bytes,
         resident + (prefix_kv if s.has_reference else 0) + s.num_embeddings * table_bytes + prompt_backward,
     )
