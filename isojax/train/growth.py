@@ -1,11 +1,13 @@
-"""When n grows by gradient: when the gradients of successive updates agree much less than they did.
+"""When n grows by gradient: when nothing shows that the gradients of successive updates agree.
 
 The inner product of an update's gradient with Adam's mean of the gradients before it estimates the square of what they
 have in common, for their noises are independent; over the gradient's own square it is the share that is signal, B over
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
-a larger n has less noise. n doubles earlier, when the signal is a quarter of its largest value with this n."""
+a larger n has less noise. n doubles when the signal is not clearly positive: less than one standard error of its mean.
+"""
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,8 +15,8 @@ from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics
 
-FADED = 0.25  # of the stage's largest signal
-MIN_UPDATES = 32  # of a stage before a decision; the signal is averaged over as many at least
+MIN_UPDATES = 32  # of a stage before a decision, and of the signal's mean
+MIN_GROUPS = 400  # whose rewards are not all equal, likewise
 CHECK_EVERY = 8  # updates
 
 
@@ -24,24 +26,31 @@ class GradientSignal:
 
     earlier: int = 0  # updates of this stage's size that the rollouts before the stage would make
     updates: int = 0  # of this stage
+    groups: float = 0.0  # of this stage whose rewards are not all equal
     signal: float = 0.0  # the mean of `grad_signal` (rl/train_step.py)
-    largest: float = 0.0
-
-    def add(self, metrics: Metrics, count: int) -> None:
-        """The metrics of `count` updates; older ones count less and less."""
-        self.updates += count
-        window = min(self.updates, max(MIN_UPDATES, (self.earlier + self.updates) // 2))
-        self.signal += (metrics["grad_signal"].sum - count * self.signal) / max(window, count)
-        self.largest = max(self.largest, self.signal) if self._is_known else 0.0
+    variance: float = 0.0  # of the signal of one update
 
     @property
-    def _is_known(self) -> bool:
-        return self.updates >= max(MIN_UPDATES, self.earlier)
+    def _window(self) -> float:
+        """Over how many updates the signal is averaged."""
+        min_updates = max(MIN_UPDATES, self.updates * MIN_GROUPS / max(1.0, self.groups))
+        return min(self.updates, max(min_updates, (self.earlier + self.updates) / 2))
+
+    def add(self, metrics: Metrics, count: int, B_p: int) -> None:
+        """The metrics of `count` updates, of which only sums are known; older ones count less and less."""
+        self.updates += count
+        self.groups += B_p * (count - metrics["zero_variance"].sum)
+        weight = count / max(count, self._window)
+        change = metrics["grad_signal"].sum / count - self.signal
+        self.signal += weight * change
+        self.variance += weight * (count * (1 - weight) * change**2 - self.variance)
 
     @property
     def has_faded(self) -> bool:
         """Whether the gradients agree too little, at an update at which that is decided."""
-        return self._is_known and self.updates % CHECK_EVERY == 0 and self.signal <= FADED * self.largest
+        is_known = self.updates >= max(MIN_UPDATES, self.earlier) and self.groups >= MIN_GROUPS
+        is_clear = self.signal > math.sqrt(self.variance / max(1.0, self._window))
+        return is_known and self.updates % CHECK_EVERY == 0 and not is_clear
 
     def updates_to_check(self) -> int:
         """How many updates there are until the next decision."""

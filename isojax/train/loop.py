@@ -13,7 +13,7 @@ How it departs from GRPO as published (DeepSeekMath, arXiv:2402.03300):
 
 Where a fork makes its changes:
 - which problems a batch has: `EpochOrder` (tasks/epochs.py), made in train/restore.py
-- how B_p and n change along a run: the cell's schedule (core/schedule.py); `CellTrainer.train_to` switches
+- how B_p and n change along a run: the cell's schedule (core/schedule.py); `_follow_schedule` switches
 - where rollouts and rewards come from: a RolloutSource (rl/rollout_source.py), chosen in train/programs.py
 - the reward: the task's `verify` (tasks/device/) or its verifier (tasks/verifiers/)
 - advantage, aggregation, loss: plug-ins named by `cell.rl` (rl/advantages, rl/aggregations, rl/losses)
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from isojax.core import preemption
 from isojax.core.config import Config
-from isojax.core.nouns import Cell, CellProgress
+from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.rl.metric import Metrics, merge, merge_in_float32
 from isojax.rl.optimizer import TrainState
@@ -43,7 +43,7 @@ from isojax.train.restore import OpenCell, open_cell
 
 
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
-    """The values of C at which a cell is evaluated: the shared grid up to the budget, and some values beyond it. The
+    """The values of C at which a cell is evaluated: the shared grid from 0 to the budget, and some beyond it. The
     last update may overshoot the budget and reach one of those; its evaluation has that target, as in a longer run."""
     targets = config.run_targets(config.sweep.budget)
     further_targets = config.cell.eval.evaluation_targets(targets[-1] + max(B_p * n for B_p, n in cell.pairs))
@@ -83,7 +83,7 @@ def run_cell(
         Checkpoints(checkpoint_folder, outputs.start_upload, config.run.keep_checkpoints) as checkpoints,
         open_cell(programs, base_policy, cell, checkpoints, is_recorded) as opened,
     ):
-        trainer = CellTrainer(programs, config, base_policy, cell, opened, checkpoints, outputs)
+        trainer = CellTrainer(programs, config, base_policy, opened, checkpoints, outputs)
         while trainer.cursor.evaluation < last_index:  # -1 before the first
             trainer.train_to(eval_grid[trainer.cursor.evaluation + 1])
             reached = bisect_right(eval_grid, trainer.C) - 1  # an update may reach several targets
@@ -96,7 +96,6 @@ class CellTrainer:
     programs: SweepPrograms
     config: Config
     base_policy: BasePolicy
-    planned_cell: Cell  # as the sweep knows it; `cell` has the stages so far too
     opened: OpenCell  # its problems and its RolloutSource change where the schedule switches
     checkpoints: Checkpoints
     outputs: CellOutputs
@@ -161,13 +160,13 @@ class CellTrainer:
         """The updates of one call are done: adds their number and their metrics."""
         M, sums, order = self.cursor.M + count, merge(self.cursor.sums, metrics), self.opened.problems.problem_order
         if self.cell.n_max:
-            self.growth.add(metrics, count)
+            self.growth.add(metrics, count, self.opened.problems.cell.B_p)
         growth = growth_state(self.cell, self.growth)
         self.cursor = replace(self.cursor, M=M, sums=sums, order=order.state_dict(), pending=None, growth=growth)
 
     def run_updates(self, count: int) -> Metrics:
-        """`count` updates, or fewer if too many in a row are not finite; the sums of their metrics. The rollout source
-        may give their problems in several calls; every update samples its own rollouts."""
+        """`count` updates, or fewer if too many in a row are not finite; the sums of their metrics. A batch is of
+        one update, or of several of a task that verifies on device; every update samples its own rollouts."""
         programs, problems, last_update = self.programs, self.opened.problems, self.cursor.M + count
         sums: Metrics = {}
         while (updates_left := last_update - int(self.state.step)) and not self.is_failing:
@@ -181,7 +180,7 @@ class CellTrainer:
             metrics = finish_batch(batch, result, problems.problem_order, problems.cell.n)
             # asynchronous: the new policy to the sampler
             metrics |= self.opened.rollout_source.finish_update(self.policy_state)
-            sums = merge_in_float32(sums, metrics)  # as rl/fused_rollouts.py adds its updates on the device
+            sums = merge_in_float32(sums, metrics)  # the same bits however many updates a batch has
         return sums
 
     def evaluate(self, eval_index: int, target: int) -> None:
@@ -204,7 +203,7 @@ class CellTrainer:
             self.save()
 
     def _report(self, reward: float | None) -> None:
-        self.outputs.on_progress(CellProgress(self.planned_cell, self.C, reward))
+        self.outputs.on_progress(self.C, reward)
 
     @property
     def is_failing(self) -> bool:
@@ -220,7 +219,7 @@ class CellTrainer:
             "your own"
         )
         self.save()
-        self.checkpoints.wait()
+        self.checkpoints.wait()  # before the ledger says that the policy is saved
         if self.outputs.ledger:
             self.outputs.ledger.record_failure(M, reason)
         raise FloatingPointError(reason)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from isojax.core.atomic_files import append_bytes
-from isojax.core.nouns import CellProgress, EvalPoint, Problem
+from isojax.core.nouns import EvalPoint, Problem
 from isojax.tasks.task import Task, is_on_device
 from isojax.tasks.turns import split_turns
 from isojax.tasks.verifiers.math import reference_answer
@@ -45,7 +45,7 @@ class CellOutputs:
     folder: Path
     ledger: PointLedger | None
     start_upload: StartUpload | None
-    on_progress: Callable[[CellProgress], None]
+    on_progress: Callable[[int, float | None], None]  # C so far, and the reward at an evaluation
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
-from isojax.rl.metric import mean
+from isojax.rl.metric import Metrics, mean
 from isojax.rl.optimizer import adam
 from isojax.rl.train_step import gradient_signal
 from isojax.train.growth import CHECK_EVERY, MIN_UPDATES, GradientSignal, growth_state, next_stage
@@ -35,31 +35,58 @@ def test_the_share_of_signal_of_gradients(share: float) -> None:
     assert signal / square == pytest.approx(share, abs=0.006)
 
 
-def faded_at(growth: GradientSignal, signal: Callable[[int], float], last: int = 4000) -> int | None:
-    """After how many updates n grows, of a signal of so much after so many updates; None where it does not."""
-    for update in range(CHECK_EVERY, last, CHECK_EVERY):
-        growth.add({"grad_signal": mean(CHECK_EVERY * signal(update))}, CHECK_EVERY)
+def metrics_of(signal: float, count: int, zero_variance: float = 0.5) -> Metrics:
+    """Of `count` updates, whose signals add up to this."""
+    return {"grad_signal": mean(signal), "zero_variance": mean(zero_variance, float(count))}
+
+
+def faded_at(
+    growth: GradientSignal, signal: Callable[[int], float], noise: float = 1.0, zero_variance: float = 0.5
+) -> int | None:
+    """After how many updates of 32 problems n grows, of a signal of so much after so many updates, whose noise has this
+    standard deviation in one update; None where it does not in 4,000."""
+    for update in range(CHECK_EVERY, 4000, CHECK_EVERY):
+        deviation = noise * (-1) ** (update // CHECK_EVERY) * CHECK_EVERY**0.5  # of the sum over a call's updates
+        growth.add(metrics_of(CHECK_EVERY * signal(update) + deviation, CHECK_EVERY, zero_variance), CHECK_EVERY, 32)
         if growth.has_faded:
             return update
     return None
 
 
-def test_n_grows_when_the_signal_is_a_quarter_of_its_largest_and_not_before() -> None:
-    assert faded_at(GradientSignal(), lambda update: 0.1 if update <= 200 else 0.03) is None
-    fell = faded_at(GradientSignal(), lambda update: 0.1 if update <= 200 else 0.0)
-    assert fell is not None and 2 * 200 <= fell <= 4 * 200  # the average is over the last half
-    assert faded_at(GradientSignal(), lambda _: -0.01) == MIN_UPDATES  # none at all: as soon as that is known
-    assert faded_at(GradientSignal(), lambda update: update / 1000) is None
+def test_n_grows_when_the_signal_is_not_clearly_positive() -> None:
+    """The standard error of a mean over 32 updates is 1 / 5.7."""
+    assert (
+        faded_at(GradientSignal(), lambda _: 0.3) is None and faded_at(GradientSignal(), lambda _: 0.02, 0.05) is None
+    )
+    assert faded_at(GradientSignal(), lambda _: 0.0) == MIN_UPDATES  # as soon as that is known
+    fell = faded_at(GradientSignal(), lambda update: 0.3 if update <= 200 else 0.0)
+    assert fell is not None and 1.5 * 200 <= fell <= 3 * 200  # the average is over the last half
+    assert faded_at(GradientSignal(), lambda _: -0.01, 0.0) == MIN_UPDATES
+
+
+def test_groups_without_variance_say_nothing_of_the_signal() -> None:
+    """Of 32 groups an update, a tenth has variance: 400 of them are in 125 updates."""
+    assert faded_at(GradientSignal(), lambda _: 0.0, zero_variance=0.9) == 128
+    lucky_later = faded_at(GradientSignal(), lambda update: 0.0 if update <= 32 else 0.3, zero_variance=0.9)
+    assert lucky_later is None
+
+
+def test_the_standard_error_of_the_signal() -> None:
+    """Of 3,000 updates with independent noise, in calls of 4: that of the mean over the last half."""
+    growth, rng = GradientSignal(), np.random.default_rng(0)
+    for noise in rng.normal(0, 3, (750, 4)):
+        growth.add(metrics_of(float(np.sum(0.5 + noise)), 4), 4, 32)
+    assert growth.variance == pytest.approx(9, rel=0.1) and growth.signal == pytest.approx(0.5, abs=0.2)
 
 
 def test_a_stage_lasts_until_C_has_doubled() -> None:
-    assert faded_at(GradientSignal(earlier=400), lambda _: -0.01) == 400
-    assert faded_at(GradientSignal(earlier=10), lambda _: -0.01) == MIN_UPDATES
+    assert faded_at(GradientSignal(earlier=400), lambda _: 0.0) == 400
+    assert faded_at(GradientSignal(earlier=10), lambda _: 0.0) == MIN_UPDATES
 
 
 def test_what_a_checkpoint_holds() -> None:
     growth = GradientSignal(earlier=4)
-    growth.add({"grad_signal": mean(-1.0)}, 3)
+    growth.add(metrics_of(-1.0, 3), 3, 8)
     assert growth.signal == pytest.approx(-1 / 3) and growth.updates_to_check() == CHECK_EVERY - 3
     cell = Cell(8, 2, 0, "auto", (Stage(0, 8, 2),), 16)
     saved = growth_state(cell, growth)

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -150,7 +150,9 @@ def train_cell(
         ledger = Ledger(folder, cell, config_hash(config.cell)) if is_primary else None
         if not is_finished(config, folder, ledger):
             start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
-            outputs = CellOutputs(folder, ledger, start_upload, lambda p: on_progress(replace(p, cell=cell)))
+            outputs = CellOutputs(
+                folder, ledger, start_upload, lambda C, reward: on_progress(CellProgress(cell, C, reward))
+            )
             with cell_loggers(ledger, cell, config) if ledger else nullcontext():
                 run_cell(programs, config, base_policy, target.cell_so_far, outputs)
         if is_primary:
