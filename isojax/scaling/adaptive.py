@@ -56,9 +56,8 @@ class AdaptivePolicy:
                 f"expected at least {INITIAL_EVALUATIONS}. Raise "
                 "sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
             )
-        first_round_rollouts = sum(
-            _rollouts_to(seeds[0], self._first_target(seeds[0])) for seeds in self._seeds_by_cell(()).values()
-        )
+        first_cells = [seeds[0] for seeds in self._seeds_by_cell(()).values()]
+        first_round_rollouts = sum(cell.rollouts_to_reach(self._first_target(cell)) for cell in first_cells)
         if first_round_rollouts > self.allowed_rollouts:
             allowed_text = f"{self.allowed_rollouts}{' (half of the grid)' if self.total_rollouts is None else ''}"
             raise InputError(
@@ -99,7 +98,7 @@ class AdaptivePolicy:
     @property
     def grid_rollouts(self) -> int:
         """Rollouts that the whole grid takes."""
-        return sum(_rollouts_to(cell, self.C_grid[-1]) for cell in self.cells)
+        return sum(cell.rollouts_to_reach(self.C_grid[-1]) for cell in self.cells)
 
     @property
     def allowed_rollouts(self) -> int:
@@ -135,7 +134,7 @@ class AdaptivePolicy:
         started_cells = {(c.B_p, c.n) for c in C_reached if C_reached[c] >= self._first_target(c)}
         first_seeds = [seeds[0] for key, seeds in seeds_by_cell.items() if key not in started_cells]
         targets = {cell: self._first_target(cell) for cell in first_seeds}
-        return [SweepStep(c, target, _rollouts_to(c, target) - C_reached.get(c, 0)) for c, target in targets.items()]
+        return [SweepStep(c, C, c.rollouts_to_reach(C) - C_reached.get(c, 0)) for c, C in targets.items()]
 
     def _possible_steps(
         self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int
@@ -147,7 +146,7 @@ class AdaptivePolicy:
             for cell, target in product(cell_seeds[: started_count + 1], self.C_levels):
                 C_now = C_reached.get(cell, 0)
                 is_far_enough = target >= max(MIN_EXTENSION * C_now, self._first_target(cell))
-                cost = _rollouts_to(cell, target) - C_now
+                cost = cell.rollouts_to_reach(target) - C_now
                 if (is_far_enough or target == self.C_levels[-1]) and 0 < cost <= rollouts_left:
                     possible_steps.append(SweepStep(cell, target, cost))
         return possible_steps
@@ -206,11 +205,6 @@ def _affordable_targets(steps: Sequence[SweepStep], rollouts_left: int, max_cell
             targets[step.cell] = step.target
             rollouts_left -= step.cost
     return targets
-
-
-def _rollouts_to(cell: Cell, target: int) -> int:
-    """Rollouts of a run that is trained until its C reaches the target: whole updates."""
-    return math.ceil(target / cell.B) * cell.B
 
 
 class NStarUncertainty:

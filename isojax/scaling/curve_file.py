@@ -175,9 +175,8 @@ def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_
     residuals = fitted_points.R - _median_curve(posterior, fitted_points.C)
     C = np.geomspace(file_points.points.C[file_points.points.C > 0].min(), file_points.points.C.max(), BAND_POINTS)
     rewards = posterior.rewards(C)
-    band = {"C": C, "reward": np.median(rewards, axis=0)} | dict(
-        zip(("low", "high"), central_band(rewards), strict=True)
-    )
+    low, high = central_band(rewards)
+    band = {"C": C, "reward": np.median(rewards, axis=0), "low": low, "high": high}
     return {
         **{name: float(np.median(values)) for name, values in draws.items()},
         "intervals": intervals,

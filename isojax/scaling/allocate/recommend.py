@@ -12,7 +12,7 @@ from isojax.core.nouns import Allocation, GrowingRun, MeasuredCell, Recommendati
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
-from isojax.scaling.allocate.curve_ensemble import ClosedInterval, CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, ClosedInterval, CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.growing_n import plan_growing_run
 from isojax.scaling.result import FitResult
 
@@ -20,10 +20,7 @@ ALLOCATORS: Mapping[str, Callable[[FitResult, CurveEnsemble, AllocationRequest],
     "paper": allocators.allocate_by_law,
     "hierarchical": allocators.allocate_by_curves,
 }
-# A budget beyond this many times the largest measured C is refused; a run ends at its last evaluation, a little below
-# its budget.
-MAX_EXTRAPOLATION = 4.0
-EXTRAPOLATION_TOLERANCE = 1.05
+MAX_EXTRAPOLATION = 4.0  # a budget beyond this many times the largest measured C is refused
 
 
 def recommend(
@@ -161,7 +158,7 @@ def _check_fit(fit: FitResult) -> None:
 def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, extrapolate: bool) -> None:
     C, C_measured_max, C_measured_min = request.C, ensemble.C_measured_max, ensemble.samples.C_low.min()
     ratio = C / C_measured_max
-    if ratio > MAX_EXTRAPOLATION * EXTRAPOLATION_TOLERANCE:
+    if ratio > MAX_EXTRAPOLATION * MEASURED_TOLERANCE:
         times = f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.3g}"
         statement = f"C = {C:.6g} is {times} times the largest measured C = {C_measured_max:.6g}"
         risks = "no measurement supports more"

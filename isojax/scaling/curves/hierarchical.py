@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.scaling.curves.hill import progress_gradient
-from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, as_float64
+from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, as_float64, base_reward
 
 ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
@@ -86,12 +86,10 @@ def pack_sweep(cells: TracksByCell) -> PackedSweep:
                 x[j, s, : len(t.C)] = np.log10(t.C)
             y[j, s, : len(t.C)], weight[j, s, : len(t.C)] = t.R, 1.0
     has_compute = np.isfinite(x) & (weight > 0)
-    base_rewards = [t.R[0] for seeds in tracks for t in seeds if t.C[0] == 0]
     x_low, x_high = float(x[has_compute].min()), float(x[has_compute].max())
-    base_reward = float(np.mean(base_rewards)) if base_rewards else None
     X, prior = surface_columns(keys, (x_low + x_high) / 2)
     data = SweepArrays(x, y, weight, X, x_low, x_high)
-    return PackedSweep(data, weight > 0, prior, keys, tracks, base_reward)
+    return PackedSweep(data, weight > 0, prior, keys, tracks, base_reward([t for seeds in tracks for t in seeds]))
 
 
 def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> tuple[FloatArray, SurfacePrior]:

@@ -97,7 +97,8 @@ class PosteriorSamples:
         """The replicates' rewards on the problems that were used, each cell at its own compute C > 0: float[..., J] or
         float[..., 1] -> float[..., Q, J]. A curve with a peak gives the best reward up to C."""
         C_capped = np.minimum(C, self.C_peak)
-        R = self.shapes_at(C_capped)
+        R0, tail = self.R0[:, None], self.tail[:, None]
+        R = curve_value(C_capped[..., None, :], R0, self.A, self.exponent, self.C_mid, tail)
         for j, correction in enumerate(self.corrections):
             if correction is not None:
                 sampled = correction.sample(C_capped[..., j].reshape(-1), len(self.R0), self.keys[j])
@@ -117,11 +118,6 @@ class PosteriorSamples:
         departure -= departure.mean(0)  # so that no cell gains by chance
         rewards = curve_rewards + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES
         return np.where(decades_beyond > 0, np.clip(rewards, 0.0, 1.0), curve_rewards)
-
-    def shapes_at(self, C: FloatArray) -> FloatArray:
-        """The replicates' curves alone, without residual corrections and departures."""
-        C_capped = np.minimum(C, self.C_peak)[..., None, :]
-        return curve_value(C_capped, self.R0[:, None], self.A, self.exponent, self.C_mid, self.tail[:, None])
 
     def for_cells(self, keys: Sequence[tuple[int, int]]) -> PosteriorSamples:
         """The same replicates of some cells."""
@@ -161,14 +157,13 @@ def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:
 
     A, exponent, C_mid = (tuple(map(rounded, values.T)) for values in (draws.A, draws.exponent, draws.C_mid))
     a, b = map(rounded, draws.shift.T)
-    R0, tail = rounded(draws.R0), rounded(draws.tail)
     return CurveDraws(
         cells=draws.keys,
         A=A,
         exponent=exponent,
         C_mid=C_mid,
-        R0=R0,
-        tail=tail,
+        R0=rounded(draws.R0),
+        tail=rounded(draws.tail),
         shift=(a, b),
         departure_sd=draws.departure_sd,
     )
