@@ -13,7 +13,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
-from isojax.core.schedule import Span
 from isojax.launch.planner import DeviceBudget, format_bytes, format_sizes
 from isojax.launch.time_estimate import Forecast
 from isojax.report.console import SafeConsole, TextTable
@@ -59,8 +58,8 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
     rows = []
     for cell in sorted({replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule in config.sweep.schedules, c)):
         M = cell.updates_to_reach(final_target)
-        last = cell.span_at(max(M - 1, 0))
-        sizes = zip(cell_sizes(cell.spans[0]), cell_sizes(last), strict=True)
+        first, last = cell.spans[0], cell.span_at(max(M - 1, 0))
+        sizes = ((first.B_p, last.B_p), (first.n, last.n), (first.B, last.B))
         B_p, n, B = (f"{a}" if a == b else f"{a} to {b}" for a, b in sizes)
         C = cell.rollouts_after(M)
         row = [B_p, n, B, str(M), str(C), str(config.sweep.seeds)]
@@ -77,11 +76,6 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
     sweep = config.sweep
     if over_limit := [f"{B_p} x {n}" for B_p, n in product(sweep.B_p, sweep.n) if B_p * n > sweep.B_max]:
         console.print(f"sweep.B_max = {sweep.B_max} leaves out {', '.join(over_limit)}")
-
-
-def cell_sizes(span: Span) -> tuple[int, int, int]:
-    """(B_p, n, B)"""
-    return span.B_p, span.n, span.B
 
 
 def format_duration(seconds: float) -> str:

@@ -25,7 +25,6 @@ from isojax.scaling.tracks import metric_value
 RATE_STEP = 10**0.5
 MAX_EXTENSIONS = 2
 MIN_EVALUATIONS, MIN_WARMUPS = 4, 3
-SCORE_DESCRIPTION = "mean over seeds of the mean {metric} over the last quarter of the evaluations"
 LaunchSweep = Callable[[Config, bool, bool], Path | None]  # of a config, whether to resume, and whether to run nothing
 
 
@@ -217,7 +216,7 @@ def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[st
         "name": config.name,
         **{key: value for key, value in plan._asdict().items() if key not in ("rates", "folder")},
         "metric": metric,
-        "score": SCORE_DESCRIPTION.format(metric=metric),
+        "score": f"mean over seeds of the mean {metric} over the last quarter of the evaluations",
         "extended": len(search.results) - len(plan.rates),
         "rates": rate_rows,
         "best": search.best.rate if search.best else None,

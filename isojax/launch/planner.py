@@ -280,11 +280,9 @@ def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: boo
         sweep = fit_to_memory(requested, budget) or budget.smallest_sizes(requested)
     if not budget.fits(sweep):
         # A CPU's devices share its memory.
-        growths = [2**k for k in range(MAX_MESH_GROWTH.bit_length())] if budget.backend != "cpu" else []
-        device_counts = [
-            (f"{growth * budget.mesh.devices} such devices", growth * budget.mesh.devices) for growth in growths
-        ]
-        suggestion = suggest_fit(requested, budget, device_counts)
+        doublings = range(MAX_MESH_GROWTH.bit_length()) if budget.backend != "cpu" else ()
+        counts = [budget.mesh.devices << k for k in doublings]
+        suggestion = suggest_fit(requested, budget, [(f"{count} such devices", count) for count in counts])
         shortage = f"{describe_shortage(sweep, budget)} {suggestion}"
         if is_new_run and requested.decode_slots is None and requested.microbatch is None:
             raise InputError(shortage)

@@ -209,7 +209,6 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
         raise InputError(
             f"{path} holds no complete point after a cell header. Run the cell (`isojax launch ... --resume`)."
         )
-    header = rows[0]
     cell, points, line_numbers = _parse_rows(rows, path)
     device_hours, devices = _device_hours(folder, points)
     return RunRecord(
@@ -217,7 +216,7 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
         points,
         str(path),
         device_hours,
-        str(header.get("cell_hash", "")),
+        str(rows[0].get("cell_hash", "")),
         _failure_reason(rows),
         line_numbers,
         devices,

@@ -61,9 +61,7 @@ class IntervalSettings(ResultRow):
     noise_sd: float  # standard deviation of the reward of one evaluation
     problems: int | None  # that each replicate draws again; None where no counts per problem are recorded
     method: str  # in words
-    acceptance: (
-        float | None
-    )  # the share of the chains' steps that were accepted, in their last round; None without noise
+    acceptance: float | None  # the share of the chains' steps accepted in their last round; None without noise
     r_hat: tuple[float, float] | None  # of half the last round's iterations and of all: near 1 where they are enough
 
 

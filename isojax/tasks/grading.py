@@ -121,9 +121,8 @@ class Checker:
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
         self.on_failure: FailureCallback = lambda kind, what_happened: None  # called, in any thread, with each of them
         self._verifier, self._timeout = verifier, timeout
-        self._timed_out: (
-            list[int] | None
-        ) = []  # the problems of the first checks; None once one ended before its deadline
+        # The problems of the first checks; None once one ended before its deadline.
+        self._timed_out: list[int] | None = []
         self._lock = threading.Lock()
         self._pure, self._weights = loaded.pure, weights or {}
         self._check: Check | None = None if loaded.isolated else loaded.build()

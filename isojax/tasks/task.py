@@ -148,7 +148,7 @@ class TextTask:
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
         """Each problem's prompt as token ids."""
         if self.prompt.format == "chat" and problems:
-            return self._tokenize_chats([self._chat_messages(problem) for problem in problems])
+            return self._tokenize(self._render_chats([self._chat_messages(p) for p in problems]), special=False)
         for problem in problems:
             if len(problem.messages) > 1:
                 length = len(problem.messages)
@@ -181,21 +181,18 @@ class TextTask:
         with self._tokenizer_lock, readable(self.folder):
             return self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
 
-    def _tokenize_chats(self, conversations: list[list[dict[str, str]]]) -> list[list[int]]:
+    def _render_chats(self, conversations: list[list[dict[str, str]]]) -> list[str]:
         options: dict[str, Any] = {"add_generation_prompt": True}
         if self.prompt.thinking is not None:
             options["enable_thinking"] = self.prompt.thinking
-        return self._tokenize(render_chats(self.tokenizer, conversations, options), special=False)
+        return render_chats(self.tokenizer, conversations, options)
 
     def _find_markup(self) -> tuple[str, str]:
         """What the chat template writes before and after a user's message that follows an assistant's."""
         texts = "First message.", "Second message.", "Third message."
         roles = "user", "assistant", "user"
         messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-        options: dict[str, Any] = {"add_generation_prompt": True}
-        if self.prompt.thinking is not None:
-            options["enable_thinking"] = self.prompt.thinking
-        (rendered,) = render_chats(self.tokenizer, [messages], options)
+        (rendered,) = self._render_chats([messages])
         _, second, rest = rendered.partition(texts[1])
         before, third, after = rest.partition(texts[2])
         if not second or not third:

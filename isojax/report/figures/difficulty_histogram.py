@@ -7,7 +7,6 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from isojax.core.atomic_files import write_bytes
 from isojax.report import canvas
 
 UNUSED, UNUSED_COLOUR = "unused", "#c3cad1"  # problems in no split
@@ -26,10 +25,10 @@ def draw_difficulty(labels: Sequence[DifficultyLabel], splits: Mapping[str, AvgR
     all_attempts = [attempts for _, attempts, _ in labels]
     k = "–".join(str(attempts) for attempts in dict.fromkeys((min(all_attempts), max(all_attempts))))
     drawing = canvas.render_figure(_histogram_figure(ordered_splits, counts_by_split, bin_count, k))
-    png, pdf = folder / "difficulty.png", folder / "difficulty.pdf"
-    write_bytes(png, drawing.png)
-    write_bytes(pdf, drawing.pdf)
-    return [png, pdf]
+    paths = [folder / "difficulty.png", folder / "difficulty.pdf"]
+    for path in paths:
+        drawing.write(path)
+    return paths
 
 
 def count_bars(labels: Sequence[DifficultyLabel], splits: Sequence[str]) -> tuple[dict[str, Counter[int]], int]:

@@ -33,7 +33,8 @@ def _text(
     stage: GrowingStage | None = None,
     checkpoints: str = "",
 ) -> str:
-    allocation, trainer = recommendation.allocation, {"total_training_steps": M_end, "total_epochs": M_end}
+    allocation = recommendation.allocation
+    trainer: dict[str, int | str] = {"total_training_steps": M_end, "total_epochs": M_end}
     overrides = {
         "defaults": ["ppo_trainer", "_self_"],
         "data": {"train_batch_size": allocation.B_p},
@@ -46,12 +47,8 @@ def _text(
     }
     notes = [f"B = {allocation.B} rollouts per update must be a multiple of the number of GPUs."]
     if stage is not None:
-        overrides["trainer"] = {
-            **trainer,
-            "save_freq": M_end,  # and at the end, whatever it is, if it is above 0
-            "resume_mode": "auto",
-            "default_local_dir": checkpoints,
-        }
+        trainer["save_freq"] = M_end  # and at the end, whatever it is, if it is above 0
+        trainer |= {"resume_mode": "auto", "default_local_dir": checkpoints}
         notes.append("Steps are counted on from run to run. The checkpoint brings the first run's learning rate back.")
     notes.append(f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}")
     learning_rate_key = "actor_rollout_ref.actor.optim.lr"

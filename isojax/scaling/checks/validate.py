@@ -17,7 +17,6 @@ from isojax.scaling.intervals import Interval
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import RunTrack, group_by_cell, make_track, select_points
 
-VALIDATION_SCHEMA = 1
 HIDDEN_COMPUTE_FACTOR = 4.0
 REPLICATES = 200
 MIN_SHARE_OF_C = 0.7  # evaluations between this share of C and C count as made near C
@@ -50,7 +49,7 @@ def validate(
         except InputError as e:
             results[name] = {"possible": False, "why": str(e)}
     settings = {"metric": metric, "compute": compute, "mode": options.mode, "replicates": options.replicates}
-    return {"schema": VALIDATION_SCHEMA, **settings, **results}
+    return {"schema": 1, **settings, **results}
 
 
 def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:

@@ -77,7 +77,11 @@ class GuessTask:
 
     def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
         """Prompts of 7 tokens, and answers of three, the secret and `?`."""
-        _check_lengths(prompt_length, response_length)
+        if prompt_length != PROMPT_LENGTH or response_length < TURN_LENGTH:
+            raise InputError(
+                f"cell.sampling: the task `guess` takes prompt_length = {PROMPT_LENGTH} and response_length of at least"
+                f" {TURN_LENGTH}, given {prompt_length} and {response_length}; five guesses take 20."
+            )
         prompts = np.array([[TOKEN_ID[c] for c in p.prompt] for p in problems], np.int32)
         answers = np.full((len(problems), response_length), self.pad, np.int32)
         answers[:, :3] = [[TOKEN_ID[c] for c in p.answer + "?"] for p in problems]
@@ -120,15 +124,6 @@ class GuessTask:
         lengths = mask.sum(-1)
         is_right = (last_tokens(tokens, lengths) == answers[..., :3]).all(-1)
         return (is_right & (lengths % TURN_LENGTH == 3)).astype(jnp.float32)
-
-
-def _check_lengths(prompt_length: int, response_length: int) -> None:
-    if prompt_length != PROMPT_LENGTH or response_length < TURN_LENGTH:
-        given = f"given {prompt_length} and {response_length}"
-        raise InputError(
-            f"cell.sampling: the task `guess` takes prompt_length = {PROMPT_LENGTH} and response_length of at least "
-            f"{TURN_LENGTH}, {given}; five guesses take 20."
-        )
 
 
 def build(argument: str = "") -> GuessTask:

@@ -3,7 +3,7 @@ then by math-verify (extra [verify]), which also searches a response that states
 
 import re
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from isojax.core.nouns import Problem
@@ -57,8 +57,7 @@ def build(argument: str) -> Check:
     math_verify = import_extra("verify", "cell.verifier.use = math", "math_verify")
 
     # Its own timeouts are signals, which do not reach into C code; the deadline of a worker process does.
-    def parse(text: str) -> list[Any]:
-        return math_verify.parse(text, parsing_timeout=None)
+    parse = partial(math_verify.parse, parsing_timeout=None)
 
     @lru_cache(1024)
     def parse_reference(reference: str) -> list[Any]:
