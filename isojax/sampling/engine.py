@@ -47,9 +47,8 @@ class SamplerWeights(NamedTuple):
     """The policy as the sampler reads it."""
 
     decode: Params  # of `Decoding.prepare_weights`
-    stacked: (
-        Params | None
-    )  # with all layers in one array, where `decode` has not; XLA counts an array given twice as two
+    # With all layers in one array, where `decode` has not; XLA counts an array given twice as two.
+    stacked: Params | None
 
     @property
     def prefill(self) -> Params:

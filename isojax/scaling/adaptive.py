@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import groupby, product
 from typing import Any
 
 import numpy as np
@@ -122,10 +122,8 @@ class AdaptivePolicy:
 
     def _seeds_by_cell(self, failed: Sequence[Cell]) -> dict[tuple[int, int], list[Cell]]:
         """The cells of each (B_p, n), by rising seed, less those that failed."""
-        seeds_by_cell: dict[tuple[int, int], list[Cell]] = {}
-        for cell in sorted(set(self.cells) - set(failed)):
-            seeds_by_cell.setdefault((cell.B_p, cell.n), []).append(cell)
-        return seeds_by_cell
+        cells = sorted(set(self.cells) - set(failed))
+        return {key: list(seeds) for key, seeds in groupby(cells, lambda cell: (cell.B_p, cell.n))}
 
     def _initial_steps(
         self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int]

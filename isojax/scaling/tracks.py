@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -149,10 +150,8 @@ def select_points(run: RunRecord, points: slice) -> RunRecord:
 
 def group_by_cell(tracks: Sequence[RunTrack]) -> dict[tuple[int, int], list[RunTrack]]:
     """The seeds of each (B_p, n), cells and seeds in rising order."""
-    cells: dict[tuple[int, int], list[RunTrack]] = {}
-    for t in sorted(tracks, key=lambda t: t.run.cell):
-        cells.setdefault(t.key, []).append(t)
-    return cells
+    sorted_tracks = sorted(tracks, key=lambda t: t.run.cell)
+    return {key: list(seeds) for key, seeds in groupby(sorted_tracks, lambda t: t.key)}
 
 
 def base_reward(tracks: Sequence[RunTrack]) -> float | None:

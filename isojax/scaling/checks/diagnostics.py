@@ -87,12 +87,11 @@ TIE_POINTS = 40
 
 def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
     """Do the curves fit as well as the evaluations' own scatter allows, and where are values of n tied?"""
-    residuals_by_run = estimate.residuals
-    point_count = sum(map(len, residuals_by_run))
+    residuals = estimate.residuals
     return FitDiagnostics(
-        reduced_chi_square=reduced_chi_square(residuals_by_run, difference_sd(residuals_by_run)),
-        autocorrelation=autocorrelation(residuals_by_run),
-        degrees_of_freedom=point_count - estimate.parameter_count if residuals_by_run else None,
+        reduced_chi_square=reduced_chi_square(residuals, difference_sd(residuals)),
+        autocorrelation=autocorrelation(residuals),
+        degrees_of_freedom=sum(map(len, residuals)) - estimate.parameter_count if residuals else None,
         ties=find_ties(estimate.draws),
     )
 
