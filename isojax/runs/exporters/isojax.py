@@ -45,9 +45,7 @@ def _config(recommendation: Recommendation, sweep_config: Config | None) -> Conf
         "budget": allocation.C,
         "B_max": max(sweep.B_max, allocation.B),
         "seeds": 1,
-        "decode_slots": None,
-        "microbatch": None,
-        "prefill_batch": None,
+        **dict.fromkeys(("decode_slots", "microbatch", "prefill_batch")),
     }
     config_update = {
         "name": f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}",
