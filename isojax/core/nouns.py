@@ -306,7 +306,6 @@ class Recommendation:
 
     @property
     def risk_summary(self) -> str:
-        """The risks in one line."""
         return "; ".join(risk.text for risk in self.risks)
 
 

@@ -63,8 +63,6 @@ class EarlierSaturation:
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """One of the sweeps compared."""
-
     label: str
     base_reward: float | None
     n: tuple[int, ...]  # measured, rising

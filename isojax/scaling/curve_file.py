@@ -33,8 +33,6 @@ METHOD = "posterior of the curve, its tail and the noise, by sequential Monte Ca
 
 @dataclass(frozen=True)
 class CurveFilePoints:
-    """What a file holds."""
-
     points: RunPoints  # by seed and compute
     seed_names: tuple[str, ...]
     rows_without_reward: int

@@ -143,7 +143,6 @@ def fixed_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def select_points(run: RunRecord, points: slice) -> RunRecord:
-    """A part of a run."""
     hours, lines = run.device_hours[points], run.line_numbers[points]
     return replace(run, points=run.points[points], device_hours=hours, line_numbers=lines)
 

@@ -35,8 +35,6 @@ class LabelsNeeded(Exception):
 
 @dataclass
 class ProblemSelection:
-    """The problems of a sweep."""
-
     training: list[Problem]
     validation: list[Problem]
     out_of_range: list[Problem] = field(default_factory=list)  # labelled problems of another difficulty

@@ -22,8 +22,6 @@ class EncodedProblems(NamedTuple):
 
 
 class TokenizedProblems(NamedTuple):
-    """Problems as text and as arrays."""
-
     problems: list[Problem]
     arrays: EncodedProblems
 

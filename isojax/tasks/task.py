@@ -122,7 +122,6 @@ class TextTask:
         return self.source.problems(count, rng)
 
     def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:
-        """The tokens of each problem's prompt."""
         return list(map(len, self._prompt_tokens(problems)))
 
     def encode(self, problems: Sequence[Problem], prompt_length: int) -> EncodedProblems:
@@ -146,7 +145,6 @@ class TextTask:
             return [str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in prompt_tokens]
 
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
-        """Each problem's prompt as token ids."""
         if self.prompt.format == "chat" and problems:
             return self._tokenize(self._render_chats([self._chat_messages(p) for p in problems]), special=False)
         for problem in problems:

@@ -29,7 +29,6 @@ def tag(name: str, *inner: object, cls: str = "") -> Html:
 
 
 def bullet_list(items: Iterable[object]) -> Html:
-    """An unordered list."""
     return tag("ul", *(tag("li", item) for item in items))
 
 

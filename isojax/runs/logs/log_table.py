@@ -45,8 +45,6 @@ LEDGER_FIELDS = {name: (name,) for name in FIELD_HELP if name != "scale"} | {
 
 @dataclass(frozen=True)
 class LogTable:
-    """One log."""
-
     source: str  # the file, as the user named it
     rows: tuple[DataRow, ...]  # its entries in order; values are as the log has them (text, number, list or None)
     config: Mapping[str, Any] = field(default_factory=dict)  # what it says once for all its rows, as further columns

@@ -46,12 +46,10 @@ class CurveEnsemble:
 
     @property
     def level(self) -> float:
-        """The level of its intervals."""
         return LEVEL if self.fit.intervals is None else self.fit.intervals.level
 
     @property
     def C_measured_max(self) -> float:
-        """The largest C measured."""
         return max(run.C_max for run in self.fit.runs)
 
     def expected_rewards(self, C: ArrayLike) -> FloatArray:

@@ -26,8 +26,6 @@ TRIAL_DRAWS = 100  # of the trial's fit
 
 @dataclass(frozen=True)
 class _CellError:
-    """Of one cell."""
-
     error: float  # predicted less measured, the mean over hidden evaluations
     chance_sd: float  # that the curve's own uncertainty and noise explain
     inside: bool  # its 90% interval

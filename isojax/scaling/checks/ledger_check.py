@@ -18,8 +18,6 @@ MIN_EVALUATIONS = 3  # at C > 0; below it, a cell has no curve
 
 @dataclass(frozen=True)
 class LedgerCheck:
-    """What ledgers hold."""
-
     runs: list[RunRecord]  # those that can be read, by cell
     metric: str  # the one that `isojax fit` takes where none is asked for
     errors: list[str]  # what `isojax fit` would refuse, with file and line

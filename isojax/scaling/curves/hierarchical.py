@@ -32,8 +32,6 @@ POOLED_TAU = 1e-4  # tau of cells that share one curve
 
 @dataclass(frozen=True)
 class SweepArrays:
-    """The evaluations of a sweep."""
-
     x: FloatArray  # [J, S, P], log10 C; -inf at C = 0
     y: FloatArray  # [J, S, P], rewards
     weight: FloatArray  # [J, S, P], 1 where there is a point, 0 where there is none
@@ -64,8 +62,6 @@ class SurfacePrior:
 
 @dataclass(frozen=True)
 class PackedSweep:
-    """A sweep's evaluations and prior."""
-
     data: SweepArrays
     has_point: NDArray[np.bool_]  # [J, S, P], where there is a point; data.weight is 0 at those that the fit leaves out
     prior: SurfacePrior

@@ -59,8 +59,6 @@ class CurvePosterior:
 
 @dataclass(frozen=True)
 class _HmcDraws:
-    """The draws of some chains."""
-
     theta: FloatArray  # [Q, J, 3]
     R0: FloatArray  # [Q]
     acceptance: float

@@ -59,7 +59,6 @@ class RunPoints:
     averaged: ArrayLike = 1  # [points] or of all, the evaluations of which each point is the mean
 
     def select(self, mask: NDArray[np.bool_]) -> RunPoints:
-        """The points in `mask`."""
         return replace(self, C=self.C[mask], R=self.R[mask], run_index=self.run_index[mask])
 
     @property

@@ -54,8 +54,6 @@ def reply(
 
 
 class GuessTask:
-    """The task; see the module."""
-
     on_device: ClassVar[Literal[True]] = True
     vocab = len(ALPHABET)  # 24, which a mesh of 2, 4 or 8 divides
     eos = TOKEN_ID["?"]
