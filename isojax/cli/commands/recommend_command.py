@@ -193,9 +193,7 @@ def print_recommendation(
         console.print(_measured_cells_table(recommendation))
         if batch_table := _batch_table(recommendation):
             console.print(batch_table)
-    for reason in recommendation.reasons:
-        console.print(f"  {escape(reason)}")
-    for sentence in describe_advice(recommendation):
+    for sentence in (*recommendation.reasons, *describe_advice(recommendation)):
         console.print(f"  {escape(sentence)}")
     for warning in recommendation.further_warnings:
         console.print(f"  [yellow]warning:[/yellow] {escape(warning)}")

@@ -89,18 +89,17 @@ def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
     for cell, runs in fitted_runs.items():
         finals = [run.final_reward for run in runs]
         mean_final = fmean(finals)
-        rows.append(
-            [
-                f"{cell[0]} × {cell[1]}",
-                format_reward(fit.base_reward),
-                format_reward(mean_final),
-                f"{mean_final / fit.base_reward:.2f}×" if fit.base_reward else "–",
-                ", ".join(map(format_reward, finals)),
-                *(format_reward(values.get(cell)) for values in extra_rewards.values()),
-                format_compact(max(run.C_max for run in runs)),
-                sum(run.points for run in runs),
-            ]
-        )
+        row = [
+            f"{cell[0]} × {cell[1]}",
+            format_reward(fit.base_reward),
+            format_reward(mean_final),
+            f"{mean_final / fit.base_reward:.2f}×" if fit.base_reward else "–",
+            ", ".join(map(format_reward, finals)),
+            *(format_reward(values.get(cell)) for values in extra_rewards.values()),
+            format_compact(max(run.C_max for run in runs)),
+            sum(run.points for run in runs),
+        ]
+        rows.append(row)
     headings = ["B_p × n", "base", "final, mean of seeds", "ratio", "final of each seed"]
     headings += [*(f"{metric}, final" for metric in extra_rewards), "C reached", "evaluations"]
     table = html_table(f"Validation {fit.metric} before and after training", headings, rows)

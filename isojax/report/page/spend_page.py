@@ -97,18 +97,17 @@ def _legs_table(spending: Spending, runs: Sequence[RunRecord]) -> markup.Html:
     for leg in spending.legs:
         reward = rewards.get((leg.cell, leg.C_end))
         is_pilot = leg.expected is None
-        rows.append(
-            (
-                leg.cell.name,
-                "pilot" if is_pilot else "went on",
-                leg.n,
-                f"{leg.C_start:,}",
-                f"{leg.C_end:,}",
-                format_percent((leg.C_end - leg.C_start) / spending.budget),
-                "" if reward is None else format_reward(reward),
-                "" if is_pilot else f"{format_reward(leg.expected)} {format_interval(leg.interval)}",
-            )
+        row = (
+            leg.cell.name,
+            "pilot" if is_pilot else "went on",
+            leg.n,
+            f"{leg.C_start:,}",
+            f"{leg.C_end:,}",
+            format_percent((leg.C_end - leg.C_start) / spending.budget),
+            "" if reward is None else format_reward(reward),
+            "" if is_pilot else f"{format_reward(leg.expected)} {format_interval(leg.interval)}",
         )
+        rows.append(row)
     headings = ("run", "what", "n", "from C", "to C", "of the budget", "reward there", "expected of the end")
     return markup.html_table("Legs, in their order", headings, rows, text_columns=(1, 7))
 

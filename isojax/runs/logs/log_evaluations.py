@@ -62,18 +62,17 @@ def read_run_record(
             device_hours.append(_cumulative_sum("device_hours", entry, device_hours[-1] if device_hours else 0))
         elif hours is not None:
             device_hours.append(hours)
-        points.append(
-            EvalPoint(
-                target=rollouts,
-                M=entry.clock if "step" in column_map else round(rollouts / cell.B),
-                rollouts=rollouts,
-                tokens=tokens,
-                metrics=metrics,
-                counts=entry.values.get("counts", ()),
-                samples=_samples_per_problem(entry),
-                train=_mean_train_metrics(entries_since_evaluation),
-            )
+        point = EvalPoint(
+            target=rollouts,
+            M=entry.clock if "step" in column_map else round(rollouts / cell.B),
+            rollouts=rollouts,
+            tokens=tokens,
+            metrics=metrics,
+            counts=entry.values.get("counts", ()),
+            samples=_samples_per_problem(entry),
+            train=_mean_train_metrics(entries_since_evaluation),
         )
+        points.append(point)
         entries_since_evaluation = []
     if not points:
         columns = ", ".join(column for name, column in column_map.columns.items() if is_validation(name))
