@@ -71,12 +71,11 @@ def complete_log_format(incomplete: str) -> list[str]:
 
 RUNS_HELP = "Sweep folders, cell folders or ledgers, such as runs/quickstart."
 RunsArgument = Annotated[list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)]
-FitMode = Literal["hierarchical", "paper"]
 MODE_HELP = (
     "hierarchical: all points in one model, with intervals; says when n makes no difference. "
     "paper: the published workflow, step by step."
 )
-ModeOption = Annotated[FitMode, Option(help=MODE_HELP)]
+ModeOption = Annotated[Literal["hierarchical", "paper"], Option(help=MODE_HELP)]
 JsonOption = Annotated[bool, Option("--json", help="Print one JSON document on standard output, nothing else there.")]
 ResumeOption = Annotated[bool, Option("--resume", help="Go on with what is in the folder, or start where nothing is.")]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 
-AUTO = "auto"
 SHUTDOWN_TIMEOUT = 20  # seconds that a process which fails waits for the others
 
 
@@ -32,7 +31,7 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
     """The process group that --coordinator, --processes and --process describe; InputError where they contradict."""
     if num_processes is None and coordinator is None and process_id is None:
         return SINGLE_PROCESS
-    if num_processes == AUTO and coordinator is None and process_id is None:
+    if num_processes == "auto" and coordinator is None and process_id is None:
         return ProcessGroup(auto=True)
     count = int(num_processes) if num_processes and re.fullmatch(r"\d{1,6}", num_processes) else 0
     if count == 1:

@@ -13,7 +13,6 @@ from isojax.core.errors import InputError
 from isojax.launch.planner import format_bytes
 from isojax.runs.mirror import MODEL_URL
 
-Dtype = Literal["float32", "bfloat16"]
 SMOLLM2_SOURCE, SMOLLM2_NAME = "smollm2", "smollm2-135m"
 SOURCE_HELP = "A model hub's repository, or the model inside a Python package (FILE: that package's .gguf file)."
 REVISION_HELP = "A branch, tag or commit of the hub's repository; the commit is recorded in model_source.json."
@@ -70,7 +69,7 @@ def import_model(
 def export(
     run: Annotated[Path, Argument(metavar="RUN", help="A run's folder: runs/NAME/cells/16x8-s0.")],
     out: Annotated[Path, Argument(metavar="DIR", help="The folder to write.")],
-    dtype: Annotated[Dtype, Option(help="What the weights are stored in.")] = "float32",
+    dtype: Annotated[Literal["float32", "bfloat16"], Option(help="What the weights are stored in.")] = "float32",
     base: Annotated[Path | None, Option(metavar="FOLDER", help=BASE_HELP)] = None,
     adapter: Annotated[bool, Option("--adapter", help="Only LoRA's adapters, as a folder that PEFT loads.")] = False,
 ) -> None:

@@ -41,9 +41,6 @@ DIFFICULTY_RANGES: Mapping[str, tuple[float, float]] = {
 }
 EXTREMELY_HARD = "extremely_hard"
 EXTREMELY_HARD_ATTEMPTS = 128
-# (problems, rollouts per problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
-DECODE_SHAPES = {"cpu": (8, 8)}
-DEFAULT_DECODE_SHAPE = (16, 16)
 
 
 def label_difficulty(
@@ -111,7 +108,8 @@ def _label_with_model(
     devices = jax.local_devices()
     mesh_shape = parse_mesh(config.run.mesh, len(devices))
     mesh = make_mesh(mesh_shape, devices)
-    decode_shape = DECODE_SHAPES.get(jax.default_backend(), DEFAULT_DECODE_SHAPE)
+    # (problems, rollouts per problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
+    decode_shape = (8, 8) if jax.default_backend() == "cpu" else (16, 16)
     sweep = config.sweep.model_copy(update={"B_p": (decode_shape[0],), "n": (decode_shape[1],)})
     sweep = select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh)
     programs = SweepPrograms(cell, sweep, [decode_shape], mesh, task)

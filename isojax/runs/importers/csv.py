@@ -23,7 +23,6 @@ SUFFIXES = (".csv", ".tsv")
 
 METRIC_NAMES, VALUE_NAMES = ("metric", "key", "tag", "variable"), ("value", "Value")  # the columns of the long form
 BOUND_SUFFIXES = ("__MIN", "__MAX")  # of W&B's export
-STEP = "step"
 
 
 def read(path: Path) -> list[LogTable]:
@@ -71,7 +70,7 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
         for row in table.rows:
             values = {name: row.values[column] for column, name in metrics.items() if not is_blank(row.values[column])}
             if values:
-                rows.append(DataRow(row.source, row.position, {STEP: row.values[steps], **values}, row.index))
+                rows.append(DataRow(row.source, row.position, {"step": row.values[steps], **values}, row.index))
         if rows:
             only_metric = next(iter(all_metrics)) if len(all_metrics) == 1 else ""
             yield LogTable(table.source, tuple(rows), run=run, only_metric=only_metric)
