@@ -124,8 +124,7 @@ def schedule_text(stages: Sequence[Stage], n_max: int = 0) -> str:
 def stage_spans(stages: tuple[Stage, ...]) -> tuple[Span, ...]:
     """Where the stages begin in a run; a stage that one update passes over has no span."""
     spans = [Span(0, 0, *stages[0][1:])]
-    for stage, later in pairwise((*stages[1:], None)):
-        assert stage is not None
+    for stage, later in zip(stages[1:], (*stages[2:], None), strict=False):
         last = spans[-1]
         updates = -(-(stage.C - last.C) // last.B)
         C = last.C + updates * last.B

@@ -126,18 +126,14 @@ class HostGrader:
         rollouts_before = 0
         reply_tokens = self.task.reply_tokens if self.task.stops.host_replies else None
         with BackgroundGrader(self.task.grade_tokens, problems, reply_tokens) as grading:
+
+            def on_finished(rollout_index: np.ndarray, responses: list[np.ndarray]) -> None:
+                grading.add_responses(rollouts_before + rollout_index, responses)
+
+            def reply(rollout_index: np.ndarray, responses: list[np.ndarray]) -> list[np.ndarray]:
+                return grading.reply(rollouts_before + rollout_index, responses)
+
             for part, key in calls:
-
-                def on_finished(
-                    rollout_index: np.ndarray, responses: list[np.ndarray], rollouts_before: int = rollouts_before
-                ) -> None:
-                    grading.add_responses(rollouts_before + rollout_index, responses)
-
-                def reply(
-                    rollout_index: np.ndarray, responses: list[np.ndarray], rollouts_before: int = rollouts_before
-                ) -> list[np.ndarray]:
-                    return grading.reply(rollouts_before + rollout_index, responses)
-
                 arrays, Q = pad_problems(part.arrays, self.shapes), len(part.problems)
                 rollouts = self.stream.run(params, arrays, Q, self.n, self.make_key(*key), on_finished, reply)
                 if multiprocess.is_multiprocess():
