@@ -102,12 +102,17 @@ class CellTrainer:
 
     def __post_init__(self) -> None:
         opened, problem_sets = self.opened, eval_problem_sets(self.base_policy, self.config.cell)
-        self.cell, self.state, self.cursor = opened.cell, opened.state, opened.cursor
+        self.state, self.cursor = opened.state, opened.cursor
         growth = self.cursor.growth
         self.growth = GradientSignal(**growth["signal"]) if growth else GradientSignal()
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
         self._report(None)
+
+    @property
+    def cell(self) -> Cell:
+        """The cell, with all stages so far; `opened.problems.cell` has the B_p and n of the present one."""
+        return self.opened.cell
 
     @property
     def C(self) -> int:
@@ -143,8 +148,7 @@ class CellTrainer:
         """Go on with another B_p or n where the schedule changes them, or the gradient's signal has faded."""
         n, n_max = self.opened.problems.cell.n, self.cell.n_max
         if self.growth.has_faded and 2 * n <= n_max:
-            self.cell, self.growth = next_stage(self.cell, self.C)
-            self.opened.cell = self.cell
+            self.opened.cell, self.growth = next_stage(self.cell, self.C)
             self.cursor = replace(self.cursor, growth=growth_state(self.cell, self.growth))
             self.opened.switch(self.cursor)
         elif self.opened.problems.end_update == self.cursor.M:
