@@ -1,6 +1,6 @@
 """Does a run whose n grows beat every fixed n at equal C? From the ledgers of one sweep that has both:
 
-    isojax launch quickstart name=growing sweep.seeds=5 sweep.seed=100 'sweep.B_p=[32]' 'sweep.n=[2,4,8,16,32]' \\
+    isojax launch quickstart name=growing sweep.seeds=5 sweep.seed=200 'sweep.B_p=[32]' 'sweep.n=[2,4,8,16,32]' \\
         cell.rl.lr_scaling=constant cell.rl.learning_rate=5e-4 'sweep.schedules={auto: "32x2 to 32x32 by gradient"}'
     python benchmarks/growing_n.py runs/growing
 

@@ -66,14 +66,14 @@ def test_kills_around_switches_leave_the_same_bits(isojax: Any) -> None:
 
 
 def test_a_schedule_by_gradient_grows_and_leaves_the_same_bits_after_kills(isojax: Any) -> None:
-    words = ("sweep.schedules={auto: '8x2 to 8x16 by gradient'}", "run.checkpoint_seconds=0", "sweep.budget=2000")
-    words += ("cell.rl.no_positive_resampling=0.9",)
+    words = ("sweep.schedules={auto: '32x2 to 32x4 by gradient'}", "run.checkpoint_seconds=0", "sweep.budget=9000")
+    words += ("cell.rl.no_positive_resampling=0.9", "cell.base.steps=400")
     train(isojax, "name=whole", *words)
     whole = points(isojax, "auto-s0", "whole")
     sizes = [(b["rollouts"] - a["rollouts"]) / (b["M"] - a["M"]) for a, b in pairwise(whole)]
-    assert sizes[0] == 16 and sizes[-1] > 16 and sizes == sorted(sizes)
+    assert sizes[0] == 64 and sizes[-1] > 64 and sizes == sorted(sizes)
     ledger: Path = isojax.run() / "cells" / "auto-s0" / "records.jsonl"
-    for lines in (9, 11):
+    for lines in (9, 15):  # the latter is before n changes
         process = isojax.fork("isojax.train", "tiny.yaml", *ONLY, *words, "--resume", report=False)
         while process.poll() is None and not (ledger.exists() and ledger.read_bytes().count(b"\n") >= lines):
             time.sleep(0.005)
