@@ -40,7 +40,7 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "rank": None,
     "head_dim": None,
     "position": "sequence",
-    "saved_embed": "tensor",
+    "saved_embed": "tensor",  # the width of what waits for the gradient (`split_width`)
 }
 
 
