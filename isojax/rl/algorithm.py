@@ -70,7 +70,8 @@ def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> An
     try:
         return jax.eval_shape(function)
     except Exception as e:  # whatever a user's own function raises
-        raise InputError(f"{setting}: {type(e).__name__}: {str(e).strip().rstrip('.')}; expected {expected}.") from e
+        reason = " ".join(str(e).split()).rstrip(".")  # in one line
+        raise InputError(f"{setting}: {type(e).__name__}: {reason}; expected {expected}.") from e
 
 
 def loss_metrics(module: ModuleType, name: str) -> list[str]:

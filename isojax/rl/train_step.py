@@ -60,7 +60,8 @@ class UpdateResult(NamedTuple):
     """What an update program returns with the state."""
 
     metrics: Metrics  # merged over its updates
-    # f32[D], of each problem's rewards; where the program computes them and cell.rl.no_positive_resampling reads them
+    # f32[training problems], sums of their rewards; where the program has them and cell.rl.no_positive_resampling reads
+    # them
     reward_sums: Array | None = None
 
 

@@ -3,7 +3,7 @@ better a rollout is than others. The rows *r are (shards, rows of a shard); rows
 A group's rows may lie in two shards.
 
 n is a traced number, because one program serves every n: no `reshape(-1, n)`, Python `if` or NumPy on it. Sums over a
-group are `batch.group_sum(x)`; others are `jax.ops.segment_*` over `batch.groups`.
+group are `batch.group_sum(x)`; others are `jax.ops.segment_*` over `batch.groups`, all flattened by `reshape(-1)`.
 
 A module may set two attributes (False by default): `NEEDS_GROUP`, it compares rollouts of one problem, so that n must
 be 2 or more; `NEEDS_CRITIC`, it reads `batch.token_advantages`, which a critic computes."""
