@@ -217,7 +217,7 @@ def test_where_nothing_fits_it_says_what_would_help() -> None:
         autosize_sweep(REQUESTED, tight, is_new_run=True)
     with pytest.raises(InputError, match=r"nearest mesh that would fit: --mesh (fsdp|tensor)=2 on 2 such devices\."):
         autosize_sweep(REQUESTED, replace(tight, backend="gpu"), is_new_run=True)
-    large_set = REQUESTED.model_copy(update={"microbatch": 32, "remat": "none"})
+    large_set = REQUESTED.model_copy(update={"microbatch": 64, "remat": "none"})
     suggestion = suggest_fit(large_set, replace(tight, backend="gpu"), [("the 2 there are", 2)])
     assert re.search(r"--mesh \w+=2 sweep.microbatch=\d+ sweep.remat=layer on the 2 there are", suggestion)
 
@@ -263,7 +263,7 @@ def test_settings_that_stand_in_the_way_are_named() -> None:
     requested = load_configs(["gsm8k"], ["sweep.microbatch=64"]).sweep
     assert fit_to_memory(requested, v5e) is None
     suggestion = suggest_fit(requested, v5e, [])
-    assert re.search(r"It would fit with .*sweep.microbatch=(2|4|8|16) .*sweep.remat=layer", suggestion)
+    assert re.search(r"It would fit with .*sweep.microbatch=(2|4|8|16|32) .*sweep.remat=layer", suggestion)
 
 
 def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
