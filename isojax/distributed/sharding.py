@@ -138,7 +138,7 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
 
 def split_width(x: jax.Array, is_split: bool) -> jax.Array:
     """Hidden states [b t D] of which each device over `tensor` had all of the width and gets a part, or the other way
-    round. Of the gradient each device has all."""
+    round, where they will be differentiated; elsewhere as they are. Of their gradient each device has all."""
     mesh, whole = jax.sharding.get_abstract_mesh(), PartitionSpec()
     part = partition_spec((None, None, "saved_embed"), x.shape, mesh) if mesh.shape else whole
     if not any(part):
@@ -148,12 +148,16 @@ def split_width(x: jax.Array, is_split: bool) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _reshard(x: jax.Array, before: PartitionSpec, after: PartitionSpec) -> jax.Array:
+    return x  # where nothing waits for a gradient
+
+
+def _reshard_forward(x: jax.Array, before: PartitionSpec, after: PartitionSpec) -> tuple[jax.Array, None]:
     # XLA chooses the sharding of what is not constrained, and would split or gather more than x.
-    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, before), after)
+    return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, before), after), None
 
 
 _reshard.defvjp(
-    lambda x, before, after: (_reshard(x, before, after), None),
+    _reshard_forward,
     lambda before, after, _, d: (jax.lax.with_sharding_constraint(d, PartitionSpec()),),
 )
 

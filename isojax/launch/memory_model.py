@@ -144,9 +144,9 @@ def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts
 
 def _saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
     """Of a layer that is computed again, its input alone, of which tensor splits the width."""
-    return (
-        s.compute_bytes * tokens * s.saved_width if s.remat else _full_activations(s, tokens, key_positions, key_parts)
-    )
+    if s.remat:
+        return s.compute_bytes * tokens * s.saved_width
+    return _full_activations(s, tokens, key_positions, key_parts)
 
 
 def prompt_activations(s: DeviceSizes) -> int:
@@ -223,7 +223,7 @@ def update_bytes(s: DeviceSizes) -> int:
     microbatch_bytes = resident + prefix_kv + response_activations(s) + s.compute_bytes * hidden_values
     response_backward = layer_backward_bytes(s, s.microbatch_tokens, s.key_positions, 2)
     prompt_backward = layer_backward_bytes(s, s.prefill_tokens, s.shapes.prompt_length, 1)
-    # XLA:CPU holds all hidden states while layers are differentiated, other compilers their gradient alone.
+    # While layers are differentiated, XLA holds all hidden states too; with kernels, as on TPUs, their gradient alone.
     dead_values = 0 if s.score_bytes else hidden_values - state_values
     layer_bytes = microbatch_bytes - s.compute_bytes * dead_values
     gradient_peak = max(

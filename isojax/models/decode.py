@@ -5,8 +5,6 @@ The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a g
 
     together    keys [R K H C], values [R K C H], C = P + T; or as a kernel has its positions (`position_axes`)
     separate    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
-
-The other letters are those of distributed/sharding.py.
 """
 
 import math

@@ -155,16 +155,17 @@ class Decoder:
         def run_layer(x: Array, scanned: tuple[Params, Any]) -> tuple[Array, KV]:
             weights, layer_input = scanned
             block = self.bind_block(weights)
-            x = split_width(x, False) if saves_inputs else x
+            x = share(x, False)
             q, k, v = block.project_qkv(x, cos_sin)
             attention_out = attention(q, k, v, layer_input)
             x = block.attention_output_and_mlp(x, attention_out, first_tokens=first_tokens)
-            return split_width(x, True) if saves_inputs else x, (k, v)
+            return share(x, True), (k, v)
 
-        # A layer that is computed again keeps its input: each device over tensor a part of it.
-        saves_inputs = self.options.remat == "layer"
-        x = embedding_lookup(params["embed"], tokens, self.config.width)
-        x = split_width(x, True) if saves_inputs else x
+        def share(x: Array, is_split: bool) -> Array:
+            """A layer that is computed again keeps its input: each device over tensor a part of it."""
+            return split_width(x, is_split) if self.options.remat == "layer" else x
+
+        x = share(embedding_lookup(params["embed"], tokens, self.config.width), True)
         policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)
         rematerialised = jax.checkpoint(run_layer, prevent_cse=False, policy=policy)
         return lax.scan(rematerialised, x, (params["blocks"], layer_inputs))

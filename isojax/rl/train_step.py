@@ -60,8 +60,7 @@ class UpdateResult(NamedTuple):
     """What an update program returns with the state."""
 
     metrics: Metrics  # merged over its updates
-    # f32[training problems], sums of their rewards; where the program has them and cell.rl.no_positive_resampling reads
-    # them
+    # f32[training problems], sums of rewards that the program computes and cell.rl.no_positive_resampling reads
     reward_sums: Array | None = None
 
 

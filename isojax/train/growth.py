@@ -4,8 +4,7 @@ The inner product of an update's gradient with Adam's mean of the gradients befo
 have in common, for their noises are independent; over the gradient's own square it is the share that is signal, B over
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
-a larger n has less noise. n doubles when the signal is not clearly positive: less than one standard error of its mean.
-"""
+a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error."""
 
 import math
 from dataclasses import asdict, dataclass

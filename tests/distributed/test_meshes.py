@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec
 
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.shapes import make_sampler_shapes
-from isojax.distributed.sharding import shard_count
+from isojax.distributed.sharding import map_over_shards, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.critic import CriticInputs, build_critic, critic_param_shapes, critic_param_shardings, critic_params
 from isojax.rl.gradient import ResponseBatch, build_gradient
@@ -196,6 +197,19 @@ def test_tensor_splits_what_layers_save(tensor: int) -> None:
     hlo = gradient_of(f"data=2,tensor={tensor}", remat).as_text()
     for rows in (f"9,5,{T - 1}", f"9,3,{P}"):
         assert [width for width in (D // 2, D) if f"f32[{rows},{width}]" in hlo] == [D // tensor]
+
+
+def test_without_a_gradient_nothing_is_split() -> None:
+    """Prompts that are only sampled from keep no layer's input: the sampler's program is the one without remat."""
+    tokens, lengths = jnp.zeros((3, P), jnp.int32), jnp.full(3, P)
+
+    def prefill_text(remat: str) -> str:
+        decoder = DECODER.with_options(ComputeOptions(remat=remat))
+        on = mesh("tensor=2")
+        mapped = map_over_shards(decoder.prefill, on, (PartitionSpec(),) * 3, PartitionSpec())
+        return jax.jit(mapped).lower(placed(policy(), on), tokens, lengths).as_text()
+
+    assert prefill_text("layer").count("sharding_constraint") == prefill_text("none").count("sharding_constraint")
 
 
 def critic_on(axes: str) -> tuple[np.ndarray, Any]:
