@@ -2,16 +2,18 @@
 
     make accelerator                                  on the first device that jax finds, some minutes
     python benchmarks/accelerator.py --out FOLDER     the same; accelerator.json and accelerator.md there
+    python benchmarks/accelerator.py --shape NAME     of one model; otherwise the largest of SHAPES that fits
 
 Kernels: each attention that the device has, its distance from float32 and its time at the run's own shapes. Sampler
 and update: the programs of a task in text, with responses of full length and random rewards. The share of the roofline
 compares the sampler's time with that of reading the weights and the live cache once for each token; MFU counts the
-products of an update without what is computed again. Both are shares of the published rates of a TPU or an H100, and
-of measured ones elsewhere. A CPU runs a small model; its figures say nothing about an accelerator.
+products of an update without what is computed again. Both are shares of the published rates of a TPU, an H100 or an
+H200, and of measured ones elsewhere. A CPU runs a small model; its figures say nothing about an accelerator.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -44,20 +46,33 @@ from isojax.tasks.protocol import StopConditions
 from isojax.train.programs import SweepPrograms
 
 REPEATS = 3  # of which the median counts
-# Qwen2.5-0.5B's shape, and one for a CPU
-SHAPE = (
-    *("cell.model.family=llama", "cell.model.layers=24", "cell.model.width=896", "cell.model.heads=14"),
-    *("cell.model.kv_heads=2", "cell.model.head_dim=64", "cell.model.mlp=4864", "cell.model.vocab=151936"),
-    *("cell.model.tied=true", "cell.model.qkv_bias=true"),
+LENGTHS = (
     *("cell.sampling.prompt_length=256", "cell.sampling.response_length=512"),
     *("sweep.B_p=[16]", "sweep.n=[16]", "sweep.decode_slots=128"),
 )
-CPU_SHAPE = (
-    *("cell.model.layers=4", "cell.model.width=128", "cell.model.heads=4", "cell.model.kv_heads=2"),
-    *("cell.model.head_dim=32", "cell.model.mlp=512", "cell.model.vocab=1024"),
-    *("cell.sampling.prompt_length=32", "cell.sampling.response_length=32"),
-    *("sweep.B_p=[4]", "sweep.n=[8]", "sweep.decode_slots=16"),
-)
+# By the GiB that each wants of a device.
+SHAPES = {
+    "Qwen3-1.7B": (
+        60,
+        *("cell.model.family=qwen3", "cell.model.layers=28", "cell.model.width=2048", "cell.model.heads=16"),
+        *("cell.model.kv_heads=8", "cell.model.head_dim=128", "cell.model.mlp=6144", "cell.model.vocab=151936"),
+        *("cell.model.tied=true", "cell.model.qk_norm=true", *LENGTHS),
+    ),
+    "Qwen2.5-0.5B": (
+        14,
+        *("cell.model.family=qwen2", "cell.model.layers=24", "cell.model.width=896", "cell.model.heads=14"),
+        *("cell.model.kv_heads=2", "cell.model.head_dim=64", "cell.model.mlp=4864", "cell.model.vocab=151936"),
+        *("cell.model.tied=true", "cell.model.qkv_bias=true", *LENGTHS),
+    ),
+    "small": (
+        0,
+        *("cell.model.layers=4", "cell.model.width=128", "cell.model.heads=4", "cell.model.kv_heads=2"),
+        *("cell.model.head_dim=32", "cell.model.mlp=512", "cell.model.vocab=1024"),
+        *("cell.sampling.prompt_length=32", "cell.sampling.response_length=32"),
+        *("sweep.B_p=[4]", "sweep.n=[8]", "sweep.decode_slots=16"),
+    ),
+}
+HOPPER_BANDWIDTH = {"H100": 3350, "H200": 4800}  # GB/s
 
 
 class RandomTask(AbstractTask):
@@ -85,8 +100,9 @@ def chip_rates(config: Config, device: Any) -> tuple[float, float, str]:
     if device.device_kind in CHIPS:
         rates = CHIPS[device.device_kind][1]
         return rates.update_flops, rates.bandwidth, "published"
-    if "H100" in device.device_kind:
-        return TYPICAL_RATES["gpu"].update_flops, TYPICAL_RATES["gpu"].bandwidth, "published"
+    for name, bandwidth in HOPPER_BANDWIDTH.items():
+        if name in device.device_kind:
+            return TYPICAL_RATES["gpu"].update_flops, 1e9 * bandwidth, "published"
     model, dtype = config.cell.model, config.cell.precision.for_platform(device.platform).compute
     _, flops, bandwidth = measure_rates([device], (128, 2048), model.width, model.mlp, dtype)
     return flops, bandwidth, "measured"
@@ -167,29 +183,38 @@ def update_operations(config: Config, run: Run) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="another model's shape, lengths or sizes")
+    parser.add_argument("--shape", choices=SHAPES, help="a model's (default: the largest that fits the device)")
     parser.add_argument("--out", type=Path, default=Path("runs/accelerator"), help="a folder (default %(default)s)")
     arguments = parser.parse_intermixed_args()
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # as isojax's commands do
     device = jax.devices()[0]
-    shape = CPU_SHAPE if device.platform == "cpu" else SHAPE
-    cell = ("cell.task=jsonl:none", "cell.rl.kl=0", "cell.rl.entropy=0", "cell.rl.learning_rate=1e-6")
-    config = load_configs(["quickstart"], [*cell, *shape, *arguments.words])
     mesh, memory = make_mesh(MeshShape(), [device]), device_memory(device) or planner.host_memory()
+    gib = 0 if device.platform == "cpu" else memory / GIB
+    name = arguments.shape or next(name for name, (least_gib, *_) in SHAPES.items() if gib >= least_gib)
+    cell = ("cell.task=jsonl:none", "cell.rl.kl=0", "cell.rl.entropy=0", "cell.rl.learning_rate=1e-6")
+    config = load_configs(["quickstart"], [*cell, *SHAPES[name][1:], *arguments.words])
     pairs, vocab = [(config.sweep.B_p[0], config.sweep.n[0])], config.cell.model.vocab or 0
     budget = planner.DeviceBudget(config.cell, pairs, MeshShape(), vocab, False, device.platform, memory)
     sweep = planner.autosize_sweep(config.sweep, budget, is_new_run=True)
     sweep = select_attention(config.cell, sweep, mesh)
     config = config.model_copy(update={"sweep": sweep})
 
-    kernels = list(kernel_lines(config, mesh))
+    kernels = []
+    for line in kernel_lines(config, mesh):
+        kernels.append(line)
+        print(json.dumps(line), flush=True)
     flops, bandwidth, origin = chip_rates(config, device)
     run = Run(config, mesh)
+    print(json.dumps({"compile_s": round(run.compile_seconds, 1), "sizes": planner.format_sizes(sweep)}), flush=True)
     sampling_seconds = median_seconds(run.sample)
+    print(json.dumps({"sampling_s": round(sampling_seconds, 3)}), flush=True)
     update_seconds = median_seconds(run.update)
     tokens = run.B_p * run.n * config.cell.sampling.response_length
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
     figures = {
         "device": device.device_kind,
         "jax": jax.__version__,
+        "shape": name,
         "sizes": planner.format_sizes(sweep),
         "rates": f"{origin}: {flops / 1e12:.3g} TFLOP/s, {bandwidth / 1e9:.4g} GB/s",
         "decode_attention": sweep.decode_attention,
@@ -204,8 +229,7 @@ def main() -> None:
         "peak_gib": round(peak / GIB, 2) if peak else None,
         "planned_peak_gib": round(budget.estimate(sweep).peak / GIB, 2),
     }
-    for line in (figures, *kernels):
-        print(json.dumps(line))
+    print(json.dumps(figures))
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "accelerator.json").write_text(json.dumps({**figures, "kernels": kernels}, indent=2) + "\n")
     rows = [f"| {name.replace('_', ' ')} | {value} |" for name, value in figures.items()]

@@ -51,10 +51,12 @@ class DeviceSizes:
         splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
         self.attention_heads = self.N if splits_queries else model.heads
 
+        computes_in_float32 = precision.compute == "float32"
         self.score_bytes = FLOAT_BYTES * self.attention_heads if has_scores else 0  # of one token and one key
-        self.compute_bytes = 4 if precision.compute == "float32" else 2  # of a number that products are computed in
+        self.compute_bytes = 4 if computes_in_float32 else 2  # of a number that products are computed in
         self.cache_bytes = ITEM_BYTES[precision.cache]  # of a number in the sampler's cache
-        self.unrolled_layers = backend == "cpu" and precision.cache != "int8"  # of the sampler's weights and cache
+        # Whether the sampler holds its layers both stacked and unrolled (models/decode.py).
+        self.has_unrolled_copy = backend != "tpu" and precision.cache != "int8" and computes_in_float32
 
         # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, whose last
         # positions go through no layer; and those that a response's last one attends to.
@@ -238,13 +240,13 @@ def update_bytes(s: DeviceSizes) -> int:
 
 def sampling_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of the weights that the sampler reads, in addition to the run's own: gathered and cast; where layers are
-    unrolled, each layer's own, and the transposed unembedding where slots are few."""
+    unrolled, each layer's own and the embeddings."""
     reads_stored_weights = s.compute_bytes == FLOAT_BYTES and s.param_bytes == FLOAT_BYTES * s.num_params
     if s.frozen_bytes:  # merged with adapters in float32, beside them otherwise
         reads_stored_weights = s.compute_bytes != FLOAT_BYTES and s.fsdp_shards == 1
     values = 0 if reads_stored_weights else s.num_params
-    if s.unrolled_layers:
-        values += s.L * s.layer_params + (s.num_embeddings - 1) * s.embedding_params * s.shapes.transpose_weights
+    if s.has_unrolled_copy:
+        values += s.L * s.layer_params + s.num_embeddings * s.embedding_params
     return s.compute_bytes * values
 
 
@@ -284,7 +286,7 @@ def estimate_memory(s: DeviceSizes, on_device: bool) -> MemoryEstimate:
         sampling_peak += 2 * s.trained_bytes  # zeros that sums begin with, kept for the loop
         program_bytes = {"train": max(sampling_peak, update_peak)}
     else:
-        unrolled_values = s.L * s.layer_params + s.embedding_params if s.unrolled_layers else 0  # arguments too
+        unrolled_values = s.L * s.layer_params + s.embedding_params if s.has_unrolled_copy else 0  # arguments too
         argument_bytes = s.compute_bytes * (s.num_params + unrolled_values)
         decode_bytes = sampling_peak - weights_and_moments - sampling_weight_bytes(s) + argument_bytes
         program_bytes = {"decode": decode_bytes, "learn": update_peak}

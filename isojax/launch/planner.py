@@ -136,14 +136,15 @@ def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConf
     return W
 
 
-def with_kernels(sweep: SweepConfig, mesh: MeshShape, backend: str) -> SweepConfig:
-    """The sweep with a TPU's kernels of attention where it leaves them open, and they serve."""
-    if backend != "tpu" or mesh.sequence > 1:
+def with_kernels(sweep: SweepConfig, mesh: MeshShape, backend: str, compute: str = "bfloat16") -> SweepConfig:
+    """The sweep with the backend's kernels of attention where it leaves them open, and they serve."""
+    kernel = {"tpu": "pallas", "gpu": "cudnn" if compute != "float32" else None}.get(backend)
+    if kernel is None or mesh.sequence > 1:
         return sweep
-    serves_decode = sweep.slots_per_prefix in (None, 1)
+    serves_decode = kernel == "pallas" and sweep.slots_per_prefix in (None, 1)
     return sweep.model_copy(
         update={
-            "forward_attention": sweep.forward_attention or "pallas",
+            "forward_attention": sweep.forward_attention or kernel,
             "decode_attention": sweep.decode_attention or ("pallas" if serves_decode else "plain"),
         }
     )
@@ -172,7 +173,8 @@ class DeviceBudget:
         R, m, g, W = sweep.decode_slots, sweep.microbatch, sweep.prefill_batch, sweep.slots_per_prefix
         assert R and m and g and W, "the planner chooses them"
         shapes = make_sampler_shapes(self.pairs, self.mesh.shards, R, m, P, T, g, W)
-        has_scores = with_kernels(sweep, self.mesh, self.backend).forward_attention in (None, "plain")
+        compute = self.cell.precision.for_platform(self.backend).compute
+        has_scores = with_kernels(sweep, self.mesh, self.backend, compute).forward_attention in (None, "plain")
         return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend, has_scores)
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:

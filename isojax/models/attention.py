@@ -195,12 +195,12 @@ def decode_attention(
     k: SlotHeads,
     v: SlotHeads,
     cache: KVArrays,
-    layer: Array,
+    layer: Array | None,
     positions: SlotInts,
     live: tuple[Array, ...],
 ) -> tuple[SlotQueries, KVArrays]:
     """Writes each slot's new key and value at its position of `layer`, and attends to positions 0 .. positions[r].
-    `live`: of `live_blocks`."""
+    `layer`: None where `cache` has one layer alone, without their axis. `live`: of `live_blocks`."""
     new_kv = to_cache_dtype(k, v, cache[0].dtype)
     if implementation in PALLAS:
         from isojax.models.kernels.tpu_decode import LiveBlocks, flash_decode  # as above
@@ -218,13 +218,14 @@ def decode_attention(
         return out, tuple(updated_cache)
     rows = jnp.arange(q.shape[0])
     is_last = position_axes(implementation, q.shape[2])[0] == -1  # keys [L R K H C]
-    keys_at = cache[0].at[(layer, rows, slice(None), *([slice(None)] if is_last else []), positions)]
+    of_layer = () if layer is None else (layer,)
+    keys_at = cache[0].at[(*of_layer, rows, slice(None), *([slice(None)] if is_last else []), positions)]
     # Written before it is read: XLA then works in place, where reading first made it copy the cache in every layer.
     cache = (
         keys_at.set(new_kv[0]),
-        *(c.at[layer, rows, :, positions].set(x) for c, x in zip(cache[1:], new_kv[1:], strict=True)),
+        *(c.at[(*of_layer, rows, slice(None), positions)].set(x) for c, x in zip(cache[1:], new_kv[1:], strict=True)),
     )
-    keys, values, *scales = (lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache)
+    keys, values, *scales = cache if layer is None else (lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache)
     if implementation == "cudnn":
         sharded_decode = shard_over_heads(lambda *x: (cudnn_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))
         return sharded_decode(q, keys, values, positions)[0], cache

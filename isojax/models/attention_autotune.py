@@ -80,13 +80,15 @@ class DecodeAttentionShape:
     head_dim: int
     dtype: str
     cache_dtype: str
+    unrolled: bool = False  # whether each layer's cache is an array of its own, as on a GPU
 
     def random_inputs(self, rows: int, implementation: str) -> tuple[Any, ...]:
-        """Queries, keys and values, a cache of two layers, and positions spread over the whole of it."""
+        """Queries, keys and values, a cache of two layers or of one, and positions spread over the whole of it."""
         K, H = self.kv_heads, self.head_dim
         q, k, v = (_random_normal(i, (rows, heads, H), self.dtype) for i, heads in enumerate((self.heads, K, K)))
         length = cache_positions("pallas", self.positions)
-        keys, values = (_random_normal(i, (2, rows, K, length, H), self.dtype) for i in (3, 4))
+        layers = () if self.unrolled else (2,)
+        keys, values = (_random_normal(i, (*layers, rows, K, length, H), self.dtype) for i in (3, 4))
         cache = move_positions(
             *to_cache_dtype(keys, values, self.cache_dtype), axes=position_axes(implementation, self.head_dim)
         )
@@ -96,7 +98,8 @@ class DecodeAttentionShape:
         """The output that must be right, and the inputs of the next call, the cache written in place."""
         q, k, v, cache, positions = inputs
         live = live_blocks(implementation, positions, cache, self.head_dim)
-        out, cache = decode_attention(implementation, q, k, v, cache, jnp.int32(1), positions, live)
+        layer = None if self.unrolled else jnp.int32(1)
+        out, cache = decode_attention(implementation, q, k, v, cache, layer, positions, live)
         return out, (out, k, v, cache, positions)
 
 
@@ -130,13 +133,15 @@ def attention_shapes(
 ) -> tuple[SelfAttentionShape, DecodeAttentionShape]:
     """The calls of a device of the mesh: the update's and the sampler's."""
     model, sampling, tensor = cell.model, cell.sampling, mesh.shape["tensor"]
-    precision = cell.precision.for_platform(mesh.devices.flat[0].platform)
+    platform = mesh.devices.flat[0].platform
+    precision = cell.precision.for_platform(platform)
+    unrolled = platform != "tpu" and precision.cache != "int8"
     head_shards = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
     head_sizes = (model.heads // head_shards, model.kv_heads // head_shards, model.head_dim, precision.compute)
     P, T = sampling.prompt_length, sampling.response_length
     return (
         SelfAttentionShape(sweep.microbatch or 1, max(T - 1, 1), P, *head_sizes),
-        DecodeAttentionShape(sweep.decode_slots or 1, P + T, *head_sizes, precision.cache),
+        DecodeAttentionShape(sweep.decode_slots or 1, P + T, *head_sizes, precision.cache, unrolled),
     )
 
 

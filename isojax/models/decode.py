@@ -1,6 +1,6 @@
 """One decoding step: the decoder as the sampler runs it, one token per slot, over a cache of keys and values.
 
-Layers are unrolled on a CPU, where a scan would copy each out of its stack at every token; elsewhere they are scanned.
+Layers are scanned on a TPU, and unrolled elsewhere: a scan would copy each out of its stack at every token.
 The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a group's prompt is held once, separately:
 
     together    keys [R K H C], values [R K C H], C = P + T; or as a kernel has its positions (`position_axes`)
@@ -59,6 +59,11 @@ class Decoding:
         return self.unrolled_layers and self.allow_transposed
 
     @property
+    def prefills_stacked(self) -> bool:
+        """Whether unrolled layers prefill with stacked ones: in float32 those are the policy's own."""
+        return self.unrolled_layers and (self.allow_transposed or self.decoder.options.compute_dtype == "float32")
+
+    @property
     def separate_prefix(self) -> bool:
         return self.slots_per_prefix > 1 or self.shard_positions
 
@@ -69,8 +74,7 @@ class Decoding:
 
     @property
     def _attention(self) -> str:
-        stacked_and_together = not (self.separate_prefix or self.unrolled_layers)
-        return self.decoder.options.decode_attention if stacked_and_together else "plain"
+        return "plain" if self.separate_prefix else self.decoder.options.decode_attention
 
     @property
     def position_axes(self) -> tuple[int, ...]:
@@ -207,7 +211,7 @@ class Decoding:
     ) -> tuple[SlotQueries, LayerKV]:
         """A layer's attention, and its updated slot cache. `cache`: the layer's own, or of all layers, at `index`."""
         slot_kv, prefix_kv = cache
-        if index is not None and not self.separate_prefix:
+        if not self.separate_prefix and (index is not None or self._attention != "plain"):
             return attention.decode_attention(self._attention, q, k, v, slot_kv, index, at.positions, at.live)
         slot_positions = at.t if self.separate_prefix else at.positions
         slot_kv = _write_token(slot_kv, k, v, index, slot_positions)

@@ -168,7 +168,13 @@ class Decoder:
         x = share(embedding_lookup(params["embed"], tokens, self.config.width), True)
         policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)
         rematerialised = jax.checkpoint(run_layer, prevent_cse=False, policy=policy)
-        return lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
+        if not isinstance(params["blocks"], list):
+            return lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
+        new_kv = []  # as a sampler with unrolled layers has them
+        for weights in params["blocks"]:
+            x, kv = run_layer(x, (weights, None))
+            new_kv.append(kv)
+        return x, jax.tree.map(lambda *kv: jnp.stack(kv), *new_kv)
 
     def final_norm(self, params: Params, x: Float[Array, "*b D"]) -> Float[Array, "*b D"]:
         return rms_norm(x, all_gather_weight(params["norm"], 0, self.config.width), self.config.norm_eps)

@@ -237,7 +237,7 @@ def build_sampler(
         batch = SamplingBatch(problems, share, n, jax.random.wrap_key_data(key))
         params = all_gather_params(params, param_specs, decoder.options.compute_dtype)
         decode_weights = engine.decoding.prepare_weights(params)
-        weights = SamplerWeights(decode_weights, params if engine.decoding.unrolled_layers else None)
+        weights = SamplerWeights(decode_weights, params if engine.decoding.prefills_stacked else None)
 
         def has_work(state: SamplerState) -> Array:
             shard_has_work = engine.has_work(batch, state)
@@ -268,8 +268,10 @@ def build_engine(
     stops: StopConditions,
     transpose_weights: bool | None = None,  # None: as `shapes` has it
 ) -> Engine:
-    """The engine for the mesh's devices: layers are unrolled on a CPU without an int8 cache, and else stacked."""
+    """The engine for the mesh's devices: layers are stacked on a TPU or with an int8 cache, and else unrolled."""
     positions_split, options = sharding.positions_are_split(mesh), decoder.options
+    platform = mesh.devices.flat[0].platform
+    transposed = shapes.transpose_weights if transpose_weights is None else transpose_weights
     if positions_split and (options.decode_attention != "plain" or options.cache_dtype == "int8"):
         raise InputError(
             f"sweep.decode_attention={options.decode_attention} with cell.precision.cache={options.cache_dtype} on a "
@@ -282,8 +284,8 @@ def build_engine(
         slots_per_prefix=shapes.slots_per_prefix,
         prefix_length=sharding.padded_positions(shapes.prompt_length, mesh),
         response_length=shapes.response_length,
-        unrolled_layers=mesh.devices.flat[0].platform == "cpu" and options.cache_dtype != "int8",
+        unrolled_layers=platform != "tpu" and options.cache_dtype != "int8",
         shard_positions=positions_split,
-        allow_transposed=shapes.transpose_weights if transpose_weights is None else transpose_weights,
+        allow_transposed=transposed and platform == "cpu",
     )
     return Engine(decoding, shapes, sampling, stops)

@@ -29,6 +29,11 @@ from isojax.sampling.replies import Reply, WaitingSlot, build_receive, has_ended
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.protocol import StopConditions
 
+# A GPU starts the loop over tokens once, as a graph, and not each of its kernels.
+GPU_OPTIONS = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+}
+
 OnFinished = Callable[[np.ndarray, list[np.ndarray]], None]
 
 
@@ -58,7 +63,7 @@ class PrepareWeights:
 
     gather_params: Program | None  # None where there is nothing to gather or cast, so that no copy is made
     to_decode_weights: Program
-    unrolled_layers: bool
+    keeps_stacked: bool
 
     def __call__(self, params: Params) -> SamplerWeights:
         return self._apply(Program.__call__, params)
@@ -69,7 +74,7 @@ class PrepareWeights:
     def _apply(self, call: Callable[[Program, Params], Params], params: Params) -> SamplerWeights:
         stacked_params = params if self.gather_params is None else call(self.gather_params, params)
         weights = call(self.to_decode_weights, stacked_params)
-        return SamplerWeights(weights, stacked_params if self.unrolled_layers else None)
+        return SamplerWeights(weights, stacked_params if self.keeps_stacked else None)
 
 
 @dataclass(frozen=True)
@@ -86,8 +91,9 @@ class Stream:
     def begin(
         self, params: Params, problems: ProblemArrays, B_p: Any, n: Any, key: PRNGKeyArray
     ) -> tuple[StreamInputs, SamplerState]:
+        weights = self.prepare_weights(params)  # before the cache is there: it is held twice for a moment
         batch_inputs, state = self.init_batch(problems, B_p, n, key)
-        return StreamInputs(self.prepare_weights(params), *batch_inputs), state
+        return StreamInputs(weights, *batch_inputs), state
 
     def advance_shapes(self, params: Params, problems: ProblemArrays) -> tuple[StreamInputs, SamplerState]:
         """The shapes that `advance_chunk` reads, from those of parameters and problems; compiles what precedes it."""
@@ -178,7 +184,9 @@ def build_stream(
         batch_inputs = (problems, B_p, n, jax.random.key_data(key))
         return batch_inputs, start_shards(*batch_inputs)
 
-    advance = jax.jit(step_shards, donate_argnums=1, out_shardings=(state_sharding, shard_sharding))
+    options = GPU_OPTIONS if mesh.devices.flat[0].platform == "gpu" else None
+    out_shardings = state_sharding, shard_sharding
+    advance = jax.jit(step_shards, donate_argnums=1, out_shardings=out_shardings, compiler_options=options)
     return Stream(
         mesh=mesh,
         prepare_weights=build_prepare_weights(engine, mesh),
@@ -200,7 +208,7 @@ def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
     return PrepareWeights(
         gather_params=None if already_prepared else Program(gather_params),
         to_decode_weights=Program(to_decode_weights),
-        unrolled_layers=engine.decoding.unrolled_layers,
+        keeps_stacked=engine.decoding.prefills_stacked,
     )
 
 

@@ -276,3 +276,20 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
     assert host_memory() == full > 2**20
     limit.write_text(f"{2**20}\n")
     assert host_memory() == 2**20
+
+
+def test_a_gpus_kernel_holds_no_scores_and_its_sampler_one_copy_of_the_layers() -> None:
+    """In bfloat16, where cuDNN attends and prompts are prefilled by the sampler's own layers."""
+
+    def on(backend: str, compute: str, attention: str | None = None) -> MemoryEstimate:
+        cell = CELL.model_copy(update={"precision": CELL.precision.model_copy(update={"compute": compute})})
+        sweep = SWEEP.model_copy(update={"forward_attention": attention})
+        return DeviceBudget(cell, PAIRS, MeshShape(), 1000, False, backend, 0).estimate(sweep)
+
+    assert on("gpu", "bfloat16").update_peak < on("gpu", "bfloat16", "plain").update_peak
+    assert on("gpu", "float32").update_peak == on("gpu", "float32", "plain").update_peak
+    in_bfloat16, on_a_tpu, in_float32 = (
+        on(*of).breakdown["sampling weights"] for of in (("gpu", "bfloat16"), ("tpu", "bfloat16"), ("gpu", "float32"))
+    )
+    assert in_bfloat16 == on_a_tpu == 2 * NUMBERS
+    assert in_float32 == 4 * (12 * 36_992 + 64_000)  # the stacked ones are the policy's own

@@ -14,6 +14,7 @@ import pytest
 from jax import shard_map
 from jax.sharding import PartitionSpec as P
 
+from isojax.models import attention
 from isojax.models.attention import (
     cache_positions,
     decode_attention,
@@ -269,6 +270,22 @@ def test_what_cudnn_is_asked_for_a_token() -> None:
     want, _ = numpy_decode(q, k, v, cache, 0, positions)  # what is written was there
     step = quick_jit(partial(cudnn_decode, backend="xla"))
     assert far(step(q, cache[0][0], cache[1][0], jnp.asarray(positions)), want) < 1e-6
+
+
+@pytest.mark.parametrize("implementation", ["plain", "cudnn"])
+def test_a_layers_own_cache_is_one_of_a_stack(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "cudnn_decode", partial(cudnn_decode, backend="xla"))
+    q, k, v, cache = slots(4, 9, 6, 2, 8, "float32")
+    cache = move_positions(*cache, axes=position_axes(implementation, 8))
+    positions = np.array([0, 3, 7, 8], np.int32)
+
+    def step(cache: Any, layer: int | None) -> Any:
+        return decode_attention(implementation, q, k, v, cache, layer, positions, ())
+
+    (out, stack), (own_out, own) = step(cache, 1), step(tuple(x[1] for x in cache), None)
+    np.testing.assert_array_equal(own_out, out)
+    for x, y in zip(own, stack, strict=True):
+        np.testing.assert_array_equal(x, y[1])
 
 
 def test_quantize_is_within_half_a_scale() -> None:

@@ -176,6 +176,20 @@ def test_the_samplers_weights_are_transposes() -> None:
     np.testing.assert_array_equal(weights["unembed"], policy()["unembed"].T)
 
 
+def test_unrolled_layers_prefill_as_stacked_ones() -> None:
+    problems = random_problems(8)
+    unrolled = Decoding(DECODER, 4, 1, P, T, unrolled_layers=True, allow_transposed=False)
+    stacked = Decoding(DECODER, 4, 1, P, T, unrolled_layers=False)
+    (one, one_last), (two, two_last) = (
+        jax.jit(lambda params, d=d: d.prefill(d.prepare_weights(params), problems.prompts, problems.lengths))(policy())
+        for d in (unrolled, stacked)
+    )
+    np.testing.assert_allclose(one_last, two_last, atol=1e-5)
+    for i, layer in enumerate(one):
+        for x, y in zip(layer, two, strict=True):
+            np.testing.assert_allclose(x, y[i], atol=1e-5)
+
+
 def test_attention_over_parts_is_one_softmax() -> None:
     """By hand: scores 0 and log 3 over two parts give weights 1/4 and 3/4; a masked key gives nothing."""
     q = jnp.full((1, 1, 1, 1), 1.0)
