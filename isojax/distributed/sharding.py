@@ -156,10 +156,7 @@ def _reshard_forward(x: jax.Array, before: PartitionSpec, after: PartitionSpec) 
     return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, before), after), None
 
 
-_reshard.defvjp(
-    _reshard_forward,
-    lambda before, after, _, d: (jax.lax.with_sharding_constraint(d, PartitionSpec()),),
-)
+_reshard.defvjp(_reshard_forward, lambda before, after, _, d: (jax.lax.with_sharding_constraint(d, PartitionSpec()),))
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:

@@ -198,28 +198,22 @@ def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str])
 
 
 def _cell_summary(
-    folder: Path,
-    cell: Cell,
-    goal: int | None,
-    cell_status: CellStatus | None,
-    driver_alive: bool,
-    locked: bool,
-    now: float,
+    folder: Path, cell: Cell, goal: int | None, status: CellStatus | None, driver_alive: bool, locked: bool, now: float
 ) -> CellSummary:
     cell_folder = folder / "cells" / cell.name
     point, reason = latest_point(cell_folder)
     has_ledger = (cell_folder / RECORDS_FILE).exists()
     rollouts = point.rollouts if point else 0
-    reward = cell_status.reward if cell_status else None
+    reward = status.reward if status else None
     if point:  # avg@k, else its first metric
         reward = point.metrics.get(f"avg@{point.samples}", next(iter(point.metrics.values()), None))
     state = "interrupted" if has_ledger else "waiting"
     if goal is not None and rollouts >= goal:
         state = "done"
-    elif cell_status is not None and (
-        driver_alive or (cell_status.state == "done" and goal is None) or (cell_status.state == "failed" and not locked)
+    elif status is not None and (
+        driver_alive or (status.state == "done" and goal is None) or (status.state == "failed" and not locked)
     ):
-        state, rollouts, reason = cell_status.state, max(rollouts, cell_status.rollouts), cell_status.error or reason
+        state, rollouts, reason = status.state, max(rollouts, status.rollouts), status.error or reason
     elif reason:
         state = "failed"
     elif locked and has_ledger:
@@ -232,9 +226,9 @@ def _cell_summary(
         reward=reward,
         rate=_cell_rate(cell_folder, cell),
         age=now - (cell_folder / RECORDS_FILE).stat().st_mtime if point else None,
-        attempts=cell_status.attempts if cell_status else None,
-        where=cell_status.where if cell_status else "",
-        log=cell_status.log if cell_status else "",
+        attempts=status.attempts if status else None,
+        where=status.where if status else "",
+        log=status.log if status else "",
         reason=reason if state == "failed" else "",
         flags=_health_flags(cell_folder / HEALTH_FILE),
     )

@@ -173,13 +173,10 @@ def make_forecast(
     source: str,
 ) -> Forecast:
     """The times of cells that run up to C = `final_target` in whole updates."""
-    cell_seconds = {
-        cell.kind: evaluation_seconds
-        + sum(
-            updates * span.B / rates[span.B_p, span.n]
-            for span, updates in cell.updates_by_span(cell.updates_to_reach(final_target))
-        )
-        for cell in cells
-    }
+    cell_seconds = {}
+    for cell in cells:
+        updates_by_span = cell.updates_by_span(cell.updates_to_reach(final_target))
+        training_seconds = sum(updates * span.B / rates[span.B_p, span.n] for span, updates in updates_by_span)
+        cell_seconds[cell.kind] = evaluation_seconds + training_seconds
     seconds = [cell_seconds[cell.kind] for cell in cells]
     return Forecast(rates, cell_seconds, max(sum(seconds) / concurrent_cells, *seconds), source)

@@ -192,36 +192,21 @@ class HostVerifiedRollouts(RolloutSource):
         self.programs, self.problems = programs, problems
 
     def next_batch(self, state: TrainState, max_updates: int) -> SourcedBatch:
-        programs, cell = self.programs, self.problems.cell
+        programs, table, cell = self.programs, self.problems.problem_table, self.problems.cell
         index = next(self.problems.problem_order)
-        selected = programs.select_problems(
-            self.problems.problem_table,
-            padded_index(index, programs.shapes.problem_rows),
-            np.int32(cell.seed),
-            state.step,
-        )
+        table_rows = padded_index(index, programs.shapes.problem_rows)
+        selected = programs.select_problems(table, table_rows, np.int32(cell.seed), state.step)
         batch_problems = [self.problems.problems[q] for q in index for _ in range(cell.n)]
         task = programs.task
         reply_tokens = task.reply_tokens if task.stops.host_replies else None
         with BackgroundGrader(task.grade_tokens, batch_problems, reply_tokens) as grading:
             rollouts = programs.stream.run(
-                state.params,
-                selected.problems,
-                cell.B_p,
-                cell.n,
-                selected.key,
-                on_finished=grading.add_responses,
-                reply=grading.reply,
+                state.params, selected.problems, cell.B_p, cell.n, selected.key, grading.add_responses, grading.reply
             )
             grades = grading.collect_grades()
-        batch = RolloutBatch(
-            selected.problems,
-            rollouts,
-            rewards=rewards_to_buffer(programs.shapes, grades.rewards),
-            B_p=np.int32(cell.B_p),
-            n=np.int32(cell.n),
-            key_data=selected.key_data,
-        )
+        rewards = rewards_to_buffer(programs.shapes, grades.rewards)
+        B_p, n = np.int32(cell.B_p), np.int32(cell.n)
+        batch = RolloutBatch(selected.problems, rollouts, rewards, B_p, n, selected.key_data)
         reward_sums = grades.rewards.reshape(-1, cell.n).sum(1)
         return SourcedBatch(batch, index, reward_sums, verifier_metrics(grades))
 

@@ -211,16 +211,8 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
         )
     cell, points, line_numbers = _parse_rows(rows, path)
     device_hours, devices = _device_hours(folder, points)
-    return RunRecord(
-        cell,
-        points,
-        str(path),
-        device_hours,
-        str(rows[0].get("cell_hash", "")),
-        _failure_reason(rows),
-        line_numbers,
-        devices,
-    )
+    cell_hash, failure = str(rows[0].get("cell_hash", "")), _failure_reason(rows)
+    return RunRecord(cell, points, str(path), device_hours, cell_hash, failure, line_numbers, devices)
 
 
 def _parse_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> tuple[Cell, tuple[EvalPoint, ...], tuple[int, ...]]:

@@ -53,8 +53,8 @@ class AdaptivePolicy:
         if (count := len(self._evaluation_targets(largest_cell))) < INITIAL_EVALUATIONS:
             raise InputError(
                 f"sweep.strategy=adaptive: {largest_cell.name} has {count} evaluations up to C = {self.C_grid[-1]}, "
-                f"expected at least {INITIAL_EVALUATIONS}. Raise "
-                "sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
+                f"expected at least {INITIAL_EVALUATIONS}. Raise sweep.budget, lower cell.eval.start or "
+                "cell.eval.ratio, or take smaller B_p or n."
             )
         first_cells = [seeds[0] for seeds in self._seeds_by_cell(()).values()]
         first_round_rollouts = sum(cell.rollouts_to_reach(self._first_target(cell)) for cell in first_cells)
@@ -62,8 +62,7 @@ class AdaptivePolicy:
             allowed_text = f"{self.allowed_rollouts}{' (half of the grid)' if self.total_rollouts is None else ''}"
             raise InputError(
                 f"sweep.total_rollouts: given {allowed_text}, expected at least {first_round_rollouts}, which the "
-                "first round takes to begin every (B_p, n). "
-                "Raise it or sweep.budget, or take fewer B_p or n."
+                "first round takes to begin every (B_p, n). Raise it or sweep.budget, or take fewer B_p or n."
             )
 
     def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:

@@ -1,8 +1,8 @@
 """Runs as tracks, the two axes of every plot: compute C and a validation metric R, from the base policy on.
 
 KIND@k and SET/KIND@k (an extra set) follow from right answers (isojax/core/estimators.py), of graded rewards avg@k
-alone from their sums; train/NAME is a training
-metric; other names are recorded values. Below: how far one cell leads another on the same problems, and the noise of R.
+alone from their sums; train/NAME is a training metric; other names are recorded values. Below: how far one cell leads
+another on the same problems, and the noise of R.
 """
 
 import math

@@ -148,12 +148,8 @@ def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
     rows = batch.row_index(B, rollouts.tokens.shape[0])
     stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
     first_responses = batch.response_tokens(rollouts, B)[::n]
-    return CallSamples(
-        first_responses,
-        ended=stopped,
-        interrupted=int((mask.sum(-1) < lengths).sum()),
-        turns=int(batch.count_turns(mask).sum()),
-    )
+    interrupted, turns = int((mask.sum(-1) < lengths).sum()), int(batch.count_turns(mask).sum())
+    return CallSamples(first_responses, ended=stopped, interrupted=interrupted, turns=turns)
 
 
 def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:

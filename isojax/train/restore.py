@@ -136,10 +136,5 @@ def schedule_problems(problems: CellProblems, cell: Cell, cursor: RunCursor) -> 
         saved_state=cursor.order,
         batches_drawn=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
     )
-    return replace(
-        problems,
-        cell=Cell(span.B_p, span.n, cell.seed),
-        problem_order=order,
-        first_update=cursor.M,
-        end_update=cell.next_switch(cursor.M),
-    )
+    span_cell, end_update = Cell(span.B_p, span.n, cell.seed), cell.next_switch(cursor.M)
+    return replace(problems, cell=span_cell, problem_order=order, first_update=cursor.M, end_update=end_update)

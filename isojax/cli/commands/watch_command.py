@@ -35,6 +35,7 @@ POLL_SECONDS = 2.0  # between two looks at the size of a log
 DEFAULT_END = 2  # times the C of the newest evaluation
 LINE_FORMATS = ("csv", "jsonl", "verl")  # whose last line may be torn while it is written
 Signature = tuple[tuple[str, int, int], ...]
+SWEEP_HELP = "A sweep of the same problem: what another n would give from here on."
 RUN_ADVICE = "one run cannot tell what another n would give; name a sweep of the same problem: --sweep RUN"
 
 
@@ -103,14 +104,7 @@ def watch(
     goal: Annotated[
         float | None, Option("--goal", "--stop-below", metavar="REWARD", help="Stop a run that will not reach it.")
     ] = None,
-    sweep: Annotated[
-        Path | None,
-        Option(
-            metavar="RUN",
-            help="A sweep of the same problem: what another n would give from here on.",
-            autocompletion=complete_run,
-        ),
-    ] = None,
+    sweep: Annotated[Path | None, Option(metavar="RUN", help=SWEEP_HELP, autocompletion=complete_run)] = None,
     follow: Annotated[bool, Option("--follow/--once", help="Look again when the log has grown, or look once.")] = False,
     as_json: JsonOption = False,
 ) -> None:

@@ -50,9 +50,8 @@ def _histogram_figure(
     fig = canvas.new_figure(10.0, 4.8)
     ax = fig.add_subplot()
     totals = sum(counts_by_split.values(), Counter[int]())
-    canvas.style_axes(
-        ax, f"Difficulty of {totals.total():,} problems", f"avg@{k} of the base model", "problems", log_x=False
-    )
+    title = f"Difficulty of {totals.total():,} problems"
+    canvas.style_axes(ax, title, f"avg@{k} of the base model", "problems", log_x=False)
     nonzero_splits = [name for name, (_, high) in splits.items() if high > 0]
     colours = dict(zip(nonzero_splits, canvas.DISTINCT_COLOURS, strict=False)) | {UNUSED: UNUSED_COLOUR}
     hardest_colour = next((colours[name] for name in nonzero_splits if splits[name][0] == 0), UNUSED_COLOUR)
@@ -62,13 +61,9 @@ def _histogram_figure(
         for name, counts in counts_by_split.items():
             heights = [counts[i] for i in bars]
             style = {"facecolor": colours.get(name, hardest_colour), "hatch": None if name in colours else "///"}
-            style |= {
-                "label": f"{_split_title(name, splits)}: {sum(heights):,}",
-                "edgecolor": "white",
-                "lw": 0,
-                "zorder": 2,
-            }
-            ax.bar(centres, heights, 0.9 / bin_count, bottoms, **style)
+            style |= {"edgecolor": "white", "lw": 0, "zorder": 2}
+            label = f"{_split_title(name, splits)}: {sum(heights):,}"
+            ax.bar(centres, heights, 0.9 / bin_count, bottoms, label=label, **style)
             bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     text_position = {"xytext": (0, 2), "textcoords": "offset points", "ha": "center", "va": "bottom"}
     for i, top in totals.items():

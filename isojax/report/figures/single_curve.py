@@ -32,12 +32,8 @@ def single_curve_figure(
             if shown.any():
                 ax.scatter(C[shown], R[shown], label=split + seed_text, color=colour, **style)
     ax.axhline(document["R0"], color=canvas.MUTED, lw=0.9, ls=canvas.DASHES[1], zorder=1)
-    canvas.style_axes(
-        ax,
-        "Reward along the run, and the curve fitted to it",
-        canvas.escape_label(document["x"]),
-        canvas.escape_label(document["y"]),
-    )
+    x_label, y_label = canvas.escape_label(document["x"]), canvas.escape_label(document["y"])
+    canvas.style_axes(ax, "Reward along the run, and the curve fitted to it", x_label, y_label)
     canvas.legend_below(fig, 2)
     return canvas.render_figure(fig)
 

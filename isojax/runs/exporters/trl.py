@@ -16,11 +16,6 @@ HOW_TO_GO_ON = "trl grpo --config {file} --dataset_name ... --reward_funcs ..." 
 MAX_PER_DEVICE_BATCH = 8
 
 
-def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The arguments as YAML; InputError for n = 1, which TRL's GRPO refuses."""
-    return _text(recommendation, sweep_config)
-
-
 def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
     """A series: each run begins with the weights that the one before has saved; Adam's averages begin from zero."""
     texts = []
@@ -28,16 +23,17 @@ def render_growing(recommendation: Recommendation, sweep_config: Config | None, 
         folders = {"output_dir": f"{name}-{stage.number}"}
         if stage.number > 1:
             folders["model_name_or_path"] = f"{name}-{stage.number - 1}"
-        texts.append(_text(stage.recommendation, sweep_config, stage, folders))
+        texts.append(render(stage.recommendation, sweep_config, stage, folders))
     return texts
 
 
-def _text(
+def render(
     recommendation: Recommendation,
     sweep_config: Config | None,
     stage: GrowingStage | None = None,
     folders: Mapping[str, str] | None = None,
 ) -> str:
+    """The arguments as YAML; InputError for n = 1, which TRL's GRPO refuses. `stage`, `folders`: of a series."""
     allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(f"n = {allocation.n} rollouts per problem; TRL's GRPO expects at least 2, which it compares.")

@@ -15,25 +15,18 @@ HOW_TO_RUN = (
 )
 
 
-def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The overrides as YAML."""
-    return _text(recommendation, sweep_config, recommendation.allocation.M)
-
-
 def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
     """A series: verl saves a checkpoint at the end, and goes on from the newest in default_local_dir."""
     folder = f"checkpoints/{name}"
-    return [_text(s.recommendation, sweep_config, s.M_end, s, folder) for s in growing_stages(recommendation)]
+    return [render(s.recommendation, sweep_config, s, folder) for s in growing_stages(recommendation)]
 
 
-def _text(
-    recommendation: Recommendation,
-    sweep_config: Config | None,
-    M_end: int,
-    stage: GrowingStage | None = None,
-    checkpoints: str = "",
+def render(
+    recommendation: Recommendation, sweep_config: Config | None, stage: GrowingStage | None = None, folder: str = ""
 ) -> str:
+    """The overrides as YAML. `stage`, and the folder of its checkpoints: of a series."""
     allocation = recommendation.allocation
+    M_end = allocation.M if stage is None else stage.M_end
     trainer: dict[str, int | str] = {"total_training_steps": M_end, "total_epochs": M_end}
     overrides = {
         "defaults": ["ppo_trainer", "_self_"],
@@ -48,7 +41,7 @@ def _text(
     notes = [f"B = {allocation.B} rollouts per update must be a multiple of the number of GPUs."]
     if stage is not None:
         trainer["save_freq"] = M_end  # and at the end, whatever it is, if it is above 0
-        trainer |= {"resume_mode": "auto", "default_local_dir": checkpoints}
+        trainer |= {"resume_mode": "auto", "default_local_dir": folder}
         notes.append("Steps are counted on from run to run. The checkpoint brings the first run's learning rate back.")
     notes.append(f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}")
     learning_rate_key = "actor_rollout_ref.actor.optim.lr"

@@ -9,6 +9,8 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import DELIMITERS, JSON_LINES_SUFFIXES, paths_below, read_lines
 from isojax.runs.importers import csv, tensorboard, trl, verl_console
 
+# The files by which a folder is known to hold logs of a format.
+FOLDER_PATTERNS = {"wandb": "run-*.wandb", "trl": trl.STATE_FILE, "tensorboard": tensorboard.EVENT_FILE_PATTERN}
 LINES_LOOKED_AT = 20_000  # of a console log, before its first step
 
 
@@ -44,11 +46,7 @@ def _formats(path: Path) -> set[str]:
     if not path.is_dir():
         found = _format_of_file(path) or _format_by_suffix(path)  # a reader says what is damaged
         return {found} if found else set()
-    for name, pattern in (
-        ("wandb", "run-*.wandb"),
-        ("trl", trl.STATE_FILE),
-        ("tensorboard", tensorboard.EVENT_FILE_PATTERN),
-    ):
+    for name, pattern in FOLDER_PATTERNS.items():
         if paths_below(path, pattern):
             return {name}
     return {found for file in paths_below(path) if file.is_file() and (found := _format_of_file(file))}

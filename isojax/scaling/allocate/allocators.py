@@ -10,7 +10,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation
 from isojax.scaling.allocate import constraints
 from isojax.scaling.allocate.constraints import AllocationRequest
-from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray
+from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit
 
@@ -114,26 +114,20 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
     chosen_cell = ensemble.choose_cell(C_spent, allowed, request.epsilon)
     B_p, n, C = int(ensemble.B_p[chosen_cell]), int(ensemble.n[chosen_cell]), float(C_spent[chosen_cell])
     M = int(C // (B_p * n))
-    _explain_cell(ensemble, request, chosen_cell, C_spent, allowed, unstable_text)
+    _explain_cell(ensemble, request, chosen_cell, unstable_text)
     M_text = (
         f"M = {M}: given; {B_p * n * M:,} of {request.C:,.0f} rollouts are spent"
         if "M" in request.fix
         else f"M = floor(C / (n B_p)) = {M}"
     )
     request.reasons.append(M_text)
-    _name_extrapolated_n(ensemble, request, n, C_spent, allowed)
+    _name_extrapolated_n(ensemble, request, n)
     return Allocation(B_p, n, M)
 
 
-def _explain_cell(
-    ensemble: CurveEnsemble,
-    request: AllocationRequest,
-    chosen_cell: int,
-    C_spent: FloatArray,
-    allowed: BoolArray,
-    unstable_text: str,
-) -> None:
+def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str) -> None:
     """Why this n and, unless it is given, this B_p."""
+    C_spent, allowed = ensemble.allowed_cells(request)
     expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
     best_cell, fix = int(expected_rewards.argmax()), request.fix
     limits = {"M": "B_p n M <= C", "B": f"B_p n = {fix.get('B')}", "B_p": f"B_p = {fix.get('B_p')}"}
@@ -157,10 +151,9 @@ def _explain_cell(
     request.reasons.append(f"B_p = {B_p}: {B_p_text}{unstable_text}")
 
 
-def _name_extrapolated_n(
-    ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int, C_spent: FloatArray, allowed: BoolArray
-) -> None:
+def _name_extrapolated_n(ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int) -> None:
     """Name the other n that were compared beyond their data, as those of runs of equally many updates are."""
+    C_spent, allowed = ensemble.allowed_cells(request)
     ends = []
     for n in sorted(set(ensemble.n[allowed].tolist()) - {chosen_n}):
         cells_of_n = allowed & (ensemble.n == n)

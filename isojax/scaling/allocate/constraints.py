@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Allocation
 from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.result import FitResult
 
 FIXABLE = ("B_p", "B", "M")
 EPSILON = 0.005  # a loss of reward that makes no difference
-MAX_ROLLOUTS = 10**15  # rollouts, in all or per update; whole numbers beyond 2^53 are not exact as floats
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class AllocationRequest:
     def check(self) -> None:
         """Refuse values out of range, a fixed B above B_max, and a fixed M that leaves no rollout in an update."""
         C, B_max = self.C, self.B_max
-        if isinstance(C, bool) or not isinstance(C, (int, float)) or not 0 < C <= MAX_ROLLOUTS:
-            raise InputError(f"C = {C!r}; expected a positive finite number of rollouts, at most {MAX_ROLLOUTS:.0e}.")
+        if isinstance(C, bool) or not isinstance(C, (int, float)) or not 0 < C <= MAX_COUNT:
+            raise InputError(f"C = {C!r}; expected a positive finite number of rollouts, at most {MAX_COUNT:.0e}.")
         if len(self.fix) > 1 or set(self.fix) - set(FIXABLE):
             raise InputError(f"fix = {self.fix}; expected at most one of {', '.join(FIXABLE)}. Leave the others free.")
         for name, value in (*self.fix.items(), *(() if B_max is None else (("B_max", B_max),))):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ROLLOUTS:
-                raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MAX_ROLLOUTS:.0e}.")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+                raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MAX_COUNT:.0e}.")
         if not 0 <= self.epsilon < 1:
             raise InputError(
                 f"epsilon = {self.epsilon!r}; expected a loss of reward that makes no difference, 0 <= epsilon < 1, "

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.core.estimators import FloatArray
+from isojax.core.nouns import Interval
 from isojax.scaling.allocate.clocks import CellClocks, cell_clocks
 from isojax.scaling.allocate.constraints import AllocationRequest
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
@@ -17,7 +18,6 @@ from isojax.scaling.result import FitResult
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-ClosedInterval = tuple[float, float]
 
 MEASURED_TOLERANCE = 1.05  # runs end at their last evaluation, a little before the budget
 
@@ -62,8 +62,7 @@ class CurveEnsemble:
 
     def expected_at_cell_budgets(self, spent: FloatArray) -> FloatArray:
         """The mean of the replicates, or the curves' rewards where there are none, each cell at the compute that it
-        spends: float[..., cells] -> float[..., cells].
-        """
+        spends: float[..., cells] -> float[..., cells]."""
         if self.replicates:
             return self.samples.curves_at(spent).mean(-2)
         by_cell = np.broadcast_to(spent, (*spent.shape[:-1], len(self.curves)))
@@ -74,13 +73,13 @@ class CurveEnsemble:
         rewards = self.samples.curves_at(spent)
         return rewards if same_problems else apply_problem_shift(self.samples.shift, rewards)
 
-    def predict_reward(self, i: int, C: float, same_problems: bool = False) -> tuple[float, ClosedInterval | None]:
+    def predict_reward(self, i: int, C: float, same_problems: bool = False) -> tuple[float, Interval | None]:
         """The expected reward of cell i after C rollouts and its interval, on resampled problems or on the same."""
         cell_budgets = np.full(len(self.curves), float(C))
         draws = self.sampled_at_cell_budgets(cell_budgets, same_problems)[:, i]
         return float(self.expected_at_cell_budgets(cell_budgets)[i]), self.interval(draws)
 
-    def predict_new_run(self, i: int, C: float) -> tuple[float, ClosedInterval | None]:
+    def predict_new_run(self, i: int, C: float) -> tuple[float, Interval | None]:
         """The expected reward of cell i after C rollouts, and the interval of one new run's measurement on the same
         problems: the expectation's spread on each side, in quadrature with run-to-run and evaluation noise."""
         reward, interval = self.predict_reward(i, C, same_problems=True)
@@ -102,7 +101,7 @@ class CurveEnsemble:
         """Whether cell i was not measured as far as C."""
         return bool(C > self.samples.C_high[i] * (1 + 1e-9))
 
-    def interval(self, values: FloatArray) -> ClosedInterval | None:
+    def interval(self, values: FloatArray) -> Interval | None:
         """The central `level` of draws, float[replicates]; None where there are none."""
         if not np.size(values):
             return None

@@ -8,9 +8,9 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.estimators import FloatArray
-from isojax.core.nouns import GrowingRun
+from isojax.core.nouns import GrowingRun, Interval
 from isojax.core.schedule import Stage, schedule_text
-from isojax.scaling.allocate.curve_ensemble import ClosedInterval, CurveEnsemble, IntArray
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, IntArray
 
 BUDGETS = 256  # of the grid of C on which the draws are tabulated, up to so many times the end: a slow cell has a
 HORIZON_FACTOR = 4.0  # run's reward only after more rollouts than the run has spent
@@ -28,9 +28,9 @@ class NOption:
     B_p: int
     n: int
     reward: float  # expected at the end
-    interval: ClosedInterval | None
+    interval: Interval | None
     gain: float  # of reward, over going on as it is
-    gain_interval: ClosedInterval | None
+    gain_interval: Interval | None
     p_better: float
     hours: float | None  # wall clock of the rollouts that are left; None where the cell has no clock
     device_hours: float | None

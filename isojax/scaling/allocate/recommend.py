@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation, GrowingRun, MeasuredCell, Recommendation
+from isojax.core.nouns import Allocation, GrowingRun, Interval, MeasuredCell, Recommendation
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
-from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, ClosedInterval, CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.growing_n import plan_growing_run
 from isojax.scaling.result import FitResult
 
@@ -40,7 +40,7 @@ def recommend(
     `with_details`: predict all measured cells, halting marks and the next run, which takes longer than the rest.
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     ensemble = load_ensemble(fit)
-    request = _make_request(fit, ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, reasons=[]))
+    request = _make_request(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, reasons=[]))
     _check_fit(fit)
     _check_extrapolation(ensemble, request, extrapolate)
     allocation = ALLOCATORS[fit.mode](fit, ensemble, request)
@@ -49,7 +49,7 @@ def recommend(
         for i, c in enumerate(ensemble.curves)
     )[-1]
     reward, interval = ensemble.predict_reward(cell, allocation.C)
-    _explain_outcome(fit, ensemble, request.reasons, allocation, cell, reward)
+    _explain_outcome(ensemble, request.reasons, allocation, cell, reward)
     hours, device_hours = ensemble.predict_hours(cell, allocation.C)
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
     halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_details else ()
@@ -80,7 +80,7 @@ def recommend(
     )
 
 
-def _no_narrower(new_run: ClosedInterval | None, expected: ClosedInterval | None) -> ClosedInterval | None:
+def _no_narrower(new_run: Interval | None, expected: Interval | None) -> Interval | None:
     """The interval of one new run on the same problems, widened to hold that of the expectation on any problems."""
     if new_run is None or expected is None:
         return new_run
@@ -97,16 +97,14 @@ def _growing_run(
     return plan_growing_run(ensemble, cell, float(allocation.C), request.B_max)
 
 
-def _make_request(
-    fit: FitResult, ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest
-) -> AllocationRequest:
+def _make_request(ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest) -> AllocationRequest:
     """The request with its budget; of time, C is what the allowed cell of most rollouts affords."""
     if not isinstance(budget, TimeBudget):
         request = replace(request, C=budget)
         request.check()
         return request
     budget.check()
-    if fit.mode == "paper":
+    if ensemble.fit.mode == "paper":
         raise InputError("a budget in time, of a fit in mode paper; expected mode hierarchical. Fit the runs again.")
     rollouts = ensemble.clocks.rollouts(budget)
     request = replace(request, C=max(float(rollouts.max()), 1.0), time=budget)
@@ -181,10 +179,10 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, ex
 
 
 def _explain_outcome(
-    fit: FitResult, ensemble: CurveEnsemble, reasons: list[str], allocation: Allocation, cell: int, reward: float
+    ensemble: CurveEnsemble, reasons: list[str], allocation: Allocation, cell: int, reward: float
 ) -> None:
     """What the expected reward rests on, and reasons against training at all or against the choice of n."""
-    curve = ensemble.curves[cell]
+    fit, curve = ensemble.fit, ensemble.curves[cell]
     name = f"{curve.B_p}x{curve.n}"
     if curve.key != (allocation.B_p, allocation.n):
         reasons.append(

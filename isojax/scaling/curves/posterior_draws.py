@@ -282,15 +282,10 @@ class _PotentialEnergy:
         potential += 0.5 * ((excess / WALL_SD) ** 2).sum((1, 2))
         # d/dtheta: e is at its optimum, so it contributes through s and log(e_precision) alone.
         shape_gradient = (Ws / e_precision[..., None] - weighted_residual * (gain + e[..., None])) * slope
-        theta_gradient = np.stack(
-            [
-                -(weighted_residual * s).sum((2, 3)),
-                -LN10 * B[..., 0, 0] * shape_gradient.sum((2, 3)),
-                (shape_gradient * z).sum((2, 3)),
-            ],
-            axis=2,
-        )
-        theta_gradient += excess / WALL_SD**2
+        A_gradient = -(weighted_residual * s).sum((2, 3))
+        mid_gradient = -LN10 * B[..., 0, 0] * shape_gradient.sum((2, 3))
+        log_B_gradient = (shape_gradient * z).sum((2, 3))
+        theta_gradient = np.stack([A_gradient, mid_gradient, log_B_gradient], axis=2) + excess / WALL_SD**2
         R0_gradient = -(weighted_residual * (1 - s)).sum((1, 2, 3)) - self.W0 * (self.y0 - R0)
         gradient = np.concatenate([theta_gradient.reshape(Q, -1) + prior_gradient, R0_gradient[:, None]], axis=1)
         return np.where(outside, np.inf, potential), gradient

@@ -223,11 +223,8 @@ def choose_law(
     mean_squares = {name: max(weighted_mean_square(law, points), EXACT_RESIDUAL**2) for name, law in laws.items()}
     scores = _aicc_scores(mean_squares, observation_count, None if variance is None else mean_variance)
     best_form = min(scores, key=lambda name: scores[name])  # of equal ones the first, which is the simplest
-    return LawChoice(
-        law=laws[best_form],
-        aicc={name: scores[name] if math.isfinite(scores.get(name, math.inf)) else None for name in FORMS},
-        laws=laws,
-    )
+    aicc = {name: scores[name] if math.isfinite(scores.get(name, math.inf)) else None for name in FORMS}
+    return LawChoice(law=laws[best_form], aicc=aicc, laws=laws)
 
 
 def _aicc_scores(
