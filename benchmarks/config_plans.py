@@ -1,38 +1,67 @@
-"""What the configs of configs/paper take of a TPU slice, by the planner: the table of docs/reproduction.md."""
+"""What configs take of TPU slices and GPUs that are not here, by the planner: the table of configs/paper in
+docs/reproduction.md, and that of long responses in docs/performance.md.
+
+    python benchmarks/config_plans.py        both tables
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from isojax.core.config import load_configs
+from isojax.core.config import SweepConfig, load_configs
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import DeviceBudget, fit_to_memory, plan_cells
-from isojax.launch.time_estimate import find_chip, forecast_from_rates
+from isojax.launch.time_estimate import TYPICAL_RATES, DeviceRates, Forecast, find_chip, forecast_from_rates
 
 ROOT = Path(__file__).parents[1]
 DEVICE_VOCAB = 32  # at least the tokens of tasks that the device verifies
 MODELS = ("models/qwen2.5-7b-instruct", "models/qwen3-4b-instruct", "models/llama-3.1-8b-instruct")
 POD, POD_CHIP, POD_MESH = "v5p:4x4x4", "TPU v5", MeshShape(fsdp=16, tensor=4)
+H100 = "H100"
+H100_GIB = 0.9 * 80e9 / 2**30  # what isojax lets jax take of 80 GB
+SLICES = (
+    ("v5e:4x4", "TPU v5 lite", 16),
+    ("v6e:4x4", "TPU v6 lite", 16),
+    ("v5p:2x2x1", "TPU v5", 4),
+    ("8 x H100", H100, 8),
+)
+LONG_PROMPTS, RESPONSE_LENGTHS = 1024, (2048, 16_384, 32_768)
+LONG_COLUMNS = ["`response_length`", "devices", "mesh", "slots per shard", "microbatch", "remat", "GiB", "rollouts/s"]
 
 
-def plan(configs: Sequence[str], chip: str, mesh: MeshShape, chips: int) -> tuple[int, MemoryEstimate, float]:
-    """(runs, memory of a chip, hours) of a sweep on a slice, by the planner; ValueError where it does not fit."""
-    config = load_configs(configs)
-    gib, rates = find_chip(chip)
-    cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
+class Plan(NamedTuple):
+    """Of a sweep on a slice."""
+
+    runs: int
+    sweep: SweepConfig  # with its sizes
+    memory: MemoryEstimate  # of a chip
+    forecast: Forecast
+
+
+def device(chip: str) -> tuple[str, float, DeviceRates]:
+    """Platform, GiB and rates."""
+    return ("gpu", H100_GIB, TYPICAL_RATES["gpu"]) if chip == H100 else ("tpu", *find_chip(chip))
+
+
+def plan(configs: Sequence[str], chip: str, mesh: MeshShape, chips: int, words: Sequence[str] = ()) -> Plan | None:
+    """By the planner; None where it does not fit."""
+    config = load_configs(configs, words)
+    platform, gib, rates = device(chip)
+    cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform(platform)})
     cells = plan_cells(config.sweep)
     pairs = sorted({pair for c in cells for pair in c.pairs})
     is_device_task = cell.model.vocab is None
     vocab = cell.model.vocab or DEVICE_VOCAB
-    budget = DeviceBudget(cell, pairs, mesh, vocab, is_device_task, "tpu", int(2**30 * gib))
+    budget = DeviceBudget(cell, pairs, mesh, vocab, is_device_task, platform, int(2**30 * gib))
     sweep = fit_to_memory(config.sweep, budget)
     if sweep is None:
-        raise ValueError(f"{', '.join(configs)} does not fit on {chips} chips of {chip}, mesh {mesh}")
+        return None
     at_once = min(len(cells), chips // mesh.devices)
     forecast = forecast_from_rates(budget.sizes(sweep), cells, config.sweep.budget, at_once, rates)
-    return len(cells), budget.estimate(sweep), forecast.sweep_seconds / 3600
+    return Plan(len(cells), sweep, budget.estimate(sweep), forecast)
 
 
 def plan_rows() -> list[list[str]]:
@@ -40,7 +69,37 @@ def plan_rows() -> list[list[str]]:
     rows = []
     for path in sorted((ROOT / "configs" / "paper").glob("*.yaml")):
         plans = [plan([f"paper/{path.stem}", model], POD_CHIP, POD_MESH, 64) for model in MODELS]
-        memory = ", ".join(f"{memory.peak / 2**30:.0f}" for _, memory, _ in plans)
-        days = ", ".join(f"{hours / 24:,.1f}" for _, _, hours in plans)
-        rows.append([f"[`paper/{path.stem}`](../configs/paper/{path.name})", str(plans[0][0]), memory, days])
+        fitting = [p for p in plans if p is not None]
+        assert len(fitting) == len(plans), f"{path.stem} does not fit on {POD}"
+        memory = ", ".join(f"{p.memory.peak / 2**30:.0f}" for p in fitting)
+        days = ", ".join(f"{p.forecast.sweep_seconds / 86_400:,.1f}" for p in fitting)
+        rows.append([f"[`paper/{path.stem}`](../configs/paper/{path.name})", str(fitting[0].runs), memory, days])
     return rows
+
+
+def long_rows() -> list[list[str]]:
+    """Of Qwen2.5-7B, by response length and slice, on the mesh of fsdp and tensor with the most rollouts per second."""
+    rows = []
+    for T in RESPONSE_LENGTHS:
+        words = [f"cell.sampling.prompt_length={LONG_PROMPTS}", f"cell.sampling.response_length={T}"]
+        for name, chip, chips in SLICES:
+            meshes = [MeshShape(fsdp=chips // tensor, tensor=tensor) for tensor in (1, 2, 4)]
+            plans = {mesh: plan(["gsm8k", MODELS[0]], chip, mesh, chips, words) for mesh in meshes}
+            speeds = {mesh: max(p.forecast.rollouts_per_second.values()) for mesh, p in plans.items() if p is not None}
+            mesh = max(speeds, key=speeds.__getitem__, default=None)
+            if mesh is None or (best := plans[mesh]) is None:
+                rows.append([f"{T:,}", name, "does not fit", "", "", "", ""])
+                continue
+            sizes = str(best.sweep.decode_slots), str(best.sweep.microbatch), f"`{best.sweep.remat}`"
+            gib = f"{best.memory.sampling_peak / 2**30:.1f}, {best.memory.update_peak / 2**30:.1f}"
+            rows.append([f"{T:,}", name, f"`{mesh}`", *sizes, gib, f"{speeds[mesh]:.2g}"])
+    return rows
+
+
+def main() -> None:
+    for row in (*plan_rows(), *long_rows()):
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    main()

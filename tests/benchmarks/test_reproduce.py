@@ -60,8 +60,8 @@ def stacks() -> list[list[str]]:
 def test_every_config_has_a_plan_on_a_named_slice(config_plans: ModuleType, configs: list[str]) -> None:
     """On v5e:4x4."""
     mesh = MeshShape(fsdp=4, tensor=4) if configs[0] == "gsm8k" else MeshShape()
-    runs, memory, hours = config_plans.plan(configs, "TPU v5 lite", mesh, 16)
-    assert runs and 0 < memory.peak < 15.75 * 2**30 and hours > 0
+    plan = config_plans.plan(configs, "TPU v5 lite", mesh, 16)
+    assert plan.runs and 0 < plan.memory.peak < 15.75 * 2**30 and plan.forecast.sweep_seconds > 0
 
 
 def test_the_papers_configs_have_a_plan_on_a_pod(
@@ -72,6 +72,11 @@ def test_the_papers_configs_have_a_plan_on_a_pod(
     assert (
         study_tables.markdown_table(["config", "runs", "GiB of a chip", "days"], rows) in reproduce.PAGES[0].read_text()
     )
+
+
+def test_the_table_of_long_responses_is_todays(study_tables: ModuleType, config_plans: ModuleType) -> None:
+    page = (CONFIGS.parent / "docs" / "performance.md").read_text()
+    assert study_tables.markdown_table(config_plans.LONG_COLUMNS, config_plans.long_rows()) in page
 
 
 def test_a_published_line_is_that_of_the_committed_runs(reproduce: ModuleType, study_tables: ModuleType) -> None:
