@@ -336,7 +336,7 @@ def language_model_table(study: Mapping[str, list[RunRecord]]) -> str:
         half_text, all_text = (f"{c.reward:.3f} ({c.low:.3f} to {c.high:.3f})" for c in (guess, cell))
         half_chance, chance = (f"{chances.get(n, 0.0):.2f}" for chances in (forecast.n_probability, now.n_probability))
         rows.append([str(n), half_text, half_chance, ", ".join(f"{x:.3f}" for x in measured), all_text, chance])
-    columns = ["n", "expected from half (90%)", "P(best)", f"measured at C = {C:,}", "fit to all (90%)", "P(best)"]
+    columns = ["n", "expected from half (90%)", "P(n)", f"measured at C = {C:,}", "fit to all (90%)", "P(n)"]
     chosen = forecast.allocation.n
     return (
         f"{markdown_table(columns, rows)}\nOf the {len(runs)} runs, {inside} ended inside the interval that the first "
