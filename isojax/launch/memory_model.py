@@ -242,8 +242,8 @@ def sampling_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of the weights that the sampler reads, in addition to the run's own: gathered and cast; where layers are
     unrolled, each layer's own and the embeddings."""
     reads_stored_weights = s.compute_bytes == FLOAT_BYTES and s.param_bytes == FLOAT_BYTES * s.num_params
-    if s.frozen_bytes:  # merged with adapters in float32, beside them otherwise
-        reads_stored_weights = s.compute_bytes != FLOAT_BYTES and s.fsdp_shards == 1
+    if s.frozen_bytes:  # merged with adapters in float32, in a copy; beside them otherwise
+        reads_stored_weights = (s.compute_bytes != FLOAT_BYTES or s.has_unrolled_copy) and s.fsdp_shards == 1
     values = 0 if reads_stored_weights else s.num_params
     if s.has_unrolled_copy:
         values += s.L * s.layer_params + s.num_embeddings * s.embedding_params

@@ -1,0 +1,75 @@
+"""What a real run holds on its device while a program runs is what the planner says that it holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from isojax.core.config import load_configs
+from isojax.distributed.sharding import Program
+from isojax.launch.local.local_runner import launch
+from isojax.launch.local.setup import SweepSetup
+from isojax.launch.memory_model import sampling_work_bytes
+from tests.e2e.tiny_lm import CHAT_CONFIG, make_model
+
+MAX_DIFFERENCE = 0.05  # rotary tables, keys and counters, which the planner leaves out, and padding, which it counts
+
+
+def held_buffers() -> dict[int, int]:
+    """Bytes of all arrays of this process, by where each is."""
+    on_one = [x for x in jax.live_arrays() if x.nbytes and len(x.sharding.device_set) == 1]
+    arrays = [x for x in on_one if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
+    return {x.unsafe_buffer_pointer(): x.nbytes for x in arrays}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "word"),
+    [
+        ("recipes/grpo", "cell.rl.kl=0"),
+        ("recipes/grpo", "cell.rl.kl=0.1"),
+        ("recipes/ppo", "cell.rl.kl=0"),
+        ("recipes/grpo", "cell.model.lora.rank=4"),
+    ],
+)
+def test_what_a_run_holds_while_a_program_runs(
+    recipe: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_model(tmp_path / "lm")
+    problems = [{"prompt": str(i), "answer": str(i)} for i in range(80)]
+    Path("problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    Path("text.yaml").write_text(json.dumps(CHAT_CONFIG))
+    config = load_configs(
+        ["text.yaml", recipe], [word, "cell.sampling.response_length=32", "run.compilation_cache=false"]
+    )
+    others, before = jax.live_arrays(), sum(held_buffers().values())  # of other tests, kept until the end
+    prepare, call = SweepSetup.prepare, Program.__call__
+    setups, names, held = list[Any](), dict[int, str](), dict[str, int]()
+
+    def prepare_and_remember(self: SweepSetup, *arguments: Any) -> Any:
+        programs: Any = self.programs[0].rollout_programs
+        names.update({id(programs.stream.advance_chunk): "decode", id(programs.update): "learn"})
+        setups.append(self)
+        return prepare(self, *arguments)
+
+    def measure_and_call(self: Program, *arguments: Any) -> Any:
+        if name := names.get(id(self)):
+            held[name] = sum(held_buffers().values()) - before  # the last one counts
+        return call(self, *arguments)
+
+    monkeypatch.setattr(SweepSetup, "prepare", prepare_and_remember)
+    monkeypatch.setattr(Program, "__call__", measure_and_call)
+    launch(config, resume=False, dry_run=False)
+    del others
+    (setup,) = setups
+    sizes, memory = setup.device_budget.sizes(setup.config.sweep), setup.device_budget.estimate(setup.config.sweep)
+    resident = 3 * (sizes.trained_bytes + sizes.critic_bytes) + sizes.frozen_bytes + sizes.reference_bytes
+    problem_table = 4 * (len(problems) - 8) * (config.cell.sampling.prompt_length + 2)  # not known to a plan
+    planned = {"decode": memory.sampling_peak - sampling_work_bytes(sizes), "learn": resident + sizes.rollout_bytes}
+    for name, size in planned.items():
+        assert held[name] - problem_table == pytest.approx(size, rel=MAX_DIFFERENCE), name
