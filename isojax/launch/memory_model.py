@@ -51,12 +51,11 @@ class DeviceSizes:
         splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
         self.attention_heads = self.N if splits_queries else model.heads
 
-        computes_in_float32 = precision.compute == "float32"
         self.score_bytes = FLOAT_BYTES * self.attention_heads if has_scores else 0  # of one token and one key
-        self.compute_bytes = 4 if computes_in_float32 else 2  # of a number that products are computed in
+        self.compute_bytes = 4 if precision.compute == "float32" else 2  # of a number that products are computed in
         self.cache_bytes = ITEM_BYTES[precision.cache]  # of a number in the sampler's cache
         # Whether the sampler holds its layers both stacked and unrolled (models/decode.py).
-        self.has_unrolled_copy = backend != "tpu" and precision.cache != "int8" and computes_in_float32
+        self.has_unrolled_copy = backend != "tpu" and precision.cache != "int8" and self.compute_bytes == 4
 
         # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, whose last
         # positions go through no layer; and those that a response's last one attends to.
