@@ -268,8 +268,9 @@ def slot_bytes(s: DeviceSizes) -> int:
     return last_hidden_states + slots * (8 * T + FLOAT_BYTES * (T if s.has_nucleus else 1) + 40)
 
 
-def estimate_memory(s: DeviceSizes, on_device: bool) -> MemoryEstimate:
-    """What a sweep takes of each device. `on_device`: where responses are verified."""
+def estimate_memory(s: DeviceSizes, on_device: bool, moments_on_host: bool = False) -> MemoryEstimate:
+    """What a sweep takes of each device. `on_device`: where responses are verified. `moments_on_host`: while it
+    samples."""
     P, T = s.shapes.prompt_length, s.shapes.response_length
     weights_and_moments = 3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
     sampler_state = sampling_weight_bytes(s) + kv_cache_bytes(s) + slot_bytes(s)
@@ -279,8 +280,11 @@ def estimate_memory(s: DeviceSizes, on_device: bool) -> MemoryEstimate:
         resident += FLOAT_BYTES * shapes.MAX_UPDATES_PER_CALL * s.shapes.problem_rows
     else:
         resident += FLOAT_BYTES * s.shapes.problem_rows * (P + 2)
-    sampling_peak = resident + sampler_state + sampling_work_bytes(s)
     update_peak = resident + update_bytes(s)
+    if moments_on_host:
+        parked_bytes = 2 * s.trained_bytes + 3 * s.critic_bytes
+        resident, weights_and_moments = resident - parked_bytes, weights_and_moments - parked_bytes
+    sampling_peak = resident + sampler_state + sampling_work_bytes(s)
     if on_device:
         sampling_peak += 2 * s.trained_bytes  # zeros that sums begin with, kept for the loop
         program_bytes = {"train": max(sampling_peak, update_peak)}

@@ -178,7 +178,7 @@ class DeviceBudget:
         return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend, has_scores)
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
-        return estimate_memory(self.sizes(sweep), self.on_device)
+        return estimate_memory(self.sizes(sweep), self.on_device, sweep.moments_on_host)
 
     def fits(self, sweep: SweepConfig) -> bool:
         memory = self.estimate(sweep)
@@ -274,9 +274,20 @@ def _even_meshes(budget: DeviceBudget, num_devices: int) -> Iterator[MeshShape]:
                 yield MeshShape(devices // tensor // fsdp, fsdp, sequence, tensor)
 
 
+def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:
+    """InputError where moments cannot be in the host's memory while a device samples."""
+    if sweep.moments_on_host and (budget.on_device or budget.cell.rl.max_staleness is not None):
+        reason = "the task is verified on device" if budget.on_device else "cell.rl.max_staleness is set"
+        raise InputError(
+            f"sweep.moments_on_host=true, but {reason}, so that a device samples and trains at the same time. Expected "
+            "false, or a synchronous run of a task in text."
+        )
+
+
 def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: bool) -> SweepConfig:
     """The sweep with sizes that fit, where the run is new. Where nothing fits, InputError if the planner chose all; a
     warning if some are set, for estimates may be wrong."""
+    check_moments(requested, budget)
     sweep = requested
     if is_new_run:
         sweep = fit_to_memory(requested, budget) or budget.smallest_sizes(requested)

@@ -41,6 +41,7 @@ def learning_rate(
 
 
 B1, B2, EPS = 0.9, 0.999, 1e-8  # Adam's
+HOST_MEMORY = "pinned_host"  # as XLA names it
 
 
 def adam() -> optax.GradientTransformation:
@@ -88,6 +89,14 @@ class TrainState(NamedTuple):
     step: Any  # i32[], updates done, skipped ones included
     critic: CriticState | None = None
     consecutive_nonfinite: Any = np.int32(0)  # i32[], how many of the last updates in a row were skipped
+
+
+def place_moments(state: TrainState, on_host: bool) -> TrainState:
+    """The state with Adam's moments and the critic in the memory of the hosts, or of the devices."""
+    kind, moving = HOST_MEMORY if on_host else "device", (state.moments, state.critic)
+    shardings = jax.tree.map(lambda x: x.sharding.with_memory_kind(kind), moving)
+    moments, new_critic = jax.device_put(moving, shardings)
+    return state._replace(moments=moments, critic=new_critic)
 
 
 def train_state_shardings(decoder: Decoder, mesh: Mesh, with_critic: bool = False) -> TrainState:

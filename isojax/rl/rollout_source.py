@@ -21,7 +21,7 @@ from isojax.models.lora import policy_params
 from isojax.models.transformer import Decoder, Params
 from isojax.rl.metric import Metrics, mean, total
 from isojax.rl.objective import Coefficients
-from isojax.rl.optimizer import TrainState
+from isojax.rl.optimizer import TrainState, place_moments
 from isojax.rl.train_step import UpdateResult, build_update
 from isojax.sampling.batch import (
     TRAIN_STREAM,
@@ -150,6 +150,14 @@ def batch_shapes(shapes: SamplerShapes, mesh: Mesh, update_shapes: UpdateShapes,
     )
 
 
+class ParkedUpdate(Program):
+    """The update of a state whose moments are in the host's memory before and after it."""
+
+    def __call__(self, state: TrainState, *arguments: Any) -> tuple[TrainState, UpdateResult]:
+        state, result = super().__call__(place_moments(state, on_host=False), *arguments)
+        return place_moments(state, on_host=True), result
+
+
 class HostVerifiedPrograms(RolloutPrograms):
     """The programs that choose problems, sample and train, in this order."""
 
@@ -163,11 +171,13 @@ class HostVerifiedPrograms(RolloutPrograms):
         shapes: SamplerShapes,
         mesh: Mesh,
         measures_signal: bool = False,
+        moments_on_host: bool = False,
     ):
         self.task, self.shapes, self.mesh, self.nucleus = task, shapes, mesh, cell.sampling.top_p < 1
         self.select_problems = build_select_problems(mesh)
         self.stream = build_stream(decoder, shapes, mesh, cell.sampling, task.stops)
-        self.update = Program(build_update(cell, decoder, task, shapes, mesh, measures_signal))
+        update = build_update(cell, decoder, task, shapes, mesh, measures_signal)
+        self.update = ParkedUpdate(update) if moments_on_host else Program(update)
 
     def compile(self, shapes: UpdateShapes) -> None:
         index, scalar = shape_on(replicated(self.mesh), (self.shapes.problem_rows,)), shape_on(replicated(self.mesh))

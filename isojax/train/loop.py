@@ -31,7 +31,7 @@ from isojax.core.config import Config
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.rl.metric import Metrics, merge, merge_in_float32
-from isojax.rl.optimizer import TrainState
+from isojax.rl.optimizer import TrainState, place_moments
 from isojax.rl.rollout_source import finish_batch
 from isojax.train.base_policy import BasePolicy, eval_problem_sets
 from isojax.train.checkpoint import Checkpoints, has_checkpoint
@@ -236,5 +236,6 @@ class CellTrainer:
     def save(self) -> None:
         """Saves the state, the cursor, and the rollouts in progress."""
         meta, pending_rollouts = self.opened.rollout_source.save()
-        self.checkpoints.save(self.state, replace(self.cursor, pending=meta), pending_rollouts)
+        state = place_moments(self.state, on_host=False) if self.programs.moments_on_host else self.state
+        self.checkpoints.save(state, replace(self.cursor, pending=meta), pending_rollouts)
         self.last_saved_at = time.monotonic()

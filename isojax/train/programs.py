@@ -50,6 +50,7 @@ class SweepPrograms:
         Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_rollouts.py)."""
         assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
         self.mesh, self.task, self.cell_config = mesh, task, cell
+        self.moments_on_host = sweep.moments_on_host
         self.device_count = mesh.size + (sampler_mesh.size if sampler_mesh else 0)
         self.decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
         self.shapes = make_sampler_shapes(
@@ -76,7 +77,7 @@ class SweepPrograms:
             source = FusedRollouts
         else:
             self.rollout_programs = rollout_source.HostVerifiedPrograms(
-                cell, self.decoder, task, self.shapes, mesh, measures_signal
+                cell, self.decoder, task, self.shapes, mesh, measures_signal, sweep.moments_on_host
             )
             source = rollout_source.HostVerifiedRollouts
         self.open_rollouts = partial(source, self.rollout_programs)

@@ -13,7 +13,7 @@ from isojax.core.terminal import warn
 from isojax.distributed.sharding import replicated
 from isojax.models.lora import policy_params
 from isojax.models.transformer import Params
-from isojax.rl.optimizer import TrainState
+from isojax.rl.optimizer import TrainState, place_moments
 from isojax.rl.rollout_source import CellProblems, RolloutSource
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.epochs import EpochOrder
@@ -102,6 +102,8 @@ def _restore_state(
     if int(state.consecutive_nonfinite) >= max_nonfinite:  # the run broke off here, and is to continue
         zero = jax.device_put(np.int32(0), replicated(programs.mesh))
         state = state._replace(consecutive_nonfinite=zero)
+    if programs.moments_on_host:
+        state = place_moments(state, on_host=True)
     # A large policy is held once more only where it is read.
     return state, cursor, programs.frozen_params(base_params) if reads_base else {}
 

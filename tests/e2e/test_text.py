@@ -129,11 +129,13 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
 
 
 def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroken: Isojax) -> None:
+    """Also with moments in the host's memory, where the unbroken sweep had them on the device."""
     prepare(isojax)
+    words = "launch", "sums.yaml", "run.checkpoint_seconds=0", "sweep.moments_on_host=true"
     ledger = isojax.run("sums") / "cells" / "4x4-s0" / "records.jsonl"
-    killed_at(isojax.fork("launch", "sums.yaml", "run.checkpoint_seconds=0", XLA_FLAGS=FLAGS), ledger, 5)
+    killed_at(isojax.fork(*words, XLA_FLAGS=FLAGS), ledger, 5)
     assert 5 <= ledger.read_bytes().count(b"\n") < 9, "the cell was finished before the kill"
-    done = isojax.swept("launch", "sums.yaml", "run.checkpoint_seconds=0", "--resume", XLA_FLAGS=FLAGS)
+    done = isojax.swept(*words, "--resume", XLA_FLAGS=FLAGS)
     assert done.stderr.count("done before") == 1
     assert isojax.ledgers("sums") == unbroken.ledgers("sums")
 

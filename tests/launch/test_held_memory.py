@@ -14,14 +14,16 @@ from isojax.distributed.sharding import Program
 from isojax.launch.local.local_runner import launch
 from isojax.launch.local.setup import SweepSetup
 from isojax.launch.memory_model import sampling_work_bytes
+from isojax.rl.optimizer import HOST_MEMORY
 from tests.e2e.tiny_lm import CHAT_CONFIG, make_model
 
 MAX_DIFFERENCE = 0.05  # rotary tables, keys and counters, which the planner leaves out, and padding, which it counts
 
 
 def held_buffers() -> dict[int, int]:
-    """Bytes of all arrays of this process, by where each is."""
-    on_one = [x for x in jax.live_arrays() if x.nbytes and len(x.sharding.device_set) == 1]
+    """Bytes of all arrays of this process in its devices' memory, by where each is."""
+    on_devices = [x for x in jax.live_arrays() if x.sharding.memory_kind != HOST_MEMORY]
+    on_one = [x for x in on_devices if x.nbytes and len(x.sharding.device_set) == 1]
     arrays = [x for x in on_one if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)]
     return {x.unsafe_buffer_pointer(): x.nbytes for x in arrays}
 
@@ -32,6 +34,7 @@ def held_buffers() -> dict[int, int]:
     [
         ("recipes/ppo", "cell.rl.kl=0.1"),  # a critic and a reference
         ("recipes/grpo", "cell.model.lora.rank=4"),
+        ("recipes/ppo", "sweep.moments_on_host=true"),
     ],
 )
 def test_what_a_run_holds_while_a_program_runs(

@@ -67,6 +67,17 @@ def test_what_a_run_holds_by_hand() -> None:
     assert parts["reference"] == parts["critic"] == 0
 
 
+def test_moments_on_the_host_leave_the_device_while_it_samples() -> None:
+    """Two of each parameter, and the update takes what it took; where the device does both at once, a refusal."""
+    parked = SWEEP.model_copy(update={"moments_on_host": True})
+    on_device, on_host = estimate(), estimate(sweep=parked)
+    assert on_device.sampling_peak - on_host.sampling_peak == 2 * 4 * NUMBERS
+    assert on_device.update_peak == on_host.update_peak and on_device.program_bytes == on_host.program_bytes
+    asynchronous = CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_staleness": 2})})
+    with pytest.raises(InputError, match=r"moments_on_host=true, but cell\.rl\.max_staleness is set"):
+        autosize_sweep(parked, budget(10**9, cell=asynchronous), is_new_run=True)
+
+
 def test_what_layers_keep_by_hand() -> None:
     """Of 12 layers: for 8 x 7 response positions that see 11 + 7, x and the output projection (2 x 64), queries and two
     parts' mixed values (3 x 64), keys and values (2 x 32), gate and up (2 x 128), and scores of 4 heads; for 4 x 11

@@ -112,6 +112,9 @@ class SweepConfig(Section):
     # layer computes a layer's inner values again for its gradient, which takes less memory and a third more time in the
     # update; null: layer where none does not fit, or only in smaller microbatches that take longer.
     remat: Literal["none", "layer"] | None = None
+    # Whether Adam's moments and a critic are in the host's memory while a device samples and evaluates, so that more
+    # slots fit; each update then waits for two copies. Not for tasks verified on device or asynchronous runs.
+    moments_on_host: bool = False
     # grid runs every cell to `budget`; adaptive spends `total_rollouts` where n*(C) is least certain; spend, which
     # `isojax spend` sets, spends `budget` on one policy, whose n it chooses on the way.
     strategy: Literal["grid", "adaptive", "spend"] = "grid"

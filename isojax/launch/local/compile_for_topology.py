@@ -158,6 +158,7 @@ def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[s
     """The sweep with sizes that the compiler confirms for the first of these topologies; InputError names what would
     fit."""
     requested, topology = config.sweep, topologies[0][0].split()[1]
+    planner.check_moments(requested, budget)
     sweep, confirmed_bytes = fit_to_memory(requested, budget) or budget.smallest_sizes(requested), dict[str, int]()
     memory = budget.estimate(sweep)
     if memory.peak * planner.MEMORY_UTILIZATION > budget.device_memory:  # by more than the estimate may be wrong
