@@ -13,7 +13,6 @@ H200, and of measured ones elsewhere. A CPU runs a small model; its figures say 
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import numpy as np
 
 from isojax.core.config import Config
 from isojax.core.config.load import load_configs
+from isojax.core.machine import reserve_gpu_memory
 from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.sharding import make_mesh, replicated
@@ -186,7 +186,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, help="a model's (default: the largest that fits the device)")
     parser.add_argument("--out", type=Path, default=Path("runs/accelerator"), help="a folder (default %(default)s)")
     arguments = parser.parse_intermixed_args()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # as isojax's commands do
+    reserve_gpu_memory()
     device = jax.devices()[0]
     mesh, memory = make_mesh(MeshShape(), [device]), device_memory(device) or planner.host_memory()
     gib = 0 if device.platform == "cpu" else memory / GIB

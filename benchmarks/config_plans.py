@@ -88,7 +88,7 @@ def long_rows() -> list[list[str]]:
             speeds = {mesh: max(p.forecast.rollouts_per_second.values()) for mesh, p in plans.items() if p is not None}
             mesh = max(speeds, key=speeds.__getitem__, default=None)
             if mesh is None or (best := plans[mesh]) is None:
-                rows.append([f"{T:,}", name, "does not fit", "", "", "", ""])
+                rows.append([f"{T:,}", name, "does not fit", "", "", "", "", ""])
                 continue
             sizes = str(best.sweep.decode_slots), str(best.sweep.microbatch), f"`{best.sweep.remat}`"
             gib = f"{best.memory.sampling_peak / 2**30:.1f}, {best.memory.update_peak / 2**30:.1f}"

@@ -45,6 +45,12 @@ def huge_pages_available() -> bool:
         return False
 
 
+def reserve_gpu_memory() -> None:
+    """Let jax take 90% of a GPU's memory, where the environment does not set it; jax's own default is 75%."""
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # the older name; jax refuses both
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.9")
+
+
 def silence_libtpu() -> None:
     """Spare a machine without a TPU the lines in which libtpu, which jax loads where it is installed, says what it
     misses. Call it once jax is imported, which sets TPU_SKIP_MDS_QUERY where it finds no TPU."""

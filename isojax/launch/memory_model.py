@@ -12,12 +12,13 @@ benchmarks/memory.py compares the two. Letters are those of distributed/sharding
 from dataclasses import dataclass
 
 from isojax.core import shapes
-from isojax.core.config import CellConfig
+from isojax.core.config import CellConfig, PrecisionConfig
 from isojax.core.config.model import LoraConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import MeshShape
 
 FLOAT_BYTES = 4
+MASK_BYTES = 5  # of a token and a key: what is masked, the bias that cuDNN takes for it, and the gradient of that
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
 
 
@@ -27,8 +28,8 @@ def shard_size(size: int, axis_shards: int) -> int:
 
 
 class DeviceSizes:
-    """Sizes of one device's part of a sweep; `vocab` are the rows of the embedding. `has_scores`: whether prefill and
-    update compute attention without a kernel, and so hold the scores of all queries at once."""
+    """Sizes of one device's part of a sweep; `vocab` are the rows of the embedding. `attention`: of
+    prefill and update; `plain` holds the scores of all queries at once, `cudnn` a mask."""
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class DeviceSizes:
         mesh: MeshShape,
         vocab: int,
         backend: str,
-        has_scores: bool = True,
+        attention: str = "plain",
     ):
         model, precision = cell.model, cell.precision.for_platform(backend)
         self.cell, self.remat, self.shapes, self.mesh, self.vocab = cell, remat, shapes, mesh, vocab
@@ -51,11 +52,11 @@ class DeviceSizes:
         splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
         self.attention_heads = self.N if splits_queries else model.heads
 
-        self.score_bytes = FLOAT_BYTES * self.attention_heads if has_scores else 0  # of one token and one key
+        self.score_bytes = FLOAT_BYTES * self.attention_heads if attention == "plain" else 0  # of one token and one key
+        self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # likewise
         self.compute_bytes = 4 if precision.compute == "float32" else 2  # of a number that products are computed in
         self.cache_bytes = ITEM_BYTES[precision.cache]  # of a number in the sampler's cache
-        # Whether the sampler holds its layers both stacked and unrolled (models/decode.py).
-        self.has_unrolled_copy = backend != "tpu" and precision.cache != "int8" and self.compute_bytes == 4
+        self.has_unrolled_copy = _has_unrolled_copy(shapes, backend, precision)  # of the layers, beside stacked ones
 
         # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, whose last
         # positions go through no layer; and those that a response's last one attends to.
@@ -98,6 +99,12 @@ class DeviceSizes:
             ("gate", "up", "down"), self.F
         )
         return sum(lora.rank * (D + sizes[name]) for name in lora.targets)
+
+
+def _has_unrolled_copy(shapes: SamplerShapes, backend: str, precision: PrecisionConfig) -> bool:
+    """Whether the sampler holds its layers both stacked and unrolled (`Decoding.prefills_stacked`)."""
+    is_transposed = backend == "cpu" and shapes.transpose_weights
+    return backend != "tpu" and precision.cache != "int8" and (precision.compute == "float32" or is_transposed)
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,8 @@ def layer_backward_bytes(s: DeviceSizes, tokens: int, key_positions: int, key_pa
     layer = (s, tokens, key_positions, key_parts)
     recomputed = _full_activations(*layer) - _saved_activations(*layer)
     if not s.score_bytes:
-        return recomputed + s.compute_bytes * tokens * max(4 * s.F + 2 * s.D, 7 * s.D + 4 * s.attention_heads * s.H)
+        values = tokens * max(4 * s.F + 2 * s.D, 7 * s.D + 4 * s.attention_heads * s.H)
+        return recomputed + s.compute_bytes * values + s.mask_bytes * tokens * key_positions
     mlp_bytes = 4 * s.compute_bytes * tokens * s.F
     width_factor, heads_factor = (7, 4) if s.remat else (8, 6)
     intermediates = s.compute_bytes * tokens * (width_factor * s.D + heads_factor * s.attention_heads * s.H)
@@ -240,10 +248,8 @@ def update_bytes(s: DeviceSizes) -> int:
 def sampling_weight_bytes(s: DeviceSizes) -> int:
     """Bytes of the weights that the sampler reads, in addition to the run's own: gathered and cast; where layers are
     unrolled, each layer's own and the embeddings."""
-    reads_stored_weights = s.compute_bytes == FLOAT_BYTES and s.param_bytes == FLOAT_BYTES * s.num_params
-    if s.frozen_bytes:  # merged with adapters in float32, in a copy; beside them otherwise
-        reads_stored_weights = (s.compute_bytes != FLOAT_BYTES or s.has_unrolled_copy) and s.fsdp_shards == 1
-    values = 0 if reads_stored_weights else s.num_params
+    prefills_stored_weights = s.has_unrolled_copy and s.compute_bytes == FLOAT_BYTES and s.fsdp_shards == 1
+    values = 0 if prefills_stored_weights else s.num_params
     if s.has_unrolled_copy:
         values += s.L * s.layer_params + s.num_embeddings * s.embedding_params
     return s.compute_bytes * values

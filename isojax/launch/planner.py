@@ -136,10 +136,11 @@ def _resolve_slots_per_prefix(sweep: SweepConfig, R: int, n: int, cell: CellConf
     return W
 
 
-def with_kernels(sweep: SweepConfig, mesh: MeshShape, backend: str, compute: str = "bfloat16") -> SweepConfig:
+def with_kernels(sweep: SweepConfig, mesh: MeshShape, backend: str, cell: CellConfig) -> SweepConfig:
     """The sweep with the backend's kernels of attention where it leaves them open, and they serve."""
-    kernel = {"tpu": "pallas", "gpu": "cudnn" if compute != "float32" else None}.get(backend)
-    if kernel is None or mesh.sequence > 1:
+    kernel = {"tpu": "pallas", "gpu": "cudnn"}.get(backend)
+    is_float32 = cell.precision.for_platform(backend).compute == "float32"
+    if kernel is None or mesh.sequence > 1 or (kernel == "cudnn" and (is_float32 or cell.model.head_dim % 8)):
         return sweep
     serves_decode = kernel == "pallas" and sweep.slots_per_prefix in (None, 1)
     return sweep.model_copy(
@@ -173,12 +174,12 @@ class DeviceBudget:
         R, m, g, W = sweep.decode_slots, sweep.microbatch, sweep.prefill_batch, sweep.slots_per_prefix
         assert R and m and g and W, "the planner chooses them"
         shapes = make_sampler_shapes(self.pairs, self.mesh.shards, R, m, P, T, g, W)
-        compute = self.cell.precision.for_platform(self.backend).compute
-        has_scores = with_kernels(sweep, self.mesh, self.backend, compute).forward_attention in (None, "plain")
-        return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend, has_scores)
+        attention = with_kernels(sweep, self.mesh, self.backend, self.cell).forward_attention or "plain"
+        return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend, attention)
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
-        return estimate_memory(self.sizes(sweep), self.on_device, sweep.moments_on_host)
+        moments_leave = sweep.moments_on_host and self.backend != "cpu"  # whose devices have the host's memory
+        return estimate_memory(self.sizes(sweep), self.on_device, moments_leave)
 
     def fits(self, sweep: SweepConfig) -> bool:
         memory = self.estimate(sweep)

@@ -229,7 +229,10 @@ def decode_attention(
     if implementation == "cudnn":
         sharded_decode = shard_over_heads(lambda *x: (cudnn_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))
         return sharded_decode(q, keys, values, positions)[0], cache
-    mask = (jnp.arange(values.shape[2])[None] <= positions[:, None])[:, None]
+    mask = jnp.arange(values.shape[2])[None] <= positions[:, None]
+    if layer is None:
+        return attend_slots(q, [(keys, values, mask)]), cache
+    mask = mask[:, None]
     if scales:
         return _attend_int8(q, keys, values, scales[0], scales[1], mask), cache
     return attend(q[:, None], [(keys.swapaxes(-1, -2), values, mask)])[:, 0], cache

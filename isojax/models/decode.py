@@ -1,6 +1,7 @@
 """One decoding step: the decoder as the sampler runs it, one token per slot, over a cache of keys and values.
 
-Layers are scanned on a TPU, and unrolled elsewhere: a scan would copy each out of its stack at every token.
+Layers are scanned on a TPU or with an int8 cache, and else unrolled: a scan would copy each out of its stack at every
+token.
 The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a group's prompt is held once, separately:
 
     together    keys [R K H C], values [R K C H], C = P + T; or as a kernel has its positions (`position_axes`)
@@ -141,7 +142,7 @@ class Decoding:
     def prefill(
         self, params: Params, prompts: Int[Array, "g P"], lengths: Int[Array, " g"]
     ) -> tuple[Any, Float[Array, "g D"]]:
-        """Keys and values of g prompts as a table's entries, and last hidden states; `params` has stacked layers."""
+        """Keys and values of g prompts as a table's entries, and last hidden states."""
         params = self.decoder.cast_params({k: w for k, w in params.items() if k != "cos_sin"})
         prefix = self.decoder.prefill(params, prompts, lengths)
         return self._to_cache_layers(prefix.keys, prefix.values), prefix.last_hidden
@@ -211,20 +212,17 @@ class Decoding:
     ) -> tuple[SlotQueries, LayerKV]:
         """A layer's attention, and its updated slot cache. `cache`: the layer's own, or of all layers, at `index`."""
         slot_kv, prefix_kv = cache
-        if not self.separate_prefix and (index is not None or self._attention != "plain"):
+        if not self.separate_prefix:
             return attention.decode_attention(self._attention, q, k, v, slot_kv, index, at.positions, at.live)
-        slot_positions = at.t if self.separate_prefix else at.positions
-        slot_kv = _write_token(slot_kv, k, v, index, slot_positions)
+        slot_kv = _write_token(slot_kv, k, v, index, at.t)
 
         def select_layer(kv: LayerKV) -> LayerKV:
             return kv if index is None else tuple(c[index] for c in kv)
 
         keys, values = select_layer(slot_kv)
-        segments = [(keys, values, jnp.arange(values.shape[2])[None] <= slot_positions[:, None])]
-        if self.separate_prefix:
-            prefix_mask = jnp.arange(self.prefix_length)[None] < (at.positions - at.t)[:, None]
-            prefix_keys, prefix_values = select_layer(prefix_kv)
-            segments.append((prefix_keys, prefix_values, prefix_mask))
+        mask = jnp.arange(values.shape[2])[None] <= at.t[:, None]
+        prefix_mask = jnp.arange(self.prefix_length)[None] < (at.positions - at.t)[:, None]
+        segments = [(keys, values, mask), (*select_layer(prefix_kv), prefix_mask)]
         return attention.attend_slots(q, segments), slot_kv
 
 

@@ -170,7 +170,8 @@ class Decoder:
         rematerialised = jax.checkpoint(run_layer, prevent_cse=False, policy=policy)
         if not isinstance(params["blocks"], list):
             return lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
-        new_kv = []  # as a sampler with unrolled layers has them
+        assert layer_inputs is None, "a sampler's unrolled layers prefill whole prompts"
+        new_kv = []
         for weights in params["blocks"]:
             x, kv = run_layer(x, (weights, None))
             new_kv.append(kv)

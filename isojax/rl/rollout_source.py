@@ -154,7 +154,10 @@ class ParkedUpdate(Program):
     """The update of a state whose moments are in the host's memory before and after it."""
 
     def __call__(self, state: TrainState, *arguments: Any) -> tuple[TrainState, UpdateResult]:
+        parked = jax.tree.leaves((state.moments, state.critic))
         state, result = super().__call__(place_moments(state, on_host=False), *arguments)
+        for x in parked:  # as donated ones are, so that the host holds them once
+            x.delete()
         return place_moments(state, on_host=True), result
 
 

@@ -47,7 +47,7 @@ class SamplerWeights(NamedTuple):
     """The policy as the sampler reads it."""
 
     decode: Params  # of `Decoding.prepare_weights`
-    # With all layers in one array, where `decode` has not; XLA counts an array given twice as two.
+    # Stacked layers, where `Decoding.prefills_stacked` and `decode` has none; XLA counts an array given twice as two.
     stacked: Params | None
 
     @property

@@ -29,7 +29,7 @@ from isojax.sampling.replies import Reply, WaitingSlot, build_receive, has_ended
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.protocol import StopConditions
 
-# A GPU starts the loop over tokens once, as a graph, and not each of its kernels.
+# A GPU starts a chunk's loop over tokens once, as a graph, and not each of its kernels.
 GPU_OPTIONS = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
 }

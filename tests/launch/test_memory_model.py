@@ -18,7 +18,7 @@ from isojax.launch.local.compile_for_topology import (
     AbstractTask,
     build_abstract_programs,
 )
-from isojax.launch.memory_model import MemoryEstimate
+from isojax.launch.memory_model import MemoryEstimate, layer_backward_bytes
 from isojax.launch.planner import (
     MEMORY_UTILIZATION,
     DeviceBudget,
@@ -70,12 +70,17 @@ def test_what_a_run_holds_by_hand() -> None:
 def test_moments_on_the_host_leave_the_device_while_it_samples() -> None:
     """Two of each parameter, and the update takes what it took; where the device does both at once, a refusal."""
     parked = SWEEP.model_copy(update={"moments_on_host": True})
-    on_device, on_host = estimate(), estimate(sweep=parked)
+    on_device, on_host = (
+        DeviceBudget(CELL, PAIRS, MeshShape(), 1000, False, "gpu", 0).estimate(sweep) for sweep in (SWEEP, parked)
+    )
+    assert estimate() == estimate(sweep=parked)  # a CPU's devices have the host's memory
     assert on_device.sampling_peak - on_host.sampling_peak == 2 * 4 * NUMBERS
     assert on_device.update_peak == on_host.update_peak and on_device.program_bytes == on_host.program_bytes
     asynchronous = CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_staleness": 2})})
     with pytest.raises(InputError, match=r"moments_on_host=true, but cell\.rl\.max_staleness is set"):
         autosize_sweep(parked, budget(10**9, cell=asynchronous), is_new_run=True)
+    with pytest.raises(InputError, match="but the task is verified on device"):
+        autosize_sweep(parked, replace(budget(10**9), on_device=True), is_new_run=True)
 
 
 def test_what_layers_keep_by_hand() -> None:
@@ -289,7 +294,7 @@ def test_the_memory_of_a_machine_is_its_cgroups_where_that_is_less(
     assert host_memory() == 2**20
 
 
-def test_a_gpus_kernel_holds_no_scores_and_its_sampler_one_copy_of_the_layers() -> None:
+def test_a_gpus_kernel_holds_a_mask_for_scores_and_its_sampler_one_copy_of_the_layers() -> None:
     """In bfloat16, where cuDNN attends and prompts are prefilled by the sampler's own layers."""
 
     def on(backend: str, compute: str, attention: str | None = None) -> MemoryEstimate:
@@ -298,6 +303,18 @@ def test_a_gpus_kernel_holds_no_scores_and_its_sampler_one_copy_of_the_layers() 
         return DeviceBudget(cell, PAIRS, MeshShape(), 1000, False, backend, 0).estimate(sweep)
 
     assert on("gpu", "bfloat16").update_peak < on("gpu", "bfloat16", "plain").update_peak
+    with_mask, without = (
+        layer_backward_bytes(
+            DeviceBudget(CELL, PAIRS, MeshShape(), 1000, False, "gpu", 0).sizes(
+                SWEEP.model_copy(update={"forward_attention": kind})
+            ),
+            7,
+            11,
+            2,
+        )
+        for kind in ("cudnn", "pallas")
+    )
+    assert with_mask - without == 5 * 7 * 11
     assert on("gpu", "float32").update_peak == on("gpu", "float32", "plain").update_peak
     in_bfloat16, on_a_tpu, in_float32 = (
         on(*of).breakdown["sampling weights"] for of in (("gpu", "bfloat16"), ("tpu", "bfloat16"), ("gpu", "float32"))

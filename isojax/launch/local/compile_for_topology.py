@@ -204,7 +204,7 @@ def programs_on_topology(config: Config, sweep: SweepConfig, topology: str) -> d
     jax.config.update("jax_enable_compilation_cache", False)
     devices = topology_devices(topology)
     shape = parse_mesh(config.run.mesh, len(devices))
-    mesh, sweep = make_mesh(shape, devices), with_kernels(sweep, shape, "tpu")
+    mesh, sweep = make_mesh(shape, devices), with_kernels(sweep, shape, "tpu", config.cell)
     pairs = sorted({pair for cell in plan_cells(sweep) for pair in cell.pairs})
     return build_abstract_programs(config.cell, sweep, pairs, mesh, _planning_task(config))
 

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 
 from isojax.core.config import Config, DataConfig, PrecisionConfig, save_config
 from isojax.core.errors import InputError
-from isojax.core.machine import cores, silence_libtpu
+from isojax.core.machine import cores, reserve_gpu_memory, silence_libtpu
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.distributed.device_probe import device_memory, measure_rates
@@ -134,7 +134,7 @@ def forecast_sweep(
 def start_jax(config: Config) -> None:
     """Configure jax before its first use: a device for every core of a CPU, and the persistent compilation cache."""
     silence_libtpu()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")  # of a GPU; jax's own default is 0.75
+    reserve_gpu_memory()
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", cores())
     if config.run.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
@@ -219,7 +219,8 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[Swee
         meshes = cell_devices.meshes()
         fastest = select_attention(config.cell, sweep, meshes[0][0])
         if not budget.fits(fastest):  # sizes are chosen for kernels, which hold no scores
-            fastest = with_kernels(sweep, budget.mesh, budget.backend, config.cell.precision.compute)
+            undecided = fastest.model_copy(update={"forward_attention": sweep.forward_attention})
+            fastest = with_kernels(undecided, budget.mesh, budget.backend, config.cell)
         sweep = multiprocess.broadcast(fastest)
         programs = [SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler) for mesh, sampler in meshes]
         if cell_devices.shares_programs:
