@@ -153,9 +153,10 @@ def batch_shapes(shapes: SamplerShapes, mesh: Mesh, update_shapes: UpdateShapes,
 class ParkedUpdate(Program):
     """The update of a state whose moments are in the host's memory before and after it."""
 
-    def __call__(self, state: TrainState, *arguments: Any) -> tuple[TrainState, UpdateResult]:
+    def __call__(self, *arguments: Any) -> tuple[TrainState, UpdateResult]:
+        state, *others = arguments
         parked = jax.tree.leaves((state.moments, state.critic))
-        state, result = super().__call__(place_moments(state, on_host=False), *arguments)
+        state, result = super().__call__(place_moments(state, on_host=False), *others)
         for x in parked:  # as donated ones are, so that the host holds them once
             x.delete()
         return place_moments(state, on_host=True), result
