@@ -1,6 +1,6 @@
 """Which meshes the TPU's own compiler takes, for a small model and both ways of sampling; needs libtpu and no TPU.
 
-    python benchmarks/tpu_meshes.py                     twelve meshes of v5e:2x2 and of v5e:4x4, some 15 minutes
+    python benchmarks/tpu_meshes.py                     twelve meshes of v5e:2x2 and of v5e:4x4, over an hour
     python benchmarks/tpu_meshes.py --topology v5e:2x2 KEY=VALUE ...
 
 One JSON line for each mesh: `fused`, the program whose responses the device verifies, and `hosted`, those of a task in

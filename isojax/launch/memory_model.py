@@ -56,7 +56,7 @@ class DeviceSizes:
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # likewise
         self.compute_bytes = 4 if precision.compute == "float32" else 2  # of a number that products are computed in
         self.cache_bytes = ITEM_BYTES[precision.cache]  # of a number in the sampler's cache
-        self.has_unrolled_copy = _has_unrolled_copy(shapes, backend, precision)  # of the layers, beside stacked ones
+        self.has_unrolled_copy = _has_unrolled_copy(shapes, backend, precision)  # of the layers, with stacked ones
 
         # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, whose last
         # positions go through no layer; and those that a response's last one attends to.
