@@ -2,17 +2,20 @@
 arrays span their devices; what the host alone knows is exchanged here. With one process this does nothing."""
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
+from jax._src import distributed  # the coordination service, which has no public name
 
 from isojax.core.errors import InputError
 
 T = TypeVar("T")
-_MIN_MESSAGE_BYTES = 1 << 12  # each length of a message compiles a program, so there are few
+_NO_TIMEOUT = 2**31 - 1  # milliseconds: where a process ends, the launcher's watchdog ends the others
+_rounds: defaultdict[str, Iterator[int]] = defaultdict(count)  # of messages, by channel
 
 
 def is_multiprocess() -> bool:
@@ -24,16 +27,19 @@ def is_primary() -> bool:
     return jax.process_index() == 0
 
 
-def allgather(value: T) -> list[T]:
-    """Each process's value, by process; anything that can be pickled."""
+def allgather(value: T, channel: str = "main") -> list[T]:
+    """Each process's value, by process; anything that can be pickled. No device takes part: a thread that calls it on a
+    `channel` of its own disturbs no other."""
     if not is_multiprocess():
         return [value]
-    data = np.frombuffer(pickle.dumps(value), np.uint8)
-    sizes = multihost_utils.process_allgather(np.int32(len(data)))
-    padded = np.zeros(max(_MIN_MESSAGE_BYTES, 1 << (int(sizes.max()) - 1).bit_length()), np.uint8)
-    padded[: len(data)] = data
-    messages = multihost_utils.process_allgather(padded)
-    return [pickle.loads(np.asarray(row[:size]).tobytes()) for row, size in zip(messages, sizes, strict=True)]
+    client, message_round = distributed.global_state.client, next(_rounds[channel])
+    folder = f"isojax/{channel}/{message_round}/"
+    client.key_value_set_bytes(f"{folder}{jax.process_index()}", pickle.dumps(value))
+    client.wait_at_barrier(folder, _NO_TIMEOUT)
+    messages = dict(client.key_value_dir_get_bytes(folder))
+    if is_primary() and message_round:  # which all have read, for they are in this round
+        client.key_value_delete(f"isojax/{channel}/{message_round - 1}/")
+    return [pickle.loads(messages[f"{folder}{process}"]) for process in range(jax.process_count())]
 
 
 def broadcast(value: T) -> T:
@@ -57,7 +63,7 @@ def run_on_primary(make: Callable[[], T]) -> T:
 
 def barrier(name: str) -> None:
     if is_multiprocess():
-        multihost_utils.sync_global_devices(name)
+        allgather(name)
 
 
 def start_host_copy(arrays: Iterable[Any]) -> None:

@@ -24,6 +24,7 @@ from jax import shard_map
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from isojax.distributed.mesh_spec import AXES, MeshShape
+from isojax.distributed.multiprocess import is_multiprocess
 
 ROLLOUT_AXES = ("data", "fsdp")  # the mesh axes that split rollouts
 PARAM_AXIS = "fsdp"  # the one of them that splits parameters too
@@ -105,6 +106,33 @@ def replicate_over_rollout_axes(sharding: NamedSharding) -> NamedSharding:
     """The same sharding, without the axes that split rollouts."""
     entries = [None if manual_spec(PartitionSpec(entry))[0] else entry for entry in sharding.spec]
     return NamedSharding(sharding.mesh, PartitionSpec(*entries))
+
+
+def copyable_sharding(shape: Any, source: NamedSharding, target: NamedSharding) -> NamedSharding:
+    """A sharding on the source's mesh from which `copy_to_mesh` makes an array like `target`: `source` itself if each
+    process holds what its devices are to hold; or with the parts over the rollout axes gathered; or whole."""
+
+    def parts(sharding: NamedSharding) -> set[tuple[int, str]]:
+        return {(d.process_index, str(index)) for d, index in sharding.devices_indices_map(shape.shape).items()}
+
+    gathered = replicate_over_rollout_axes(source)
+    if not is_multiprocess() or parts(target) <= parts(source):
+        return source
+    return gathered if parts(target) <= parts(gathered) else replicated(source.mesh)
+
+
+def copy_to_mesh(arrays: Any, shardings: Any) -> Any:
+    """Arrays of one mesh on another. No process asks another one: each copies from its devices to its devices."""
+    return jax.tree.map(_copy_in_process, arrays, shardings) if is_multiprocess() else jax.device_put(arrays, shardings)
+
+
+def _copy_in_process(x: jax.Array, target: NamedSharding) -> jax.Array:
+    held = {str(shard.index): shard.data for shard in x.addressable_shards}
+    parts = []
+    for device, index in target.addressable_devices_indices_map(x.shape).items():
+        part = held[str(index)] if str(index) in held else x.addressable_data(0)[index]  # of a whole one
+        parts.append(jax.device_put(part, device))
+    return jax.make_array_from_single_device_arrays(x.shape, target, parts)
 
 
 def shard_count(mesh: Mesh) -> int:

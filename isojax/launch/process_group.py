@@ -45,16 +45,20 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
     return ProcessGroup(coordinator, count, process_id)
 
 
-def check_multi_process(config: Config, mesh_devices: int, devices: int, num_processes: int) -> None:
-    if mesh_devices != devices:
+def check_multi_process(
+    config: Config, mesh_devices: int, sampler_devices: int, devices: int, num_processes: int
+) -> None:
+    """InputError where the meshes of training and, if any, of the sampler do not use all devices of all processes."""
+    if mesh_devices + sampler_devices != devices or mesh_devices % num_processes:
+        and_sampler = f" and run.sampler_mesh = {config.run.sampler_mesh} {sampler_devices}" if sampler_devices else ""
+        evenly = f", and of each mesh as many from each of the {num_processes} processes" if sampler_devices else ""
         raise InputError(
-            f"--mesh {config.run.mesh} takes {mesh_devices} of the {devices} devices of {num_processes} processes; "
-            "expected all of them, as each process is a part of every step. "
-            f"Choose sizes whose product is {devices}, or start fewer processes."
+            f"--mesh {config.run.mesh} takes {mesh_devices}{and_sampler} of the {devices} devices of {num_processes} "
+            f"processes; expected all of them{evenly}, as each process is a part of every step. "
+            f"Choose sizes whose product is {devices - sampler_devices}, or start fewer processes."
         )
-    for key, value, expected in (
-        ("cell.rl.max_staleness", config.cell.rl.max_staleness, None),  # sampling and training share their memory
-        ("run.cells_at_once", config.run.cells_at_once, 1),
-    ):
-        if value not in (None, expected):
-            raise InputError(f"{key} = {value} with {num_processes} processes; leave it out, or run it on one host.")
+    if config.run.cells_at_once not in (None, 1):
+        raise InputError(
+            f"run.cells_at_once = {config.run.cells_at_once} with {num_processes} processes; leave it out, or run it on "
+            "one host."
+        )

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.compiler import QUICK, flags
+from tests.compiler import AS_USERS_DO, QUICK, flags
 from tests.e2e.conftest import SECONDS, Fork, Isojax
 from tests.e2e.test_faults import flip, newest
 from tests.e2e.test_text import prepare
@@ -43,14 +43,18 @@ def reward(prompts, completions, **columns):
 """
 
 
-def start(place: Isojax, *words: str) -> list[Fork]:
+def start(place: Isojax, *words: str, compiled: dict[str, int | bool] = QUICK) -> list[Fork]:
     """Both processes, with two devices each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     requested = ("isojax.train", *WORDS, *words, "--coordinator", f"127.0.0.1:{port}", "--processes", "2")
     return [
         place.fork(
-            *requested, "--process", str(i), XLA_FLAGS=flags(QUICK, devices=2), MARKS=str(place.folder / f"marks{i}")
+            *requested,
+            "--process",
+            str(i),
+            XLA_FLAGS=flags(compiled, devices=2),
+            MARKS=str(place.folder / f"marks{i}"),
         )
         for i in range(2)
     ]
@@ -116,9 +120,59 @@ def test_two_processes(isojax: Any) -> None:
     assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] == set(os.listdir(location.folder / "marks"))
 
 
+def kill_one(place: Isojax, name: str, processes: list[Fork]) -> None:
+    """Kills the second of them once the run has left two checkpoints, and waits for the first to end."""
+    try:
+        late, cell = time.monotonic() + SECONDS, place.run(name) / "cells" / CELL
+        while len(rows(place, name)) < 3 or len(newest(cell)) < 2:  # a checkpoint is complete after its row
+            assert time.monotonic() < late and all(process.poll() is None for process in processes)
+            time.sleep(0.01)
+        processes[1].send_signal(signal.SIGKILL)
+        ended(processes)
+    finally:
+        for process in processes:
+            process.kill()
+
+
+def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
+    """Sampler and trainer have meshes of one device in each of two processes. At k = 0 the run, killed and started
+    again, leaves the bits of the synchronous one; each process verifies what its devices have sampled. At k = 1 sampler
+    and trainer work at the same time.
+    """
+    location: Isojax = prepare(isojax)
+    (location.folder / "rewards.py").write_text(MARKING)
+    as_users_do = flags(AS_USERS_DO, devices=2)
+    location.quick_ok(
+        "train", *WORDS, "name=one", "--mesh", "data=2", XLA_FLAGS=as_users_do, MARKS=str(location.folder / "marks")
+    )
+
+    meshes = ("--mesh", "data=2", "run.sampler_mesh=data=2")
+    apart = ("name=apart", *meshes, "cell.rl.max_staleness=0")
+    kill_one(location, "apart", start(location, *apart, compiled=AS_USERS_DO))
+    again = ended(start(location, *apart, "--resume", compiled=AS_USERS_DO))
+    assert [code for code, _ in again] == [0, 0], again
+    expected, found = rows(location, "one"), rows(location, "apart")
+    for point in found:
+        for name in ("sampler_busy", "trainer_busy"):
+            point["train"].pop(name, None)
+    assert found == expected and len(found) > 4
+    marks = [set(os.listdir(location.folder / f"marks{i}")) for i in range(2)]
+    # At the end the sampler has begun another batch.
+    assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] > set(os.listdir(location.folder / "marks"))
+
+    ahead = ("name=ahead", *meshes, "cell.rl.max_staleness=1", "run.checkpoint_seconds=60")
+    assert [code for code, _ in ended(start(location, *ahead))] == [0, 0]
+    trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
+    assert all(point["staleness_max"] <= 1 for point in trained)
+    assert sum(point["sampler_busy"] + point["trainer_busy"] for point in trained) > len(trained)
+
+
 def test_what_two_processes_cannot_do(isojax: Any) -> None:
     """Refused by both, without waiting for anything to break."""
     pair = start(prepare(isojax), "--mesh", "data=2")
     for code, output in ended(pair):
         assert code == 2 and "takes 2 of the 4 devices of 2 processes" in output
+    pair = start(prepare(isojax), "--mesh", "data=1", "run.sampler_mesh=data=3", "cell.rl.max_staleness=1")
+    for code, output in ended(pair):
+        assert code == 2 and "as many from each of the 2 processes" in output
     assert not (isojax.folder / "runs").exists()

@@ -2,6 +2,7 @@
 and programs wait for them."""
 
 import os
+import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -77,17 +78,21 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
     run, max_staleness = config.run, config.cell.rl.max_staleness
     devices, is_multiprocess = jax.devices(), multiprocess.is_multiprocess()
     mesh_shape = parse_mesh("data=-1" if run.mesh == "auto" and is_multiprocess else run.mesh, len(devices))
-    if is_multiprocess:
-        check_multi_process(config, mesh_shape.devices, len(devices), jax.process_count())
     sampler_shape = None
     if run.sampler_mesh is not None:
-        if not max_staleness:
+        if max_staleness is None:
             raise InputError(
-                f"run.sampler_mesh = {run.sampler_mesh} with cell.rl.max_staleness = {max_staleness}: one of sampler "
-                "and trainer would always wait for the other. Expected cell.rl.max_staleness of 1 or more, or a "
-                "sampler that shares the trainer's mesh."
+                f"run.sampler_mesh = {run.sampler_mesh} without cell.rl.max_staleness, by how many updates the sampler "
+                "may run ahead of the trainer. Set cell.rl.max_staleness of 1 or more (with 0 one of them always waits "
+                "for the other), or leave run.sampler_mesh out."
             )
         sampler_shape = parse_mesh(run.sampler_mesh, len(devices), mesh_shape.devices)
+    if is_multiprocess:
+        sampler_devices, processes = sampler_shape.devices if sampler_shape else 0, jax.process_count()
+        check_multi_process(config, mesh_shape.devices, sampler_devices, len(devices), processes)
+        # Each process has as many devices of either mesh, those of training first.
+        ranks = {device: i for p in range(processes) for i, device in enumerate(jax.local_devices(p))}
+        devices = sorted(devices, key=lambda device: ranks[device] >= mesh_shape.devices // processes)
     one_cell = CellDevices(mesh_shape, sampler_shape, devices)
     device_groups = len(devices) // one_cell.devices_per_cell
     default_cells = device_groups
@@ -135,8 +140,11 @@ def start_jax(config: Config) -> None:
     """Configure jax before its first use: a device for every core of a CPU, and the persistent compilation cache."""
     silence_libtpu()
     reserve_gpu_memory()
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    simulated = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    if not simulated:
         jax.config.update("jax_num_cpu_devices", cores())
+    elif config.run.sampler_mesh is not None:  # XLA's threads on a CPU, which wait for those of other processes
+        os.environ.setdefault("NPROC", str(4 * int(simulated[1])))
     if config.run.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache_folder))

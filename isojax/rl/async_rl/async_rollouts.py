@@ -19,7 +19,17 @@ from jaxtyping import Array
 from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
-from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on, shapes_like, shard_count
+from isojax.distributed import multiprocess
+from isojax.distributed.sharding import (
+    ROLLOUT_AXES,
+    Program,
+    copy_to_mesh,
+    copyable_sharding,
+    replicated,
+    shape_on,
+    shapes_like,
+    shard_count,
+)
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.rollout_buffer import SamplerPrograms
@@ -69,11 +79,19 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         self.to_trainer_layout = Program(jax.jit(self._to_trainer_layout, out_shardings=by_row))
         self.verify = Program(jax.jit(self._verify, out_shardings=replicated(mesh))) if is_on_device(task) else None
         self.update = Program(build_update(cell, decoder, task, shapes, mesh))
+        # Weights go to other devices as products are computed with them.
+        self.cast_to_send: Program | None = None
+        if self.disaggregated:
+            sent = jax.tree.map(
+                copyable_sharding, decoder.shapes(), decoder.shardings(mesh), self.sampler.param_shardings
+            )
+            self.cast_to_send = Program(jax.jit(decoder.cast_params, out_shardings=sent))
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:
         on_all, batch = replicated(self.mesh), rollout_source.batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
         scalar, index = shape_on(on_all), shape_on(on_all, (self.shapes.problem_rows,))
-        worker_rollouts = shapes_like(self.sampler.compile(), on_all)
+        params = shapes.policy_params if self.cast_to_send is None else self.cast_to_send.compile(shapes.policy_params)
+        worker_rollouts = shapes_like(self.sampler.compile(params), on_all)
         self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
         self.to_trainer_layout.compile(worker_rollouts, scalar, scalar)
         if self.verify is not None:
@@ -135,7 +153,8 @@ class AsyncRollouts(rollout_source.RolloutSource):
         self.batch_arrived_at = time.monotonic()
         index, (problems, _, key_data) = self.pending_batches.pop(update)
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
-        worker_rollouts = jax.device_put(sampled_rollouts, replicated(programs.mesh))
+        on_trainer = jax.tree.map(lambda _: replicated(programs.mesh), sampled_rollouts)
+        worker_rollouts = copy_to_mesh(sampled_rollouts, on_trainer)
         rollouts = programs.to_trainer_layout(worker_rollouts, B_p, n)
         metrics = staleness_metrics(tokens_by_version, update, programs.max_staleness)
         if programs.verify is not None:
@@ -169,6 +188,8 @@ class AsyncRollouts(rollout_source.RolloutSource):
 
     def save(self) -> tuple[dict[str, Any] | None, Any]:
         """Nothing before the first batch, nor of a sampler in the background, whose rollouts are sampled again."""
+        if isinstance(self.worker, BackgroundWorker) and multiprocess.is_multiprocess():
+            self.worker.pause()  # Orbax synchronises all devices
         if not isinstance(self.worker, RolloutWorker) or self.next_batch_to_begin == self.updates_done:
             return None, None
         worker_meta, arrays = self.worker.save()
@@ -198,7 +219,8 @@ class AsyncRollouts(rollout_source.RolloutSource):
 
     def _publish_and_begin(self, params: Params) -> None:
         """Publishes the newest weights, then begins batches up to k ahead."""
-        self.worker.publish_weights(self.updates_done, params)
+        cast_to_send = self.programs.cast_to_send
+        self.worker.publish_weights(self.updates_done, params if cast_to_send is None else cast_to_send(params))
         last_to_begin = self.updates_done + self.programs.max_staleness
         if self.problems.end_update is not None:
             last_to_begin = min(last_to_begin, self.problems.end_update - 1)

@@ -24,7 +24,7 @@ from isojax.distributed.sharding import (
     shapes_with_shardings,
     shard_count,
 )
-from isojax.models.transformer import Decoder
+from isojax.models.transformer import Decoder, Params
 from isojax.sampling import stream
 from isojax.sampling.batch import ProblemArrays, RingSizes, Rollouts, SamplingBatch, make_shard_slice
 from isojax.sampling.engine import SamplerWeights, build_engine
@@ -86,9 +86,8 @@ class SamplerPrograms:
         )
         self.engine = build_engine(decoder, self.ring_shapes, mesh, cell.sampling, task.stops, shapes.transpose_weights)
         self.param_shardings = decoder.shardings(mesh)
-        self.param_shapes = shapes_with_shardings(decoder.shapes(), self.param_shardings)
         self.prepare_weights = stream.build_prepare_weights(self.engine, mesh)
-        self.sharded_by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
+        self.sharded_by_row = sharded_by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
         state_sharding = stream.sampler_state_shardings(self.engine, mesh)
         state_spec = stream.sampler_state_specs(self.engine)
         rows: Any = P(ROLLOUT_AXES)
@@ -101,13 +100,14 @@ class SamplerPrograms:
         def init_state() -> SamplerState:
             return sharded_init(jnp.arange(self.shards, dtype=jnp.int32))
 
-        chunk_shardings = state_sharding, self.sharded_by_row
+        whole = replicated(mesh)  # every process counts all slots, and grades its own
+        chunk_shardings = state_sharding, ChunkOutputs(whole, whole, whole, tokens=sharded_by_row)
         self.init_state = Program(jax.jit(init_state, out_shardings=state_sharding))
         self.decode_chunk = Program(jax.jit(sharded_chunk, donate_argnums=3, out_shardings=chunk_shardings))
         self.extract_batch = Program(jax.jit(self._extract_batch, out_shardings=replicated(mesh)))
 
-    def compile(self) -> Rollouts:
-        """Compiles all programs, from shapes alone; the shapes of a batch."""
+    def compile(self, params: Params) -> Rollouts:
+        """Compiles all programs, from shapes and those of the parameters; the shapes of a batch."""
         scalar, changed = shape_on(replicated(self.mesh)), shape_on(replicated(self.mesh), (), "bool")
         by_row, entries = self.sharded_by_row, (self.shards, self.ring_shapes.problem_rows)
         problems = ProblemArrays(
@@ -117,7 +117,8 @@ class SamplerPrograms:
             ids=shape_on(by_row, entries),
         )
         ring = ProblemRing(problems, keys=shape_on(by_row, (*entries, 2), "uint32"))
-        weights, state = self.prepare_weights.compile(self.param_shapes), self.init_state.compile()
+        weights = self.prepare_weights.compile(shapes_with_shardings(params, self.param_shardings))
+        state = self.init_state.compile()
         progress = SamplerProgress(scalar, scalar, scalar, weights_changed=changed)
         state, _ = self.decode_chunk.compile(weights, ring, progress, state)
         return self.extract_batch.compile(state.outputs, scalar)

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from isojax.distributed.sharding import replicated
+from isojax.distributed import multiprocess
+from isojax.distributed.sharding import copy_to_mesh, replicated, shape_on
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.rollout_buffer import ChunkOutputs, ProblemRing, SamplerPrograms, SamplerProgress
 from isojax.sampling.batch import ProblemArrays, Rollouts
@@ -93,9 +94,8 @@ class RolloutWorker:
             n=np.int32(self.job.n),
             weights_changed=np.bool_(weights_changed),
         )
-        ring = jax.device_put(self.ring, self.programs.sharded_by_row)
-        self.state, outputs = self.programs.decode_chunk(self.weights, ring, progress, self.state)
-        outputs = ChunkOutputs(*(np.asarray(x) for x in outputs))
+        self.state, outputs = self.programs.decode_chunk(self.weights, self.ring, progress, self.state)
+        outputs = ChunkOutputs(*map(np.asarray, outputs[:-1]), tokens=outputs.tokens)
         self._count_tokens(outputs)
         self._count_finished(outputs)
         self.busy_seconds += time.monotonic() - started_at
@@ -131,7 +131,7 @@ class RolloutWorker:
     def restore(self, meta: Mapping[str, Any], restore_arrays: Callable[[Any], Any]) -> None:
         """Continues where `save` was called."""
         on_all, (_, arrays) = replicated(self.programs.mesh), self.save()
-        template = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else jax.device_put(x, on_all), arrays)
+        template = jax.tree.map(lambda x: x if isinstance(x, jax.Array) else shape_on(on_all, x.shape, x.dtype), arrays)
         restored = restore_arrays(template)
         self.state, self.previous_slots = restored["state"], np.array(restored["previous_slots"])
         problems = {name: np.array(x) for name, x in restored["problem_ring"].items()}
@@ -162,7 +162,8 @@ class RolloutWorker:
         self.previous_slots = np.stack([np.where(outputs.finished_rows >= 0, -1, outputs.slot_rows), outputs.lengths])
 
     def _count_finished(self, outputs: ChunkOutputs) -> None:
-        """Counts the rollouts that a chunk has finished, and passes them on where they are wanted."""
+        """Counts the rollouts that a chunk has finished, and passes this process's on where they are wanted."""
+        tokens_by_shard = dict(zip(*multiprocess.local_shard_rows(outputs.tokens), strict=True))
         shard, slot = np.nonzero(outputs.finished_rows >= 0)
         row, rows_per_batch = outputs.finished_rows[shard, slot], self.groups_per_shard * self.job.n
         batch_of_rollout, rollout_index = self._batch_of_row(row), shard * rows_per_batch + row % rows_per_batch
@@ -170,13 +171,15 @@ class RolloutWorker:
             (in_batch,) = np.nonzero(batch_of_rollout == b)
             self.finished_counts[int(b)] += len(in_batch)
             if self.job.on_finished is not None:
-                slots = zip(shard[in_batch], slot[in_batch], strict=True)
-                responses = [outputs.tokens[s][: outputs.lengths[s]] for s in slots]
-                self.job.on_finished(int(b), rollout_index[in_batch], responses)
+                here = in_batch[np.isin(shard[in_batch], list(tokens_by_shard))]
+                slots = zip(shard[here], slot[here], strict=True)
+                responses = [tokens_by_shard[s][i][: outputs.lengths[s, i]] for s, i in slots]
+                self.job.on_finished(int(b), rollout_index[here], responses)
 
 
 class BackgroundWorker:
-    """A worker in a thread, on other devices than the trainer's; `on_finished` is called in that thread."""
+    """A worker in a thread, on other devices than the trainer's; `on_finished` is called in that thread. Of several
+    processes, each has one of its own, and all serve the same requests before the same chunk."""
 
     def __init__(self, worker: RolloutWorker):
         self.worker = worker
@@ -184,6 +187,7 @@ class BackgroundWorker:
         self.condition = threading.Condition()  # guards what the thread changes
         self.sampled_batches: dict[int, SampledBatch] = {}
         self.failure: BaseException | None = None
+        self.is_paused = False
         self.thread = threading.Thread(target=self._run, daemon=True, name="sampler")
         self.thread.start()
 
@@ -195,31 +199,58 @@ class BackgroundWorker:
         self.requests.put(partial(self.worker.begin_batch, batch, problems, key_data))
 
     def publish_weights(self, version: int, params: Params) -> None:
-        params_copy = jax.device_put(params, self.worker.programs.param_shardings)
+        params_copy = copy_to_mesh(params, self.worker.programs.param_shardings)
         self.requests.put(partial(self.worker.publish_weights, version, params_copy))
 
     def take_batch(self, batch: int) -> SampledBatch:
         """Waits until the batch is sampled; raises what the thread has raised."""
-        with self.condition:
-            self.condition.wait_for(lambda: self.failure is not None or batch in self.sampled_batches)
+        self._resume()
+        self._wait_for(lambda: batch in self.sampled_batches)
         if self.failure is not None:
             raise self.failure
         return self.sampled_batches.pop(batch)
 
+    def pause(self) -> None:
+        """Returns once the thread is between two chunks, the same in all processes; `take_batch` lets it go on."""
+        if not self.is_paused:
+            self.requests.put(self._pause)
+            self._wait_for(lambda: self.is_paused)
+
     def close(self) -> None:
         """Ends the thread after its current chunk."""
+        self._resume()
         self.requests.put(None)
         self.thread.join()
+
+    def _wait_for(self, is_so: Callable[[], bool]) -> None:
+        with self.condition:
+            self.condition.wait_for(lambda: self.failure is not None or is_so())
+
+    def _set_paused(self, is_paused: bool) -> None:
+        with self.condition:
+            self.is_paused = is_paused
+            self.condition.notify_all()
+
+    def _resume(self) -> None:
+        self._set_paused(False)
+
+    def _pause(self) -> None:
+        self._set_paused(True)
+        self._wait_for(lambda: not self.is_paused)
 
     def _run(self) -> None:
         """Serves requests, and decodes a chunk between them as long as rollouts are left."""
         try:
             while True:
-                while not self.worker.has_work or not self.requests.empty():
+                # Without work, each process waits for its next request; they are the same, in the same order.
+                arrived = multiprocess.allgather(self.requests.qsize(), "sampler") if self.worker.has_work else [1]
+                for _ in range(min(arrived)):
                     request = self.requests.get()
                     if request is None:
                         return
                     request()
+                if not self.worker.has_work:
+                    continue
                 self.worker.decode_chunk()
                 sampled = {batch: self.worker.take_batch(batch) for batch in self.worker.ready_batches}
                 with self.condition:
