@@ -8,11 +8,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from isojax.core.errors import InputError
+from isojax.distributed import sharding
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
-from isojax.distributed.sharding import make_mesh, manual_spec, padded_positions, partition_spec, shard_count
+from isojax.distributed.sharding import (
+    copy_to_mesh,
+    copyable_sharding,
+    make_mesh,
+    manual_spec,
+    padded_positions,
+    partition_spec,
+    shard_count,
+)
 from isojax.rl.optimizer import adam, build_init_state
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, placed, policy
 
@@ -134,3 +143,31 @@ def test_bytes_of_parameters_and_moments(axes: str, numbers: int) -> None:
         assert device_bytes(state.moments) == {2 * 4 * numbers + 4}  # and one count
         assert jax.tree.leaves(state.moments.mu)[0].dtype == jnp.float32
         assert isinstance(state.moments, type(adam().init(policy())))
+
+
+@pytest.mark.parametrize(
+    ("source_axes", "target_axes", "expected"),
+    [
+        ("embed mlp", "embed mlp", PartitionSpec("fsdp", "tensor")),
+        ("embed mlp", "none mlp", PartitionSpec(None, "tensor")),
+        ("embed mlp", "mlp none", PartitionSpec()),
+        ("none none", "embed none", PartitionSpec()),
+    ],
+)
+def test_arrays_are_copied_within_a_process(
+    source_axes: str, target_axes: str, expected: PartitionSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As each of several processes does, from four of its devices to four others."""
+    monkeypatch.setattr(sharding, "is_multiprocess", lambda: True)
+    source, target = (
+        NamedSharding(
+            make_mesh(MeshShape(fsdp=2, tensor=2), devices),
+            PartitionSpec(*[{"embed": "fsdp", "mlp": "tensor"}.get(name) for name in axes.split()]),
+        )
+        for axes, devices in ((source_axes, jax.devices()[:4]), (target_axes, jax.devices()[4:]))
+    )
+    values = np.arange(32.0).reshape(4, 8)
+    copyable = copyable_sharding(jax.ShapeDtypeStruct((4, 8), "float32"), source, target)
+    assert copyable.mesh == source.mesh and copyable.spec == expected
+    copied = copy_to_mesh(jax.device_put(values, copyable), target)
+    assert copied.sharding == target and np.array_equal(copied, values)

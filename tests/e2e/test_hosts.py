@@ -137,7 +137,7 @@ def kill_one(place: Isojax, name: str, processes: list[Fork]) -> None:
 def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     """Sampler and trainer have meshes of one device in each of two processes. At k = 0 the run, killed and started
     again, leaves the bits of the synchronous one; each process verifies what its devices have sampled. At k = 1 sampler
-    and trainer work at the same time.
+    and trainer work at the same time, also where each process holds half of the weights that its sampler needs whole.
     """
     location: Isojax = prepare(isojax)
     (location.folder / "rewards.py").write_text(MARKING)
@@ -160,6 +160,7 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     # At the end the sampler has begun another batch.
     assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] > set(os.listdir(location.folder / "marks"))
 
+    meshes = ("--mesh", "fsdp=2", "run.sampler_mesh=data=2")
     ahead = ("name=ahead", *meshes, "cell.rl.max_staleness=1", "run.checkpoint_seconds=60")
     assert [code for code, _ in ended(start(location, *ahead))] == [0, 0]
     trained = [point["train"] for point in rows(location, "ahead") if point["M"]]

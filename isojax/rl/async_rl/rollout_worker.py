@@ -204,7 +204,7 @@ class BackgroundWorker:
 
     def take_batch(self, batch: int) -> SampledBatch:
         """Waits until the batch is sampled; raises what the thread has raised."""
-        self._resume()
+        self._set_paused(False)
         self._wait_for(lambda: batch in self.sampled_batches)
         if self.failure is not None:
             raise self.failure
@@ -218,7 +218,7 @@ class BackgroundWorker:
 
     def close(self) -> None:
         """Ends the thread after its current chunk."""
-        self._resume()
+        self._set_paused(False)
         self.requests.put(None)
         self.thread.join()
 
@@ -230,9 +230,6 @@ class BackgroundWorker:
         with self.condition:
             self.is_paused = is_paused
             self.condition.notify_all()
-
-    def _resume(self) -> None:
-        self._set_paused(False)
 
     def _pause(self) -> None:
         self._set_paused(True)
