@@ -12,9 +12,9 @@ benchmarks/memory.py compares the two. Letters are those of distributed/sharding
 from dataclasses import dataclass
 
 from isojax.core import shapes
-from isojax.core.config import CellConfig, PrecisionConfig
+from isojax.core.config import CellConfig
 from isojax.core.config.model import LoraConfig
-from isojax.core.shapes import SamplerShapes
+from isojax.core.shapes import SamplerShapes, layers_are_unrolled
 from isojax.distributed.mesh_spec import MeshShape
 
 FLOAT_BYTES = 4
@@ -56,7 +56,9 @@ class DeviceSizes:
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # likewise
         self.compute_bytes = 4 if precision.compute == "float32" else 2  # of a number that products are computed in
         self.cache_bytes = ITEM_BYTES[precision.cache]  # of a number in the sampler's cache
-        self.has_unrolled_copy = _has_unrolled_copy(shapes, backend, precision)  # of the layers, with stacked ones
+        # Whether the sampler holds its layers both stacked and unrolled (`Decoding.prefills_stacked`).
+        needs_both = precision.compute == "float32" or (backend == "cpu" and shapes.transpose_weights)
+        self.has_unrolled_copy = needs_both and layers_are_unrolled(backend, precision.cache)
 
         # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, whose last
         # positions go through no layer; and those that a response's last one attends to.
@@ -99,12 +101,6 @@ class DeviceSizes:
             ("gate", "up", "down"), self.F
         )
         return sum(lora.rank * (D + sizes[name]) for name in lora.targets)
-
-
-def _has_unrolled_copy(shapes: SamplerShapes, backend: str, precision: PrecisionConfig) -> bool:
-    """Whether the sampler holds its layers both stacked and unrolled (`Decoding.prefills_stacked`)."""
-    is_transposed = backend == "cpu" and shapes.transpose_weights
-    return backend != "tpu" and precision.cache != "int8" and (precision.compute == "float32" or is_transposed)
 
 
 @dataclass(frozen=True)
