@@ -228,7 +228,6 @@ def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig |
 
 
 def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
-    """A sentence about sizes that are estimated not to fit."""
     return (
         f"{format_sizes(sweep)} are estimated to take {format_bytes(budget.estimate(sweep).peak)} of each device, and "
         f"{format_bytes(budget.usable_memory)} of its {format_bytes(budget.device_memory)} may be planned with."

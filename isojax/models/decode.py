@@ -35,8 +35,6 @@ class KVCache(NamedTuple):
 
 
 class TokenPositions(NamedTuple):
-    """Where the slots' tokens are."""
-
     positions: SlotInts  # in their sequences
     t: SlotInts  # in their responses
     live: tuple[Array, ...]  # attention.live_blocks

@@ -31,7 +31,6 @@ def format_compact(x: float | None) -> str:
 
 
 def format_reward(x: float | None) -> str:
-    """A reward, three decimals."""
     return "–" if x is None else f"{x:.3f}"
 
 
@@ -121,7 +120,6 @@ def law_is_drawn(view: FrontierFit) -> bool:
 
 
 def describe_law(view: FrontierFit) -> str:
-    """The law n*(C) in one sentence."""
     law = view.n_star.law
     if view.n_star.no_effect:
         return "n makes no difference here: within their errors the data cannot tell any n from another."

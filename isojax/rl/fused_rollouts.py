@@ -91,8 +91,6 @@ def build_fused_update(
 
 
 class FusedPrograms(rollout_source.RolloutPrograms):
-    """The fused program of a sweep."""
-
     updates_per_call = MAX_UPDATES_PER_CALL
 
     def __init__(

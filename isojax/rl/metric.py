@@ -36,7 +36,6 @@ def total(value: Any) -> Metric:
 
 
 def combine(reduction: Reduction, a: Any, b: Any) -> Any:
-    """Two sums, or two maxima."""
     if reduction != "max":
         return a + b
     return jnp.maximum(a, b) if isinstance(a, jax.Array) else max(a, b)
@@ -76,7 +75,6 @@ def zero_where(condition: Any, metrics: Metrics) -> Metrics:
 
 
 def value(metric: Metric) -> Any:
-    """What a metric comes to."""
     return metric.sum / metric.weight if metric.reduction == "mean" else metric.sum
 
 

@@ -115,7 +115,6 @@ def run_in_thread(operation: Callable[[], T]) -> Future[T]:
 
 
 def error_summary(error: BaseException) -> str:
-    """An error in one line."""
     message = " ".join(str(error).split())[:300].removesuffix(".")
     if isinstance(error, InputError | RunFailed):
         return message

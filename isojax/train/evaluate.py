@@ -233,7 +233,6 @@ class Evaluator:
 
 
 def make_eval_key(seed: Array, random_stream: Array, evaluation: Array) -> PRNGKeyArray:
-    """The key of an evaluation's draws."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), random_stream), evaluation)
 
 

@@ -128,7 +128,6 @@ def write_configs(
 
 
 def check_price(price: float | None) -> None:
-    """Refuse a price that is none."""
     if price is not None and not 0 < price < math.inf:
         raise InputError(f"--price: given {price:g}, expected a price of more than 0 for a device hour, such as 2.5.")
 

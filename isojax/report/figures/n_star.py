@@ -71,7 +71,6 @@ def _law_text(view: FrontierFit) -> str:
 
 
 def _legend(fig: Figure, fit: FitResult, colours: Mapping[int, str]) -> None:
-    """The law, the ribbons and the dots."""
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=canvas.LAW_COLOUR, lw=2.2, label="fitted law $n^*(C)$"),
         Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=5, label="best measured n"),

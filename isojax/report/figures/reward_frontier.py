@@ -166,7 +166,6 @@ def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) 
 
 
 def _mark_handles(fit: FitResult) -> list[Handle]:
-    """What the marks of a panel mean."""
     handles: list[Handle] = [
         Line2D([], [], color=canvas.INK, lw=5, label="frontier (colour: n*)"),
         Line2D([], [], marker="D", ls="", mfc="white", mec=canvas.INK, mew=1.4, label="crossover"),

@@ -175,7 +175,6 @@ METHODS = {
 
 
 def provenance_section(folder: Path, fit: FitResult) -> Html:
-    """How the fit was made, and from what."""
     method = (
         f"Fitted to {METHODS[fit.mode]} (mode {fit.mode}). C counts every rollout sampled for training, "
         "never validation. Method: IsoCompute Playbook, arXiv:2603.12151, section 4."
