@@ -45,7 +45,6 @@ class DeviceSizes:
         self.cell, self.remat, self.shapes, self.mesh, self.vocab = cell, remat, shapes, mesh, vocab
         self.L, self.D, self.H = model.layers, model.width, model.head_dim
         self.F, self.V = shard_size(model.mlp, mesh.tensor), shard_size(vocab, mesh.tensor)
-        self.saved_width = shard_size(self.D, mesh.tensor)
         self.N, self.K = shard_size(model.heads, mesh.tensor), shard_size(model.kv_heads, mesh.tensor)
         # Heads that attention is computed of: XLA splits queries over the heads of keys, or over those of one key;
         # otherwise every device has all of them.
@@ -66,8 +65,6 @@ class DeviceSizes:
         self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
         self.microbatch_tokens = shapes.microbatch * max(1, shapes.response_length - 1)
         self.key_positions = self.prompt_positions + shapes.response_length - 1
-        # Whether the sampler keeps prompts and responses in different arrays (models/decode.py).
-        self.separate_prompt_cache = shapes.slots_per_prefix > 1 or mesh.sequence > 1
 
         biases = (self.N + 2 * self.K) * self.H if model.qkv_bias else 0
         norms = 2 * self.D + (2 * self.H if model.qk_norm else 0)
@@ -132,7 +129,7 @@ def kv_cache_bytes(s: DeviceSizes) -> int:
     """Bytes of the sampler's keys and values: of the slots, and of the table of prompts."""
     P, T, slots = s.prompt_positions, s.shapes.response_length, s.shapes.slots
     prompt_table = kv_bytes(s, s.shapes.prefix_entries, P, s.cache_bytes)
-    if not s.separate_prompt_cache:
+    if s.shapes.slots_per_prefix == 1 and s.mesh.sequence == 1:  # prompt and response in one array (models/decode.py)
         return prompt_table + kv_bytes(s, slots, P + T, s.cache_bytes)
     prefix_groups = slots // s.shapes.slots_per_prefix
     return prompt_table + kv_bytes(s, slots, T, s.cache_bytes) + kv_bytes(s, prefix_groups, P, s.cache_bytes)
@@ -149,7 +146,7 @@ def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts
 def _saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
     """Of a layer that is computed again, its input alone, of which tensor splits the width."""
     if s.remat:
-        return s.compute_bytes * tokens * s.saved_width
+        return s.compute_bytes * tokens * shard_size(s.D, s.mesh.tensor)
     return _full_activations(s, tokens, key_positions, key_parts)
 
 
