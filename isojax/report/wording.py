@@ -76,11 +76,6 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def compute_unit(fit: FitResult) -> str:
-    """What C counts."""
-    return UNITS[fit.compute]
-
-
 def n_path(frontier: Sequence[FrontierRow]) -> list[int]:
     """The values of n along the frontier, each as often as it takes over."""
     return [n for n, _ in groupby(point.n for point in frontier)]
