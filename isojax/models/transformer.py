@@ -104,15 +104,13 @@ class Decoder:
         return axes if self.config.tied else {**axes, "unembed": ("embed", "vocab")}
 
     def shapes(self) -> Params:
-        """The ShapeDtypeStruct of each parameter in float32, but of what adapters leave as it is, as products are
-        computed."""
+        """ShapeDtypeStructs of the parameters: float32, but what adapters leave as it is as products are computed."""
         if self.config.lora is None:
             return self._shapes
         return policy_params(split_adapters(self._shapes)[0], self.frozen_shapes())
 
     def frozen_shapes(self) -> Params:
-        """The ShapeDtypeStruct of each of the base policy's parameters where nothing trains them: as products are
-        computed."""
+        """ShapeDtypeStructs of the base policy's parameters where nothing trains them: as products are computed."""
         return jax.eval_shape(self.cast_params, self.base._shapes)
 
     def trained(self, params: Params) -> Params:

@@ -82,8 +82,7 @@ def n_path(frontier: Sequence[FrontierRow]) -> list[int]:
 
 
 def segment_verdict(segment: SegmentRow) -> tuple[bool | None, str]:
-    """(holds, why), by its length, whether its neighbours were measured, and a lead of MIN_Z standard errors; None
-    where it cannot be judged."""
+    """(holds, why), by its length, measured neighbours and a lead of MIN_Z standard errors; None: cannot be judged."""
     if not segment.neighbours:
         return False, "Nothing to compare with: this cell leads everywhere"
     if not segment.has_counts:

@@ -125,8 +125,7 @@ class VocabularyBlocks:
     num_parts: int = 1  # devices that share the vocabulary
 
     def on_parts(self, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
-        """`function` on each device's part. inputs, outputs: the axis of each array that is the vocabulary's, or
-        None."""
+        """`function` on each device's part. inputs, outputs: which axis of each array is the vocabulary's, or None."""
         if self.num_parts == 1:
             return function
 

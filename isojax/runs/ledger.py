@@ -110,8 +110,7 @@ def _timing_row(point: EvalPoint, seconds: float, devices: int) -> dict[str, Any
 
 
 def read_ledger_lines(path: Path) -> tuple[list[dict[str, Any]], bytes]:
-    """The rows of records.jsonl or timing.jsonl, and what there is of a torn last line; InputError where another line
-    is broken."""
+    """The rows of a ledger's file, and what there is of a torn last line; InputError where another line is broken."""
     try:
         data = read_file(path)
     except OSError as e:

@@ -161,8 +161,7 @@ def _has_work(finished: FinishedSlots) -> bool:
 def _slot_rollouts(
     finished: FinishedSlots, rows: Any, B: int
 ) -> tuple[np.ndarray, list[np.ndarray], list[WaitingSlot]]:
-    """Of this process's slots with a row in `rows`: the numbers and the response tokens of the rollouts, and the
-    slots."""
+    """Of this process's slots with a row in `rows`: the rollouts' numbers and response tokens, and the slots."""
     shard_ids, rows = multiprocess.local_shard_rows(rows)
     _, tokens = multiprocess.local_shard_rows(finished.tokens)
     _, lengths = multiprocess.local_shard_rows(finished.lengths)

@@ -24,8 +24,7 @@ SHOWN_SAMPLES = 4  # of an evaluation, in samples.txt
 
 
 class PointLedger(Protocol):
-    """Records evaluations: isojax/runs/ledger.py. `targets`: the values of the grid of C that are recorded so far;
-    `last_update`: the M of the last."""
+    """Records evaluations (runs/ledger.py). `targets`: values of the grid of C so far; `last_update`: M of the last."""
 
     @property
     def targets(self) -> list[int]: ...

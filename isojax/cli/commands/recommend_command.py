@@ -109,8 +109,7 @@ def recommend(
 def write_configs(
     path: Path, run: Path, exporter: ModuleType, recommendation: Recommendation, growing: bool
 ) -> list[Path]:
-    """The exporter's config at this path; of a series, best.yaml is best-1.yaml, best-2.yaml, ... InputError where one
-    exists."""
+    """The exporter's config at this path; a series in best-1.yaml, best-2.yaml, ... InputError where one exists."""
     config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
     config = load_config(str(config_path)) if config_path.exists() else None
     if growing:

@@ -115,8 +115,7 @@ def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
 
 
 def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], DeviceBudget]:
-    """The config with the model and the precision that a run on this topology has, its chips, and what the sweep may
-    take of them."""
+    """The config with the model and precision of runs on a topology, its chips, and what a sweep may take of them."""
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
     model, precision = config.cell.model, config.cell.precision.for_platform("tpu")
     if model.path and model.vocab and not os.path.isdir(model.path):
@@ -155,8 +154,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
 
 
 def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[str, int]]) -> SweepConfig:
-    """The sweep with sizes that the compiler confirms for the first of these topologies; InputError names what would
-    fit."""
+    """The sweep with sizes that the compiler confirms for the first topology; InputError names what would fit."""
     requested, topology = config.sweep, topologies[0][0].split()[1]
     planner.check_moments(requested, budget)
     sweep, confirmed_bytes = fit_to_memory(requested, budget) or budget.smallest_sizes(requested), dict[str, int]()
