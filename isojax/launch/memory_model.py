@@ -46,8 +46,7 @@ class DeviceSizes:
         self.L, self.D, self.H = model.layers, model.width, model.head_dim
         self.F, self.V = shard_size(model.mlp, mesh.tensor), shard_size(vocab, mesh.tensor)
         self.N, self.K = shard_size(model.heads, mesh.tensor), shard_size(model.kv_heads, mesh.tensor)
-        # Heads that attention is computed of: XLA splits queries over the heads of keys, or over those of one key;
-        # otherwise every device has all of them.
+        # Heads that attention is computed of: XLA splits queries over the heads of keys or of one key, else not at all.
         splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
         self.attention_heads = self.N if splits_queries else model.heads
 

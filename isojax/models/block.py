@@ -1,5 +1,4 @@
-"""A layer of the transformer as a Flax NNX module: RMSNorm, rotary positions (arXiv:2104.09864), grouped-query
-attention's projections, SwiGLU."""
+"""A transformer's layer as a Flax NNX module: RMSNorm, RoPE (arXiv:2104.09864), grouped-query projections, SwiGLU."""
 
 import itertools
 import math

@@ -1,7 +1,6 @@
 """One decoding step: the decoder as the sampler runs it, one token per slot, over a cache of keys and values.
 
-Layers are scanned on a TPU or with an int8 cache, and else unrolled: a scan would copy each out of its stack at every
-token.
+Layers are scanned on a TPU or with an int8 cache, else unrolled: a scan would copy each out of its stack every token.
 The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a group's prompt is held once, separately:
 
     together    keys [R K H C], values [R K C H], C = P + T; or as a kernel has its positions (`position_axes`)

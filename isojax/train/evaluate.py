@@ -1,6 +1,5 @@
 """Evaluation: the rewards of k rollouts of each problem, and the metrics that follow from them for the ledger. Cells
-with the same seed meet the same draws at the same evaluation: a difference between them is a difference of their
-policies."""
+with one seed meet the same draws at the same evaluation: a difference between them is one of their policies."""
 
 from collections import Counter
 from collections.abc import Mapping

@@ -1,5 +1,4 @@
-"""What a cell's run writes to, as its launcher hands it over (the training code opens none of it), and the rollouts
-that it shows to a person."""
+"""What a cell's run writes to, opened by its launcher, not by the training code, and the rollouts it shows a person."""
 
 import os
 from collections.abc import Callable
