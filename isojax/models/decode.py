@@ -154,8 +154,7 @@ class Decoding:
     def admit(
         self, cache: KVCache, prefix_table: Any, table_entry: Int[Array, " Z"], admit_mask: Bool[Array, " Z"]
     ) -> KVCache:
-        """The cache with the table's entries copied into the prefix groups that `admit_mask` names, one by one: most
-        calls admit few."""
+        """The cache, the table's entries copied into the groups of `admit_mask`, one by one: most calls admit few."""
         row_axis, groups = 0 if self.unrolled_layers else 1, jnp.nonzero(admit_mask, size=len(admit_mask))[0]
 
         def admit_group(i: Array, layers: Any) -> Any:

@@ -70,7 +70,6 @@ def over_updates(metrics: Metrics, token_fraction: Any = None) -> Metrics:
 
 
 def zero_where(condition: Any, metrics: Metrics) -> Metrics:
-    """The metrics with sums of 0 where the condition holds."""
     return {name: replace(metric, sum=jnp.where(condition, 0.0, metric.sum)) for name, metric in metrics.items()}
 
 

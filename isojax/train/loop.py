@@ -227,7 +227,6 @@ class CellTrainer:
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether the last checkpoint is old enough for another one."""
         return time.monotonic() - self.last_saved_at >= self.config.run.checkpoint_seconds
 
     def save(self) -> None:

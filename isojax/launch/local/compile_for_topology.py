@@ -132,8 +132,7 @@ def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], D
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
-    """Choose sizes, compile and print the plan; InputError where the sweep, the mesh or the topology cannot be used, or
-    nothing fits."""
+    """Choose sizes, compile, print the plan; InputError where sweep, mesh or topology are unusable, or nothing fits."""
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)
     config, devices, budget = topology_budget(config, topology)
