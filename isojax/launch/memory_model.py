@@ -267,8 +267,7 @@ def slot_bytes(s: DeviceSizes) -> int:
 
 
 def estimate_memory(s: DeviceSizes, on_device: bool, moments_on_host: bool = False) -> MemoryEstimate:
-    """What a sweep takes of each device. `on_device`: where responses are verified. `moments_on_host`: while it
-    samples."""
+    """What a sweep takes of each device. `on_device`: it verifies responses. `moments_on_host`: while it samples."""
     P, T = s.shapes.prompt_length, s.shapes.response_length
     weights_and_moments = 3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
     sampler_state = sampling_weight_bytes(s) + kv_cache_bytes(s) + slot_bytes(s)

@@ -128,8 +128,7 @@ class FolderLocked(InputError):
 @contextmanager
 def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Make the folder if need be, and hold it; InputError where it cannot be written, FolderLocked where another
-    process writes to it for longer than `timeout` seconds. NFS keeps locks on files for all its clients, locks on
-    folders for none."""
+    process writes to it for over `timeout` seconds. NFS keeps locks on files for all clients, on folders for none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)

@@ -75,8 +75,7 @@ def topology_devices(topology: str) -> list[Any]:
 
 def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
     """Bytes of one device that a jitted function takes at its peak, by XLA's own schedule, compiled for these
-    ShapeDtypeStructs. On a TPU the compiler refuses a program that exceeds the chip's memory, with the figure in its
-    message."""
+    ShapeDtypeStructs. A TPU's compiler refuses a program that exceeds the chip's memory, and says the figure."""
     try:
         return function.lower(*arguments).compile().memory_analysis().peak_memory_in_bytes
     except jax.errors.JaxRuntimeError as e:
@@ -91,8 +90,7 @@ def build_abstract_programs(
     cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Task | AbstractTask
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by name: `train` where
-    the device verifies; `decode`, a chunk of the sampler, and `learn`, the update, where the host does. `pairs`:
-    every (B_p, n)."""
+    the device verifies; else `decode`, a sampler's chunk, and `learn`, the update. `pairs`: every (B_p, n)."""
     synchronous: Any = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
     any_task: Any = task
     programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)
