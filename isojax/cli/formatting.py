@@ -34,7 +34,6 @@ def to_json_value(value: Any) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """A value as an indented JSON document."""
     return json.dumps(to_json_value(value), indent=1, allow_nan=False)
 
 

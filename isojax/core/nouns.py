@@ -89,12 +89,10 @@ class Cell:
         return [(span, min(end, M) - span.M) for span, end in zip(self.spans, ends, strict=True) if span.M < M]
 
     def rollouts_after(self, M: int) -> int:
-        """C after M updates."""
         span = self.span_at(M)
         return span.C + (M - span.M) * span.B
 
     def updates_to_reach(self, target: int) -> int:
-        """M of the update that reaches `target`."""
         span = next((span for span in reversed(self.spans) if span.C < target), self.spans[0])
         return span.M + -(-max(target - span.C, 0) // span.B)
 

@@ -96,6 +96,11 @@ def make_sampler_shapes(
     )
 
 
+def layers_are_unrolled(platform: str, cache_dtype: str) -> bool:
+    """Whether a sampler unrolls its layers, instead of a scan over their stack (models/decode.py)."""
+    return platform != "tpu" and cache_dtype != "int8"
+
+
 def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
     """Tokens per block, at most `max_block`, such that whole blocks leave little of the vocabulary over: XLA computes
     the remainder outside the loop over blocks, and holds both in memory."""

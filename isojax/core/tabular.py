@@ -43,7 +43,6 @@ class DataTable:
 
 
 def is_blank(value: Any) -> bool:
-    """Whether a cell holds nothing."""
     return value is None or (isinstance(value, str) and not value.strip())
 
 

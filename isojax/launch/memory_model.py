@@ -12,9 +12,9 @@ benchmarks/memory.py compares the two. Letters are those of distributed/sharding
 from dataclasses import dataclass
 
 from isojax.core import shapes
-from isojax.core.config import CellConfig, PrecisionConfig
+from isojax.core.config import CellConfig
 from isojax.core.config.model import LoraConfig
-from isojax.core.shapes import SamplerShapes
+from isojax.core.shapes import SamplerShapes, layers_are_unrolled
 from isojax.distributed.mesh_spec import MeshShape
 
 FLOAT_BYTES = 4
@@ -45,10 +45,8 @@ class DeviceSizes:
         self.cell, self.remat, self.shapes, self.mesh, self.vocab = cell, remat, shapes, mesh, vocab
         self.L, self.D, self.H = model.layers, model.width, model.head_dim
         self.F, self.V = shard_size(model.mlp, mesh.tensor), shard_size(vocab, mesh.tensor)
-        self.saved_width = shard_size(self.D, mesh.tensor)
         self.N, self.K = shard_size(model.heads, mesh.tensor), shard_size(model.kv_heads, mesh.tensor)
-        # Heads that attention is computed of: XLA splits queries over the heads of keys, or over those of one key;
-        # otherwise every device has all of them.
+        # Heads that attention is computed of: XLA splits queries over the heads of keys or of one key, else not at all.
         splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
         self.attention_heads = self.N if splits_queries else model.heads
 
@@ -56,7 +54,9 @@ class DeviceSizes:
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # likewise
         self.compute_bytes = 4 if precision.compute == "float32" else 2  # of a number that products are computed in
         self.cache_bytes = ITEM_BYTES[precision.cache]  # of a number in the sampler's cache
-        self.has_unrolled_copy = _has_unrolled_copy(shapes, backend, precision)  # of the layers, with stacked ones
+        # Whether the sampler holds its layers both stacked and unrolled (`Decoding.prefills_stacked`).
+        needs_both = precision.compute == "float32" or (backend == "cpu" and shapes.transpose_weights)
+        self.has_unrolled_copy = needs_both and layers_are_unrolled(backend, precision.cache)
 
         # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, whose last
         # positions go through no layer; and those that a response's last one attends to.
@@ -64,8 +64,6 @@ class DeviceSizes:
         self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
         self.microbatch_tokens = shapes.microbatch * max(1, shapes.response_length - 1)
         self.key_positions = self.prompt_positions + shapes.response_length - 1
-        # Whether the sampler keeps prompts and responses in different arrays (models/decode.py).
-        self.separate_prompt_cache = shapes.slots_per_prefix > 1 or mesh.sequence > 1
 
         biases = (self.N + 2 * self.K) * self.H if model.qkv_bias else 0
         norms = 2 * self.D + (2 * self.H if model.qk_norm else 0)
@@ -101,12 +99,6 @@ class DeviceSizes:
         return sum(lora.rank * (D + sizes[name]) for name in lora.targets)
 
 
-def _has_unrolled_copy(shapes: SamplerShapes, backend: str, precision: PrecisionConfig) -> bool:
-    """Whether the sampler holds its layers both stacked and unrolled (`Decoding.prefills_stacked`)."""
-    is_transposed = backend == "cpu" and shapes.transpose_weights
-    return backend != "tpu" and precision.cache != "int8" and (precision.compute == "float32" or is_transposed)
-
-
 @dataclass(frozen=True)
 class MemoryEstimate:
     """Bytes of one device."""
@@ -136,7 +128,7 @@ def kv_cache_bytes(s: DeviceSizes) -> int:
     """Bytes of the sampler's keys and values: of the slots, and of the table of prompts."""
     P, T, slots = s.prompt_positions, s.shapes.response_length, s.shapes.slots
     prompt_table = kv_bytes(s, s.shapes.prefix_entries, P, s.cache_bytes)
-    if not s.separate_prompt_cache:
+    if s.shapes.slots_per_prefix == 1 and s.mesh.sequence == 1:  # prompt and response in one array (models/decode.py)
         return prompt_table + kv_bytes(s, slots, P + T, s.cache_bytes)
     prefix_groups = slots // s.shapes.slots_per_prefix
     return prompt_table + kv_bytes(s, slots, T, s.cache_bytes) + kv_bytes(s, prefix_groups, P, s.cache_bytes)
@@ -153,7 +145,7 @@ def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts
 def _saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
     """Of a layer that is computed again, its input alone, of which tensor splits the width."""
     if s.remat:
-        return s.compute_bytes * tokens * s.saved_width
+        return s.compute_bytes * tokens * shard_size(s.D, s.mesh.tensor)
     return _full_activations(s, tokens, key_positions, key_parts)
 
 
@@ -275,8 +267,7 @@ def slot_bytes(s: DeviceSizes) -> int:
 
 
 def estimate_memory(s: DeviceSizes, on_device: bool, moments_on_host: bool = False) -> MemoryEstimate:
-    """What a sweep takes of each device. `on_device`: where responses are verified. `moments_on_host`: while it
-    samples."""
+    """What a sweep takes of each device. `on_device`: it verifies responses. `moments_on_host`: while it samples."""
     P, T = s.shapes.prompt_length, s.shapes.response_length
     weights_and_moments = 3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
     sampler_state = sampling_weight_bytes(s) + kv_cache_bytes(s) + slot_bytes(s)

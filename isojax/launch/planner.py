@@ -37,8 +37,7 @@ CGROUP_LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/me
 
 
 def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
-    """The grid's cells and the schedules, or what `isojax spend` chooses from; InputError where there are none, too
-    many, or some twice."""
+    """The grid's cells and schedules, or those of `isojax spend`; InputError where none, too many, or some twice."""
     for name, values in (("B_p", sweep.B_p), ("n", sweep.n)):
         is_missing = not values and not (sweep.schedules and not sweep.B_p and not sweep.n)
         if is_missing or len(set(values)) < len(values):
@@ -219,8 +218,7 @@ class DeviceBudget:
 
 
 def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig | None:
-    """The sweep with the sizes that are not set chosen for speed if they fit, else the fastest that do; None where none
-    does."""
+    """The sweep, its open sizes chosen for speed if they fit, else the fastest that do; None where none does."""
     sweep = budget.resolve_sizes(requested)
     if budget.fits(sweep) or not budget.fits(budget.smallest_sizes(requested)):
         return sweep if budget.fits(sweep) else None
@@ -228,7 +226,6 @@ def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig |
 
 
 def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
-    """A sentence about sizes that are estimated not to fit."""
     return (
         f"{format_sizes(sweep)} are estimated to take {format_bytes(budget.estimate(sweep).peak)} of each device, and "
         f"{format_bytes(budget.usable_memory)} of its {format_bytes(budget.device_memory)} may be planned with."

@@ -1,6 +1,5 @@
 """The rounds of `isojax spend`: pilots side by side, then one leg after the other (scaling/spending.py). After the
-pilots, which follow from the config, a leg is in spend.json before it is trained, so that a run that was killed goes on
-with the leg that it was in."""
+pilots, which follow from the config, a leg is in spend.json before it is trained: a killed run goes on with it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

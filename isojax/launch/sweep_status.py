@@ -68,8 +68,7 @@ def driver_status(ended: bool, cells: dict[str, CellStatus]) -> DriverStatus:
 
 @contextmanager
 def lost_output_recorded(folder: Path) -> Iterator[None]:
-    """While a sweep on this machine runs: write status.json once nobody reads what this process prints, and at the end
-    of such a sweep."""
+    """While a sweep runs here, and at its end: write status.json once nobody reads what this process prints."""
     before, ended = read_status(folder), threading.Event()
     if before is not None and before.output_lost is not None:
         write_status(folder, before.model_copy(update={"ended": True, "output_lost": None}))

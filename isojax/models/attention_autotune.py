@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
+from isojax.core.shapes import layers_are_unrolled
 from isojax.distributed.device_probe import seconds_per_call
 from isojax.distributed.sharding import positions_are_split
 from isojax.models.attention import (
@@ -135,7 +136,7 @@ def attention_shapes(
     model, sampling, tensor = cell.model, cell.sampling, mesh.shape["tensor"]
     platform = mesh.devices.flat[0].platform
     precision = cell.precision.for_platform(platform)
-    unrolled = platform != "tpu" and precision.cache != "int8"
+    unrolled = layers_are_unrolled(platform, precision.cache)
     head_shards = tensor if model.kv_heads % tensor == 0 else 1  # devices that share the heads
     head_sizes = (model.heads // head_shards, model.kv_heads // head_shards, model.head_dim, precision.compute)
     P, T = sampling.prompt_length, sampling.response_length

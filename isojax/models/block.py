@@ -1,5 +1,4 @@
-"""A layer of the transformer as a Flax NNX module: RMSNorm, rotary positions (arXiv:2104.09864), grouped-query
-attention's projections, SwiGLU."""
+"""A transformer's layer as a Flax NNX module: RMSNorm, RoPE (arXiv:2104.09864), grouped-query projections, SwiGLU."""
 
 import itertools
 import math
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.distributed.sharding import num_input_axes
@@ -52,12 +51,6 @@ def rope_frequencies(head_dim: int, base: float, scaling: RopeScaling | None) ->
     rotations = f32(scaling.original_max_position_embeddings) / wavelengths  # within the original context
     unscaled_weight = np.clip((rotations - low) / (high - low), f32(0), f32(1))
     return (1 - unscaled_weight) * unscaled / factor + unscaled_weight * unscaled
-
-
-def rotary_cos_sin(positions: Int[Array, "*b"], rotary_frequencies: Float[np.ndarray, " half"]) -> CosSin:
-    """Cosines and sines of positions times frequencies, in float32; once for all layers and heads."""
-    angle = positions[..., None].astype(jnp.float32) * rotary_frequencies.reshape((1,) * positions.ndim + (-1,))
-    return jnp.cos(angle), jnp.sin(angle)
 
 
 def apply_rope(x: Float[Array, "b t heads H"], cos_sin: CosSin) -> Float[Array, "b t heads H"]:

@@ -1,7 +1,6 @@
 """One decoding step: the decoder as the sampler runs it, one token per slot, over a cache of keys and values.
 
-Layers are scanned on a TPU or with an int8 cache, and else unrolled: a scan would copy each out of its stack at every
-token.
+Layers are scanned on a TPU or with an int8 cache, else unrolled: a scan would copy each out of its stack every token.
 The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a group's prompt is held once, separately:
 
     together    keys [R K H C], values [R K C H], C = P + T; or as a kernel has its positions (`position_axes`)
@@ -35,8 +34,6 @@ class KVCache(NamedTuple):
 
 
 class TokenPositions(NamedTuple):
-    """Where the slots' tokens are."""
-
     positions: SlotInts  # in their sequences
     t: SlotInts  # in their responses
     live: tuple[Array, ...]  # attention.live_blocks
@@ -157,8 +154,7 @@ class Decoding:
     def admit(
         self, cache: KVCache, prefix_table: Any, table_entry: Int[Array, " Z"], admit_mask: Bool[Array, " Z"]
     ) -> KVCache:
-        """The cache with the table's entries copied into the prefix groups that `admit_mask` names, one by one: most
-        calls admit few."""
+        """The cache, the table's entries copied into the groups of `admit_mask`, one by one: most calls admit few."""
         row_axis, groups = 0 if self.unrolled_layers else 1, jnp.nonzero(admit_mask, size=len(admit_mask))[0]
 
         def admit_group(i: Array, layers: Any) -> Any:

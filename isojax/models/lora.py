@@ -17,7 +17,6 @@ ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a layer's weight is a part of an adapter."""
     return name.endswith((ADAPTER_A, ADAPTER_B))
 
 

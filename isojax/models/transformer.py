@@ -22,7 +22,7 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.distributed.sharding import param_shardings, positions_are_split, split_width
 from isojax.models.attention import self_attention
-from isojax.models.block import Block, CosSin, rms_norm, rope_frequencies, rotary_cos_sin
+from isojax.models.block import Block, CosSin, rms_norm, rope_frequencies
 from isojax.models.fsdp import all_gather_weight, embedding_lookup, resolve_anchors
 from isojax.models.lora import is_adapter, policy_params, split_adapters
 from isojax.models.sequence_parallel import prefill_over_devices
@@ -104,15 +104,13 @@ class Decoder:
         return axes if self.config.tied else {**axes, "unembed": ("embed", "vocab")}
 
     def shapes(self) -> Params:
-        """The ShapeDtypeStruct of each parameter in float32, but of what adapters leave as it is, as products are
-        computed."""
+        """ShapeDtypeStructs of the parameters: float32, but what adapters leave as it is as products are computed."""
         if self.config.lora is None:
             return self._shapes
         return policy_params(split_adapters(self._shapes)[0], self.frozen_shapes())
 
     def frozen_shapes(self) -> Params:
-        """The ShapeDtypeStruct of each of the base policy's parameters where nothing trains them: as products are
-        computed."""
+        """ShapeDtypeStructs of the base policy's parameters where nothing trains them: as products are computed."""
         return jax.eval_shape(self.cast_params, self.base._shapes)
 
     def trained(self, params: Params) -> Params:
@@ -135,9 +133,11 @@ class Decoder:
         return nnx.merge(self._graph, state)
 
     def cos_sin(self, positions: Int[Array, "*b"]) -> CosSin:
-        """Cosines and sines of the rotary positions, each f32[*b H/2]."""
+        """Cosines and sines of the rotary positions, each f32[*b H/2]; once for all layers and heads."""
         config = self.config
-        return rotary_cos_sin(positions, rope_frequencies(config.head_dim, config.rope_base, config.rope_scaling))
+        frequencies = rope_frequencies(config.head_dim, config.rope_base, config.rope_scaling)
+        angle = positions[..., None].astype(jnp.float32) * frequencies.reshape((1,) * positions.ndim + (-1,))
+        return jnp.cos(angle), jnp.sin(angle)
 
     def run_layers(
         self,

@@ -29,7 +29,6 @@ def frontier_views(fit: FitResult) -> list[FrontierFit]:
 
 
 def B_p_of_view(fit: FitResult, view: FrontierFit) -> tuple[int, ...]:
-    """The values of B_p that a frontier covers."""
     return tuple(sorted({curve.B_p for curve in fit.curves})) if view.B_p is None else (view.B_p,)
 
 

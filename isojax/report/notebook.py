@@ -28,8 +28,6 @@ from isojax.scaling.tracks import fixed_runs
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-FrameName = Literal["runs", "curves", "frontier", "crossovers", "evaluations"]
-
 
 class SweepFit(FitResult):
     """A fit, as fit.json holds it, and what a notebook asks of it."""
@@ -48,7 +46,7 @@ class SweepFit(FitResult):
         """A figure of the report; InputError for an unknown name, or where its data are absent."""
         return import_module("isojax.report.figures.catalogue").plot(self, fixed_runs(self._records), name)
 
-    def frame(self, name: FrameName = "curves") -> Any:
+    def frame(self, name: Literal["runs", "curves", "frontier", "crossovers", "evaluations"] = "curves") -> Any:
         """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the frontier, crossover or
         evaluation; InputError for another name, or without pandas."""
         tables = {

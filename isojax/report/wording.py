@@ -31,7 +31,6 @@ def format_compact(x: float | None) -> str:
 
 
 def format_reward(x: float | None) -> str:
-    """A reward, three decimals."""
     return "–" if x is None else f"{x:.3f}"
 
 
@@ -77,19 +76,13 @@ def format_count(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def compute_unit(fit: FitResult) -> str:
-    """What C counts."""
-    return UNITS[fit.compute]
-
-
 def n_path(frontier: Sequence[FrontierRow]) -> list[int]:
     """The values of n along the frontier, each as often as it takes over."""
     return [n for n, _ in groupby(point.n for point in frontier)]
 
 
 def segment_verdict(segment: SegmentRow) -> tuple[bool | None, str]:
-    """(holds, why), by its length, whether its neighbours were measured, and a lead of MIN_Z standard errors; None
-    where it cannot be judged."""
+    """(holds, why), by its length, measured neighbours and a lead of MIN_Z standard errors; None: cannot be judged."""
     if not segment.neighbours:
         return False, "Nothing to compare with: this cell leads everywhere"
     if not segment.has_counts:
@@ -121,7 +114,6 @@ def law_is_drawn(view: FrontierFit) -> bool:
 
 
 def describe_law(view: FrontierFit) -> str:
-    """The law n*(C) in one sentence."""
     law = view.n_star.law
     if view.n_star.no_effect:
         return "n makes no difference here: within their errors the data cannot tell any n from another."

@@ -1,5 +1,4 @@
-"""Rollouts of tasks that verify on device: one program samples, verifies and updates, with the policy that it trains,
-many updates per call."""
+"""Rollouts of tasks that verify on device: one program samples, verifies and updates its policy, many times a call."""
 
 from collections.abc import Callable
 from functools import partial
@@ -91,8 +90,6 @@ def build_fused_update(
 
 
 class FusedPrograms(rollout_source.RolloutPrograms):
-    """The fused program of a sweep."""
-
     updates_per_call = MAX_UPDATES_PER_CALL
 
     def __init__(

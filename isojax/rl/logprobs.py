@@ -50,11 +50,6 @@ class HiddenStates(NamedTuple):
         return jnp.concatenate([prompt_hidden, self.response_hidden.reshape(-1, D)]), prefix_entry
 
 
-def vocab_parts() -> int:
-    """How many devices of the mesh in use share a vocabulary that they can divide."""
-    return jax.sharding.get_abstract_mesh().shape.get(VOCAB_AXIS, 1)
-
-
 def token_logps(log_p: Float[Array, "m T V"], tokens: Int[Array, "m T"]) -> Float[Array, "m T"]:
     return jnp.take_along_axis(log_p, tokens[..., None], -1)[..., 0]
 
@@ -74,7 +69,8 @@ def token_stats(
 ) -> TokenStats:
     """Log-probabilities and entropies of the whole distributions (top-p 1). use_entropy: whether the entropy is
     differentiated. vocab_split: whether devices share the vocabulary; then each walks over the blocks of its part."""
-    num_parts = vocab_parts() if vocab_split and decoder.vocab % vocab_parts() == 0 else 1
+    devices = jax.sharding.get_abstract_mesh().shape.get(VOCAB_AXIS, 1)  # that share a vocabulary they can divide
+    num_parts = devices if vocab_split and decoder.vocab % devices == 0 else 1
     if tokens.size * decoder.vocab <= MAX_DENSE_LOGITS * num_parts:
         log_p = log_probs(decoder.logits(hidden.params, hidden.states), temperature)
         return TokenStats(token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
@@ -129,8 +125,7 @@ class VocabularyBlocks:
     num_parts: int = 1  # devices that share the vocabulary
 
     def on_parts(self, function: Callable[..., Any], inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> Any:
-        """`function` on each device's part. inputs, outputs: the axis of each array that is the vocabulary's, or
-        None."""
+        """`function` on each device's part. inputs, outputs: which axis of each array is the vocabulary's, or None."""
         if self.num_parts == 1:
             return function
 

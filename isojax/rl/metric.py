@@ -36,7 +36,6 @@ def total(value: Any) -> Metric:
 
 
 def combine(reduction: Reduction, a: Any, b: Any) -> Any:
-    """Two sums, or two maxima."""
     if reduction != "max":
         return a + b
     return jnp.maximum(a, b) if isinstance(a, jax.Array) else max(a, b)
@@ -71,12 +70,10 @@ def over_updates(metrics: Metrics, token_fraction: Any = None) -> Metrics:
 
 
 def zero_where(condition: Any, metrics: Metrics) -> Metrics:
-    """The metrics with sums of 0 where the condition holds."""
     return {name: replace(metric, sum=jnp.where(condition, 0.0, metric.sum)) for name, metric in metrics.items()}
 
 
 def value(metric: Metric) -> Any:
-    """What a metric comes to."""
     return metric.sum / metric.weight if metric.reduction == "mean" else metric.sum
 
 

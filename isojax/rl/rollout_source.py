@@ -1,8 +1,7 @@
 """Where the rollouts and rewards of the next update come from, as the training loop sees it: the two protocols, which
 a fork that gets rollouts elsewhere implements, and HostVerifiedRollouts, those of text tasks. It samples with the
 policy that will be trained; finished responses go to the verifier as text while the rest is sampled. The others are
-FusedRollouts (rl/fused_rollouts.py), of tasks that verify on device, and AsyncRollouts
-(rl/async_rl/async_rollouts.py)."""
+FusedRollouts (fused_rollouts.py), of tasks that verify on device, and AsyncRollouts (async_rl/async_rollouts.py)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

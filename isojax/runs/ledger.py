@@ -110,8 +110,7 @@ def _timing_row(point: EvalPoint, seconds: float, devices: int) -> dict[str, Any
 
 
 def read_ledger_lines(path: Path) -> tuple[list[dict[str, Any]], bytes]:
-    """The rows of records.jsonl or timing.jsonl, and what there is of a torn last line; InputError where another line
-    is broken."""
+    """The rows of a ledger's file, and what there is of a torn last line; InputError where another line is broken."""
     try:
         data = read_file(path)
     except OSError as e:
@@ -286,8 +285,7 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def read_runs(paths: Iterable[str | Path], warn: Callable[[str], object] | None = None) -> list[RunRecord]:
-    """Every cell below the given sweep folders, cell folders or ledgers, sorted by cell; InputError where there is
-    none, one cannot be used, or two clash."""
+    """All cells below these folders or ledgers, sorted; InputError if there is none, one is unusable, or two clash."""
     runs = sorted((read_run(folder, warn) for folder in ledger_folders(paths)), key=lambda r: r.cell)
     conflict = next(run_conflicts(runs), None)
     if conflict is not None:

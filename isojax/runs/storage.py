@@ -115,7 +115,6 @@ def run_in_thread(operation: Callable[[], T]) -> Future[T]:
 
 
 def error_summary(error: BaseException) -> str:
-    """An error in one line."""
     message = " ".join(str(error).split())[:300].removesuffix(".")
     if isinstance(error, InputError | RunFailed):
         return message
@@ -129,8 +128,7 @@ class FolderLocked(InputError):
 @contextmanager
 def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None]:
     """Make the folder if need be, and hold it; InputError where it cannot be written, FolderLocked where another
-    process writes to it for longer than `timeout` seconds. NFS keeps locks on files for all its clients, locks on
-    folders for none."""
+    process writes to it for over `timeout` seconds. NFS keeps locks on files for all clients, on folders for none."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)

@@ -18,8 +18,7 @@ RUN_COLUMNS = ("sweep", "B_p", "n", "seed", "cell_hash")
 
 
 def load_study(path: Path = STUDY_FILE) -> dict[str, list[RunRecord]]:
-    """The runs of each sweep, as isojax.read_runs gives them of a folder, by the sweep's name; InputError without
-    pyarrow (extra parquet)."""
+    """The runs of each sweep by name, as isojax.read_runs gives them; InputError without pyarrow (extra parquet)."""
     table = import_extra("parquet", "isojax.load_study", "pyarrow.parquet").read_table(path)
     study: dict[str, list[RunRecord]] = {}
     for (sweep, *sizes, cell_hash), rows in groupby(table.to_pylist(), lambda row: [row[k] for k in RUN_COLUMNS]):

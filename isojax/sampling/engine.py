@@ -24,7 +24,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from isojax.core.config import SamplingConfig
 from isojax.core.errors import InputError
-from isojax.core.shapes import SamplerShapes
+from isojax.core.shapes import SamplerShapes, layers_are_unrolled
 from isojax.distributed import sharding
 from isojax.distributed.sharding import ROLLOUT_AXES
 from isojax.models.decode import Decoding, KVCache
@@ -284,7 +284,7 @@ def build_engine(
         slots_per_prefix=shapes.slots_per_prefix,
         prefix_length=sharding.padded_positions(shapes.prompt_length, mesh),
         response_length=shapes.response_length,
-        unrolled_layers=platform != "tpu" and options.cache_dtype != "int8",
+        unrolled_layers=layers_are_unrolled(platform, options.cache_dtype),
         shard_positions=positions_split,
         allow_transposed=transposed and platform == "cpu",
     )

@@ -21,8 +21,6 @@ Reply = Callable[[np.ndarray, list[np.ndarray]], list[np.ndarray]]
 
 
 class Replies(NamedTuple):
-    """What the slots get."""
-
     context: Any  # i32[S R T]
     counts: Any  # i32[S R], tokens of context; 0: none
     ended_rows: Any  # i32[S R], the buffer row of a response that is done now; -1 where none is

@@ -137,8 +137,7 @@ class Stream:
     def _run_with_replies(
         self, inputs: StreamInputs, state: SamplerState, on_finished: OnFinished, reply: Reply
     ) -> Rollouts:
-        """The same where the host replies. Each chunk waits for the replies to the one before: which slots wait in
-        which chunk never depends on a clock."""
+        """The same with replies of the host. A chunk waits for those to the one before: no clock decides what waits."""
         assert self.receive is not None
         B, has_work = int(inputs.B_p) * int(inputs.n), True
         while has_work:
@@ -161,8 +160,7 @@ def _has_work(finished: FinishedSlots) -> bool:
 def _slot_rollouts(
     finished: FinishedSlots, rows: Any, B: int
 ) -> tuple[np.ndarray, list[np.ndarray], list[WaitingSlot]]:
-    """Of this process's slots with a row in `rows`: the numbers and the response tokens of the rollouts, and the
-    slots."""
+    """Of this process's slots with a row in `rows`: the rollouts' numbers and response tokens, and the slots."""
     shard_ids, rows = multiprocess.local_shard_rows(rows)
     _, tokens = multiprocess.local_shard_rows(finished.tokens)
     _, lengths = multiprocess.local_shard_rows(finished.lengths)

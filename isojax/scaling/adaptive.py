@@ -96,7 +96,6 @@ class AdaptivePolicy:
 
     @property
     def grid_rollouts(self) -> int:
-        """Rollouts that the whole grid takes."""
         return sum(cell.rollouts_to_reach(self.C_grid[-1]) for cell in self.cells)
 
     @property

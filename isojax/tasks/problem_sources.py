@@ -21,8 +21,7 @@ from isojax.core.terminal import note, warn
 from isojax.core.yaml_files import YAML_ERRORS, check_yaml, first_line
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
-# A dot leads into an object. verl's schema comes first: a file in it may hold the solution's text under another of
-# these names.
+# A dot leads into an object. verl's schema comes first: its files may hold the solution under another of these names.
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "final_answer", "target", "output")
 
 _note_once, _warn_once = functools.cache(note), functools.cache(warn)  # a run opens a source several times

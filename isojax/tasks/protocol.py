@@ -112,6 +112,5 @@ class DeviceTask(Protocol):
     def verify(
         self, answers: Int[Array, "*b T"], tokens: Int[Array, "*b T"], mask: Bool[Array, "*b T"]
     ) -> Float[Array, "*b"]:
-        """Rewards 0 or 1, or from 0 to 1 for cell.reward.kind = graded, computed on device. Tokens are plain; `mask`
-        has context too."""
+        """Rewards 0 or 1 (graded: from 0 to 1), computed on device. Tokens are plain; `mask` has context too."""
         ...

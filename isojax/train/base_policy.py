@@ -143,7 +143,6 @@ def label_problems(
 
 
 def labels_header(label_key: str) -> str:
-    """The first line of a file of labels."""
     return json.dumps({"key": label_key})
 
 

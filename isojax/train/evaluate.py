@@ -1,6 +1,5 @@
 """Evaluation: the rewards of k rollouts of each problem, and the metrics that follow from them for the ledger. Cells
-with the same seed meet the same draws at the same evaluation: a difference between them is a difference of their
-policies."""
+with one seed meet the same draws at the same evaluation: a difference between them is one of their policies."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -233,7 +232,6 @@ class Evaluator:
 
 
 def make_eval_key(seed: Array, random_stream: Array, evaluation: Array) -> PRNGKeyArray:
-    """The key of an evaluation's draws."""
     return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), random_stream), evaluation)
 
 
@@ -262,8 +260,7 @@ def make_eval_point(
 
 
 def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
-    """The metrics of an evaluation: those of the validation set under their own names, those of each extra set with
-    the set's name before a slash; of the panel the sums suffice.
+    """The metrics of an evaluation: of an extra set with its name before a slash; of the panel the sums suffice.
 
     parsed_fraction: the share of rollouts with an answer in the expected form, correct or not.
     truncated: the share that no stop condition ended.

@@ -52,7 +52,6 @@ class GradientSignal:
         return is_known and self.updates % CHECK_EVERY == 0 and not is_clear
 
     def updates_to_check(self) -> int:
-        """How many updates there are until the next decision."""
         return CHECK_EVERY - self.updates % CHECK_EVERY
 
 

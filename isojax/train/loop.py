@@ -107,7 +107,7 @@ class CellTrainer:
         self.growth = GradientSignal(**growth["signal"]) if growth else GradientSignal()
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
         self.last_point_at = self.last_saved_at = time.monotonic()
-        self._report(None)
+        self.outputs.on_progress(self.C, None)
 
     @property
     def cell(self) -> Cell:
@@ -134,7 +134,7 @@ class CellTrainer:
             self._advance_cursor(metrics, count=int(self.state.step) - self.cursor.M)  # `step` counts skipped ones too
             if self.is_failing:
                 self.fail()
-            self._report(None)
+            self.outputs.on_progress(self.C, None)
             # Clocks and signals differ between processes, and all must save at the same update: process 0's clock
             # decides. Only the first save of an M is written, so at the target the save waits for the evaluation.
             stop_and_save = multiprocess.allgather((preemption.requested(), self.checkpoint_due))
@@ -202,12 +202,9 @@ class CellTrainer:
             ledger.append(point, seconds=now - self.last_point_at, devices=self.programs.device_count)
         self.last_point_at = now
         avg_at_k = next(iter(point.metrics.values()))  # of validation, the first
-        self._report(avg_at_k)
+        self.outputs.on_progress(self.C, avg_at_k)
         if multiprocess.broadcast(self.checkpoint_due):
             self.save()
-
-    def _report(self, reward: float | None) -> None:
-        self.outputs.on_progress(self.C, reward)
 
     @property
     def is_failing(self) -> bool:
@@ -230,7 +227,6 @@ class CellTrainer:
 
     @property
     def checkpoint_due(self) -> bool:
-        """Whether the last checkpoint is old enough for another one."""
         return time.monotonic() - self.last_saved_at >= self.config.run.checkpoint_seconds
 
     def save(self) -> None:

@@ -1,5 +1,4 @@
-"""What a cell's run writes to, as its launcher hands it over (the training code opens none of it), and the rollouts
-that it shows to a person."""
+"""What a cell's run writes to, opened by its launcher, not by the training code, and the rollouts it shows a person."""
 
 import os
 from collections.abc import Callable
@@ -24,8 +23,7 @@ SHOWN_SAMPLES = 4  # of an evaluation, in samples.txt
 
 
 class PointLedger(Protocol):
-    """Records evaluations: isojax/runs/ledger.py. `targets`: the values of the grid of C that are recorded so far;
-    `last_update`: the M of the last."""
+    """Records evaluations (runs/ledger.py). `targets`: values of the grid of C so far; `last_update`: M of the last."""
 
     @property
     def targets(self) -> list[int]: ...

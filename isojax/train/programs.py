@@ -99,7 +99,6 @@ class SweepPrograms:
 
     @property
     def reads_base_params(self) -> bool:
-        """Whether an update reads the base policy's parameters."""
         rl = self.cell_config.rl
         return rl.kl > 0 or rl.measure_kl or self.decoder.config.lora is not None
 
@@ -135,7 +134,6 @@ class SweepPrograms:
         return policy_params(adapters, self.frozen_params(base_params))
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
-        """Problems with their host arrays."""
         return tokenize(self.task, self.cell_config.sampling, problems)
 
 

@@ -124,8 +124,7 @@ def open_problems(programs: SweepPrograms, base_policy: BasePolicy, cell: Cell, 
 
 
 def schedule_problems(problems: CellProblems, cell: Cell, cursor: RunCursor) -> CellProblems:
-    """The same problems with the B_p and n that the cell has after so many updates, and their order. Where B_p
-    changes, a new epoch begins."""
+    """The same problems with the B_p and n after so many updates, and their order. A new B_p begins a new epoch."""
     span = cell.span_at(cursor.M)
     spans_by_B_p = [list(spans) for _, spans in groupby(cell.spans[: cell.spans.index(span) + 1], lambda s: s.B_p)]
     order = EpochOrder(

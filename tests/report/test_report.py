@@ -274,7 +274,7 @@ def test_other_measures_of_compute(make_sweep: Any, compute: str) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 16))
     fit = fit.model_copy(update={"compute": compute})
     text = _text(_render(fit, runs))
-    assert wording.compute_unit(fit) in text
+    assert wording.UNITS[fit.compute] in text
     assert " run n = " in text
 
 

@@ -102,7 +102,6 @@ def run_plan(
 
 
 def print_plan(plan: SearchPlan, as_json: bool) -> None:
-    """What a search would run."""
     if as_json:
         print(json_text(plan._asdict()))
         return

@@ -109,8 +109,7 @@ def recommend(
 def write_configs(
     path: Path, run: Path, exporter: ModuleType, recommendation: Recommendation, growing: bool
 ) -> list[Path]:
-    """The exporter's config at this path; of a series, best.yaml is best-1.yaml, best-2.yaml, ... InputError where one
-    exists."""
+    """The exporter's config at this path; a series in best-1.yaml, best-2.yaml, ... InputError where one exists."""
     config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
     config = load_config(str(config_path)) if config_path.exists() else None
     if growing:
@@ -128,7 +127,6 @@ def write_configs(
 
 
 def check_price(price: float | None) -> None:
-    """Refuse a price that is none."""
     if price is not None and not 0 < price < math.inf:
         raise InputError(f"--price: given {price:g}, expected a price of more than 0 for a device hour, such as 2.5.")
 

@@ -172,7 +172,6 @@ def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) ->
 def _show(
     run: RunRecord, run_watch: RunWatch, metric: str, end_source: str, sweep: CurveEnsemble | None, as_json: bool
 ) -> WatchedRun:
-    """Look, and print it."""
     points = [point for point in run.points if metric in point.metrics]
     C = np.array([point.rollouts for point in points], dtype=float)
     R = np.array([point.metrics[metric] for point in points])

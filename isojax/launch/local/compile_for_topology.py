@@ -75,8 +75,7 @@ def topology_devices(topology: str) -> list[Any]:
 
 def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
     """Bytes of one device that a jitted function takes at its peak, by XLA's own schedule, compiled for these
-    ShapeDtypeStructs. On a TPU the compiler refuses a program that exceeds the chip's memory, with the figure in its
-    message."""
+    ShapeDtypeStructs. A TPU's compiler refuses a program that exceeds the chip's memory, and says the figure."""
     try:
         return function.lower(*arguments).compile().memory_analysis().peak_memory_in_bytes
     except jax.errors.JaxRuntimeError as e:
@@ -91,8 +90,7 @@ def build_abstract_programs(
     cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Task | AbstractTask
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by name: `train` where
-    the device verifies; `decode`, a chunk of the sampler, and `learn`, the update, where the host does. `pairs`:
-    every (B_p, n)."""
+    the device verifies; else `decode`, a sampler's chunk, and `learn`, the update. `pairs`: every (B_p, n)."""
     synchronous: Any = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
     any_task: Any = task
     programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)
@@ -115,8 +113,7 @@ def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
 
 
 def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], DeviceBudget]:
-    """The config with the model and the precision that a run on this topology has, its chips, and what the sweep may
-    take of them."""
+    """The config with the model and precision of runs on a topology, its chips, and what a sweep may take of them."""
     jax.config.update("jax_platforms", "cpu")  # TPUs of this machine stay free
     model, precision = config.cell.model, config.cell.precision.for_platform("tpu")
     if model.path and model.vocab and not os.path.isdir(model.path):
@@ -133,8 +130,7 @@ def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], D
 
 
 def compile_for_topology(config: Config, topology: str) -> None:
-    """Choose sizes, compile and print the plan; InputError where the sweep, the mesh or the topology cannot be used, or
-    nothing fits."""
+    """Choose sizes, compile, print the plan; InputError where sweep, mesh or topology are unusable, or nothing fits."""
     cells = plan_cells(config.sweep)
     algorithm.check_algorithm(config.cell.rl, cells)
     config, devices, budget = topology_budget(config, topology)
@@ -155,8 +151,7 @@ def compile_for_topology(config: Config, topology: str) -> None:
 
 
 def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[str, int]]) -> SweepConfig:
-    """The sweep with sizes that the compiler confirms for the first of these topologies; InputError names what would
-    fit."""
+    """The sweep with sizes that the compiler confirms for the first topology; InputError names what would fit."""
     requested, topology = config.sweep, topologies[0][0].split()[1]
     planner.check_moments(requested, budget)
     sweep, confirmed_bytes = fit_to_memory(requested, budget) or budget.smallest_sizes(requested), dict[str, int]()

@@ -65,8 +65,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
 
 
 def rollouts_within(config: Config, seconds: float) -> int:
-    """How many rollouts one run may take, with the slowest n, by a short probe of these devices. InputError as of
-    `launch`."""
+    """By a short probe, how many rollouts one run may take, with the slowest n. InputError as of `launch`."""
     cells = plan_cells(config.sweep)
     start_jax(config)
     with open_sweep(config, cells, resume=True) as setup:

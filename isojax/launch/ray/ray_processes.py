@@ -179,7 +179,6 @@ class RayProcessGroup:
         self._wait_for_all([worker.train.remote(target) for worker in self.workers], on_status)
 
     def stop(self) -> None:
-        """Let the cell in training save its state and end."""
         for worker in list(self.workers):
             worker.stop.remote()
 

@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 @dataclass
 class ActiveGroup:
-    """A process group that has not ended."""
-
     processes: RayProcessGroup
     state: Literal["placing", "opening", "ready"] = "placing"
     cancelled: threading.Event = field(default_factory=threading.Event)

@@ -71,8 +71,7 @@ class WeightLayout:
 
 
 def weight_layouts(config: ModelConfig, decoder: Decoder) -> list[WeightLayout]:
-    """Every parameter of the decoder but adapters, with its place in a checkpoint of the config's family, in the
-    decoder's order."""
+    """Every parameter of the decoder but adapters, in its order, with its place in a checkpoint of the family."""
     name_templates = registry.load("models.families", config.family, "settings").NAMES
     axes = dict(flatten(decoder.base.logical_axes()))
     layouts = []

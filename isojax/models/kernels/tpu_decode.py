@@ -37,8 +37,7 @@ class CacheLayout(NamedTuple):
 
 
 class LiveBlocks(NamedTuple):
-    """What each step of the grid reads: block `block[core, i]` of the slots of group `group[core, i]`, where
-    i < `steps[core]`."""
+    """What each grid step reads: block `block[core, i]` of slots of group `group[core, i]`, where i < `steps[core]`."""
 
     group: Int[Array, "cores steps"]
     block: Int[Array, "cores steps"]

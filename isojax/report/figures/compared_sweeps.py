@@ -19,7 +19,6 @@ SATURATION_MARK = {"marker": "D", "ms": 7, "mfc": "white", "mew": 1.6}
 
 
 def comparison_figure(comparison: SweepComparison) -> canvas.RenderedFigure:
-    """Draw a comparison (scaling/compare.py)."""
     fig = canvas.new_figure(12.5, 5.0)
     n_star_ax, frontier_ax = fig.add_subplot(1, 2, 1), fig.add_subplot(1, 2, 2)
     C_label = f"C ({UNITS[comparison.compute]})"

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas
 from isojax.report.fit_views import all_n, frontier_views, probability_ribbons, thin
-from isojax.report.wording import LAW_PARAMETERS, LAW_REACH, compute_unit, law_is_drawn
+from isojax.report.wording import LAW_PARAMETERS, LAW_REACH, UNITS, law_is_drawn
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import FitResult, FrontierFit
 
@@ -27,7 +27,7 @@ def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
     colours = canvas.n_palette(ns)
     for i, (ax, view) in enumerate(zip(law_axes, views, strict=True)):
         n_label = "compute-optimal n" if i % canvas.grid_columns(len(views)) == 0 else ""
-        canvas.style_axes(ax, canvas.view_title(view.B_p), f"C ({compute_unit(fit)})", n_label)
+        canvas.style_axes(ax, canvas.view_title(view.B_p), f"C ({UNITS[fit.compute]})", n_label)
         _draw_n_star(ax, view, colours)
     low, high = log2(ns[0]), log2(ns[-1])
     law_axes[0].set_ylim(low - 0.5, high + 0.3 * max(high - low, 1))
@@ -71,7 +71,6 @@ def _law_text(view: FrontierFit) -> str:
 
 
 def _legend(fig: Figure, fit: FitResult, colours: Mapping[int, str]) -> None:
-    """The law, the ribbons and the dots."""
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=canvas.LAW_COLOUR, lw=2.2, label="fitted law $n^*(C)$"),
         Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=5, label="best measured n"),

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas, fit_views
-from isojax.report.wording import compute_unit, format_compact, format_reward
+from isojax.report.wording import UNITS, format_compact, format_reward
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit
 
@@ -37,7 +37,7 @@ def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
         if view.B_p is None or len(views) == 1:
             _draw_schedules(ax, fit)
         is_first_column = i % canvas.grid_columns(len(views)) == 0
-        title, C_label = canvas.view_title(view.B_p), f"C ({compute_unit(fit)})"
+        title, C_label = canvas.view_title(view.B_p), f"C ({UNITS[fit.compute]})"
         canvas.style_axes(ax, title, C_label, reward_label if is_first_column else "")
     low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1
@@ -166,7 +166,6 @@ def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) 
 
 
 def _mark_handles(fit: FitResult) -> list[Handle]:
-    """What the marks of a panel mean."""
     handles: list[Handle] = [
         Line2D([], [], color=canvas.INK, lw=5, label="frontier (colour: n*)"),
         Line2D([], [], marker="D", ls="", mfc="white", mec=canvas.INK, mew=1.4, label="crossover"),

@@ -152,7 +152,7 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     n_axis = {"type": "log", "tickvals": ns, "ticktext": [str(n) for n in ns], "range": n_range, "title": {"text": "n"}}
     low_C, high_C = min(curve.C_low for curve in fit.curves), wording.LAW_REACH * max(run.C_max for run in fit.runs)
     C_range = [log10(low_C) - 0.04, log10(high_C) + 0.04]
-    C_title = {"text": f"C ({wording.compute_unit(fit)})", "standoff": 6}
+    C_title = {"text": f"C ({wording.UNITS[fit.compute]})", "standoff": 6}
     C_axis = {"type": "log", "range": C_range, "title": C_title, "dtick": "D2"}
     low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1

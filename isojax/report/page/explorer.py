@@ -17,7 +17,7 @@ from isojax.report.canvas import log2_positions, n_palette
 from isojax.report.fit_views import B_p_of_view, all_n, frontier_views, interval_level, measured_budget
 from isojax.report.page import charts
 from isojax.report.page.markup import Html, read_page_file
-from isojax.report.wording import Bounds, compute_unit, format_percent, format_range, format_reward, join_list, n_shares
+from isojax.report.wording import UNITS, Bounds, format_percent, format_range, format_reward, join_list, n_shares
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult, FrontierFit
 
@@ -101,7 +101,7 @@ def _fit_data(fit: FitResult, runs: Sequence[RunRecord], with_charts: bool) -> d
     content = {
         "metric": fit.metric,
         "mode": "as in the paper" if fit.mode == "paper" else fit.mode,
-        "unit": compute_unit(fit),
+        "unit": UNITS[fit.compute],
         "level": interval_level(fit),
         "views": [_view_data(fit, view, with_charts) for view in frontier_views(fit)],
     }

@@ -75,7 +75,7 @@ def _describe_sensitivity(fit: FitResult) -> list[str]:
         for varied, shared, spread in spreads
         if spread is not None
     ]
-    C_text = f"C = {format_compact(fit.sensitivity.C)} {wording.compute_unit(fit)}"
+    C_text = f"C = {format_compact(fit.sensitivity.C)} {wording.UNITS[fit.compute]}"
     return [f"At {C_text} the reward ranges over {wording.join_list(ranges)}."] if ranges else []
 
 
@@ -175,7 +175,6 @@ METHODS = {
 
 
 def provenance_section(folder: Path, fit: FitResult) -> Html:
-    """How the fit was made, and from what."""
     method = (
         f"Fitted to {METHODS[fit.mode]} (mode {fit.mode}). C counts every rollout sampled for training, "
         "never validation. Method: IsoCompute Playbook, arXiv:2603.12151, section 4."

@@ -53,7 +53,7 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
 def _header(folder: Path, fit: FitResult, main: Html) -> Html:
     """The title, what was run, and a link to each section of the page."""
     B_ps, seeds = sorted({run.B_p for run in fit.runs}), len({run.seed for run in fit.runs})
-    unit = wording.compute_unit(fit)
+    unit = wording.UNITS[fit.compute]
     facts = (
         f"{format_count(len(fit.runs), 'run')}: B_p = {wording.join_list(B_ps)}; n = {wording.join_list(all_n(fit))}; "
         f"{format_count(seeds, 'seed')}. Validation metric {fit.metric}; compute C in {unit}, up to "
@@ -67,7 +67,7 @@ def _header(folder: Path, fit: FitResult, main: Html) -> Html:
 
 def _answer_card(fit: FitResult) -> Html:
     """The headline: what to run with the budget that the sweep measured."""
-    unit, row = wording.compute_unit(fit), explorer.answer_row(fit, measured_budget(fit))
+    unit, row = wording.UNITS[fit.compute], explorer.answer_row(fit, measured_budget(fit))
     if "why" in row:
         end = fit.joint.frontier[-1]
         headline = f"At C = {format_compact(end.C)} {unit} n = {end.n} on B_p = {end.B_p} leads."
@@ -117,7 +117,7 @@ def _other_budgets(fit: FitResult) -> Html:
             interval = format_interval((row["low"], row["high"]))
             rows.append([C_text, row["n"], row["B_p"], row.get("M", "–"), f"{reward}{interval}", share])
     headings = ("C", "n", "B_p", "M", f"expected {fit.metric}", "P(best)")
-    caption = f"What to run with C {wording.compute_unit(fit)} (*: beyond the measured budgets, so extrapolated)"
+    caption = f"What to run with C {wording.UNITS[fit.compute]} (*: beyond the measured budgets, so extrapolated)"
     return html_section("other-budgets", "Other budgets", markup.html_table(caption, headings, rows))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from isojax.report import wording
 from isojax.report.fit_views import frontier_views
 from isojax.report.page.markup import Html, html_fold, html_table, tag
-from isojax.report.wording import MIN_DECADES, MIN_Z, compute_unit, format_compact, format_crossover, segment_verdict
+from isojax.report.wording import MIN_DECADES, MIN_Z, UNITS, format_compact, format_crossover, segment_verdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.law.n_star_law import n_star as n_star_at
 from isojax.scaling.result import FitResult, FrontierFit, SegmentRow
@@ -64,7 +64,7 @@ def _crossovers(fit: FitResult) -> Html:
     ]
     if not rows:
         return tag("p", "No crossover was seen.")
-    headings = ("frontier", "n", f"at C ({compute_unit(fit)})")
+    headings = ("frontier", "n", f"at C ({UNITS[fit.compute]})")
     return html_table("Where one n overtakes another", headings, rows, text_columns=(1,))
 
 

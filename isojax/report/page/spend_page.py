@@ -1,5 +1,4 @@
-"""The page of `isojax spend`: what a budget was spent on, what was expected on the way and what was reached, and what
-each fixed n would have got."""
+"""The page of `isojax spend`: what a budget was spent on, what was expected and reached, what a fixed n would get."""
 
 from collections.abc import Sequence
 from itertools import pairwise

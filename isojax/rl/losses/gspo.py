@@ -11,8 +11,7 @@ DEFAULTS = {"advantage": "group", "aggregation": "sequence", "clip": 3e-4, "clip
 
 def loss(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
     """The clipped surrogate with s = exp(mean over tokens of the log ratio) in the place of r (equation 7). Each token
-    has s, and by stop-gradients (equation 14) its own part of s' gradient, so that the mean over a response is the
-    response's."""
+    has s, and by stop-gradients (equation 14) its part of s' gradient: the mean over a response is the response's."""
     log_ratio = jnp.where(mask, logps - old_logps, 0.0)
     response_log_ratio = log_ratio.sum(-1, keepdims=True) / jnp.maximum(mask.sum(-1, keepdims=True), 1)
     token_gradient = jnp.where(mask, logps - lax.stop_gradient(logps), 0.0)

@@ -11,7 +11,6 @@ HOW_TO_RUN = "python -m maxtext.trainers.post_train.rl.train_rl {file} model_nam
 
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """A config on top of MaxText's own."""
     allocation = recommendation.allocation
     config = {
         "base_config": "rl.yml",

@@ -11,7 +11,6 @@ HOW_TO_RUN = "uv run examples/run_grpo.py --config {file}"
 
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """A config on top of an example of NeMo-RL's."""
     allocation = recommendation.allocation
     config = {
         "defaults": "grpo_math_1B.yaml",

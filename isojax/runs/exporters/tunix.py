@@ -12,7 +12,6 @@ HOW_TO_RUN = "python -m tunix.cli.grpo_main BASE.yaml override_config_file={file
 
 
 def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
-    """The overrides as YAML."""
     allocation = recommendation.allocation
     overrides = {
         "batch_size": allocation.B_p,

@@ -86,8 +86,7 @@ def _command_line_settings(texts: Iterator[str]) -> dict[str, str]:
 
 
 def _printed_config(lines: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
-    """The config as verl prints it before it begins, {'actor_rollout_ref': {...}, ...}, over many lines, with dots; {}
-    where it is not there whole."""
+    """The config as verl prints it before it begins, {'actor_rollout_ref': {...}}, with dots; {} if it is not whole."""
     starts = (i for i, (_, _, text) in enumerate(lines) if text.startswith("{'"))
     for start in islice(starts, MAX_CONFIG_TRIES):
         prefix, printed, opened = lines[start][1], list[str](), 0

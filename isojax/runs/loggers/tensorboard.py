@@ -65,7 +65,6 @@ class TensorBoardLogger:
 
 
 def begin(folder: Path, cell: Cell, config: Config) -> TensorBoardLogger:
-    """A cell's event file."""
     return TensorBoardLogger(folder, cell_hparams(cell, config))
 
 

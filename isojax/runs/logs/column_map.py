@@ -1,5 +1,4 @@
-"""The column of each field in a log, by `--map FIELD=COLUMN`, else by the names that the format is known to write; and
-the value of a field in a row."""
+"""The column of each field in a log, by `--map FIELD=COLUMN`, else by its format's names; a field's value in a row."""
 
 import json
 import re

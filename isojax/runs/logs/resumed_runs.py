@@ -23,7 +23,6 @@ class LogRun:
 
     @property
     def location(self) -> str:
-        """Where it begins."""
         return self.rows[0].location
 
     @property

@@ -50,7 +50,6 @@ class CellClocks:
 
 
 def cell_clocks(fit: FitResult, keys: list[tuple[int, int]]) -> CellClocks:
-    """The clocks of cells (B_p, n)."""
     runs: dict[tuple[int, int], list[FittedRun]] = defaultdict(list)
     for run in fit.runs:
         if run.seconds_per_rollout is not None:

@@ -47,7 +47,6 @@ class AllocationRequest:
             raise InputError(f"{problem}; give C >= {M} or a smaller M.")
 
     def check_B_max(self, B_p: int) -> None:
-        """Refuse a B_p that exceeds B_max alone."""
         if self.B_max is not None and B_p > self.B_max:
             raise InputError(
                 f"B_p = {B_p} alone exceeds B_max = {self.B_max}; expected B_p <= B_max. Raise B_max, or fix a "

@@ -36,7 +36,6 @@ class CurveEnsemble:
 
     @property
     def B(self) -> IntArray:
-        """Rollouts per update."""
         return self.B_p * self.n
 
     @property
@@ -139,7 +138,6 @@ class CurveEnsemble:
 
 
 def load_ensemble(fit: FitResult) -> CurveEnsemble:
-    """The curves of a fit and their replicates."""
     curves = tuple(sorted(fit.curves, key=lambda c: (c.n, c.B_p)))
     stable_by_B_p = {v.B_p: v.stable for v in fit.stability}
     return CurveEnsemble(

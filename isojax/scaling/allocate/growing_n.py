@@ -53,8 +53,7 @@ class CurveTable:
         return CurveTable(np.log(C), np.maximum.accumulate(rewards, axis=0))
 
     def go_on(self, cell: int, rewards: FloatArray, C_more: float) -> FloatArray:
-        """Rewards after C_more further rollouts in a cell, float[replicates] -> float[replicates]; a reward above all
-        of the cell's curve stays."""
+        """Rewards float[replicates] after C_more more rollouts in a cell; one above all of the cell's curve stays."""
         after = np.empty_like(rewards)
         for q, reward in enumerate(rewards):
             curve = self.rewards[:, q, cell]
@@ -146,8 +145,7 @@ def _fastest_cells(table: CurveTable, cells: IntArray, C_end: float) -> list[tup
 
 
 def best_n_stages(ensemble: CurveEnsemble, B_p: int, ahead: float, C_end: float) -> list[Stage]:
-    """n*(ahead C), the n of the highest expected curve at this B_p, as stages up to C_end; InputError where the fit
-    has no such B_p."""
+    """n*(ahead C), of the highest expected curve at this B_p, as stages up to C_end; InputError for an unknown B_p."""
     cells = np.flatnonzero(ensemble.B_p == B_p)
     if not len(cells):
         raise InputError(f"the fit has no B_p = {B_p}; expected one of {sorted(set(ensemble.B_p.tolist()))}.")

@@ -1,5 +1,4 @@
-"""`isojax records check`: what ledgers hold, what would make a fit refuse them, and what a reader of the fit should
-know."""
+"""`isojax records check`: what ledgers hold, what a fit would refuse, and what a reader of the fit should know."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -133,8 +133,7 @@ def _takeover(
     if a < b and earlier_lead(a) * earlier_lead(b) < 0:
         return float(10 ** root_scalar(earlier_lead, bracket=(a, b)).root), True
     C = float(10 ** ((log10_C_low + log10_C_high) / 2))
-    # Merged stretches swap a little off their crossing: it counts if both were measured and the later curve leads
-    # further on.
+    # Merged stretches swap a little off their crossing: it counts if both were measured and the later one leads on.
     return C, bool(overlap_start <= np.log10(C) <= overlap_end and earlier_lead(overlap_end) < 0)
 
 

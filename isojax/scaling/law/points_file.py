@@ -149,8 +149,10 @@ def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: LawChoice | None)
     if law.form == "constant":
         text = f"no form is better supported than a constant, n = {2**law.b:.3g}"
         yield f"{text}: the points do not show n to change with C"
-    if choice is not None:
-        yield from _choice_flags(choice, len(distinct_n), len(np.unique(C)))
+    unsupported_forms = [] if choice is None else [name for name, score in choice.aicc.items() if score is None]
+    if unsupported_forms:
+        counts = f"{len(distinct_n)} distinct n, {len(np.unique(C))} distinct C"
+        yield f"the points are too few for {' and '.join(unsupported_forms)}: {counts}"
     falling_pairs = [(a, b) for a, b in pairwise(range(len(n))) if n[b] < n[a]]
     if falling_pairs:
         a, b = max(falling_pairs, key=lambda ab: n[ab[0]] / n[ab[1]])
@@ -166,11 +168,3 @@ def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: LawChoice | None)
             "AICc and the intervals treat the points as independent; points of one n come from the same runs, so both "
             "may be too confident"
         )
-
-
-def _choice_flags(choice: LawChoice, distinct_n: int, distinct_C: int) -> Iterator[str]:
-    """Forms that the points are too few for."""
-    unsupported_forms = [name for name, score in choice.aicc.items() if score is None]
-    if unsupported_forms:
-        counts = f"{distinct_n} distinct n, {distinct_C} distinct C"
-        yield f"the points are too few for {' and '.join(unsupported_forms)}: {counts}"

@@ -37,7 +37,6 @@ def secret_number(game: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.nda
 
 
 def last_tokens(tokens: Int[Array, "*b T"], lengths: Int[Array, "*b"]) -> Int[Array, "*b 3"]:
-    """The last three tokens of each response."""
     positions = jnp.stack([lengths - 3, lengths - 2, lengths - 1], -1)
     return jnp.take_along_axis(tokens, jnp.maximum(positions, 0), -1)
 
@@ -87,7 +86,6 @@ class GuessTask:
         return EncodedProblems(prompts, lengths, answers, np.array([p.id for p in problems], np.int32))
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Guesses and replies as text."""
         return "".join(ALPHABET[t] for t in plain_tokens(tokens)).rstrip(" ")
 
     def demonstrations(

@@ -1,5 +1,4 @@
-"""Verifiers judge responses, correct or not, or by scores: one file each, which runs in small processes and imports
-little.
+"""Verifiers judge responses, correct or not, or by scores: one file each, which imports little: processes stay small.
 
 A verifier's file has
 
