@@ -32,7 +32,8 @@ def allgather(value: T, channel: str = "main") -> list[T]:
     `channel` of its own disturbs no other."""
     if not is_multiprocess():
         return [value]
-    client, message_round = distributed.global_state.client, next(_rounds[channel])
+    client: Any = distributed.global_state.client
+    message_round = next(_rounds[channel])
     folder = f"isojax/{channel}/{message_round}/"
     client.key_value_set_bytes(f"{folder}{jax.process_index()}", pickle.dumps(value))
     client.wait_at_barrier(folder, _NO_TIMEOUT)

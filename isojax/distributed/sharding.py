@@ -118,7 +118,7 @@ def copyable_sharding(shape: Any, source: NamedSharding, target: NamedSharding) 
     gathered = replicate_over_rollout_axes(source)
     if not is_multiprocess() or parts(target) <= parts(source):
         return source
-    return gathered if parts(target) <= parts(gathered) else replicated(source.mesh)
+    return gathered if parts(target) <= parts(gathered) else NamedSharding(source.mesh, PartitionSpec())
 
 
 def copy_to_mesh(arrays: Any, shardings: Any) -> Any:

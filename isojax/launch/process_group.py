@@ -59,6 +59,6 @@ def check_multi_process(
         )
     if config.run.cells_at_once not in (None, 1):
         raise InputError(
-            f"run.cells_at_once = {config.run.cells_at_once} with {num_processes} processes; leave it out, or run it on "
-            "one host."
+            f"run.cells_at_once = {config.run.cells_at_once} with {num_processes} processes; leave it out, or run it "
+            "on one host."
         )

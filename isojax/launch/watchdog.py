@@ -35,7 +35,8 @@ MAX_LINE_BYTES = 4096
 CONNECT_TIMEOUT = 60.0  # seconds in which the watchdog of process 0 answers
 PARENT_CHECK_INTERVAL = 0.5  # seconds between two looks at whether the parent is there
 TOKEN_VARIABLE = "ISOJAX_WATCHDOG_TOKEN"  # of the environment, which other users cannot read, as they can arguments
-# What watchdogs send, each with a process's name, HELLO with the token too; a parent sends its watchdog BYE or FAILED.
+# What watchdogs send, each with the name of a process; a parent sends its watchdog BYE or FAILED. HELLO has the token
+# and the name.
 LOST, BYE, FAILED, NAME, HELLO = "lost", "bye", "failed", "name", "hello"
 
 

@@ -34,7 +34,8 @@ def split_turns(tokens: np.ndarray) -> list[np.ndarray]:
 
 
 def build(argument: str) -> Check:
-    """The check that replies: `response` is a JSON list of turns, the message the reply, `parsed` if there is one."""
+    """The check that replies: its `response` is a JSON list of turns, its verdict's message the reply, and `parsed`
+    whether there is one."""
     reply = vars(registry.load("tasks.sources", argument, "source"))["reply"]
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:

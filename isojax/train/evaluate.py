@@ -260,7 +260,8 @@ def make_eval_point(
 
 
 def eval_metrics(counts_by_set: dict[str, EvalCounts]) -> dict[str, float]:
-    """The metrics of an evaluation: of an extra set with its name before a slash; of the panel the sums suffice.
+    """The metrics of an evaluation: those of the validation set under their own names, those of each extra set with
+    the set's name before a slash; of the panel the sums suffice.
 
     parsed_fraction: the share of rollouts with an answer in the expected form, correct or not.
     truncated: the share that no stop condition ended.
