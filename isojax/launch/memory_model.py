@@ -105,7 +105,8 @@ class MemoryEstimate:
 
     breakdown: dict[str, int]  # by what they are for
     program_bytes: dict[str, int]  # by compiled program
-    sampling_peak: int  # the most at once while sampling, with all that a run holds
+    weights_peak: int  # the most at once while the sampler's weights are made, with all that a run holds
+    sampling_peak: int  # ... while it samples, in training and in an evaluation
     update_peak: int  # ... and in the update
 
     @property
@@ -114,8 +115,8 @@ class MemoryEstimate:
 
     def resident_bytes(self, program: str) -> int:
         """Bytes that a run holds while a program runs, in addition to what XLA counts of that program alone."""
-        phase_peak = {"train": self.peak, "decode": self.sampling_peak, "learn": self.update_peak}[program]
-        return phase_peak - self.program_bytes[program]
+        phases = {"weights": self.weights_peak, "decode": self.sampling_peak, "learn": self.update_peak}
+        return phases.get(program, self.peak) - self.program_bytes[program]
 
 
 def kv_bytes(s: DeviceSizes, rows: int, positions: int, item_bytes: int) -> int:
@@ -266,8 +267,17 @@ def slot_bytes(s: DeviceSizes) -> int:
     return last_hidden_states + slots * (8 * T + FLOAT_BYTES * (T if s.has_nucleus else 1) + 40)
 
 
-def estimate_memory(s: DeviceSizes, on_device: bool, moments_on_host: bool = False) -> MemoryEstimate:
-    """What a sweep takes of each device. `on_device`: it verifies responses. `moments_on_host`: while it samples."""
+def batch_bytes(s: DeviceSizes, on_device: bool) -> int:
+    """Bytes that the sampler holds for a batch: keys and values, slots, problems and rollouts."""
+    problem_tokens = s.shapes.prompt_length + (s.shapes.response_length if on_device else 0) + 2
+    return kv_cache_bytes(s) + slot_bytes(s) + s.rollout_bytes + FLOAT_BYTES * s.shapes.problem_rows * problem_tokens
+
+
+def estimate_memory(
+    s: DeviceSizes, evaluation: DeviceSizes, on_device: bool, moments_on_host: bool = False
+) -> MemoryEstimate:
+    """What a sweep takes of each device, for which training and an evaluation have these sizes. `on_device`: it
+    verifies responses. `moments_on_host`: while it samples."""
     P, T = s.shapes.prompt_length, s.shapes.response_length
     weights_and_moments = 3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
     sampler_state = sampling_weight_bytes(s) + kv_cache_bytes(s) + slot_bytes(s)
@@ -284,14 +294,22 @@ def estimate_memory(s: DeviceSizes, on_device: bool, moments_on_host: bool = Fal
     sampling_peak = resident + sampler_state + sampling_work_bytes(s)
     if on_device:
         sampling_peak += 2 * s.trained_bytes  # zeros that sums begin with, kept for the loop
-        program_bytes = {"train": max(sampling_peak, update_peak)}
+        program_bytes, weights_peak = {"train": max(sampling_peak, update_peak)}, 0
     else:
         unrolled_values = s.L * s.layer_params + s.embedding_params if s.has_unrolled_copy else 0  # arguments too
         argument_bytes = s.compute_bytes * (s.num_params + unrolled_values)
         decode_bytes = sampling_peak - weights_and_moments - sampling_weight_bytes(s) + argument_bytes
-        program_bytes = {"decode": decode_bytes, "learn": update_peak}
-    if s.cell.rl.max_staleness is not None:  # the sampler's state outlives an update
-        update_peak += sampler_state
+        is_cast = s.compute_bytes < FLOAT_BYTES and not s.frozen_bytes
+        copies = 2 if is_cast or s.fsdp_shards > 1 else 1  # gathered or cast, and as the sampler reads them
+        made_bytes = copies * s.compute_bytes * s.num_params
+        weights_bytes, weights_peak = s.trained_bytes + s.frozen_bytes + made_bytes, weights_and_moments + made_bytes
+        program_bytes = {"weights": weights_bytes, "decode": decode_bytes, "learn": update_peak}
+    evaluation_bytes = sampling_weight_bytes(s) + batch_bytes(evaluation, on_device) + sampling_work_bytes(s)
+    evaluation_peak = weights_and_moments + evaluation_bytes
+    if s.cell.rl.max_staleness is not None:  # the sampler's state is always there
+        update_peak, weights_peak = update_peak + sampler_state, weights_peak + sampler_state
+        evaluation_peak += sampler_state
+    sampling_peak = max(sampling_peak, evaluation_peak)
     breakdown = {
         "parameters": s.trained_bytes + s.frozen_bytes,
         "optimizer": 2 * s.trained_bytes,
@@ -303,4 +321,4 @@ def estimate_memory(s: DeviceSizes, on_device: bool, moments_on_host: bool = Fal
         "gradient": s.trained_bytes,
         "activations": prompt_activations(s) + response_activations(s) + logits_bytes(s),
     }
-    return MemoryEstimate(breakdown, program_bytes, sampling_peak, update_peak)
+    return MemoryEstimate(breakdown, program_bytes, weights_peak, sampling_peak, update_peak)

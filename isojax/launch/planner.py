@@ -167,23 +167,27 @@ class DeviceBudget:
     def usable_memory(self) -> int:
         return int(MEMORY_UTILIZATION * self.device_memory)
 
-    def sizes(self, sweep: SweepConfig) -> DeviceSizes:
-        """A device's part of a sweep whose sizes are chosen."""
+    def sizes(self, sweep: SweepConfig, pairs: Sequence[tuple[int, int]] | None = None) -> DeviceSizes:
+        """A device's part of a sweep whose sizes are chosen; with other (B_p, n) than the sweep's if they are given."""
         P, T = self.cell.sampling.prompt_length, self.cell.sampling.response_length
         R, m, g, W = sweep.decode_slots, sweep.microbatch, sweep.prefill_batch, sweep.slots_per_prefix
         assert R and m and g and W, "the planner chooses them"
-        shapes = make_sampler_shapes(self.pairs, self.mesh.shards, R, m, P, T, g, W)
+        pairs = pairs or self.pairs
+        W = W if all(n >= W for _, n in pairs) else 1
+        shapes = make_sampler_shapes(pairs, self.mesh.shards, R, m, P, T, g, W)
         attention = with_kernels(sweep, self.mesh, self.backend, self.cell).forward_attention or "plain"
         return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend, attention)
 
     def estimate(self, sweep: SweepConfig) -> MemoryEstimate:
         moments_leave = sweep.moments_on_host and self.backend != "cpu"  # whose devices have the host's memory
-        return estimate_memory(self.sizes(sweep), self.on_device, moments_leave)
+        evaluation = self.sizes(sweep, [(self.cell.data.validation, self.cell.eval.samples)])
+        return estimate_memory(self.sizes(sweep), evaluation, self.on_device, moments_leave)
 
     def fits(self, sweep: SweepConfig) -> bool:
         memory = self.estimate(sweep)
         within_limits = all(memory.program_bytes[name] <= limit for name, limit in self.program_limits.items())
-        return memory.peak <= self.usable_memory and within_limits
+        # The weights' peak is a sum of whole arrays, and so no estimate that needs a margin.
+        return memory.peak <= self.usable_memory and memory.weights_peak <= self.device_memory and within_limits
 
     def seconds_per_rollout(self, sweep: SweepConfig) -> float:
         """On a typical device of the backend, summed over the sweep's (B_p, n): it decides an order, not a forecast."""

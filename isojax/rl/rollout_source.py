@@ -193,6 +193,7 @@ class HostVerifiedPrograms(RolloutPrograms):
         """The programs that take the most memory, and the shapes of their arguments."""
         batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
         return {
+            "weights": (self.stream.prepare_weights.program, (shapes.policy_params,)),
             "decode": (self.stream.advance_chunk, self.stream.advance_shapes(shapes.policy_params, batch.problems)),
             "learn": (self.update, (shapes.state, shapes.base_params, batch, shapes.coefficients)),
         }

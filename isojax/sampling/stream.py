@@ -61,20 +61,17 @@ class FinishedSlots(NamedTuple):
 class PrepareWeights:
     """`prepare(params) -> SamplerWeights`; `compile` takes and returns shapes."""
 
-    gather_params: Program | None  # None where there is nothing to gather or cast, so that no copy is made
-    to_decode_weights: Program
-    keeps_stacked: bool
+    program: Program  # (params) -> the weights of a step, and those that prompts are prefilled with where they differ
+    prefills_params: bool  # whether prompts are prefilled with the policy's own parameters, without a copy
 
     def __call__(self, params: Params) -> SamplerWeights:
-        return self._apply(Program.__call__, params)
+        return self._sampler_weights(params, *self.program(params))
 
     def compile(self, params: Params) -> SamplerWeights:
-        return self._apply(Program.compile, params)
+        return self._sampler_weights(params, *self.program.compile(params))
 
-    def _apply(self, call: Callable[[Program, Params], Params], params: Params) -> SamplerWeights:
-        stacked_params = params if self.gather_params is None else call(self.gather_params, params)
-        weights = call(self.to_decode_weights, stacked_params)
-        return SamplerWeights(weights, stacked_params if self.keeps_stacked else None)
+    def _sampler_weights(self, params: Params, weights: Params, stacked_params: Params | None) -> SamplerWeights:
+        return SamplerWeights(weights, params if self.prefills_params else stacked_params)
 
 
 @dataclass(frozen=True)
@@ -197,18 +194,20 @@ def build_stream(
 
 
 def build_prepare_weights(engine: Engine, mesh: Mesh) -> PrepareWeights:
-    decoder = engine.decoding.decoder
+    decoder, keeps_stacked = engine.decoding.decoder, engine.decoding.prefills_stacked
     param_shardings = decoder.shardings(mesh)
     gathered_shardings = jax.tree.map(sharding.replicate_over_rollout_axes, param_shardings)
-    gather_params = jax.jit(decoder.cast_params, in_shardings=(param_shardings,), out_shardings=gathered_shardings)
-    to_decode_weights = jax.jit(engine.decoding.prepare_weights, in_shardings=(gathered_shardings,))
     computes_in_float32 = jnp.dtype(decoder.options.compute_dtype) == jnp.float32
-    already_prepared = param_shardings == gathered_shardings and computes_in_float32
-    return PrepareWeights(
-        gather_params=None if already_prepared else Program(gather_params),
-        to_decode_weights=Program(to_decode_weights),
-        keeps_stacked=engine.decoding.prefills_stacked,
-    )
+    is_gathered = param_shardings == gathered_shardings and computes_in_float32
+
+    def prepare(params: Params) -> tuple[Params, Params | None]:
+        if not is_gathered:
+            params = lax.with_sharding_constraint(decoder.cast_params(params), gathered_shardings)
+        weights = engine.decoding.prepare_weights(params)
+        return weights, params if keeps_stacked and not is_gathered else None
+
+    program = Program(jax.jit(prepare, in_shardings=(param_shardings,)))
+    return PrepareWeights(program, prefills_params=keeps_stacked and is_gathered)
 
 
 def _shard_programs(

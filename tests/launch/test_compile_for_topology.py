@@ -108,7 +108,7 @@ def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.M
         return {name: too_much if len(requests) == 1 and name == "learn" else fitting for name in programs}
 
     sweep = confirmed_sizes(monkeypatch, compiler)
-    assert requests[0][2] == ["decode", "learn"] and "learn" in requests[1][2] and len(requests) == 2
+    assert requests[0][2] == ["weights", "decode", "learn"] and "learn" in requests[1][2] and len(requests) == 2
     assert (sweep.microbatch, sweep.remat) == requests[1][:2] != requests[0][:2]
 
 
@@ -117,7 +117,7 @@ def test_a_compiler_that_never_fits_is_asked_three_times(monkeypatch: pytest.Mon
 
     def compiler(_: Any, _config: Any, sweep: Any, _topology: Any, programs: list[str]) -> dict[str, Any]:
         requests.append(sweep)
-        return dict.fromkeys(programs, int(15.8 * GIB)) | {"decode": 0}
+        return dict.fromkeys(programs, int(15.8 * GIB)) | {"weights": 0, "decode": 0}
 
     with pytest.raises(InputError, match=r"does not fit, by the compiler's figures\. (It would fit|The nearest mesh)"):
         confirmed_sizes(monkeypatch, compiler)
