@@ -181,6 +181,13 @@ class World:
         mean = expit(a[:, None] + self.spread * nodes) @ (weights / weights.sum())
         return np.interp(R, mean, a)
 
+    def on_problems(self, R: Array) -> Array:
+        """What rewards over all possible problems are on those of this world."""
+        if self.difficulties.size == 0:
+            return R
+        grid = np.linspace(0.0005, 0.9995, 400)
+        return np.interp(R, grid, expit(self.levels(grid)[:, None] + self.difficulties).mean(1))
+
     def measure(self, rng: np.random.Generator, key: Key, C: Array) -> tuple[Array, Array]:
         """One run's evaluations: its rewards, and the correct responses of each problem (none for a plain metric)."""
         curve = self.curves[key]

@@ -1,12 +1,14 @@
 """Does a new run reach a reward within what `isojax quote` says? The evaluations up to a quarter of the largest C are
-fitted, and a reward is quoted that the best cell reaches somewhere beyond, or just not:
+fitted, and a reward is quoted that one of the fit's draws has in one of the cells at the horizon. What came after the
+quarter must not choose the reward: with rewards between the first and the last of the true curve, even the quote of a
+truth that is one of the fit's own draws says .09 where .21 never have it.
 
     python benchmarks/quote_coverage.py                     60 simulated sweeps (benchmarks/foreign_forms.py)
     python benchmarks/quote_coverage.py --run runs/quickstart      the runs of a sweep, each as a new one
 
-A simulated run pays C where its expected reward, its own luck included, first is the quoted one; a run of a sweep,
-where the mean of three evaluations is. One JSON line per case on standard output, the summary on standard error:
-the share of the C paid inside the quoted interval, and how often P(never) was right, by fifths of it.
+A simulated run pays C where its expected reward on the sweep's problems, its own luck included, first is the quoted
+one; a run of a sweep, where the mean of three evaluations is. One JSON line per case on standard output, the summary
+on standard error: the share of the C paid inside the quoted interval, and how often P(never) was right, by its fifths.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import argparse
 import json
 import math
 import sys
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,11 @@ import isojax
 from isojax.core.errors import InputError
 from isojax.core.nouns import QuotedCell, RunRecord
 from isojax.runs.ledger import default_metric
-from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.quote import HORIZON_FACTOR, first_budgets, quote_cell
 
 GRID = 2000
-REWARD_SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
+REWARDS = 25  # of a sweep
 SMOOTHED = 3  # evaluations whose mean is a run's reward
 Line = dict[str, Any]
 
@@ -44,6 +45,11 @@ def fit_quarter(runs: Sequence[RunRecord], metric: str, replicates: int) -> Any:
     cut = [up_to(run, C) for run in runs]
     options = isojax.FitOptions(replicates=replicates)
     return isojax.fit([run for run in cut if len(run.points) > 2], metric, options=options)
+
+
+def draw_reward(ensemble: CurveEnsemble, horizon: float, rng: np.random.Generator) -> float:
+    """The reward at the horizon of one draw and one cell."""
+    return float(rng.choice(ensemble.sampled_at_cell_budgets(np.array([horizon]), same_problems=True).ravel()))
 
 
 def judge(cell: QuotedCell, reward: float, paid: float) -> Line:
@@ -66,12 +72,11 @@ def world_cases(world: World, rng: np.random.Generator, replicates: int) -> Iter
     """A case of each n, of a new run."""
     fit = fit_quarter(world.runs(rng), METRIC, replicates)
     horizon = HORIZON_FACTOR * max(run.C_max for run in fit.runs)
-    start, end = (max(world.reward(key, C) for key in world.curves) for C in (horizon / HORIZON_FACTOR, horizon))
-    reward = start + (end - start) * rng.uniform(0.1, 1.2)
+    reward = draw_reward(load_ensemble(fit), horizon, rng)
     C = np.geomspace(horizon / 1e4, horizon, GRID)
     for cell in isojax.quote(fit, reward).cells:
         curve = world.curves[cell.B_p, cell.n]
-        reached = curve.reward(C) + rng.normal(0, world.run_sd) * curve.progress(C) >= reward
+        reached = world.on_problems(curve.reward(C) + rng.normal(0, world.run_sd) * curve.progress(C)) >= reward
         yield judge(cell, reward, float(C[reached.argmax()]) if reached.any() else math.inf)
 
 
@@ -87,19 +92,16 @@ def simulated(count: int, seed: int, replicates: int) -> Iterator[Line]:
 
 
 def measured(folder: Path, replicates: int) -> Iterator[Line]:
-    """A case of each run of a sweep and each of some rewards: shares of what the best cell gains after the quarter."""
+    """A case of each run of a sweep and each of REWARDS rewards, up to the last of its smoothed evaluations."""
     runs = isojax.read_runs(folder)
     metric = default_metric(runs)
     ensemble = load_ensemble(fit_quarter(runs, metric, replicates))
-    horizon = HORIZON_FACTOR * ensemble.C_measured_max
     curves = {run.cell: smooth_curve(run, metric) for run in runs}
-    ends: dict[tuple[int, int], list[list[float]]] = defaultdict(list)
-    for cell, curve in curves.items():
-        ends[cell.B_p, cell.n].append([float(np.interp(C, *curve)) for C in (horizon / HORIZON_FACTOR, horizon)])
-    start, end = np.max([np.mean(rewards, axis=0) for rewards in ends.values()], axis=0)
+    horizon = min(HORIZON_FACTOR * ensemble.C_measured_max, *(C[-1] for C, _ in curves.values()))
+    rng = np.random.default_rng(0)
     keys = [curve.key for curve in ensemble.curves]
-    for share in REWARD_SHARES:
-        reward = float(start + share * (end - start))
+    for _ in range(REWARDS):
+        reward = draw_reward(ensemble, horizon, rng)
         C_paid = first_budgets(ensemble, reward, horizon)
         for cell, (C, smooth) in curves.items():
             i = keys.index((cell.B_p, cell.n))
