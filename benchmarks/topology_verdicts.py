@@ -3,7 +3,7 @@
     python benchmarks/topology_verdicts.py               six sweeps, two verdicts each; about an hour on 2 cores
     python benchmarks/topology_verdicts.py async lora    some of them
 
-A dry run compiles the sampler and the update. For each sweep the script compiles every program that a run compiles,
+A dry run compiles the programs that take the most. For each sweep the script compiles every program that a run does,
 also those that choose problems and evaluate. To a program's peak it adds what a run keeps on the chip meanwhile: the
 training state, the base policy, the table of problems, an asynchronous sampler. The largest sum is what the sweep
 needs. The script then asks the dry run about a chip with 2% more memory than that, and about one with 2% less. One JSON

@@ -36,7 +36,7 @@ def allgather(value: T, channel: str = "main") -> list[T]:
     message_round = next(_rounds[channel])
     folder = f"isojax/{channel}/{message_round}/"
     client.key_value_set_bytes(f"{folder}{jax.process_index()}", pickle.dumps(value))
-    client.wait_at_barrier(folder, _NO_TIMEOUT)
+    client.wait_at_barrier(f"isojax/{channel}/{message_round % 2}", _NO_TIMEOUT)  # the service keeps every name
     messages = dict(client.key_value_dir_get_bytes(folder))
     if is_primary() and message_round:  # which all have read, for they are in this round
         client.key_value_delete(f"isojax/{channel}/{message_round - 1}/")

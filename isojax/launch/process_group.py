@@ -54,11 +54,9 @@ def check_multi_process(
         evenly = f", and of each mesh as many from each of the {num_processes} processes" if sampler_devices else ""
         raise InputError(
             f"--mesh {config.run.mesh} takes {mesh_devices}{and_sampler} of the {devices} devices of {num_processes} "
-            f"processes; expected all of them{evenly}, as each process is a part of every step. "
-            f"Choose sizes whose product is {devices - sampler_devices}, or start fewer processes."
+            f"processes; expected all of them{evenly}, as each process is a part of every step. Choose sizes whose "
+            f"{'products add up to' if sampler_devices else 'product is'} {devices}, or start fewer processes."
         )
     if config.run.cells_at_once not in (None, 1):
-        raise InputError(
-            f"run.cells_at_once = {config.run.cells_at_once} with {num_processes} processes; leave it out, or run it "
-            "on one host."
-        )
+        given = f"run.cells_at_once = {config.run.cells_at_once} with {num_processes} processes"
+        raise InputError(f"{given}; leave it out, or run it on one host.")

@@ -1,5 +1,5 @@
 """Runs in, FitResult out: tracks -> curves -> frontier -> n*(C), for all cells, each B_p, and each batch B = B_p n
-(IsoCompute Playbook, arXiv:2603.12151, section 4, appendix A). One seed and the same records give the same result."""
+(IsoCompute Playbook, arXiv:2603.12151, section 4, appendix A). The order of records changes nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -19,7 +19,7 @@ Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]  # its compute, or what 
 
 
 def central_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
-    """The central `level` of replicates float[Q]; an infinite bound is None, not interpolated; both where Q is 0."""
+    """The central `level` of replicates float[Q]; an infinite bound is None, an open end; both are None if Q is 0."""
     samples = np.asarray(values, dtype=np.float64)
     if not samples.size:
         return None, None

@@ -20,7 +20,7 @@ MIN_GROWTH = 1.2  # of C, from one choice of n to the next
 LAST_SHARE = 0.95  # of the budget: an evaluation beyond is left out, the end follows
 STOP_GAIN = 0.001  # of reward: where it is unlikely that the rest of the budget gains more, the run ends
 STOP_QUANTILE = 0.9
-# Draws know no curves of other forms: so many times as wide, intervals hold on those too (benchmarks/spend_worlds.py).
+# Draws know no other forms of curves: so many times as wide, intervals hold as often as they say (spend_worlds.py).
 INTERVAL_FACTOR = 1.6
 
 

@@ -68,6 +68,8 @@ class BackgroundGrader:
         return {**answers, **scores, "failures": grades.failures}
 
     def load_state_dict(self, saved_state: Mapping[str, Any]) -> None:
+        if not multiprocess.is_primary():  # the grades are those of all processes, which `collect_grades` adds up
+            return
         self._rewards[:], self._parsed[:] = saved_state["rewards"], saved_state["parsed"]
         self._scores = {name: np.array(x, np.float32) for name, x in saved_state.get("scores", {}).items()}
         self._failures.update(saved_state["failures"])

@@ -88,6 +88,19 @@ def test_graded_scores_are_saved_and_continued_bit_for_bit() -> None:
     assert grades.rewards.tolist() == (expected / 3).tolist()
 
 
+def test_saved_grades_of_several_processes_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint has the grades of all processes, and each reads it; what they hold is added up."""
+    saved = {"rewards": [1.0] * 7, "parsed": [True] * 7, "failures": {"crash": 2}}
+    held = []
+    for is_primary in (True, False):
+        monkeypatch.setattr("isojax.distributed.multiprocess.is_primary", lambda is_primary=is_primary: is_primary)
+        with grading(Slow()) as result:
+            result.load_state_dict(saved)
+            held.append(result.collect_grades())
+    assert sum(grades.rewards for grades in held).tolist() == saved["rewards"]
+    assert [grades.failures for grades in held] == [{"crash": 2}, {}]
+
+
 def test_what_the_verifier_raises_reaches_the_caller() -> None:
     task = Slow()
     task.gate.set()

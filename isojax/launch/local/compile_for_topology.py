@@ -90,7 +90,7 @@ def build_abstract_programs(
     cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Task | AbstractTask
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by name: `train` where
-    the device verifies; else `decode`, a sampler's chunk, and `learn`, the update. `pairs`: every (B_p, n)."""
+    the device verifies; else `weights` of the sampler, `decode`, its chunk, and `learn`. `pairs`: every (B_p, n)."""
     synchronous: Any = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
     any_task: Any = task
     programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)

@@ -143,8 +143,8 @@ def start_jax(config: Config) -> None:
     simulated = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     if not simulated:
         jax.config.update("jax_num_cpu_devices", cores())
-    elif config.run.sampler_mesh is not None:  # XLA's threads on a CPU, which wait for those of other processes
-        os.environ.setdefault("NPROC", str(4 * int(simulated[1])))
+    if config.run.sampler_mesh is not None:  # XLA's threads on a CPU, which wait for those of other processes
+        os.environ.setdefault("NPROC", str(4 * (int(simulated[1]) if simulated else cores())))
     if config.run.compilation_cache and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         cache_folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "isojax" / "xla"
         jax.config.update("jax_compilation_cache_dir", str(cache_folder))

@@ -82,9 +82,8 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         # Weights go to other devices as products are computed with them.
         self.cast_to_send: Program | None = None
         if self.disaggregated:
-            sent = jax.tree.map(
-                copyable_sharding, decoder.shapes(), decoder.shardings(mesh), self.sampler.param_shardings
-            )
+            here, there = decoder.shardings(mesh), self.sampler.param_shardings
+            sent = jax.tree.map(copyable_sharding, decoder.shapes(), here, there)
             self.cast_to_send = Program(jax.jit(decoder.cast_params, out_shardings=sent))
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:

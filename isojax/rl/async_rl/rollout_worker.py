@@ -23,6 +23,7 @@ from isojax.sampling.batch import ProblemArrays, Rollouts
 from isojax.sampling.engine import SamplerWeights
 from isojax.sampling.slots import SamplerState
 
+CLOSE_TIMEOUT = 60  # seconds
 # Called with a batch's number, the numbers i[r] in it of rollouts that have finished, and the tokens of each.
 FinishedCallback = Callable[[int, np.ndarray, list[np.ndarray]], None]
 # A batch's rollouts, by shard of the sampler, and how many tokens were drawn with the weights of each update.
@@ -203,11 +204,9 @@ class BackgroundWorker:
         self.requests.put(partial(self.worker.publish_weights, version, params_copy))
 
     def take_batch(self, batch: int) -> SampledBatch:
-        """Waits until the batch is sampled; raises what the thread has raised."""
+        """Waits until the batch is sampled."""
         self._set_paused(False)
         self._wait_for(lambda: batch in self.sampled_batches)
-        if self.failure is not None:
-            raise self.failure
         return self.sampled_batches.pop(batch)
 
     def pause(self) -> None:
@@ -217,14 +216,17 @@ class BackgroundWorker:
             self._wait_for(lambda: self.is_paused)
 
     def close(self) -> None:
-        """Ends the thread after its current chunk."""
+        """Ends the thread after its current chunk; or waits CLOSE_TIMEOUT, if not all of several processes close."""
         self._set_paused(False)
         self.requests.put(None)
-        self.thread.join()
+        self.thread.join(CLOSE_TIMEOUT if multiprocess.is_multiprocess() else None)
 
     def _wait_for(self, is_so: Callable[[], bool]) -> None:
+        """Raises what the thread has raised."""
         with self.condition:
             self.condition.wait_for(lambda: self.failure is not None or is_so())
+        if self.failure is not None:
+            raise self.failure
 
     def _set_paused(self, is_paused: bool) -> None:
         with self.condition:
@@ -233,7 +235,8 @@ class BackgroundWorker:
 
     def _pause(self) -> None:
         self._set_paused(True)
-        self._wait_for(lambda: not self.is_paused)
+        with self.condition:
+            self.condition.wait_for(lambda: not self.is_paused)
 
     def _run(self) -> None:
         """Serves requests, and decodes a chunk between them as long as rollouts are left."""

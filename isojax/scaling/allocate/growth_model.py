@@ -92,7 +92,7 @@ class GrowthDraws:
 
 
 def fit_growth(n: Sequence[int], base_rewards: Sequence[float], paths: Sequence[RunPath], C_end: float) -> GrowthDraws:
-    """Draws of the curves of each n (rising), from rewards at C = 0 and runs; C_end scales the prior of C_mid."""
+    """Draws of the curves of each n (rising), from rewards at C = 0 and runs; C_end: the budget, which scales C_mid."""
     mean, whiten = _prior(np.log2(np.asarray(n, dtype=np.float64)), C_end)
     C = np.concatenate([path.C for path in paths])
     R = np.concatenate([np.asarray(base_rewards, dtype=np.float64), *[path.R for path in paths]])

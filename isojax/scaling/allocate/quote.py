@@ -15,7 +15,7 @@ LUCK_SEED = 2
 
 def quote(fit: FitResult, reward: float) -> Quote:
     """The rollouts, and hours where clocks are known, at which one new run reaches a reward: a distribution for each n,
-    of its soonest B_p. InputError for a reward that is none or the base policy's own, and for a fit without draws."""
+    of its soonest B_p. InputError for no reward, for one that the base policy has, and for a fit without draws."""
     ensemble = load_ensemble(fit)
     _check(fit, ensemble, reward)
     horizon = HORIZON_FACTOR * ensemble.C_measured_max

@@ -34,7 +34,7 @@ _UNIT = re.compile(
     r"(?:\s*\^\{?\\circ\}?|\s*°|\\degree)|\s*\\(?:text|mathrm|mbox)\s*\{([^{}0-9]*)\}(?:\^\{?[23]\}?)?"
     r"|\s+([A-Za-z][A-Za-z./ -]+[23²³]?)"
 )
-# Other words of one or two letters may be variables: 12 xy. Next to a longer word link words count too: 12 a day.
+# Other words of one or two letters may be variables: 12 xy. Next to a longer word link words count too: 5 of them.
 _SHORT_UNITS = re.compile(
     r"[mdckn]?m|[mk]?g|[mdc]?[lL]|[kM]?[WVJNK]|[kKMGT][Bb]|m?s|h|hr|Hz|lb|oz|ft|yd|mi|in|sq|cu|pt|qt|cc|ha|Pa|[ap]m|C|F"
 )
