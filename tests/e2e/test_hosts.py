@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.compiler import AS_USERS_DO, QUICK, flags
+from tests.compiler import QUICK, SAME_BITS, flags
 from tests.e2e.conftest import SECONDS, Fork, Isojax
 from tests.e2e.test_faults import flip, newest
 from tests.e2e.test_text import prepare
@@ -141,15 +141,15 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     """
     location: Isojax = prepare(isojax)
     (location.folder / "rewards.py").write_text(MARKING)
-    as_users_do = flags(AS_USERS_DO, devices=2)
+    same_bits = flags(SAME_BITS, devices=2)
     location.quick_ok(
-        "train", *WORDS, "name=one", "--mesh", "data=2", XLA_FLAGS=as_users_do, MARKS=str(location.folder / "marks")
+        "train", *WORDS, "name=one", "--mesh", "data=2", XLA_FLAGS=same_bits, MARKS=str(location.folder / "marks")
     )
 
     meshes = ("--mesh", "data=2", "run.sampler_mesh=data=2")
     apart = ("name=apart", *meshes, "cell.rl.max_staleness=0")
-    kill_one(location, "apart", start(location, *apart, compiled=AS_USERS_DO))
-    again = ended(start(location, *apart, "--resume", compiled=AS_USERS_DO))
+    kill_one(location, "apart", start(location, *apart, compiled=SAME_BITS))
+    again = ended(start(location, *apart, "--resume", compiled=SAME_BITS))
     assert [code for code, _ in again] == [0, 0], again
     expected, found = rows(location, "one"), rows(location, "apart")
     for point in found:
