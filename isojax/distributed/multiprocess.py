@@ -63,8 +63,7 @@ def run_on_primary(make: Callable[[], T]) -> T:
 
 
 def barrier(name: str) -> None:
-    if is_multiprocess():
-        allgather(name)
+    allgather(name)
 
 
 def start_host_copy(arrays: Iterable[Any]) -> None:

@@ -115,8 +115,8 @@ class MemoryEstimate:
 
     def resident_bytes(self, program: str) -> int:
         """Bytes that a run holds while a program runs, in addition to what XLA counts of that program alone."""
-        phases = {"weights": self.weights_peak, "decode": self.sampling_peak, "learn": self.update_peak}
-        return phases.get(program, self.peak) - self.program_bytes[program]
+        phases = {"train": self.peak, "weights": self.weights_peak, "decode": self.sampling_peak}
+        return {**phases, "learn": self.update_peak}[program] - self.program_bytes[program]
 
 
 def kv_bytes(s: DeviceSizes, rows: int, positions: int, item_bytes: int) -> int:

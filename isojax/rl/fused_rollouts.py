@@ -1,4 +1,4 @@
-"""Rollouts of tasks that verify on device: one program samples with the policy that it trains, many updates a call."""
+"""Rollouts of tasks that verify on device: one program samples with the policy it trains, many updates per call."""
 
 from collections.abc import Callable
 from functools import partial

@@ -147,11 +147,11 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     )
 
     meshes = ("--mesh", "data=2", "run.sampler_mesh=data=2")
-    apart = ("name=apart", *meshes, "cell.rl.max_staleness=0")
-    kill_one(location, "apart", start(location, *apart, compiled=SAME_BITS))
-    again = ended(start(location, *apart, "--resume", compiled=SAME_BITS))
+    separate = ("name=separate", *meshes, "cell.rl.max_staleness=0")
+    kill_one(location, "separate", start(location, *separate, compiled=SAME_BITS))
+    again = ended(start(location, *separate, "--resume", compiled=SAME_BITS))
     assert [code for code, _ in again] == [0, 0], again
-    expected, found = rows(location, "one"), rows(location, "apart")
+    expected, found = rows(location, "one"), rows(location, "separate")
     for point in found:
         for name in ("sampler_busy", "trainer_busy"):
             point["train"].pop(name, None)

@@ -1,6 +1,6 @@
 """Weights & Biases: one run per cell, grouped by sweep, at step C (rollouts). WANDB_MODE, WANDB_PROJECT and
 WANDB_ENTITY apply. cells/<cell>/wandb/id holds the run's id, so that a resumed cell continues it: online from the
-first step that the server does not have; offline it writes the whole run anew, and removes its earlier files."""
+first step that the server does not have; offline it writes the whole run again, and removes its earlier files."""
 
 import os
 import secrets
