@@ -136,7 +136,7 @@ def compare_best_n(figure: str, claim: str, smaller: FitResult, larger: FitResul
     """A claim that the best n at the largest C is smaller in one fit than in the other, whose draws are independent."""
     a, b = best_n(smaller).last, best_n(larger).last
     pairs = a[:, None] < b[None, :]
-    text = f"{names[0]} n = {_mode(a)}, {names[1]} n = {_mode(b)}; P {_probability(pairs)}"
+    text = f"{names[0]}: n = {_mode(a)}; {names[1]}: n = {_mode(b)}; P {_probability(pairs)}"
     return Row(figure, claim, text, decide(pairs))
 
 
@@ -175,7 +175,7 @@ def panel_row(runs: Sequence[RunRecord], figure: str, claim: str) -> Row:
     for n in (all_n[0], all_n[-1]):
         ends = [run.points[-1].extra["panel"] for run in runs if run.cell.n == n and "panel" in run.points[-1].extra]
         shares[n] = [float(np.mean(np.array(sums) == 0)) for sums in ends]
-    text = "unsolved: " + ", ".join(f"n = {n} {_mean(values)}" for n, values in shares.items())
+    text = "unsolved: " + ", ".join(f"{_mean(values)} at n = {n}" for n, values in shares.items())
     return Row(figure, claim, text, _verdict(_z(*(np.array(values) for values in shares.values()))))
 
 
@@ -275,7 +275,7 @@ def all_rows(study: Mapping[str, list[RunRecord]], fits: Fits) -> list[Row]:
             "250 problems: n\\* saturates at a smaller n than with all",
             fits("few_problems"),
             easy,
-            ("250 problems", "all"),
+            ("250 problems", "all problems"),
         ),
         forgetting_row(runs["hard"], "14", "Training on hard problems alone forgets the others"),
         growth("20", "Extremely hard: n\\* of best@4 grows with C", fits("extremely_hard", "best@4")),
