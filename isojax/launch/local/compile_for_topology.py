@@ -17,7 +17,6 @@ from typing import Any, ClassVar, TypeVar
 import jax
 from jax.sharding import Mesh
 
-from isojax.core import registry
 from isojax.core.config import CellConfig, Config, SweepConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import silence_libtpu
@@ -33,7 +32,7 @@ from isojax.models.hf import hf_load
 from isojax.report.console import TextTable
 from isojax.rl import algorithm
 from isojax.tasks.protocol import StopConditions
-from isojax.tasks.task import Task, build_task
+from isojax.tasks.task import Task, build_device_task, build_task
 from isojax.tasks.turns import describe_turns, find_reply
 from isojax.train.programs import SweepPrograms
 
@@ -227,8 +226,7 @@ def _usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: 
 
 def _planning_task(config: Config) -> Any:
     """The task, where its verifier runs on devices; for one in text, a vocabulary and an end of responses."""
-    module = registry.load(("tasks.device", "tasks.sources"), config.cell.task.partition(":")[0], "build", "source")
-    if "build" in vars(module):
+    if build_device_task(config.cell.task) is not None:
         return build_task(config.cell)
     vocab = hf_load.resolve_model(config.cell.model).vocab
     if vocab is None:

@@ -2,7 +2,7 @@
 in threads; and the training of one cell, with its ledger, loggers and checkpoints."""
 
 import json
-import queue
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import wait
 from contextlib import ExitStack, nullcontext
@@ -91,9 +91,7 @@ def train_cells(
     setup: SweepSetup, base_policy: BasePolicy, targets: list[CellTarget], display: Display
 ) -> list[tuple[Cell, Exception]]:
     """Train cells in one thread for each set of programs; returns those that failed. Preempted where cells are left."""
-    target_queue: queue.SimpleQueue[CellTarget] = queue.SimpleQueue()
-    for target in targets:
-        target_queue.put(target)
+    waiting = deque(targets)  # threads may share it
     failures: list[tuple[Cell, Exception]] = []
     preemptions: list[Preempted] = []
     stopped_early: list[bool] = []
@@ -102,8 +100,8 @@ def train_cells(
     def worker(programs: SweepPrograms) -> None:
         while not any(multiprocess.allgather(preemption.requested())):
             try:
-                target = target_queue.get_nowait()
-            except queue.Empty:
+                target = waiting.popleft()
+            except IndexError:
                 return
             try:
                 error = train_cell(setup, programs, base_policy, target, display.update_cell, display.show_flags)
@@ -124,7 +122,7 @@ def train_cells(
         pass
     for call in calls:
         call.result()
-    if preemptions or (stopped_early and not target_queue.empty()):
+    if preemptions or (stopped_early and waiting):
         before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failures)
         raise Preempted(
             f"{setup.folder} was asked to end (SIGTERM); {len(preemptions)} runs in training have saved their state"
