@@ -16,12 +16,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.distributed.sharding import partition_spec
 from isojax.models.cpu import small_head_products, sum_over_queries
-from isojax.models.kernels.cudnn import cudnn_attention, cudnn_decode
+from isojax.models.kernels.cudnn import PrefixKV, cudnn_attention, cudnn_decode
 
 MASKED_SCORE = -1e30
 PALLAS = ("pallas", "interpret")
 
-PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
 KVArrays = tuple[Array, ...]  # keys and values, see `position_axes`; of int8 ones also their scales, f32[L R K C] each
 SlotSegment = tuple[Array, Array, Array]  # keys [Z K H c], values [Z K c H], mask bool[R c]
 RowQueries = Float[Array, "b t N H"]

@@ -48,13 +48,19 @@ class SweepFit(FitResult):
 
     def frame(self, name: Literal["runs", "curves", "frontier", "crossovers", "evaluations"] = "curves") -> Any:
         """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the frontier, crossover or
-        evaluation; InputError for another name, or without pandas."""
+        evaluation (what `read_runs` reads back); InputError for another name, or without pandas."""
+        evaluations = [
+            {"B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed, "step": point.M, "rollouts": point.rollouts}
+            | dict(point.metrics)
+            for run in self._records
+            for point in run.points
+        ]
         tables = {
             "runs": self.model_dump(include={"runs"})["runs"],
             "curves": self.model_dump(include={"curves"})["curves"],
             "frontier": [row.model_dump() for row in self.joint.frontier],
             "crossovers": [row.model_dump() for row in self.joint.crossovers],
-            "evaluations": _evaluation_rows(self._records),
+            "evaluations": evaluations,
         }
         if name not in tables:
             raise InputError(f"no table is called {name!r}; expected one of {', '.join(tables)}.")
@@ -63,16 +69,6 @@ class SweepFit(FitResult):
         except ImportError as e:
             raise InputError("a DataFrame needs pandas; install it with: pip install pandas.") from e
         return pandas.DataFrame(tables[name])
-
-
-def _evaluation_rows(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """What `read_runs` reads back: a row for each evaluation."""
-    return [
-        {"B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed, "step": point.M, "rollouts": point.rollouts}
-        | dict(point.metrics)
-        for run in runs
-        for point in run.points
-    ]
 
 
 def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = "") -> list[RunRecord]:

@@ -1,12 +1,11 @@
 """How the report and the command line write numbers, and sentences about a law, a segment and a crossover."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import groupby
 
 from isojax.core.nouns import Recommendation
 from isojax.core.terminal import format_number
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
-from isojax.scaling.result import CrossoverRow, DecidingRun, FitResult, FrontierFit, FrontierRow, NStarFit, SegmentRow
+from isojax.scaling.result import CrossoverRow, DecidingRun, FitResult, FrontierFit, NStarFit, SegmentRow
 
 MIN_DECADES = 0.2
 MIN_Z = 2.0
@@ -74,11 +73,6 @@ def join_commas(items: Iterable[object]) -> str:
 def format_count(count: int, noun: str) -> str:
     """ "1 run", "2 runs"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def n_path(frontier: Sequence[FrontierRow]) -> list[int]:
-    """The values of n along the frontier, each as often as it takes over."""
-    return [n for n, _ in groupby(point.n for point in frontier)]
 
 
 def segment_verdict(segment: SegmentRow) -> tuple[bool | None, str]:

@@ -142,6 +142,9 @@ def test_ends_of_data_are_not_called_a_rise_of_n(make_sweep: Any) -> None:
     sentence = describe_n_path(_with_joint(fit, crossovers=()))
     assert sentence.startswith("The leading n changes (4 → 8 → 16) only where data end or begin")
     assert "rises" not in sentence
+    up_and_down = tuple(FrontierRow(C=1e3, reward=0.5, n=n, B_p=8) for n in (2, 2, 4, 2, 8))
+    sentence = describe_n_path(_with_joint(fit, frontier=up_and_down, crossovers=(first,)))
+    assert "not in rising order (2 → 4 → 2 → 8)" in sentence
 
 
 def test_what_is_shown_is_escaped(html: str) -> None:
@@ -333,8 +336,6 @@ def test_numbers_in_words() -> None:
     ]
     assert wording.join_list([2]) == "2"
     assert wording.join_list([2, 4, 8]) == "2, 4 and 8"
-    points = [FrontierRow(C=1.0, reward=0.5, n=n, B_p=8) for n in (2, 2, 4, 2, 8)]
-    assert wording.n_path(points) == [2, 4, 2, 8]
 
 
 def test_a_laptop_needs_no_jax() -> None:

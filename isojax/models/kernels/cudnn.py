@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H], live lengths i[b]
+PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
 
 
 def cudnn_attention(

@@ -30,11 +30,6 @@ def plotly_bundle() -> str | None:
     return get_plotlyjs().replace("\r\n", "\n")
 
 
-def escape_plotly_label(text: str) -> str:
-    """Text from a log as plotly's: what it would read as HTML is escaped."""
-    return html.escape(text if len(text) <= 60 else text[:59] + "…", quote=False)
-
-
 def _round_digits(values: Iterable[float]) -> list[float]:
     """Floats of five digits: the page need not carry sixteen."""
     return [float(f"{x:.5g}") for x in values]
@@ -157,8 +152,9 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1
     level = fit_views.interval_level(fit)
-    metric = escape_plotly_label(fit.metric) + (f" (bands: {level})" if level else "")
-    reward_axis = {"range": [low - 0.06 * span, high + 0.1 * span], "title": {"text": metric}}
+    metric = fit.metric if len(fit.metric) <= 60 else fit.metric[:59] + "…"
+    reward_title = html.escape(metric, quote=False) + (f" (bands: {level})" if level else "")
+    reward_axis = {"range": [low - 0.06 * span, high + 0.1 * span], "title": {"text": reward_title}}
     legend = {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0, "groupclick": "togglegroup"}
     margin = {"l": 56, "r": 12, "t": 34, "b": 48}
     shared = {"hovermode": "closest", "margin": margin, "xaxis": C_axis, "legend": legend}

@@ -2,6 +2,7 @@
 numbers come from; and what its curves say, a sentence each."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 
@@ -19,7 +20,7 @@ MAX_SHOWN = 6  # of a list; the others are folded
 
 def describe_n_path(fit: FitResult) -> str:
     """How the leading n changes: by curves that cross, or only where data end, which compares nothing."""
-    path, crossovers = wording.n_path(fit.joint.frontier), fit.joint.crossovers
+    path, crossovers = [n for n, _ in groupby(point.n for point in fit.joint.frontier)], fit.joint.crossovers
     if fit.joint.n_star.no_effect:
         return "The fitted curves differ by less than their errors: no n is shown to be better than another."
     if len(path) < 2:

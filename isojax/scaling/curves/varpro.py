@@ -93,15 +93,6 @@ def hill_progress(log10_C: FloatArray, phi: FloatArray) -> FloatArray:
     return progress_gradient(log10_C, phi[:, 1:], phi[:, :1])[0]
 
 
-def start_grid(space: SearchSpace) -> FloatArray:
-    """The corners that a search may start from, float[G 2]."""
-    ln_exponent, log10_C_mid = (
-        np.linspace(low, high, count + 2)[1:-1]
-        for low, high, count in zip(space.phi_lower, space.phi_upper, GRID_SHAPE, strict=True)
-    )
-    return np.stack(np.meshgrid(ln_exponent, log10_C_mid, indexing="ij"), axis=-1).reshape(-1, 2)
-
-
 def corner_errors(space: SearchSpace, y: FloatArray, corners: FloatArray) -> FloatArray:
     """float[R G]: least squares of each data set float[R N] at each corner float[G 2], G >= 0 the only bound."""
     s = hill_progress(space.log10_C, corners)
@@ -113,7 +104,11 @@ def corner_errors(space: SearchSpace, y: FloatArray, corners: FloatArray) -> Flo
 
 def fit_least_squares(space: SearchSpace, y: FloatArray, max_steps: int = MAX_STEPS) -> VarproSolution:
     """The curve of least squares of one data set, float[N], from the best corners of the grid."""
-    corners = start_grid(space)
+    axes = [
+        np.linspace(low, high, count + 2)[1:-1]
+        for low, high, count in zip(space.phi_lower, space.phi_upper, GRID_SHAPE, strict=True)
+    ]
+    corners = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)  # float[G 2]
     best_corners = corners[np.argsort(corner_errors(space, y[None], corners)[0], kind="stable")[:START_COUNT]]
     solutions = fit_robust(space, np.repeat(y[None], len(best_corners), 0), best_corners, squared_influence, max_steps)
     best = int(space.weighted_sum((y - solutions.fitted_rewards) ** 2).argmin())
