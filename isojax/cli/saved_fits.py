@@ -77,7 +77,6 @@ def progress_bar(options: FitOptions, description: str) -> Iterator[FitOptions]:
 
 
 def is_sweep_folder(path: Path) -> bool:
-    """Whether a folder holds cells/."""
     return path.is_dir() and (path / "cells").is_dir()
 
 

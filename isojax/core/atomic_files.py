@@ -19,7 +19,6 @@ WRITE_LISTENERS: list[Callable[[Path], object]] = []
 
 
 def write_text(path: Path, text: str) -> None:
-    """`write_bytes` of text as UTF-8."""
     write_bytes(path, text.encode())
 
 

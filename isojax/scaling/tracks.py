@@ -44,7 +44,6 @@ class RunTrack:
 
     @property
     def key(self) -> tuple[int, int]:
-        """(B_p, n)."""
         return self.run.cell.B_p, self.run.cell.n
 
 

@@ -285,7 +285,6 @@ class TextTask:
             return self._checker
 
     def close(self) -> None:
-        """End the verifier's processes."""
         with self._checker_lock:
             for checker in filter(None, (self._checker, self._reply_checker)):
                 checker.close()

@@ -104,7 +104,6 @@ class SweepPrograms:
 
     @property
     def state_shapes(self) -> TrainState:
-        """The ShapeDtypeStructs of the training state."""
         return train_state_shapes(self.decoder, self.mesh, self.cell_config.rl.critic is not None)
 
     def update_shapes(self, num_problems: int) -> rollout_source.UpdateShapes:

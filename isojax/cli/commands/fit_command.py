@@ -113,7 +113,6 @@ def _frontier_rows(view: FrontierFit) -> list[list[str]]:
 
 
 def _schedule_rows(fit: FitResult) -> list[list[str]]:
-    """The mean gain of each schedule."""
     rows = []
     for row in fit.schedules:
         gain = "–" if row.gain is None else f"{row.gain:+.3f}"
@@ -146,7 +145,6 @@ def make_validation(paths: Sequence[Path], metric: str | None, compute: str, opt
 
 
 def print_validation(console: SafeConsole, validation: Mapping[str, Any]) -> None:
-    """The trials, a sentence for each."""
     note = "an error is predicted less measured; inside the 90% interval of one new run, 90% is to be expected"
     console.print(f"validation: the fit's predictions of runs that it has not seen ({validation['mode']} mode); {note}")
     for key, name in TRIALS.items():

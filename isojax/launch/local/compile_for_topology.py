@@ -213,7 +213,6 @@ def compile_programs(config: Config, sweep: SweepConfig, topology: str, programs
 
 
 def _usage_table(needed: dict[str, int], memory: MemoryEstimate, device_memory: int) -> TextTable:
-    """XLA's figures and the planner's."""
     rows = []
     for program, size in needed.items():
         resident, excess = memory.resident_bytes(program), size - device_memory

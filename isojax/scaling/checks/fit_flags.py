@@ -69,7 +69,6 @@ def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
 
 
 def mode_flags(mode: str) -> Iterator[FitFlag]:
-    """The bias of mode paper."""
     if mode == "paper":
         text = "paper mode fits record-breaking points, which exceed the mean by the largest noise so far"
         yield _warning("records_overshoot", f"{text}: every A is biased upward, more for cells with more evaluations")

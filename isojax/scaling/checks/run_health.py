@@ -110,7 +110,6 @@ def flagged_runs(runs: Sequence[RunRecord]) -> tuple[FlaggedRun, ...]:
 
 
 def flag_sentences(health: RunHealth) -> list[str]:
-    """A sentence for each flagged run."""
     left_out_text = f"left out of the fit ({INCLUDE_FLAGGED} puts it back)"
     status = left_out_text if health.left_out else "fitted all the same, as asked"
     return [

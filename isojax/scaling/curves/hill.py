@@ -113,7 +113,6 @@ class FittedCurve:
 
     @property
     def key(self) -> tuple[int, int]:
-        """(B_p, n)."""
         return self.B_p, self.n
 
 

@@ -120,8 +120,6 @@ FORMS: dict[str, LawForm] = {
 
 @dataclass(frozen=True)
 class LawChoice:
-    """Which form points support."""
-
     law: Law  # the best form's
     aicc: dict[str, float | None]  # form -> AICc, the smallest best; None where the points are too few for the form
     laws: dict[str, Law]  # of the forms that were fitted

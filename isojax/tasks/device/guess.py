@@ -123,7 +123,6 @@ class GuessTask:
 
 
 def build(argument: str = "") -> GuessTask:
-    """The task; it takes no argument."""
     if argument:
         raise InputError(f"cell.task: guess takes no argument, given {argument!r}; write guess.")
     return GuessTask()

@@ -56,8 +56,6 @@ def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
 
 
 class SolversTask:
-    """The task with some of the operators; see the module."""
-
     on_device: ClassVar[Literal[True]] = True
     vocab = 24  # the alphabet, rounded up so that a mesh of 2, 4 or 8 divides it
     eos = TOKEN_ID["$"]

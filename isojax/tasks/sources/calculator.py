@@ -30,7 +30,6 @@ class CalculatorSource:
 
 
 def source(argument: str, data: DataConfig) -> CalculatorSource:
-    """The sums; the source takes no argument."""
     if argument:
         raise InputError(f"cell.task: calculator takes no argument, given {argument!r}; write calculator.")
     return CalculatorSource()

@@ -43,8 +43,6 @@ def source(argument: str, data: DataConfig) -> "TfdsSplits":
 
 @dataclass(frozen=True)
 class TfdsSplits:
-    """Splits of a data set that is open."""
-
     builder: Any  # a tfds.core.DatasetBuilder
     sizes: Mapping[str, int]  # how many records each split holds, by name
     names: Sequence[str]  # the splits to read; none where it is not clear which
@@ -79,7 +77,6 @@ class TfdsSplits:
             raise InputError(f"{location}: a damaged file ({reason}). Copy the data set again.") from e
 
     def no_split_error(self, fault: str) -> InputError:
-        """The error that names the splits there are."""
         splits_text = ", ".join(f"{name} ({size})" for name, size in self.sizes.items()) or "none"
         return InputError(f"{self.builder.data_dir}: {fault}; there are {splits_text}. Write tfds:FOLDER#SPLIT.")
 

@@ -25,8 +25,6 @@ SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
 
 
 class Verdict(NamedTuple):
-    """What a check says of one response."""
-
     correct: bool  # the reward where rewards are binary
     parsed: bool  # an answer was found in the response, correct or not
     failure: str = ""  # no plain verdict: partial, score, error, memory, machine, timeout, crash, forged
