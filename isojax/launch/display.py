@@ -1,13 +1,12 @@
 """What a person sees while a sweep runs: the plan before it, a live line, and a line for each finished cell."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Self
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -105,7 +104,7 @@ class Display:
         self._base_task = self._progress.add_task("base", total=1.0, note="")
         self._sweep_task = self._progress.add_task("sweep", total=None, note="")
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 

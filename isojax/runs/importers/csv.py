@@ -15,8 +15,9 @@ from isojax.runs.importers import wandb
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
 FIELDS = LEDGER_FIELDS | {
-    "step": (*LEDGER_FIELDS["step"], "Step", *wandb.FIELDS["step"]),
+    "step": ("step", *wandb.FIELDS["step"], "Step"),
     "reward": (*LEDGER_FIELDS["reward"], *wandb.FIELDS["reward"]),
+    "sampled_batches": wandb.FIELDS["sampled_batches"],
     "run": (*LEDGER_FIELDS["run"], "run_name", "run_id", "Run", "Name"),
 }
 SUFFIXES = (".csv", ".tsv")

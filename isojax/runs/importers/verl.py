@@ -22,9 +22,10 @@ TRAIN_COLUMNS = {
 }
 DEVICES = "device_count"
 CONFIG_COLUMNS = {"n": ("actor_rollout_ref.rollout.n",), "B_p": ("data.train_batch_size",), "devices": (DEVICES,)}
+SAMPLED = {"sampled_batches": ("train/num_gen_batches",), "sampled_B_p": ("data.gen_batch_size",)}  # by DAPO
 STEP_SECONDS = ("perf/time_per_step", "timing_s/step")
 
-FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | {"step": ("step",), "reward": METRIC_COLUMNS, "step_seconds": STEP_SECONDS}
+FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | SAMPLED | {"reward": METRIC_COLUMNS, "step_seconds": STEP_SECONDS}
 SUFFIXES = (".jsonl",)
 
 

@@ -20,9 +20,11 @@ FIELDS = verl.FIELDS | verl.CONFIG_COLUMNS
 SUFFIXES = (".log", ".txt", ".out")
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# What kubectl and docker (--timestamps), ts, srun -l, torchrun and docker compose put before a line.
+_OUTER_PREFIX = re.compile(r"^(?:\d{4}-\d\d-\d\d[T ]\S+ |[A-Z][a-z]{2} [ \d]\d [\d:]{8} |\d+: |\[\w+\]: ?|\S+ +\| )+")
 _RAY_PREFIX = re.compile(r"^\((\w+) (?:pid|ip)=[^)]*\) ?")
 _RAY_REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
-_STEP_LINE = re.compile(r"^step:(\d+) - (.*)$")
+_STEP_LINE = re.compile(r"^(?:.*(?:it/s|s/it|\?)\])? *step:(\d+) - (.*)$")  # a progress bar may stand before it
 _NUMPY_NUMBER = re.compile(r"np\.\w+\((.*)\)")  # as pprint writes a number of numpy
 _OVERRIDE = re.compile(r"(?:^|[\s'\"+])([a-z_]+(?:\.[a-z_0-9]+)+)=([^\s'\"]+)")
 MAX_CONFIG_LINES, MAX_CONFIG_TRIES = 3000, 100  # the config is printed before whatever else looks like one
@@ -52,14 +54,20 @@ def read(path: Path) -> list[LogTable]:
             f'{path} has no line "step:N - TAG:VALUE - ...", as verl prints one for each step with'
             " trainer.logger=console. Leave it out, or name another format by --from."
         )
-    config = _command_line_settings(text for _, _, text in lines) | _printed_config(lines)
+    configs = list(_printed_configs(lines))
+    for name in (*verl.CONFIG_COLUMNS["n"], *verl.CONFIG_COLUMNS["B_p"]):
+        values = list(dict.fromkeys(str(config.get(name)) for config in configs))
+        if len(values) > 1:
+            raise InputError(f"{path} holds runs whose {name} is {', then '.join(values)}; expected one run. Split it.")
+    config = _command_line_settings(text for _, _, text in lines) | (configs[-1] if configs else {})
     name = str(config.get("trainer.experiment_name", ""))
     return [LogTable(str(path), tuple(rows), config | verl.device_count(config), run=name, notes=tuple(notes))]
 
 
 def _plain(text: str) -> tuple[str, str]:
     """(Ray's prefix, the rest) of a line without colours."""
-    text = _RAY_REPEATED.sub("", _COLOUR.sub("", text).rstrip("\r\n")).rstrip()
+    text = _RAY_REPEATED.sub("", _COLOUR.sub("", text).rstrip("\r\n").rpartition("\r")[2]).rstrip()
+    text = _OUTER_PREFIX.sub("", text)
     prefix = _RAY_PREFIX.match(text)
     return (prefix[0], text[prefix.end() :]) if prefix else ("", text)
 
@@ -85,8 +93,8 @@ def _command_line_settings(texts: Iterator[str]) -> dict[str, str]:
     return {name: value for text in commands for name, value in _OVERRIDE.findall(text)}
 
 
-def _printed_config(lines: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
-    """The config as verl prints it before it begins, {'actor_rollout_ref': {...}}, with dots; {} if it is not whole."""
+def _printed_configs(lines: Sequence[tuple[int, str, str]]) -> Iterator[dict[str, Any]]:
+    """The whole configs that verl prints, one before each start, {'actor_rollout_ref': {...}}, with dots."""
     starts = (i for i, (_, _, text) in enumerate(lines) if text.startswith("{'"))
     for start in islice(starts, MAX_CONFIG_TRIES):
         prefix, printed, opened = lines[start][1], list[str](), 0
@@ -102,5 +110,4 @@ def _printed_config(lines: Sequence[tuple[int, str, str]]) -> dict[str, Any]:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         if isinstance(config, dict) and "actor_rollout_ref" in config:
-            return dict(flatten(config))
-    return {}
+            yield dict(flatten(config))

@@ -22,10 +22,13 @@ CHUNK_FULL, CHUNK_FIRST, CHUNK_MIDDLE, CHUNK_LAST = 1, 2, 3, 4
 
 FIELDS = {
     **SAME_NAME_FIELDS,
+    **verl.SAMPLED,
     "n": ("n", *verl.CONFIG_COLUMNS["n"], *trl.CONFIG_COLUMNS["n"]),
     "B_p": ("B_p", *verl.CONFIG_COLUMNS["B_p"]),
     "B": ("B", *trl.CONFIG_COLUMNS["B"]),
-    "step": ("M", "train/global_step", "global_step", "step", "_step"),
+    "step": (  # `_step` counts calls of wandb.log, which are several for an update of some trainers
+        *("M", "training_step", "train/global_step", "eval/global_step", "eval/step", "global_step", "step", "_step"),
+    ),
     "reward": ("avg@*", *verl.METRIC_COLUMNS, *trl.CALLBACK_COLUMNS["reward"]),
     **{name: (*columns, *trl.CALLBACK_COLUMNS[name]) for name, columns in verl.TRAIN_COLUMNS.items()},
     "step_seconds": verl.STEP_SECONDS,

@@ -17,7 +17,7 @@ LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p"
 # `metric:NAME=COLUMN` is a further validation metric; `train:NAME=COLUMN` a further training metric; avg@4=COLUMN is
 # metric:avg@4=COLUMN.
 METRIC_PREFIXES = ("metric:", "train:")
-CONSTANT_FIELDS = ("n", "B_p", "B", "seed", "run", "samples", "devices", "scale")  # may be a number for a whole file
+CONSTANT_FIELDS = ("n", "B_p", "B", "sampled_B_p", "seed", "run", "samples", "devices", "scale")  # may be a number
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
 _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
 
@@ -132,14 +132,16 @@ def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
 REQUIRED_FIELDS = {"n": ("n",), "B_p": ("B_p", "B"), "rollouts": ("rollouts", "step")}  # and what each follows from
 _SUGGESTIONS = {
     "n": [
-        "--map n=16",
+        "--map n=16 or n=COLUMN, also of the run's config",
         "--map n=n{} where the run's or the file's name has it, as run-n16.jsonl",
         "--settings TABLE with the columns run and n",
     ],
-    "B_p": ["--map B_p=512", "--map B=8192 for rollouts per update"],
+    "B_p": ["--map B_p=512 or B_p=COLUMN, also of the run's config", "--map B=8192 for rollouts per update"],
     "rollouts": ["--map step=COLUMN, for rollouts = step x B_p x n"],
+    "sampled_B_p": ["--map sampled_B_p=192 (verl's data.gen_batch_size)"],
 }
 _VALIDATION_COLUMN = re.compile(r"val|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
+_NO_REWARD = re.compile(r"(?i)^(train|rewards|actor|critic)/|std|min|max|time|step|epoch|len|loss|num|rat[ei]|interval")
 
 
 def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]) -> ColumnMap:
@@ -159,6 +161,11 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
         for field, names in known_columns.items()
         if field not in excluded_fields and (column := _detect_column(field, names, table)) is not None
     }
+    if "step" in detected:  # the first that all evaluations have
+        metrics = [column for field, column in {**columns, **detected}.items() if is_validation(field)]
+        evaluations = [row.values for row in table.rows if not all(is_blank(row.values.get(x)) for x in metrics)]
+        steps = (x for x in known_columns["step"] if all(not is_blank(values.get(x)) for values in evaluations))
+        detected["step"] = next(steps, detected["step"])
     column_map = ColumnMap(table, {**columns, **detected}, constants, frozenset(detected))
     _require_fields(column_map, table)
     return column_map
@@ -178,8 +185,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         )
     if field not in CONSTANT_FIELDS:
         raise InputError(
-            f"--map {field}={text}: a number for the whole file cannot stand for {field};"
-            f" {_mapping_hint(field, table.columns)}"
+            f"--map {field}={text}: a number for the whole file cannot stand for {field}; {_mapping_hint(field, table)}"
         )
     if number is not None:
         return int(number) if number.is_integer() else number
@@ -209,10 +215,12 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable) -> str | N
 def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
     missing = [] if any(map(is_validation, column_map.columns)) else ["reward"]
     missing += [field for field, sources in REQUIRED_FIELDS.items() if not any(name in column_map for name in sources)]
+    if "sampled_batches" in column_map and not any(name in column_map for name in ("sampled_B_p", "rollouts")):
+        missing.append("sampled_B_p")
     if missing:
         raise InputError(
             f"{table.source}: no column is known to be {missing[0]} ({FIELD_HELP[missing[0]]});"
-            f" {_mapping_hint(missing[0], table.columns)}"
+            f" {_mapping_hint(missing[0], table)}"
         )
     if "counts" in column_map and "samples" not in column_map:
         raise InputError(
@@ -220,10 +228,13 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
         )
 
 
-def _mapping_hint(field: str, table_columns: Sequence[str]) -> str:
+def _mapping_hint(field: str, table: LogTable) -> str:
     """What to type, and the columns there are."""
-    likely_columns = [name for name in table_columns if _VALIDATION_COLUMN.search(name)] if field == "reward" else []
-    cutoff = 0.0 if field == "reward" else 0.5
-    nearest = nearest_names(field, likely_columns or table_columns, cutoff)
-    suggestions = [f"--map {field}={name} (the nearest)" for name in nearest] + _SUGGESTIONS.get(field, [])
-    return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. The columns are {list_some(table_columns)}."
+    columns, cutoff = table.columns, 0.5
+    if field == "reward":
+        with_numbers = {name for row in table.rows for name, x in row.values.items() if parse_number(x) is not None}
+        likely = [name for name in columns if _VALIDATION_COLUMN.search(name) and not _NO_REWARD.search(name)]
+        columns, cutoff = [name for name in likely if name in with_numbers], 0.0
+    suggestions = [f"--map {field}={name} (the nearest)" for name in columns and nearest_names(field, columns, cutoff)]
+    suggestions += _SUGGESTIONS.get(field, [])
+    return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. The columns are {list_some(table.columns)}."

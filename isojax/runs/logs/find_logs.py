@@ -37,8 +37,10 @@ def detect_format(paths: Sequence[Path]) -> str:
     if formats:
         found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
         raise InputError(f"logs of several formats: {found}; expected one. Name it by --from, or leave logs out.")
-    names = " ".join(map(str, paths))
-    raise InputError(f"{names}: the format is not known by name or first lines; name it, such as --from csv.")
+    raise InputError(
+        f"{' '.join(map(str, paths))}: the format is not known by name or first lines; name it, such as --from csv. Of"
+        " a trainer other than verl, import the run in W&B or TensorBoard, not what it prints."
+    )
 
 
 def _formats(path: Path) -> set[str]:
@@ -54,21 +56,22 @@ def _formats(path: Path) -> set[str]:
 
 def _format_of_file(path: Path) -> str:
     """The format of a file; "" where none is known."""
-    name, first = path.name.removesuffix(".gz"), ""
+    name, first, second = path.name.removesuffix(".gz"), "", ""
     if name.endswith(".wandb") or "tfevents" in name or name == trl.STATE_FILE:
         return "wandb" if name.endswith(".wandb") else "trl" if name == trl.STATE_FILE else "tensorboard"
     try:
         for _, text in islice(read_lines(path), LINES_LOOKED_AT):
             if verl_console.is_step_line(text):
                 return "verl_console"
-            first = first or text.strip()
+            first, second = first or text.strip(), second or (text.strip() if first else "")
     except InputError:  # no text: not one of these, or damaged
         return ""
     if not first:
         return ""
-    if _format_by_suffix(path) == "jsonl" or first.startswith("{"):
+    if _format_by_suffix(path) == "jsonl" or first.startswith('{"'):
         return "verl" if '"step"' in first and '"data"' in first else "jsonl"
-    return _format_by_suffix(path) or ("csv" if any(mark in first for mark in DELIMITERS) else "")
+    is_csv = any(first.count(mark) == second.count(mark) > 0 for mark in DELIMITERS)
+    return _format_by_suffix(path) or ("csv" if is_csv else "")
 
 
 def _format_by_suffix(path: Path) -> str:

@@ -15,9 +15,9 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import load
-from isojax.core.tabular import DataRow
+from isojax.core.tabular import DataRow, is_blank
 from isojax.runs.ledger import write_run
-from isojax.runs.logs.column_map import ColumnMap, map_columns
+from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
 from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.logs.log_evaluations import read_run_record
 from isojax.runs.logs.log_table import LogTable
@@ -143,7 +143,10 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     """The runs of one log, in the order they begin, by the values of a `run` column; without one, the log is one run
     where its format says so, else the rows of one (B_p, n, seed) are. InputError where these change within a run."""
     table, metric_columns = column_map.table, [column_map.columns[name] for name in column_map.metric_fields]
+    needed = [name for name in column_map.columns if is_validation(name) or name == column_map.clock_field]
     rows = [row for row in table.rows if any(column in row.values for column in metric_columns)]
+    # A row with neither a validation metric nor the step is a training row whose steps are in another column.
+    rows = [row for row in rows if not all(is_blank(column_map.cell_value(name, row)) for name in needed)]
     if not rows:
         raise InputError(
             f"{table.rows[0].location}: no row from there on has {', '.join(metric_columns)}. Name columns with --map."
@@ -263,6 +266,8 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
         if unseeded_runs and len(cell_runs) > 1:
             numbering = ", ".join(f"{run.label} is {run.seed}" for run in unseeded_runs)
             notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}")
+            if any(run.column_map.read(run.column_map.clock_field, run.rows[0]) > 1 for run in unseeded_runs):
+                notes.append("some of these begin late; add --resumed where one goes on with another")
     return notes
 
 

@@ -14,7 +14,7 @@ from isojax.core.tabular import DataRow, is_blank, parse_number
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation
 
 CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
-OTHER_FIELDS = (*CUMULATIVE_FIELDS, "step_seconds")  # that a row may have beside metrics
+OTHER_FIELDS = (*CUMULATIVE_FIELDS, "step_seconds", "sampled_batches")  # that a row may have beside metrics
 
 
 @dataclass
@@ -26,6 +26,7 @@ class StepEntry:
     first_row: DataRow
     values: dict[str, Any] = field(default_factory=dict)  # field -> value
     rows: dict[str, DataRow] = field(default_factory=dict)  # field -> the row of its value, else of its empty cell
+    has_other_values: bool = False  # in columns that are no field
 
     def require(self, name: str) -> Any:
         """The value of a field; InputError where its cell is empty."""
@@ -82,13 +83,16 @@ def read_run_record(
     notes = _conflicting_rollouts(points, cell, column_map)
     if entries_since_evaluation:
         notes.append(f"{len(entries_since_evaluation)} training rows after the last evaluation are left out")
+    if others := sum(not any(map(is_validation, x.values)) and not any(map(is_training, x.values)) for x in entries):
+        metric = column_map.columns[column_map.main_metric]
+        notes.append(f"{others} rows without {metric}, which hold other values, are left out")
     devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
     return RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices), notes
 
 
 def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntry]:
     """The rows of each step joined; InputError for steps (or rollouts) that fall, or a value given twice at a step."""
-    clock_field = column_map.clock_field
+    clock_field, field_columns = column_map.clock_field, set(column_map.columns.values())
     entries: list[StepEntry] = []
     for row in rows:
         clock = column_map.read(clock_field, row)
@@ -102,6 +106,8 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
             entries.append(StepEntry(column_map, clock, row))
         for name in (*column_map.metric_fields, *(name for name in OTHER_FIELDS if name in column_map.columns)):
             _add_cell(entries[-1], name, row)
+        others = (x for column, x in row.values.items() if column not in field_columns)
+        entries[-1].has_other_values |= not all(map(is_blank, others))
     return entries
 
 
@@ -131,10 +137,10 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
 
 def _evaluation_metrics(entry: StepEntry) -> dict[str, float]:
     """An evaluation's metrics by their names in the ledger, each in [0, 1], the main one first, which is fitted by
-    default; none where the entry holds training metrics only. InputError where one is due and its cell is empty."""
+    default; none where the entry holds other values only. InputError where one is due and its cell is empty."""
     column_map, main_field = entry.column_map, entry.column_map.main_metric
     validation_fields = sorted(filter(is_validation, column_map.columns), key=lambda name: name != main_field)
-    if main_field in entry.values or not any(map(is_training, entry.values)):
+    if main_field in entry.values or not (entry.has_other_values or any(map(is_training, entry.values))):
         for name in (name for name in validation_fields if name in entry.rows):
             entry.require(name)
     if main_field not in entry.values:
@@ -175,9 +181,12 @@ def _mean_train_metrics(entries: Sequence[StepEntry]) -> dict[str, float]:
 
 
 def _cumulative_rollouts(entries: Sequence[StepEntry], column_map: ColumnMap, cell: Cell) -> list[int]:
-    """C at each entry: as logged (a training row without it has that of the row before), else steps x B_p x n."""
+    """C at each entry: as logged (a training row without it has that of the row before), else the sampled batches, or
+    the steps, x B_p x n."""
     if "rollouts" not in column_map:
-        return [entry.clock * cell.B for entry in entries]
+        batches = _sum_over_steps(entries, "sampled_batches")
+        prompts = column_map.read("sampled_B_p", entries[0].first_row) if batches else cell.B_p
+        return [round(x * prompts * cell.n) for x in batches or [entry.clock for entry in entries]]
     C: list[int] = []
     for entry in entries:
         is_missing = "rollouts" not in entry.values and not any(map(is_validation, entry.values))
@@ -202,17 +211,26 @@ def _estimated_tokens(entries: Sequence[StepEntry], C: Sequence[int]) -> list[fl
 def _hours_of_steps(entries: Sequence[StepEntry], column_map: ColumnMap) -> list[float] | list[None]:
     """Device hours at each entry, from the seconds of each step; a step without them took as long as the others. None
     where the seconds of a step or the devices are not known, or the clock is no step."""
-    seconds = [entry.values["step_seconds"] for entry in entries if "step_seconds" in entry.values]
-    if min(seconds, default=-1) < 0 or "devices" not in column_map or "step" not in column_map:
+    seconds = _sum_over_steps(entries, "step_seconds")
+    if not seconds or "devices" not in column_map or "step" not in column_map:
         return [None] * len(entries)
-    devices, mean = column_map.read("devices", entries[0].first_row), sum(seconds) / len(seconds)
-    hours, total, last_step = list[float](), 0.0, 0
+    devices = column_map.read("devices", entries[0].first_row)
+    return [total * devices / 3600 for total in seconds]
+
+
+def _sum_over_steps(entries: Sequence[StepEntry], name: str) -> list[float]:
+    """The sum of a field's values up to each entry, a step without one counted as the mean of the others; empty where
+    no step has a value, or one is negative."""
+    known = [entry.values[name] for entry in entries if name in entry.values]
+    if min(known, default=-1) < 0:
+        return []
+    mean, sums, total, last_step = sum(known) / len(known), list[float](), 0.0, 0
     for entry in entries:
         missing = max(entry.clock - last_step - 1, 0)  # steps that are not in the log
-        own = entry.values.get("step_seconds", mean if entry.clock > last_step else 0.0)
+        own = entry.values.get(name, mean if entry.clock > last_step else 0.0)
         total, last_step = total + own + missing * mean, entry.clock
-        hours.append(total * devices / 3600)
-    return hours
+        sums.append(total)
+    return sums
 
 
 def _cumulative_sum(name: str, entry: StepEntry, earlier_value: float) -> Any:

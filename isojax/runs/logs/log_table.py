@@ -13,6 +13,8 @@ from isojax.core.tabular import DataRow
 FIELD_HELP = {
     "rollouts": "C, rollouts sampled for training so far",
     "step": "updates so far (rollouts = step x B_p x n where no column has them)",
+    "sampled_batches": "batches of prompts sampled in a step that filters groups (rollouts = sum x sampled_B_p x n)",
+    "sampled_B_p": "problems of such a batch",
     "reward": "the validation metric, in [0, 1]",
     "n": "rollouts per problem",
     "B_p": "problems per batch",

@@ -13,10 +13,9 @@ shown therefore stays as uncertain as the prior.
 Departures from ScaleRL (arXiv:2510.13786): no early point is skipped, and R0 and the tail are fitted. Rewards outside
 [0, 1] are scaled linearly to [1/3, 2/3]."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -58,7 +57,7 @@ class RunPoints:
     seeds: int = 1  # of which some may have no points here
     averaged: ArrayLike = 1  # [points] or of all, the evaluations of which each point is the mean
 
-    def select(self, mask: NDArray[np.bool_]) -> RunPoints:
+    def select(self, mask: NDArray[np.bool_]) -> Self:
         return replace(self, C=self.C[mask], R=self.R[mask], run_index=self.run_index[mask])
 
     @property

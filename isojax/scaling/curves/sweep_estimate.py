@@ -3,10 +3,9 @@ fit.MODES: the curves and, where it has them, replicates of all curves. A replic
 validation problems drawn with replacement, which shift all curves alike, by about R (1 - R) (a + b R): 0 at R = 0 and
 R = 1, where problems cannot differ."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,20 +41,6 @@ DEFAULT_OPTIONS = FitOptions()
 
 
 @dataclass(frozen=True)
-class SweepEstimate:
-    """What a mode makes of the runs."""
-
-    curves: list[FittedCurve]  # of the cells that can carry one
-    unfitted_cells: list[tuple[int, int, str]]  # (B_p, n, reason) of the others
-    draws: PosteriorSamples | None = None  # replicates of the curves
-    intervals: IntervalSettings | None = None  # how the intervals are made from the draws
-    no_effect: bool | None = None  # n makes no difference that the data can show; None where the mode cannot say
-    residuals: list[FloatArray] = field(default_factory=list)  # of each run at C > 0, by rising C, where they are kept
-    noise_sd: float | None = None  # standard deviation of the reward of one evaluation
-    parameter_count: int = 0  # of all curves together
-
-
-@dataclass(frozen=True)
 class PosteriorSamples:
     """Replicates of all curves: Q replicates of J cells, on the problems that were used."""
 
@@ -73,12 +58,10 @@ class PosteriorSamples:
     # Of a reward at four times its cell's data, from the curve; None: the curves go on alone beyond the data.
     departure_sd: float | None = None
 
-    @staticmethod
-    def of_curves(
-        curves: Sequence[FittedCurve], departure_sd: float | None = None, **draws: FloatArray
-    ) -> PosteriorSamples:
+    @classmethod
+    def of_curves(cls, curves: Sequence[FittedCurve], departure_sd: float | None = None, **draws: FloatArray) -> Self:
         """Draws (tail, A, exponent, C_mid, R0, shift) of the fitted curves."""
-        return PosteriorSamples(
+        return cls(
             departure_sd=departure_sd,
             keys=tuple(c.key for c in curves),
             C_peak=np.array([np.inf if c.C_peak is None else c.C_peak for c in curves]),
@@ -119,7 +102,7 @@ class PosteriorSamples:
         rewards = curve_rewards + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES
         return np.where(decades_beyond > 0, np.clip(rewards, 0.0, 1.0), curve_rewards)
 
-    def for_cells(self, keys: Sequence[tuple[int, int]]) -> PosteriorSamples:
+    def for_cells(self, keys: Sequence[tuple[int, int]]) -> Self:
         """The same replicates of some cells."""
         cell_index = [self.keys.index(key) for key in keys]
         of_replicates = {name: getattr(self, name)[:, cell_index] for name in ("A", "exponent", "C_mid")}
@@ -131,6 +114,20 @@ class PosteriorSamples:
         """bool[J, G]: which cells were measured to within `slack` decades of C."""
         C = np.asarray(C, dtype=np.float64)[None, :]
         return (self.C_low[:, None] <= C * 10**slack) & (self.C_high[:, None] * 10**slack >= C)
+
+
+@dataclass(frozen=True)
+class SweepEstimate:
+    """What a mode makes of the runs."""
+
+    curves: list[FittedCurve]  # of the cells that can carry one
+    unfitted_cells: list[tuple[int, int, str]]  # (B_p, n, reason) of the others
+    draws: PosteriorSamples | None = None  # replicates of the curves
+    intervals: IntervalSettings | None = None  # how the intervals are made from the draws
+    no_effect: bool | None = None  # n makes no difference that the data can show; None where the mode cannot say
+    residuals: list[FloatArray] = field(default_factory=list)  # of each run at C > 0, by rising C, where they are kept
+    noise_sd: float | None = None  # standard deviation of the reward of one evaluation
+    parameter_count: int = 0  # of all curves together
 
 
 def apply_problem_shift(shifts: FloatArray, R: FloatArray) -> FloatArray:

@@ -2,8 +2,6 @@
 out. A generator may never end, crash or print, so it runs in a process of its own, with a deadline for each item, a
 fixed hash seed and a fixed random state (the items of five generators depend on them)."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import importlib.util
@@ -29,22 +27,6 @@ from isojax.tasks.verifiers.gym import to_tagged_json
 
 DEFAULT_SIZE = 10_000
 DEADLINE_SECONDS = 60.0  # seconds for the generator's start, and for each item: the slowest one known takes 2 and 7
-
-
-def source(argument: str, data: DataConfig) -> GeneratorSource:
-    """A generator's problems; an unknown generator is an InputError when its problems are asked for."""
-    name, _, settings_text = argument.partition(",")
-    settings = read_settings(settings_text, f"gym:{name}")
-    if not name:
-        raise InputError("cell.task: gym takes a generator's name, such as gym:leg_counting.")
-    if importlib.util.find_spec("reasoning_gym") is None:
-        raise InputError('cell.task: gym needs reasoning-gym; pip install "isojax[gym]".')
-    if "seed" in settings:
-        raise InputError(f"cell.task: gym:{argument}: the seed is cell.data.seed={data.seed}; set that one.")
-    size = settings.setdefault("size", DEFAULT_SIZE)
-    if type(size) is not int or not 0 < size < 2**31:
-        raise InputError(f"cell.task: gym:{argument}: size={size}, expected how many items there are, 1 or more.")
-    return GeneratorSource(name, settings, data.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +73,22 @@ class GeneratorSource:
             for item in items
         ]
         return random_subset(problems, len(problems), rng)
+
+
+def source(argument: str, data: DataConfig) -> GeneratorSource:
+    """A generator's problems; an unknown generator is an InputError when its problems are asked for."""
+    name, _, settings_text = argument.partition(",")
+    settings = read_settings(settings_text, f"gym:{name}")
+    if not name:
+        raise InputError("cell.task: gym takes a generator's name, such as gym:leg_counting.")
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise InputError('cell.task: gym needs reasoning-gym; pip install "isojax[gym]".')
+    if "seed" in settings:
+        raise InputError(f"cell.task: gym:{argument}: the seed is cell.data.seed={data.seed}; set that one.")
+    size = settings.setdefault("size", DEFAULT_SIZE)
+    if type(size) is not int or not 0 < size < 2**31:
+        raise InputError(f"cell.task: gym:{argument}: size={size}, expected how many items there are, 1 or more.")
+    return GeneratorSource(name, settings, data.seed)
 
 
 def _generate_items(request: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -94,3 +94,52 @@ def test_spaces_take_no_time(tmp_path):
     before = time.process_time()
     assert read_logs([tmp_path / "run.csv"], None, {}).runs[0].cell == Cell(2, 4, 0)
     assert time.process_time() - before < 5.0
+
+
+def prefixed(prefix: str) -> str:
+    """A whole log, each line behind what a machine's own log puts before it."""
+    return "".join(
+        prefix.replace("SECOND", f"{i % 60:02}") + line for i, line in enumerate((CONFIG + STEPS).splitlines(True))
+    )
+
+
+PREFIXES = {
+    "kubectl": "2026-11-26T12:00:SECOND.123456789Z ",
+    "ts": "Nov  6 12:00:SECOND ",
+    "srun -l": "0: ",
+    "torchrun": "[rank0]: ",
+    "docker compose": "trainer-1  | ",
+    "a bar without an end of line": "\rTraining Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]",
+    "a bar before a return": "Training Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]\r",
+}
+
+
+@pytest.mark.parametrize("name", PREFIXES)
+def test_what_stands_before_the_lines(tmp_path, name):
+    text = prefixed(PREFIXES[name])
+    if name.startswith("a bar"):  # Ray's prefix stands before the bar, and the config has none
+        text = CONFIG + "".join(RAY + PREFIXES[name] + line.removeprefix(RAY) for line in STEPS.splitlines(True))
+    (tmp_path / "job.log").write_text(text)
+    (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
+    assert run.cell == Cell(32, 8, 0) and [p.M for p in run.points] == [0, 2, 4, 6]
+
+
+def test_a_step_that_samples_several_batches_counts_them_all(tmp_path):
+    """With dynamic sampling: 3 batches of 96 prompts x 8 in steps 1 to 3, then 1."""
+    config = CONFIG.replace("'train_batch_size': 32", "'train_batch_size': 32, 'gen_batch_size': 96")
+    steps = [
+        step_line(step).rstrip("\n") + f" - train/num_gen_batches:{3 if step < 4 else 1}\n" for step in range(1, 7)
+    ]
+    (tmp_path / "job.log").write_text(config + step_line(0) + "".join(steps))
+    (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
+    assert [p.rollouts for p in run.points] == [96 * 8 * batches for batches in (0, 6, 10, 12)]
+    assert [p.M for p in run.points] == [0, 2, 4, 6] and run.cell == Cell(32, 8, 0)
+
+
+def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
+    (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG.replace("'n': 8", "'n': 16") + STEPS)
+    with pytest.raises(InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split"):
+        read_logs([tmp_path / "job.log"], None, {}, resumed=True)
+    (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG + step_line(6) + step_line(7) + step_line(8))
+    (run,) = read_logs([tmp_path / "job.log"], None, {}, resumed=True).runs
+    assert [p.M for p in run.points] == [0, 2, 4, 6, 8]
