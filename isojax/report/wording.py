@@ -110,7 +110,7 @@ def law_is_drawn(view: FrontierFit) -> bool:
 def describe_law(view: FrontierFit) -> str:
     law = view.n_star.law
     if view.n_star.no_effect:
-        return "n makes no difference here: within their errors the data cannot tell any n from another."
+        return "n makes no difference here: one curve for all n explains the evaluations as well."
     if not law_is_drawn(view):
         values = join_list(sorted({point.n for point in view.frontier}))
         return f"The frontier has two values of n only ({values}): too few for a law n*(C)."
@@ -130,7 +130,8 @@ def describe_law(view: FrontierFit) -> str:
 def describe_verdicts(fit: FitResult) -> str:
     """The published laws of n by what the fit says of them, in one line."""
     laws = {kind: [row.law for row in fit.referee if row.verdict == kind] for kind in VERDICTS}
-    return "; ".join(f"{kind}: {join_commas(names)}" for kind, names in laws.items() if names)
+    judged = next((f" (from C = {row.C_low:.3g} to {row.C_high:.3g})" for row in fit.referee if row.C_low), "")
+    return "; ".join(f"{kind}: {join_commas(names)}" for kind, names in laws.items() if names) + judged
 
 
 def describe_deciding_run(run: DecidingRun | None) -> str:

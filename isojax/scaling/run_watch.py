@@ -50,7 +50,6 @@ class WatchedRun:
     rollouts_left: float
     forecast: float | None
     interval: tuple[float, float] | None
-    gain: float | None  # the expected reward at the end, less that of the curve at the newest look
     advice: Advice
     reason: str
     looks: tuple[Look, ...]
@@ -83,7 +82,6 @@ class RunWatch:
         interval, looks_agree = intersect_looks(looks)
         last = looks[-1] if looks else None
         forecast = None if last is None or interval is None else float(np.clip(last.reward, *interval))
-        gain = None if last is None or forecast is None else forecast - last.reward_now
         left = max(self.C_end - float(C[-1]), 0.0)
         advice, reason = self._advise(left, interval, looks_agree, last)
         return WatchedRun(
@@ -93,7 +91,6 @@ class RunWatch:
             rollouts_left=left,
             forecast=forecast,
             interval=interval,
-            gain=gain,
             advice=advice,
             reason=reason,
             looks=tuple(looks),

@@ -54,6 +54,16 @@ def test_a_run_that_will_not_reach_its_goal_is_stopped(isojax: Command) -> None:
     assert "cannot tell" in seen["n_advice"]
 
 
+def test_a_run_that_broke_is_stopped_without_a_forecast(isojax: Command, tmp_path: Path) -> None:
+    """Six evaluations at .02, after a rise to .38: the curve, which can only rise, would still promise .3."""
+    broken = [f"16,8,{M},{0.02 + 0.001 * (M % 2)}\n" for M in range(25, 31)]
+    (tmp_path / "log.csv").write_text(HEADER + "".join(rows(24) + broken))
+    code, out, _ = isojax(*WATCH, "--updates", 40, "--goal", 0.3)
+    assert code == 0 and "stop: the run broke: collapsed" in out and "at C = 5,120" not in out
+    seen = json.loads(isojax(*WATCH, "--updates", 40, "--json")[1])
+    assert (seen["advice"], seen["interval"], seen["forecast"]) == ("stop", None, None)
+
+
 def test_one_point_and_a_torn_last_line(isojax: Command, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(HEADER + "16,8,1,0.21\n16,8,2,0.2")
     code, out, _ = isojax(*WATCH, "--json")

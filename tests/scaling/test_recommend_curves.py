@@ -103,6 +103,15 @@ def test_no_effect_is_an_answer():
     assert said(r, "n makes no difference here")
 
 
+def test_without_an_effect_only_n_that_may_be_best_are_called_equal():
+    """A test of all n together need not see that one of them is worse."""
+    law = NStarFit(law=Law("constant", 0.0, 0.0, None, 4.0), no_effect=True)
+    shapes = {(16, n): (0.5 if n == 2 else 0.6, 1.0, 2e3) for n in (2, 4, 8)}
+    r = recommend(document(shapes, n_star=law), 1e5)
+    assert r.n_probability is not None and r.n_probability[2] < 0.01
+    assert said(r, "take the fastest on your hardware of n = 4, 8")
+
+
 def test_beyond_four_times_the_measured_budget_it_refuses_and_says_why():
     fit = with_curve(document(), (16, 64), determined=False)
     assert recommend(fit, 4e5).times_measured == 4

@@ -46,7 +46,7 @@ def quote(
     console = SafeConsole()
     console.print(_table(quoted, price))
     level = format_percent(quoted.level)
-    console.print(f"Of one new run, with {level} intervals; * the cheapest. Never: not by C = {quoted.horizon:,.0f}.")
+    console.print(f"Of a new run, with {level} intervals; * fewest rollouts. Never: not by C = {quoted.horizon:,.0f}.")
     print_notes(console, flag_sentences(fit.health))
 
 

@@ -167,9 +167,8 @@ def print_recommendation(
     """The allocation for a budget, its expected reward with interval, every n at that budget, and the reasons."""
     allocation = recommendation.allocation
     if recommendation.no_effect:
-        sentence = " at one and the same B_p"
-        if len(recommendation.equal_n) > 1:
-            sentence = f": any of n = {join_commas(recommendation.equal_n)} will do"
+        equal_n = join_commas(recommendation.equal_n)
+        sentence = f": any of n = {equal_n} will do" if len(recommendation.equal_n) > 1 else " at one and the same B_p"
         console.print(f"[bold]n makes no difference here[/bold]{sentence}")
     budget_text = budget if isinstance(budget, str) else f"{budget:,} rollouts"
     headline = f"for {budget_text}: B_p = {allocation.B_p}, n = {allocation.n}, M = {allocation.M}"

@@ -27,6 +27,7 @@ from isojax.runs.logs.find_logs import detect_format
 from isojax.runs.logs.import_logs import read_logs
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.growing_n import NOption, compare_n, n_to_raise_to
+from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.intervals import LEVEL
 from isojax.scaling.run_watch import RunWatch, WatchedRun
 from isojax.scaling.tracks import check_reward
@@ -178,8 +179,10 @@ def _show(
     for point in points:
         check_reward(point, metric, point.metrics[metric], run.source)
     watched, options = run_watch.update(C, R), []
+    if broken := health_flags(run):  # its curve says nothing of the end
+        watched = replace(watched, advice="stop", reason=f"the run broke: {broken[0]}", interval=None, forecast=None)
     now = run.cell.span_at(max(points[-1].M - 1, 0))  # of the newest update, where a schedule changes B_p and n
-    if sweep is not None and watched.rollouts_left > 0 and C[-1] > 0:
+    if sweep is not None and watched.rollouts_left > 0 and C[-1] > 0 and not broken:
         options = compare_n(sweep, now.B_p, now.n, C[C > 0], R[C > 0], watched.C_end)
         watched = _with_larger_n(watched, n_to_raise_to(options, now.n), run_watch.goal)
     if as_json:
@@ -191,8 +194,8 @@ def _show(
     line = f"C = {watched.C:,.0f}: {metric} {watched.measured:.3f}; "
     if watched.interval is not None:
         low, high = watched.interval
-        gain = f"{watched.gain:+.3f} for {watched.rollouts_left:,.0f} rollouts"
-        line += f"at C = {watched.C_end:,.0f} ({end_source}) {watched.forecast:.3f} ({low:.3f} to {high:.3f}), {gain}; "
+        line += f"at C = {watched.C_end:,.0f} ({end_source}) {watched.forecast:.3f} ({low:.3f} to {high:.3f}), in "
+        line += f"{watched.rollouts_left:,.0f} rollouts; "
     print_line(f"{line}{watched.advice}: {watched.reason}")
     if len(watched.looks) == 0 and watched.next_look is not None:
         print_line(f"the next forecast is at C = {watched.next_look:,.0f}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
@@ -27,7 +28,7 @@ class AllocationRequest:
     def check(self) -> None:
         """Refuse values out of range, a fixed B above B_max, and a fixed M that leaves no rollout in an update."""
         C, B_max = self.C, self.B_max
-        if isinstance(C, bool) or not isinstance(C, (int, float)) or not 0 < C <= MAX_COUNT:
+        if isinstance(C, bool) or not isinstance(C, Real) or not 0 < C <= MAX_COUNT:  # also a number of numpy's
             raise InputError(f"C = {C!r}; expected a positive finite number of rollouts, at most {MAX_COUNT:.0e}.")
         if len(self.fix) > 1 or set(self.fix) - set(FIXABLE):
             raise InputError(f"fix = {self.fix}; expected at most one of {', '.join(FIXABLE)}. Leave the others free.")
@@ -92,7 +93,7 @@ def smallest_stable_B_p(fit: FitResult) -> tuple[int, str]:
     stable_B_ps = [v.B_p for v in fit.stability if v.stable]
     if not stable_B_ps:
         all_B_ps = [v.B_p for v in fit.stability]
-        problem = f"no measured B_p is stable ({', '.join(map(str, all_B_ps))})"
+        problem = f"no measured B_p is stable ({', '.join(map(str, all_B_ps))}): {fit.stability[0].reason}"
         raise InputError(f"{problem}; expected one. {suggest_B_p(all_B_ps)}")
     unstable_below = [f"{v.B_p} ({v.reason})" for v in fit.stability if not v.stable and v.B_p < min(stable_B_ps)]
     return min(stable_B_ps), f"; unstable: {', '.join(unstable_below)}" if unstable_below else ""

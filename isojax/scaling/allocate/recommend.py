@@ -49,11 +49,12 @@ def recommend(
         for i, c in enumerate(ensemble.curves)
     )[-1]
     reward, interval = ensemble.predict_reward(cell, allocation.C)
-    _explain_outcome(ensemble, request.reasons, allocation, cell, reward)
+    comparison = _compare_cells(ensemble, request, allocation, cell)
+    likely_n = [n for n, p in (comparison["n_probability"] or {}).items() if p >= advice.MIN_P_BEST]
+    _explain_outcome(ensemble, request.reasons, allocation, cell, reward, likely_n or [allocation.n])
     hours, device_hours = ensemble.predict_hours(cell, allocation.C)
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
     halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_details else ()
-    comparison = _compare_cells(ensemble, request, allocation, cell)
     return Recommendation(
         allocation=allocation,
         metric=fit.metric,
@@ -179,7 +180,7 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, ex
 
 
 def _explain_outcome(
-    ensemble: CurveEnsemble, reasons: list[str], allocation: Allocation, cell: int, reward: float
+    ensemble: CurveEnsemble, reasons: list[str], allocation: Allocation, cell: int, reward: float, likely_n: list[int]
 ) -> None:
     """What the expected reward rests on, and reasons against training at all or against the choice of n."""
     fit, curve = ensemble.fit, ensemble.curves[cell]
@@ -203,8 +204,8 @@ def _explain_outcome(
         )
     if fit.joint.n_star.no_effect:
         reasons.append(
-            f"n makes no difference here: n = {allocation.n} has the best estimate, but take whichever n is fastest "
-            "on your hardware"
+            "n makes no difference here that a test of all n together shows; take the fastest on your hardware of n = "
+            + ", ".join(map(str, likely_n))
         )
 
 
