@@ -49,6 +49,7 @@ SLOW = (
     "launch/test_memory_model.py",
     "launch/test_ray_strangers.py",
     "launch/test_templates_run.py",
+    "launch/test_watchdog.py",
     "models/test_hf_load.py",
     "models/test_load_memory.py",
     "models/test_tpu_kernels.py",

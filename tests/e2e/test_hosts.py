@@ -164,8 +164,8 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     ahead = ("name=ahead", *meshes, "cell.rl.max_staleness=1", "run.checkpoint_seconds=60")
     assert [code for code, _ in ended(start(location, *ahead))] == [0, 0]
     trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
-    assert all(point["staleness_max"] <= 1 for point in trained)
-    assert sum(point["sampler_busy"] + point["trainer_busy"] for point in trained) > len(trained)
+    # A batch was sampled before the update before it had ended. (How busy both were depends on what else runs.)
+    assert {point["staleness_max"] for point in trained} == {0, 1}
 
 
 def test_what_two_processes_cannot_do(isojax: Any) -> None:
