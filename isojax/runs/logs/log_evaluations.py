@@ -14,7 +14,7 @@ from isojax.core.tabular import DataRow, is_blank, parse_number
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation
 
 CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
-OTHER_FIELDS = (*CUMULATIVE_FIELDS, "step_seconds", "sampled_batches")  # that a row may have beside metrics
+OTHER_FIELDS = (*CUMULATIVE_FIELDS, "step_seconds", "sampled_batches")  # that a row may have as well as metrics
 
 
 @dataclass

@@ -204,7 +204,7 @@ def _explain_outcome(
         )
     if fit.joint.n_star.no_effect:
         reasons.append(
-            "n makes no difference here that a test of all n together shows; take the fastest on your hardware of n = "
+            "n makes no difference here, by a test of all n together; take the fastest on your hardware of n = "
             + ", ".join(map(str, likely_n))
         )
 
