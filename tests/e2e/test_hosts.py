@@ -161,7 +161,7 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] > set(os.listdir(location.folder / "marks"))
 
     meshes = ("--mesh", "fsdp=2", "run.sampler_mesh=data=2")
-    longer = "cell.sampling.response_length=31"  # so that the sampler has enough to do for its share of the time to show
+    longer = "cell.sampling.response_length=31"  # enough to sample for its share of the time to show
     ahead = ("name=ahead", *meshes, "cell.rl.max_staleness=1", "run.checkpoint_seconds=60", longer)
     assert [code for code, _ in ended(start(location, *ahead))] == [0, 0]
     trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
