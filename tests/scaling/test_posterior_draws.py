@@ -138,6 +138,13 @@ def test_the_true_shape_is_the_likeliest(tail):
     )
 
 
+def test_more_runs_of_one_form_are_no_more_evidence_for_a_shape():
+    """Runs depart alike from each shape: the weights are nearly those of a third of the runs."""
+    few, many = (fit_all_tails(packed(noise=0.004, seeds=seeds), None) for seeds in (1, 3))
+    few, many = ({f.tail: w for f, w in zip(modes, weights, strict=True)} for modes, weights in (few, many))
+    assert many == pytest.approx(few, abs=0.1) and max(many.values()) < 0.9
+
+
 def test_a_short_look_tells_no_shape_and_all_take_part():
     """Evaluations up to the middle of the curves: the weights stay near the prior's, and the draws hold several
     shapes.

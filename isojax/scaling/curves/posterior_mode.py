@@ -58,9 +58,10 @@ def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[lis
         ShapeFit(f.tail, find_mode(f.tail, packed.data, f.state, scales, iterations=200), scales, best_fit.run_sd_from)
         for f in shape_fits
     ]
-    costs = np.array([minus_two_log_posterior(f.tail, packed.data, f.state, scales) for f in shape_fits])
+    runs = sum(map(len, packed.tracks))  # they depart alike from a wrong shape: its evidence is that of the mean run
+    costs = np.array([minus_two_log_posterior(f.tail, packed.data, f.state, scales) for f in shape_fits]) / runs
     tail_weights = np.array(list(TAIL_PRIOR.values())) * np.exp(-0.5 * (costs - costs.min()))
-    order = np.argsort(-tail_weights, kind="stable")
+    order = np.argsort(costs, kind="stable")
     return [shape_fits[i] for i in order], tail_weights[order] / tail_weights.sum()
 
 
