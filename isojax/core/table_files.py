@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import filter as match_names
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from isojax.core import limits
 from isojax.core.atomic_files import open_file
@@ -57,8 +57,10 @@ def read_table(path: Path) -> DataTable:
     return DataTable(str(path), columns, rows, rows[0].position)
 
 
-def read_lines(path: Path) -> Iterator[NumberedLine]:
-    """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out."""
+def read_lines(path: Path, damage: Literal["strict", "replace"] = "strict") -> Iterator[NumberedLine]:
+    """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out. Bytes that are
+    no text are refused, or replaced by U+FFFD.
+    """
     line_number = size = 0
     try:
         with open_file(path) as packed, gzip.open(packed) if path.suffix == ".gz" else packed as f:
@@ -71,19 +73,21 @@ def read_lines(path: Path) -> Iterator[NumberedLine]:
                 if line_number > limits.MAX_LINES or size > limits.MAX_TEXT_BYTES:
                     most = f"at most {limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
                     raise InputError(f"{path}, line {line_number}: expected {most}. Split the file, or leave some out.")
-                yield line_number, _decode(data, path, line_number)
+                yield line_number, _decode(data, path, line_number, damage)
     except (OSError, EOFError, zlib.error) as e:
         reason = (e.strerror if isinstance(e, OSError) else None) or e
         location = f"{path}, line {line_number + 1}" if line_number else str(path)
         raise InputError(f"cannot read {location}: {reason}; expected a text file, or a whole .gz of one.") from e
 
 
-def _decode(data: bytes, path: Path, line_number: int) -> str:
+def _decode(data: bytes, path: Path, line_number: int, damage: str) -> str:
     try:
-        text = data.decode("utf-8-sig" if line_number == 1 else "utf-8")
+        text = data.decode("utf-8-sig" if line_number == 1 else "utf-8", damage)
     except UnicodeDecodeError as e:
         byte = f"byte {e.object[e.start]:#04x} at position {e.start + 1}"
         raise InputError(f"{path}, line {line_number}: not UTF-8 ({byte}); save the file as UTF-8.") from e
+    if damage == "replace":
+        return text.replace("\0", "\ufffd")
     if "\0" in text:
         raise InputError(f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file.")
     return text

@@ -4,6 +4,7 @@ plain   one row per evaluation or training step, a column for each metric
 long    one row per value, as columns run, metric, step and value (or the names that MLflow and pandas.melt write)
 wide    W&B's export of a chart: a column of steps, then RUN - METRIC for each run, and its __MIN and __MAX"""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,13 @@ FIELDS = LEDGER_FIELDS | {
     "step": ("step", *wandb.FIELDS["step"], "Step"),
     "reward": (*LEDGER_FIELDS["reward"], *wandb.FIELDS["reward"]),
     "sampled_batches": wandb.FIELDS["sampled_batches"],
-    "run": (*LEDGER_FIELDS["run"], "run_name", "run_id", "Run", "Name"),
+    "run": (*LEDGER_FIELDS["run"], "run_name", "run_id", "Run", "Name", "trial", "experiment"),
 }
 SUFFIXES = (".csv", ".tsv")
 
-METRIC_NAMES, VALUE_NAMES = ("metric", "key", "tag", "variable"), ("value", "Value")  # the columns of the long form
+# The columns of the long form, as MLflow, TensorBoard, pandas.melt, Comet and Aim name them.
+METRIC_NAMES = ("metric", "key", "tag", "variable", "metricName", "metric.name")
+VALUE_NAMES = ("value", "Value", "metricValue")
 BOUND_SUFFIXES = ("__MIN", "__MAX")  # of W&B's export
 
 
@@ -65,13 +68,14 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
         if not column.endswith(BOUND_SUFFIXES):
             run, separator, metric = column.rpartition(" - ")
             metrics_of_run[run if separator else metric][column] = metric if separator else "reward"
+    clock = "step" if re.search("step|update|iter", steps.lower()) else steps  # a chart may be over rollouts
     all_metrics = {metric for metrics in metrics_of_run.values() for metric in metrics.values()}
     for run, metrics in metrics_of_run.items():
         rows = []
         for row in table.rows:
             values = {name: row.values[column] for column, name in metrics.items() if not is_blank(row.values[column])}
             if values:
-                rows.append(DataRow(row.source, row.position, {"step": row.values[steps], **values}, row.index))
+                rows.append(DataRow(row.source, row.position, {clock: row.values[steps], **values}, row.index))
         if rows:
             only_metric = next(iter(all_metrics)) if len(all_metrics) == 1 else ""
             yield LogTable(table.source, tuple(rows), run=run, only_metric=only_metric)

@@ -20,11 +20,14 @@ FIELDS = verl.FIELDS | verl.CONFIG_COLUMNS
 SUFFIXES = (".log", ".txt", ".out")
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# What kubectl and docker (--timestamps), ts, srun -l, torchrun and docker compose put before a line.
-_OUTER_PREFIX = re.compile(r"^(?:\d{4}-\d\d-\d\d[T ]\S+ |[A-Z][a-z]{2} [ \d]\d [\d:]{8} |\d+: |\[\w+\]: ?|\S+ +\| )+")
+# What kubectl and docker (--timestamps), ts, srun -l, torchrun, mpirun and docker compose put before a line.
+_OUTER_PREFIX = re.compile(
+    r"^(?:\d{4}-\d\d-\d\d[T ]\S+ (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} [ \d]\d [\d:]{8} |[\d:.,]{8,} | *\d+: "
+    r"|\[[\w,:. -]+\](?:<\w+>)?:? ?|\S+ +\| )+"
+)
 _RAY_PREFIX = re.compile(r"^\((\w+) (?:pid|ip)=[^)]*\) ?")
 _RAY_REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
-_STEP_LINE = re.compile(r"^(?:.*(?:it/s|s/it|\?)\])? *step:(\d+) - (.*)$")  # a progress bar may stand before it
+_STEP_LINE = re.compile(r"^(?:.*[\s\]>:|])?step:(\d+) - (\S+:.*)$")  # other output may stand before it
 _NUMPY_NUMBER = re.compile(r"np\.\w+\((.*)\)")  # as pprint writes a number of numpy
 _OVERRIDE = re.compile(r"(?:^|[\s'\"+])([a-z_]+(?:\.[a-z_0-9]+)+)=([^\s'\"]+)")
 MAX_CONFIG_LINES, MAX_CONFIG_TRIES = 3000, 100  # the config is printed before whatever else looks like one
@@ -38,7 +41,7 @@ def is_step_line(text: str) -> bool:
 def read(path: Path) -> list[LogTable]:
     """The file as one run; InputError where it has no step."""
     check_log_file(path)
-    numbered = list(read_lines(path))
+    numbered = list(read_lines(path, "replace"))
     lines = [(number, *_plain(text)) for number, text in numbered]
     rows, notes = list[DataRow](), list[str]()
     for i, (number, _, text) in enumerate(lines):

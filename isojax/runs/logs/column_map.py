@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import filter as glob_filter
 from typing import Any
 
@@ -137,11 +137,14 @@ _SUGGESTIONS = {
         "--settings TABLE with the columns run and n",
     ],
     "B_p": ["--map B_p=512 or B_p=COLUMN, also of the run's config", "--map B=8192 for rollouts per update"],
-    "rollouts": ["--map step=COLUMN, for rollouts = step x B_p x n"],
+    "rollouts": ["--map step=COLUMN, for rollouts = step x B_p x n, or --map rollouts=COLUMN"],
     "sampled_B_p": ["--map sampled_B_p=192 (verl's data.gen_batch_size)"],
 }
 _VALIDATION_COLUMN = re.compile(r"val|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
-_NO_REWARD = re.compile(r"(?i)^(train|rewards|actor|critic)/|std|min|max|time|step|epoch|len|loss|num|rat[ei]|interval")
+_NO_REWARD = re.compile(
+    r"(?i)^(train|rewards|actor|critic)/|std|min|max|time|step|epoch|len|loss|num|rat[ei]|sec|interval"
+)
+_UPDATES_COLUMN = re.compile(r"step|update|iter", re.IGNORECASE)
 
 
 def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]) -> ColumnMap:
@@ -159,13 +162,19 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
     detected = {
         field: column
         for field, names in known_columns.items()
-        if field not in excluded_fields and (column := _detect_column(field, names, table)) is not None
+        if field not in excluded_fields and (column := _detect_column(field, names, table, field_map)) is not None
     }
+    if "counts" not in {**columns, **detected}:
+        detected.pop("samples", None)  # another count of samples
     if "step" in detected:  # the first that all evaluations have
         metrics = [column for field, column in {**columns, **detected}.items() if is_validation(field)]
         evaluations = [row.values for row in table.rows if not all(is_blank(row.values.get(x)) for x in metrics)]
         steps = (x for x in known_columns["step"] if all(not is_blank(values.get(x)) for values in evaluations))
         detected["step"] = next(steps, detected["step"])
+        if detected["step"] == "_step":
+            _reject_logging_calls(table)
+    elif "step" in columns and "_step" in table.columns:
+        table = _fill_steps(table, columns["step"])
     column_map = ColumnMap(table, {**columns, **detected}, constants, frozenset(detected))
     _require_fields(column_map, table)
     return column_map
@@ -200,16 +209,43 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     return int(numbers.pop())
 
 
-def _detect_column(field: str, names: Sequence[str], table: LogTable) -> str | None:
-    """The first known name that the log has; of validation metrics there may be one only."""
+def _reject_logging_calls(table: LogTable) -> None:
+    """InputError where a column of steps has other whole numbers than W&B's _step, which counts calls of wandb.log."""
+    for name in filter(_UPDATES_COLUMN.search, table.columns):
+        rows = [row.values for row in table.rows if not is_blank(row.values.get(name))]
+        pairs = {(parse_number(values[name]), parse_number(values.get("_step"))) for values in rows}
+        if len(pairs) > 1 and all(a is not None and a.is_integer() for a, _ in pairs) and any(a != b for a, b in pairs):
+            raise InputError(
+                f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers; name the one that"
+                f" counts updates: --map step={name} or --map step=_step."
+            )
+
+
+def _fill_steps(table: LogTable, step: str) -> LogTable:
+    """The log with the step logged last, or 0, in W&B's rows that have none."""
+    rows, last = list[DataRow](), 0
+    for row in table.rows:
+        last = last if is_blank(row.values.get(step)) else row.values[step]
+        rows.append(replace(row, values={**row.values, step: last}))
+    return replace(table, rows=tuple(rows))
+
+
+def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map: Mapping[str, str]) -> str | None:
+    """The first known name that the log has and no --map names; of validation metrics there may be one only."""
     for name in names:
         matches = glob_filter(table.columns, name)
+        if field == name == "reward" and matches:  # which may be the training reward
+            matches += filter(_is_validation_column, set(table.columns) - set(field_map.values()))
         if len(matches) > 1 and field == "reward":
             choices = " or ".join(f"--map reward={match}" for match in matches)
             raise InputError(f"{table.source} has {len(matches)} validation metrics; choose one: {choices}.")
         if matches:
             return matches[0]
-    return table.only_metric or None if field == "reward" else None
+    return table.only_metric or None if field == "reward" and not _NO_REWARD.search(table.only_metric) else None
+
+
+def _is_validation_column(name: str) -> bool:
+    return bool(_VALIDATION_COLUMN.search(name)) and not _NO_REWARD.search(name)
 
 
 def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
@@ -233,8 +269,7 @@ def _mapping_hint(field: str, table: LogTable) -> str:
     columns, cutoff = table.columns, 0.5
     if field == "reward":
         with_numbers = {name for row in table.rows for name, x in row.values.items() if parse_number(x) is not None}
-        likely = [name for name in columns if _VALIDATION_COLUMN.search(name) and not _NO_REWARD.search(name)]
-        columns, cutoff = [name for name in likely if name in with_numbers], 0.0
+        columns, cutoff = [name for name in filter(_is_validation_column, columns) if name in with_numbers], 0.0
     suggestions = [f"--map {field}={name} (the nearest)" for name in columns and nearest_names(field, columns, cutoff)]
     suggestions += _SUGGESTIONS.get(field, [])
     return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. The columns are {list_some(table.columns)}."

@@ -23,7 +23,8 @@ def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
     if suffixes is None:
         return [folder]
     endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz"))
-    files = [path for path in paths_below(folder) if path.name.endswith(endings) and path.is_file()]
+    paths = [path for path in paths_below(folder) if path.name.lower().endswith(endings) and path.is_file()]
+    files = [path for path in paths if not any(x.startswith(".") for x in path.relative_to(folder).parts)]
     if not files:
         raise InputError(f"{folder} holds no file that ends in {' or '.join(suffixes)}; name the logs themselves.")
     return files
@@ -56,17 +57,18 @@ def _formats(path: Path) -> set[str]:
 
 def _format_of_file(path: Path) -> str:
     """The format of a file; "" where none is known."""
-    name, first, second = path.name.removesuffix(".gz"), "", ""
+    name, first, second, damaged = path.name.removesuffix(".gz"), "", "", False
     if name.endswith(".wandb") or "tfevents" in name or name == trl.STATE_FILE:
         return "wandb" if name.endswith(".wandb") else "trl" if name == trl.STATE_FILE else "tensorboard"
     try:
-        for _, text in islice(read_lines(path), LINES_LOOKED_AT):
+        for _, text in islice(read_lines(path, "replace"), LINES_LOOKED_AT):
+            damaged |= "\ufffd" in text
             if verl_console.is_step_line(text):
                 return "verl_console"
             first, second = first or text.strip(), second or (text.strip() if first else "")
-    except InputError:  # no text: not one of these, or damaged
+    except InputError:  # not one of these
         return ""
-    if not first:
+    if not first or damaged:
         return ""
     if _format_by_suffix(path) == "jsonl" or first.startswith('{"'):
         return "verl" if '"step"' in first and '"data"' in first else "jsonl"
@@ -75,5 +77,5 @@ def _format_of_file(path: Path) -> str:
 
 
 def _format_by_suffix(path: Path) -> str:
-    name = path.name.removesuffix(".gz")
+    name = path.name.lower().removesuffix(".gz")
     return "csv" if name.endswith(csv.SUFFIXES) else "jsonl" if name.endswith(JSON_LINES_SUFFIXES) else ""

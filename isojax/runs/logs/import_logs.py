@@ -217,6 +217,9 @@ def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
         cell = Cell(run.B_p, run.n, run.seed)
         record, run_notes = read_run_record(run.rows, run.column_map, cell, run.location)
         label = f"{run.location}{f' (run {run.name!r})' if run.name else ''}"
+        if len(runs) > 1 and [point.rollouts for point in record.points] == [0]:
+            notes.append(f"{label}: its only evaluation is of the base policy (C = 0), and is left out")
+            continue
         notes += [f"{label}: {text}" for text in run_notes]
         run_records.append(record)
     _reject_copies(run_records)

@@ -130,7 +130,7 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
         raise InputError(
             f"{column_map.describe_cell(name, row)}: the point at {column_map.clock_field} {entry.clock} is there twice"
             f" ({entry.values[name]!r} at {entry.rows[name].position} and {value!r} here); expected once. Remove one,"
-            " or separate the runs with --map run=COLUMN or seed=COLUMN."
+            " add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN."
         )
     entry.values[name], entry.rows[name] = value, row
 

@@ -38,11 +38,11 @@ def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> tuple[list[Lo
     for i, run in enumerate(runs):
         table = run.column_map.table
         name = run.name or table.run
-        named = (name, run.B_p, run.n, run.seed) if on_request and name else i
+        named = (name, run.B_p, run.n, run.seed) if on_request and (name or run.seed is not None) else i
         parts_by_run[table.run_id or named].append(run)
     joined, notes = [], []
     for parts in parts_by_run.values():
-        parts.sort(key=lambda part: part.column_map.table.started)
+        parts.sort(key=lambda part: (part.column_map.table.started, _clock(part.column_map, part.rows[0])))
         if len(parts) == 1 and not on_request:
             joined += parts
             continue
@@ -86,13 +86,23 @@ def _keep_latest(
     dropped = 0
     for rows in parts:
         for i, row in enumerate(rows):
-            clock = column_map.read(column_map.clock_field, row)
+            clock = _clock(column_map, row)
             begins = i == 0 or (split_falls and _goes_back(kept, clock, row, column_map))
+            if begins and kept and (clock, 1) < (kept[0][0], len(kept)):
+                raise InputError(
+                    f"{row.location}: {column_map.clock_field} goes back to {clock}, where the run began"
+                    f" ({kept[0][1].location}), so nothing before would count. Leave out a start that failed; sort a"
+                    " file that is in another order; number seeds by --settings TABLE or --map seed=COLUMN."
+                )
             while begins and kept and kept[-1][0] >= clock:
                 kept.pop()
                 dropped += 1
             kept.append((clock, row))
     return [row for _, row in kept], dropped
+
+
+def _clock(column_map: ColumnMap, row: DataRow) -> int:
+    return column_map.read(column_map.clock_field, row)
 
 
 def _goes_back(kept: Sequence[tuple[int, DataRow]], clock: int, row: DataRow, column_map: ColumnMap) -> bool:

@@ -151,3 +151,41 @@ def test_of_a_damaged_log_without_a_format_the_damage_is_said(tmp_path, name, da
     (tmp_path / name).write_bytes(data)
     with pytest.raises(InputError, match=said):
         read_logs([tmp_path / name], None, {})
+
+
+PART = "step,val/acc\n{}\n"
+
+
+def parts_of(folder: Path, **steps: range) -> Path:
+    """A CSV for each name, with the evaluations at its steps."""
+    for name, numbers in steps.items():
+        rows = "\n".join(f"{step},{0.1 + 0.001 * step:.3f}" for step in numbers)
+        (folder / f"{name}.csv").write_text(PART.format(rows))
+    return folder
+
+
+def test_a_later_part_that_leaves_nothing_of_the_run_is_refused(tmp_path: Path):
+    """Two seeds, or a file with the newest row first: each would replace all before it."""
+    maps = {"reward": "val/acc", "n": "8", "B_p": "4", "seed": "0"}
+    parts_of(tmp_path, newest_first=range(50, -1, -10))
+    with pytest.raises(InputError, match=r"line 3: step goes back to 40, where the run began .*; sort a file"):
+        read_logs([tmp_path], "csv", maps, resumed=True)
+    parts_of(tmp_path, newest_first=range(0, 60, 10), other_seed=range(0, 80, 10))
+    with pytest.raises(InputError, match=r"step goes back to 0, where the run began .*; number seeds by --settings"):
+        read_logs([tmp_path], "csv", maps, resumed=True)
+
+
+def test_parts_without_a_name_are_joined_by_their_seed_in_the_order_of_their_steps(tmp_path: Path):
+    parts_of(tmp_path, **{"slurm-99999": range(0, 60, 10), "slurm-100000": range(50, 110, 10)})
+    maps = {"reward": "val/acc", "n": "8", "B_p": "4", "seed": "0"}
+    (run,) = read_logs([tmp_path], "csv", maps, resumed=True).runs
+    assert [point.M for point in run.points] == list(range(0, 110, 10))
+
+
+def test_which_files_of_a_folder_are_logs(tmp_path: Path):
+    """Capital endings too; copies that a notebook keeps in hidden folders are none."""
+    parts_of(tmp_path, a=range(0, 60, 10)).joinpath("a.csv").rename(tmp_path / "A.CSV")
+    (tmp_path / ".ipynb_checkpoints").mkdir()
+    (tmp_path / ".ipynb_checkpoints" / "A-checkpoint.csv").write_text((tmp_path / "A.CSV").read_text())
+    result = read_logs([tmp_path], "csv", {"reward": "val/acc", "n": "8", "B_p": "4"})
+    assert [run.source for run in result.runs] == [str(tmp_path / "A.CSV") + ", line 2"] and not result.skipped

@@ -3,10 +3,13 @@ rows are evaluations, and what a refusal proposes."""
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.runs.importers import wandb
 from isojax.runs.logs.import_logs import read_logs
 
 SETTINGS = "n=8,B_p=4"
@@ -72,3 +75,71 @@ def test_a_run_that_begins_late_may_be_a_resumed_one(logged):
     assert any("add --resumed where one goes on with another" in note for note in result.notes)
     result = logged("csv", {"a.csv": part.format(0, 5), "b.csv": part.format(0, 6)}, "reward=acc", SETTINGS)
     assert not any("--resumed" in note for note in result.notes)
+
+
+def test_a_training_reward_beside_a_validation_metric_is_not_taken_for_it(logged):
+    text = "step,reward,val_acc\n0,0.9,0.1\n10,0.9,0.2\n"
+    with pytest.raises(InputError, match="choose one: --map reward=reward or --map reward=val_acc"):
+        logged("csv", text, SETTINGS)
+    rows = [{"step": 0, "reward": 0.9, "eval_reward": 0.1, "eval_runtime": 3.0}]
+    with pytest.raises(InputError, match=r"choose one: --map reward=reward or --map reward=eval_reward\."):
+        logged("jsonl", rows, SETTINGS)
+    (run,) = logged("csv", text, "reward=val_acc", SETTINGS).runs
+    assert curve(run) == [(0, 0, 0.1), (10, 320, 0.2)]
+    (run,) = logged("csv", text, "metric:other=val_acc", SETTINGS).runs
+    assert run.points[0].metrics == {"reward": 0.9, "other": 0.1}
+    with pytest.raises(InputError, match="no column is known to be reward"):
+        logged("csv", "Step,run - train/reward\n0,0.5\n1,0.5\n", SETTINGS)
+
+
+def test_calls_of_a_logger_are_no_updates_where_it_logs_them_too(logged):
+    """W&B's _step counts every call of wandb.log; a loop of one's own logs evaluations in calls of their own."""
+    text = "_step,train/global_step,val/acc\n0,,0.1\n1,5,\n2,10,\n3,,0.2\n4,15,\n5,,0.3\n"
+    with pytest.raises(InputError, match=r"_step counts calls .*: --map step=train/global_step or --map step=_step\."):
+        logged("csv", text, "reward=val/acc", SETTINGS)
+    (run,) = logged("csv", text, "reward=val/acc,step=train/global_step", SETTINGS).runs
+    assert curve(run) == [(0, 0, 0.1), (10, 320, 0.2), (15, 480, 0.3)]
+    equal = "_step,training/global_step,val/acc\n0,,0.1\n10,10,0.2\n20,20,0.3\n"  # as verl logs
+    assert curve(logged("csv", equal, "reward=val/acc", SETTINGS).runs[0])[1] == (10, 320, 0.2)
+
+
+def test_a_chart_over_something_else_than_steps(logged):
+    chart = "{},run-n8 - val/acc\n0,0.1\n640,0.2\n"
+    (run,) = logged("csv", chart.format("rollouts"), SETTINGS).runs
+    assert [p.rollouts for p in run.points] == [0, 640]
+    (run,) = logged("csv", chart.format("trainer/iteration"), SETTINGS).runs
+    assert [p.M for p in run.points] == [0, 640]
+    with pytest.raises(InputError, match=r"type --map step=COLUMN, .* or --map rollouts=COLUMN"):
+        logged("csv", chart.format("train/num_tokens"), SETTINGS)
+
+
+def test_columns_of_open_instruct_comet_and_a_table_of_trials(logged):
+    rows = [{"global_step": 32 * i, "training_step": i, "reward": 0.1 * i} for i in (1, 2)]
+    assert [p.rollouts for p in logged("jsonl", rows, SETTINGS).runs[0].points] == [32, 64]
+    comet = "metricName,metricValue,step\ntrain/reward,0.9,1\nval/acc,0.2,1\nval/acc,0.3,2\n"
+    assert curve(logged("csv", comet, "reward=val/acc", SETTINGS).runs[0]) == [(1, 32, 0.2), (2, 64, 0.3)]
+    trials = "trial,rollouts,reward,samples\na,32,0.1,0\nb,48,0.2,4\na,64,0.3,8\nb,96,0.4,12\n"
+    runs = logged("csv", trials, SETTINGS).runs
+    assert [[p.rollouts for p in run.points] for run in runs] == [[32, 64], [48, 96]]
+
+
+def test_settings_that_change_within_a_wandb_run(tmp_path):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    records = [Record(), Record(), Record()]
+    for record, n in ((records[0], 8), (records[2], 16)):
+        record.config.update.add(key="n", value_json=str(n))
+    records[1].history.item.add(key="val/acc", value_json="0.5")
+    chunks = [(bytes([wandb.CHUNK_FULL]), record.SerializeToString()) for record in records]
+    blocks = [wandb.CHUNK_HEADER.pack(zlib.crc32(kind + data), len(data), kind[0]) + data for kind, data in chunks]
+    (tmp_path / "run-x.wandb").write_bytes(wandb.MAGIC + b"\0" + b"".join(blocks))
+    with pytest.raises(InputError, match=r"n changes from 8 to 16 at step 0; expected one setting in a run"):
+        read_logs([tmp_path / "run-x.wandb"], None, {"reward": "val/acc", "B_p": "4"})
+
+
+def test_a_run_of_the_base_policy_alone_is_no_seed(logged):
+    """As TensorBoard's add_hparams makes one, in a folder of its own."""
+    logs = {"a.csv": "step,acc\n0,0.1\n5,0.2\n", "b.csv": "step,acc\n0,0.2\n"}
+    result = logged("csv", logs, "reward=acc", SETTINGS)
+    assert [run.cell for run in result.runs] == [Cell(4, 8, 0)]
+    assert any("b.csv, line 2: its only evaluation is of the base policy" in note for note in result.notes)

@@ -108,6 +108,11 @@ PREFIXES = {
     "ts": "Nov  6 12:00:SECOND ",
     "srun -l": "0: ",
     "torchrun": "[rank0]: ",
+    "mpirun": "[1,0]<stdout>: ",
+    "logging": "[2026-11-26 12:00:SECOND,123] ",
+    "times": "12:00:SECOND ",
+    "Kubernetes' files": "2026-11-26T12:00:SECOND.123456789Z stdout F ",
+    "srun -l of many tasks": " 0: ",
     "docker compose": "trainer-1  | ",
     "a bar without an end of line": "\rTraining Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]",
     "a bar before a return": "Training Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]\r",
@@ -120,6 +125,14 @@ def test_what_stands_before_the_lines(tmp_path, name):
     if name.startswith("a bar"):  # Ray's prefix stands before the bar, and the config has none
         text = CONFIG + "".join(RAY + PREFIXES[name] + line.removeprefix(RAY) for line in STEPS.splitlines(True))
     (tmp_path / "job.log").write_text(text)
+    (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
+    assert run.cell == Cell(32, 8, 0) and [p.M for p in run.points] == [0, 2, 4, 6]
+
+
+def test_bytes_that_are_no_text_and_output_before_a_step(tmp_path):
+    """As when a process prints half a character, or ends no line."""
+    lines = (CONFIG + STEPS).replace(f"{RAY}step:4", f"{RAY}saved. step:4").encode().splitlines(True)
+    (tmp_path / "job.log").write_bytes(lines[0] + b"\xe2\x96 \0\n" + b"".join(lines[1:]))
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
     assert run.cell == Cell(32, 8, 0) and [p.M for p in run.points] == [0, 2, 4, 6]
 
