@@ -13,8 +13,8 @@ from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnse
 MARK_SHARES = (0.25, 0.5)  # of the recommended run's C
 MARK_TAIL = 0.025  # the probability, by the draws, that a run as forecast is below one mark
 # A forecast is uncertain where the width of its interval plus half its rise beyond the data exceeds this: in 480
-# simulated sweeps of other forms, .64 of those that miss by more than .02 are, and .32 of the others.
-UNCERTAIN_SPAN = 0.112
+# simulated sweeps of other forms, .61 of those that miss by more than .02 are, and .25 of the others.
+UNCERTAIN_SPAN = 0.12
 FALSE_STOP = 0.1  # what is stated of all marks: twice their tails, since true curves may have other forms
 RUN_SHARES = (0.25, 0.5, 1.0)  # of the budget, to which a further run of a cell may be made
 MIN_REGRET_SAVED = 0.0005  # of reward, by a further run
@@ -29,7 +29,7 @@ def find_risks(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> tu
     seeds = Counter((run.B_p, run.n) for run in fit.runs)
     risks = dict[str, str]()  # by their codes, those of the flags that they state
     reward, interval = ensemble.predict_reward(cell, allocation.C)
-    rise = reward - ensemble.predict_reward(cell, min(allocation.C, curve.C_high))[0]
+    rise = reward - ensemble.predict_reward(cell, min(allocation.C, ensemble.C_measured_max))[0]
     if interval is not None and interval[1] - interval[0] + rise / 2 > UNCERTAIN_SPAN:
         beyond = f", after a rise of {rise:.3f} beyond the data" if rise > 0 else ""
         risks["uncertain_forecast"] = f"the reward is uncertain ({interval[0]:.3f} to {interval[1]:.3f}{beyond})"
