@@ -158,7 +158,7 @@ def _name_extrapolated_n(ensemble: CurveEnsemble, request: AllocationRequest, ch
     for n in sorted(set(ensemble.n[allowed].tolist()) - {chosen_n}):
         cells_of_n = allowed & (ensemble.n == n)
         if (C_spent[cells_of_n] > ensemble.samples.C_high[cells_of_n] * (1 + 1e-9)).all():
-            ends.append(f"n = {n} (measured up to C = {ensemble.samples.C_high[cells_of_n].max():.4g})")
+            ends.append(f"n = {n} (measured up to C = {ensemble.samples.C_high[cells_of_n].max():,.0f})")
     if ends:
         request.reasons.append(f"compared by their fitted curves beyond their data: {', '.join(ends)}")
 

@@ -192,11 +192,11 @@ def _explain_outcome(
         )
     if curve.C_peak is not None and allocation.C > curve.C_peak:
         reasons.append(
-            f"stop early: reward of {name} falls beyond C = {curve.C_peak:.4g} (M = "
+            f"stop early: reward of {name} falls beyond C = {curve.C_peak:,.0f} (M = "
             f"{int(curve.C_peak // allocation.B)}); what is expected is its peak"
         )
     elif ensemble.is_beyond_data(cell, allocation.C):
-        reasons.append(f"the expected reward is extrapolated: {name} was measured up to C = {curve.C_high:.6g}")
+        reasons.append(f"the expected reward is extrapolated: {name} was measured up to C = {curve.C_high:,.0f}")
     if fit.base_reward is not None and reward < fit.base_reward:
         reasons.append(
             f"that is less than the base policy's {fit.base_reward:.3f}: these runs made it worse, and no training is "
