@@ -58,11 +58,13 @@ def read(path: Path) -> list[LogTable]:
             " trainer.logger=console. Leave it out, or name another format by --from."
         )
     configs = list(_printed_configs(lines))
+    # Hydra's overrides on the command lines of verl's trainers
+    commands = [dict(_OVERRIDE.findall(text)) for _, _, text in lines if "verl." in text and "=" in text]
     for name in (*verl.CONFIG_COLUMNS["n"], *verl.CONFIG_COLUMNS["B_p"]):
-        values = list(dict.fromkeys(str(config.get(name)) for config in configs))
+        values = list(dict.fromkeys(str(config[name]) for config in configs or commands if name in config))
         if len(values) > 1:
             raise InputError(f"{path} holds runs whose {name} is {', then '.join(values)}; expected one run. Split it.")
-    config = _command_line_settings(text for _, _, text in lines) | (configs[-1] if configs else {})
+    config = {name: value for source in (*commands, *configs[-1:]) for name, value in source.items()}
     name = str(config.get("trainer.experiment_name", ""))
     return [LogTable(str(path), tuple(rows), config | verl.device_count(config), run=name, notes=tuple(notes))]
 
@@ -88,12 +90,6 @@ def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
         if tag and number is not None:
             values[tag.strip()] = number
     return values
-
-
-def _command_line_settings(texts: Iterator[str]) -> dict[str, str]:
-    """Hydra's overrides on the command lines of verl's trainers, the last of each."""
-    commands = (text for text in texts if "verl." in text and "=" in text)
-    return {name: value for text in commands for name, value in _OVERRIDE.findall(text)}
 
 
 def _printed_configs(lines: Sequence[tuple[int, str, str]]) -> Iterator[dict[str, Any]]:

@@ -153,6 +153,9 @@ def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG.replace("'n': 8", "'n': 16") + STEPS)
     with pytest.raises(InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split"):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
+    (tmp_path / "job.log").write_text(COMMAND + "\n" + STEPS + COMMAND.replace("n=5", "n=16") + "\n" + step_line(8))
+    with pytest.raises(InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 5, then 16; .* Split"):
+        read_logs([tmp_path / "job.log"], None, {}, resumed=True)
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG + step_line(6) + step_line(7) + step_line(8))
     (run,) = read_logs([tmp_path / "job.log"], None, {}, resumed=True).runs
     assert [p.M for p in run.points] == [0, 2, 4, 6, 8]
