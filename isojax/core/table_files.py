@@ -59,8 +59,7 @@ def read_table(path: Path) -> DataTable:
 
 def read_lines(path: Path, damage: Literal["strict", "replace"] = "strict") -> Iterator[NumberedLine]:
     """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out. Bytes that are
-    no text are refused, or replaced by U+FFFD.
-    """
+    no text are refused, or replaced by U+FFFD."""
     line_number = size = 0
     try:
         with open_file(path) as packed, gzip.open(packed) if path.suffix == ".gz" else packed as f:

@@ -165,16 +165,16 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
         if field not in excluded_fields and (column := _detect_column(field, names, table, field_map)) is not None
     }
     if "counts" not in {**columns, **detected}:
-        detected.pop("samples", None)  # another count of samples
+        detected.pop("samples", None)  # it counts something else
+    metrics = [column for field, column in {**columns, **detected}.items() if is_validation(field)]
     if "step" in detected:  # the first that all evaluations have
-        metrics = [column for field, column in {**columns, **detected}.items() if is_validation(field)]
         evaluations = [row.values for row in table.rows if not all(is_blank(row.values.get(x)) for x in metrics)]
         steps = (x for x in known_columns["step"] if all(not is_blank(values.get(x)) for values in evaluations))
         detected["step"] = next(steps, detected["step"])
         if detected["step"] == "_step":
             _reject_logging_calls(table)
     elif "step" in columns and "_step" in table.columns:
-        table = _fill_steps(table, columns["step"])
+        table = _fill_steps(table, columns["step"], metrics)
     column_map = ColumnMap(table, {**columns, **detected}, constants, frozenset(detected))
     _require_fields(column_map, table)
     return column_map
@@ -210,23 +210,25 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
 
 
 def _reject_logging_calls(table: LogTable) -> None:
-    """InputError where a column of steps has other whole numbers than W&B's _step, which counts calls of wandb.log."""
+    """InputError where a column rises by other whole numbers than W&B's _step, which counts calls of wandb.log."""
     for name in filter(_UPDATES_COLUMN.search, table.columns):
         rows = [row.values for row in table.rows if not is_blank(row.values.get(name))]
-        pairs = {(parse_number(values[name]), parse_number(values.get("_step"))) for values in rows}
-        if len(pairs) > 1 and all(a is not None and a.is_integer() for a, _ in pairs) and any(a != b for a, b in pairs):
+        steps = [x for values in rows if (x := parse_number(values[name])) is not None and x.is_integer()]
+        is_clock = len(set(steps)) > 1 and len(steps) == len(rows) and steps == sorted(steps)
+        if is_clock and steps != [parse_number(values.get("_step")) for values in rows]:
             raise InputError(
                 f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers; name the one that"
                 f" counts updates: --map step={name} or --map step=_step."
             )
 
 
-def _fill_steps(table: LogTable, step: str) -> LogTable:
-    """The log with the step logged last, or 0, in W&B's rows that have none."""
+def _fill_steps(table: LogTable, step: str, metrics: Sequence[str]) -> LogTable:
+    """The log with the step logged last, or 0, in the rows of metrics that have none."""
     rows, last = list[DataRow](), 0
     for row in table.rows:
         last = last if is_blank(row.values.get(step)) else row.values[step]
-        rows.append(replace(row, values={**row.values, step: last}))
+        is_evaluation = not all(is_blank(row.values.get(name)) for name in metrics)
+        rows.append(replace(row, values={**row.values, step: last}) if is_evaluation else row)
     return replace(table, rows=tuple(rows))
 
 
@@ -235,7 +237,7 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
     for name in names:
         matches = glob_filter(table.columns, name)
         if field == name == "reward" and matches:  # which may be the training reward
-            matches += filter(_is_validation_column, set(table.columns) - set(field_map.values()))
+            matches += [x for x in filter(_is_validation_column, table.columns) if x not in field_map.values()]
         if len(matches) > 1 and field == "reward":
             choices = " or ".join(f"--map reward={match}" for match in matches)
             raise InputError(f"{table.source} has {len(matches)} validation metrics; choose one: {choices}.")

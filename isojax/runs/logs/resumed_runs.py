@@ -88,7 +88,8 @@ def _keep_latest(
         for i, row in enumerate(rows):
             clock = _clock(column_map, row)
             begins = i == 0 or (split_falls and _goes_back(kept, clock, row, column_map))
-            if begins and kept and (clock, 1) < (kept[0][0], len(kept)):
+            may_be_another = split_falls or column_map.columns.get("step") == "_step"  # W&B's, which may begin again
+            if begins and kept and may_be_another and (clock, 1) < (kept[0][0], len(kept)):
                 raise InputError(
                     f"{row.location}: {column_map.clock_field} goes back to {clock}, where the run began"
                     f" ({kept[0][1].location}), so nothing before would count. Leave out a start that failed; sort a"

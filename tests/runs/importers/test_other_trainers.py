@@ -99,6 +99,10 @@ def test_calls_of_a_logger_are_no_updates_where_it_logs_them_too(logged):
         logged("csv", text, "reward=val/acc", SETTINGS)
     (run,) = logged("csv", text, "reward=val/acc,step=train/global_step", SETTINGS).runs
     assert curve(run) == [(0, 0, 0.1), (10, 320, 0.2), (15, 480, 0.3)]
+    text = "_step,eval/at,skipped_steps,train:kl,val/acc\n0,0,0,,0.1\n1,,0,0.5,\n2,,0,0.6,\n3,10,0,,0.2\n"
+    maps = ("reward=val/acc,step=eval/at,train:kl=train:kl", SETTINGS)  # training rows have no such step
+    assert curve(logged("csv", text, *maps).runs[0])[1] == (10, 320, 0.2)
+    assert curve(logged("csv", text, "reward=val/acc", SETTINGS).runs[0])[1] == (3, 96, 0.2)  # a constant is no clock
     equal = "_step,training/global_step,val/acc\n0,,0.1\n10,10,0.2\n20,20,0.3\n"  # as verl logs
     assert curve(logged("csv", equal, "reward=val/acc", SETTINGS).runs[0])[1] == (10, 320, 0.2)
 
