@@ -56,9 +56,10 @@ def header_comments(
     sweep_config: Config | None,
     learning_rate_key: str,
     notes: Sequence[str],
+    how_to_run: str = "",
     stage: GrowingStage | None = None,
 ) -> str:
-    """YAML comments for the top of a config: the allocation, its expected reward, reasons, learning rate, and notes."""
+    """YAML comments above a config: the allocation, its expected reward, reasons, learning rate, notes and command."""
     allocation, interval = recommendation.allocation, recommendation.interval
     interval_text = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
     reward_text = f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}."
@@ -70,6 +71,7 @@ def header_comments(
         *(f"warning: {warning}" for warning in recommendation.further_warnings),
         f"{_learning_rate_text(allocation.B, sweep_config)} The key is {learning_rate_key}.",
         *notes,
+        *([f"Run: {how_to_run.format(file='FILE')}"] if how_to_run else []),
     ]
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)  # a line break would end the comment
 

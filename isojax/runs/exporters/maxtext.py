@@ -20,8 +20,5 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "train_fraction": 1.0,
         "rl": {"num_generations": allocation.n, "num_iterations": 1},
     }
-    notes = [
-        "Put this file into the folder of MaxText's rl.yml, on which it builds.",
-        f"Run: {HOW_TO_RUN.format(file='FILE')}",
-    ]
-    return header_comments(recommendation, sweep_config, "learning_rate", notes) + yaml_text(config)
+    notes = ["Put this file into the folder of MaxText's rl.yml, on which it builds."]
+    return header_comments(recommendation, sweep_config, "learning_rate", notes, HOW_TO_RUN) + yaml_text(config)

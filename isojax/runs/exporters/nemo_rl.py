@@ -22,8 +22,6 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         },
         "policy": {"train_global_batch_size": allocation.B},
     }
-    notes = [
-        "Put this file into NeMo-RL's examples/configs, the folder of the example on which it builds.",
-        f"Run: {HOW_TO_RUN.format(file='FILE')}",
-    ]
-    return header_comments(recommendation, sweep_config, "policy.optimizer.kwargs.lr", notes) + yaml_text(config)
+    notes = ["Put this file into NeMo-RL's examples/configs, the folder of the example on which it builds."]
+    rate_key = "policy.optimizer.kwargs.lr"
+    return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(config)

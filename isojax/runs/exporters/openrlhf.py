@@ -29,7 +29,6 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     notes = [
         f"M = {allocation.M} updates take {prompts} prompts: with a dataset of D < {prompts}, train.num_episodes is "
         f"{prompts} / D.",
-        f"Run: {HOW_TO_RUN.format(file='FILE')}",
     ]
     lines = [f"--{name} {value}\n" for name, value in arguments.items()]
-    return header_comments(recommendation, sweep_config, "actor.adam.lr", notes) + "".join(lines)
+    return header_comments(recommendation, sweep_config, "actor.adam.lr", notes, HOW_TO_RUN) + "".join(lines)

@@ -51,6 +51,6 @@ def render(
     notes = [
         "On G processes divide gradient_accumulation_steps by G: an update takes per_device x steps x G = "
         f"{allocation.B} completions.",
-        f"Run: {how_to_run.format(file='FILE')}",
     ]
-    return header_comments(recommendation, sweep_config, "learning_rate", notes, stage) + yaml_text(arguments)
+    header = header_comments(recommendation, sweep_config, "learning_rate", notes, how_to_run, stage)
+    return header + yaml_text(arguments)

@@ -21,7 +21,6 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     notes = [
         f"In rl_training_config of BASE.yaml leave out mini_batch_size and max_steps, or set them to {allocation.B_p} "
         f"and {allocation.M}.",
-        f"Run: {HOW_TO_RUN.format(file='FILE')}",
     ]
     rate_key = "rl_training_config.actor_optimizer_config.learning_rate"
-    return header_comments(recommendation, sweep_config, rate_key, notes) + yaml_text(overrides)
+    return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(overrides)

@@ -45,4 +45,4 @@ def render(
         notes.append("Steps are counted on from run to run. The checkpoint brings the first run's learning rate back.")
     notes.append(f"Run, in the folder of this file, NAME.yaml: {HOW_TO_RUN.format(folder='.', name='NAME')}")
     learning_rate_key = "actor_rollout_ref.actor.optim.lr"
-    return header_comments(recommendation, sweep_config, learning_rate_key, notes, stage) + yaml_text(overrides)
+    return header_comments(recommendation, sweep_config, learning_rate_key, notes, stage=stage) + yaml_text(overrides)
