@@ -47,10 +47,6 @@ class StoredTensor:
 
 def weight_files(folder: Path) -> list[Path]:
     """The folder's model.safetensors, the index's files, or all there are; InputError where some are missing."""
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder}: no such folder; expected a model's folder with config.json, *.safetensors and a tokenizer."
-        )
     if (folder / SINGLE_FILE).is_file():
         return [folder / SINGLE_FILE]
     if paths := [folder / name for name in indexed_names(folder)]:
