@@ -91,10 +91,6 @@ class SamplingBatch(NamedTuple):
         group = self.share.first_group + problem
         return group if self.ring_sizes is None else group % self.ring_sizes.groups
 
-    def rollout_problem_row(self, row: Int[Array, "*r"]) -> Int[Array, "*r"]:
-        """The row of `problems` of a rollout's problem; the rollout is counted within the share."""
-        return self.problem_row((self.skipped_rollouts + row) // self.n)
-
     def buffer_row(self, row: Int[Array, "*r"]) -> Int[Array, "*r"]:
         """The row of the buffers of a rollout, which is counted within the share."""
         return row if self.ring_sizes is None else row % self.ring_sizes.rows

@@ -183,7 +183,8 @@ class Engine:
         has_queued_items = queue.next_item < work_items(self.shapes, batch).end
         group_has_rollouts = jnp.repeat(queue.next_rollout < queue.end_rollout, W)
         first_hidden = jnp.repeat(state.group_last_hidden, W, axis=0)
-        answers = batch.problems.answers[batch.rollout_problem_row(state.slots.row)] if self.stops.reply else None
+        problem_row = batch.problem_row((batch.skipped_rollouts + state.slots.row) // batch.n)
+        answers = batch.problems.answers[problem_row] if self.stops.reply else None
         max_steps = min(CHUNK_TOKENS, self.shapes.response_length)
         max_idle_steps = R if self.shapes.shards == 1 else max_steps * R  # shards wait for one another: no early end
 
