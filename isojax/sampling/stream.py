@@ -263,27 +263,22 @@ def _cache_row_axis(engine: Engine) -> int:
 
 
 def sampler_state_specs(engine: Engine) -> Any:
-    """How a shard_map over the rollout axes splits the state: see `sampler_state_shapes`."""
+    """How a shard_map over the rollout axes splits the state: see `sampler_state_shardings`."""
     shards: Any = P(ROLLOUT_AXES)
     cache_rows: Any = P(*[None] * _cache_row_axis(engine), ROLLOUT_AXES)
     others = SamplerState(*[shards] * len(SamplerState._fields))
     return others._replace(cache=cache_rows, prefix_table=cache_rows)
 
 
-def sampler_state_shapes(engine: Engine) -> Any:
-    """The state's shapes between chunks: an axis of shards first, but caches with all shards' rows on one axis."""
+def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
+    """The state's shardings between chunks: shards over rollout axes, heads over tensor, positions over sequence. Its
+    arrays have an axis of shards first, but caches all shards' rows on one axis."""
     shards, axis = engine.shapes.shards, _cache_row_axis(engine)
-    return _map_state(
+    shapes = _map_state(
         jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32")),
         lambda x: jax.ShapeDtypeStruct((shards, *x.shape), x.dtype),
         lambda x: jax.ShapeDtypeStruct((*x.shape[:axis], shards * x.shape[axis], *x.shape[axis + 1 :]), x.dtype),
     )
-
-
-def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
-    """The state's shardings between chunks: shards over rollout axes, heads over tensor, positions over sequence."""
-    axis = _cache_row_axis(engine)
-    shapes = sampler_state_shapes(engine)
 
     def array_sharding(x: jax.ShapeDtypeStruct, logical_axes: Mapping[int, str | None]) -> NamedSharding:
         return NamedSharding(mesh, sharding.partition_spec([logical_axes.get(i) for i in range(x.ndim)], x.shape, mesh))
