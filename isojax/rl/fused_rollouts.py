@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jaxtyping import Array
 
-from isojax.core.config import CellConfig
+from isojax.core.config import CellConfig, RLConfig
 from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
 from isojax.distributed.sharding import Program, compiler_options, replicated, shape_on
 from isojax.models.lora import policy_params
@@ -92,17 +92,9 @@ def build_fused_update(
 class FusedPrograms(rollout_source.RolloutPrograms):
     updates_per_call = MAX_UPDATES_PER_CALL
 
-    def __init__(
-        self,
-        cell: CellConfig,
-        decoder: Decoder,
-        task: DeviceTask,
-        shapes: SamplerShapes,
-        mesh: Mesh,
-        measures_signal: bool = False,
-    ):
-        self.rl, self.shapes, self.mesh = cell.rl, shapes, mesh
-        self.update = Program(build_fused_update(cell, decoder, task, shapes, mesh, measures_signal))
+    def __init__(self, rl: RLConfig, shapes: SamplerShapes, mesh: Mesh, update: Callable[..., Any]):
+        """update: of `build_fused_update`, for this recipe, these shapes and this mesh."""
+        self.rl, self.shapes, self.mesh, self.update = rl, shapes, mesh, Program(update)
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:
         [(program, arguments)] = self.main_programs(shapes).values()

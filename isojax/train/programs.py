@@ -21,7 +21,7 @@ from isojax.models.lora import policy_params
 from isojax.models.transformer import ComputeOptions, Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
-from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts
+from isojax.rl.fused_rollouts import FusedPrograms, FusedRollouts, build_fused_update
 from isojax.rl.objective import make_coefficients
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shapes
 from isojax.sampling.batch import problem_shapes
@@ -73,7 +73,8 @@ class SweepPrograms:
             self.rollout_programs = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh)
             source = AsyncRollouts
         elif is_on_device(task):
-            self.rollout_programs = FusedPrograms(cell, self.decoder, task, self.shapes, mesh, measures_signal)
+            update = build_fused_update(cell, self.decoder, task, self.shapes, mesh, measures_signal)
+            self.rollout_programs = FusedPrograms(cell.rl, self.shapes, mesh, update)
             source = FusedRollouts
         else:
             self.rollout_programs = rollout_source.HostVerifiedPrograms(
