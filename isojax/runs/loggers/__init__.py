@@ -24,7 +24,6 @@ class Logger(Protocol):
 
     def close(self) -> None:
         """Called when the run ends, or stops until it is resumed."""
-        ...
 
 
 def check_loggers(names: Iterable[str]) -> None:

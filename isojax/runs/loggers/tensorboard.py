@@ -17,13 +17,13 @@ from isojax.core.atomic_files import append_bytes, write_bytes
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, RunRecord
 from isojax.runs.ledger import read_timing
-from isojax.runs.loggers import cell_hparams, point_scalars
+from isojax.runs.loggers import Logger, cell_hparams, point_scalars
 
 Event: Any = vars(event_pb2)["Event"]  # protobuf makes its classes when it is imported
 HParams: Any = vars(plugin_hparams_pb2)["HParamsPluginData"]
 
 
-class TensorBoardLogger:
+class TensorBoardLogger(Logger):
     """An event file that grows with a ledger."""
 
     def __init__(self, folder: Path, hparams: dict[str, object]):
@@ -59,9 +59,6 @@ class TensorBoardLogger:
             scalars = point_scalars(point).items()
             values = [summary.Summary.Value(tag=name, simple_value=value) for name, value in scalars]
             yield Event(wall_time=wall_time, step=point.rollouts, summary=summary.Summary(value=values))
-
-    def close(self) -> None:
-        """All is on disk."""
 
 
 def begin(folder: Path, cell: Cell, config: Config) -> TensorBoardLogger:
