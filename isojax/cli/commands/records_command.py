@@ -68,7 +68,6 @@ def import_logs(
     settings_file: Annotated[Path | None, Option("--settings", metavar="FILE", help=SETTINGS_HELP)] = None,
     resumed: Annotated[bool, Option("--resumed", help=RESUMED_HELP)] = False,
 ) -> None:
-    """Logs in, a sweep's folder of ledgers out."""
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)
     settings = {} if settings_file is None else read_settings(settings_file)
