@@ -32,7 +32,7 @@ def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
     low, high = log2(ns[0]), log2(ns[-1])
     law_axes[0].set_ylim(low - 0.5, high + 0.3 * max(high - low, 1))
     canvas.label_log2_n(law_axes[0].yaxis, ns)
-    _legend(fig, fit, colours)
+    _legend(fig, fit)
     return fig
 
 
@@ -70,7 +70,7 @@ def _law_text(view: FrontierFit) -> str:
     return "\n".join(f"{PARAMETER_LABELS[name]} = {getattr(law, name):.2f}" for name in LAW_PARAMETERS[law.form])
 
 
-def _legend(fig: Figure, fit: FitResult, colours: Mapping[int, str]) -> None:
+def _legend(fig: Figure, fit: FitResult) -> None:
     handles: list[Line2D | Patch] = [
         Line2D([], [], color=canvas.LAW_COLOUR, lw=2.2, label="fitted law $n^*(C)$"),
         Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=5, label="best measured n"),
