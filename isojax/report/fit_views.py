@@ -1,6 +1,5 @@
 """A fit as numbers ready to draw: its frontiers, its curves' rewards and intervals, its runs' evaluations."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
@@ -14,7 +13,7 @@ from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
 from isojax.scaling.intervals import central_band
 from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult, FrontierFit
-from isojax.scaling.tracks import make_track
+from isojax.scaling.tracks import group_by, make_track
 
 CellKey = tuple[int, int]  # (B_p, n)
 RIBBON_DOUBLINGS, RIBBON_POINTS = 0.9, 90  # a ribbon's thickness at P(best) = 1: ribbons of n and 2n do not touch
@@ -62,19 +61,14 @@ def run_evaluations(run: RunRecord, fit: FitResult) -> list[tuple[int, float, fl
 
 def runs_by_cell(runs: Iterable[RunRecord]) -> dict[CellKey, list[RunRecord]]:
     """(B_p, n) -> its runs, one for each seed."""
-    cells: dict[CellKey, list[RunRecord]] = {}
-    for run in runs:
-        cells.setdefault((run.cell.B_p, run.cell.n), []).append(run)
-    return cells
+    return group_by(runs, lambda run: (run.cell.B_p, run.cell.n))
 
 
 def seed_means(seeds: Sequence[RunRecord], fit: FitResult) -> list[tuple[float, float, int]]:
     """(C, reward, runs) at each value of the shared grid of C: the means over a cell's runs, and how many there are."""
-    values_by_target: dict[int, list[tuple[float, float]]] = defaultdict(list)
-    for run in seeds:
-        for target, C, y in run_evaluations(run, fit):
-            values_by_target[target].append((C, y))
-    return [(*np.mean(values, axis=0).tolist(), len(values)) for _, values in sorted(values_by_target.items())]
+    evaluations = (evaluation for run in seeds for evaluation in run_evaluations(run, fit))
+    by_target = sorted(group_by(evaluations, lambda evaluation: evaluation[0]).items())
+    return [(*np.mean(rows, axis=0)[1:].tolist(), len(rows)) for _, rows in by_target]
 
 
 def reward_range(fit: FitResult, runs: Sequence[RunRecord]) -> tuple[float, float]:

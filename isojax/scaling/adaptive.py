@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, RunRecord
 from isojax.scaling.curves import fit_hierarchical
 from isojax.scaling.curves.sweep_estimate import FitOptions
-from isojax.scaling.tracks import FloatArray, build_tracks, group_by_cell
+from isojax.scaling.tracks import FloatArray, build_tracks, group_by, group_by_cell
 
 BUDGET_SPAN, N_LEVELS = 16, 9  # n*(C) is sought from budget / SPAN to the budget, at so many values of C
 INITIAL_EVALUATIONS = 4  # evaluations at C > 0 that every run has before anything is decided by it
@@ -120,8 +120,7 @@ class AdaptivePolicy:
 
     def _seeds_by_cell(self, failed: Sequence[Cell]) -> dict[tuple[int, int], list[Cell]]:
         """The cells of each (B_p, n), by rising seed, less those that failed."""
-        cells = sorted(set(self.cells) - set(failed))
-        return {key: list(seeds) for key, seeds in groupby(cells, lambda cell: (cell.B_p, cell.n))}
+        return group_by(sorted(set(self.cells) - set(failed)), lambda cell: (cell.B_p, cell.n))
 
     def _initial_steps(
         self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int]

@@ -15,6 +15,7 @@ from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, MIN_DECADE
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult
+from isojax.scaling.tracks import group_by
 
 PER_DECADE = 60
 N_BUDGETS = 5
@@ -116,9 +117,7 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
 
 def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath) -> SweepSummary:
     rows, no_effect = _budget_rows(path), fit.joint.n_star.no_effect
-    overfitting_C: dict[tuple[int, int], list[float]] = {}
-    for run in fit.overfitting:
-        overfitting_C.setdefault((run.B_p, run.n), []).append(run.C)
+    overfitting_runs = group_by(fit.overfitting, lambda run: (run.B_p, run.n))
     return SweepSummary(
         label=label,
         base_reward=fit.base_reward,
@@ -129,7 +128,8 @@ def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: Fronti
         curve=tuple(rows[i] for i in spread_indices(len(rows), N_BAND_ROWS)),
         saturation=None if no_effect else _saturation(path, int(ensemble.n.max())),
         overfitting=tuple(
-            comparison.OverfittedCell(*cell, len(C), min(C)) for cell, C in sorted(overfitting_C.items())
+            comparison.OverfittedCell(*cell, len(runs), min(run.C for run in runs))
+            for cell, runs in sorted(overfitting_runs.items())
         ),
     )
 

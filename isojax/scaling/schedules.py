@@ -1,6 +1,5 @@
 """Runs whose n changes along C, against the best fixed n at each C."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,7 +10,7 @@ from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
 from isojax.scaling.intervals import LEVEL, central_band
 from isojax.scaling.result import SchedulePoint, ScheduleRow
-from isojax.scaling.tracks import FloatArray, RunTrack, build_tracks
+from isojax.scaling.tracks import FloatArray, RunTrack, build_tracks, group_by
 
 NOISE_SEED = 3
 
@@ -20,9 +19,8 @@ def compare_schedules(
     estimate: SweepEstimate, runs: Sequence[RunRecord], metric: str, compute: str
 ) -> tuple[ScheduleRow, ...]:
     """A row for each schedule, the mean of its seeds, at the C that the fixed cells were measured at too."""
-    by_name: dict[str, list[RunTrack]] = defaultdict(list)
-    for track in build_tracks(runs, metric, compute) if runs else ():
-        by_name[track.run.cell.schedule].append(track)
+    tracks = build_tracks(runs, metric, compute) if runs else ()
+    by_name = group_by(tracks, lambda track: track.run.cell.schedule)
     return tuple(_compare(estimate, name, seeds) for name, seeds in sorted(by_name.items()))
 
 

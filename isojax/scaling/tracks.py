@@ -7,9 +7,9 @@ another on the same problems, and the noise of R.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,6 +27,8 @@ _METRIC_NAME = re.compile(rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.j
 _CHI_SQUARE_MEDIAN = 0.455  # of one degree of freedom
 _BEND_VARIANCE = 1.5  # of a value minus the mean of its two neighbours, in variances of one value
 _ROUNDING = 1e-9  # values of this size are residuals of a computed curve: their ratios mean nothing
+T = TypeVar("T")
+K = TypeVar("K")
 
 
 def as_float64(values: ArrayLike) -> FloatArray:
@@ -146,10 +148,17 @@ def select_points(run: RunRecord, points: slice) -> RunRecord:
     return replace(run, points=run.points[points], device_hours=hours, line_numbers=lines)
 
 
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items of each key; keys, and the items of one, in the order in which they come."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def group_by_cell(tracks: Sequence[RunTrack]) -> dict[tuple[int, int], list[RunTrack]]:
     """The seeds of each (B_p, n), cells and seeds in rising order."""
-    sorted_tracks = sorted(tracks, key=lambda t: t.run.cell)
-    return {key: list(seeds) for key, seeds in groupby(sorted_tracks, lambda t: t.key)}
+    return group_by(sorted(tracks, key=lambda t: t.run.cell), lambda t: t.key)
 
 
 def base_reward(tracks: Sequence[RunTrack]) -> float | None:

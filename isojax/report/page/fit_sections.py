@@ -12,8 +12,8 @@ from isojax.report.fit_views import CellKey, all_n, runs_by_cell
 from isojax.report.page.markup import Html, bullet_list, html_fold, html_section, html_table, join_html, tag
 from isojax.report.wording import format_compact, format_interval, format_percent, format_reward
 from isojax.scaling.checks.run_health import flag_sentences
-from isojax.scaling.result import FitDiagnostics, FitResult, FittedRun
-from isojax.scaling.tracks import metric_value
+from isojax.scaling.result import FitDiagnostics, FitResult
+from isojax.scaling.tracks import group_by, metric_value
 
 MAX_SHOWN = 6  # of a list; the others are folded
 
@@ -82,9 +82,8 @@ def _describe_sensitivity(fit: FitResult) -> list[str]:
 
 def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
     """Where each cell started and ended, and what it then reached on the extra sets that all runs were evaluated on."""
-    fitted_runs: dict[CellKey, list[FittedRun]] = {}
-    for run in sorted(fit.runs, key=lambda run: (run.B_p, run.n, run.seed)):
-        fitted_runs.setdefault((run.B_p, run.n), []).append(run)
+    sorted_runs = sorted(fit.runs, key=lambda run: (run.B_p, run.n, run.seed))
+    fitted_runs = group_by(sorted_runs, lambda run: (run.B_p, run.n))
     extra_rewards = _extra_set_rewards(run_records)
     rows = []
     for cell, runs in fitted_runs.items():

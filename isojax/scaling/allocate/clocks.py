@@ -1,13 +1,12 @@
 """How long runs take: the wall clock of each measured cell, and budgets in time or money."""
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.scaling.result import FitResult, FittedRun
-from isojax.scaling.tracks import FloatArray
+from isojax.scaling.result import FitResult
+from isojax.scaling.tracks import FloatArray, group_by
 
 MAX_SECONDS = 1e10
 NO_CLOCKS = (
@@ -50,12 +49,10 @@ class CellClocks:
 
 
 def cell_clocks(fit: FitResult, keys: list[tuple[int, int]]) -> CellClocks:
-    runs: dict[tuple[int, int], list[FittedRun]] = defaultdict(list)
-    for run in fit.runs:
-        if run.seconds_per_rollout is not None:
-            runs[run.B_p, run.n].append(run)
+    timed_runs = (run for run in fit.runs if run.seconds_per_rollout is not None)
+    runs = group_by(timed_runs, lambda run: (run.B_p, run.n))
     columns = [
-        [float(np.mean([getattr(run, name) for run in runs[key]])) if runs[key] else np.nan for key in keys]
+        [float(np.mean([getattr(run, name) for run in runs[key]])) if key in runs else np.nan for key in keys]
         for name in ("startup_seconds", "seconds_per_rollout", "devices")
     ]
     return CellClocks(*map(np.array, columns))

@@ -11,7 +11,7 @@ from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate
 from isojax.scaling.law.frontier import compute_frontier, crossover_rows, frontier_rows, spread_indices
 from isojax.scaling.law.n_star_law import choose_law, fit_law, most_common_n_law
 from isojax.scaling.result import FixedBatchFit, FrontierRow, NStarOfMFit
-from isojax.scaling.tracks import FloatArray
+from isojax.scaling.tracks import FloatArray, group_by
 
 MAX_LAW_POINTS = 40
 MAX_OBSERVATIONS = 20  # that the law's correlated points are worth
@@ -21,9 +21,7 @@ REJECTION_CONFIDENCE = 0.9
 
 def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
     """One entry for each batch B with at least two cells, by rising B."""
-    curves_by_B: dict[int, list[FittedCurve]] = {}
-    for c in estimate.curves:
-        curves_by_B.setdefault(c.B_p * c.n, []).append(c)
+    curves_by_B = group_by(estimate.curves, lambda c: c.B_p * c.n)
     return tuple(_fit_batch(B, group, estimate) for B, group in sorted(curves_by_B.items()) if len(group) > 1)
 
 

@@ -18,7 +18,7 @@ from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, PosteriorS
 from isojax.scaling.intervals import central_band
 from isojax.scaling.law.batch_law import best_nondecreasing_sum
 from isojax.scaling.result import DecidingRun, LawVerdict
-from isojax.scaling.tracks import FloatArray
+from isojax.scaling.tracks import FloatArray, group_by
 
 EPSILON = 0.005  # of reward: less makes no difference
 CONFIDENCE = 0.95  # the share of draws that excludes or supports a law
@@ -172,10 +172,8 @@ def _judge_hundreds(cells: ComparedCells) -> Evidence:
 
 
 def _judge_batch(cells: ComparedCells) -> Evidence:
-    cells_of_B: dict[int, list[int]] = {}
-    for j, (B_p, n) in enumerate(cells.keys):
-        if cells.competing[j].all():
-            cells_of_B.setdefault(B_p * n, []).append(j)
+    always_competing = (j for j in range(len(cells.keys)) if cells.competing[j].all())
+    cells_of_B = group_by(always_competing, lambda j: cells.keys[j][0] * cells.keys[j][1])
     groups = [group for group in cells_of_B.values() if len(group) > 1]
     if sum(len(group) - 1 for group in groups) < MIN_PAIRS:
         text = f"fewer than {MIN_PAIRS} pairs of cells have one B_p n and different n"
