@@ -6,7 +6,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Quote, QuotedCell
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import FloatArray
+from isojax.scaling.tracks import FloatArray, group_by
 
 HORIZON_FACTOR = 4.0  # times the largest measured C: as far as a recommendation goes
 BUDGETS = 256  # of the grid of C on which the draws are inverted
@@ -22,10 +22,8 @@ def quote(fit: FitResult, reward: float) -> Quote:
     C = first_budgets(ensemble, reward, horizon)
     stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
     cells = [quote_cell(ensemble, int(i), C[:, i]) for i in stable]
-    cheapest: dict[int, QuotedCell] = {}
-    for cell in sorted(cells, key=_cost):
-        cheapest.setdefault(cell.n, cell)
-    by_n = tuple(sorted(cheapest.values(), key=lambda cell: cell.n))
+    cells_by_n = sorted(group_by(cells, lambda cell: cell.n).items())
+    by_n = tuple(min(cells_of_n, key=_cost) for _, cells_of_n in cells_by_n)
     best_n = min(by_n, key=_cost).n
     return Quote(reward, fit.metric, horizon, ensemble.level, best_n, by_n)
 

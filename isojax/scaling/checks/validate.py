@@ -15,7 +15,7 @@ from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.intervals import Interval
 from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import RunTrack, group_by_cell, make_track, select_points
+from isojax.scaling.tracks import RunTrack, group_by, group_by_cell, make_track, select_points
 
 HIDDEN_COMPUTE_FACTOR = 4.0
 REPLICATES = 200
@@ -147,10 +147,9 @@ def _summarize_errors(rows: Sequence[TrialResult]) -> TrialResult:
 
 def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0) -> TrialResult:
     """The fit's best n at the largest C > C_above of two n, the n measured best, and the regret (biased upward)."""
-    C_end_by_n: dict[int, float] = {}
-    for t in tracks:
-        C_end_by_n[t.run.cell.n] = max(C_end_by_n.get(t.run.cell.n, 0.0), float(t.C[-1]))
-    C = sorted(C_end_by_n.values())[-2] if len(C_end_by_n) > 1 else 0.0
+    tracks_by_n = group_by(tracks, lambda t: t.run.cell.n)
+    C_ends = sorted(max(float(t.C[-1]) for t in tracks_of_n) for tracks_of_n in tracks_by_n.values())
+    C = C_ends[-2] if len(C_ends) > 1 else 0.0
     rewards_near_C = {
         key: [R for t in seeds for R in t.R[(t.C >= MIN_SHARE_OF_C * C) & (t.C <= C)]]
         for key, seeds in group_by_cell(tracks).items()
