@@ -17,7 +17,7 @@ from isojax.core import registry
 from isojax.core.atomic_files import write_text
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
-from isojax.core.nouns import MeasuredCell, Recommendation
+from isojax.core.nouns import Recommendation
 from isojax.core.tabular import parse_number
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import (
@@ -33,6 +33,7 @@ from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences
+from isojax.scaling.tracks import group_by
 
 BAR_WIDTH = 20
 B_MAX_HELP = "Largest batch B_p n that fits your hardware."
@@ -201,12 +202,9 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
     columns = ["n", "B_p", "reward", f"{format_percent(recommendation.level)} interval"]
     if recommendation.n_probability:
         columns.append("P(n is best)")
-    best_by_n: dict[int, MeasuredCell] = {}
-    best_first = recommendation.measured_cells
-    for cell in sorted(best_first, key=lambda cell: not cell.stable):  # the stable before
-        best_by_n.setdefault(cell.n, cell)
     rows = []
-    for n, cell in sorted(best_by_n.items()):
+    for n, best_first in sorted(group_by(recommendation.measured_cells, lambda cell: cell.n).items()):
+        cell = next((cell for cell in best_first if cell.stable), best_first[0])
         mark = " *" if n in recommendation.equal_n else "  "
         B_p = f"{cell.B_p}" if cell.stable else f"{cell.B_p} unstable"
         row = [f"{n}{mark}", B_p, format_reward(cell.reward), format_range((cell.low, cell.high))]
