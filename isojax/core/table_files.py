@@ -58,8 +58,7 @@ def read_table(path: Path) -> DataTable:
 
 
 def read_lines(path: Path, damage: Literal["strict", "replace"] = "strict") -> Iterator[NumberedLine]:
-    """The lines of a text file in UTF-8, unpacked where it is named .gz; a byte-order mark is left out. Bytes that are
-    no text are refused, or replaced by U+FFFD."""
+    """The lines of a UTF-8 file (.gz unpacked), no byte-order mark; bytes of no text are refused or become U+FFFD."""
     line_number = size = 0
     try:
         with open_file(path) as packed, gzip.open(packed) if path.suffix == ".gz" else packed as f:
@@ -85,9 +84,7 @@ def _decode(data: bytes, path: Path, line_number: int, damage: str) -> str:
     except UnicodeDecodeError as e:
         byte = f"byte {e.object[e.start]:#04x} at position {e.start + 1}"
         raise InputError(f"{path}, line {line_number}: not UTF-8 ({byte}); save the file as UTF-8.") from e
-    if damage == "replace":
-        return text.replace("\0", "\ufffd")
-    if "\0" in text:
+    if "\0" in text and damage == "strict":
         raise InputError(f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file.")
     return text
 

@@ -152,8 +152,7 @@ def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] =
     """The score of a rate's runs. `failures`, the errors of runs that did not finish, count as flags."""
     flags = list(failures)
     for run in runs:
-        run_flags = [f for f in health_flags(run) if f.name != "nonfinite_update" or not failures]
-        flags += [f"{run.cell.name}: {flag}" for flag in run_flags]
+        flags += [f"{run.cell.name}: {f}" for f in health_flags(run) if f.name != "nonfinite_update" or not failures]
     if not runs:
         return RateResult(rate, flags=tuple(flags))
     metric = default_metric(runs)

@@ -240,8 +240,7 @@ def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
 
 def suggest_fit(requested: SweepConfig, budget: DeviceBudget, device_counts: Iterable[tuple[str, int]]) -> str:
     """What would fit, as a sentence: this mesh with other settings than those that are set, else `suggest_mesh`."""
-    sizes_that_fit = fit_to_memory(_without_sizes(requested), budget)
-    if sizes_that_fit:
+    if sizes_that_fit := fit_to_memory(_without_sizes(requested), budget):
         return f"It would fit with {format_sizes(sizes_that_fit)}."
     return suggest_mesh(requested, budget, device_counts)
 

@@ -116,8 +116,7 @@ def _matmul_forward(x: Array, w: Array, axis: int) -> tuple[Array, tuple[Array, 
 
 def _matmul_backward(axis: int, saved: tuple[Array, Array], d: Array) -> tuple[Array, Array]:
     x, w = saved
-    d_full = jnp.einsum("ri,ro->io", x, d)
-    return d @ _gather_shards(w, axis).T, _reduce_scatter(d_full, axis)
+    return d @ _gather_shards(w, axis).T, _reduce_scatter(jnp.einsum("ri,ro->io", x, d), axis)
 
 
 _matmul.defvjp(_matmul_forward, _matmul_backward)

@@ -142,9 +142,8 @@ def parse_point(row: Mapping[str, Any] | EvalPoint, location: str) -> EvalPoint:
     except ValidationError as e:
         first = e.errors()[0]
         name = ".".join(map(str, first["loc"]))
-        problem = f"{name} is {first['input']!r}: {first['msg']}"
-        if first["type"] == "missing":
-            problem = f"it has no {name!r}"
+        is_missing = first["type"] == "missing"
+        problem = f"it has no {name!r}" if is_missing else f"{name} is {first['input']!r}: {first['msg']}"
     except ValueError as e:
         problem = str(e)
     raise InputError(

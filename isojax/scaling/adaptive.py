@@ -152,8 +152,7 @@ class AdaptivePolicy:
         """The steps that remove uncertainty. Equal n are not pooled: early on, too few data distinguish them."""
         usable_runs = [r for r in runs if r.points and r.points[-1].rollouts >= self._first_target(r.cell)]
         cells = group_by_cell(build_tracks(usable_runs, self.metric, "rollouts"))
-        options = FitOptions(replicates=REPLICATES)
-        estimate = fit_hierarchical.estimate(cells, self.metric, options)
+        estimate = fit_hierarchical.estimate(cells, self.metric, FitOptions(replicates=REPLICATES))
         if estimate.draws is None or estimate.intervals is None or estimate.noise_sd is None:
             raise InputError(
                 f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of "

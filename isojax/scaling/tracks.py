@@ -83,8 +83,7 @@ def make_track(run: RunRecord, metric: str, compute: str) -> RunTrack:
     """A run's two axes, or a refusal; the point before the first update, which has no train/NAME, is left out."""
     location = run.source or f"run {run.cell.name}"
     if metric.startswith(TRAIN_PREFIX):
-        name = metric.removeprefix(TRAIN_PREFIX)
-        has_value = [p.M > 0 or name in p.train for p in run.points]
+        has_value = [p.M > 0 or metric.removeprefix(TRAIN_PREFIX) in p.train for p in run.points]
         run = select_points(run, slice(has_value.index(True) if any(has_value) else len(run.points), None))
     if not run.points:
         raise InputError(f"{location} has no evaluation; expected at least one. Run the cell or leave it out.")

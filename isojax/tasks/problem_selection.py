@@ -110,8 +110,7 @@ def _limit_training(cell: CellConfig, training: list[Problem], notes: list[str])
     size = cell.data.size
     if size is None or size >= len(training):
         return training
-    left_out = f"{len(training) - size} of {len(training)} training problems left out"
-    notes.append(f"{left_out}: cell.data.size = {size}")
+    notes.append(f"{len(training) - size} of {len(training)} training problems left out: cell.data.size = {size}")
     return random_subset(training, size, np.random.default_rng([cell.data.seed, 4]))
 
 

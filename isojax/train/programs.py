@@ -130,8 +130,7 @@ class SweepPrograms:
         """The policy's parameters before its first update, in place of the base policy's."""
         if self.decoder.config.lora is None:
             return base_params
-        adapters = self.init(base_params).params
-        return policy_params(adapters, self.frozen_params(base_params))
+        return policy_params(self.init(base_params).params, self.frozen_params(base_params))
 
     def tokenize(self, problems: list[Problem]) -> TokenizedProblems:
         return tokenize(self.task, self.cell_config.sampling, problems)

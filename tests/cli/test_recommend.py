@@ -160,7 +160,7 @@ def test_a_run_past_its_peak_should_stop_early_and_a_loss_is_called_one(recommen
     curves = tuple(dataclasses.replace(curve, C_peak=4e4) for curve in fit.curves)
     Path("fit.json").write_text(fit.model_copy(update={"curves": curves, "base_reward": 0.9}).model_dump_json())
     out = recommend("--budget", "1e5")[1]
-    assert "stop early: reward of 16x16 falls beyond C = 4e+04 (M = 156)" in out
+    assert "stop early: reward of 16x16 falls beyond C = 40,000 (M = 156)" in out
     assert "that is less than the base policy's 0.900" in out
 
 

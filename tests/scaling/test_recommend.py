@@ -72,7 +72,7 @@ def test_beyond_the_data_the_law_saturates_and_says_so():
     assert r.allocation == Allocation(16, 32, 1953125)
     assert r.extrapolated
     assert said(r, "C is outside the frontier (1000 to 1e+06)")
-    assert said(r, "16x32 was measured up to C = 1e+06")
+    assert said(r, "16x32 was measured up to C = 1,000,000")
     f = altered(FIT, joint=_frontier_fit(None, dataclasses.replace(LAW, L=6.0)))  # saturates at 128
     far = recommend(f, 1e9, extrapolate=True)
     assert far.allocation.n == 128

@@ -89,8 +89,8 @@ def test_an_n_alone_at_large_C_is_pointed_out():
     for B_p, n in SHAPES:
         fit = with_curve(fit, (B_p, n), C_high={4: 2e4, 16: 5e4, 64: 1e5}[n])
     r = recommend(fit, 1e5)
-    assert said(r, "beyond their data: n = 4 (measured up to C = 2e+04)") and said(
-        r, "16x16 was measured up to C = 50000"
+    assert said(r, "beyond their data: n = 4 (measured up to C = 20,000)") and said(
+        r, "16x16 was measured up to C = 50,000"
     )
     assert not said(recommend(document(), 1e5), "beyond their data")
 

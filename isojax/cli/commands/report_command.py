@@ -42,8 +42,7 @@ def report(
       isojax report runs/quickstart
     """
     folder = sweep_folder(run)
-    report_path = draw_report(folder, read_fit(folder, include_flagged))
-    print_line(f"report: {report_path}")
+    print_line(f"report: {draw_report(folder, read_fit(folder, include_flagged))}")
 
 
 def draw_report(folder: Path, fit: FitResult) -> Path:

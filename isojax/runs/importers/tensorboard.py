@@ -48,8 +48,7 @@ def _read_run(source: str, files: list[Path]) -> LogTable:
     for file in files:
         relogged = 0
         for tag, points in _read_series(file, config, notes).items():
-            first_step = points[0][0]
-            earlier_points = [point for point in series[tag] if point[0] < first_step]
+            earlier_points = [point for point in series[tag] if point[0] < points[0][0]]
             relogged += len(series[tag]) - len(earlier_points)
             series[tag] = earlier_points + points
         if relogged:

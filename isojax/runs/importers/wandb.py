@@ -60,14 +60,7 @@ def read(file: Path) -> list[LogTable]:
             step = entry.history.step.num if entry.history.HasField("step") else values.get("_step", len(rows))
             rows.append(DataRow(str(file), f"step {step}", {"_step": step, **values}))
         elif kind in ("run", "config"):
-            update = _item_values((entry.run.config if kind == "run" else entry.config).update, file)
-            for name in {*FIELDS["n"], *FIELDS["B_p"], *FIELDS["B"]} & update.keys() if rows else ():
-                if update[name] != config.get(name):
-                    raise InputError(
-                        f"{file}: {name} changes from {config.get(name)} to {update[name]} at {rows[-1].position};"
-                        " expected one setting in a run. Leave it out."
-                    )
-            config |= update
+            config |= _item_values((entry.run.config if kind == "run" else entry.config).update, file)
         if kind == "run":
             started = entry.run.start_time.ToNanoseconds() / 1e9
             run = {"run": entry.run.display_name, "run_id": entry.run.run_id, "started": started}

@@ -62,7 +62,7 @@ def _format_of_file(path: Path) -> str:
         return "wandb" if name.endswith(".wandb") else "trl" if name == trl.STATE_FILE else "tensorboard"
     try:
         for _, text in islice(read_lines(path, "replace"), LINES_LOOKED_AT):
-            damaged |= "\ufffd" in text
+            damaged |= "\ufffd" in text or "\0" in text
             if verl_console.is_step_line(text):
                 return "verl_console"
             first, second = first or text.strip(), second or (text.strip() if first else "")

@@ -105,8 +105,7 @@ def fit_growth(n: Sequence[int], base_rewards: Sequence[float], paths: Sequence[
 
     theta, noise_sd = mean[None], NOISE_PRIOR[1]
     for _ in range(2):
-        problem = _LeastSquares(predict, R[None], weight / noise_sd, mean[None], whiten)
-        theta = problem.solve(theta)
+        theta = _LeastSquares(predict, R[None], weight / noise_sd, mean[None], whiten).solve(theta)
         residuals = (predict(theta) - R)[0] * weight
         count, size = NOISE_PRIOR
         variance = ((residuals**2).sum() + count * size**2) / ((weight**2).sum() + count)

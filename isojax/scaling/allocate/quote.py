@@ -24,8 +24,7 @@ def quote(fit: FitResult, reward: float) -> Quote:
     cells = [quote_cell(ensemble, int(i), C[:, i]) for i in stable]
     cells_by_n = sorted(group_by(cells, lambda cell: cell.n).items())
     by_n = tuple(min(cells_of_n, key=_cost) for _, cells_of_n in cells_by_n)
-    best_n = min(by_n, key=_cost).n
-    return Quote(reward, fit.metric, horizon, ensemble.level, best_n, by_n)
+    return Quote(reward, fit.metric, horizon, ensemble.level, min(by_n, key=_cost).n, by_n)
 
 
 def _cost(cell: QuotedCell) -> tuple[float, ...]:

@@ -40,8 +40,7 @@ def try_forecast(
         return None
     best_reward = max(float(curve_reward(c, c.C_high)) for c in estimate.curves)
     prior_sd = PRIOR_SHARE * max(best_reward - float(np.mean(estimate.draws.R0)), 0.0)
-    C_max = max(float(t.C[-1]) for seeds in cells.values() for t in seeds)
-    C_limit = C_max / HIDDEN_FACTOR
+    C_limit = max(float(t.C[-1]) for seeds in cells.values() for t in seeds) / HIDDEN_FACTOR
     visible = _visible_part(cells, C_limit)
     errors = _trial_errors(cells, C_limit, refit, visible) if visible else []
     if not errors:

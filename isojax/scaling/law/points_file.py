@@ -60,8 +60,7 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
     if 1 < len(distinct_n) < MIN_DISTINCT_N:
         ranges = [f"n = {v:g} from C = {C[n == v].min():.4g} to {C[n == v].max():.4g}" for v in distinct_n]
         text = f"no law: {' and '.join(ranges)} are two values of n, and a slope needs {MIN_DISTINCT_N} at least"
-        absent = dict.fromkeys(("n_star", "rmse", "intervals"))
-        document |= {**absent, "flags": [text]}
+        document |= {**dict.fromkeys(("n_star", "rmse", "intervals")), "flags": [text]}
     else:
         document |= _fit_points(C, n, mode)
     document["flags"] = [*_mixture_flags(table, settings, filters), *document["flags"]]

@@ -3,13 +3,10 @@ rows are evaluations, and what a refusal proposes."""
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.runs.importers import wandb
 from isojax.runs.logs.import_logs import read_logs
 
 SETTINGS = "n=8,B_p=4"
@@ -125,20 +122,6 @@ def test_columns_of_open_instruct_comet_and_a_table_of_trials(logged):
     trials = "trial,rollouts,reward,samples\na,32,0.1,0\nb,48,0.2,4\na,64,0.3,8\nb,96,0.4,12\n"
     runs = logged("csv", trials, SETTINGS).runs
     assert [[p.rollouts for p in run.points] for run in runs] == [[32, 64], [48, 96]]
-
-
-def test_settings_that_change_within_a_wandb_run(tmp_path):
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    records = [Record(), Record(), Record()]
-    for record, n in ((records[0], 8), (records[2], 16)):
-        record.config.update.add(key="n", value_json=str(n))
-    records[1].history.item.add(key="val/acc", value_json="0.5")
-    chunks = [(bytes([wandb.CHUNK_FULL]), record.SerializeToString()) for record in records]
-    blocks = [wandb.CHUNK_HEADER.pack(zlib.crc32(kind + data), len(data), kind[0]) + data for kind, data in chunks]
-    (tmp_path / "run-x.wandb").write_bytes(wandb.MAGIC + b"\0" + b"".join(blocks))
-    with pytest.raises(InputError, match=r"n changes from 8 to 16 at step 0; expected one setting in a run"):
-        read_logs([tmp_path / "run-x.wandb"], None, {"reward": "val/acc", "B_p": "4"})
 
 
 def test_a_run_of_the_base_policy_alone_is_no_seed(logged):
