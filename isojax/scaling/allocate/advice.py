@@ -12,8 +12,8 @@ from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnse
 
 MARK_SHARES = (0.25, 0.5)  # of the recommended run's C
 MARK_TAIL = 0.025  # the probability, by the draws, that a run as forecast is below one mark
-# A forecast is uncertain where the width of its interval plus half its rise beyond the data exceeds this: in 480
-# simulated sweeps of other forms, .61 of those that miss by more than .02 are, and .25 of the others.
+# A forecast is uncertain where the width of its interval plus half its rise beyond the data exceeds this: in 960
+# simulated sweeps of other forms, .59 of those that miss by more than .02 are, and .30 of the others.
 UNCERTAIN_SPAN = 0.12
 FALSE_STOP = 0.1  # what is stated of all marks: twice their tails, since true curves may have other forms
 RUN_SHARES = (0.25, 0.5, 1.0)  # of the budget, to which a further run of a cell may be made
