@@ -137,7 +137,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
-    """CSV with a header, by commas, tabs or semicolons. Every cell is text; rows without any text are left out."""
+    """CSV with a header, by commas, tabs or semicolons, of text; rows without any, or of the header, are left out."""
     numbered_lines = iter(lines)
     first_number, first_text = next((line for line in numbered_lines if line[1].strip()), (0, ""))
     if not first_text:
@@ -150,7 +150,7 @@ def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
         header = _parse_header(path, first_number, next(reader))
         line_number = lines_before + reader.line_num + 1
         for cells in reader:
-            if any(cell.strip() for cell in cells):
+            if any(cell.strip() for cell in cells) and tuple(map(str.strip, cells)) != header:
                 rows.append(_parse_csv_row(path, line_number, header, cells))
             line_number = lines_before + reader.line_num + 1
     except csv.Error as e:

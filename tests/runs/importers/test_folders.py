@@ -153,6 +153,13 @@ def test_of_a_damaged_log_without_a_format_the_damage_is_said(tmp_path, name, da
         read_logs([tmp_path / name], None, {})
 
 
+def test_a_header_that_a_later_part_writes_again_is_no_row(tmp_path: Path):
+    (tmp_path / "a.csv").write_text("step,val/acc\n0,0.1\n10,0.2\nstep, val/acc\n10,0.2\n20,0.3\n")
+    maps = {"reward": "val/acc", "n": "8", "B_p": "4"}
+    (run,) = read_logs([tmp_path / "a.csv"], "csv", maps, resumed=True).runs
+    assert [point.M for point in run.points] == [0, 10, 20]
+
+
 PART = "step,val/acc\n{}\n"
 
 
