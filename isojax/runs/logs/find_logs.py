@@ -16,13 +16,13 @@ LINES_LOOKED_AT = 20_000  # of a console log, before its first step
 
 def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
     """The logs below a folder: as the importer's `find_logs` says, else the files that end as its SUFFIXES, also
-    gzipped; the folder itself where a module has neither. InputError where there is none."""
+    packed (a reader refuses all but .gz); the folder itself where a module has neither. InputError if there is none."""
     if hasattr(importer, "find_logs"):
         return importer.find_logs(folder)
     suffixes = getattr(importer, "SUFFIXES", None)
     if suffixes is None:
         return [folder]
-    endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz"))
+    endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz", ".zip", ".xz", ".bz2", ".zst"))
     paths = [path for path in paths_below(folder) if path.name.lower().endswith(endings) and path.is_file()]
     files = [path for path in paths if not any(x.startswith(".") for x in path.relative_to(folder).parts)]
     if not files:
@@ -39,8 +39,8 @@ def detect_format(paths: Sequence[Path]) -> str:
         found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
         raise InputError(f"logs of several formats: {found}; expected one. Name it by --from, or leave logs out.")
     raise InputError(
-        f"{' '.join(map(str, paths))}: the format is not known by name or first lines; name it, such as --from csv. Of"
-        " a trainer other than verl, import the run in W&B or TensorBoard, not what it prints."
+        f"{' '.join(map(str, paths))}: the format is not known by name or first lines; name it, such as --from csv, or"
+        " save it as CSV. Of a trainer other than verl, import the run in W&B or TensorBoard, not what it prints."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -194,5 +195,9 @@ def test_which_files_of_a_folder_are_logs(tmp_path: Path):
     parts_of(tmp_path, a=range(0, 60, 10)).joinpath("a.csv").rename(tmp_path / "A.CSV")
     (tmp_path / ".ipynb_checkpoints").mkdir()
     (tmp_path / ".ipynb_checkpoints" / "A-checkpoint.csv").write_text((tmp_path / "A.CSV").read_text())
-    result = read_logs([tmp_path], "csv", {"reward": "val/acc", "n": "8", "B_p": "4"})
+    maps = {"reward": "val/acc", "n": "8", "B_p": "4"}
+    result = read_logs([tmp_path], "csv", maps)
     assert [run.source for run in result.runs] == [str(tmp_path / "A.CSV") + ", line 2"] and not result.skipped
+    with zipfile.ZipFile(tmp_path / "b.csv.zip", "w") as archive:
+        archive.writestr("b.csv", (tmp_path / "A.CSV").read_text())
+    assert "b.csv.zip, line 1" in str(read_logs([tmp_path], "csv", maps).skipped)
