@@ -58,10 +58,10 @@ def read_table(path: Path) -> DataTable:
 
 
 def read_lines(path: Path, damage: Literal["strict", "replace"] = "strict") -> Iterator[NumberedLine]:
-    """The lines of a UTF-8 file (.gz unpacked), no byte-order mark; bytes of no text are refused or become U+FFFD."""
+    """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark. Other bytes are refused, or become U+FFFD."""
     line_number = size = 0
     try:
-        with open_file(path) as packed, gzip.open(packed) if path.suffix == ".gz" else packed as f:
+        with open_file(path) as packed, gzip.open(packed) if path.suffix.lower() == ".gz" else packed as f:
             for line_number, data in enumerate(iter(lambda: f.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(data) > MAX_LINE_BYTES:
                     raise InputError(

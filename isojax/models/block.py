@@ -156,8 +156,7 @@ class Block(nnx.Module):
     ) -> Float[Array, "b t D"]:
         """Output projection and MLP, both residual. `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
         D = self.config.width
-        attended = as_matrix(attention_out, 2)
-        x = x + self._product(attended, "out", matmul, D).reshape(x.shape)
+        x = x + self._product(as_matrix(attention_out, 2), "out", matmul, D).reshape(x.shape)
         normed = as_matrix(rms_norm(x, all_gather_weight(self.mlp_norm[...], 0, D), self.config.norm_eps))
         gated = jax.nn.silu(self._product(normed, "gate", matmul)) * self._product(normed, "up", matmul)
         mlp_out = matmul(gated, self.down[...], D).reshape(x.shape)

@@ -93,7 +93,7 @@ class FusedPrograms(rollout_source.RolloutPrograms):
     updates_per_call = MAX_UPDATES_PER_CALL
 
     def __init__(self, rl: RLConfig, shapes: SamplerShapes, mesh: Mesh, update: Callable[..., Any]):
-        """update: of `build_fused_update`, for this recipe, these shapes and this mesh."""
+        """update: what `build_fused_update` returned for this recipe, these shapes and this mesh."""
         self.rl, self.shapes, self.mesh, self.update = rl, shapes, mesh, Program(update)
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:

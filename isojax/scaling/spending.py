@@ -101,8 +101,7 @@ class SpendPolicy:
         """The run's evaluations at C > 0; n changes at evaluations alone."""
         points = [p for p in run.points if p.rollouts]
         C, M = (np.array([0, *(getattr(p, name) for p in points)]) for name in ("rollouts", "M"))
-        n = np.diff(C) // np.diff(M) // run.cell.B_p
-        n_index = np.searchsorted(list(self.by_n), n)
+        n_index = np.searchsorted(list(self.by_n), np.diff(C) // np.diff(M) // run.cell.B_p)
         return RunPath(n_index, C[1:].astype(np.float64), np.array([p.metrics[self.metric] for p in points]))
 
 

@@ -49,7 +49,7 @@ FORMAT_HELP = (
     "csv, jsonl, verl, verl_console, trl, wandb, tensorboard, or a module of yours; without it, as the logs look."
 )
 SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices."
-RESUMED_HELP = "Join what was logged of a run before and after it was resumed (runs of one name, and steps that fall)."
+RESUMED_HELP = "Join what was logged of a run before and after it was resumed (by name, else seed); its steps may fall."
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
 MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is read from the file's name. Repeatable."

@@ -153,8 +153,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
         index, (problems, _, key_data) = self.pending_batches.pop(update)
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
         on_trainer = jax.tree.map(lambda _: replicated(programs.mesh), sampled_rollouts)
-        worker_rollouts = copy_to_mesh(sampled_rollouts, on_trainer)
-        rollouts = programs.to_trainer_layout(worker_rollouts, B_p, n)
+        rollouts = programs.to_trainer_layout(copy_to_mesh(sampled_rollouts, on_trainer), B_p, n)
         metrics = staleness_metrics(tokens_by_version, update, programs.max_staleness)
         if programs.verify is not None:
             rewards = programs.verify(problems, rollouts, B_p, n)

@@ -1,7 +1,7 @@
 """CSV with a header line, of one run or of many, in one of three forms:
 
 plain   one row per evaluation or training step, a column for each metric
-long    one row per value, as columns run, metric, step and value (or the names that MLflow and pandas.melt write)
+long    one row per value, as columns run, metric, step and value (or the names of METRIC_NAMES and VALUE_NAMES)
 wide    W&B's export of a chart: a column of steps, then RUN - METRIC for each run, and its __MIN and __MAX"""
 
 import re
@@ -19,7 +19,7 @@ FIELDS = LEDGER_FIELDS | {
     "step": ("step", *wandb.FIELDS["step"], "Step"),
     "reward": (*LEDGER_FIELDS["reward"], *wandb.FIELDS["reward"]),
     "sampled_batches": wandb.FIELDS["sampled_batches"],
-    "run": (*LEDGER_FIELDS["run"], "run_name", "run_id", "Run", "Name", "trial", "experiment"),
+    "run": (*LEDGER_FIELDS["run"], "run_name", "run_id", "Run", "Name"),
 }
 SUFFIXES = (".csv", ".tsv")
 

@@ -22,7 +22,7 @@ SUFFIXES = (".log", ".txt", ".out")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # What kubectl and docker (--timestamps), ts, srun -l, torchrun, mpirun and docker compose put before a line.
 _OUTER_PREFIX = re.compile(
-    r"^(?:\d{4}-\d\d-\d\d[T ]\S+ (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} [ \d]\d [\d:]{8} |[\d:.,]{8,} | *\d+: "
+    r"^(?:\d{4}-\d\d-\d\d[T ]\S+ (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} [ \d]\d [\d:]{8} |[\d:.,]{8,} |\d+: "
     r"|\[[\w,:. -]+\](?:<\w+>)?:? ?|\S+ +\| )+"
 )
 _RAY_PREFIX = re.compile(r"^\((\w+) (?:pid|ip)=[^)]*\) ?")
@@ -58,10 +58,11 @@ def read(path: Path) -> list[LogTable]:
             " trainer.logger=console. Leave it out, or name another format by --from."
         )
     configs = list(_printed_configs(lines))
-    # Hydra's overrides on the command lines of verl's trainers
-    commands = [dict(_OVERRIDE.findall(text)) for _, _, text in lines if "verl." in text and "=" in text]
+    # Hydra's overrides on the command lines of verl's RL trainers
+    commands = [dict(_OVERRIDE.findall(text)) for _, _, text in lines if "verl." in text and "actor_rollout_" in text]
     for name in (*verl.CONFIG_COLUMNS["n"], *verl.CONFIG_COLUMNS["B_p"]):
-        values = list(dict.fromkeys(str(config[name]) for config in configs or commands if name in config))
+        texts = [str(config[name]) for config in configs or commands if name in config]
+        values = list(dict.fromkeys(text for text in texts if "$" not in text))
         if len(values) > 1:
             raise InputError(f"{path} holds runs whose {name} is {', then '.join(values)}; expected one run. Split it.")
     config = {name: value for source in (*commands, *configs[-1:]) for name, value in source.items()}

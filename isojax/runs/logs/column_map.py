@@ -141,9 +141,8 @@ _SUGGESTIONS = {
     "sampled_B_p": ["--map sampled_B_p=192 (verl's data.gen_batch_size)"],
 }
 _VALIDATION_COLUMN = re.compile(r"val|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
-_NO_REWARD = re.compile(
-    r"(?i)^(train|rewards|actor|critic)/|std|min|max|time|step|epoch|len|loss|num|rat[ei]|sec|interval"
-)
+_TRAINING_COLUMN = re.compile(r"(train|rewards|actor|critic)/", re.IGNORECASE)
+_NO_REWARD = re.compile(r"(?i)(?:\b|_)(std|min|max|num|len)(?:\b|_)|length|time|step|epoch|loss|rat[ei]|per_|interval")
 _UPDATES_COLUMN = re.compile(r"step|update|iter", re.IGNORECASE)
 
 
@@ -171,10 +170,10 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
         evaluations = [row.values for row in table.rows if not all(is_blank(row.values.get(x)) for x in metrics)]
         steps = (x for x in known_columns["step"] if all(not is_blank(values.get(x)) for values in evaluations))
         detected["step"] = next(steps, detected["step"])
-        if detected["step"] == "_step":
+        if detected["step"] == "_step" and "rollouts" not in {**columns, **detected}:
             _reject_logging_calls(table)
     elif "step" in columns and "_step" in table.columns:
-        table = _fill_steps(table, columns["step"], metrics)
+        table = _fill_steps(table, {**columns, **detected}, metrics)
     column_map = ColumnMap(table, {**columns, **detected}, constants, frozenset(detected))
     _require_fields(column_map, table)
     return column_map
@@ -222,9 +221,11 @@ def _reject_logging_calls(table: LogTable) -> None:
             )
 
 
-def _fill_steps(table: LogTable, step: str, metrics: Sequence[str]) -> LogTable:
-    """The log with the step logged last, or 0, in the rows of metrics that have none."""
-    rows, last = list[DataRow](), 0
+def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> LogTable:
+    """A log of one run with the step logged last, or 0, in the rows of metrics that have none."""
+    rows, step, last = list[DataRow](), columns["step"], 0
+    if not table.one_run and any(field in columns for field in CONSTANT_FIELDS):
+        return table
     for row in table.rows:
         last = last if is_blank(row.values.get(step)) else row.values[step]
         is_evaluation = not all(is_blank(row.values.get(name)) for name in metrics)
@@ -237,17 +238,21 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
     for name in names:
         matches = glob_filter(table.columns, name)
         if field == name == "reward" and matches:  # which may be the training reward
-            matches += [x for x in filter(_is_validation_column, table.columns) if x not in field_map.values()]
+            matches += [x for x in table.columns if x not in field_map.values() and _may_be_validation(x, table)]
         if len(matches) > 1 and field == "reward":
             choices = " or ".join(f"--map reward={match}" for match in matches)
-            raise InputError(f"{table.source} has {len(matches)} validation metrics; choose one: {choices}.")
+            raise InputError(f"{table.source} has {len(matches)} possible validation metrics; choose one: {choices}.")
         if matches:
             return matches[0]
-    return table.only_metric or None if field == "reward" and not _NO_REWARD.search(table.only_metric) else None
+    return table.only_metric or None if field == "reward" and not _TRAINING_COLUMN.match(table.only_metric) else None
 
 
-def _is_validation_column(name: str) -> bool:
-    return bool(_VALIDATION_COLUMN.search(name)) and not _NO_REWARD.search(name)
+def _may_be_validation(name: str, table: LogTable) -> bool:
+    """By its name, and by numbers in [0, 1] or percent, not all of them whole."""
+    if not _VALIDATION_COLUMN.search(name) or _TRAINING_COLUMN.match(name) or _NO_REWARD.search(name):
+        return False
+    numbers = [x for row in table.rows if (x := parse_number(row.values.get(name))) is not None]
+    return all(0 <= x <= 100 for x in numbers) and not all(x.is_integer() for x in numbers)
 
 
 def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
@@ -268,10 +273,8 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
 
 def _mapping_hint(field: str, table: LogTable) -> str:
     """What to type, and the columns there are."""
-    columns, cutoff = table.columns, 0.5
-    if field == "reward":
-        with_numbers = {name for row in table.rows for name, x in row.values.items() if parse_number(x) is not None}
-        columns, cutoff = [name for name in filter(_is_validation_column, columns) if name in with_numbers], 0.0
+    columns = [name for name in table.columns if field != "reward" or _may_be_validation(name, table)]
+    cutoff = 0.0 if field == "reward" else 0.5
     suggestions = [f"--map {field}={name} (the nearest)" for name in columns and nearest_names(field, columns, cutoff)]
     suggestions += _SUGGESTIONS.get(field, [])
     return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. The columns are {list_some(table.columns)}."

@@ -1,6 +1,8 @@
 """Which logs there are: those of a folder, and the format of a log whose format nobody named."""
 
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +29,7 @@ def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
     files = [path for path in paths if not any(x.startswith(".") for x in path.relative_to(folder).parts)]
     if not files:
         raise InputError(f"{folder} holds no file that ends in {' or '.join(suffixes)}; name the logs themselves.")
-    return files
+    return sorted(files, key=lambda path: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", str(path))])
 
 
 def detect_format(paths: Sequence[Path]) -> str:
@@ -57,22 +59,22 @@ def _formats(path: Path) -> set[str]:
 
 def _format_of_file(path: Path) -> str:
     """The format of a file; "" where none is known."""
-    name, first, second, damaged = path.name.removesuffix(".gz"), "", "", False
+    name, damage, texts = path.name.removesuffix(".gz"), "", list[str]()
     if name.endswith(".wandb") or "tfevents" in name or name == trl.STATE_FILE:
         return "wandb" if name.endswith(".wandb") else "trl" if name == trl.STATE_FILE else "tensorboard"
-    try:
-        for _, text in islice(read_lines(path, "replace"), LINES_LOOKED_AT):
-            damaged |= "\ufffd" in text or "\0" in text
-            if verl_console.is_step_line(text):
-                return "verl_console"
-            first, second = first or text.strip(), second or (text.strip() if first else "")
-    except InputError:  # not one of these
+    for damage in ("strict", "replace"):
+        texts.clear()
+        with suppress(InputError):  # of a file that is no text; but a console may have bytes that are none
+            for _, text in islice(read_lines(path, damage), LINES_LOOKED_AT):
+                if verl_console.is_step_line(text):
+                    return "verl_console"
+                texts += [text.strip()] if text.strip() and len(texts) < 2 else []
+            break
+    if damage == "replace" or not texts:
         return ""
-    if not first or damaged:
-        return ""
-    if _format_by_suffix(path) == "jsonl" or first.startswith('{"'):
-        return "verl" if '"step"' in first and '"data"' in first else "jsonl"
-    is_csv = any(first.count(mark) == second.count(mark) > 0 for mark in DELIMITERS)
+    if _format_by_suffix(path) == "jsonl" or texts[0].startswith('{"'):
+        return "verl" if '"step"' in texts[0] and '"data"' in texts[0] else "jsonl"
+    is_csv = len(texts) == 2 and any(texts[0].count(mark) == texts[1].count(mark) > 0 for mark in DELIMITERS)
     return _format_by_suffix(path) or ("csv" if is_csv else "")
 
 

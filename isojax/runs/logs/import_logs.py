@@ -43,7 +43,7 @@ def read_logs(
 ) -> ImportedRuns:
     """Logs of one format (an importer's name or module path; None: as they look) as runs; InputError, with its place,
     for what has no use. Of a folder, a log that has none is skipped. `settings`: what the logs do not say; `resumed`:
-    runs of one name are one run, and so are the parts of a log whose steps fall."""
+    runs of one name (or seed) are one run, and so are the parts of a log whose steps fall."""
     _check_paths(paths)
     log_format = log_format or detect_format(paths)
     importer = load("runs.importers", log_format, "read")
@@ -217,13 +217,13 @@ def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
         cell = Cell(run.B_p, run.n, run.seed)
         record, run_notes = read_run_record(run.rows, run.column_map, cell, run.location)
         label = f"{run.location}{f' (run {run.name!r})' if run.name else ''}"
-        if len(runs) > 1 and [point.rollouts for point in record.points] == [0]:
-            notes.append(f"{label}: its only evaluation is of the base policy (C = 0), and is left out")
-            continue
         notes += [f"{label}: {text}" for text in run_notes]
         run_records.append(record)
     _reject_copies(run_records)
-    return sorted(run_records, key=lambda run: run.cell), notes
+    if trained := [run for run in run_records if run.points[-1].rollouts]:
+        others = ", ".join(run.source for run in run_records if not run.points[-1].rollouts)
+        notes += [f"left out, as the only evaluation is of the base policy (C = 0): {others}"] if others else []
+    return sorted(trained or run_records, key=lambda run: run.cell), notes
 
 
 def _reject_different_metrics(runs: Sequence[LogRun]) -> list[str]:

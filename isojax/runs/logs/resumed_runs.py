@@ -33,7 +33,7 @@ class LogRun:
 
 def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> tuple[list[LogRun], list[str]]:
     """The runs, those with one id joined, and notes of what was joined. `on_request`: those with one name and setting
-    too, and within a log a run goes on where its steps fall."""
+    too (without a name, with one seed), and within a log a run goes on where its steps fall."""
     parts_by_run: dict[object, list[LogRun]] = defaultdict(list)
     for i, run in enumerate(runs):
         table = run.column_map.table
@@ -42,7 +42,7 @@ def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> tuple[list[Lo
         parts_by_run[table.run_id or named].append(run)
     joined, notes = [], []
     for parts in parts_by_run.values():
-        parts.sort(key=lambda part: (part.column_map.table.started, _clock(part.column_map, part.rows[0])))
+        parts.sort(key=lambda part: part.column_map.table.started)
         if len(parts) == 1 and not on_request:
             joined += parts
             continue
@@ -84,12 +84,14 @@ def _keep_latest(
     or repeats a value, if `split_falls`."""
     kept: list[tuple[int, DataRow]] = []
     dropped = 0
+    # W&B's count of calls may begin again, and so may a column that an evaluation need not have.
+    may_be_another = split_falls or "step" not in column_map.detected or column_map.columns["step"] == "_step"
     for rows in parts:
         for i, row in enumerate(rows):
-            clock = _clock(column_map, row)
+            clock = column_map.read(column_map.clock_field, row)
             begins = i == 0 or (split_falls and _goes_back(kept, clock, row, column_map))
-            may_be_another = split_falls or column_map.columns.get("step") == "_step"  # W&B's, which may begin again
-            if begins and kept and may_be_another and (clock, 1) < (kept[0][0], len(kept)):
+            starts_over = kept and (clock < kept[0][0] or (clock == kept[0][0] and len(kept) > 1))
+            if begins and starts_over and may_be_another:
                 raise InputError(
                     f"{row.location}: {column_map.clock_field} goes back to {clock}, where the run began"
                     f" ({kept[0][1].location}), so nothing before would count. Leave out a start that failed; sort a"
@@ -100,10 +102,6 @@ def _keep_latest(
                 dropped += 1
             kept.append((clock, row))
     return [row for _, row in kept], dropped
-
-
-def _clock(column_map: ColumnMap, row: DataRow) -> int:
-    return column_map.read(column_map.clock_field, row)
 
 
 def _goes_back(kept: Sequence[tuple[int, DataRow]], clock: int, row: DataRow, column_map: ColumnMap) -> bool:

@@ -57,8 +57,7 @@ def curve_value(
     C: ArrayLike, R0: ArrayLike, A: ArrayLike, exponent: ArrayLike, C_mid: ArrayLike, tail: ArrayLike = HILL_TAIL
 ) -> FloatArray:
     """R(C) of the module's equation for C > 0; all arguments broadcast, float[...] -> float[...]."""
-    log10_C = np.log10(np.asarray(C, dtype=np.float64))
-    z = scaled_log_compute(log10_C, np.log10(C_mid), exponent)
+    z = scaled_log_compute(np.log10(np.asarray(C, dtype=np.float64)), np.log10(C_mid), exponent)
     floor = np.asarray(R0, dtype=np.float64)
     return floor + (np.asarray(A) - floor) * progress_and_slope(z, tail)[0]
 

@@ -87,6 +87,14 @@ def test_a_training_reward_beside_a_validation_metric_is_not_taken_for_it(logged
     assert run.points[0].metrics == {"reward": 0.9, "other": 0.1}
     with pytest.raises(InputError, match="no column is known to be reward"):
         logged("csv", "Step,run - train/reward\n0,0.5\n1,0.5\n", SETTINGS)
+    for name in ("val/pass_rate", "eval/minerva", "eval/numina_acc", "eval/challenge"):
+        assert logged("csv", f"Step,run - {name}\n0,0.5\n1,0.5\n", SETTINGS).runs
+    others = "eval_dataset,test_problems,eval_batch,eval_runtime,eval_num,eval/minerva"
+    text = f"step,reward,{others}\n0,0.9,math,500,64,1.5,0.5,0.1\n10,0.9,math,500,64,1.5,0.5,0.2\n"
+    with pytest.raises(
+        InputError, match=r"2 possible validation metrics; .*reward=reward or --map reward=eval/minerva\."
+    ):
+        logged("csv", text, SETTINGS)
 
 
 def test_calls_of_a_logger_are_no_updates_where_it_logs_them_too(logged):
@@ -100,6 +108,9 @@ def test_calls_of_a_logger_are_no_updates_where_it_logs_them_too(logged):
     maps = ("reward=val/acc,step=eval/at,train:kl=train:kl", SETTINGS)  # training rows have no such step
     assert curve(logged("csv", text, *maps).runs[0])[1] == (10, 320, 0.2)
     assert curve(logged("csv", text, "reward=val/acc", SETTINGS).runs[0])[1] == (3, 96, 0.2)  # a constant is no clock
+    text = "run,_step,at,val/acc\na,0,,0.1\na,1,10,0.2\nb,2,,0.1\nb,3,20,0.2\n"  # b's first step is not a's last
+    with pytest.raises(InputError, match=r"step \(column at\) is missing or empty"):
+        logged("csv", text, "reward=val/acc,step=at", SETTINGS)
     equal = "_step,training/global_step,val/acc\n0,,0.1\n10,10,0.2\n20,20,0.3\n"  # as verl logs
     assert curve(logged("csv", equal, "reward=val/acc", SETTINGS).runs[0])[1] == (10, 320, 0.2)
 
@@ -114,14 +125,13 @@ def test_a_chart_over_something_else_than_steps(logged):
         logged("csv", chart.format("train/num_tokens"), SETTINGS)
 
 
-def test_columns_of_open_instruct_comet_and_a_table_of_trials(logged):
+def test_columns_of_open_instruct_and_comet_and_samples_that_are_no_attempts(logged):
     rows = [{"global_step": 32 * i, "training_step": i, "reward": 0.1 * i} for i in (1, 2)]
     assert [p.rollouts for p in logged("jsonl", rows, SETTINGS).runs[0].points] == [32, 64]
     comet = "metricName,metricValue,step\ntrain/reward,0.9,1\nval/acc,0.2,1\nval/acc,0.3,2\n"
     assert curve(logged("csv", comet, "reward=val/acc", SETTINGS).runs[0]) == [(1, 32, 0.2), (2, 64, 0.3)]
-    trials = "trial,rollouts,reward,samples\na,32,0.1,0\nb,48,0.2,4\na,64,0.3,8\nb,96,0.4,12\n"
-    runs = logged("csv", trials, SETTINGS).runs
-    assert [[p.rollouts for p in run.points] for run in runs] == [[32, 64], [48, 96]]
+    (run,) = logged("csv", "rollouts,reward,samples\n0,0.1,0\n64,0.3,8\n", SETTINGS).runs
+    assert [p.rollouts for p in run.points] == [0, 64]
 
 
 def test_a_run_of_the_base_policy_alone_is_no_seed(logged):
@@ -129,4 +139,8 @@ def test_a_run_of_the_base_policy_alone_is_no_seed(logged):
     logs = {"a.csv": "step,acc\n0,0.1\n5,0.2\n", "b.csv": "step,acc\n0,0.2\n"}
     result = logged("csv", logs, "reward=acc", SETTINGS)
     assert [run.cell for run in result.runs] == [Cell(4, 8, 0)]
-    assert any("b.csv, line 2: its only evaluation is of the base policy" in note for note in result.notes)
+    assert any("only evaluation is of the base policy" in x and x.endswith("b.csv, line 2") for x in result.notes)
+    assert (
+        len(logged("csv", {"a.csv": "step,acc\n0,0.1\n", "b.csv": "step,acc\n0,0.2\n"}, "reward=acc", SETTINGS).runs)
+        == 2
+    )

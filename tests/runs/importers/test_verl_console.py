@@ -112,7 +112,6 @@ PREFIXES = {
     "logging": "[2026-11-26 12:00:SECOND,123] ",
     "times": "12:00:SECOND ",
     "Kubernetes' files": "2026-11-26T12:00:SECOND.123456789Z stdout F ",
-    "srun -l of many tasks": " 0: ",
     "docker compose": "trainer-1  | ",
     "a bar without an end of line": "\rTraining Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]",
     "a bar before a return": "Training Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]\r",
