@@ -27,7 +27,8 @@ _OUTER_PREFIX = re.compile(
 )
 _RAY_PREFIX = re.compile(r"^\((\w+) (?:pid|ip)=[^)]*\) ?")
 _RAY_REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
-_STEP_LINE = re.compile(r"^(?:.*[\s\]>:|])?step:(\d+) - (\S+:.*)$")  # other output may stand before it
+# A progress bar may stand before it, or, where its first tag has a slash as verl's do, other output.
+_STEP_LINE = re.compile(r"^(?:(?:.*(?:it/s|s/it|\?)\])? *|.*[\s\]>:|](?=step:\d+ - [\w-]+/\S+:))step:(\d+) - (.*)$")
 _NUMPY_NUMBER = re.compile(r"np\.\w+\((.*)\)")  # as pprint writes a number of numpy
 _OVERRIDE = re.compile(r"(?:^|[\s'\"+])([a-z_]+(?:\.[a-z_0-9]+)+)=([^\s'\"]+)")
 MAX_CONFIG_LINES, MAX_CONFIG_TRIES = 3000, 100  # the config is printed before whatever else looks like one

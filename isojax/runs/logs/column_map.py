@@ -140,10 +140,9 @@ _SUGGESTIONS = {
     "rollouts": ["--map step=COLUMN, for rollouts = step x B_p x n, or --map rollouts=COLUMN"],
     "sampled_B_p": ["--map sampled_B_p=192 (verl's data.gen_batch_size)"],
 }
-_VALIDATION_COLUMN = re.compile(r"val|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
-_TRAINING_COLUMN = re.compile(r"(train|rewards|actor|critic)/", re.IGNORECASE)
+_VALIDATION_COLUMN = re.compile(r"val(?!ue)|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
+_TRAINING_COLUMN = re.compile(r"(train|rewards|actor|critic)[/_]", re.IGNORECASE)
 _NO_REWARD = re.compile(r"(?i)(?:\b|_)(std|min|max|num|len)(?:\b|_)|length|time|step|epoch|loss|rat[ei]|per_|interval")
-_UPDATES_COLUMN = re.compile(r"step|update|iter", re.IGNORECASE)
 
 
 def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]) -> ColumnMap:
@@ -210,7 +209,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
 
 def _reject_logging_calls(table: LogTable) -> None:
     """InputError where a column rises by other whole numbers than W&B's _step, which counts calls of wandb.log."""
-    for name in filter(_UPDATES_COLUMN.search, table.columns):
+    for name in (x for x in table.columns if re.search("step|update|iter", x.lower())):
         rows = [row.values for row in table.rows if not is_blank(row.values.get(name))]
         steps = [x for values in rows if (x := parse_number(values[name])) is not None and x.is_integer()]
         is_clock = len(set(steps)) > 1 and len(steps) == len(rows) and steps == sorted(steps)

@@ -131,6 +131,7 @@ def test_what_stands_before_the_lines(tmp_path, name):
 def test_bytes_that_are_no_text_and_output_before_a_step(tmp_path):
     """As when a process prints half a character, or ends no line."""
     lines = (CONFIG + STEPS).replace(f"{RAY}step:4", f"{RAY}saved. step:4").encode().splitlines(True)
+    lines.insert(-1, f"{RAY}[response] think step:1 - compute: 3\n".encode())
     (tmp_path / "job.log").write_bytes(lines[0] + b"\xe2\x96 \0\n" + b"".join(lines[1:]))
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
     assert run.cell == Cell(32, 8, 0) and [p.M for p in run.points] == [0, 2, 4, 6]
