@@ -56,7 +56,7 @@ def read(path: Path) -> list[LogTable]:
     if not rows:
         raise InputError(
             f'{path} has no line "step:N - TAG:VALUE - ...", as verl prints one for each step with'
-            " trainer.logger=console. Leave it out, or name another format by --from."
+            " trainer.logger=console. Leave it out, save it as UTF-8, or name its format by --from."
         )
     configs = list(_printed_configs(lines))
     # Hydra's overrides on the command lines of verl's RL trainers
