@@ -57,8 +57,8 @@ def read_table(path: Path) -> DataTable:
     return DataTable(str(path), columns, rows, rows[0].position)
 
 
-def read_lines(path: Path, damage: Literal["strict", "replace"] = "strict") -> Iterator[NumberedLine]:
-    """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark. Other bytes are refused, or become U+FFFD."""
+def read_lines(path: Path, errors: Literal["strict", "replace"] = "strict") -> Iterator[NumberedLine]:
+    """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark. `errors`: refuse other bytes, or put U+FFFD."""
     line_number = size = 0
     try:
         with open_file(path) as packed, gzip.open(packed) if path.suffix.lower() == ".gz" else packed as f:
@@ -71,20 +71,20 @@ def read_lines(path: Path, damage: Literal["strict", "replace"] = "strict") -> I
                 if line_number > limits.MAX_LINES or size > limits.MAX_TEXT_BYTES:
                     most = f"at most {limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
                     raise InputError(f"{path}, line {line_number}: expected {most}. Split the file, or leave some out.")
-                yield line_number, _decode(data, path, line_number, damage)
+                yield line_number, _decode(data, path, line_number, errors)
     except (OSError, EOFError, zlib.error) as e:
         reason = (e.strerror if isinstance(e, OSError) else None) or e
         location = f"{path}, line {line_number + 1}" if line_number else str(path)
         raise InputError(f"cannot read {location}: {reason}; expected a text file, or a whole .gz of one.") from e
 
 
-def _decode(data: bytes, path: Path, line_number: int, damage: str) -> str:
+def _decode(data: bytes, path: Path, line_number: int, errors: str) -> str:
     try:
-        text = data.decode("utf-8-sig" if line_number == 1 else "utf-8", damage)
+        text = data.decode("utf-8-sig" if line_number == 1 else "utf-8", errors)
     except UnicodeDecodeError as e:
         byte = f"byte {e.object[e.start]:#04x} at position {e.start + 1}"
         raise InputError(f"{path}, line {line_number}: not UTF-8 ({byte}); save the file as UTF-8.") from e
-    if "\0" in text and damage == "strict":
+    if "\0" in text and errors == "strict":
         raise InputError(f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file.")
     return text
 
@@ -137,7 +137,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
-    """CSV with a header, by commas, tabs or semicolons, of text; rows without any, or of the header, are left out."""
+    """CSV with a header, by commas, tabs or semicolons. Cells are text; blank rows and further headers are left out."""
     numbered_lines = iter(lines)
     first_number, first_text = next((line for line in numbered_lines if line[1].strip()), (0, ""))
     if not first_text:

@@ -59,18 +59,18 @@ def _formats(path: Path) -> set[str]:
 
 def _format_of_file(path: Path) -> str:
     """The format of a file; "" where none is known."""
-    name, damage, texts = path.name.removesuffix(".gz"), "", list[str]()
+    name, errors, texts = path.name.removesuffix(".gz"), "", list[str]()
     if name.endswith(".wandb") or "tfevents" in name or name == trl.STATE_FILE:
         return "wandb" if name.endswith(".wandb") else "trl" if name == trl.STATE_FILE else "tensorboard"
-    for damage in ("strict", "replace"):
+    for errors in ("strict", "replace"):
         texts.clear()
         with suppress(InputError):  # of a file that is no text; but a console may have bytes that are none
-            for _, text in islice(read_lines(path, damage), LINES_LOOKED_AT):
+            for _, text in islice(read_lines(path, errors), LINES_LOOKED_AT):
                 if verl_console.is_step_line(text):
                     return "verl_console"
                 texts += [text.strip()] if text.strip() and len(texts) < 2 else []
             break
-    if damage == "replace" or not texts:
+    if errors == "replace" or not texts:
         return ""
     if _format_by_suffix(path) == "jsonl" or texts[0].startswith('{"'):
         return "verl" if '"step"' in texts[0] and '"data"' in texts[0] else "jsonl"

@@ -50,7 +50,7 @@ class ShapeFit:
 
 
 def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[list[ShapeFit], FloatArray]:
-    """(the mode of each tail, the likeliest first, all under the scales of the best one; their probabilities)."""
+    """(the mode of each tail, under the scales of the best one, by how well they explain the points; their weights)."""
     shape_fits = [fit_shape(tail, packed, stated_run_sd) for tail in TAIL_PRIOR]
     best_fit = min(shape_fits, key=lambda f: f.scales.noise_sd)
     scales = best_fit.scales
