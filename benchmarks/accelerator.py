@@ -33,10 +33,10 @@ from isojax.launch import planner
 from isojax.launch.local.compile_for_topology import AbstractTask
 from isojax.launch.time_estimate import CHIPS, GIB, TYPICAL_RATES
 from isojax.models.attention_autotune import (
-    PLATFORM_KERNELS,
     attention_seconds,
     attention_shapes,
     float32_errors,
+    implementations,
     select_attention,
 )
 from isojax.rl.metric import values
@@ -46,6 +46,7 @@ from isojax.tasks.protocol import StopConditions
 from isojax.train.programs import SweepPrograms
 
 REPEATS = 3  # of which the median counts
+EMBEDDING_SCALE = 0.04
 LENGTHS = (
     *("cell.sampling.prompt_length=256", "cell.sampling.response_length=512"),
     *("sweep.B_p=[16]", "sweep.n=[16]", "sweep.decode_slots=128"),
@@ -85,7 +86,7 @@ def kernel_lines(config: Config, mesh: Any) -> Iterator[dict[str, Any]]:
     """Each attention of the device at the run's shapes."""
     device = mesh.devices.flat[0]
     for part, shape in zip(("update", "decode"), attention_shapes(config.cell, config.sweep, mesh), strict=True):
-        for name in ("plain", *PLATFORM_KERNELS.get(device.platform, ())):
+        for name in implementations(shape, device.platform):
             line = {"attention": part, "implementation": name}
             try:
                 error, seconds = max(float32_errors(shape, name)), attention_seconds(shape, name)
@@ -130,10 +131,10 @@ class Run:
         self.host_verified.compile(self.programs.update_shapes(self.B_p))
         self.compile_seconds = time.perf_counter() - start
         shapes, P = self.programs.shapes, cell.sampling.prompt_length
-        params = jax.jit(self.programs.decoder.init, out_shardings=self.programs.decoder.shardings(mesh))(
-            jax.random.key(0)
-        )
-        self.state = self.programs.init(params)
+        decoder = self.programs.decoder
+        params = jax.jit(decoder.init, out_shardings=decoder.shardings(mesh))(jax.random.key(0))
+        # At the width of `init`, a tied model all but repeats its last token, and log-probabilities are 0.
+        self.state = self.programs.init({**params, "embed": EMBEDDING_SCALE * params["embed"]})
         prompts = np.random.default_rng(0).integers(0, vocab, (shapes.problem_rows, P), np.int32)
         Q = shapes.problem_rows
         problems = ProblemArrays(

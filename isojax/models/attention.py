@@ -1,7 +1,7 @@
 """Attention: `self_attention` (the trainer's); `decode_attention` and `attend_slots`, one query per slot on a cache.
 
 Implementations: `plain` is array code, which tests compare the others with; `pallas` runs kernels for TPU, `cudnn`
-NVIDIA's library, and `interpret` the Pallas kernels on any backend, slowly, for tests.
+(the trainer) and `triton` (the sampler) for NVIDIA GPUs, and `interpret` those for TPU on any backend, for tests.
 """
 
 import functools
@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.distributed.sharding import partition_spec
 from isojax.models.cpu import small_head_products, sum_over_queries
-from isojax.models.kernels.cudnn import PrefixKV, cudnn_attention, cudnn_decode
+from isojax.models.kernels.cudnn import PrefixKV, cudnn_attention
 
 MASKED_SCORE = -1e30
 PALLAS = ("pallas", "interpret")
@@ -102,7 +102,7 @@ def position_axes(implementation: str, head_dim: int) -> tuple[int, ...]:
         from isojax.models.kernels.tpu_decode import is_transposed  # loads Pallas, which only a TPU's kernels need
 
         return (-1, -1, -1, -1) if is_transposed(head_dim) else (-2, -2, -1, -1)
-    return (-2 if implementation == "cudnn" else -1, -2, -1, -1)
+    return (-2 if implementation == "triton" else -1, -2, -1, -1)
 
 
 def move_positions(keys: Array, values: Array, *scales: Array, axes: tuple[int, ...]) -> KVArrays:
@@ -215,26 +215,31 @@ def decode_attention(
         attention = shard_over_heads(kernel, k.shape[1], input_axes, (1, *cache_axes))
         out, *updated_cache = attention(q, layer, positions, *live, *new_kv, *cache)
         return out, tuple(updated_cache)
-    rows = jnp.arange(q.shape[0])
-    is_last = position_axes(implementation, q.shape[2])[0] == -1  # keys [L R K H C]
-    of_layer = () if layer is None else (layer,)
-    keys_at = cache[0].at[(*of_layer, rows, slice(None), *([slice(None)] if is_last else []), positions)]
     # Written before it is read: XLA then works in place, where reading first made it copy the cache in every layer.
-    cache = (
-        keys_at.set(new_kv[0]),
-        *(c.at[(*of_layer, rows, slice(None), positions)].set(x) for c, x in zip(cache[1:], new_kv[1:], strict=True)),
-    )
+    cache = write_token(cache, new_kv, position_axes(implementation, q.shape[2]), layer, positions)
     keys, values, *scales = cache if layer is None else (lax.dynamic_index_in_dim(c, layer, 0, False) for c in cache)
-    if implementation == "cudnn":
-        sharded_decode = shard_over_heads(lambda *x: (cudnn_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))
+    if implementation == "triton":
+        from isojax.models.kernels.gpu_decode import triton_decode  # as above
+
+        sharded_decode = shard_over_heads(lambda *x: (triton_decode(*x),), k.shape[1], (1, 1, 1, None), (1,))
         return sharded_decode(q, keys, values, positions)[0], cache
     mask = jnp.arange(values.shape[2])[None] <= positions[:, None]
-    if layer is None:
-        return attend_slots(q, [(keys, values, mask)]), cache
-    mask = mask[:, None]
     if scales:
-        return _attend_int8(q, keys, values, scales[0], scales[1], mask), cache
-    return attend(q[:, None], [(keys.swapaxes(-1, -2), values, mask)])[:, 0], cache
+        return _attend_int8(q, keys, values, scales[0], scales[1], mask[:, None]), cache
+    return attend_slots(q, [(keys, values, mask)]), cache
+
+
+def write_token(
+    cache: KVArrays, new_kv: KVArrays, axes: tuple[int, ...], layer: Array | None, positions: SlotInts
+) -> KVArrays:
+    """The cache with each slot's new key and value at its position (of `layer`, as in `decode_attention`)."""
+
+    def write(x: Array, new: Array, position_axis: int) -> Array:
+        index: list[Any] = [slice(None)] * x.ndim if layer is None else [layer, *[slice(None)] * (x.ndim - 1)]
+        index[0 if layer is None else 1], index[position_axis] = jnp.arange(len(positions)), positions
+        return x.at[tuple(index)].set(new)
+
+    return tuple(write(*of_array) for of_array in zip(cache, new_kv, axes, strict=False))
 
 
 def _attend_int8(

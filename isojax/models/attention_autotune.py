@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,6 @@ from isojax.models.attention import (
     to_cache_dtype,
 )
 
-PLATFORM_KERNELS = {"tpu": ("pallas",), "gpu": ("cudnn",), "cpu": ()}  # in addition to `plain`
 CALLS_PER_PROGRAM = 16  # of attention in one timed program, so that its launch hardly counts
 
 log = logging.getLogger(__name__)
@@ -39,6 +38,8 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class SelfAttentionShape:
     """One call of `self_attention` with its gradient on one device: `rows` of `positions` after a prefix."""
+
+    platform_kernels: ClassVar = {"tpu": "pallas", "gpu": "cudnn"}  # which a platform has in addition to `plain`
 
     rows: int
     positions: int
@@ -74,6 +75,8 @@ class SelfAttentionShape:
 class DecodeAttentionShape:
     """One call of `decode_attention` on one device; a row is a slot."""
 
+    platform_kernels: ClassVar = {"tpu": "pallas", "gpu": "triton"}
+
     rows: int
     positions: int
     heads: int
@@ -107,6 +110,12 @@ class DecodeAttentionShape:
 AttentionShape = SelfAttentionShape | DecodeAttentionShape
 
 
+def implementations(shape: AttentionShape, platform: str) -> tuple[str, ...]:
+    """Those of this attention that a platform has, `plain` first."""
+    kernel = shape.platform_kernels.get(platform)
+    return ("plain", kernel) if kernel else ("plain",)
+
+
 def autotune(
     shape: AttentionShape,
     requested: str | None = None,
@@ -117,16 +126,16 @@ def autotune(
     """The implementation for one call on a device: the requested one or the fastest (not while tracing). InputError,
     with the key `setting`, where the backend, the shape, or a mesh that splits positions does not have it."""
     device = device or jax.devices()[0]
-    kernels = () if positions_split else PLATFORM_KERNELS.get(device.platform, ())
-    if requested not in (None, "plain", *kernels):
+    names = implementations(shape, "cpu" if positions_split else device.platform)
+    if requested not in (None, *names):
         where = "a mesh with sequence > 1" if positions_split else f"this backend ({device.platform})"
         raise InputError(
-            f"{setting}={requested}: {where} has {', '.join(('plain', *kernels))}. Set it to one of these, or to null, "
+            f"{setting}={requested}: {where} has {', '.join(names)}. Set it to one of these, or to null, "
             "which measures and keeps the fastest."
         )
     if requested is not None and (reason := _unsupported_reason(shape, requested)):
         raise InputError(f"{setting}={requested}: {reason}. Set it to null or plain.")
-    return requested or (_fastest(shape, kernels, device) if kernels else "plain")
+    return requested or (_fastest(shape, names, device) if len(names) > 1 else "plain")
 
 
 def attention_shapes(
@@ -158,10 +167,10 @@ def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepC
 
 
 @functools.cache
-def _fastest(shape: AttentionShape, kernels: tuple[str, ...], device: Any) -> str:
+def _fastest(shape: AttentionShape, names: tuple[str, ...], device: Any) -> str:
     seconds: dict[str, float] = {}
     with jax.default_device(device):
-        for name in ("plain", *kernels):
+        for name in names:
             try:
                 reason = _unsupported_reason(shape, name) or _mismatch(shape, name)
                 if not reason:
@@ -221,10 +230,13 @@ def _random_normal(seed: int, shape: tuple[int, ...], dtype: str) -> Any:
 
 def _unsupported_reason(shape: AttentionShape, implementation: str) -> str:
     """Why an implementation cannot serve a shape; empty where it can."""
-    if implementation != "cudnn":
+    if implementation not in ("cudnn", "triton"):
         return ""
     if isinstance(shape, DecodeAttentionShape) and shape.cache_dtype != shape.dtype:
-        return f"cuDNN attends in one precision, not with queries in {shape.dtype} to a cache in {shape.cache_dtype}"
+        return f"it attends in one precision, not with queries in {shape.dtype} to a cache in {shape.cache_dtype}"
     if shape.dtype not in ("bfloat16", "float16"):
-        return f"cuDNN attends in bfloat16 and float16, not in {shape.dtype}"
-    return "" if shape.head_dim % 8 == 0 else f"cuDNN wants a head_dim that is a multiple of 8, not {shape.head_dim}"
+        return f"it attends in bfloat16 and float16, not in {shape.dtype}"
+    if implementation == "triton":
+        is_served = shape.head_dim in (16, 32, 64, 128, 256)
+        return "" if is_served else f"it wants a head_dim of 16, 32, 64, 128 or 256, not {shape.head_dim}"
+    return "" if shape.head_dim % 8 == 0 else f"it wants a head_dim that is a multiple of 8, not {shape.head_dim}"

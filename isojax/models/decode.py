@@ -210,7 +210,8 @@ class Decoding:
         slot_kv, prefix_kv = cache
         if not self.separate_prefix:
             return attention.decode_attention(self._attention, q, k, v, slot_kv, index, at.positions, at.live)
-        slot_kv = _write_token(slot_kv, k, v, index, at.t)
+        new_kv = attention.to_cache_dtype(k, v, slot_kv[0].dtype)
+        slot_kv = attention.write_token(slot_kv, new_kv, self.position_axes, index, at.t)
 
         def select_layer(kv: LayerKV) -> LayerKV:
             return kv if index is None else tuple(c[index] for c in kv)
@@ -220,11 +221,3 @@ class Decoding:
         prefix_mask = jnp.arange(self.prefix_length)[None] < (at.positions - at.t)[:, None]
         segments = [(keys, values, mask), (*select_layer(prefix_kv), prefix_mask)]
         return attention.attend_slots(q, segments), slot_kv
-
-
-def _write_token(slot_kv: LayerKV, k: SlotHeads, v: SlotHeads, i: Array | None, positions: SlotInts) -> LayerKV:
-    """The cache with each slot's new key and value at its position, in layer i of a stacked cache."""
-    layer_index = () if i is None else (i,)
-    rows = jnp.arange(len(positions))
-    keys = slot_kv[0].at[(*layer_index, rows, slice(None), slice(None), positions)].set(k.astype(slot_kv[0].dtype))
-    return keys, slot_kv[1].at[(*layer_index, rows, slice(None), positions)].set(v.astype(slot_kv[1].dtype))

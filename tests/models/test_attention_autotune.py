@@ -37,7 +37,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
 
             return attention
 
-        monkeypatch.setitem(attention_autotune.PLATFORM_KERNELS, "cpu", ("pallas",))
+        for shape in (SELF, DECODE):
+            monkeypatch.setitem(shape.platform_kernels, "cpu", "pallas")
         monkeypatch.setattr(attention_autotune, "position_axes", lambda name, H: position_axes("plain", H))
         monkeypatch.setattr(attention_autotune, "live_blocks", lambda *_: ())
         for name in ("self_attention", "decode_attention"):
@@ -114,19 +115,17 @@ def test_what_this_backend_lacks_is_refused(wanted: str, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "says"),
     [
-        SELF,
-        DECODE,
-        DecodeAttentionShape(3, 8, 4, 2, 8, "bfloat16", "int8"),
-        SelfAttentionShape(3, 4, 0, 4, 2, 12, "bfloat16"),
+        (SELF, "cudnn: it attends in bfloat16 and float16, not in float32"),
+        (DECODE, "triton: it attends in bfloat16 and float16, not in float32"),
+        (DecodeAttentionShape(3, 8, 4, 2, 8, "bfloat16", "int8"), "triton: it attends in one precision, not with"),
+        (DecodeAttentionShape(3, 8, 4, 2, 80, "bfloat16", "bfloat16"), "triton: it wants a head_dim of 16, .*, not 80"),
+        (SelfAttentionShape(3, 4, 0, 4, 2, 12, "bfloat16"), "cudnn: it wants a head_dim that is a multiple of 8, not"),
     ],
 )
-def test_cudnn_is_refused_where_it_cannot_serve(shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(attention_autotune.PLATFORM_KERNELS, "cpu", ("cudnn",))
-    says = (
-        "attends in bfloat16 and float16, not in|attends in one precision|"
-        "wants a head_dim that is a multiple of 8, not 12"
-    )
-    with pytest.raises(InputError, match=f"attention=cudnn: cuDNN ({says})"):
-        autotune(shape, "cudnn")
+def test_a_gpus_kernel_is_refused_where_it_cannot_serve(shape: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = shape.platform_kernels["gpu"]
+    monkeypatch.setitem(shape.platform_kernels, "cpu", kernel)
+    with pytest.raises(InputError, match=f"attention={says}"):
+        autotune(shape, kernel)

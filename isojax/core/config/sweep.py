@@ -106,9 +106,9 @@ class SweepConfig(Section):
     prefill_batch: PositiveInt | None = None  # g, problems that a shard prefills at once
     # W, slots that share one prompt's keys and values, which pays for long prompts.
     slots_per_prefix: PositiveInt | None = None
-    # The sampler's attention: plain, or a kernel of this backend (pallas on a TPU, cudnn on an NVIDIA GPU).
-    decode_attention: Literal["plain", "pallas", "cudnn"] | None = None
-    forward_attention: Literal["plain", "pallas", "cudnn"] | None = None  # the trainer's, likewise
+    # The sampler's attention: plain, or a kernel of this backend (pallas on a TPU, triton on an NVIDIA GPU).
+    decode_attention: Literal["plain", "pallas", "triton"] | None = None
+    forward_attention: Literal["plain", "pallas", "cudnn"] | None = None  # the trainer's, of a TPU or an NVIDIA GPU
     # layer computes a layer's inner values again for its gradient, which takes less memory and a third more time in the
     # update; null: layer where none does not fit, or only in smaller microbatches that take longer.
     remat: Literal["none", "layer"] | None = None

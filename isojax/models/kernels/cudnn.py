@@ -7,7 +7,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many positions of each row are live, i[b]
 
@@ -33,27 +33,3 @@ def cudnn_attention(
     causal = (key_positions >= p) & (key_positions - p <= jnp.arange(t + padding[0])[None, :, None])
     mask = causal | (key_positions < jnp.minimum(prefix[2], p)[:, None, None])
     return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation=backend)[:, :t]
-
-
-def cudnn_decode(
-    q: Float[Array, "R N H"],
-    keys: Float[Array, "R K C H"],
-    values: Float[Array, "R K C H"],
-    positions: Int[Array, " R"],
-    backend: Literal["cudnn", "xla"] = "cudnn",
-) -> Float[Array, "R N H"]:
-    """Attention of each slot's query over positions 0 .. positions[r].
-
-    To cuDNN a head of keys is a sequence, and the queries that share it its positions: the cache is read once."""
-    R, N, H = q.shape
-    K, C = values.shape[1:3]
-    G = N // K
-    keys, values = (x.reshape(R * K, C, 1, H) for x in (keys, values))
-    return jax.nn.dot_product_attention(
-        q.reshape(R * K, G, 1, H),
-        keys,
-        values,
-        query_seq_lengths=jnp.full(R * K, G, jnp.int32),
-        key_value_seq_lengths=jnp.repeat(positions.astype(jnp.int32) + 1, K),
-        implementation=backend,
-    ).reshape(R, N, H)
