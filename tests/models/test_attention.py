@@ -320,13 +320,15 @@ def sharded(function: Any, inputs: tuple[P, ...], outputs: Any) -> Any:
 
 
 @pytest.mark.parametrize("K", [2, 1])  # split over tensor; one head of keys, which cannot be
-def test_decoding_over_devices(K: int) -> None:
+@pytest.mark.parametrize("implementation", ["interpret", "triton"])
+def test_decoding_over_devices(implementation: str, K: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True))
     q, k, v, cache = slots(8, 128, 4, K, 64, "float32")
     positions = jnp.asarray(np.arange(8) * 18, jnp.int32)
     rows, table = P("data"), P(None, "data")
 
     def step(*x: Any) -> Any:
-        return decode("interpret", *x[:3], x[3:5], 1, x[5])
+        return decode(implementation, *x[:3], x[3:5], 1, x[5])
 
     on = mesh("data=4,tensor=2")
     heads = "tensor" if K > 1 else None
