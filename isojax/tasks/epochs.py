@@ -1,8 +1,8 @@
 """The order in which a run draws its problems: shuffled epochs, which may leave out problems that are solved."""
 
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,7 @@ class EpochPosition(NamedTuple):
     excluded: np.ndarray
 
 
-class EpochOrder:
+class EpochOrder(Iterator[np.ndarray]):
     """Indices i[B_p] of the distinct problems of each update: shuffled epochs, their remainders left out. With
     `drop_above` (ScaleRL's no-positive-resampling, arXiv:2510.13786) an epoch leaves out problems with that share or
     more of their rollouts correct; the B_p solved least often stay, so that the run reaches its budget."""
@@ -56,9 +56,6 @@ class EpochOrder:
             position = positions[batches_drawn]
         self._epoch_started = position.batch_index > 0  # what the epoch leaves out is decided
         self._move_to(position)
-
-    def __iter__(self) -> Self:
-        return self
 
     def __next__(self) -> np.ndarray:
         self._begin_epoch_if_due()
