@@ -7,7 +7,8 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
@@ -30,7 +31,7 @@ ReplyFunction = Callable[[Sequence[Problem], Sequence[np.ndarray]], tuple[list[n
 FailureCallback = Callable[[str, str], object]  # receives the kind of a failure, and what happened
 
 
-class BackgroundGrader:
+class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
     """Grades of one response to each of `problems`, in which a problem may occur several times; a context."""
 
     def __init__(self, grade: GradeFunction, problems: Sequence[Problem], reply: ReplyFunction | None = None) -> None:
@@ -99,14 +100,11 @@ class BackgroundGrader:
         for name, scores in grades.scores.items():
             self._scores.setdefault(name, np.zeros_like(self._rewards))[rollout_indices] = scores
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         self._executor.shutdown(cancel_futures=True)
 
 
-class Checker:
+class Checker(AbstractContextManager["Checker"]):
     """A verifier, and the processes it runs in where it needs them."""
 
     def __init__(
@@ -210,9 +208,6 @@ class Checker:
         """End the workers and whatever their checks have started."""
         with self._lock:
             self._stop_workers()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()

@@ -11,12 +11,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from inspect import iscoroutine
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 from zlib import crc32
 
 import jax
@@ -71,7 +71,7 @@ def state_trees(state: TrainState) -> dict[str, Any]:
     return {name: part for name, part in state._asdict().items() if part is not None}
 
 
-class Checkpoints:
+class Checkpoints(AbstractContextManager["Checkpoints"]):
     """The checkpoints of one cell, of which the newest `max_to_keep` stay. A context manager: leaving it waits until
     all is written. Its methods raise RunFailed where a checkpoint cannot be written."""
 
@@ -90,9 +90,6 @@ class Checkpoints:
                 async_options=ocp.AsyncOptions(barrier_sync_fn=_save_barrier),
             )
             self._manager = ocp.CheckpointManager(self.folder, options=options)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
