@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from math import log2
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -27,11 +26,9 @@ def comparison_figure(comparison: SweepComparison) -> canvas.RenderedFigure:
     sweeps = comparison.sweeps
     for i, sweep in enumerate(sweeps):
         _draw_n_star(n_star_ax, sweep, _line_style(i), (i - (len(sweeps) - 1) / 2) * N_STAR_OFFSET)
-        C = [p.C for p in sweep.curve]
-        if sweep.curve[0].low is not None:
-            low, high = np.array([(p.low, p.high) for p in sweep.curve], dtype=np.float64).T
-            frontier_ax.fill_between(C, low, high, color=_line_style(i)["color"], alpha=0.18, lw=0, zorder=2)
-        frontier_ax.plot(C, [p.reward for p in sweep.curve], zorder=4, **_line_style(i))
+        bounds = [(p.C, p.low, p.high) for p in sweep.curve if p.low is not None and p.high is not None]
+        canvas.fill_band(frontier_ax, bounds, color=_line_style(i)["color"], alpha=0.18, zorder=2)
+        frontier_ax.plot([p.C for p in sweep.curve], [p.reward for p in sweep.curve], zorder=4, **_line_style(i))
     ns = sorted({n for sweep in sweeps for n in sweep.n})
     canvas.label_log2_n(n_star_ax.yaxis, ns)
     n_star_ax.set_ylim(log2(ns[0]) - 0.4, log2(ns[-1]) + 0.4)
@@ -49,12 +46,11 @@ def _draw_n_star(ax: Axes, sweep: SweepSummary, style: dict[str, Any], shift: fl
     """Steps over their interval, and where they level off; nothing where n makes no difference (the legend says it)."""
     if sweep.no_effect:
         return
-    C = [p.C for p in sweep.curve]
-    if sweep.curve[0].n_low is not None:
-        n_bounds = np.array([(p.n_low, p.n_high) for p in sweep.curve], dtype=np.float64)
-        low, high = np.log2(n_bounds).T + shift
-        ax.fill_between(C, low, high, step="mid", color=style["color"], alpha=0.16, lw=0, zorder=2)
-    ax.plot(C, [log2(p.n) + shift for p in sweep.curve], drawstyle="steps-mid", zorder=4, **style)
+    n_bounds = [(p.C, p.n_low, p.n_high) for p in sweep.curve if p.n_low is not None and p.n_high is not None]
+    band = [(C, log2(low) + shift, log2(high) + shift) for C, low, high in n_bounds]
+    canvas.fill_band(ax, band, step="mid", color=style["color"], alpha=0.16, zorder=2)
+    C, steps = [p.C for p in sweep.curve], [log2(p.n) + shift for p in sweep.curve]
+    ax.plot(C, steps, drawstyle="steps-mid", zorder=4, **style)
     if sweep.saturation is not None and sweep.saturation.C is not None:
         n = log2(sweep.saturation.n) + shift
         ax.plot([sweep.saturation.C], [n], mec=style["color"], zorder=6, **SATURATION_MARK)
