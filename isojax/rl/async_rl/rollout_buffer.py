@@ -26,7 +26,7 @@ from isojax.distributed.sharding import (
 )
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import stream
-from isojax.sampling.batch import ProblemArrays, RingSizes, Rollouts, SamplingBatch, make_shard_slice
+from isojax.sampling.batch import ProblemArrays, RingSizes, Rollouts, SamplingBatch, make_shard_slice, problem_shapes
 from isojax.sampling.engine import SamplerWeights, build_engine
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.task import Task, is_on_device
@@ -109,14 +109,10 @@ class SamplerPrograms:
     def compile(self, params: Params) -> Rollouts:
         """Compiles all programs, from shapes and those of the parameters; the shapes of a batch."""
         scalar, changed = shape_on(replicated(self.mesh)), shape_on(replicated(self.mesh), (), "bool")
-        by_row, entries = self.sharded_by_row, (self.shards, self.ring_shapes.problem_rows)
-        problems = ProblemArrays(
-            prompts=shape_on(by_row, (*entries, self.ring_shapes.prompt_length)),
-            lengths=shape_on(by_row, entries),
-            answers=shape_on(by_row, (*entries, self.answer_length)),
-            ids=shape_on(by_row, entries),
-        )
-        ring = ProblemRing(problems, keys=shape_on(by_row, (*entries, 2), "uint32"))
+        by_row, ring_shapes = self.sharded_by_row, self.ring_shapes
+        shard_problems = problem_shapes(ring_shapes, self.mesh, ring_shapes.problem_rows, self.answer_length)
+        problems = jax.tree.map(lambda x: shape_on(by_row, (self.shards, *x.shape)), shard_problems)
+        ring = ProblemRing(problems, keys=shape_on(by_row, (*problems.ids.shape, 2), "uint32"))
         weights = self.prepare_weights.compile(shapes_with_shardings(params, self.param_shardings))
         state = self.init_state.compile()
         progress = SamplerProgress(scalar, scalar, scalar, weights_changed=changed)
