@@ -138,7 +138,7 @@ def read_config(
     folders = list(dict.fromkeys([*config_folders, *config.run.plugin_folders]))
     registry.set_plugin_folders(folders)
     saved_folders = tuple(folder for folder in folders if any(Path(folder).glob("*.py")))  # a resumed run needs them
-    return config.model_copy(update={"run": config.run.model_copy(update={"plugin_folders": saved_folders})})
+    return config.with_settings(run={"plugin_folders": saved_folders})
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

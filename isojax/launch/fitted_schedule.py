@@ -15,7 +15,7 @@ def resolve_schedules(config: Config) -> Config:
     schedules = {name: _resolve(name, text, config.sweep.budget) for name, text in config.sweep.schedules.items()}
     if schedules == config.sweep.schedules:
         return config
-    return config.model_copy(update={"sweep": config.sweep.model_copy(update={"schedules": schedules})})
+    return config.with_settings(sweep={"schedules": schedules})
 
 
 def _resolve(name: str, text: str, budget: int) -> str:

@@ -97,16 +97,12 @@ class SearchPlan(NamedTuple):
 
     def rate_config(self, config: Config, rate: float) -> Config:
         """The sweep of one rate: a config like any other, in runs/NAME-lr/RATE."""
-        rl = config.cell.rl.model_copy(update={"learning_rate": rate, "lr_reference_batch": self.B})
-        sweep_settings = {"B_p": (self.B_p,), "n": (self.n,), "schedules": {}}
-        sweep_settings |= {"seeds": self.seeds, "budget": self.budget}
-        settings = {
-            "name": rate_name(rate),
-            "cell": config.cell.model_copy(update={"rl": rl}),
-            "sweep": config.sweep.model_copy(update=sweep_settings),
-            "run": config.run.model_copy(update={"dir": self.folder}),
-        }
-        return config.model_copy(update=settings)
+        return config.with_settings(
+            name=rate_name(rate),
+            cell={"rl": {"learning_rate": rate, "lr_reference_batch": self.B}},
+            sweep={"B_p": (self.B_p,), "n": (self.n,), "schedules": {}, "seeds": self.seeds, "budget": self.budget},
+            run={"dir": self.folder},
+        )
 
 
 def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSweep) -> RateResult:
@@ -137,15 +133,14 @@ def refuse_existing_search(folder: Path, resume: bool) -> None:
 def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:
     """Begin a rate's folder with the base policy and static sizes of another's; config.yaml comes last."""
     source_config = load_config(str(source_folder / CONFIG_FILE))
-    rl = source_config.cell.rl.model_copy(update={"learning_rate": config.cell.rl.learning_rate})
+    cell = source_config.cell.with_settings(rl={"learning_rate": config.cell.rl.learning_rate})
     sizes = {key: getattr(source_config.sweep, key) for key in AUTOSIZED_SETTINGS}
     temp_folder = folder / f".{BASE_FOLDER}"
     for stale_path in (temp_folder, folder / BASE_FOLDER):
         shutil.rmtree(stale_path, ignore_errors=True)
     shutil.copytree(source_folder / BASE_FOLDER, temp_folder)
     os.replace(temp_folder, folder / BASE_FOLDER)
-    cell, sweep = source_config.cell.model_copy(update={"rl": rl}), config.sweep.model_copy(update=sizes)
-    save_config(config.model_copy(update={"cell": cell, "sweep": sweep}), folder / CONFIG_FILE)
+    save_config(config.with_settings(cell=cell, sweep=sizes), folder / CONFIG_FILE)
 
 
 def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] = ()) -> RateResult:

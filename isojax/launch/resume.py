@@ -50,7 +50,7 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
             f"under {config.run.mesh} its runs go on equal to rounding only"
         )
     saved_sizes = {key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
-    return config.model_copy(update={"sweep": config.sweep.model_copy(update=saved_sizes)})
+    return config.with_settings(sweep=saved_sizes)
 
 
 def check_resume(old: Config, new: Config) -> None:

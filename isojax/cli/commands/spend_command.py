@@ -59,10 +59,9 @@ def spend(
 
 
 def _spend_config(config: Config, words: tuple[str, ...] | list[str]) -> Config:
-    changes = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
-    sweep = config.sweep.model_copy(update=changes)
+    sweep = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
     has_name = any(word.startswith("name=") for word in words)
-    return config.model_copy(update={"sweep": sweep, "name": config.name if has_name else f"{config.name}-spend"})
+    return config.with_settings(name=config.name if has_name else f"{config.name}-spend", sweep=sweep)
 
 
 def _with_budget(config: Config, budget: str | None, resume: bool, process_group: ProcessGroup) -> Config:
@@ -88,7 +87,7 @@ def _with_budget(config: Config, budget: str | None, resume: bool, process_group
             print_line(f"{budget} are estimated to suffice for {rollouts:,} rollouts with the slowest n")
     if not 1 <= rollouts <= MAX_COUNT:  # of a time
         raise InputError(f"--budget {budget} is {rollouts:,} rollouts; expected a time for 1 to {MAX_COUNT:,} of them.")
-    return config.model_copy(update={"sweep": config.sweep.model_copy(update={"budget": rollouts})})
+    return config.with_settings(sweep={"budget": rollouts})
 
 
 def _describe_pilots(config: Config) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
@@ -29,6 +29,12 @@ class Section(BaseModel):
     """A frozen section; an unknown key is refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def with_settings(self, **settings: Any) -> Self:
+        """A copy with other settings, not checked; of a section in it those that a dict names: sweep={"seeds": 1}."""
+        sections = {name: vars(self)[name] for name in settings if isinstance(settings[name], dict)}
+        changed = {name: s.with_settings(**settings[name]) for name, s in sections.items() if isinstance(s, Section)}
+        return self.model_copy(update=settings | changed)
 
     @field_validator("*")
     @classmethod

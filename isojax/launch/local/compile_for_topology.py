@@ -90,7 +90,7 @@ def build_abstract_programs(
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by name: `train` where
     the device verifies; else `weights` of the sampler, `decode`, its chunk, and `learn`. `pairs`: every (B_p, n)."""
-    synchronous: Any = cell.model_copy(update={"rl": cell.rl.model_copy(update={"max_staleness": None})})
+    synchronous: Any = cell.with_settings(rl={"max_staleness": None})
     any_task: Any = task
     programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)
     rollouts: Any = programs.rollout_programs
@@ -119,7 +119,7 @@ def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], D
         console.print(f"{model.path} is not on this machine: the plan takes the model's shape from the config")
         model = model.model_copy(update={"path": None})
     model = hf_load.resolve_model(model)
-    config = config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
+    config = config.with_settings(cell={"model": model, "precision": precision})
     task, devices = _planning_task(config), topology_devices(topology)
     chip_gib, _ = find_chip(devices[0].device_kind)
     mesh, memory = parse_mesh(config.run.mesh, len(devices)), int(GIB * (config.run.device_memory or chip_gib))

@@ -51,9 +51,8 @@ def label_difficulty(
     before any work, where the problems, the model or the folder cannot be used."""
     start_jax(config)
     config = resolve_config(config)
-    data = config.cell.data
-    data = data.model_copy(update={"attempts": data.attempts or DataConfig().attempts})
-    config = config.model_copy(update={"cell": config.cell.model_copy(update={"data": data})})
+    attempts = config.cell.data.attempts or DataConfig().attempts
+    config = config.with_settings(cell={"data": {"attempts": attempts}})
     cell, splits_folder = config.cell, folder / SPLITS_FOLDER
     if not cell.model.path:
         raise InputError(
@@ -72,7 +71,7 @@ def label_difficulty(
                 f"verifier {kind}, each of reward 0; the first: {what_happened}"
             )
         labelled, unsolved = _label_with_model(config, task, folder, extremely_hard, on_progress)
-    splits = split_into_parts(labelled, unsolved, held_out, data.seed)
+    splits = split_into_parts(labelled, unsolved, held_out, cell.data.seed)
     write_text(folder / TABLE_FILE, _labels_csv(labelled))
     ranges = dict(DIFFICULTY_RANGES)
     if extremely_hard:
@@ -86,7 +85,7 @@ def label_difficulty(
         "task": cell.task,
         "temperature": cell.sampling.temperature,
         "top_p": cell.sampling.top_p,
-        "seed": data.seed,
+        "seed": cell.data.seed,
         "cell": config_hash(cell),
     }
     write_dataset(splits_folder, splits, metadata)

@@ -142,7 +142,7 @@ def train_cell(
     """Train a cell up to its target, and flag its run if it broke; returns the error that ended it, if any: one cell's
     failure must not end the others. Preempted where this process was asked to end."""
     cell, folder, is_primary = target.cell, setup.folder / "cells" / target.cell.name, multiprocess.is_primary()
-    config = setup.config.model_copy(update={"sweep": setup.config.sweep.model_copy(update={"budget": target.C})})
+    config = setup.config.with_settings(sweep={"budget": target.C})
     try:
         ledger = Ledger(folder, cell, config_hash(config.cell)) if is_primary else None
         if not is_finished(config, folder, ledger):

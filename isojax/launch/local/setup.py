@@ -157,7 +157,7 @@ def resolve_config(config: Config) -> Config:
     precision = config.cell.precision.for_platform(jax.default_backend())
     if precision.compute == "float32":  # the default of accelerators has fewer bits
         jax.config.update("jax_default_matmul_precision", "highest")
-    return config.model_copy(update={"cell": config.cell.model_copy(update={"model": model, "precision": precision})})
+    return config.with_settings(cell={"model": model, "precision": precision})
 
 
 @contextmanager

@@ -23,8 +23,8 @@ def render_growing(recommendation: Recommendation, sweep_config: Config | None, 
     config = _config(recommendation, sweep_config)
     largest_n = max(cell.n for cell in recommendation.measured_cells)
     B_max = max(config.sweep.B_max, recommendation.allocation.B_p * largest_n)
-    sweep = config.sweep.model_copy(update={"B_p": (), "n": (), "schedules": schedules, "B_max": B_max})
-    config = config.model_copy(update={"name": f"{config.name}-growing", "sweep": sweep})
+    sweep = {"B_p": (), "n": (), "schedules": schedules, "B_max": B_max}
+    config = config.with_settings(name=f"{config.name}-growing", sweep=sweep)
     return [yaml_text(config.model_dump(mode="json"))]
 
 
@@ -35,21 +35,19 @@ def _config(recommendation: Recommendation, sweep_config: Config | None) -> Conf
         )
     # The planner chooses sizes again: the sweep's were for its smallest cell. The grid of evaluations is moved (by less
     # than one ratio) so that its last value is the recommended C, where the run ends.
-    allocation, eval_grid, sweep = recommendation.allocation, sweep_config.cell.eval, sweep_config.sweep
+    allocation, eval_grid = recommendation.allocation, sweep_config.cell.eval
     whole_ratios = max(0, math.floor(math.log(allocation.C / eval_grid.start, eval_grid.ratio)))
-    eval_config = eval_grid.model_copy(update={"start": allocation.C / eval_grid.ratio**whole_ratios})
-    sweep_update = {
+    sweep = {
         "B_p": (allocation.B_p,),
         "n": (allocation.n,),
         "schedules": {},
         "budget": allocation.C,
-        "B_max": max(sweep.B_max, allocation.B),
+        "B_max": max(sweep_config.sweep.B_max, allocation.B),
         "seeds": 1,
         **dict.fromkeys(("decode_slots", "microbatch", "prefill_batch")),
     }
-    config_update = {
-        "name": f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}",
-        "cell": sweep_config.cell.model_copy(update={"eval": eval_config}),
-        "sweep": sweep.model_copy(update=sweep_update),
-    }
-    return sweep_config.model_copy(update=config_update)
+    return sweep_config.with_settings(
+        name=f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}",
+        cell={"eval": {"start": allocation.C / eval_grid.ratio**whole_ratios}},
+        sweep=sweep,
+    )
