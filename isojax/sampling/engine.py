@@ -13,6 +13,7 @@ least W rollouts of one problem.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -94,11 +95,15 @@ class Engine:
         )
 
     def has_work(self, batch: SamplingBatch, state: SamplerState) -> Bool[Array, ""]:
-        return (
+        """Whether any shard has rollouts left to sample."""
+        shard_has_work = (
             (state.queue.next_item < work_items(self.shapes, batch).end)
             | (state.slots.row >= 0).any()
             | (state.queue.next_rollout < state.queue.end_rollout).any()
         )
+        if self.shapes.shards == 1:  # where the tensor axis alone is split, XLA cannot compile the sum
+            return shard_has_work
+        return lax.psum(shard_has_work.astype(jnp.int32), ROLLOUT_AXES) > 0
 
     def decode_step(
         self,
@@ -209,9 +214,7 @@ class Engine:
             done = done & ~slots.stopped
         finished_row = jnp.where(done & active, slots.row, -1)
         buffer_row = jnp.where(done & active, batch.buffer_row(slots.row), self.shapes.buffer_rows)
-        outputs = tuple(
-            buffer.at[buffer_row].set(x, mode="drop") for buffer, x in zip(state.outputs, slots.outputs(), strict=True)
-        )
+        outputs = slots.write_outputs(state.outputs, buffer_row)
         slots = slots._replace(row=jnp.where(done, -1, slots.row))
         return state._replace(outputs=outputs, slots=slots, cache=cache), finished_row
 
@@ -240,14 +243,11 @@ def build_sampler(
         decode_weights = engine.decoding.prepare_weights(params)
         weights = SamplerWeights(decode_weights, params if engine.decoding.prefills_stacked else None)
 
-        def has_work(state: SamplerState) -> Array:
-            shard_has_work = engine.has_work(batch, state)
-            return lax.psum(shard_has_work.astype(jnp.int32), ROLLOUT_AXES) > 0 if shapes.shards > 1 else shard_has_work
-
         def decode_chunk(state: SamplerState) -> SamplerState:
             return engine.decode_chunk(weights, batch, state)[0]
 
-        state = lax.while_loop(has_work, decode_chunk, engine.init_state(work_items(shapes, batch).first))
+        state = engine.init_state(work_items(shapes, batch).first)
+        state = lax.while_loop(partial(engine.has_work, batch), decode_chunk, state)
         return jax.tree.map(lambda x: x[None], engine.to_rollouts(state.outputs))
 
     param_specs = sharding.partition_specs(decoder.shapes(), decoder.logical_axes(), mesh)

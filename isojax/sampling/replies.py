@@ -41,10 +41,7 @@ def receive(outputs: tuple[Array, ...], slots: Slots, replies: Replies) -> tuple
     slots = slots._replace(stopped=slots.stopped & (replies.counts == 0))
     has_ended = replies.ended_rows >= 0
     buffer_row = jnp.where(has_ended, replies.ended_rows, outputs[0].shape[0])
-    new_outputs = (
-        buffer.at[buffer_row].set(x, mode="drop") for buffer, x in zip(outputs, slots.outputs(), strict=True)
-    )
-    return tuple(new_outputs), slots._replace(row=jnp.where(has_ended, -1, slots.row))
+    return slots.write_outputs(outputs, buffer_row), slots._replace(row=jnp.where(has_ended, -1, slots.row))
 
 
 def build_receive(mesh: Mesh) -> Program:

@@ -33,6 +33,10 @@ class Slots(NamedTuple):
         """What a finished slot writes to the shard's buffers, in the order of `SamplerState.outputs`."""
         return self.tokens, self.logps, self.nucleus_mass, self.stopped, self.t
 
+    def write_outputs(self, buffers: tuple[Array, ...], row: Int[Array, " R"]) -> tuple[Array, ...]:
+        """The buffers with what each slot writes at its row; one whose row is past the end writes nothing."""
+        return tuple(b.at[row].set(x, mode="drop") for b, x in zip(buffers, self.outputs(), strict=True))
+
 
 class WorkQueue(NamedTuple):
     """What a shard has yet to sample. Problems are counted within its share of the batch."""

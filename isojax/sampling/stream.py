@@ -227,11 +227,9 @@ def _shard_programs(
     def step_shard(shard: Array, inputs: StreamInputs, state: SamplerState) -> tuple[SamplerState, FinishedSlots]:
         shard_batch = make_batch(shard, inputs.problems, inputs.B_p, inputs.n, inputs.key)
         state, row = engine.decode_chunk(inputs.weights, shard_batch, squeeze_shard_axis(state))
-        has_work = engine.has_work(shard_batch, state).astype(jnp.int32)
-        if shards > 1:  # where the tensor axis alone is split, XLA cannot compile the sum
-            has_work = lax.psum(has_work, ROLLOUT_AXES)
+        has_work = engine.has_work(shard_batch, state)
         waiting = jnp.where(state.slots.stopped, state.slots.row, -1) if engine.stops.host_replies else None
-        finished = FinishedSlots(row, state.slots.tokens, state.slots.t, has_work > 0, waiting)
+        finished = FinishedSlots(row, state.slots.tokens, state.slots.t, has_work, waiting)
         return add_shard_axis(state), jax.tree.map(lambda x: x[None], finished)
 
     shard_spec, state_spec = P(ROLLOUT_AXES), sampler_state_specs(engine)
