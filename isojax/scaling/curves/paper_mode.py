@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isojax.scaling.curves import varpro
 from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.curves.sigmoid_fit import curve_points, fit_sigmoid
 from isojax.scaling.curves.sweep_estimate import FitOptions, SweepEstimate
 from isojax.scaling.tracks import RunTrack, TracksByCell, base_reward
 
@@ -58,19 +58,16 @@ def fit_points(
         return f"{distinct_count} record-breaking values of C > 0, at least {required} needed"
     if R0 is not None and R0 > 1 - 1e-6:
         return "the base policy's reward is 1 already"
-    space = varpro.search_space(compute, (0.0, 1.0), R0)
-    start = varpro.fit_least_squares(space, rewards).phi
-    solution = varpro.fit_robust(space, rewards[None], start, varpro.soft_l1_influence(SOFT_L1_SCALE))
-    gains_nothing = solution.G[0] == 0
+    fit = fit_sigmoid(curve_points(compute, rewards, (0.0, 1.0), R0), SOFT_L1_SCALE)
     return FittedCurve(
         *key,
-        R0=float(solution.R0[0]),
-        A=float(solution.A[0]),
-        exponent=float(solution.exponent[0]),
-        C_mid=float(solution.C_mid[0]),
+        R0=fit.R0,
+        A=fit.A,
+        exponent=fit.exponent,
+        C_mid=10**fit.log10_C_mid,
         C_low=C_range[0],
         C_high=C_range[1],
         points=len(compute),
-        rmse=float(np.sqrt(np.mean((solution.fitted_rewards[0] - rewards) ** 2))),
-        at_bounds=("A",) if gains_nothing else varpro.parameters_at_bounds(solution, space),
+        rmse=float(np.sqrt(np.mean((fit.fitted_rewards - rewards) ** 2))),
+        at_bounds=("A",) if fit.A == fit.R0 else fit.at_bounds,
     )

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from isojax.scaling.curves import varpro
 from isojax.scaling.curves.hill import LN10
+from isojax.scaling.curves.sigmoid_fit import START_COUNT, SigmoidPoints, fit_sigmoid
 from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, PosteriorSamples, best_cells
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import Frontier, spread_indices
@@ -91,24 +91,20 @@ def weighted_mean_square(law: Law, points: LawPoints) -> float:
     return float(np.mean(points.w * (FORMS[law.form].log2_n_star(law, points.x) - points.y) ** 2))
 
 
-def fit_rising_sigmoid(points: LawPoints, max_steps: int = varpro.MAX_STEPS) -> Law:
+def fit_rising_sigmoid(points: LawPoints, starts: int = START_COUNT) -> Law:
     """Least weighted squares with 0 <= b, 0 <= L, b + L <= cap, k within its bounds: a Hill curve in 10^x with R0 = b,
     gain L, exponent k / ln 10 and log10 C_mid = x0."""
     k_lower, k_upper = K_BOUNDS
-    space = varpro.SearchSpace(
-        log10_C=points.x,
-        weight=points.w,
-        phi_lower=np.array([np.log(k_lower / LN10), points.x.min() - C0_MARGIN_DECADES]),
-        phi_upper=np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES]),
-        reward_range=(0.0, points.cap),
-    )
-    best = varpro.fit_least_squares(space, points.y, max_steps)
-    b, L, k = float(best.R0[0]), float(best.G[0]), LN10 * float(best.exponent[0])
+    phi_lower = np.array([np.log(k_lower / LN10), points.x.min() - C0_MARGIN_DECADES])
+    phi_upper = np.array([np.log(k_upper / LN10), points.x.max() + C0_MARGIN_DECADES])
+    sigmoid_points = SigmoidPoints(points.x, points.y, points.w, phi_lower, phi_upper, (0.0, points.cap))
+    best = fit_sigmoid(sigmoid_points, starts=starts)
+    b, L = best.R0, best.A - best.R0
     law_names = {"A": "L", "exponent": "k", "C_mid": "C0"}
-    at_bounds = [law_names[name] for name in varpro.parameters_at_bounds(best, space)]
+    at_bounds = [law_names[name] for name in best.at_bounds]
     if L < L_MARGIN * (points.cap - b) and "L" not in at_bounds:
         at_bounds.append("L")  # no rise at all
-    return Law("sigmoid", L, k, float(best.phi[0, 1]), b, tuple(sorted(at_bounds, reverse=True)))
+    return Law("sigmoid", L, LN10 * best.exponent, best.log10_C_mid, b, tuple(sorted(at_bounds, reverse=True)))
 
 
 FORMS: dict[str, LawForm] = {

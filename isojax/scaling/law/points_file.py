@@ -21,7 +21,7 @@ from isojax.scaling.tracks import FloatArray
 POINT_COLUMNS = ("n", "rollouts")
 MODES = ("hierarchical", "paper")
 BAND_POINTS = 60
-REPLICATE_STEPS = 40  # of the search for each replicate; more steps do not change the intervals
+REPLICATE_STARTS = 2  # of the search for each replicate; more do not change the intervals
 # With fewer distinct n per parameter, single values of n determine the parameters.
 MIN_DISTINCT_N_PER_PARAMETER = 2
 MAX_SETTING_VALUES = 20  # a text column with more distinct values labels each row and is no setting
@@ -89,7 +89,7 @@ def _refit(law: Law, C: FloatArray, log2_n: FloatArray, log2_n_cap: float) -> La
     """The same form through other points; a line keeps its centre, so that b means the same."""
     points = n_star_law.LawPoints(np.log10(C), log2_n, np.ones_like(C), log2_n_cap)
     if law.form == "sigmoid":
-        return n_star_law.fit_rising_sigmoid(points, REPLICATE_STEPS)
+        return n_star_law.fit_rising_sigmoid(points, REPLICATE_STARTS)
     fitted = FORMS[law.form].fit(points, False)
     if law.form != "linear" or law.log10_C0 is None:
         return fitted
