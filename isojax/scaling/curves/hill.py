@@ -42,7 +42,7 @@ def progress_and_slope(z: FloatArray, tail: ArrayLike = HILL_TAIL) -> tuple[Floa
 
 
 def progress_gradient(
-    log10_C: FloatArray, log10_C_mid: FloatArray, ln_exponent: FloatArray, tail: ArrayLike = HILL_TAIL
+    log10_C: FloatArray, log10_C_mid: ArrayLike, ln_exponent: ArrayLike, tail: ArrayLike = HILL_TAIL
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """(s, ds/d log10_C_mid, ds/d ln exponent); all arguments broadcast. All three are 0 at C = 0 (log10_C = -inf)."""
     has_compute = np.isfinite(log10_C)

@@ -100,11 +100,12 @@ def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None)
         columns = [1 - x[-3] * s, (high - R0) * s, G * ds_d_ln_exponent, G * ds_d_mid][R0_known:]
         return root_weight[:, None] * np.stack(columns, axis=1)
 
-    lower, upper = (np.array([low, 0.0, *points.phi_lower]), np.array([high, 1.0, *points.phi_upper]))
-    bounds = lower[R0_known:], upper[R0_known:]
-    loss: Any = {"loss": "linear"} if robust_scale is None else {"loss": "soft_l1", "f_scale": robust_scale}
-    tolerances: Any = {"ftol": None, "gtol": None, "xtol": STEP_TOLERANCE, "max_nfev": MAX_STEPS}
-    return least_squares(residuals, start, jacobian, bounds, "dogbox", x_scale="jac", **tolerances, **loss)
+    lower, upper = np.array([low, 0.0, *points.phi_lower]), np.array([high, 1.0, *points.phi_upper])
+    settings: Any = {"method": "dogbox", "jac": jacobian, "x_scale": "jac", "max_nfev": MAX_STEPS}
+    settings |= {"ftol": None, "gtol": None, "xtol": STEP_TOLERANCE}
+    if robust_scale is not None:
+        settings |= {"loss": "soft_l1", "f_scale": robust_scale}
+    return least_squares(residuals, start, bounds=(lower[R0_known:], upper[R0_known:]), **settings)
 
 
 def _parameters(points: SigmoidPoints, x: FloatArray) -> tuple[float, float, float, float]:
