@@ -73,7 +73,7 @@ def export(
     base: Annotated[Path | None, Option(metavar="FOLDER", help=BASE_HELP)] = None,
     adapter: Annotated[bool, Option("--adapter", help="Only LoRA's adapters, as a folder that PEFT loads.")] = False,
 ) -> None:
-    """Write the policy that a cell has trained as a folder that transformers and vLLM load.
+    """Write the policy that a run has trained as a folder that transformers and vLLM load.
 
     Adapters of cell.model.lora are merged into the base model's weights, or written alone by --adapter.
 

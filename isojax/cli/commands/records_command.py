@@ -52,7 +52,7 @@ SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B
 RESUMED_HELP = "Join what was logged of a run before and after it was resumed (by name, else seed); its steps may fall."
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
-MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is read from the file's name. Repeatable."
+MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is read from the run's or the file's name. Repeatable."
 
 app = new_app(no_args_is_help=True, help="Import other trainers' logs, and check ledgers before a fit.")
 

@@ -100,7 +100,7 @@ class SweepConfig(Section):
     schedules: dict[str, str] = Field(default_factory=dict)
     seeds: Annotated[int, Field(ge=1, le=1000)] = 1  # of each pair and schedule; they are 1000 * seed + 0, 1, ...
     seed: int = Field(default=0, ge=0, le=2_000_000)  # of the sweep
-    budget: Rollouts = 250_000  # C of each cell, in rollouts
+    budget: Rollouts = 250_000  # C of each run, in rollouts
     decode_slots: PositiveInt | None = None  # R, rollouts that a shard samples at a time
     microbatch: PositiveInt | None = None  # m, rollouts per shard in one forward and backward pass
     prefill_batch: PositiveInt | None = None  # g, problems that a shard prefills at once
@@ -145,23 +145,23 @@ class ProcessGroupConfig(Section):
     cpus: PositiveFloat | None = None  # cores per process; null: what the mesh takes
     resources: dict[str, PositiveFloat] = Field(default_factory=dict)  # what else a node must have, by Ray's names
     labels: dict[str, str] = Field(default_factory=dict)  # labels that a node must have, by Ray's names
-    # How often a cell is started again, after its process group has died, without getting further.
+    # How often a run is started again, after its process group has died, without getting further.
     retries: NonNegativeInt = 3
 
 
 class RunConfig(Section):
-    """Where and how to run. It changes no result, except that a cell that goes on with another mesh agrees to rounding
+    """Where and how to run. It changes no result, except that a run that goes on with another mesh agrees to rounding
     only, and that timing decides how far a sampler with devices of its own runs ahead."""
 
     dir: str = "runs"  # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
     mesh: str = "auto"  # how devices are divided, such as data=2,tensor=4; auto: one per cell, of several processes all
     # Devices of its own for an asynchronous sampler, besides those of `mesh`; null: it takes turns with the trainer.
     sampler_mesh: str | None = None
-    cells_at_once: PositiveInt | None = None  # cells that run at a time; null: as many as there are devices for
+    cells_at_once: PositiveInt | None = None  # runs that train at a time; null: as many as there are devices for
     verifier_workers: Annotated[int, Field(gt=0, le=MAX_WORKERS)] | None = None  # processes; null: one per core
-    # A cell's state is saved after the first update after so many seconds, at its end, and at a SIGTERM.
+    # A run's state is saved after the first update after so many seconds, at its end, and at a SIGTERM.
     checkpoint_seconds: NonNegativeFloat = 60.0
-    keep_checkpoints: PositiveInt = 2  # how many of a cell's newest checkpoints are kept
+    keep_checkpoints: PositiveInt = 2  # how many of a run's newest checkpoints are kept
     # GiB of a device, of which the planner may fill 85%; null asks the accelerator, and on a CPU divides what the
     # machine (or its cgroup) has by the devices in use.
     device_memory: PositiveFloat | None = None
