@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import filter as glob_filter
@@ -170,7 +171,7 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
         steps = (x for x in known_columns["step"] if all(not is_blank(values.get(x)) for values in evaluations))
         detected["step"] = next(steps, detected["step"])
         if detected["step"] == "_step" and "rollouts" not in {**columns, **detected}:
-            _reject_logging_calls(table)
+            _reject_logging_calls(table, {**columns, **detected})
     elif "step" in columns and "_step" in table.columns:
         table = _fill_steps(table, {**columns, **detected}, metrics)
     column_map = ColumnMap(table, {**columns, **detected}, constants, frozenset(detected))
@@ -207,17 +208,23 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     return int(numbers.pop())
 
 
-def _reject_logging_calls(table: LogTable) -> None:
-    """InputError where a column rises by other whole numbers than W&B's _step, which counts calls of wandb.log."""
-    for name in (x for x in table.columns if re.search("step|update|iter", x.lower())):
-        rows = [row.values for row in table.rows if not is_blank(row.values.get(name))]
-        steps = [x for values in rows if (x := parse_number(values[name])) is not None and x.is_integer()]
-        is_clock = len(set(steps)) > 1 and len(steps) == len(rows) and steps == sorted(steps)
-        if is_clock and steps != [parse_number(values.get("_step")) for values in rows]:
-            raise InputError(
-                f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers; name the one that"
-                f" counts updates: --map step={name} or --map step=_step."
-            )
+def _reject_logging_calls(table: LogTable, columns: Mapping[str, str]) -> None:
+    """InputError where, in a run, a column rises by other whole numbers than W&B's _step, which counts calls of
+    wandb.log."""
+    settings = [columns[field] for field in ("run", "n", "B_p", "B", "seed") if field in columns]
+    values_by_run: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in table.rows:
+        values_by_run[tuple(str(row.values.get(name)) for name in settings)].append(row.values)
+    for run in values_by_run.values():
+        for name in (x for x in table.columns if re.search("step|update|iter", x.lower())):
+            rows = [values for values in run if not is_blank(values.get(name))]
+            steps = [x for values in rows if (x := parse_number(values[name])) is not None and x.is_integer()]
+            is_clock = len(set(steps)) > 1 and len(steps) == len(rows) and steps == sorted(steps)
+            if is_clock and steps != [parse_number(values.get("_step")) for values in rows]:
+                raise InputError(
+                    f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers; name the one that"
+                    f" counts updates: --map step={name} or --map step=_step."
+                )
 
 
 def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> LogTable:

@@ -115,6 +115,19 @@ def test_calls_of_a_logger_are_no_updates_where_it_logs_them_too(logged):
     assert curve(logged("csv", equal, "reward=val/acc", SETTINGS).runs[0])[1] == (10, 320, 0.2)
 
 
+def test_calls_of_a_logger_are_no_updates_in_a_file_of_several_runs(logged):
+    """Each run's steps begin again, and a setting that differs between runs is no clock, in whatever order rows are."""
+    rows = [f"{run},{3 * at},{at},{most},{n},0.{at}" for at in (0, 1, 2) for run, most, n in (("a", 9, 8), ("b", 5, 4))]
+    for lines in (rows, sorted(rows)):
+        text = "\n".join(["run,_step,trainer/global_step,max_steps,n,acc", *lines, ""])
+        with pytest.raises(InputError, match=r"trainer/global_step has other numbers; .*step=trainer/global_step or"):
+            logged("csv", text, "reward=acc,B_p=4")
+        runs = logged("csv", text, "reward=acc,B_p=4,step=trainer/global_step").runs
+        assert [[p.rollouts for p in run.points] for run in runs] == [[0, 16, 32], [0, 32, 64]]
+        runs = logged("csv", text.replace("trainer/global_step", "depth"), "reward=acc,B_p=4").runs
+        assert [run.points[-1].M for run in runs] == [6, 6]
+
+
 def test_a_chart_over_something_else_than_steps(logged):
     chart = "{},run-n8 - val/acc\n0,0.1\n640,0.2\n"
     (run,) = logged("csv", chart.format("rollouts"), SETTINGS).runs
