@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import filter as glob_filter
+from itertools import pairwise
 from typing import Any
 
 from isojax.core.errors import InputError
@@ -171,7 +172,7 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
         steps = (x for x in known_columns["step"] if all(not is_blank(values.get(x)) for values in evaluations))
         detected["step"] = next(steps, detected["step"])
         if detected["step"] == "_step" and "rollouts" not in {**columns, **detected}:
-            _reject_logging_calls(table, {**columns, **detected})
+            _reject_logging_calls(table, {**columns, **detected}, metrics)
     elif "step" in columns and "_step" in table.columns:
         table = _fill_steps(table, {**columns, **detected}, metrics)
     column_map = ColumnMap(table, {**columns, **detected}, constants, frozenset(detected))
@@ -208,9 +209,9 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     return int(numbers.pop())
 
 
-def _reject_logging_calls(table: LogTable, columns: Mapping[str, str]) -> None:
+def _reject_logging_calls(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> None:
     """InputError where, in a run, a column rises by other whole numbers than W&B's _step, which counts calls of
-    wandb.log."""
+    wandb.log, or evaluations are calls of their own between those of training."""
     settings = [columns[field] for field in ("run", "n", "B_p", "B", "seed") if field in columns]
     values_by_run: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
     for row in table.rows:
@@ -225,6 +226,18 @@ def _reject_logging_calls(table: LogTable, columns: Mapping[str, str]) -> None:
                     f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers; name the one that"
                     f" counts updates: --map step={name} or --map step=_step."
                 )
+        steps = [parse_number(values.get("_step")) or 0.0 for values in run]
+        logged = [{name for name, value in values.items() if not is_blank(value)} for values in run]
+        calls = "".join("te"[not names.isdisjoint(metrics)] for names in logged)
+        if not re.search("te+t", calls) or any(b - a != 1 for a, b in pairwise(steps)):
+            continue
+        training, evaluations = ([x for x, c in zip(logged, calls, strict=True) if c == kind] for kind in "te")
+        shared = set[str]().union(*training) & set[str]().union(*evaluations)
+        if shared == set.intersection(*logged) and all(shared < names for names in training):  # nothing else in common
+            raise InputError(
+                f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of their own, so it is no"
+                " count of updates. Name a column that is: --map step=COLUMN; or, if it is one, --map step=_step."
+            )
 
 
 def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> LogTable:

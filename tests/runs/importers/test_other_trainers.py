@@ -128,6 +128,23 @@ def test_calls_of_a_logger_are_no_updates_in_a_file_of_several_runs(logged):
         assert [run.points[-1].M for run in runs] == [6, 6]
 
 
+def test_calls_of_a_logger_are_no_updates_where_evaluations_are_calls_of_their_own(logged):
+    text = "_step,_runtime,n,loss,acc\n0,1,8,,0.1\n1,2,8,0.5,\n2,3,8,0.5,\n3,4,8,,0.2\n4,5,8,0.4,\n5,6,8,,0.3\n"
+    with pytest.raises(
+        InputError, match=r"_step counts calls .*: --map step=COLUMN; or, if it is one, .* step=_step\."
+    ):
+        logged("csv", text, "reward=acc,B_p=4")
+    assert curve(logged("csv", text, "reward=acc,B_p=4,step=_step").runs[0])[1] == (3, 96, 0.2)
+    two_sets = "_step,loss,a,b\n0,0.5,,\n1,,0.1,\n2,,,0.2\n3,0.5,,\n4,,0.3,\n5,,,0.4\n6,0.5,,\n"
+    for maps in (("reward=a,n=8,B_p=4",), ("reward=a,metric:b=b,n=8,B_p=4",)):
+        with pytest.raises(InputError, match="evaluations are calls of their own"):
+            logged("csv", two_sets, *maps)
+    merged, apart = text.replace("3,4,8,,0.2", "3,4,8,0.5,0.2"), text.replace("5,6,8,,0.3", "9,6,8,,0.3")
+    sporadic = "_step,n,loss,saved,acc\n0,8,0.5,,\n1,8,0.5,,0.1\n2,8,0.5,1,\n3,8,0.4,,0.2\n"
+    for other in (merged, apart, sporadic):
+        assert curve(logged("csv", other, "reward=acc,B_p=4").runs[0])[1] == (3, 96, 0.2)  # logged with step=
+
+
 def test_a_chart_over_something_else_than_steps(logged):
     chart = "{},run-n8 - val/acc\n0,0.1\n640,0.2\n"
     (run,) = logged("csv", chart.format("rollouts"), SETTINGS).runs
