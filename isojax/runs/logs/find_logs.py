@@ -29,7 +29,8 @@ def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
     files = [path for path in paths if not any(x.startswith(".") for x in path.relative_to(folder).parts)]
     if not files:
         raise InputError(f"{folder} holds no file that ends in {' or '.join(suffixes)}; name the logs themselves.")
-    return sorted(files, key=lambda path: [int(x) if x.isdigit() else x for x in re.split(r"(\d+)", str(path))])
+    pieces = {path: re.split(r"(\d+)", str(path.with_suffix(""))) for path in files}
+    return sorted(files, key=lambda path: [int(x) if x.isdigit() else x for x in pieces[path]])
 
 
 def detect_format(paths: Sequence[Path]) -> str:

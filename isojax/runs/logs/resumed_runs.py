@@ -94,8 +94,8 @@ def _keep_latest(
             if begins and starts_over and may_be_another:
                 raise InputError(
                     f"{row.location}: {column_map.clock_field} goes back to {clock}, where the run began"
-                    f" ({kept[0][1].location}), so nothing before would count. Leave out a start that failed; sort a"
-                    " file that is in another order; number seeds by --settings TABLE or --map seed=COLUMN."
+                    f" ({kept[0][1].location}), so nothing before would count. Name the earlier log first; leave out a"
+                    " start that failed; sort a file by step; number seeds by --settings TABLE or --map seed=COLUMN."
                 )
             while begins and kept and kept[-1][0] >= clock:
                 kept.pop()

@@ -190,6 +190,16 @@ def test_parts_without_a_name_are_joined_by_their_seed_in_the_order_of_their_ste
     assert [point.M for point in run.points] == list(range(0, 110, 10))
 
 
+def test_a_log_comes_before_those_whose_names_go_on_after_its_own(tmp_path: Path):
+    """A hyphen sorts before a dot; where logs are named in the other order, it is said what to do."""
+    parts_of(tmp_path, **{"n8": range(0, 60, 10), "n8-resumed": range(50, 110, 10)})
+    maps = {"reward": "val/acc", "n": "8", "B_p": "4", "seed": "0"}
+    (run,) = read_logs([tmp_path], "csv", maps, resumed=True).runs
+    assert [point.M for point in run.points] == list(range(0, 110, 10))
+    with pytest.raises(InputError, match=r"where the run began .*Name the earlier log first; leave out"):
+        read_logs([tmp_path / "n8-resumed.csv", tmp_path / "n8.csv"], "csv", maps, resumed=True)
+
+
 def test_which_files_of_a_folder_are_logs(tmp_path: Path):
     """Capital endings too; copies that a notebook keeps in hidden folders are none."""
     parts_of(tmp_path, a=range(0, 60, 10)).joinpath("a.csv").rename(tmp_path / "A.CSV")
