@@ -293,7 +293,7 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
 def _mapping_hint(field: str, table: LogTable) -> str:
     """What to type, and the columns there are."""
     columns = [name for name in table.columns if field != "reward" or _may_be_validation(name, table)]
-    cutoff = 0.0 if field == "reward" else 0.5
+    cutoff = 0.0 if field == "reward" else 0.6
     suggestions = [f"--map {field}={name} (the nearest)" for name in columns and nearest_names(field, columns, cutoff)]
     suggestions += _SUGGESTIONS.get(field, [])
     return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. The columns are {list_some(table.columns)}."

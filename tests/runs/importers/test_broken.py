@@ -147,6 +147,11 @@ def test_maps_that_cannot_be_followed_teach_what_to_type(logged, maps, match):
         logged("jsonl", [{"step": 1, "val/acc": 0.5, "train/loss": 3.0, "right": [1]}], *maps)
 
 
+def test_the_column_of_names_is_not_proposed_for_n(logged):
+    with pytest.raises(InputError, match=r"no column is known to be n .*; type --map n=16 or n=COLUMN"):
+        logged("csv", "run,step,reward,group_size,B_p\na,0,0.1,8,4\na,1,0.2,8,4\n")
+
+
 def test_a_log_without_steps_or_rollouts(logged):
     with pytest.raises(InputError, match=r"no column is known to be rollouts .*--map step=COLUMN"):
         logged("jsonl", [{"reward": 0.5}], "n=2,B_p=2")
