@@ -9,6 +9,7 @@ from types import ModuleType
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import DELIMITERS, JSON_LINES_SUFFIXES, paths_below, read_lines
+from isojax.core.tabular import parse_number
 from isojax.runs.importers import csv, tensorboard, trl, verl_console
 
 # The files by which a folder is known to hold logs of a format.
@@ -75,7 +76,8 @@ def _format_of_file(path: Path) -> str:
         return ""
     if _format_by_suffix(path) == "jsonl" or texts[0].startswith('{"'):
         return "verl" if '"step"' in texts[0] and '"data"' in texts[0] else "jsonl"
-    is_csv = len(texts) == 2 and any(texts[0].count(mark) == texts[1].count(mark) > 0 for mark in DELIMITERS)
+    marks = [mark for mark in DELIMITERS if texts[0].count(mark) == texts[-1].count(mark) > 0]
+    is_csv = any(parse_number(cell.strip(' "')) is not None for mark in marks for cell in texts[-1].split(mark))
     return _format_by_suffix(path) or ("csv" if is_csv else "")
 
 

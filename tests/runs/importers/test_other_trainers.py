@@ -66,6 +66,15 @@ def test_a_console_is_no_csv(tmp_path):
         read_logs([tmp_path / "run.log"], None, {})
 
 
+def test_two_printed_dicts_are_no_csv_and_rows_of_numbers_are(tmp_path):
+    file = tmp_path / "run.log"
+    file.write_text("perf 0: {'rollout/time': 3.5, 'rollout/len': 2}\nstep 0: {'train/loss': 0.5, 'train/kl': 1}\n")
+    with pytest.raises(InputError, match="format is not known"):
+        read_logs([tmp_path], None, {})
+    file.write_text('step;reward\n"0";"0.1"\n"1";"0.2"\n')
+    assert read_logs([file], None, {"n": "8", "B_p": "4"}).runs[0].points[1].rollouts == 32
+
+
 def test_a_run_that_begins_late_may_be_a_resumed_one(logged):
     part = "step,acc\n{},0.5\n{},0.6\n"
     result = logged("csv", {"a.csv": part.format(0, 5), "b.csv": part.format(5, 10)}, "reward=acc", SETTINGS)
