@@ -202,9 +202,10 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     numbers = set(pattern.findall(table.run) or pattern.findall(table.source))
     if len(numbers) != 1:
         elsewhere = ", ".join(re.findall(r"[A-Za-z]+\d+", table.run)) or "no word with a number"
+        hint = "" if table.one_run or table.run else " Where a column names the runs, add --map run=COLUMN."
         raise InputError(
             f"--map {field}={text}: {table.label} has {', '.join(sorted(numbers)) or 'no number'} there, and in its "
-            f"name {elsewhere}; expected one, as {field}{{}} finds 8 in {field}8.jsonl or in run-{field}8-a.jsonl."
+            f"name {elsewhere}; expected one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl.{hint}"
         )
     return int(numbers.pop())
 

@@ -147,6 +147,15 @@ def test_maps_that_cannot_be_followed_teach_what_to_type(logged, maps, match):
         logged("jsonl", [{"step": 1, "val/acc": 0.5, "train/loss": 3.0, "right": [1]}], *maps)
 
 
+def test_a_column_of_names_is_asked_for(logged):
+    text = "name,step,reward\nx-n8,0,0.1\nx-n8,1,0.2\ny-n4,0,0.1\ny-n4,1,0.3\n"
+    with pytest.raises(
+        InputError, match=r"has no number there, .* Where a column names the runs, add --map run=COLUMN\."
+    ):
+        logged("csv", text, "n=n{},B_p=4")
+    assert [run.cell.n for run in logged("csv", text, "n=n{},B_p=4,run=name").runs] == [4, 8]
+
+
 def test_the_column_of_names_is_not_proposed_for_n(logged):
     with pytest.raises(InputError, match=r"no column is known to be n .*; type --map n=16 or n=COLUMN"):
         logged("csv", "run,step,reward,group_size,B_p\na,0,0.1,8,4\na,1,0.2,8,4\n")
