@@ -83,7 +83,7 @@ def _decode(data: bytes, path: Path, line_number: int, errors: str) -> str:
         text = data.decode("utf-8-sig" if line_number == 1 else "utf-8", errors)
     except UnicodeDecodeError as e:
         byte = f"byte {e.object[e.start]:#04x} at position {e.start + 1}"
-        raise InputError(f"{path}, line {line_number}: not UTF-8 ({byte}); save the file as UTF-8.") from e
+        raise InputError(f"{path}, line {line_number}: not UTF-8 ({byte}); save the file as UTF-8, unpacked.") from e
     if "\0" in text and errors == "strict":
         raise InputError(f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file.")
     return text
@@ -113,7 +113,8 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         return value
     except json.JSONDecodeError as e:
         line_number = first_line + e.lineno - 1
-        fix = "Correct the line, or remove it." if e.msg != "Extra data" else "Put one object on a line, in a .jsonl."
+        is_part = e.msg == "Extra data" or len(text) == 1  # an object of many lines, or several on one
+        fix = "Put one object on a line, in a .jsonl." if is_part else "Correct the line, or remove it."
         raise InputError(
             f"{path}, line {line_number}: not JSON ({e.msg} at column {e.colno}); expected a whole object. {fix}"
         ) from e

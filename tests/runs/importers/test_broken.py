@@ -86,6 +86,14 @@ def test_broken_json_lines(logged, name):
     assert "log.jsonl" in str(e.value)
 
 
+def test_an_array_over_many_lines_and_a_packed_file(logged, tmp_path):
+    with pytest.raises(InputError, match=r"line 1: not JSON .* Put one object on a line, in a \.jsonl\."):
+        logged("jsonl", '[\n {\n  "step": 0, "reward": 0.1\n }\n]\n')
+    (tmp_path / "log.zip").write_bytes(b"PK\x03\x04\x14\x00\x08\x00\xe3\n")
+    with pytest.raises(InputError, match="save the file as UTF-8, unpacked"):
+        read_logs([tmp_path / "log.zip"], "csv", {})
+
+
 def test_objects_without_keys(logged):
     with pytest.raises(InputError, match=r"log\.jsonl: no row holds a value"):
         logged("jsonl", "{}\n{}\n", "reward=val")
