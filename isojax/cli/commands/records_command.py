@@ -25,8 +25,8 @@ FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.item
 IMPORT_HELP = f"""
 Turn other trainers' logs into ledgers, so that `isojax fit DIR` takes them like runs of its own.
 
-Columns named as the fields below, or as verl and TRL name them, need no --map. Several runs may come in several files,
-or in one, separated by B_p, n and seed, or by a column (run=COLUMN). DIR is written whole or not at all.
+Columns named as the fields below need no --map, nor do those of verl's and TRL's own files. Several runs may come in
+several files, or in one, separated by B_p, n and seed, or by a column (run=COLUMN). DIR is written whole or not at all.
 
 \b
 Examples
@@ -52,7 +52,7 @@ SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B
 RESUMED_HELP = "Join what was logged of a run before and after it was resumed (by name, else seed); its steps may fall."
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
-MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is read from the run's or the file's name. Repeatable."
+MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is in the name of the run or the file. Repeatable."
 
 app = new_app(no_args_is_help=True, help="Import other trainers' logs, and check ledgers before a fit.")
 

@@ -140,7 +140,8 @@ def _evaluation_metrics(entry: StepEntry) -> dict[str, float]:
     default; none where the entry holds other values only. InputError where one is due and its cell is empty."""
     column_map, main_field = entry.column_map, entry.column_map.main_metric
     validation_fields = sorted(filter(is_validation, column_map.columns), key=lambda name: name != main_field)
-    if main_field in entry.values or not (entry.has_other_values or any(map(is_training, entry.values))):
+    is_of_training = any(is_training(name) or name == "step_seconds" for name in entry.values)
+    if main_field in entry.values or not (entry.has_other_values or is_of_training):
         for name in (name for name in validation_fields if name in entry.rows):
             entry.require(name)
     if main_field not in entry.values:

@@ -183,3 +183,20 @@ def test_a_run_of_the_base_policy_alone_is_no_seed(logged):
         len(logged("csv", {"a.csv": "step,acc\n0,0.1\n", "b.csv": "step,acc\n0,0.2\n"}, "reward=acc", SETTINGS).runs)
         == 2
     )
+
+
+def test_rows_of_times_alone_are_no_evaluations(logged):
+    text = "step,acc,step_seconds\n0,0.5,\n1,,2\n2,0.6,4\n3,,3\n4,0.7,3\n"
+    (run,) = logged("csv", text, "reward=acc,devices=2", SETTINGS).runs
+    assert curve(run) == [(0, 0, 0.5), (2, 64, 0.6), (4, 128, 0.7)]
+    assert run.device_hours == pytest.approx([0, 6 * 2 / 3600, 12 * 2 / 3600])
+
+
+def test_a_batch_size_that_contradicts_the_problems_is_refused(logged):
+    text = "step,acc,n,B_p,B\n0,0.5,8,4,{B}\n1,0.6,8,4,{B}\n2,0.6,8,4,{B}\n"
+    (run,) = logged("csv", text.format(B=32), "reward=acc").runs
+    assert run.cell == Cell(4, 8, 0)
+    with pytest.raises(InputError, match=r"line 2: B = 64, but B_p n = 32. Correct one, or name one that is right"):
+        logged("csv", text.format(B=64), "reward=acc")
+    (run,) = logged("csv", text.format(B=64), "reward=acc,B=B").runs
+    assert run.cell == Cell(8, 8, 0)
