@@ -4,9 +4,9 @@ line per shape.
     python benchmarks/small_attention.py [--gradient 64x2x6x6x16,...] [--scores 128x2x2x10x16,...]
 
 A shape is rows x heads of keys x queries of each x positions x numbers of a head. gradient: the trainer's scores and
-mixed values with their gradient (`models/attention.py`: `query_key_products`, `weighted_values`); scores: a decode step's
-(`models/cpu.py`: `small_head_products`). The shapes are the quickstart's, and for the gradient SmolLM2's few-shot and
-4 x 8 steps. Medians; both forms take turns.
+mixed values with their gradient (`models/attention.py`: `query_key_products`, `weighted_values`); scores: a decode
+step's (`models/cpu.py`: `small_head_products`). The shapes are the quickstart's, and for the gradient SmolLM2's
+few-shot and 4 x 8 steps. Medians; both forms take turns.
 """
 
 import argparse
