@@ -133,7 +133,7 @@ class Run:
         shapes, P = self.programs.shapes, cell.sampling.prompt_length
         decoder = self.programs.decoder
         params = jax.jit(decoder.init, out_shardings=decoder.shardings(mesh))(jax.random.key(0))
-        # At the width of `init`, a tied model all but repeats its last token, and log-probabilities are 0.
+        # As `init` draws them, a tied model all but repeats its last token, and log-probabilities are 0.
         self.state = self.programs.init({**params, "embed": EMBEDDING_SCALE * params["embed"]})
         prompts = np.random.default_rng(0).integers(0, vocab, (shapes.problem_rows, P), np.int32)
         Q = shapes.problem_rows

@@ -39,8 +39,10 @@ def test_twenty_random_starts_find_one_optimum(true):
     starts = np.column_stack(
         [np.full(20, 0.2), np.full(20, 0.5), np.log(rng.uniform(0.3, 5, 20)), rng.uniform(3, 6, 20)]
     )
-    residuals = np.array([search(points, search(points, start, None).x, SCALE).fun for start in starts])
-    assert residuals == pytest.approx(np.tile(residuals[0], (20, 1)), rel=0, abs=1e-8)
+    searches = [search(points, search(points, start, None).x, SCALE) for start in starts]
+    R0, share, ln_exponent, log10_C_mid = np.array([found.x for found in searches]).T
+    for values in (R0, R0 + share * (1 - R0), np.exp(ln_exponent), 10**log10_C_mid):
+        assert values == pytest.approx(np.full(20, values[0]), rel=1e-8, abs=1e-8)
 
 
 @pytest.mark.parametrize("sd", [0.02, 0.1])

@@ -211,8 +211,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
 
 
 def _reject_logging_calls(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> None:
-    """InputError where, in a run, a column rises by other whole numbers than W&B's _step, which counts calls of
-    wandb.log, or evaluations are calls of their own between those of training."""
+    """InputError where, in a run, W&B's _step, which counts calls of wandb.log, is no count of updates."""
     settings = [columns[field] for field in ("run", "n", "B_p", "B", "seed") if field in columns]
     values_by_run: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
     for row in table.rows:
@@ -227,18 +226,24 @@ def _reject_logging_calls(table: LogTable, columns: Mapping[str, str], metrics: 
                     f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers; name the one that"
                     f" counts updates: --map step={name} or --map step=_step."
                 )
-        steps = [parse_number(values.get("_step")) or 0.0 for values in run]
-        logged = [{name for name, value in values.items() if not is_blank(value)} for values in run]
-        calls = "".join("te"[not names.isdisjoint(metrics)] for names in logged)
-        if not re.search("te+t", calls) or any(b - a != 1 for a, b in pairwise(steps)):
-            continue
-        training, evaluations = ([x for x, c in zip(logged, calls, strict=True) if c == kind] for kind in "te")
-        shared = set[str]().union(*training) & set[str]().union(*evaluations)
-        if shared == set.intersection(*logged) and all(shared < names for names in training):  # nothing else in common
+        if _evaluates_in_own_calls(run, metrics):
             raise InputError(
                 f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of their own, so it is no"
                 " count of updates. Name a column that is: --map step=COLUMN; or, if it is one, --map step=_step."
             )
+
+
+def _evaluates_in_own_calls(run: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> bool:
+    """Whether evaluations lie between rows of training, have only those columns in common with them that all rows have,
+    and are counted with them by a _step that leaves no number out."""
+    steps = [parse_number(values.get("_step")) or 0.0 for values in run]
+    logged = [{name for name, value in values.items() if not is_blank(value)} for values in run]
+    calls = "".join("e" if names & set(metrics) else "t" for names in logged)
+    if not re.search("te+t", calls) or any(b - a != 1 for a, b in pairwise(steps)):
+        return False
+    training, evaluations = ([x for x, c in zip(logged, calls, strict=True) if c == kind] for kind in "te")
+    shared = set[str]().union(*training) & set[str]().union(*evaluations)
+    return shared == set.intersection(*logged) and all(shared < names for names in training)
 
 
 def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> LogTable:

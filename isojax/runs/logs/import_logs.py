@@ -176,15 +176,15 @@ def _row_settings(row: DataRow, column_map: ColumnMap) -> dict[str, Any]:
     """B_p, n and the seed (or None) of a row."""
     n = column_map.read("n", row)
     seed = column_map.read("seed", row) if "seed" in column_map else None
-    B = column_map.read("B", row) if "B" in column_map else 0
     if "B_p" in column_map:
         B_p = column_map.read("B_p", row)
-        if B not in (0, B_p * n):
+        if "B" in column_map and (B := column_map.read("B", row)) != B_p * n:
             raise InputError(
                 f"{row.location}: B = {B}, but B_p n = {B_p * n}. Correct one, or name one that is right: --map B_p="
                 "COLUMN or --map B=COLUMN."
             )
         return {"B_p": B_p, "n": n, "seed": seed}
+    B = column_map.read("B", row)
     if B % n:
         raise InputError(f"{row.location}: B = {B} is no multiple of n = {n}; expected B = B_p n, rollouts per update.")
     return {"B_p": B // n, "n": n, "seed": seed}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, root
 
 from isojax.scaling.curves.hill import C_MID_MARGIN_DECADES, EXPONENT_BOUNDS, progress_gradient
 from isojax.scaling.tracks import FloatArray
@@ -19,6 +19,7 @@ GRID_SHAPE = (16, 40)  # starts in ln exponent and log10 C_mid
 START_COUNT = 8  # the best corners of the grid, from each of which a search starts
 MAX_STEPS = 200
 STEP_TOLERANCE = 1e-12
+MAX_CORRECTION = 1e-6  # of a parameter where a search has ended
 BOUND_MARGIN = 1e-3  # of the range of ln exponent and log10 C_mid: nearer to its end than this, they are at their bound
 _TINY = 1e-300
 
@@ -105,7 +106,17 @@ def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None)
     settings |= {"ftol": None, "gtol": None, "xtol": STEP_TOLERANCE}
     if robust_scale is not None:
         settings |= {"loss": "soft_l1", "f_scale": robust_scale}
-    return least_squares(residuals, start, bounds=(lower[R0_known:], upper[R0_known:]), **settings)
+    found = least_squares(residuals, start, bounds=(lower[R0_known:], upper[R0_known:]), **settings)
+
+    def gradient(x: FloatArray) -> FloatArray:
+        r = residuals(x)
+        return jacobian(x).T @ (r if robust_scale is None else r / np.sqrt(1 + (r / robust_scale) ** 2))
+
+    # The loss is flat to rounding around its minimum, which its gradient gives to more digits.
+    zero = root(gradient, found.x, tol=STEP_TOLERANCE).x
+    if not found.active_mask.any() and np.abs(zero - found.x).max() < MAX_CORRECTION:
+        found.x = zero
+    return found
 
 
 def _parameters(points: SigmoidPoints, x: FloatArray) -> tuple[float, float, float, float]:

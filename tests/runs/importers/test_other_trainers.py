@@ -148,9 +148,9 @@ def test_calls_of_a_logger_are_no_updates_where_evaluations_are_calls_of_their_o
     for maps in (("reward=a,n=8,B_p=4",), ("reward=a,metric:b=b,n=8,B_p=4",)):
         with pytest.raises(InputError, match="evaluations are calls of their own"):
             logged("csv", two_sets, *maps)
-    merged, apart = text.replace("3,4,8,,0.2", "3,4,8,0.5,0.2"), text.replace("5,6,8,,0.3", "9,6,8,,0.3")
+    merged, jumping = text.replace("3,4,8,,0.2", "3,4,8,0.5,0.2"), text.replace("5,6,8,,0.3", "9,6,8,,0.3")
     sporadic = "_step,n,loss,saved,acc\n0,8,0.5,,\n1,8,0.5,,0.1\n2,8,0.5,1,\n3,8,0.4,,0.2\n"
-    for other in (merged, apart, sporadic):
+    for other in (merged, jumping, sporadic):
         assert curve(logged("csv", other, "reward=acc,B_p=4").runs[0])[1] == (3, 96, 0.2)  # logged with step=
 
 
