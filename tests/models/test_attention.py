@@ -274,6 +274,14 @@ def test_a_gpus_decode_attention(N: int, K: int, H: int, dtype: str) -> None:
     assert far(step(q, cache[0][0], cache[1][0], jnp.asarray(positions)), want) < (1e-6 if dtype == "float32" else 4e-3)
 
 
+def test_a_gpus_decode_attention_lowers_for_one_that_is_not_here() -> None:
+    shapes = [jax.ShapeDtypeStruct(s, "bfloat16") for s in ((8, 14, 64), (8, 2, 300, 64), (8, 2, 300, 64))]
+    device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", 132, "gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1,), ("data",), abstract_device=device)):
+        traced = jax.jit(gpu_decode.triton_decode).trace(*shapes, jax.ShapeDtypeStruct((8,), "int32"))
+        assert "decode_attention" in traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
 @pytest.mark.parametrize("implementation", ["plain", "triton"])
 def test_a_layers_own_cache_is_one_of_a_stack(implementation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_decode, "triton_decode", partial(gpu_decode.triton_decode, interpret=True))
