@@ -20,6 +20,7 @@ from isojax.models.kernels.cudnn import PrefixKV, cudnn_attention
 
 MASKED_SCORE = -1e30
 PALLAS = ("pallas", "interpret")
+TILE_ROWS = 8  # of a TPU's tiles
 
 KVArrays = tuple[Array, ...]  # keys and values, see `position_axes`; of int8 ones also their scales, f32[L R K C] each
 SlotSegment = tuple[Array, Array, Array]  # keys [Z K H c], values [Z K c H], mask bool[R c]
@@ -118,6 +119,12 @@ def cache_positions(implementation: str, positions: int) -> int:
     from isojax.models.kernels.tpu_decode import pad_to_blocks  # as above
 
     return pad_to_blocks(positions)
+
+
+def row_padding(implementation: str, tokens: int) -> int:
+    """How many tokens to add to rows of `tokens`, so that whole tiles of a TPU hold them. Where rows become one matrix,
+    XLA would otherwise move each tile by code of its own: at 32k tokens the update does not compile."""
+    return -tokens % TILE_ROWS if implementation in PALLAS else 0
 
 
 def shard_over_heads(

@@ -93,7 +93,7 @@ class CriticObjective:
         self, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
     ) -> Float[Array, "m T"]:
         """Values before each response token, in float32."""
-        hidden = hidden_states(self.decoder, params, prefix, problems, microbatch).states
+        hidden = hidden_states(self.decoder, params, prefix, problems, microbatch).states(microbatch.tokens.shape[1])
         value_head = all_gather_weight(params["value"], 0, self.decoder.config.width)
         values = jnp.einsum("mtd,d->mt", hidden, value_head, preferred_element_type=jnp.float32)
         return values + params["value_bias"][0].astype(jnp.float32)

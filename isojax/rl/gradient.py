@@ -161,27 +161,23 @@ class GradientAccumulator:
         prefix: Prefix,
         base_prefix: Prefix | None,
         microbatch: Microbatch,
-        bucket: Array,
+        width: int,
     ) -> MetricSums:
-        """Adds the gradient of a microbatch to the references, at the width of its bucket: d params, and d prefix where
-        the prompts have gone through the layers. Its metrics."""
+        """Adds the gradient of a microbatch to the references, at this width: d params, and d prefix where the prompts
+        have gone through the layers. Its metrics."""
+        cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
 
-        def at_width(width: int, microbatch: Microbatch) -> MetricSums:
-            cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
+        def anchored_objective(params: Params, *prefix_anchors: PrefixCache) -> tuple[Array, MetricSums]:
+            anchored_prefix = jax.tree.map(GradAnchor, *prefix_anchors, prefix) if prefix_anchors else prefix
+            anchored_params = _attach_anchors(params, inputs)
+            return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, cropped)
 
-            def anchored_objective(params: Params, *prefix_anchors: PrefixCache) -> tuple[Array, MetricSums]:
-                anchored_prefix = jax.tree.map(GradAnchor, *prefix_anchors, prefix) if prefix_anchors else prefix
-                anchored_params = _attach_anchors(params, inputs)
-                return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, cropped)
-
-            differentiated = (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
-            anchors = jax.tree.map(_make_anchor, differentiated)
-            pullback: Any
-            loss, pullback, metrics = jax.vjp(anchored_objective, *anchors, has_aux=True)
-            pullback.with_refs(*gradient_refs)(jnp.ones_like(loss))
-            return metrics
-
-        return lax.switch(bucket, [partial(at_width, width) for width in self.bucket_widths], microbatch)
+        differentiated = (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
+        anchors = jax.tree.map(_make_anchor, differentiated)
+        pullback: Any
+        loss, pullback, metrics = jax.vjp(anchored_objective, *anchors, has_aux=True)
+        pullback.with_refs(*gradient_refs)(jnp.ones_like(loss))
+        return metrics
 
     def add_block(
         self, index: Array, sums: MetricSums, d_params: Params, inputs: UpdateInputs, shard_batch: ShardBatch
@@ -195,22 +191,32 @@ class GradientAccumulator:
         )
 
         def add(
-            refs: tuple, prefix: Prefix, base_prefix: Prefix | None, i: Array | int, sums: MetricSums
+            width: int, refs: tuple, prefix: Prefix, base_prefix: Prefix | None, i: Array, sums: MetricSums
         ) -> MetricSums:
             microbatch = self.take_microbatch(shard_batch, block, i)
-            metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, microbatch, buckets[i])
+            metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, microbatch, width)
             reductions = self.objective.metric_reductions.items()
             return {name: combine(reduction, sums[name], metrics[name]) for name, reduction in reductions}
 
+        def add_all(refs: tuple, prefix: Prefix, base_prefix: Prefix | None, sums: MetricSums) -> MetricSums:
+            """A loop for each width, as the longest come first. Of branches in one loop, XLA:TPU would copy the whole
+            gradient in every layer."""
+            first: Any = 0
+            for bucket, width in reversed(list(enumerate(self.bucket_widths))):
+                last = (buckets >= bucket).sum() if bucket else block.num_microbatches
+                sums = lax.fori_loop(first, last, partial(add, width, refs, prefix, base_prefix), sums)
+                first = last
+            return sums
+
         if shapes.joint_forward(positions_are_split(jax.sharding.get_abstract_mesh())):
-            return add((d_params,), prompts, prompts if needs_base else None, 0, sums)
+            return add_all((d_params,), prompts, prompts if needs_base else None, sums)
 
         anchors = jax.tree.map(_make_anchor, inputs.params)
         pullback: Any
         prefix, pullback = jax.vjp(lambda params: decoder.prefill(_attach_anchors(params, inputs), *prompts), anchors)
         base_prefix = decoder.prefill(inputs.base_params, *prompts) if needs_base else None
         d_prefix = jax.tree.map(lambda x: jax.new_ref(_make_anchor(x)), prefix)
-        sums = lax.fori_loop(0, block.num_microbatches, partial(add, (d_params, d_prefix), prefix, base_prefix), sums)
+        sums = add_all((d_params, d_prefix), prefix, base_prefix, sums)
         d_prefix = jax.tree.map(lambda d, x: jax.freeze(d).astype(x.dtype), d_prefix, prefix)
         pullback.with_refs(d_params)(d_prefix)
         return sums

@@ -34,12 +34,11 @@ class HiddenStates(NamedTuple):
     params: Params
     prompt_hidden: Array  # [g D], after each prompt
     prefix_entry: Array  # i32[m], the prompt that each response continues
-    response_hidden: Array  # [m T-1 D], after each response's own tokens but the last
+    response_hidden: Array  # [m t D], after each response's own tokens but the last, and after padding
 
-    @property
-    def states(self) -> Float[Array, "m T D"]:
-        """The state before each token."""
-        return jnp.concatenate([self.prompt_hidden[self.prefix_entry][:, None], self.response_hidden], 1)
+    def states(self, T: int) -> Float[Array, "m T D"]:
+        """The state before each of T tokens."""
+        return jnp.concatenate([self.prompt_hidden[self.prefix_entry][:, None], self.response_hidden], 1)[:, :T]
 
     def unique_states(self) -> tuple[Float[Array, "r D"], Int[Array, " m"]]:
         """Each state once, prompts' first, and the index of the state before each response's first token."""
@@ -71,15 +70,17 @@ def token_stats(
     differentiated. vocab_split: whether devices share the vocabulary; then each walks over the blocks of its part."""
     devices = jax.sharding.get_abstract_mesh().shape.get(VOCAB_AXIS, 1)  # that share a vocabulary they can divide
     num_parts = devices if vocab_split and decoder.vocab % devices == 0 else 1
+    T = tokens.shape[1]
     if tokens.size * decoder.vocab <= MAX_DENSE_LOGITS * num_parts:
-        log_p = log_probs(decoder.logits(hidden.params, hidden.states), temperature)
+        log_p = log_probs(decoder.logits(hidden.params, hidden.states(T)), temperature)
         return TokenStats(token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     unembedding, vocab_axis = decoder.unembedding_matrix(hidden.params)
     states, prefix_entry = hidden.unique_states()
     size = vocabulary_block(decoder.vocab // num_parts, MAX_BLOCK_TOKENS)
     blocks = VocabularyBlocks(vocab_axis, temperature, use_entropy, size, num_parts)
-    logps_and_entropy: Any = blockwise_token_stats(states, unembedding, tokens, prefix_entry, blocks)
-    return TokenStats(*logps_and_entropy)
+    padded_tokens = jnp.pad(tokens, ((0, 0), (0, hidden.response_hidden.shape[1] - (T - 1))))
+    logps_and_entropy: Any = blockwise_token_stats(states, unembedding, padded_tokens, prefix_entry, blocks)
+    return TokenStats(*(x[:, :T] for x in logps_and_entropy))
 
 
 def nucleus_token_stats(
@@ -93,7 +94,7 @@ def nucleus_token_stats(
 ) -> tuple[TokenStats, Float[Array, "m T"] | None]:
     """The same within the nuclei that the sampler drew from, of mass `nucleus_mass`, which are constants here; and the
     base policy's log-probabilities within them."""
-    logits = decoder.logits(hidden.params, hidden.states)
+    logits = decoder.logits(hidden.params, hidden.states(tokens.shape[1]))
     log_p = log_probs(logits, temperature)
     in_nucleus, _ = nucleus(*lax.stop_gradient((logits, log_p)), nucleus_mass - NUCLEUS_MASS_TOLERANCE)
     in_nucleus |= jnp.arange(log_p.shape[-1])[None, None] == tokens[..., None]
@@ -101,7 +102,7 @@ def nucleus_token_stats(
     policy_stats = TokenStats(token_logps(log_p, tokens), entropy(log_p if use_entropy else lax.stop_gradient(log_p)))
     if base_hidden is None:
         return policy_stats, None
-    base_log_p = log_probs(decoder.logits(base_hidden.params, base_hidden.states), temperature)
+    base_log_p = log_probs(decoder.logits(base_hidden.params, base_hidden.states(tokens.shape[1])), temperature)
     return policy_stats, token_logps(renormalize(base_log_p, in_nucleus), tokens)
 
 

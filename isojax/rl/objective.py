@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.config.rl import CriticConfig
+from isojax.models.attention import row_padding
 from isojax.models.fsdp import resolve_anchors
 from isojax.models.transformer import Decoder, Params, PrefixCache
 from isojax.rl.advantages import RewardedBatch, zero_variance
@@ -158,7 +159,8 @@ def hidden_states(
     decoder: Decoder, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
 ) -> HiddenStates:
     """Hidden states before each response token: its prompt's last, which a group shares, then the response's own."""
-    tokens, prefix_entry = microbatch.tokens[:, :-1], microbatch.prefix_entry
+    padding = row_padding(decoder.options.forward_attention, microbatch.tokens.shape[1] - 1)
+    tokens, prefix_entry = jnp.pad(microbatch.tokens[:, :-1], ((0, 0), (0, padding))), microbatch.prefix_entry
     if isinstance(prefix, PromptTokens):
         prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(params, *prefix, tokens, prefix_entry)
         return HiddenStates(params, prompt_hidden, prefix_entry, response_hidden)

@@ -15,12 +15,13 @@ import pytest
 from isojax.core.config import RLConfig
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
+from isojax.models.attention import row_padding
 from isojax.models.lora import policy_params, split_adapters
-from isojax.models.transformer import Decoder
+from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.objective import UpdateInputs, hidden_states, make_coefficients
 from isojax.sampling.batch import ProblemArrays
-from tests.device import CONFIG, VOCAB, P, mesh, quick_jit, random_problems, scatter
+from tests.device import CONFIG, VOCAB, P, T, mesh, quick_jit, random_problems, scatter
 
 B_P, N = 5, 3
 GROUP = np.arange(B_P * N) // N
@@ -40,7 +41,7 @@ class Weighted:
     metric_reductions = {"loss": "total"}  # noqa: RUF012
 
     def __call__(self, params: Any, prefix: Any, base_prefix: Any, fixed: Any, rows: Any) -> tuple[Any, Any]:
-        hidden = hidden_states(self.decoder, params, prefix, fixed.problems, rows).states
+        hidden = hidden_states(self.decoder, params, prefix, fixed.problems, rows).states(rows.tokens.shape[1])
         loss = jnp.where(
             rows.mask, chosen(self.decoder, params, hidden, rows.tokens) * rows.objective_inputs[:, None], 0.0
         ).sum()
@@ -66,6 +67,15 @@ def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str,
     assert_gradient_of_whole_sequences(decoder, params, mesh(axes), T, m)
 
 
+@pytest.mark.parametrize("m", [4, 2 * N])
+def test_rows_padded_to_a_tpus_tiles_have_the_same_gradient(m: int) -> None:
+    decoder = Decoder(CONFIG.model_copy(update={"layers": 1, "head_dim": 64}), VOCAB)
+    params = jax.device_get(jax.jit(decoder.init)(jax.random.key(3)))
+    with_kernels = decoder.with_options(ComputeOptions(forward_attention="interpret"))
+    assert row_padding("interpret", T - 1) == 6 and row_padding("plain", T - 1) == row_padding("pallas", 0) == 0
+    assert_gradient_of_whole_sequences(with_kernels, params, mesh("data=1"), T, m)
+
+
 def assert_gradient_of_whole_sequences(
     decoder: Decoder, params: Any, on: Any, T: int, m: int, merge: Callable[[Any], Any] = lambda params: params
 ) -> None:
@@ -86,7 +96,8 @@ def assert_gradient_of_whole_sequences(
 
     def expected(trained: Any) -> Any:
         weights_of_all = merge(policy_params(trained, jax.tree.map(jnp.asarray, base)))
-        hidden = decoder.base.forward(weights_of_all, jnp.asarray(full), jnp.zeros(len(full), jnp.int32))
+        plain = decoder.base.with_options(ComputeOptions())
+        hidden = plain.forward(weights_of_all, jnp.asarray(full), jnp.zeros(len(full), jnp.int32))
         before = hidden[np.arange(len(full))[:, None], start[:, None] - 1 + np.arange(T)[None]]
         log_p = chosen(decoder, weights_of_all, before, jnp.asarray(tokens))
         return jnp.where(mask, log_p * weights[:, None], 0.0).sum()

@@ -86,36 +86,47 @@ def test_blocks_equal_float64(
 
 
 @pytest.mark.parametrize(
-    ("T", "responses", "plain", "saved_logits"),
-    [(4, 5, 0, 0), (1, 5, 0, logprobs.MAX_SAVED_LOGITS), (4, 2, 0, 0), (4, 5, logprobs.MAX_DENSE_LOGITS, 0)],
+    ("T", "responses", "dense_logits", "saved_logits", "padding"),
+    [
+        (4, 5, 0, 0, 0),
+        (1, 5, 0, logprobs.MAX_SAVED_LOGITS, 0),
+        (4, 2, 0, 0, 0),
+        (4, 5, logprobs.MAX_DENSE_LOGITS, 0, 0),
+        (3, 5, 0, logprobs.MAX_SAVED_LOGITS, 6),
+        (3, 5, logprobs.MAX_DENSE_LOGITS, 0, 6),
+    ],
 )
 def test_a_state_that_responses_share_counts_for_each(
-    T: int, responses: int, plain: int, saved_logits: int, monkeypatch: pytest.MonkeyPatch
+    T: int, responses: int, dense_logits: int, saved_logits: int, padding: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Responses to the first and the last of three prompts; two begin with the same token. In blocks, where prompts are
-    fewer than responses and are read once each, or are more; and in the plain form."""
+    fewer than responses and are read once each, or are more; and in the dense form. Padded states count for nothing."""
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 64)
-    monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", plain)
+    monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", dense_logits)
     monkeypatch.setattr(logprobs, "MAX_SAVED_LOGITS", saved_logits)
     model, (states, params, tokens) = decoder(1000, True), inputs(1000, (responses, 4), True)
     entry, rng = jnp.array([2, 2, 0, 2, 0][:responses]), np.random.default_rng(0)
     prompts, own, tokens = rng.normal(size=(3, WIDTH)).astype(np.float32), states[:, 1:T], tokens[:, :T]
+    padded = np.concatenate([own, rng.normal(size=(responses, padding, WIDTH)).astype(np.float32)], 1)
     tokens[1, 0] = tokens[0, 0]
     advantages, spreads = rng.normal(size=(2, responses, T)).astype(np.float32)
 
     def objective(prompts: Any, own: Any, params: Any) -> Any:
         hidden = logprobs.HiddenStates(params, prompts, entry, own)
-        assert len(hidden.unique_states()[0]) == min(3, responses) + responses * (T - 1)
+        assert len(hidden.unique_states()[0]) == min(3, responses) + responses * (T - 1 + padding)
         result = logprobs.token_stats(model, hidden, tokens, TEMPERATURE, True)
         return (result.logps * advantages).sum() + (result.entropy * spreads).sum(), result
 
-    (d_prompts, d_own, d_params), result = quick_jit(jax.grad(objective, (0, 1, 2), has_aux=True))(prompts, own, params)
+    (d_prompts, d_own, d_params), result = quick_jit(jax.grad(objective, (0, 1, 2), has_aux=True))(
+        prompts, padded, params
+    )
     full = np.concatenate([prompts[entry][:, None], own], 1)
     logps, entropies, d_states, d_matrix = by_numpy(full, params, tokens, advantages, spreads)
     np.testing.assert_allclose(result.logps, logps, rtol=2e-6, atol=2e-6)
     np.testing.assert_allclose(result.entropy, entropies, rtol=2e-6, atol=5e-6)
     np.testing.assert_allclose(d_prompts, [d_states[entry == i, 0].sum(0) for i in range(3)], atol=1e-5)
-    np.testing.assert_allclose(d_own, d_states[:, 1:], atol=1e-5)
+    np.testing.assert_allclose(d_own[:, : T - 1], d_states[:, 1:], atol=1e-5)
+    assert not d_own[:, T - 1 :].any()
     np.testing.assert_allclose(d_params["embed"], d_matrix, atol=1e-5)
 
 
@@ -172,7 +183,7 @@ def test_bfloat16_blocks_round_products_operands_alone(monkeypatch: pytest.Monke
         return result.logps.sum(), result
 
     d_matrix, result = quick_jit(jax.grad(objective, has_aux=True))(low.params["embed"])
-    full = np.asarray(low.states, np.float64), {"embed": np.asarray(low.params["embed"], np.float64)}
+    full = np.asarray(low.states(tokens.shape[1]), np.float64), {"embed": np.asarray(low.params["embed"], np.float64)}
     logps, entropies, _, wanted = by_numpy(*full, tokens, np.ones(tokens.shape), np.zeros(tokens.shape))
     np.testing.assert_allclose(result.logps, logps, rtol=2e-6, atol=5e-6)
     np.testing.assert_allclose(result.entropy, entropies, rtol=2e-6, atol=5e-6)
