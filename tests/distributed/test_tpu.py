@@ -179,17 +179,37 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     }
 
 
-@pytest.mark.skipif(
+needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="no libtpu (Linux on x86 only: pip install 'isojax[tpu]')"
 )
-def test_the_sampler_and_the_step_compile_for_a_tpu() -> None:
-    """For the four chips of a v5e:2x2, sampler in bfloat16, the step with its float32 masters."""
-    command = [sys.executable, __file__, "v5e:2x2", "data=2,tensor=2", "bfloat16", "quickstart", *WIDE]
+
+
+def output_of(script: str, *words: str) -> str:
+    """What a script prints, in a process of its own."""
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, script, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    return done.stdout
+
+
+@needs_libtpu
+def test_an_update_moves_no_gradient_and_no_rows() -> None:
+    """Where branches chose a microbatch's width, XLA copied the sum of gradients of all layers in each layer; and rows
+    that ended inside a tile were moved wherever they became one matrix, by unrolled code."""
+    lines = output_of(str(Path(__file__).with_name("check_update_for_tpu.py"))).splitlines()
+    gradient_of_mlp = re.compile(r"= f32\[4,(256,1024|1024,256)\]\S* ")  # of four layers, on one of four chips
+    assert sum(bool(gradient_of_mlp.search(line)) for line in lines) > 4
+    assert not [line for line in lines if gradient_of_mlp.search(line) and re.search(r"\} copy\(", line)]
+    rows = re.compile(r"= bf16\[(2,\d+|\d+),512\]\S* reshape\(")
+    assert not [line for line in lines if rows.search(line) and "closed_call" in line]
+
+
+@needs_libtpu
+def test_the_sampler_and_the_step_compile_for_a_tpu() -> None:
+    """For the four chips of a v5e:2x2, sampler in bfloat16, the step with its float32 masters."""
+    result = json.loads(output_of(__file__, "v5e:2x2", "data=2,tensor=2", "bfloat16", "quickstart", *WIDE))
     sampler, step, table = result["sampler"], result["step"], result["table"]
     assert sampler["peak"] < MEMORY and step["peak"] < MEMORY
 
