@@ -49,10 +49,8 @@ class DeviceSizes:
         # Heads that attention is computed of: XLA splits queries over the heads of keys or of one key, else not at all.
         splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
         self.attention_heads = self.N if splits_queries else model.heads
-
-        # Of the model's width, what is kept for the gradient: tensor splits the input of a layer that is computed again,
-        # and on TPUs XLA splits what is kept of every layer.
         self.saved_width = shard_size(self.D, mesh.tensor) if remat or backend == "tpu" else self.D
+
         self.score_bytes = FLOAT_BYTES * self.attention_heads if attention == "plain" else 0  # of one token and one key
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # likewise
         self.compute_bytes = 4 if precision.compute == "float32" else 2  # of a number that products are computed in
@@ -147,8 +145,8 @@ def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts
 
 
 def _saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
-    """Of a layer that is computed again, its input alone. What attention kernels return is no product, and is computed
-    again in any case."""
+    """Of a layer that is computed again, its input alone, of which tensor splits the width; on TPUs XLA splits it in
+    any case. What attention kernels return is no product, and is always computed again."""
     if s.remat:
         return s.compute_bytes * tokens * s.saved_width
     full = _full_activations(s, tokens, key_positions, key_parts if s.score_bytes else 0)
@@ -182,15 +180,14 @@ def layer_backward_bytes(s: DeviceSizes, tokens: int, key_positions: int, key_pa
 
 def logits_bytes(s: DeviceSizes) -> int:
     """Bytes of the logits of a microbatch, at the width (rl/gradient.py) that takes most."""
-    widths = shapes.bucket_widths(s.shapes.response_length)
-    return max(_logits_bytes_at_width(s, width, len(widths) > 1) for width in widths)
+    return max(_logits_bytes_at_width(s, width) for width in shapes.bucket_widths(s.shapes.response_length))
 
 
-def _logits_bytes_at_width(s: DeviceSizes, width: int, has_width_branches: bool) -> int:
+def _logits_bytes_at_width(s: DeviceSizes, width: int) -> int:
     """Of responses of `width` tokens: logits, log-probabilities, probabilities, their gradient; the reference's; a
     nucleus's ranks. Or blocks of the vocabulary (rl/logprobs.py) and the gradient of the whole unembedding: two blocks,
-    and the remainder, which XLA computes early, for policy and reference. One block is no loop, and its logits are held
-    once more where branches choose a width. Of first tokens one block more. The policy's logits where they are kept."""
+    and the remainder, which XLA computes early, for policy and reference; one block is no loop. Of first tokens one
+    block more. The policy's logits where they are kept."""
     m = s.shapes.microbatch
     tokens, logit_rows = m * width, min(m, s.shapes.prefill_batch) + m * (width - 1)
     num_policies = 1 + s.has_reference
@@ -198,10 +195,7 @@ def _logits_bytes_at_width(s: DeviceSizes, width: int, has_width_branches: bool)
     if nucleus_copies or tokens * s.V <= shapes.MAX_DENSE_LOGITS:
         return FLOAT_BYTES * tokens * s.V * (3 + num_policies + nucleus_copies)
     block = shapes.vocabulary_block(s.V)
-    if block == s.V:
-        block_logits = (2 * num_policies + has_width_branches) * s.V
-    else:
-        block_logits = 2 * block + 2 * (s.V % block) * num_policies
+    block_logits = 2 * num_policies * s.V if block == s.V else 2 * block + 2 * (s.V % block) * num_policies
     saved_logits = s.V if logit_rows * s.V <= shapes.MAX_SAVED_LOGITS else 0
     row_floats = block_logits + saved_logits + 2 * s.D
     return FLOAT_BYTES * (logit_rows * row_floats + m * block) + s.compute_bytes * s.embedding_params

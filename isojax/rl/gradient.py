@@ -184,27 +184,24 @@ class GradientAccumulator:
     ) -> MetricSums:
         """Adds a block of g prompts and all responses to them to the references `d_params`, and to `sums`."""
         shapes, decoder, needs_base = self.shapes, self.objective.decoder, self.objective.needs_base
-        block = self.block(shard_batch, index)
+        reductions, block = self.objective.metric_reductions, self.block(shard_batch, index)
         prompts = self.block_prompts(inputs.problems, block)
         buckets = microbatch_buckets(
             shard_batch.lengths, block.low, block.high, shapes.microbatch, self.bucket_widths, shapes.shards
         )
 
-        def add(
-            width: int, refs: tuple, prefix: Prefix, base_prefix: Prefix | None, i: Array, sums: MetricSums
-        ) -> MetricSums:
-            microbatch = self.take_microbatch(shard_batch, block, i)
-            metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, microbatch, width)
-            reductions = self.objective.metric_reductions.items()
-            return {name: combine(reduction, sums[name], metrics[name]) for name, reduction in reductions}
-
         def add_all(refs: tuple, prefix: Prefix, base_prefix: Prefix | None, sums: MetricSums) -> MetricSums:
-            """A loop for each width, as the longest come first. Of branches in one loop, XLA:TPU would copy the whole
-            gradient in every layer."""
+            """A loop for each width, longest first: branches in one loop would copy the gradient in every layer."""
+
+            def add(width: int, i: Array, sums: MetricSums) -> MetricSums:
+                microbatch = self.take_microbatch(shard_batch, block, i)
+                metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, microbatch, width)
+                return {name: combine(reductions[name], sums[name], x) for name, x in metrics.items()}
+
             first: Any = 0
             for bucket, width in reversed(list(enumerate(self.bucket_widths))):
                 last = (buckets >= bucket).sum() if bucket else block.num_microbatches
-                sums = lax.fori_loop(first, last, partial(add, width, refs, prefix, base_prefix), sums)
+                sums = lax.fori_loop(first, last, partial(add, width), sums)
                 first = last
             return sums
 
