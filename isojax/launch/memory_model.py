@@ -49,7 +49,6 @@ class DeviceSizes:
         # Heads that attention is computed of: XLA splits queries over the heads of keys or of one key, else not at all.
         splits_queries = model.kv_heads == 1 or model.kv_heads % mesh.tensor == 0
         self.attention_heads = self.N if splits_queries else model.heads
-        self.saved_width = shard_size(self.D, mesh.tensor) if remat or backend == "tpu" else self.D
 
         self.score_bytes = FLOAT_BYTES * self.attention_heads if attention == "plain" else 0  # of one token and one key
         self.mask_bytes = MASK_BYTES if attention == "cudnn" else 0  # likewise
@@ -145,12 +144,11 @@ def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts
 
 
 def _saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
-    """Of a layer that is computed again, its input alone, of which tensor splits the width; on TPUs XLA splits it in
-    any case. What attention kernels return is no product, and is always computed again."""
+    """Of a layer that is computed again, its input alone, of which tensor splits the width. What attention kernels
+    return is no product, and is computed again in any case."""
     if s.remat:
-        return s.compute_bytes * tokens * s.saved_width
-    full = _full_activations(s, tokens, key_positions, key_parts if s.score_bytes else 0)
-    return full - s.compute_bytes * tokens * 2 * (s.D - s.saved_width)
+        return s.compute_bytes * tokens * shard_size(s.D, s.mesh.tensor)
+    return _full_activations(s, tokens, key_positions, key_parts if s.score_bytes else 0)
 
 
 def prompt_activations(s: DeviceSizes) -> int:
