@@ -243,10 +243,10 @@ PRESETS = ("qwen2.5-7b-instruct", "llama-3.1-8b-instruct", "qwen3-4b-instruct")
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_presets_fit_sixteen_chips_of_v5e(preset: str) -> None:
-    """What configs/gsm8k.yaml leaves null is chosen: layers are computed again, for larger microbatches."""
+    """What configs/gsm8k.yaml leaves null is chosen: layers of the larger two are computed again."""
     v5e = v5e_budget(preset, MeshShape(fsdp=4, tensor=4))
     sweep = chosen(load_configs(["gsm8k"], []).sweep, v5e)
-    assert sweep.remat == "layer"
+    assert sweep.remat == ("none" if preset == "qwen3-4b-instruct" else "layer")
     assert v5e.estimate(sweep).peak <= v5e.usable_memory
     assert sweep.decode_slots == 64 and sweep.microbatch is not None and sweep.microbatch > 1
 
