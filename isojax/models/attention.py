@@ -122,8 +122,8 @@ def cache_positions(implementation: str, positions: int) -> int:
 
 
 def row_padding(implementation: str, tokens: int) -> int:
-    """How many tokens to add to rows of `tokens`, so that whole tiles of a TPU hold them. Where rows become one matrix,
-    XLA would otherwise move each tile by code of its own: at 32k tokens the update does not compile."""
+    """How many tokens to add to rows of `tokens`, so that whole tiles of a TPU hold them; 0 without a TPU's kernels.
+    Where other rows become one matrix, XLA moves each tile by code of its own, so that programs grow with the rows."""
     return -tokens % TILE_ROWS if implementation in PALLAS else 0
 
 
