@@ -43,6 +43,7 @@ class TextTask:
         self.folder = Path(model.path)
         self.tokenizer = load_tokenizer(self.folder)
         self._tokenizer_lock = threading.Lock()  # a tokenizer is not safe to share between threads
+        self._last_render: tuple[list[Any], list[str]] = [], []  # each evaluation shows the same problems
         vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
             raise InputError(
@@ -104,8 +105,7 @@ class TextTask:
         tokens, *unless_tokens = (
             self._tokenize([text], special=False)[0] for text in (interrupt.text, interrupt.unless) if text
         )
-        if unless_tokens and len(unless_tokens[0]) != 1:
-            count = len(unless_tokens[0])
+        if unless_tokens and (count := len(unless_tokens[0])) != 1:
             raise InputError(
                 f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {count} tokens here, expected one."
             )
@@ -148,8 +148,7 @@ class TextTask:
         if self.prompt.format == "chat" and problems:
             return self._tokenize(self._render_chats([self._chat_messages(p) for p in problems]), special=False)
         for problem in problems:
-            if len(problem.messages) > 1:
-                length = len(problem.messages)
+            if (length := len(problem.messages)) > 1:
                 raise InputError(
                     f"problem {problem.id} is a conversation of {length} messages; set cell.prompt.format=chat."
                 )
@@ -180,18 +179,19 @@ class TextTask:
             return self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
 
     def _render_chats(self, conversations: list[list[dict[str, str]]]) -> list[str]:
-        options: dict[str, Any] = {"add_generation_prompt": True}
-        if self.prompt.thinking is not None:
-            options["enable_thinking"] = self.prompt.thinking
-        return render_chats(self.tokenizer, conversations, options)
+        last_conversations, texts = self._last_render
+        if conversations != last_conversations:
+            thinking = {} if self.prompt.thinking is None else {"enable_thinking": self.prompt.thinking}
+            texts = render_chats(self.tokenizer, conversations, {"add_generation_prompt": True, **thinking})
+            self._last_render = conversations, texts
+        return texts
 
     def _find_markup(self) -> tuple[str, str]:
         """What the chat template writes before and after a user's message that follows an assistant's."""
         texts = "First message.", "Second message.", "Third message."
         roles = "user", "assistant", "user"
         messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-        (rendered,) = self._render_chats([messages])
-        _, second, rest = rendered.partition(texts[1])
+        _, second, rest = self._render_chats([messages])[0].partition(texts[1])
         before, third, after = rest.partition(texts[2])
         if not second or not third:
             raise InputError(

@@ -15,6 +15,7 @@ import pytest
 from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.tasks import task as task_module
 from isojax.tasks.problem_sources import InMemorySource
 from isojax.tasks.task import TextTask, build_task
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
@@ -84,6 +85,17 @@ def test_a_chat_prompt_is_the_template_of_the_tokenizer(folder: Path) -> None:
     assert prompts(task(folder, format="chat"))[1] == "<|im_start|>user\n3 + 4 =<|im_end|>\n<|im_start|>assistant\n"
     assert prompts(task(folder, format="chat", thinking=True))[1].endswith("assistant\n")
     assert prompts(task(folder, format="chat", thinking=False))[1].endswith("assistant\n<think>no</think>")
+
+
+def test_a_template_is_filled_in_once_for_the_problems_that_each_evaluation_shows(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time is a process. Other problems are another call, whatever was shown before."""
+    made, calls, render = task(folder, format="chat"), [], task_module.render_chats
+    monkeypatch.setattr(task_module, "render_chats", lambda *words: (calls.append(len(words[1])), render(*words))[1])
+    first = made.prompt_texts(SUMS[:2])
+    assert made.prompt_texts(list(SUMS[:2])) == first and calls == [2]
+    assert made.prompt_texts(SUMS[1:]) == [first[1], first[1].replace("3 + 4", "1 + 1")] and calls == [2, 2]
 
 
 def test_a_sources_own_conversation(folder: Path) -> None:
