@@ -13,6 +13,7 @@ themselves.
 from __future__ import annotations
 
 from importlib.metadata import version
+from types import SimpleNamespace
 
 _EMITTERS = "xla_cpu_use_fusion_emitters"
 _HAS_BOTH = tuple(int(part) for part in version("jaxlib").split(".")[:2]) < (0, 11)
@@ -35,3 +36,11 @@ def flags(options: dict[str, int | bool], devices: int = 8) -> str:
         *(f"--{name}={str(value).lower()}" for name, value in options.items()),
     ]
     return " ".join(words)
+
+
+def keep_programs_of_each_process() -> None:
+    """Of the processes of a run, jax lets the first alone write to the cache of programs. On CPUs the names of programs
+    there differ between processes, so the others never found theirs."""
+    from jax._src import compiler
+
+    compiler.distributed = SimpleNamespace(global_state=SimpleNamespace(process_id=0, client=None))

@@ -47,6 +47,7 @@ from isojax.rl.train_step import build_update
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.stream import build_stream
+from tests.compiler import keep_programs_of_each_process
 from tests.device import CONFIG, DECODER, Parity, mesh, policy, quick_jit, random_problems, scatter
 from tests.device import P as PROMPT
 
@@ -192,6 +193,7 @@ def main() -> None:
     for option, kind in (("--coordinator", str), ("--processes", str), ("--process", int)):
         parser.add_argument(option, type=kind)
     inputs = parser.parse_args()
+    keep_programs_of_each_process()
     with join_processes(parse_process_group(inputs.coordinator, inputs.processes, inputs.process)):
         if inputs.make:
             make(inputs.state)
