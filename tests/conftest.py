@@ -70,16 +70,40 @@ SLOW = (
     "sampling/test_stream.py",
     "tasks/test_hostile_checks.py",
 )
-# Among them those with a test of a minute: first, so that no worker is left alone with one at the end.
-LONGEST = ("test_tpu.py", "test_tpu_kernels.py", "test_docs.py", "test_compilations.py", "test_ray.py", "test_chaos.py")
+# Among them those that take more than half a minute of a processor, from the longest on: they come first, so that no
+# worker is left alone with one at the end.
+LONGEST = (
+    "e2e/test_docs.py",
+    "e2e/test_hosts.py",
+    "benchmarks/test_scripts.py",
+    "distributed/test_meshes.py",
+    "e2e/test_ray.py",
+    "e2e/test_graded.py",
+    "e2e/test_schedules.py",
+    "e2e/test_spend.py",
+    "rl/test_rollout_source.py",
+    "rl/test_recipe_gradients.py",
+    "e2e/test_lora.py",
+    "e2e/test_faults.py",
+    "e2e/test_turns.py",
+    "distributed/test_tpu.py",
+    "rl/test_async_rollouts.py",
+    "e2e/test_async.py",
+    "e2e/test_chaos.py",
+    "e2e/test_resume.py",
+    "e2e/test_text.py",
+    "e2e/test_lost_terminal.py",
+    "launch/test_compile_for_topology.py",
+    "models/test_tpu_kernels.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and begin with the longest."""
+    """Mark the slow tests, and begin with the longest files."""
     for item in items:
         if item.path.as_posix().endswith(SLOW):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST) if item.path.match(name)), len(LONGEST)))
 
 
 def pytest_collection_finish() -> None:
