@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
-from isojax.scaling.law.frontier import Crossover, compute_frontier
+from isojax.scaling.law.frontier import compute_frontier
 
 
 def curve(n, A, C_mid, low=1e2, high=1e6, B_p=16, B=1.0):
@@ -17,9 +17,9 @@ SMALL, LARGE = curve(2, 0.4, 1000.0), curve(8, 0.8, 5000.0)
 
 def test_crossover_by_root_finding():
     f = compute_frontier([LARGE, SMALL])
-    assert [(c.n_low, c.n_high) for c in f.crossovers] == [(2, 8)]
-    assert [c.C for c in f.crossovers] == pytest.approx([3000], rel=1e-9)
-    assert [(s.n, s.C_low, s.C_high) for s in f.stretches] == [(2, 100, f.crossovers[0].C), (8, f.crossovers[0].C, 1e6)]
+    ((before, after),) = f.changes_of_n
+    assert after.from_crossing and after.C_low == pytest.approx(3000, rel=1e-9)
+    assert [(s.n, s.C_low, s.C_high) for s in (before, after)] == [(2, 100, after.C_low), (8, after.C_low, 1e6)]
     assert all(p.n == (2 if p.C < 3000 else 8) for p in f.points)
     assert all(p.reward == max(float(curve_reward(SMALL, p.C)), float(curve_reward(LARGE, p.C))) for p in f.points)
 
@@ -35,11 +35,12 @@ def test_a_curve_counts_only_where_measured():
     the crossing.
     """
     f = compute_frontier([curve(2, 0.4, 1000.0, high=2e4), curve(8, 0.8, 5000.0, low=1e4)])
-    assert len(f.crossovers) == 1
-    assert abs(np.log10(f.crossovers[0].C / 1e4)) < 1 / 60
+    ((_, after),) = f.changes_of_n
+    assert abs(np.log10(after.C_low / 1e4)) < 1 / 60
     gap = compute_frontier([curve(2, 0.4, 1000.0, high=1e3), curve(8, 0.8, 5000.0, low=1e5)])
     assert not [p for p in gap.points if 1e3 * 1.001 < p.C < 1e5 * 0.999]
-    assert [c.C for c in gap.crossovers] == pytest.approx([1e4], rel=0.05)
+    assert [after.C_low for _, after in gap.changes_of_n] == pytest.approx([1e4], rel=0.05)
+    assert not gap.stretches[1].from_crossing
 
 
 def test_brief_stretch_goes_to_the_neighbour_that_costs_least():
@@ -65,7 +66,7 @@ def test_brief_end_goes_to_a_neighbour_measured_nearly_as_far():
 def test_B_p_changes_are_stretches_but_not_crossovers():
     f = compute_frontier([SMALL, curve(2, 0.8, 5000.0, B_p=64)])
     assert [(s.n, s.B_p) for s in f.stretches] == [(2, 16), (2, 64)]
-    assert f.crossovers == ()
+    assert f.changes_of_n == []
     assert {(p.n, p.B_p) for p in f.points} == {(2, 16), (2, 64)}
 
 
@@ -75,4 +76,5 @@ def test_ties_go_to_the_smaller_n():
 
 def test_falling_n_is_reported_as_it_is():
     f = compute_frontier([curve(8, 0.4, 1000.0), curve(2, 0.8, 5000.0)])
-    assert f.crossovers == (Crossover(8, 2, pytest.approx(3000)),)
+    ((before, after),) = f.changes_of_n
+    assert (before.n, after.n, after.C_low, after.from_crossing) == (8, 2, pytest.approx(3000), True)

@@ -19,7 +19,7 @@ def run(n, evaluations, seed=0, samples=4):
     return make_track(RunRecord(Cell(16, n, seed), points), "avg@4", "rollouts")
 
 
-FRONTIER = Frontier((), (FrontierStretch(2, 16, 100, 1000), FrontierStretch(8, 16, 1000, 10000)), ())
+FRONTIER = Frontier((), (FrontierStretch(2, 16, 100, 1000), FrontierStretch(8, 16, 1000, 10000)))
 
 
 def test_lead_is_paired_at_the_target_of_largest_z():
@@ -38,7 +38,7 @@ def test_lead_is_paired_at_the_target_of_largest_z():
 def test_the_closest_neighbour_counts():
     """Of two rivals the one with the smaller z is reported."""
     front = Frontier(
-        (), (FrontierStretch(2, 16, 1, 10), FrontierStretch(4, 16, 10, 1000), FrontierStretch(8, 16, 1000, 2000)), ()
+        (), (FrontierStretch(2, 16, 1, 10), FrontierStretch(4, 16, 10, 1000), FrontierStretch(8, 16, 1000, 2000))
     )
     cells = {
         (16, 2): [run(2, {100: (0, 0, 1, 0)})],
@@ -75,7 +75,7 @@ def test_a_lead_equal_on_every_problem_has_no_z():
 
 
 def test_alone_on_the_frontier():
-    one = Frontier((), (FrontierStretch(2, 16, 100, 1000),), ())
+    one = Frontier((), (FrontierStretch(2, 16, 100, 1000),))
     (s,) = segment_evidence(one, {(16, 2): [run(2, {200: (1, 2)})]}, "avg@4")
     assert (s.neighbours, s.measured_for_neighbours, s.lead) == ((), False, None)
     assert math.isclose(s.decades, 1.0)
@@ -91,7 +91,6 @@ def test_one_n_with_two_B_p_is_one_segment():
             FrontierStretch(4, 32, 100, 1000),
             FrontierStretch(8, 32, 1000, 2000),
         ),
-        (),
     )
     cells = {
         (16, 2): [run(2, {50: (2, 2, 1, 2), 500: (0, 0, 1, 0)})],

@@ -29,7 +29,6 @@ from isojax.scaling.tracks import (
 def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tuple[SegmentRow, ...]:
     """The evidence for each n of a frontier (stretches of one n are one segment); leads need counts of the metric."""
     stretches_by_n = [list(stretches) for _, stretches in groupby(frontier.stretches, key=lambda s: s.n)]
-    crossings = {c.C for c in frontier.crossovers if c.crossing}
     has_counts = all(p.counts for seeds in cells.values() for t in seeds for p in t.run.points)
     segments = []
     for i, stretches in enumerate(stretches_by_n):
@@ -45,8 +44,8 @@ def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tu
             C_high=C_high,
             decades=math.log10(C_high / C_low),
             neighbours=tuple(NeighbourCell(n=n, B_p=B_p) for n, B_p in neighbours),
-            censored_low=C_low not in crossings,
-            censored_high=C_high not in crossings,
+            censored_low=not stretches[0].from_crossing,
+            censored_high=not any(stretch.from_crossing for stretch in after),
             has_counts=has_counts,
             **_best_lead(stretches, neighbours, cells, metric),
         )

@@ -190,13 +190,12 @@ def frontier_flags(
 
 def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
     """Falls of the frontier's n, and changes where no curves cross."""
-    falls = [f"{c.n_low} to {c.n_high} at C = {format_number(c.C)}" for c in frontier.crossovers if c.n_high < c.n_low]
+    changes = [(f"{a.n} to {b.n} at C = {format_number(b.C_low)}", a, b) for a, b in frontier.changes_of_n]
+    falls = [change for change, before, after in changes if after.n < before.n]
     if falls:
         text = f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that"
         yield _warning("n_falls", text)
-    uncrossed_changes = [
-        f"from n = {c.n_low} to {c.n_high} at C = {format_number(c.C)}" for c in frontier.crossovers if not c.crossing
-    ]
+    uncrossed_changes = [f"from n = {change}" for change, _, after in changes if not after.from_crossing]
     if uncrossed_changes:
         reason = "because data end or begin there, not because curves cross: nothing was compared"
         yield _warning("no_crossing", f"the frontier passes {'; '.join(uncrossed_changes)} {reason}")

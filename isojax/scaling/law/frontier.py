@@ -22,16 +22,6 @@ _SEARCH_PER_DECADE = 40  # of a replicate's crossings
 
 
 @dataclass(frozen=True)
-class Crossover:
-    """Where the frontier's n changes, from n_low below C to n_high above (usually, not always, the larger)."""
-
-    n_low: int
-    n_high: int
-    C: float
-    crossing: bool = True  # two measured curves cross; else the data of one end or begin there: nothing was compared
-
-
-@dataclass(frozen=True)
 class FrontierStretch:
     """A range of C over which one cell holds the frontier."""
 
@@ -39,15 +29,20 @@ class FrontierStretch:
     B_p: int
     C_low: float
     C_high: float
+    from_crossing: bool = False  # curves cross at C_low; else the data of one end or begin there: nothing was compared
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """Points by rising C; the stretches of their cells; crossovers where n (not B_p alone) changes."""
+    """Points by rising C, and the stretches of their cells."""
 
     points: tuple[FrontierRow, ...]
     stretches: tuple[FrontierStretch, ...]
-    crossovers: tuple[Crossover, ...]
+
+    @property
+    def changes_of_n(self) -> list[tuple[FrontierStretch, FrontierStretch]]:
+        """The stretches before and after each change of n (not of B_p alone), which usually, not always, rises."""
+        return [(before, after) for before, after in pairwise(self.stretches) if before.n != after.n]
 
 
 def compute_frontier(curves: Sequence[FittedCurve], min_decades: float = MIN_DECADES) -> Frontier:
@@ -69,17 +64,13 @@ def compute_frontier(curves: Sequence[FittedCurve], min_decades: float = MIN_DEC
     )
     spans = _runs_of_winner(winner)
     takeovers = [_takeover(winning_curves[b - 1], winning_curves[b], log10_C[b - 1], log10_C[b]) for _, b in spans[:-1]]
-    stretch_ends = [float(C[0]), *(at for at, _ in takeovers), float(C[-1])]
+    starts = [(float(C[0]), False), *takeovers]
+    ends = [*(at for at, _ in takeovers), float(C[-1])]
     stretches = tuple(
-        FrontierStretch(winning_curves[a].n, winning_curves[a].B_p, stretch_ends[i], stretch_ends[i + 1])
-        for i, (a, _) in enumerate(spans)
+        FrontierStretch(winning_curves[a].n, winning_curves[a].B_p, start, end, from_crossing)
+        for (a, _), (start, from_crossing), end in zip(spans, starts, ends, strict=True)
     )
-    crossovers = tuple(
-        Crossover(a.n, b.n, b.C_low, crossing)
-        for (a, b), (_, crossing) in zip(pairwise(stretches), takeovers, strict=True)
-        if a.n != b.n
-    )
-    return Frontier(points, stretches, crossovers)
+    return Frontier(points, stretches)
 
 
 def _measured_reward(curve: FittedCurve, log10_C: FloatArray, slack_decades: float) -> FloatArray:
@@ -157,14 +148,13 @@ def crossover_rows(
     frontier: Frontier, draws: PosteriorSamples | None, uncrossed_too: bool = False
 ) -> tuple[CrossoverRow, ...]:
     """Changes of n where two measured curves cross, and where the data of one end only if `uncrossed_too`."""
-    changes = [(a, b) for a, b in pairwise(frontier.stretches) if a.n != b.n]
     rows = []
-    for c, (before, after) in zip(frontier.crossovers, changes, strict=True):
-        if c.crossing or uncrossed_too:
+    for before, after in frontier.changes_of_n:
+        if after.from_crossing or uncrossed_too:
             low = high = None
             if draws is not None:
-                low, high = crossover_interval(draws, (before.B_p, before.n), (after.B_p, after.n), c.C)
-            rows.append(CrossoverRow(n_low=c.n_low, n_high=c.n_high, C=c.C, low=low, high=high))
+                low, high = crossover_interval(draws, (before.B_p, before.n), (after.B_p, after.n), after.C_low)
+            rows.append(CrossoverRow(n_low=before.n, n_high=after.n, C=after.C_low, low=low, high=high))
     return tuple(rows)
 
 
