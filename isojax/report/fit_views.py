@@ -49,7 +49,7 @@ def measured_budget(fit: FitResult) -> float:
 
 def curve_band(ensemble: CurveEnsemble, i: int, C: FloatArray) -> tuple[FloatArray, FloatArray] | None:
     """The interval (low, high) of cell i's curve at C > 0, float[points] each; None where the fit has no replicates."""
-    return central_band(ensemble.sampled_rewards(C)[..., i].T, ensemble.level) if ensemble.replicates else None
+    return central_band(ensemble.sampled_rewards(C)[..., i].T) if ensemble.replicates else None
 
 
 def run_evaluations(run: RunRecord, fit: FitResult) -> list[tuple[int, float, float]]:

@@ -19,7 +19,7 @@ from isojax.scaling.curves.single_run import (
     RunPosterior,
     sample_posterior,
 )
-from isojax.scaling.intervals import LEVEL, SEED, central_band, central_interval
+from isojax.scaling.intervals import LEVEL, SEED, TAILS, central_band, central_interval
 from isojax.scaling.tracks import FloatArray
 
 FEW_POINTS = 10
@@ -225,7 +225,7 @@ def _flags(
     if rows_without_reward:
         yield f"{rows_without_reward} rows without {y_column} are left out"
     first, last = posterior.rewards(np.array([C.min(), C.max()])).T
-    if np.quantile(last - first, (1 - LEVEL) / 2) < document["noise"]["sd"]:
+    if np.quantile(last - first, TAILS[0]) < document["noise"]["sd"]:
         yield "the reward does not clearly rise: C_mid and the exponent say little"
     if not document["determined"]:
         gain_share = gain / max(document["A"] - document["R0"], 1e-12)

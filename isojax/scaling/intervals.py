@@ -11,6 +11,7 @@ from isojax.core.limits import MAX_COUNT, MAX_NUMBER
 from isojax.scaling.tracks import FloatArray
 
 LEVEL = 0.9
+TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 REPLICATES = 500
 SEED = 0
 Interval = tuple[float | None, float | None]
@@ -18,17 +19,17 @@ Size = Annotated[int, Field(ge=1, le=MAX_COUNT)]  # of a cell in a file, its B_p
 Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]  # its compute, or what is a factor
 
 
-def central_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
-    """The central `level` of replicates float[Q]; an infinite bound is None, an open end; both are None if Q is 0."""
+def central_interval(values: ArrayLike) -> Interval:
+    """The central LEVEL of replicates float[Q]; an infinite bound is None, an open end; both are None if Q is 0."""
     samples = np.asarray(values, dtype=np.float64)
     if not samples.size:
         return None, None
     method = "linear" if np.isfinite(samples).all() else "nearest"
-    low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2], method=method)
+    low, high = np.quantile(samples, TAILS, method=method)
     return (float(low) if np.isfinite(low) else None, float(high) if np.isfinite(high) else None)
 
 
-def central_band(values: FloatArray, level: float = LEVEL) -> tuple[FloatArray, FloatArray]:
+def central_band(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The lower and upper bounds along the first axis of finite replicates: float[Q, ...] -> two float[...]."""
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    low, high = np.quantile(values, TAILS, axis=0)
     return low, high

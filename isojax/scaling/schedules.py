@@ -8,7 +8,7 @@ from isojax.core.nouns import RunRecord
 from isojax.core.schedule import schedule_text
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
-from isojax.scaling.intervals import LEVEL, central_band
+from isojax.scaling.intervals import central_band
 from isojax.scaling.result import SchedulePoint, ScheduleRow
 from isojax.scaling.tracks import FloatArray, RunTrack, build_tracks, group_by
 
@@ -67,5 +67,5 @@ def _interval(
     luck_sd = estimate.intervals.run_sd / np.sqrt(num_seeds)
     noise_sd = estimate.intervals.noise_sd / np.sqrt(num_seeds * len(C))
     luck = np.random.default_rng(NOISE_SEED).normal(0, float(np.hypot(luck_sd, noise_sd)), len(fixed))
-    low, high = central_band(rewards.mean() - fixed + luck, LEVEL)
+    low, high = central_band(rewards.mean() - fixed + luck)
     return float(low), float(high)

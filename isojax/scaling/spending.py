@@ -10,7 +10,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, FixedForecast, Interval, Leg, RunRecord
 from isojax.scaling.allocate.growth_model import GrowthDraws, RunPath, fit_growth
-from isojax.scaling.intervals import LEVEL, central_band
+from isojax.scaling.intervals import central_band
 from isojax.scaling.tracks import FloatArray
 
 PILOT_SHARE = 0.1  # of the budget, for all pilots together
@@ -106,5 +106,5 @@ class SpendPolicy:
 
 
 def _interval(rewards: FloatArray) -> Interval:
-    low, high = central_band(rewards.mean() + INTERVAL_FACTOR * (rewards - rewards.mean()), LEVEL)
+    low, high = central_band(rewards.mean() + INTERVAL_FACTOR * (rewards - rewards.mean()))
     return float(low), float(high)

@@ -44,10 +44,6 @@ class CurveEnsemble:
         return len(self.samples.R0)
 
     @property
-    def level(self) -> float:
-        return LEVEL if self.fit.intervals is None else self.fit.intervals.level
-
-    @property
     def C_measured_max(self) -> float:
         return max(run.C_max for run in self.fit.runs)
 
@@ -86,7 +82,7 @@ class CurveEnsemble:
         if interval is None or noise is None:
             return reward, None
         new_run_sd = float(np.hypot(noise.run_sd, noise.noise_sd))
-        noise_half_width = NormalDist().inv_cdf(0.5 + self.level / 2) * new_run_sd
+        noise_half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * new_run_sd
         width_below = np.hypot(max(0.0, reward - interval[0]), noise_half_width)
         width_above = np.hypot(max(0.0, interval[1] - reward), noise_half_width)
         return reward, (float(max(0.0, reward - width_below)), float(min(1.0, reward + width_above)))
@@ -101,10 +97,10 @@ class CurveEnsemble:
         return bool(C > self.samples.C_high[i] * (1 + 1e-9))
 
     def interval(self, values: FloatArray) -> Interval | None:
-        """The central `level` of draws, float[replicates]; None where there are none."""
+        """The central LEVEL of draws, float[replicates]; None where there are none."""
         if not np.size(values):
             return None
-        low, high = central_band(values, self.level)
+        low, high = central_band(values)
         return float(max(0.0, low)), float(min(1.0, high))
 
     def affordable_cells(self, request: AllocationRequest) -> tuple[FloatArray, BoolArray]:

@@ -11,6 +11,7 @@ from isojax.core.estimators import FloatArray
 from isojax.core.nouns import GrowingRun, Interval
 from isojax.core.schedule import Stage, schedule_text
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, IntArray
+from isojax.scaling.intervals import central_band
 
 BUDGETS = 256  # of the grid of C on which the draws are tabulated, up to so many times the end: a slow cell has a
 HORIZON_FACTOR = 4.0  # run's reward only after more rollouts than the run has spent
@@ -84,8 +85,7 @@ def compare_n(ensemble: CurveEnsemble, B_p: int, n: int, C: FloatArray, R: Float
 def _option(ensemble: CurveEnsemble, i: int, end: FloatArray, as_it_is: FloatArray, left: float) -> NOption:
     gain, per_rollout = end - as_it_is, float(ensemble.clocks.per_rollout[i])
     hours = None if np.isnan(per_rollout) else left * per_rollout / 3600
-    tail = (1 - ensemble.level) / 2
-    low, high = np.quantile(gain, [tail, 1 - tail]).tolist()
+    low, high = map(float, central_band(gain))
     return NOption(
         B_p=int(ensemble.B_p[i]),
         n=int(ensemble.n[i]),
@@ -116,7 +116,7 @@ def plan_growing_run(ensemble: CurveEnsemble, cell: int, C_end: float, B_max: in
     gain = rewards - ensemble.sampled_at_cell_budgets(np.full(len(ensemble.n), C_end), same_problems=True)[:, cell]
     if gain.mean() <= 0:
         return None
-    low, high = np.quantile(gain, [(1 - ensemble.level) / 2, (1 + ensemble.level) / 2]).tolist()
+    low, high = map(float, central_band(gain))
     text = schedule_text([Stage(round(C), int(ensemble.B_p[i]), int(ensemble.n[i])) for C, i in stages])
     return GrowingRun(text, float(rewards.mean()), float(gain.mean()), (low, high), float(np.mean(gain > 0)))
 

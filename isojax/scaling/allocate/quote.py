@@ -5,6 +5,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.nouns import Quote, QuotedCell
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.intervals import LEVEL, TAILS
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import FloatArray, group_by
 
@@ -24,7 +25,7 @@ def quote(fit: FitResult, reward: float) -> Quote:
     cells = [quote_cell(ensemble, int(i), C[:, i]) for i in stable]
     cells_by_n = sorted(group_by(cells, lambda cell: cell.n).items())
     by_n = tuple(min(cells_of_n, key=_cost) for _, cells_of_n in cells_by_n)
-    return Quote(reward, fit.metric, horizon, ensemble.level, min(by_n, key=_cost).n, by_n)
+    return Quote(reward, fit.metric, horizon, LEVEL, min(by_n, key=_cost).n, by_n)
 
 
 def _cost(cell: QuotedCell) -> tuple[float, ...]:
@@ -65,8 +66,7 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
 
 def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
     """The distribution of C, float[replicates], of cell i: its median and interval are None where they are never."""
-    tail = (1 - ensemble.level) / 2
-    quantiles = np.quantile(C, (tail, 0.5, 1 - tail), method="higher")
+    quantiles = np.quantile(C, (TAILS[0], 0.5, TAILS[1]), method="higher")
     low, median, high = (float(quantile) if np.isfinite(quantile) else None for quantile in quantiles)
     hours, device_hours = (None, None) if median is None else ensemble.predict_hours(i, median)
     B_p, n = int(ensemble.B_p[i]), int(ensemble.n[i])

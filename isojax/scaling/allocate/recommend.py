@@ -14,6 +14,7 @@ from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.growing_n import plan_growing_run
+from isojax.scaling.intervals import LEVEL
 from isojax.scaling.result import FitResult
 
 ALLOCATORS: Mapping[str, Callable[[FitResult, CurveEnsemble, AllocationRequest], Allocation]] = {
@@ -77,7 +78,7 @@ def recommend(
         hours=hours,
         device_hours=device_hours,
         epsilon=epsilon,
-        level=ensemble.level,
+        level=LEVEL,
     )
 
 

@@ -21,7 +21,7 @@ from scipy.special import expit
 from isojax.scaling.curves.hill import LN10
 from isojax.scaling.curves.sigmoid_fit import START_COUNT, SigmoidPoints, fit_sigmoid
 from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, PosteriorSamples, best_cells
-from isojax.scaling.intervals import central_interval
+from isojax.scaling.intervals import central_band
 from isojax.scaling.law.frontier import Frontier, spread_indices
 from isojax.scaling.result import Law, NStarBandRow, NStarFit
 from isojax.scaling.tracks import FloatArray, as_float64
@@ -142,9 +142,9 @@ def fit_n_star(
     band = None  # the law's own parameters trade off against one another: an interval for each would say less
     if draws is not None:
         band_C = C[spread_indices(len(C), BAND_POINTS)].tolist()
-        intervals = (central_interval(log2_n) for log2_n in log2_best_n(draws, band_C).T)  # all finite
-        bounds = [(2 ** (low or 0.0), 2 ** (high or 0.0)) for low, high in intervals]
-        band = tuple(NStarBandRow(C=at, low=low, high=high) for at, (low, high) in zip(band_C, bounds, strict=True))
+        lows, highs = (bound.tolist() for bound in central_band(log2_best_n(draws, band_C)))
+        rows = zip(band_C, lows, highs, strict=True)
+        band = tuple(NStarBandRow(C=at, low=2**low, high=2**high) for at, low, high in rows)
     if no_effect:
         return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
     law_indices = spread_indices(len(C), MAX_LAW_POINTS)
@@ -225,20 +225,18 @@ def _aicc_scores(
     mean_squares: Mapping[str, float], observation_count: float, variance: float | None
 ) -> dict[str, float]:
     """AICc of each form from its mean square residual; infinite where even the constant has too few observations."""
-    scores = {}
     richest_form = max(mean_squares, key=lambda name: FORMS[name].parameter_count)
-    for name, mean_square_residual in mean_squares.items():
+    residual_dof = max(observation_count - FORMS[richest_form].parameter_count, 1.0)
+    richest_variance = observation_count * mean_squares[richest_form] / residual_dof
+    scores = dict.fromkeys(mean_squares, math.inf)
+    for name, mean_square in mean_squares.items():
+        misfit = observation_count * math.log(mean_square)
+        if variance is not None:
+            misfit = observation_count * mean_square / max(variance, richest_variance)
         unknown_count = FORMS[name].parameter_count + (variance is None)
         spare_count = observation_count - unknown_count - 1
-        if spare_count <= 0:
-            scores[name] = math.inf
-            continue
-        misfit = observation_count * math.log(mean_square_residual)
-        if variance is not None:
-            residual_dof = max(observation_count - FORMS[richest_form].parameter_count, 1.0)
-            richest_variance = observation_count * mean_squares[richest_form] / residual_dof
-            misfit = observation_count * mean_square_residual / max(variance, richest_variance)
-        scores[name] = misfit + 2 * unknown_count + 2 * unknown_count * (unknown_count + 1) / spare_count
+        if spare_count > 0:
+            scores[name] = misfit + 2 * unknown_count + 2 * unknown_count * (unknown_count + 1) / spare_count
     return scores
 
 
