@@ -67,7 +67,7 @@ def own_curve(rng: np.random.Generator, points: int, rho: float, seeds: int, lev
     noise += rng.normal(0, level, (seeds, 1))
     runs = RunPoints(np.tile(C, seeds), (truth + noise).ravel(), np.repeat(np.arange(seeds), points), seeds)
     posterior, _ = fit_with_trial(runs)
-    held, A = inside(posterior.rewards(C), truth), float(inside(posterior.draws("A"), R0 + gain))
+    held, A = inside(posterior.rewards(C), truth), float(inside(posterior.draws["A"], R0 + gain))
     return {
         "A": A,
         **({"A_if_determined": A} if is_determined(posterior) else {}),
@@ -85,7 +85,7 @@ def forecast(C: np.ndarray, R: np.ndarray, part: float) -> tuple[Row, np.ndarray
     posterior, _ = fit_with_trial(RunPoints(C, R, run_index).select(seen))
     last = RunPoints(C[-1:], R[-1:], run_index[-1:])
     low, high = np.quantile(posterior.evaluations(last)[:, 0], [0.05, 0.95])
-    A = posterior.draws("A")
+    A = posterior.draws["A"]
     row = {
         "inside": float(low <= R[-1] <= high),
         "width": float(high - low),

@@ -9,9 +9,9 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.scaling import comparison
-from isojax.scaling.allocate.curve_ensemble import BoolArray, CurveEnsemble, FloatArray, IntArray, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, FloatArray, IntArray, load_ensemble
 from isojax.scaling.comparison import EarlierSaturation, SweepComparison, SweepSummary
-from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, MIN_DECADES
+from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult
@@ -87,7 +87,7 @@ def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -
     C_low, C_high = max(low for low, _ in C_ranges), min(high for _, high in C_ranges)
     if C_low < C_high:
         C = np.geomspace(C_low, C_high, int(np.ceil(PER_DECADE * np.log10(C_high / C_low))) + 2)
-        C = C[np.all([_measured_cells(e, C, MIN_DECADES).any(-1) for e in ensembles], axis=0)]
+        C = C[np.all([e.samples.is_measured(C).any(0) for e in ensembles], axis=0)]
         if len(C) > 1:
             return C
     ranges = "; ".join(f"{label} {low:.4g} to {high:.4g}" for label, (low, high) in zip(labels, C_ranges, strict=True))
@@ -95,15 +95,9 @@ def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -
     raise InputError(f"{problem}; expected ranges that overlap. Run the shorter ones further.")
 
 
-def _measured_cells(ensemble: CurveEnsemble, C: FloatArray, slack_decades: float) -> BoolArray:
-    """bool[G, J]: which cells begin at or before C, and end at most `slack_decades` before it."""
-    C = C[:, None]
-    return (ensemble.samples.C_low <= C * 10**MIN_DECADES) & (ensemble.samples.C_high * 10**slack_decades >= C)
-
-
 def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
-    measured_near = _measured_cells(ensemble, C, MIN_DECADES)
-    measured_within_reach = _measured_cells(ensemble, C, CURVE_REACH_DECADES)
+    measured_near = ensemble.samples.is_measured(C).T  # [G, J]
+    measured_within_reach = ensemble.samples.is_measured(C, reach=CURVE_REACH_DECADES).T
     rewards = ensemble.expected_rewards(C)  # [G, J]
     reward_draws = ensemble.sampled_rewards(C).transpose(1, 0, 2)  # [Q, G, J]
     return FrontierPath(
@@ -174,7 +168,7 @@ def _saturates_earlier(first_fit: FitResult, other_fit: FitResult, C: FloatArray
     for fit in (other_fit, first_fit):
         curves = tuple(c for c in fit.curves if c.n in shared_n)
         ensembles.append(load_ensemble(fit.model_copy(update={"curves": curves})))
-    C = C[np.all([_measured_cells(e, C, CURVE_REACH_DECADES).any(-1) for e in ensembles], axis=0)]
+    C = C[np.all([e.samples.is_measured(C, reach=CURVE_REACH_DECADES).any(0) for e in ensembles], axis=0)]
     if len(C) < 2:
         return None
     other_path, first_path = (_frontier_path(e, C) for e in ensembles)

@@ -11,14 +11,7 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, require_column
 from isojax.scaling.checks.forecast import HIDDEN_FACTOR, MIN_VISIBLE
-from isojax.scaling.curves.single_run import (
-    MAX_FITTED_POINTS,
-    MIN_POINTS,
-    PARAMETER_NAMES,
-    RunPoints,
-    RunPosterior,
-    sample_posterior,
-)
+from isojax.scaling.curves.single_run import MAX_FITTED_POINTS, MIN_POINTS, RunPoints, RunPosterior, sample_posterior
 from isojax.scaling.intervals import LEVEL, SEED, TAILS, central_band, central_interval
 from isojax.scaling.tracks import FloatArray
 
@@ -61,7 +54,7 @@ def fit_curve_file(
     fitted_points = points.select(in_fit)
     _require_enough_points(path, x_column, points, fitted_points, below)
     posterior, trial = fit_with_trial(fitted_points)
-    request = {
+    document = {
         "kind": "curve",
         "file": str(path),
         "x": x_column,
@@ -69,10 +62,10 @@ def fit_curve_file(
         "where": list(filters),
         "group": group,
         "fit_below": below,
+        **_describe_fit(posterior, file_points, fitted_points),
+        "trial": trial,
+        "beyond": None if below is None else _prediction_errors(posterior, points.select(~in_fit)),
     }
-    document = request | _describe_fit(posterior, file_points, fitted_points)
-    document["trial"] = trial
-    document["beyond"] = None if below is None else _prediction_errors(posterior, points.select(~in_fit))
     document["flags"] = list(_flags(posterior, fitted_points, document, file_points.rows_without_reward))
     return document, file_points
 
@@ -146,12 +139,12 @@ def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | No
 
 def _median_gain(posterior: RunPosterior) -> float:
     """What the curve has gained where its data end."""
-    return float(np.median(posterior.rewards(np.array([posterior.C_high]))[:, 0] - posterior.draws("R0")))
+    return float(np.median(posterior.rewards(np.array([posterior.C_high]))[:, 0] - posterior.draws["R0"]))
 
 
 def is_determined(posterior: RunPosterior) -> bool:
     """Whether the plateau is known to within half of the gain that was measured, by a curve of the right form."""
-    low, high = central_band(posterior.draws("A"))
+    low, high = central_band(posterior.draws["A"])
     is_narrow = high - low <= MAX_INTERVAL_SHARE * _median_gain(posterior)
     return bool(is_narrow and not _is_autocorrelated(posterior))
 
@@ -168,8 +161,7 @@ def _last_points(points: RunPoints) -> RunPoints:
 
 def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_points: RunPoints) -> dict[str, Any]:
     """The curve, its intervals and its residuals."""
-    draws = {name: posterior.draws(name) for name in PARAMETER_NAMES}
-    intervals = {name: central_interval(values) for name, values in draws.items()}
+    draws = posterior.draws
     residuals = fitted_points.R - _median_curve(posterior, fitted_points.C)
     C = np.geomspace(file_points.points.C[file_points.points.C > 0].min(), file_points.points.C.max(), BAND_POINTS)
     rewards = posterior.rewards(C)
@@ -177,7 +169,7 @@ def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_
     band = {"C": C, "reward": np.median(rewards, axis=0), "low": low, "high": high}
     return {
         **{name: float(np.median(values)) for name, values in draws.items()},
-        "intervals": intervals,
+        "intervals": {name: central_interval(values) for name, values in draws.items()},
         "draws": {"level": LEVEL, "replicates": len(draws["A"]), "seed": SEED, "method": METHOD},
         "points": len(fitted_points.C),
         "seeds": len(file_points.seed_names),

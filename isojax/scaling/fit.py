@@ -3,7 +3,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_REPLICATES
@@ -22,15 +21,7 @@ from isojax.scaling.law.n_star_law import fit_n_star
 from isojax.scaling.law.referee import judge_laws
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
 from isojax.scaling.schedules import compare_schedules
-from isojax.scaling.tracks import (
-    RunTrack,
-    TracksByCell,
-    base_reward,
-    build_tracks,
-    fixed_runs,
-    group_by_cell,
-    run_clock,
-)
+from isojax.scaling.tracks import TracksByCell, base_reward, build_tracks, fixed_runs, group_by_cell, run_clock
 
 # The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.
 MODES: Mapping[str, Callable[[TracksByCell, str, FitOptions], SweepEstimate]] = {
@@ -84,13 +75,24 @@ def fit_all_runs(
     stability = assess_stability(cells, metric, {c.key for c in estimate.curves if c.C_peak is not None})
     overfitting = find_overfitting(tracks, estimate.noise_sd)
     diagnostics = diagnose(estimate)
-    return FitResult(
+    result = FitResult(
         mode=mode,
         metric=metric,
         compute=compute,
         base_reward=base_reward(tracks),
         intervals=estimate.intervals,
-        runs=tuple(_fitted_run(t) for t in tracks),
+        runs=tuple(
+            FittedRun(
+                B_p=t.run.cell.B_p,
+                n=t.run.cell.n,
+                seed=t.run.cell.seed,
+                points=len(t.C),
+                C_max=float(t.C[-1]),
+                final_reward=float(t.R[-1]),
+                imported=t.run.cell_hash == IMPORTED,
+            )
+            for t in tracks
+        ),
         curves=tuple(estimate.curves),
         joint=joint,
         by_B_p=by_B_p,
@@ -115,6 +117,7 @@ def fit_all_runs(
             *fit_flags.mode_flags(mode),
         ),
     )
+    return with_clocks(result, usable_runs)
 
 
 def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None:
@@ -167,26 +170,10 @@ def fit_frontier(
 
 
 def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:
-    """A fit that was read from a file, with the wall clock of the runs that it was made from."""
-    clocks = {run.cell: _clock_fields(run) for run in runs}
+    """A fit with the wall clock of the runs that it was made from, which no file of a fit holds."""
+    clocks = {}
+    for run in runs:
+        startup, per_rollout = run_clock(run) or (None, None)
+        clocks[run.cell] = {"startup_seconds": startup, "seconds_per_rollout": per_rollout, "devices": run.devices}
     timed = [row.model_copy(update=clocks.get(Cell(row.B_p, row.n, row.seed))) for row in result.runs]
     return result.model_copy(update={"runs": tuple(timed)})
-
-
-def _clock_fields(run: RunRecord) -> dict[str, Any]:
-    startup, per_rollout = run_clock(run) or (None, None)
-    return {"startup_seconds": startup, "seconds_per_rollout": per_rollout, "devices": run.devices}
-
-
-def _fitted_run(track: RunTrack) -> FittedRun:
-    cell = track.run.cell
-    return FittedRun(
-        B_p=cell.B_p,
-        n=cell.n,
-        seed=cell.seed,
-        points=len(track.C),
-        C_max=float(track.C[-1]),
-        final_reward=float(track.R[-1]),
-        imported=track.run.cell_hash == IMPORTED,
-        **_clock_fields(track.run),
-    )

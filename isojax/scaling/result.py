@@ -45,9 +45,9 @@ class FittedRun(ResultRow):
     C_max: Annotated[float, Field(ge=0)]
     final_reward: float
     imported: bool = False  # from a log of another trainer
-    startup_seconds: float | None = Field(None, exclude=True)
-    seconds_per_rollout: float | None = Field(None, exclude=True)
-    devices: int = Field(1, exclude=True)
+    startup_seconds: float | None = Field(default=None, exclude=True)
+    seconds_per_rollout: float | None = Field(default=None, exclude=True)
+    devices: int = Field(default=1, exclude=True)
 
 
 class IntervalSettings(ResultRow):

@@ -286,8 +286,9 @@ def autocorrelation(residuals_by_run: Sequence[FloatArray]) -> float | None:
     return float(np.mean(np.concatenate(products)) / variance) if variance > _ROUNDING**2 else None
 
 
-def reduced_chi_square(residuals_by_run: Sequence[FloatArray], evaluation_sd: float) -> float | None:
-    """Mean squared residual in variances of one evaluation; None without residuals, or where they are rounding."""
-    if evaluation_sd <= _ROUNDING or not sum(map(len, residuals_by_run)):
+def reduced_chi_square(residuals_by_run: Sequence[FloatArray]) -> float | None:
+    """Mean squared residual in variances of one evaluation; None without neighbours, or where they are rounding."""
+    evaluation_sd = difference_sd(residuals_by_run)
+    if evaluation_sd <= _ROUNDING:
         return None
     return float(np.mean(np.concatenate(residuals_by_run) ** 2) / evaluation_sd**2)

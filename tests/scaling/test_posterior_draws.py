@@ -117,10 +117,10 @@ def test_chains_say_whether_they_were_long_enough(monkeypatch):
     """A step nearly as small as nothing leaves each chain where it began."""
     fits, weights = fit_all_tails(SWEEP, None)
     options = FitOptions(replicates=400)
-    settled = sample_posterior(SWEEP, fits, weights, options).convergence
+    settled = sample_posterior(SWEEP, fits, weights, options)
     assert settled.r_hat[1] < MAX_R_HAT and 0.6 < settled.acceptance < 0.99
     monkeypatch.setattr(posterior_draws, "STEP_SIZE", 0.02)
-    creeping = sample_posterior(SWEEP, fits, weights, options).convergence
+    creeping = sample_posterior(SWEEP, fits, weights, options)
     assert creeping.acceptance > 0.99 and min(creeping.r_hat) > 2 * MAX_R_HAT
 
 

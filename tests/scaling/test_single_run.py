@@ -51,10 +51,10 @@ def test_the_sampler_agrees_with_weighted_draws_from_the_prior(monkeypatch):
     drawn = sample_posterior(points)
     rewards = (prior.rewards(np.array([4e5])), drawn.rewards(np.array([4e5])))
     for expected, values, sd in (
-        (prior.A, drawn.draws("A"), 0.01),
-        (prior.R0, drawn.draws("R0"), 0.005),
-        (np.log(prior.exponent), np.log(drawn.draws("exponent")), 0.05),
-        (np.log10(prior.C_mid), np.log10(drawn.draws("C_mid")), 0.03),
+        (prior.A, drawn.draws["A"], 0.01),
+        (prior.R0, drawn.draws["R0"], 0.005),
+        (np.log(prior.exponent), np.log(drawn.draws["exponent"]), 0.05),
+        (np.log10(prior.C_mid), np.log10(drawn.draws["C_mid"]), 0.03),
         (rewards[0][:, 0], rewards[1][:, 0], 0.01),
     ):
         mean = np.average(expected, weights=weight)
@@ -66,7 +66,7 @@ def test_intervals_hold_the_truth_and_shrink_with_points():
     widths = []
     for points in (12, 100):
         drawn = sample_posterior(run_of(0.2, 0.7, 1.1, 3e4, points=points, sd=0.01, seed=1))
-        low, high = interval(drawn.draws("A"))
+        low, high = interval(drawn.draws["A"])
         assert low < 0.7 < high
         C = np.geomspace(1e3, 1e6, 20)
         assert np.abs(np.median(drawn.rewards(C), axis=0) - curve_value(C, 0.2, 0.7, 1.1, 3e4)).max() < 0.02
@@ -76,7 +76,7 @@ def test_intervals_hold_the_truth_and_shrink_with_points():
 
 
 def test_a_run_that_ends_before_its_plateau_leaves_it_open():
-    low, high = interval(sample_posterior(run_of(0.2, 0.8, 1.0, 3e5, points=15, end=6e4, sd=0.005, seed=6)).draws("A"))
+    low, high = interval(sample_posterior(run_of(0.2, 0.8, 1.0, 3e5, points=15, end=6e4, sd=0.005, seed=6)).draws["A"])
     assert low < 0.8 < high and high - low > 0.3
 
 
@@ -85,8 +85,8 @@ def test_an_outlier_hardly_moves_the_curve():
     spoiled = runs.R.copy()
     spoiled[[6, 15, 20]] += [0.2, -0.3, 0.25]
     drawn = sample_posterior(replace(runs, R=spoiled))
-    assert np.median(drawn.draws("A")) == pytest.approx(0.7, abs=0.02)
-    assert np.median(drawn.draws("R0")) == pytest.approx(0.2, abs=0.01)
+    assert np.median(drawn.draws["A"]) == pytest.approx(0.7, abs=0.02)
+    assert np.median(drawn.draws["R0"]) == pytest.approx(0.2, abs=0.01)
 
 
 def test_rewards_of_any_size_give_the_same_curve():
@@ -95,8 +95,8 @@ def test_rewards_of_any_size_give_the_same_curve():
     large = sample_posterior(replace(runs, R=-300 + runs.R))
     departed = replace(large, departure_sd=0.02).rewards(np.array([4e6])) - large.rewards(np.array([4e6]))
     assert departed.std() == pytest.approx(0.02, rel=0.1)
-    assert large.draws("A") + 300 == pytest.approx((small.draws("A") + 3) * 100, rel=1e-6)
-    assert np.median(large.draws("A")) == pytest.approx(-299.3, abs=0.05)
+    assert large.draws["A"] + 300 == pytest.approx((small.draws["A"] + 3) * 100, rel=1e-6)
+    assert np.median(large.draws["A"]) == pytest.approx(-299.3, abs=0.05)
 
 
 def test_seeds_of_different_level_widen_the_intervals():
@@ -135,4 +135,4 @@ def test_a_long_log_is_fitted_to_means_of_neighbours(monkeypatch):
     assert means.R[1] == pytest.approx(long.R[1:26].mean()) and means.C[-1] == pytest.approx(long.C[-24:].mean())
     drawn = sample_posterior(long)
     assert np.median(drawn.noise_sd) == pytest.approx(0.02, rel=0.5)
-    assert np.median(drawn.draws("A")) == pytest.approx(0.7, abs=0.03)
+    assert np.median(drawn.draws["A"]) == pytest.approx(0.7, abs=0.03)

@@ -15,15 +15,7 @@ from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import Frontier, FrontierStretch
 from isojax.scaling.result import FitDiagnostics, NeighbourCell, RewardSensitivity, RewardSpread, SegmentRow, TiedRange
-from isojax.scaling.tracks import (
-    PairedDifference,
-    TracksByCell,
-    autocorrelation,
-    difference_sd,
-    evaluations_by_target,
-    paired_lead,
-    reduced_chi_square,
-)
+from isojax.scaling.tracks import TracksByCell, autocorrelation, evaluations_by_target, paired_lead, reduced_chi_square
 
 
 def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tuple[SegmentRow, ...]:
@@ -58,8 +50,7 @@ def _best_lead(
 ) -> dict[str, Any]:
     """The lead of one n, which holds the stretches, over the neighbouring cells (n, B_p): fields of SegmentRow."""
     rival_evaluations = [evaluations_by_target(cells[B_p, n]) for n, B_p in neighbours]
-    best: tuple[PairedDifference, float] | None = None
-    has_common_target = False
+    leads_at_C, has_common_target = [], False
     for stretch in stretches:
         for target, (points, C, _) in evaluations_by_target(cells[stretch.B_p, stretch.n]).items():
             inside = stretch.C_low * (1 - 1e-9) <= C <= stretch.C_high * (1 + 1e-9)
@@ -68,14 +59,11 @@ def _best_lead(
             has_common_target = True
             differences = [paired_lead(points, r[target][0], metric) for r in rival_evaluations]
             paired_differences = [d for d in differences if d is not None]
-            if len(paired_differences) < len(differences):
-                continue
-            closest = min(paired_differences, key=lambda d: d.z)
-            if best is None or closest.z > best[0].z:
-                best = closest, C
-    if best is None:
+            if len(paired_differences) == len(differences):
+                leads_at_C.append((min(paired_differences, key=lambda d: d.z), C))
+    if not leads_at_C:
         return {"measured_for_neighbours": has_common_target}
-    lead, C = best
+    lead, C = max(leads_at_C, key=lambda lead_at_C: lead_at_C[0].z)
     z = lead.z if math.isfinite(lead.z) else None
     return {"measured_for_neighbours": True, "lead": lead.mean, "se": lead.se, "z": z, "at_C": C}
 
@@ -88,7 +76,7 @@ def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
     """Do the curves fit as well as the evaluations' own scatter allows, and where are values of n tied?"""
     residuals = estimate.residuals
     return FitDiagnostics(
-        reduced_chi_square=reduced_chi_square(residuals, difference_sd(residuals)),
+        reduced_chi_square=reduced_chi_square(residuals),
         autocorrelation=autocorrelation(residuals),
         degrees_of_freedom=sum(map(len, residuals)) - estimate.parameter_count if residuals else None,
         ties=find_ties(estimate.draws),

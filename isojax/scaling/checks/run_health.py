@@ -82,8 +82,8 @@ def health_flags(run: RunRecord) -> tuple[HealthFlag, ...]:
     if len(R) <= PERSISTENCE or not np.isfinite(R).all() or not same_problem_count:
         return broken_update
     reward = _summarize_reward(run, R, metric)
-    others = (_collapsed(run, R, reward), _entropy(run, reward), _length(run, reward), _sampler_mismatch(run))
-    return (*broken_update, *(flag for flags in others for flag in flags))
+    by_reward = (*_collapsed(run, R, reward), *_entropy(run, reward), *_length(run, reward))
+    return (*broken_update, *by_reward, *_sampler_mismatch(run))
 
 
 def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:

@@ -98,11 +98,8 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
     end_gains = [row["measured"] - row["predicted"] for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max]
     gain = float(np.mean(end_gains))
     matters, warned = gain > EPSILON, fit_without_n.joint.frontier[-1].n == measured_n[-2]
-    if warned:
-        warning = "the fit without it warned that its frontier ends at the largest n measured"
-    else:
-        warning = "the fit without it would not have warned"
-    verdict = f"it {'mattered' if matters else 'did not matter'}, and {warning}"
+    warning = "warned that its frontier ends at the largest n measured" if warned else "would not have warned"
+    verdict = f"it {'mattered' if matters else 'did not matter'}, and the fit without it {warning}"
     result = _summarize_errors(rows) | _judge_choice(ensemble, tracks)
     gain_text = f"near C = {C_max:.4g} n = {n} measured {gain:+.4f} against the frontier of the rest"
     summary = f"{gain_text}: {verdict}; {_describe_choice(result)}"

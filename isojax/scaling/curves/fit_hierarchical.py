@@ -170,8 +170,8 @@ def _describe_intervals(posterior: CurvePosterior, problem_count: int | None, op
         run_sd_source=posterior.run_sd_from,
         noise_sd=posterior.evaluation_sd,
         problems=problem_count,
-        acceptance=None if posterior.convergence is None else posterior.convergence.acceptance,
-        r_hat=None if posterior.convergence is None else posterior.convergence.r_hat,
+        acceptance=posterior.acceptance,
+        r_hat=posterior.r_hat,
         method="draws of all curves from their posterior, each run's luck and the run-to-run effect's own uncertainty "
         f"included; {problems_sentence}",
     )

@@ -36,14 +36,6 @@ ChainStates = tuple[FloatArray, FloatArray, FloatArray]
 
 
 @dataclass(frozen=True)
-class Convergence:
-    """Whether the chains were long enough."""
-
-    acceptance: float  # the share of the last round's steps that were accepted
-    r_hat: tuple[float, float]  # the largest of all coordinates, at half the last round and at its end
-
-
-@dataclass(frozen=True)
 class CurvePosterior:
     """All curves given the evaluations."""
 
@@ -54,7 +46,9 @@ class CurvePosterior:
     scales: Scales  # at the likeliest mode
     run_sd_from: str  # where its run_sd comes from
     evaluation_sd: float  # of one evaluation, from the differences of neighbours
-    convergence: Convergence | None  # None where the points have no noise, so that nothing was sampled
+    # Whether the chains were long enough; None where the points have no noise, so that nothing was sampled.
+    acceptance: float | None  # the share of the last round's steps that were accepted
+    r_hat: tuple[float, float] | None  # the largest of all coordinates, at half the last round and at its end
 
 
 @dataclass(frozen=True)
@@ -69,7 +63,7 @@ def sample_posterior(
     packed: PackedSweep, shape_fits: list[ShapeFit], tail_probabilities: FloatArray, options: FitOptions
 ) -> CurvePosterior:
     """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found, and mean curves."""
-    best_fit, data, convergence = shape_fits[0], packed.data, None
+    best_fit, data, acceptance, r_hat = shape_fits[0], packed.data, None, None
     mode_residuals = data.y - predict_rewards(best_fit.tail, data, best_fit.state)
     residuals_by_run = [mode_residuals[run][data.weight[run] > 0] for run in np.ndindex(data.weight.shape[:2])]
     draw_count = options.replicates or DEFAULT_DRAW_COUNT
@@ -84,7 +78,7 @@ def sample_posterior(
             for f in shape_fits
         ]
         *_, degrees_of_freedom = estimate_run_sd(best_fit.tail, data, shape_fits[0].state, noise_sd, options.run_sd)
-        theta, R0, tail, convergence = _sample_tails(
+        theta, R0, tail, acceptance, r_hat = _sample_tails(
             shape_fits, tail_probabilities, packed, degrees_of_freedom, options
         )
     return CurvePosterior(
@@ -95,7 +89,8 @@ def sample_posterior(
         scales=best_fit.scales,
         run_sd_from=best_fit.run_sd_from,
         evaluation_sd=difference_sd(residuals_by_run),
-        convergence=convergence,
+        acceptance=acceptance,
+        r_hat=r_hat,
     )
 
 
@@ -113,8 +108,8 @@ def _sample_tails(
     packed: PackedSweep,
     degrees_of_freedom: float,
     options: FitOptions,
-) -> tuple[FloatArray, FloatArray, FloatArray, Convergence]:
-    """(theta, R0, tail) of the draws; degrees_of_freedom: of the run-to-run standard deviation."""
+) -> tuple[FloatArray, FloatArray, FloatArray, float, tuple[float, float]]:
+    """(theta, R0, tail, acceptance, R-hat) of the draws; degrees_of_freedom: of the run-to-run standard deviation."""
     rng, draw_count = np.random.default_rng(options.seed), options.replicates or DEFAULT_DRAW_COUNT
     kept_probabilities = np.where(tail_probabilities >= MIN_TAIL_PROBABILITY, tail_probabilities, 0.0)
     draws_per_tail = rng.multinomial(draw_count, kept_probabilities / kept_probabilities.sum())
@@ -134,7 +129,7 @@ def _sample_tails(
     positions = [p for draws in chunks for p in draws.positions]
     r_hat = _largest_r_hat([p[: HMC_ITERATIONS // 2] for p in positions]), _largest_r_hat(positions)
     tails = np.array([f.tail for f in shape_fits])
-    return theta, R0, tails[shape_of_draw], Convergence(acceptance, r_hat)
+    return theta, R0, tails[shape_of_draw], acceptance, r_hat
 
 
 def _largest_r_hat(positions_by_shape: Sequence[FloatArray]) -> float:

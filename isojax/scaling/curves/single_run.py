@@ -27,7 +27,6 @@ from isojax.scaling.curves.sweep_estimate import PosteriorSamples
 from isojax.scaling.intervals import SEED
 from isojax.scaling.tracks import FloatArray
 
-PARAMETER_NAMES = ("R0", "A", "exponent", "C_mid")
 MIN_POINTS = 3  # distinct C
 MAX_FITTED_POINTS = 200  # of more, neighbours are averaged
 PARTICLES = 1000
@@ -94,10 +93,11 @@ class RunPosterior:
     reward_range: tuple[float, float]  # of the rewards that _Parameters counts as 0 and 1
     departure_sd: float | None = None
 
-    def draws(self, name: str) -> FloatArray:
-        """float[Q] of a parameter of PARAMETER_NAMES."""
-        values = getattr(self.parameters, name)
-        return self._to_rewards(values) if name in ("R0", "A") else values
+    @property
+    def draws(self) -> dict[str, FloatArray]:
+        """float[Q] of each parameter of the curve."""
+        p = self.parameters
+        return {"R0": self._to_rewards(p.R0), "A": self._to_rewards(p.A), "exponent": p.exponent, "C_mid": p.C_mid}
 
     @property
     def noise_sd(self) -> FloatArray:

@@ -110,10 +110,10 @@ class PosteriorSamples:
         corrections = tuple(self.corrections[j] for j in cell_index) if self.corrections else ()
         return replace(self, keys=tuple(keys), corrections=corrections, **of_replicates, **of_cells)
 
-    def is_measured(self, C: ArrayLike, slack: float = MIN_DECADES) -> NDArray[np.bool_]:
-        """bool[J, G]: which cells were measured to within `slack` decades of C."""
-        C = np.asarray(C, dtype=np.float64)[None, :]
-        return (self.C_low[:, None] <= C * 10**slack) & (self.C_high[:, None] * 10**slack >= C)
+    def is_measured(self, C: ArrayLike, slack: float = MIN_DECADES, reach: float | None = None) -> NDArray[np.bool_]:
+        """bool[J, G]: which cells were measured to within `slack` decades of C, or end at most `reach` before it."""
+        C, reach = np.asarray(C, dtype=np.float64)[None, :], slack if reach is None else reach
+        return (self.C_low[:, None] <= C * 10**slack) & (self.C_high[:, None] * 10**reach >= C)
 
 
 @dataclass(frozen=True)
