@@ -69,8 +69,7 @@ def fit_all_runs(
     trial_options = replace(options, replicates=min(replicates, TRIAL_DRAWS), on_progress=None)
     forecast = try_forecast(cells, estimate, lambda part: MODES[mode](part, metric, trial_options))
     if estimate.draws is not None and forecast is not None:
-        draws = replace(estimate.draws, departure_sd=forecast.departure_sd)
-        estimate = replace(estimate, draws=draws)
+        estimate = replace(estimate, draws=replace(estimate.draws, departure_sd=forecast.departure_sd))
     joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, metric)
     stability = assess_stability(cells, metric, {c.key for c in estimate.curves if c.C_peak is not None})
     overfitting = find_overfitting(tracks, estimate.noise_sd)
@@ -124,10 +123,11 @@ def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None
     if not estimate.curves:
         reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
         received = "1 run gives" if run_count == 1 else f"{run_count} runs give"
-        fix = "Evaluate more often or run longer" + (
-            ", or use the default mode, which takes every point." if mode == "paper" else "."
+        other_mode = ", or use the default mode, which takes every point" if mode == "paper" else ""
+        raise InputError(
+            f"{received} no curve ({reasons}); expected at least one cell with enough points. Evaluate more often or "
+            f"run longer{other_mode}."
         )
-        raise InputError(f"{received} no curve ({reasons}); expected at least one cell with enough points. {fix}")
 
 
 def _fit_frontiers(

@@ -62,19 +62,19 @@ class SpendPolicy:
         candidates = [cell for cell in going_on if cell in reached and cell not in failed]
         if not candidates:
             return None
-        draws = self.fit(runs)
+        draws, C_left = self.fit(runs), self.total_rollouts - sum(reached.values())
         paths = {run.cell: self._path(run) for run in runs}
         plans: list[tuple[float, Cell, int, FloatArray, FloatArray]] = []
         for cell in candidates:
             now = draws.along(paths[cell])[:, -1]
-            i, end = draws.best_next(now, max(self._C_end(cell, reached) - reached[cell], 0), len(self.by_n))
+            i, end = draws.best_next(now, max(C_left, 0), len(self.by_n))
             plans.append((float(end.mean()), cell, list(self.by_n)[i], end, end - now))
         expected, cell, n, end, gain = max(plans, key=lambda plan: plan[0])
-        C_now, C_last = reached[cell], self._C_end(cell, reached)
-        affordable = C_now + (C_last - C_now) // (cell.B_p * n) * cell.B_p * n
+        C_now = reached[cell]
+        affordable = C_now + C_left // (cell.B_p * n) * cell.B_p * n
         if affordable <= C_now or np.quantile(gain, STOP_QUANTILE) < STOP_GAIN:
             return None
-        targets = [C for C in self.C_grid if MIN_GROWTH * C_now <= C <= LAST_SHARE * C_last]
+        targets = [C for C in self.C_grid if MIN_GROWTH * C_now <= C <= LAST_SHARE * (C_now + C_left)]
         C_end = min(targets[0], affordable) if targets else affordable
         return Leg(cell, n, C_now, C_end, expected, _interval(end))
 
@@ -92,10 +92,6 @@ class SpendPolicy:
             end = draws.go_on(draws.R0, i, float(self.total_rollouts))
             forecasts.append(FixedForecast(n, float(end.mean()), _interval(end)))
         return tuple(forecasts)
-
-    def _C_end(self, cell: Cell, reached: Mapping[Cell, int]) -> int:
-        """C that a run may reach, with what the others have taken."""
-        return self.total_rollouts - sum(C for other, C in reached.items() if other != cell)
 
     def _path(self, run: RunRecord) -> RunPath:
         """The run's evaluations at C > 0; n changes at evaluations alone."""

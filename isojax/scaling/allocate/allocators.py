@@ -112,17 +112,13 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
     if not allowed.any():
         return _allocate_unmeasured(ensemble, request)
     chosen_cell = ensemble.choose_cell(C_spent, allowed, request.epsilon)
-    B_p, n, C = int(ensemble.B_p[chosen_cell]), int(ensemble.n[chosen_cell]), float(C_spent[chosen_cell])
-    M = int(C // (B_p * n))
+    B_p, n = ensemble.curves[chosen_cell].key
+    allocation = Allocation(B_p, n, int(C_spent[chosen_cell] // (B_p * n)))
+    M, given_text = allocation.M, f"given; {allocation.C:,} of {request.C:,.0f} rollouts are spent"
     _explain_cell(ensemble, request, chosen_cell, unstable_text)
-    M_text = (
-        f"M = {M}: given; {B_p * n * M:,} of {request.C:,.0f} rollouts are spent"
-        if "M" in request.fix
-        else f"M = floor(C / (n B_p)) = {M}"
-    )
-    request.reasons.append(M_text)
+    request.reasons.append(f"M = {M}: {given_text}" if "M" in request.fix else f"M = floor(C / (n B_p)) = {M}")
     _name_extrapolated_n(ensemble, request, n)
-    return Allocation(B_p, n, M)
+    return allocation
 
 
 def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str) -> None:

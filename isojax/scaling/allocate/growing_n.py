@@ -70,8 +70,7 @@ def compare_n(ensemble: CurveEnsemble, B_p: int, n: int, C: FloatArray, R: Float
     if own is None:
         measured = ", ".join(f"{c.B_p}x{c.n}" for c in ensemble.curves)
         raise InputError(f"the run has B_p x n = {B_p}x{n}, and the sweep measured {measured}; expected one of these.")
-    recent = slice(-RECENT, None)
-    offset = float(np.mean(R[recent] - ensemble.expected_rewards(C[recent])[:, own]))
+    offset = float(np.mean(R[-RECENT:] - ensemble.expected_rewards(C[-RECENT:])[:, own]))
     reward = float(ensemble.expected_rewards(C[-1])[own]) + offset
     left, table = max(C_end - float(C[-1]), 0.0), CurveTable.of(ensemble, C_end)
     now = np.full(ensemble.replicates, reward)

@@ -18,7 +18,16 @@ def quote(fit: FitResult, reward: float) -> Quote:
     """The rollouts, and hours where clocks are known, at which one new run reaches a reward: a distribution for each n,
     of its soonest B_p. InputError for no reward, for one that the base policy has, and for a fit without draws."""
     ensemble = load_ensemble(fit)
-    _check(fit, ensemble, reward)
+    if not 0 < reward < 1:
+        raise InputError(f"a reward of {reward:g}; expected one between 0 and 1, such as 0.6.")
+    if fit.compute != "rollouts":
+        raise InputError(f"a fit in {fit.compute}; expected compute 'rollouts'. Fit the runs again.")
+    if not ensemble.replicates:
+        raise InputError("this fit has no draws of its curves; expected mode hierarchical with --replicates above 0.")
+    if fit.base_reward is not None and reward <= fit.base_reward:
+        raise InputError(
+            f"the base policy's {fit.metric} is {fit.base_reward:.3f}, and {reward:g} was given; expected a higher one."
+        )
     horizon = HORIZON_FACTOR * ensemble.C_measured_max
     C = first_budgets(ensemble, reward, horizon)
     stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
@@ -31,19 +40,6 @@ def quote(fit: FitResult, reward: float) -> Quote:
 def _cost(cell: QuotedCell) -> tuple[float, ...]:
     """By the median; where most draws never get there, by how many do."""
     return (cell.C is None, cell.p_never if cell.C is None else cell.C, cell.B_p)
-
-
-def _check(fit: FitResult, ensemble: CurveEnsemble, reward: float) -> None:
-    if not 0 < reward < 1:
-        raise InputError(f"a reward of {reward:g}; expected one between 0 and 1, such as 0.6.")
-    if fit.compute != "rollouts":
-        raise InputError(f"a fit in {fit.compute}; expected compute 'rollouts'. Fit the runs again.")
-    if not ensemble.replicates:
-        raise InputError("this fit has no draws of its curves; expected mode hierarchical with --replicates above 0.")
-    if fit.base_reward is not None and reward <= fit.base_reward:
-        raise InputError(
-            f"the base policy's {fit.metric} is {fit.base_reward:.3f}, and {reward:g} was given; expected a higher one."
-        )
 
 
 def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> FloatArray:

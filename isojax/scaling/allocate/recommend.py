@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation, GrowingRun, Interval, MeasuredCell, Recommendation
+from isojax.core.nouns import Allocation, GrowingRun, MeasuredCell, Recommendation
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
@@ -50,6 +50,9 @@ def recommend(
         for i, c in enumerate(ensemble.curves)
     )[-1]
     reward, interval = ensemble.predict_reward(cell, allocation.C)
+    new_run = ensemble.predict_new_run(cell, allocation.C)[1]  # on the same problems, the expectation on any:
+    if new_run is not None and interval is not None:
+        new_run = min(new_run[0], interval[0]), max(new_run[1], interval[1])
     comparison = _compare_cells(ensemble, request, allocation, cell)
     likely_n = [n for n, p in (comparison["n_probability"] or {}).items() if p >= advice.MIN_P_BEST]
     _explain_outcome(ensemble, request.reasons, allocation, cell, reward, likely_n or [allocation.n])
@@ -67,7 +70,7 @@ def recommend(
         further_warnings=further_warnings,
         measured_cells=_measured_cells(ensemble, request) if with_details else (),
         interval=interval,
-        prediction_interval=_no_narrower(ensemble.predict_new_run(cell, allocation.C)[1], interval),
+        prediction_interval=new_run,
         **comparison,
         halting_marks=halting_marks,
         false_stop=advice.FALSE_STOP if halting_marks else None,
@@ -80,13 +83,6 @@ def recommend(
         epsilon=epsilon,
         level=LEVEL,
     )
-
-
-def _no_narrower(new_run: Interval | None, expected: Interval | None) -> Interval | None:
-    """The interval of one new run on the same problems, widened to hold that of the expectation on any problems."""
-    if new_run is None or expected is None:
-        return new_run
-    return min(new_run[0], expected[0]), max(new_run[1], expected[1])
 
 
 def _growing_run(

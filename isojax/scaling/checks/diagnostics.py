@@ -103,11 +103,9 @@ def _reward_spread(
     if len(group) < 2:
         return None
     rewards = [float(curve_reward(c, C)) for c in group]
-    low = high = None
-    if draws is not None:
-        low, high = central_interval(np.ptp(draws.for_cells([c.key for c in group]).rewards([C])[:, :, 0], axis=1))
-    spread = max(rewards) - min(rewards)
-    return RewardSpread(spread=spread, low=low, high=high, shared_value=shared_value, cells=len(group))
+    reward_draws = np.zeros((0, 1)) if draws is None else draws.for_cells([c.key for c in group]).rewards([C])[:, :, 0]
+    low, high = central_interval(np.ptp(reward_draws, axis=1))
+    return RewardSpread(spread=float(np.ptp(rewards)), low=low, high=high, shared_value=shared_value, cells=len(group))
 
 
 def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:

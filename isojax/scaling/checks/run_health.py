@@ -100,11 +100,10 @@ def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 def flagged_runs(runs: Sequence[RunRecord]) -> tuple[FlaggedRun, ...]:
     """The flagged ones of the runs, by cell."""
-    flags_by_run = [(run, health_flags(run)) for run in sorted(runs, key=lambda r: r.cell)]
+    judged_runs = [(run, run.cell, health_flags(run)) for run in sorted(runs, key=lambda r: r.cell)]
     return tuple(
         FlaggedRun(c.B_p, c.n, c.seed, len(run.points), run.points[-1].rollouts, flags, c.schedule)
-        for run, flags in flags_by_run
-        for c in (run.cell,)
+        for run, c, flags in judged_runs
         if flags
     )
 

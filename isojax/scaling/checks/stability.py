@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isojax.core.nouns import EvalPoint
 from isojax.scaling.checks.run_health import training_reward_fell
 from isojax.scaling.tracks import (
     TRAIN_REWARD,
@@ -83,11 +82,9 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
     best_start = int(means.argmax())
     drop = float(means[best_start] - means[-1])
     evaluations = [points for points, _, _ in evaluations_at.values()]
-
-    def evaluations_from(start: int) -> list[EvalPoint]:
-        return [p for points in evaluations[start : start + width] for p in points]
-
-    paired = paired_lead(evaluations_from(best_start), evaluations_from(len(mean_rewards) - width), metric)
+    windows = (evaluations[start : start + width] for start in (best_start, len(evaluations) - width))
+    best, last = ([p for points in window for p in points] for window in windows)
+    paired = paired_lead(best, last, metric)
     scatter = noise_sd([mean_rewards]) if len(mean_rewards) >= MIN_EVALUATIONS else 0.0
     se = scatter * math.sqrt(2 / width) if paired is None else paired.se
     limit = max(MIN_DROP, Z_DROP * se)

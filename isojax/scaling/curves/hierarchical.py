@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.scaling.curves.hill import progress_gradient
-from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, as_float64, base_reward
+from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, base_reward
 
 ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
@@ -111,20 +111,14 @@ def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> t
         [(constant, 0.0, 0.7, -1), (log_n_scaled, 0.0, PRIOR_SLOPE_LNB_SD, -1)],
     )
     columns = [(c, *entry) for c, block in enumerate(parameter_blocks) for entry in block if entry[0].any()]
+    parameter_index, columns_of_cells, means, sds, groups = zip(*columns, strict=True)
     X = np.zeros((len(keys), 3, len(columns)))
-    for k, (c, column, *_) in enumerate(columns):
-        X[:, c, k] = column
-    _, _, means, sds, groups = zip(*columns, strict=True)
+    X[:, parameter_index, np.arange(len(columns))] = np.stack(columns_of_cells, axis=1)
     return X, SurfacePrior(np.array([0.0, *means]), np.array([3.0, *sds]), np.array([-1, *groups]))
 
 
 def _rank(*columns: FloatArray) -> int:
     return int(np.linalg.matrix_rank(np.stack(columns, axis=1), tol=1e-8))
-
-
-def block_columns(columns: FloatArray) -> FloatArray:
-    """X float[J, 3, 3 K] of a surface whose A, mid and lnB are each a combination of the columns float[J, K]."""
-    return as_float64(np.stack([np.kron(row, columns) for row in np.eye(3)], axis=1))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ R0 is the reward before training, A the asymptote, C_mid the compute of half the
 (arXiv:2510.13786, eq. 1), R0 + (A - R0) / (1 + (C_mid / C)^exponent); tail = 0 is the stretched exponential,
 R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^exponent))."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -77,9 +77,7 @@ class ResidualCorrection:
 
     def sample(self, C: ArrayLike, replicates: int, key: tuple[int, int]) -> FloatArray:
         """The same of replicates, float[G] -> float[Q, G]; the cell's key seeds them, so that no file holds them."""
-        knot_weights = np.stack(
-            [ResidualCorrection(self.log10_C, tuple(row), self.sd).evaluate(C) for row in np.eye(len(self.log10_C))]
-        )
+        knot_weights = np.stack([replace(self, value=tuple(row)).evaluate(C) for row in np.eye(len(self.value))])
         normal_draws = np.random.default_rng(key).normal(size=(replicates, len(self.log10_C)))
         for k in range(1, len(self.log10_C)):
             innovation = np.sqrt(1 - _KNOT_CORRELATION**2) * normal_draws[:, k]

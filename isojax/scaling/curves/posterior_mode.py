@@ -17,7 +17,6 @@ from isojax.scaling.curves.hierarchical import (
     PackedSweep,
     Scales,
     SweepArrays,
-    block_columns,
     minus_two_log_posterior,
     predict_rewards,
     progress_at_points,
@@ -283,7 +282,7 @@ def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
 def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> float:
     """Minus twice the greatest log likelihood of curves with A, mid and lnB in the span of the columns, float[J, K]."""
     J, K = columns.shape
-    X = block_columns(columns)
+    X = as_float64(np.stack([np.kron(row, columns) for row in np.eye(3)], axis=1))  # [J, 3, 3 K]
     gamma = as_float64(np.linalg.lstsq(X.reshape(3 * J, -1), shape_fit.state.theta.reshape(-1), rcond=None)[0])
     data = replace(packed.data, X=X)
     weak_sd = np.full(1 + 3 * K, _WEAK_SD)

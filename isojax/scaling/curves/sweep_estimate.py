@@ -168,13 +168,10 @@ def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:
 
 def from_curve_draws(draws: CurveDraws | None, curves: Sequence[FittedCurve]) -> PosteriorSamples:
     """The replicates of a saved fit, cells in the curves' order; no replicate where the fit has none (mode "paper")."""
-    keys = tuple(c.key for c in curves)
     if draws is None:
-        none = ((),) * len(keys)
-        draws = CurveDraws(
-            cells=keys, A=none, exponent=none, C_mid=none, R0=(), tail=(), shift=((), ()), departure_sd=None
-        )
-    order = [draws.cells.index(key) for key in keys]
+        R0, A = np.zeros(0), np.zeros((0, len(curves)))
+        return PosteriorSamples.of_curves(curves, tail=R0, A=A, exponent=A, C_mid=A, R0=R0, shift=np.zeros((0, 2)))
+    order = [draws.cells.index(c.key) for c in curves]
     A, exponent, C_mid = (np.array(values)[order].T for values in (draws.A, draws.exponent, draws.C_mid))
     tail, R0, shift = np.array(draws.tail), np.array(draws.R0), np.array(draws.shift).T
     return PosteriorSamples.of_curves(

@@ -190,7 +190,7 @@ def choose_law(
     log2_n: ArrayLike,
     n_max: float,
     variance: ArrayLike | None = None,
-    observations: float | None = None,
+    observations: int | None = None,
     falling: bool = False,
 ) -> LawChoice:
     """The form of n*(C) that points support, by weighted least squares and AICc, among the forms with at most as many
@@ -202,18 +202,10 @@ def choose_law(
     variances = np.ones_like(x) if variance is None else as_float64(variance)
     mean_variance = float(1 / np.mean(1 / variances))
     points = LawPoints(x, y, mean_variance / variances, math.log2(n_max) + 1)
-    observation_count = float(len(x) if observations is None else observations)
-    distinct_n, distinct_C = len(np.unique(y)), len(np.unique(x))
-
-    def is_supported(form: LawForm) -> bool:
-        unknown_count = form.parameter_count + (variance is None)
-        return (
-            form.parameter_count <= distinct_n
-            and form.parameter_count < distinct_C
-            and unknown_count + 1 < observation_count
-        )
-
-    laws = {name: form.fit(points, falling) for name, form in FORMS.items() if name == "constant" or is_supported(form)}
+    observation_count = len(x) if observations is None else observations
+    most_parameters = min(len(np.unique(y)), len(np.unique(x)) - 1, observation_count - 2 - (variance is None))
+    supported = [name for name, form in FORMS.items() if name == "constant" or form.parameter_count <= most_parameters]
+    laws = {name: FORMS[name].fit(points, falling) for name in supported}
     mean_squares = {name: max(weighted_mean_square(law, points), EXACT_RESIDUAL**2) for name, law in laws.items()}
     scores = _aicc_scores(mean_squares, observation_count, None if variance is None else mean_variance)
     best_form = min(scores, key=lambda name: scores[name])  # of equal ones the first, which is the simplest
@@ -221,9 +213,7 @@ def choose_law(
     return LawChoice(law=laws[best_form], aicc=aicc, laws=laws)
 
 
-def _aicc_scores(
-    mean_squares: Mapping[str, float], observation_count: float, variance: float | None
-) -> dict[str, float]:
+def _aicc_scores(mean_squares: Mapping[str, float], observation_count: int, variance: float | None) -> dict[str, float]:
     """AICc of each form from its mean square residual; infinite where even the constant has too few observations."""
     richest_form = max(mean_squares, key=lambda name: FORMS[name].parameter_count)
     residual_dof = max(observation_count - FORMS[richest_form].parameter_count, 1.0)
