@@ -169,11 +169,8 @@ def _saturates_earlier(first_fit: FitResult, other_fit: FitResult, C: FloatArray
         curves = tuple(c for c in fit.curves if c.n in shared_n)
         ensembles.append(load_ensemble(fit.model_copy(update={"curves": curves})))
     C = C[np.all([e.samples.is_measured(C, reach=CURVE_REACH_DECADES).any(0) for e in ensembles], axis=0)]
-    if len(C) < 2:
+    if len(C) < 2 or not all(e.replicates for e in ensembles):
         return None
-    other_path, first_path = (_frontier_path(e, C) for e in ensembles)
-    if not (len(other_path.n_draws) and len(first_path.n_draws)):
-        return None
-    C_other, C_first = (saturation_C(path.n_draws, C, shared_n[-1]) for path in (other_path, first_path))
+    C_other, C_first = (saturation_C(_frontier_path(e, C).n_draws, C, shared_n[-1]) for e in ensembles)
     p_earlier, p_later = np.less.outer(C_other, C_first).mean(), np.greater.outer(C_other, C_first).mean()
     return EarlierSaturation(tuple(shared_n), float(p_earlier), float(p_later))

@@ -30,15 +30,11 @@ class TimeBudget:
 
 @dataclass(frozen=True)
 class CellClocks:
-    """float[cells] each, the mean of a cell's runs: seconds(C) = startup + C per_rollout; NaN where no run says it."""
+    """float[cells] each, the mean of a cell's runs: C rollouts take startup + C per_rollout seconds; NaN: not known."""
 
     startup: FloatArray
     per_rollout: FloatArray
     devices: FloatArray
-
-    def seconds(self, C: FloatArray) -> FloatArray:
-        """Wall clock of C rollouts, float[cells]."""
-        return self.startup + np.asarray(C) * self.per_rollout
 
     def rollouts(self, budget: TimeBudget) -> FloatArray:
         """float[cells]: whole rollouts that a budget affords; 0 where a cell has no clock. InputError if none has."""

@@ -89,7 +89,7 @@ class CurveEnsemble:
 
     def predict_hours(self, i: int, C: float) -> tuple[float, float] | tuple[None, None]:
         """(wall clock of one run of cell i to C rollouts, its device hours) in hours; None where it has no clock."""
-        hours = float(self.clocks.seconds(np.array(C))[i]) / 3600
+        hours = float(self.clocks.startup[i] + C * self.clocks.per_rollout[i]) / 3600
         return (None, None) if np.isnan(hours) else (hours, hours * float(self.clocks.devices[i]))
 
     def is_beyond_data(self, i: int, C: float) -> bool:

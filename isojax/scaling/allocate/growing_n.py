@@ -125,10 +125,7 @@ def _fastest_cells(table: CurveTable, cells: IntArray, C_end: float) -> list[tup
     next higher reward; n never falls."""
     curves = table.rewards.mean(1)[:, cells]
     rewards = np.linspace(curves[0].min(), curves[-1].max(), REWARDS)
-    C = np.full((REWARDS, len(cells)), np.inf)
-    for j, curve in enumerate(curves.T):
-        reached = rewards <= curve[-1]
-        C[reached, j] = np.exp(np.interp(rewards[reached], curve, table.log_C))
+    C = np.exp(np.stack([np.interp(rewards, curve, table.log_C, right=np.inf) for curve in curves.T], axis=1))
     with np.errstate(invalid="ignore"):
         cost = np.nan_to_num(np.diff(C, axis=0), nan=np.inf)  # of the next step of reward
     fastest = np.maximum.accumulate(cost.argmin(1))  # cells are in order of n

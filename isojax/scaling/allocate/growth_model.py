@@ -168,6 +168,5 @@ class _LeastSquares:
         return theta
 
     def _residuals(self, theta: FloatArray) -> FloatArray:
-        return np.concatenate(
-            [(self.predict(theta) - self.R) * self.weight, (theta - self.prior) @ self.whiten.T], axis=-1
-        )
+        from_rewards = (self.predict(theta) - self.R) * self.weight
+        return np.concatenate([from_rewards, (theta - self.prior) @ self.whiten.T], axis=-1)

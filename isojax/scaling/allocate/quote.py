@@ -65,7 +65,7 @@ def quote_cell(ensemble: CurveEnsemble, i: int, C: FloatArray) -> QuotedCell:
     quantiles = np.quantile(C, (TAILS[0], 0.5, TAILS[1]), method="higher")
     low, median, high = (float(quantile) if np.isfinite(quantile) else None for quantile in quantiles)
     hours, device_hours = (None, None) if median is None else ensemble.predict_hours(i, median)
-    B_p, n = int(ensemble.B_p[i]), int(ensemble.n[i])
+    B_p, n = ensemble.curves[i].key
     return QuotedCell(
         B_p=B_p,
         n=n,

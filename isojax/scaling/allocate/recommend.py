@@ -214,7 +214,7 @@ def _measured_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> tupl
         C = float(C_spent[i])
         reward, interval = ensemble.predict_reward(i, C)
         low, high = interval or (None, None)
-        B_p, n = int(ensemble.B_p[i]), int(ensemble.n[i])
+        B_p, n = ensemble.curves[i].key
         hours, device_hours = ensemble.predict_hours(i, C)
         measured_cell = MeasuredCell(
             B_p=B_p,

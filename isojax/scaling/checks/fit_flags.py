@@ -42,8 +42,7 @@ def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
         yield _info("no_effect", f"n makes no difference here: {comparison}")
     intervals = estimate.intervals
     if intervals is not None and intervals.run_sd_source.startswith("assumed"):
-        text = f"the run-to-run standard deviation is {intervals.run_sd_source}"
-        yield _warning("run_sd_assumed", text)
+        yield _warning("run_sd_assumed", f"the run-to-run standard deviation is {intervals.run_sd_source}")
     if intervals is not None and intervals.replicates < MIN_REPLICATES:
         consequence = "curves, which are their means, and intervals are rough; use 200 or more"
         yield _warning("few_replicates", f"only {intervals.replicates} replicates: {consequence}")

@@ -5,7 +5,6 @@ size of the departures that every draw gets beyond its data (PosteriorSamples.de
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -24,14 +23,6 @@ PRIOR_SHARE = 0.05
 TRIAL_DRAWS = 100  # of the trial's fit
 
 
-@dataclass(frozen=True)
-class _CellError:
-    error: float  # predicted less measured, the mean over hidden evaluations
-    chance_sd: float  # that the curve's own uncertainty and noise explain
-    inside: bool  # its 90% interval
-    evaluations: int
-
-
 def try_forecast(
     cells: TracksByCell, estimate: SweepEstimate, refit: Callable[[TracksByCell], SweepEstimate]
 ) -> ForecastTrial | None:
@@ -45,14 +36,15 @@ def try_forecast(
     errors = _trial_errors(cells, C_limit, refit, visible) if visible else []
     if not errors:
         return ForecastTrial(departure_sd=prior_sd)
-    excess = float(np.mean([e.error**2 - e.chance_sd**2 for e in errors]))
+    error, chance_sd, evaluations = (np.array(column) for column in zip(*errors, strict=True))
+    excess = float(np.mean(error**2 - chance_sd**2))
     return ForecastTrial(
         departure_sd=float(np.hypot(prior_sd, np.sqrt(max(excess, 0.0)))),
         C_limit=C_limit,
-        evaluations=sum(e.evaluations for e in errors),
-        mean_error=float(np.mean([e.error for e in errors])),
-        mean_absolute_error=float(np.mean([abs(e.error) for e in errors])),
-        inside=float(np.mean([e.inside for e in errors])),
+        evaluations=int(evaluations.sum()),
+        mean_error=float(error.mean()),
+        mean_absolute_error=float(np.abs(error).mean()),
+        inside=float(np.mean(np.abs(error) <= NormalDist().inv_cdf(0.5 + LEVEL / 2) * chance_sd)),
     )
 
 
@@ -71,8 +63,9 @@ def _visible_part(cells: TracksByCell, C_limit: float) -> TracksByCell:
 
 def _trial_errors(
     cells: TracksByCell, C_limit: float, refit: Callable[[TracksByCell], SweepEstimate], visible: TracksByCell
-) -> list[_CellError]:
-    """The errors of a fit of the visible part, of each cell with a curve, in the upper half of the hidden decades."""
+) -> list[tuple[float, float, int]]:
+    """Of each cell with a curve by the visible part: (predicted less measured reward, the mean over evaluations in the
+    upper half of the hidden decades; its sd by the curve's own uncertainty and noise; how many evaluations)."""
     estimate = refit(visible)
     if estimate.draws is None or estimate.intervals is None:
         return []
@@ -86,7 +79,5 @@ def _trial_errors(
         predicted = draws.curves_at(C[:, None])[:, :, j].mean(0)  # [Q]
         seeds_hidden = sum(len(part) > 0 for part, _ in hidden)
         chance_variance = predicted.var() + noise.noise_sd**2 / len(C) + noise.run_sd**2 / seeds_hidden
-        error = float(predicted.mean() - R.mean())
-        half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * np.sqrt(chance_variance)
-        errors.append(_CellError(error, float(np.sqrt(chance_variance)), bool(abs(error) <= half_width), len(C)))
+        errors.append((float(predicted.mean() - R.mean()), float(np.sqrt(chance_variance)), len(C)))
     return errors

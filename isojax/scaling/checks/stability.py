@@ -98,8 +98,7 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
 
 def find_overfitting(tracks: Sequence[RunTrack], validation_sd: float | None) -> tuple[OverfittedRun, ...]:
     """Runs whose training reward rises while validation falls; validation_sd None: from each run's own scatter."""
-    overfitted_runs = (_overfitted_run(t, validation_sd) for t in tracks)
-    return tuple(run for run in overfitted_runs if run is not None)
+    return tuple(run for t in tracks if (run := _overfitted_run(t, validation_sd)) is not None)
 
 
 def _overfitted_run(track: RunTrack, validation_sd: float | None) -> OverfittedRun | None:

@@ -82,23 +82,16 @@ def fit_corrections(
     if evaluation_sd <= 0 or not log10_C:
         return [None] * len(log10_C)
     evaluation_sd = max(evaluation_sd, MIN_EVALUATION_SD)
-    spectra = []
+    gains = np.zeros(len(AMPLITUDES))
     for x, r in zip(log10_C, residuals, strict=True):
         eigenvalues, eigenvectors = np.linalg.eigh(_correlation(x, x))
-        spectra.append((np.maximum(eigenvalues, 0), ((eigenvectors.T @ r) / evaluation_sd) ** 2))
-
-    def log_likelihood_gain(amplitude: float) -> float:
-        gain = 0.0
-        for eigenvalues, squared_projections in spectra:
-            signal_to_noise = amplitude**2 * eigenvalues / evaluation_sd**2
-            explained = squared_projections * signal_to_noise / (1 + signal_to_noise)
-            gain += float((explained - np.log1p(signal_to_noise)).sum())
-        return gain
-
-    gains = [log_likelihood_gain(amplitude) for amplitude in AMPLITUDES]
-    if max(gains) < MIN_CORRECTION_GAIN:
+        squared_projections = ((eigenvectors.T @ r) / evaluation_sd) ** 2
+        signal_to_noise = np.outer(np.square(AMPLITUDES), np.maximum(eigenvalues, 0)) / evaluation_sd**2
+        explained = squared_projections * signal_to_noise / (1 + signal_to_noise)
+        gains += (explained - np.log1p(signal_to_noise)).sum(1)
+    if gains.max() < MIN_CORRECTION_GAIN:
         return [None] * len(log10_C)
-    amplitude = AMPLITUDES[int(np.argmax(gains))]
+    amplitude = AMPLITUDES[int(gains.argmax())]
     return [_posterior_correction(x, r, amplitude, evaluation_sd) for x, r in zip(log10_C, residuals, strict=True)]
 
 

@@ -290,19 +290,18 @@ def _make_target(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray) -> _Pote
     (J, S, _), tail, state, scales = data.weight.shape, fit.tail, fit.state, fit.scales
     precision = robust_precision(tail, data, state, scales)
     residual = data.y - predict_rewards(tail, data, state, with_run_effect=False)
-    x, mean_residual, W = (np.zeros((J, S, BINS_PER_RUN)) for _ in range(3))
-    for j, s in np.ndindex(J, S):
-        usable = data.trained[j, s]
-        if not usable.any():
-            continue
-        log10_C, point_precision = data.x[j, s, usable], precision[j, s, usable]
-        relative_position = (log10_C - log10_C[0]) / max(np.ptp(log10_C), 1e-9)
-        bin_index = np.minimum((relative_position * BINS_PER_RUN).astype(int), BINS_PER_RUN - 1)
-        W[j, s] = np.bincount(bin_index, point_precision, BINS_PER_RUN)
-        bin_precision = np.maximum(W[j, s], 1e-300)
-        x[j, s] = np.bincount(bin_index, point_precision * log10_C, BINS_PER_RUN) / bin_precision
-        weighted_residual = point_precision * residual[j, s, usable]
-        mean_residual[j, s] = np.bincount(bin_index, weighted_residual, BINS_PER_RUN) / bin_precision
+    usable = data.trained
+    low, high = np.where(usable, data.x, np.inf).min(-1), np.where(usable, data.x, -np.inf).max(-1)
+    relative_position = (data.x - low[..., None]) / np.maximum(high - low, 1e-9)[..., None]
+    bin_of_run = np.minimum((relative_position[usable] * BINS_PER_RUN).astype(int), BINS_PER_RUN - 1)
+    bin_index = np.nonzero(usable.reshape(J * S, -1))[0] * BINS_PER_RUN + bin_of_run
+
+    def sum_by_bin(values: FloatArray) -> FloatArray:
+        sums = np.bincount(bin_index, precision[usable] * values[usable], J * S * BINS_PER_RUN)
+        return as_float64(sums.reshape(J, S, -1))
+
+    W = sum_by_bin(np.ones_like(precision))
+    x, mean_residual = (sum_by_bin(values) / np.maximum(W, 1e-300) for values in (data.x, residual))
     bins = replace(data, x=x, y=mean_residual, weight=W)
     y = predict_rewards(tail, bins, state, with_run_effect=False) + mean_residual
     at_zero = ~np.isfinite(data.x) & (data.weight > 0)

@@ -232,13 +232,13 @@ def _aicc_scores(mean_squares: Mapping[str, float], observation_count: int, vari
 
 def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str]]:
     """What the data, from C_low to C_high, do not say of the law: a flag's code and its sentence."""
-    C0 = float("nan") if law.log10_C0 is None else 10**law.log10_C0
+    if law.form != "sigmoid":
+        return
+    C0 = 10 ** _log10_C0(law)
     values = {"L": law.L, "k": law.k, "C0": C0}
     at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
     if at_bounds:
         yield "law_at_bound", f"n*(C) has {at_bounds} at its bound; the data do not determine it"
-    if law.form != "sigmoid":
-        return
     beyond = "the law reaches beyond its data"
     if not C_low <= C0 <= C_high:
         yield "law_beyond_data", f"{beyond}: its middle C0 = {C0:.4g} is outside {C_low:.4g} to {C_high:.4g}"
