@@ -158,7 +158,6 @@ def fit_frontier(
     segments = segment_evidence(frontier, cells, metric)
     crossovers = crossover_rows(frontier, draws, uncrossed_too=estimate.no_effect is None)
     n_star = fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), len(targets))
-    flags = list(fit_flags.frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect))
     frontier_fit = FrontierFit(
         B_p=B_p,
         frontier=frontier_rows(frontier.points, draws),
@@ -166,7 +165,7 @@ def fit_frontier(
         segments=segments,
         n_star=n_star,
     )
-    return frontier_fit, flags
+    return frontier_fit, list(fit_flags.frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect))
 
 
 def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:

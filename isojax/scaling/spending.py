@@ -87,11 +87,9 @@ class SpendPolicy:
 
     def fixed_forecasts(self, runs: Sequence[RunRecord]) -> tuple[FixedForecast, ...]:
         """What each fixed n would have reached with the whole budget, by the model."""
-        draws, forecasts = self.fit(runs), []
-        for i, n in enumerate(self.by_n):
-            end = draws.go_on(draws.R0, i, float(self.total_rollouts))
-            forecasts.append(FixedForecast(n, float(end.mean()), _interval(end)))
-        return tuple(forecasts)
+        draws = self.fit(runs)
+        ends = {n: draws.go_on(draws.R0, i, float(self.total_rollouts)) for i, n in enumerate(self.by_n)}
+        return tuple(FixedForecast(n, float(end.mean()), _interval(end)) for n, end in ends.items())
 
     def _path(self, run: RunRecord) -> RunPath:
         """The run's evaluations at C > 0; n changes at evaluations alone."""

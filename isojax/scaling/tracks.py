@@ -238,9 +238,8 @@ class PairedDifference:
 def evaluations_by_target(seeds: Sequence[RunTrack]) -> dict[int, tuple[list[EvalPoint], float, float]]:
     """For each target that all seeds of a cell answered: their evaluations, the means of their compute and metric."""
     answers_by_seed = [{p.target: (p, C, R) for p, C, R in zip(t.run.points, t.C, t.R, strict=True)} for t in seeds]
-    common_targets = sorted(set.intersection(*map(set, answers_by_seed)))
     by_target = {}
-    for target in common_targets:
+    for target in sorted(set.intersection(*map(set, answers_by_seed))):
         points, C, R = zip(*(answers[target] for answers in answers_by_seed), strict=True)
         by_target[target] = list(points), float(np.mean(C)), float(np.mean(R))
     return by_target

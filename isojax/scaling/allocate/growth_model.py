@@ -52,11 +52,10 @@ class GrowthDraws:
 
     def along(self, path: RunPath) -> FloatArray:
         """Expected rewards of a run at its evaluations, float[..., points]."""
-        rewards, C_before, result = self.R0, 0.0, []
-        for i, C in zip(path.n_index, path.C, strict=True):
-            rewards = self.go_on(rewards, i, C - C_before)
+        rewards, result = self.R0, []
+        for i, C_more in zip(path.n_index, np.diff(path.C, prepend=0.0), strict=True):
+            rewards = self.go_on(rewards, i, C_more)
             result.append(rewards)
-            C_before = C
         return np.stack(result, -1)
 
     def go_on(self, rewards: FloatArray, n_index: int, C_more: float) -> FloatArray:

@@ -121,9 +121,5 @@ def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:
         order = np.argsort(-counts)
         n_count = int(np.searchsorted(np.cumsum(counts[order]) / len(best_n), TIE_LEVEL)) + 1
         tied_n_at_C.append((tuple(sorted(values[order[:n_count]].tolist())), at_C))
-    ties = []
-    for tied_n, group in groupby(tied_n_at_C, key=lambda item: item[0]):
-        C_values = [at_C for _, at_C in group]
-        if len(tied_n) > 1:
-            ties.append(TiedRange(n=tied_n, C_low=C_values[0], C_high=C_values[-1]))
-    return tuple(ties)
+    ranges = [(tied_n, [at_C for _, at_C in group]) for tied_n, group in groupby(tied_n_at_C, key=lambda item: item[0])]
+    return tuple(TiedRange(n=tied_n, C_low=at[0], C_high=at[-1]) for tied_n, at in ranges if len(tied_n) > 1)

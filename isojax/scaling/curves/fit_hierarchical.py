@@ -51,11 +51,13 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
         _summarise_curve(j, posterior, packed, residuals, log10_C_peaks[j], correction, shift_of_intervals)
         for j, (residuals, correction) in enumerate(zip(point_residuals, corrections, strict=True))
     ]
+    A, mid, lnB = np.moveaxis(posterior.theta, 2, 0)
+    parameters = {"A": A, "exponent": np.exp(lnB), "C_mid": 10**mid, "R0": posterior.R0, "tail": posterior.tail}
     problem_count = None if contributions is None else contributions.shape[1]
     return SweepEstimate(
         curves,
         unfitted_cells,
-        draws=_posterior_samples(posterior, curves, shift) if has_intervals else None,
+        draws=PosteriorSamples.of_curves(curves, shift=shift, **parameters) if has_intervals else None,
         intervals=_describe_intervals(posterior, problem_count, options) if has_intervals else None,
         no_effect=has_no_n_effect(packed, shape_fits[0]),
         residuals=[point_residuals[run][trained[run]] for run in np.ndindex(trained.shape[:2]) if trained[run].any()],
@@ -149,12 +151,6 @@ def _summarise_curve(
         C_peak=float(10**log10_C_peak) if has_peak else None,
         **intervals,
     )
-
-
-def _posterior_samples(posterior: CurvePosterior, curves: Sequence[FittedCurve], shift: FloatArray) -> PosteriorSamples:
-    A, mid, lnB = np.moveaxis(posterior.theta, 2, 0)
-    parameters = {"A": A, "exponent": np.exp(lnB), "C_mid": 10**mid, "R0": posterior.R0, "tail": posterior.tail}
-    return PosteriorSamples.of_curves(curves, shift=shift, **parameters)
 
 
 def _describe_intervals(posterior: CurvePosterior, problem_count: int | None, options: FitOptions) -> IntervalSettings:

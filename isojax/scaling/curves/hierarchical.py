@@ -81,8 +81,7 @@ def pack_sweep(cells: TracksByCell) -> PackedSweep:
             with np.errstate(divide="ignore"):
                 x[j, s, : len(t.C)] = np.log10(t.C)
             y[j, s, : len(t.C)], weight[j, s, : len(t.C)] = t.R, 1.0
-    has_compute = np.isfinite(x) & (weight > 0)
-    x_low, x_high = float(x[has_compute].min()), float(x[has_compute].max())
+    x_low, x_high = float(x[np.isfinite(x)].min()), float(x.max())
     X, prior = surface_columns(keys, (x_low + x_high) / 2)
     data = SweepArrays(x, y, weight, X, x_low, x_high)
     return PackedSweep(data, weight > 0, prior, keys, tracks, base_reward([t for seeds in tracks for t in seeds]))
