@@ -56,8 +56,8 @@ def recommend(
         for i, c in enumerate(ensemble.curves)
     )[-1]
     reward, interval = ensemble.predict_reward(cell, allocation.C)
-    new_run = ensemble.predict_new_run(cell, allocation.C)[1]  # on the same problems, the expectation on any:
-    if new_run is not None and interval is not None:
+    new_run = ensemble.predict_new_run(cell, allocation.C)[1]
+    if new_run is not None and interval is not None:  # of the same problems: widened to hold that of any problems
         new_run = min(new_run[0], interval[0]), max(new_run[1], interval[1])
     comparison = _compare_cells(ensemble, request, allocation, cell)
     likely_n = [n for n, p in (comparison["n_probability"] or {}).items() if p >= advice.MIN_P_BEST]
