@@ -80,18 +80,7 @@ def fit_all_runs(
         compute=compute,
         base_reward=base_reward(tracks),
         intervals=estimate.intervals,
-        runs=tuple(
-            FittedRun(
-                B_p=t.run.cell.B_p,
-                n=t.run.cell.n,
-                seed=t.run.cell.seed,
-                points=len(t.C),
-                C_max=float(t.C[-1]),
-                final_reward=float(t.R[-1]),
-                imported=t.run.cell_hash == IMPORTED,
-            )
-            for t in tracks
-        ),
+        runs=_fitted_runs(cells),
         curves=tuple(estimate.curves),
         joint=joint,
         by_B_p=by_B_p,
@@ -117,6 +106,22 @@ def fit_all_runs(
         ),
     )
     return with_clocks(result, usable_runs)
+
+
+def _fitted_runs(cells: TracksByCell) -> tuple[FittedRun, ...]:
+    return tuple(
+        FittedRun(
+            B_p=B_p,
+            n=n,
+            seed=t.run.cell.seed,
+            points=len(t.C),
+            C_max=float(t.C[-1]),
+            final_reward=float(t.R[-1]),
+            imported=t.run.cell_hash == IMPORTED,
+        )
+        for (B_p, n), seeds in cells.items()
+        for t in seeds
+    )
 
 
 def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None:

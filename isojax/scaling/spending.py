@@ -74,9 +74,8 @@ class SpendPolicy:
         affordable = C_now + C_left // (cell.B_p * n) * cell.B_p * n
         if affordable <= C_now or np.quantile(gain, STOP_QUANTILE) < STOP_GAIN:
             return None
-        targets = [C for C in self.C_grid if MIN_GROWTH * C_now <= C <= LAST_SHARE * (C_now + C_left)]
-        C_end = min(targets[0], affordable) if targets else affordable
-        return Leg(cell, n, C_now, C_end, expected, _interval(end))
+        C_next = next((C for C in self.C_grid if MIN_GROWTH * C_now <= C <= LAST_SHARE * (C_now + C_left)), affordable)
+        return Leg(cell, n, C_now, min(C_next, affordable), expected, _interval(end))
 
     def fit(self, runs: Sequence[RunRecord]) -> GrowthDraws:
         """The model's draws, from all evaluations of all runs."""

@@ -207,8 +207,6 @@ def _nearest_n(ensemble: CurveEnsemble, request: AllocationRequest, is_candidate
         request.reasons.append(f"n = {n}: no n <= {n_max} was measured")
         return n
     best_cell = int(np.where(is_allowed, ensemble.expected_rewards(request.C), -np.inf).argmax())
-    n = int(ensemble.n[best_cell])
-    request.reasons.append(
-        f"n = {n}: of the measured n <= {n_max}, {ensemble.B_p[best_cell]}x{n} has the highest predicted reward at C"
-    )
+    B_p, n = ensemble.curves[best_cell].key
+    request.reasons.append(f"n = {n}: of the measured n <= {n_max}, {B_p}x{n} has the highest predicted reward at C")
     return n

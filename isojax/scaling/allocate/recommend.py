@@ -42,13 +42,7 @@ def recommend(
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     ensemble = load_ensemble(fit)
     request = _make_request(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, reasons=[]))
-    if fit.compute != "rollouts":
-        problem = f"a fit in {fit.compute} gives no number of updates M"
-        raise InputError(f"{problem}; expected compute 'rollouts'. Fit the same runs again with --compute rollouts.")
-    if fit.mode not in ALLOCATORS:
-        raise InputError(
-            f"the fit's mode is {fit.mode!r}; expected one of {', '.join(ALLOCATORS)}. Run `isojax fit` again."
-        )
+    _check_fit(fit)
     _check_extrapolation(ensemble, request, extrapolate)
     allocation = ALLOCATORS[fit.mode](fit, ensemble, request)
     cell = min(  # the nearest in log n, then in log B_p
@@ -145,6 +139,16 @@ def _compare_cells(
         "regret": regret,
         "regret_interval": ensemble.interval(regret_draws),
     }
+
+
+def _check_fit(fit: FitResult) -> None:
+    if fit.compute != "rollouts":
+        problem = f"a fit in {fit.compute} gives no number of updates M"
+        raise InputError(f"{problem}; expected compute 'rollouts'. Fit the same runs again with --compute rollouts.")
+    if fit.mode not in ALLOCATORS:
+        raise InputError(
+            f"the fit's mode is {fit.mode!r}; expected one of {', '.join(ALLOCATORS)}. Run `isojax fit` again."
+        )
 
 
 def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, extrapolate: bool) -> None:

@@ -17,6 +17,9 @@ from isojax.scaling.law.frontier import Frontier, FrontierStretch
 from isojax.scaling.result import FitDiagnostics, NeighbourCell, RewardSensitivity, RewardSpread, SegmentRow, TiedRange
 from isojax.scaling.tracks import TracksByCell, autocorrelation, evaluations_by_target, paired_lead, reduced_chi_square
 
+TIE_LEVEL = 0.9
+TIE_POINTS = 40
+
 
 def segment_evidence(frontier: Frontier, cells: TracksByCell, metric: str) -> tuple[SegmentRow, ...]:
     """The evidence for each n of a frontier (stretches of one n are one segment); leads need counts of the metric."""
@@ -66,10 +69,6 @@ def _best_lead(
     lead, C = max(leads_at_C, key=lambda lead_at_C: lead_at_C[0].z)
     z = lead.z if math.isfinite(lead.z) else None
     return {"measured_for_neighbours": True, "lead": lead.mean, "se": lead.se, "z": z, "at_C": C}
-
-
-TIE_LEVEL = 0.9
-TIE_POINTS = 40
 
 
 def diagnose(estimate: SweepEstimate) -> FitDiagnostics:

@@ -146,11 +146,10 @@ def best_cells(
 
 
 def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:
-    """Five significant digits of every replicate that is finite: what fit.json holds."""
-    is_finite = np.isfinite(draws.A + draws.exponent + draws.C_mid).all(1) & np.isfinite(draws.R0)
+    """Five significant digits of every replicate: what fit.json holds."""
 
     def rounded(values: FloatArray) -> tuple[float, ...]:
-        return tuple(float(f"{v:.5g}") for v in values[is_finite])
+        return tuple(float(f"{v:.5g}") for v in values)
 
     A, exponent, C_mid = (tuple(map(rounded, values.T)) for values in (draws.A, draws.exponent, draws.C_mid))
     a, b = map(rounded, draws.shift.T)

@@ -47,9 +47,8 @@ def _fit_n_star_of_M(
     if no_effect is None:
         return NStarOfMFit(law=fit_law(M, n, n_largest), no_effect=False)
     law_indices = spread_indices(len(M), MAX_LAW_POINTS)
-    M = M[law_indices]
-    observations = min(len(M), MAX_OBSERVATIONS)
-    choice = choose_law(M, np.log2(n[law_indices]), n_largest, observations=observations, falling=True)
+    M, log2_n = M[law_indices], np.log2(n[law_indices])
+    choice = choose_law(M, log2_n, n_largest, observations=min(len(M), MAX_OBSERVATIONS), falling=True)
     n_star = NStarOfMFit(law=choice.law, no_effect=False, aicc=choice.aicc)
     if draws is None:
         return n_star

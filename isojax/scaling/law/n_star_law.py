@@ -148,14 +148,13 @@ def fit_n_star(
     if no_effect:
         return NStarFit(law=most_common_n_law(n), no_effect=True, band=band)
     law_indices = spread_indices(len(C), MAX_LAW_POINTS)
-    observations = min(target_count, len(law_indices))
     log2_n, variance = np.log2(n[law_indices]), None
     if draws is not None:
         log2_n_replicates = log2_best_n(draws, C[law_indices])
         log2_n = log2_n_replicates.mean(0)
         steps = np.diff(np.log2(np.unique(n)))
         variance = log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
-    choice = choose_law(C[law_indices], log2_n, n_largest, variance, observations)
+    choice = choose_law(C[law_indices], log2_n, n_largest, variance, min(target_count, len(law_indices)))
     return NStarFit(law=choice.law, no_effect=False, aicc=choice.aicc, band=band)
 
 
