@@ -32,7 +32,7 @@ def quote(fit: FitResult, reward: float) -> Quote:
     C = first_budgets(ensemble, reward, horizon)
     stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
     cells = [quote_cell(ensemble, int(i), C[:, i]) for i in stable]
-    by_n = tuple(min(cells_of_n, key=_cost) for cells_of_n in group_by(cells, lambda cell: cell.n).values())
+    by_n = tuple(min(cells_of_n, key=_cost) for _, cells_of_n in sorted(group_by(cells, lambda c: c.n).items()))
     return Quote(reward, fit.metric, horizon, LEVEL, min(by_n, key=_cost).n, by_n)
 
 
