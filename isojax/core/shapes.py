@@ -9,7 +9,8 @@ VOCABULARY_BLOCK = 4096
 TRANSPOSE_MAX_SLOTS = 64
 # ... where each slot writes so many tokens in a call that this saves more time than transposing takes.
 TRANSPOSE_MIN_STEPS = 12
-TPU_LANES = 128
+TILE_ROWS, TPU_LANES = 8, 128  # of a TPU's tiles
+PALLAS = ("pallas", "interpret")  # a TPU's attention kernels, compiled or interpreted (models/attention.py)
 # Up to so many logits of a microbatch, they are computed at once (rl/logprobs.py); 16 MiB in float32.
 MAX_DENSE_LOGITS = 2**22
 # Up to so many logits, those computed in blocks are saved for the gradient (rl/logprobs.py); 128 MiB.
@@ -106,6 +107,12 @@ def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
     the remainder outside the loop over blocks, and holds both in memory."""
     size = vocab // -(-vocab // max_block)
     return size if size in (vocab, size % TPU_LANES) else size - size % TPU_LANES
+
+
+def row_padding(implementation: str, tokens: int) -> int:
+    """How many tokens to add to rows of `tokens`, so that whole tiles of a TPU hold them; 0 without a TPU's kernels.
+    Where other rows become one matrix, XLA moves each tile by code of its own, so that programs grow with the rows."""
+    return -tokens % TILE_ROWS if implementation in PALLAS else 0
 
 
 def bucket_widths(T: int) -> tuple[int, ...]:

@@ -41,8 +41,10 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
     "rank": None,
     "head_dim": None,
     "position": "sequence",
-    "saved_embed": "tensor",  # the width of what waits for the gradient (`split_width`)
+    "token": "tensor",  # of hidden states between products (`split_tokens`)
 }
+
+TOKEN_AXES = (("token", None, None), (None, "token", None))  # of hidden states: rows, or else their positions
 
 
 def num_input_axes(axes: tuple[str, ...]) -> int:
@@ -164,12 +166,13 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
     return jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh))
 
 
-def split_width(x: jax.Array, is_split: bool) -> jax.Array:
-    """Hidden states [b t D] of which each device over `tensor` had all of the width and gets a part, or the other way
-    round, where they will be differentiated; elsewhere as they are. Of their gradient each device has all."""
+def split_tokens(x: jax.Array, is_split: bool) -> jax.Array:
+    """Hidden states [b t D] of which each device over `tensor` had all tokens and gets a part of them, or the other way
+    round, where they will be differentiated, and their gradient in the opposite direction; elsewhere as they are."""
     mesh, whole = jax.sharding.get_abstract_mesh(), PartitionSpec()
-    part = partition_spec((None, None, "saved_embed"), x.shape, mesh) if mesh.shape else whole
-    if not any(part):
+    specs = [partition_spec(axes, x.shape, mesh) for axes in TOKEN_AXES] if mesh.shape else []
+    part = next((spec for spec in specs if any(spec)), None)
+    if part is None:
         return x
     return _reshard(x, whole, part) if is_split else _reshard(x, part, whole)
 
@@ -184,7 +187,7 @@ def _reshard_forward(x: jax.Array, before: PartitionSpec, after: PartitionSpec) 
     return jax.lax.with_sharding_constraint(jax.lax.with_sharding_constraint(x, before), after), None
 
 
-_reshard.defvjp(_reshard_forward, lambda before, after, _, d: (jax.lax.with_sharding_constraint(d, PartitionSpec()),))
+_reshard.defvjp(_reshard_forward, lambda before, after, _, d: _reshard_forward(d, after, before)[:1])
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str] | None:

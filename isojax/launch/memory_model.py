@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from isojax.core import shapes
 from isojax.core.config import CellConfig
 from isojax.core.config.model import LoraConfig
-from isojax.core.shapes import SamplerShapes, layers_are_unrolled
+from isojax.core.shapes import SamplerShapes, layers_are_unrolled, row_padding
 from isojax.distributed.mesh_spec import MeshShape
 
 FLOAT_BYTES = 4
@@ -58,11 +58,12 @@ class DeviceSizes:
         needs_both = precision.compute == "float32" or (backend == "cpu" and shapes.transpose_weights)
         self.has_unrolled_copy = needs_both and layers_are_unrolled(backend, precision.cache)
 
-        # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, whose last
-        # positions go through no layer; and those that a response's last one attends to.
+        # Positions of a prompt, padded until sequence divides them; of a block of prompts; of a microbatch, without the
+        # last ones; and those that a response's last one attends to.
         self.prompt_positions = -(-shapes.prompt_length // mesh.sequence)
         self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
-        self.microbatch_tokens = shapes.microbatch * max(1, shapes.response_length - 1)
+        positions = max(1, shapes.response_length - 1)
+        self.microbatch_tokens = shapes.microbatch * (positions + row_padding(attention, positions))
         self.key_positions = self.prompt_positions + shapes.response_length - 1
 
         biases = (self.N + 2 * self.K) * self.H if model.qkv_bias else 0
@@ -136,18 +137,19 @@ def kv_cache_bytes(s: DeviceSizes) -> int:
 
 
 def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
-    """Bytes that a layer keeps for its gradient (models/transformer.py): its input and the output projection (2 D);
-    queries, and the mixed values of each part of its keys (N H each); keys and values (2 K H); both halves of the MLP
-    (2 F); scores in float32, of tokens that attend to `key_positions` each."""
-    values_per_token = 2 * s.D + (s.N + key_parts * s.attention_heads) * s.H + 2 * s.K * s.H + 2 * s.F
-    return s.compute_bytes * tokens * values_per_token + s.score_bytes * tokens * key_positions
+    """Bytes that a layer keeps for its gradient (models/transformer.py): its input and the MLP's (2 D) of the tokens
+    that tensor splits; queries, and the mixed values of each part of its keys (N H each); keys and values (2 K H); both
+    halves of the MLP (2 F); scores in float32, of tokens that attend to `key_positions` each."""
+    values_per_token = (s.N + key_parts * s.attention_heads) * s.H + 2 * s.K * s.H + 2 * s.F
+    values = 2 * shard_size(tokens, s.mesh.tensor) * s.D + tokens * values_per_token
+    return s.compute_bytes * values + s.score_bytes * tokens * key_positions
 
 
 def _saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
-    """Of a layer that is computed again, its input alone, of which tensor splits the width. What attention kernels
-    return is no product, and is computed again in any case."""
+    """Of a layer that is computed again, its input alone. What attention kernels return is no product, and is computed
+    again in any case."""
     if s.remat:
-        return s.compute_bytes * tokens * shard_size(s.D, s.mesh.tensor)
+        return s.compute_bytes * shard_size(tokens, s.mesh.tensor) * s.D
     return _full_activations(s, tokens, key_positions, key_parts if s.score_bytes else 0)
 
 

@@ -90,7 +90,7 @@ class Forecast:
     source: str  # what they come from
 
 
-def _tensor_sum_seconds(s: DeviceSizes, tokens: float, sums_per_layer: int, rates: DeviceRates) -> float:
+def _tensor_sum_seconds(s: DeviceSizes, tokens: float, sums_per_layer: float, rates: DeviceRates) -> float:
     """Seconds in which the devices of `tensor` add up what each has of a layer's outputs."""
     bytes_of_a_sum = 2 * (s.mesh.tensor - 1) / s.mesh.tensor * s.compute_bytes * tokens * s.D
     return s.L * sums_per_layer * bytes_of_a_sum / rates.link_bandwidth
@@ -129,7 +129,7 @@ def update_seconds(s: DeviceSizes, B_p: float, B: float, rates: DeviceRates) -> 
     bytes_per_weight = FLOAT_BYTES + s.compute_bytes * (2 + s.has_reference)
     gathered_bytes = weight_passes * (1 - 1 / s.fsdp_shards) * bytes_per_weight * s.num_params
     tokens = B / S * (T - 1) + B_p / S * s.prompt_positions
-    link_seconds = gathered_bytes / rates.link_bandwidth + _tensor_sum_seconds(s, tokens, 4 + 2 * s.remat, rates)
+    link_seconds = gathered_bytes / rates.link_bandwidth + _tensor_sum_seconds(s, tokens, 5 + s.remat / 2, rates)
     return flops / rates.update_flops + bytes_moved / rates.bandwidth + link_seconds
 
 

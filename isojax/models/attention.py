@@ -14,13 +14,12 @@ from jax import lax, shard_map
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from isojax.core.shapes import PALLAS
 from isojax.distributed.sharding import partition_spec
 from isojax.models.cpu import small_head_products, sum_over_queries
 from isojax.models.kernels.cudnn import PrefixKV, cudnn_attention
 
 MASKED_SCORE = -1e30
-PALLAS = ("pallas", "interpret")
-TILE_ROWS = 8  # of a TPU's tiles
 
 KVArrays = tuple[Array, ...]  # keys and values, see `position_axes`; of int8 ones also their scales, f32[L R K C] each
 SlotSegment = tuple[Array, Array, Array]  # keys [Z K H c], values [Z K c H], mask bool[R c]
@@ -119,12 +118,6 @@ def cache_positions(implementation: str, positions: int) -> int:
     from isojax.models.kernels.tpu_decode import pad_to_blocks  # as above
 
     return pad_to_blocks(positions)
-
-
-def row_padding(implementation: str, tokens: int) -> int:
-    """How many tokens to add to rows of `tokens`, so that whole tiles of a TPU hold them; 0 without a TPU's kernels.
-    Where other rows become one matrix, XLA moves each tile by code of its own, so that programs grow with the rows."""
-    return -tokens % TILE_ROWS if implementation in PALLAS else 0
 
 
 def shard_over_heads(

@@ -1,4 +1,7 @@
-"""A transformer's layer as a Flax NNX module: RMSNorm, RoPE (arXiv:2104.09864), grouped-query projections, SwiGLU."""
+"""A transformer's layer as a Flax NNX module: RMSNorm, RoPE (arXiv:2104.09864), grouped-query projections, SwiGLU.
+
+Where it is differentiated, each device over `tensor` has a part of the tokens' hidden states, normalizes it, and gets
+those of all tokens for a product (`split_tokens`): sequence parallelism, as in Megatron-LM (arXiv:2205.05198)."""
 
 import itertools
 import math
@@ -9,15 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from isojax.core.config import ModelConfig, RopeScaling
-from isojax.distributed.sharding import num_input_axes
+from isojax.distributed.sharding import num_input_axes, split_tokens
 from isojax.models import fsdp
 from isojax.models.cpu import sum_in_blocks
 from isojax.models.fsdp import all_gather_weight
 from isojax.models.lora import ADAPTER_A, ADAPTER_B
 
+MLP_INPUT = "mlp_input"  # the name of the hidden states after attention, which a checkpoint may keep
 CosSin = tuple[Float[Array, "*b half"], Float[Array, "*b half"]]  # cosines and sines, by position
 Matmul = Callable[..., Array]  # (rows, weight, outputs) -> rows, as fsdp.matmul
 
@@ -133,7 +138,7 @@ class Block(nnx.Module):
         """Queries, keys and values, with rotary positions applied to queries and keys."""
         config = self.config
         norm_scale = all_gather_weight(self.attention_norm[...], 0, config.width)
-        normed = as_matrix(rms_norm(x, norm_scale, config.norm_eps))
+        normed = as_matrix(split_tokens(rms_norm(x, norm_scale, config.norm_eps), False))
         q, k, v = (
             self._product(normed, name, matmul).reshape(*x.shape[:2], -1, config.head_dim)
             for name in ("query", "key", "value")
@@ -156,10 +161,12 @@ class Block(nnx.Module):
     ) -> Float[Array, "b t D"]:
         """Output projection and MLP, both residual. `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
         D = self.config.width
-        x = x + self._product(as_matrix(attention_out, 2), "out", matmul, D).reshape(x.shape)
-        normed = as_matrix(rms_norm(x, all_gather_weight(self.mlp_norm[...], 0, D), self.config.norm_eps))
+        out = self._product(as_matrix(attention_out, 2), "out", matmul, D).reshape(x.shape)
+        x = checkpoint_name(x + split_tokens(out, True), MLP_INPUT)
+        normed = rms_norm(x, all_gather_weight(self.mlp_norm[...], 0, D), self.config.norm_eps)
+        normed = as_matrix(split_tokens(normed, False))
         gated = jax.nn.silu(self._product(normed, "gate", matmul)) * self._product(normed, "up", matmul)
         mlp_out = matmul(gated, self.down[...], D).reshape(x.shape)
         if first_tokens is not None:
             mlp_out = sum_in_blocks(mlp_out, gated.reshape(*x.shape[:2], -1), self.down[...], first_tokens)
-        return x + self._with_adapter(mlp_out, gated, "down", matmul, D)
+        return x + split_tokens(self._with_adapter(mlp_out, gated, "down", matmul, D), True)

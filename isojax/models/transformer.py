@@ -20,9 +20,9 @@ from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
-from isojax.distributed.sharding import param_shardings, positions_are_split, split_width
+from isojax.distributed.sharding import param_shardings, positions_are_split, split_tokens
 from isojax.models.attention import self_attention
-from isojax.models.block import Block, CosSin, rms_norm, rope_frequencies
+from isojax.models.block import MLP_INPUT, Block, CosSin, rms_norm, rope_frequencies
 from isojax.models.fsdp import all_gather_weight, embedding_lookup, resolve_anchors
 from isojax.models.lora import is_adapter, policy_params, split_adapters
 from isojax.models.sequence_parallel import prefill_over_devices
@@ -33,9 +33,11 @@ KV = tuple[Array, Array]  # keys and values, each [L b K positions H]
 
 @cache  # what is traced with a policy is found again by the policy itself
 def remat_policy(remat: str, adapter_rank: int | None) -> Callable[..., Any] | None:
-    """What a layer keeps for its gradient: nothing, or products; norms, activations and a prompt's keys and values by
-    response are computed again, and so are an adapter's outputs, as large as the product that they are added to."""
-    products = jax.checkpoint_policies.dots_saveable
+    """What a layer keeps for its gradient: nothing, or products, and instead of attention's output projection what it
+    makes of the hidden states; norms, activations and a prompt's keys and values by response are computed again, and so
+    are an adapter's outputs, as large as the product that they are added to."""
+    policies = jax.checkpoint_policies
+    products = policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(MLP_INPUT))
     if adapter_rank is None or remat == "layer":
         return None if remat == "layer" else products
 
@@ -155,21 +157,16 @@ class Decoder:
         def run_layer(x: Array, scanned: tuple[Params, Any]) -> tuple[Array, KV]:
             weights, layer_input = scanned
             block = self.bind_block(weights)
-            x = share(x, False)
             q, k, v = block.project_qkv(x, cos_sin)
             attention_out = attention(q, k, v, layer_input)
-            x = block.attention_output_and_mlp(x, attention_out, first_tokens=first_tokens)
-            return share(x, True), (k, v)
+            return block.attention_output_and_mlp(x, attention_out, first_tokens=first_tokens), (k, v)
 
-        def share(x: Array, is_split: bool) -> Array:
-            """A layer that is computed again keeps its input: each device over tensor a part of it."""
-            return split_width(x, is_split) if self.options.remat == "layer" else x
-
-        x = share(embedding_lookup(params["embed"], tokens, self.config.width), True)
+        x = split_tokens(embedding_lookup(params["embed"], tokens, self.config.width), True)
         policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)
         rematerialised = jax.checkpoint(run_layer, prevent_cse=False, policy=policy)
         if not isinstance(params["blocks"], list):
-            return lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
+            x, kv = lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
+            return split_tokens(x, False), kv
         assert layer_inputs is None, "a sampler's unrolled layers prefill whole prompts"
         new_kv = []
         for weights in params["blocks"]:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.config.rl import CriticConfig
-from isojax.models.attention import row_padding
+from isojax.core.shapes import row_padding
 from isojax.models.fsdp import resolve_anchors
 from isojax.models.transformer import Decoder, Params, PrefixCache
 from isojax.rl.advantages import RewardedBatch, zero_variance

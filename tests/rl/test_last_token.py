@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import make_sampler_shapes, row_padding
 from isojax.distributed.sharding import shard_count
-from isojax.models.attention import row_padding
 from isojax.models.lora import policy_params, split_adapters
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.gradient import ResponseBatch, build_gradient
