@@ -156,14 +156,19 @@ def gradient_of(axes: str, decoder: Decoder) -> Any:
 )
 def test_the_gradient_gathers_one_weight_at_a_time(axes: str, tokens: list[tuple[int, int]]) -> None:
     """A weight of one layer or an embedding, as tensor splits it, among the shards of fsdp alone; besides these only
-    tokens, to look them
-    up: of prompts and responses together where 5 are all that a shard has, else separately. Of no weight are all layers
-    whole on a device, neither gathered, nor kept for the backward pass, nor added up."""
+    tokens, to look them up: of prompts and responses together where 5 are all that a shard has, else separately; and
+    among devices of tensor hidden states of tokens. Of no weight are all layers whole on a device, neither gathered, nor
+    kept for the backward pass, nor added up."""
     shape = mesh(axes).shape
     split, tensor = shape["fsdp"], shape["tensor"]
     hlo = gradient_of(axes, DEEP).as_text()
     weights = {D * N * H // tensor, D * K * H // tensor, D * F // tensor, D, VOCAB * D // tensor}
-    result = [c for c in collectives(hlo) if c.kind in ("all-gather", "reduce-scatter")]
+    hidden = {f"f32[{b},{t},{D}]" for b, t in tokens if tensor > 1}
+    gathered = [c for c in collectives(hlo) if c.kind in ("all-gather", "reduce-scatter")]
+    among_tensor = [c for c in gathered if c.result in hidden]
+    assert {c.result for c in among_tensor} == hidden
+    assert all(max(group) - min(group) == tensor - 1 for c in among_tensor for group in c.groups)
+    result = [c for c in gathered if c.result not in hidden]
     sizes = {
         math.prod(int(i) for i in re.findall(r"\d+", part))
         for c in result
@@ -192,11 +197,12 @@ def test_memory_of_the_gradient_falls_with_fsdp() -> None:
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_tensor_splits_what_layers_save(tensor: int) -> None:
-    """A layer that is computed again keeps its input; of nine layers' inputs, each device has its part of the width."""
-    remat = DEEP.with_options(ComputeOptions(remat="layer"))
-    hlo = gradient_of(f"data=2,tensor={tensor}", remat).as_text()
-    for rows in (f"9,5,{T - 1}", f"9,3,{P}"):
-        assert [width for width in (D // 2, D) if f"f32[{rows},{width}]" in hlo] == [D // tensor]
+    """Of the hidden states that nine layers keep for their gradients, each device has those of its part of the tokens."""
+    for remat in ("none", "layer"):
+        hlo = gradient_of(f"data=2,tensor={tensor}", DEEP.with_options(ComputeOptions(remat=remat))).as_text()
+        for rows, positions in ((5, T - 1), (3, P)):
+            kept = [t for t in (positions // 2, positions) if f"f32[9,{rows},{t},{D}]" in hlo]
+            assert kept == [positions // tensor]
 
 
 def test_without_a_gradient_nothing_is_split() -> None:

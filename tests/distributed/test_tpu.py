@@ -110,7 +110,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from jax.sharding import NamedSharding, PartitionSpec
 
     from isojax.core import registry
-    from isojax.core.shapes import MAX_UPDATES_PER_CALL, make_sampler_shapes
+    from isojax.core.shapes import MAX_UPDATES_PER_CALL, bucket_widths, make_sampler_shapes
     from isojax.distributed.sharding import replicated, shard_count
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
@@ -165,6 +165,8 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
 
     positions = sampling.prompt_length + sampling.response_length
     heads = config.cell.model.kv_heads // mesh.shape["tensor"]
+    prompt_tokens = sampler_shapes.prefill_batch * sampling.prompt_length
+    response_tokens = (sampler_shapes.microbatch * (width - 1) for width in bucket_widths(sampling.response_length))
     return {
         "sampler": compile_ahead(sampler, cast, problems(sampler_shapes.problem_rows), whole(), whole(), key),
         "step": compile_ahead(train, state, params, batches, coefficients),
@@ -176,6 +178,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
         "unsharded": sum(math.prod(x.shape) * 4 for x in jax.tree.leaves(params)),
         "layer_cache": sampler_shapes.slots * heads * positions * config.cell.model.head_dim,  # elements a device
         "logits": sampler_shapes.slots * task.vocab,
+        "hidden": [tokens * config.cell.model.width for tokens in (prompt_tokens, *response_tokens)],
     }
 
 
@@ -202,7 +205,7 @@ def test_an_update_moves_no_gradient_and_no_rows() -> None:
     gradient_of_mlp = re.compile(r"= f32\[4,(256,1024|1024,256)\]\S* ")  # of four layers, on one of four chips
     assert sum(bool(gradient_of_mlp.search(line)) for line in lines) > 4
     assert not [line for line in lines if gradient_of_mlp.search(line) and re.search(r"\} copy\(", line)]
-    rows = re.compile(r"= bf16\[(2,\d+|\d+),512\]\S* reshape\(")
+    rows = re.compile(r"= bf16\[(2,\d+|\d\d+),512\]\S* reshape\(")
     assert not [line for line in lines if rows.search(line) and "closed_call" in line]
 
 
@@ -221,10 +224,10 @@ def test_the_sampler_and_the_step_compile_for_a_tpu() -> None:
     assert step["outputs"] < 100_000  # the state is updated in place
 
     # What crosses chips while a token is decoded: partial sums, and the logits of the draw. Never the cache, never a
-    # weight.
-    for part in (sampler, step):
+    # weight. In the update also hidden states of tokens.
+    for part, hidden in ((sampler, ()), (step, result["hidden"])):
         moved = [(kind, size) for kind, size, loops in part["collectives"] if kind != "all-reduce" and loops > 0]
-        assert all(kind == "all-gather" and size <= result["logits"] for kind, size in moved), moved
+        assert all(kind == "all-gather" and (size <= result["logits"] or size in hidden) for kind, size in moved), moved
     decoding = [size for _, size, loops in sampler["collectives"] if loops >= 2]
     assert decoding and max(decoding) < result["layer_cache"], (decoding, result["layer_cache"])
 
