@@ -157,8 +157,8 @@ def gradient_of(axes: str, decoder: Decoder) -> Any:
 def test_the_gradient_gathers_one_weight_at_a_time(axes: str, tokens: list[tuple[int, int]]) -> None:
     """A weight of one layer or an embedding, as tensor splits it, among the shards of fsdp alone; besides these only
     tokens, to look them up: of prompts and responses together where 5 are all that a shard has, else separately; and
-    among devices of tensor hidden states of tokens. Of no weight are all layers whole on a device, neither gathered, nor
-    kept for the backward pass, nor added up."""
+    among devices of tensor hidden states. Of no weight are all layers whole on a device, neither gathered, nor kept for
+    the backward pass, nor added up."""
     shape = mesh(axes).shape
     split, tensor = shape["fsdp"], shape["tensor"]
     hlo = gradient_of(axes, DEEP).as_text()
@@ -197,7 +197,7 @@ def test_memory_of_the_gradient_falls_with_fsdp() -> None:
 
 @pytest.mark.parametrize("tensor", [1, 2])
 def test_tensor_splits_what_layers_save(tensor: int) -> None:
-    """Of the hidden states that nine layers keep for their gradients, each device has those of its part of the tokens."""
+    """Of the hidden states that nine layers keep for their gradients, each device has those of a part of the tokens."""
     for remat in ("none", "layer"):
         hlo = gradient_of(f"data=2,tensor={tensor}", DEEP.with_options(ComputeOptions(remat=remat))).as_text()
         for rows, positions in ((5, T - 1), (3, P)):
