@@ -1,5 +1,6 @@
 """The static sizes of a sweep's programs, which the planner chooses and sampling/batch.py fills."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,10 +110,11 @@ def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
     return size if size in (vocab, size % TPU_LANES) else size - size % TPU_LANES
 
 
-def row_padding(implementation: str, tokens: int) -> int:
-    """How many tokens to add to rows of `tokens`, so that whole tiles of a TPU hold them; 0 without a TPU's kernels.
-    Where other rows become one matrix, XLA moves each tile by code of its own, so that programs grow with the rows."""
-    return -tokens % TILE_ROWS if implementation in PALLAS else 0
+def row_padding(attention: str, tokens: int, parts: int = 1) -> int:
+    """How many tokens to add to rows of `tokens`: `parts` devices share them evenly, and whole tiles of a TPU hold them
+    where its kernels attend. Where other rows become one matrix, XLA moves each tile by code of its own, so that
+    programs grow with the rows."""
+    return -tokens % math.lcm(TILE_ROWS if attention in PALLAS else 1, parts)
 
 
 def bucket_widths(T: int) -> tuple[int, ...]:

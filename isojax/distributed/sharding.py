@@ -166,6 +166,11 @@ def with_logical_constraint(x: jax.Array, logical: Sequence[str | None]) -> jax.
     return jax.lax.with_sharding_constraint(x, partition_spec(logical, x.shape, mesh))
 
 
+def token_parts(mesh: Mesh | AbstractMesh) -> int:
+    """How many devices share the tokens of hidden states (`split_tokens`)."""
+    return mesh.shape.get(str(LOGICAL_AXIS_RULES["token"]), 1)
+
+
 def split_tokens(x: jax.Array, is_split: bool) -> jax.Array:
     """Hidden states [b t D] of which each device over `tensor` had all tokens and gets a part of them, or the other way
     round, where they will be differentiated, and their gradient in the opposite direction; elsewhere as they are."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -18,6 +19,7 @@ from jaxtyping import Array, Bool, Float
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.config.rl import CriticConfig
 from isojax.core.shapes import row_padding
+from isojax.distributed.sharding import token_parts
 from isojax.models.fsdp import resolve_anchors
 from isojax.models.transformer import Decoder, Params, PrefixCache
 from isojax.rl.advantages import RewardedBatch, zero_variance
@@ -159,7 +161,8 @@ def hidden_states(
     decoder: Decoder, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
 ) -> HiddenStates:
     """Hidden states before each response token: its prompt's last, which a group shares, then the response's own."""
-    padding = row_padding(decoder.options.forward_attention, microbatch.tokens.shape[1] - 1)
+    parts = token_parts(jax.sharding.get_abstract_mesh())
+    padding = row_padding(decoder.options.forward_attention, microbatch.tokens.shape[1] - 1, parts)
     tokens, prefix_entry = jnp.pad(microbatch.tokens[:, :-1], ((0, 0), (0, padding))), microbatch.prefix_entry
     if isinstance(prefix, PromptTokens):
         prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(params, *prefix, tokens, prefix_entry)
