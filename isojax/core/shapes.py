@@ -110,11 +110,11 @@ def vocabulary_block(vocab: int, max_block: int = VOCABULARY_BLOCK) -> int:
     return size if size in (vocab, size % TPU_LANES) else size - size % TPU_LANES
 
 
-def row_padding(attention: str, tokens: int, parts: int = 1) -> int:
-    """How many tokens to add to rows of `tokens`: `parts` devices share them evenly, and whole tiles of a TPU hold them
-    where its kernels attend. Where other rows become one matrix, XLA moves each tile by code of its own, so that
-    programs grow with the rows."""
-    return -tokens % math.lcm(TILE_ROWS if attention in PALLAS else 1, parts)
+def row_padding(attention: str, rows: int, tokens: int, parts: int = 1) -> int:
+    """How many tokens to add to each of `rows` rows of `tokens`, so that `parts` devices share rows, or else tokens,
+    evenly; and, where a TPU's kernels attend, that whole tiles hold them. Where other rows become one matrix, XLA moves
+    each tile by code of its own, so that programs grow with the rows."""
+    return -tokens % math.lcm(TILE_ROWS if attention in PALLAS else 1, parts if rows % parts else 1)
 
 
 def bucket_widths(T: int) -> tuple[int, ...]:

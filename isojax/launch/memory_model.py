@@ -62,8 +62,8 @@ class DeviceSizes:
         # last ones; and those that a response's last one attends to.
         self.prompt_positions = -(-shapes.prompt_length // mesh.sequence)
         self.prefill_tokens = shapes.prefill_batch * self.prompt_positions
-        positions = max(1, shapes.response_length - 1)
-        self.microbatch_tokens = shapes.microbatch * (positions + row_padding(attention, positions, mesh.tensor))
+        m, positions = shapes.microbatch, max(1, shapes.response_length - 1)
+        self.microbatch_tokens = m * (positions + row_padding(attention, m, positions, mesh.tensor))
         self.key_positions = self.prompt_positions + shapes.response_length - 1
 
         biases = (self.N + 2 * self.K) * self.H if model.qkv_bias else 0

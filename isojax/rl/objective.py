@@ -161,8 +161,8 @@ def hidden_states(
     decoder: Decoder, params: Params, prefix: Prefix, problems: ProblemArrays, microbatch: Microbatch
 ) -> HiddenStates:
     """Hidden states before each response token: its prompt's last, which a group shares, then the response's own."""
-    parts = token_parts(jax.sharding.get_abstract_mesh())
-    padding = row_padding(decoder.options.forward_attention, microbatch.tokens.shape[1] - 1, parts)
+    (m, T), parts = microbatch.tokens.shape, token_parts(jax.sharding.get_abstract_mesh())
+    padding = row_padding(decoder.options.forward_attention, m, T - 1, parts)
     tokens, prefix_entry = jnp.pad(microbatch.tokens[:, :-1], ((0, 0), (0, padding))), microbatch.prefix_entry
     if isinstance(prefix, PromptTokens):
         prompt_hidden, response_hidden = decoder.forward_prompts_and_responses(params, *prefix, tokens, prefix_entry)

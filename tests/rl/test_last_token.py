@@ -58,7 +58,7 @@ class Weighted:
         (2, 1, "data=2", 2 * N),  # prompts and responses in one pass, of which nothing is the responses'
         (3, 3, "auto", 2 * N),
         (2, 3, "sequence=2", 2 * N),
-        (2, 4, "data=2,tensor=2", N),
+        (2, 4, "data=2,tensor=2", 3),
     ],
 )
 def test_the_gradient_is_that_of_whole_sequences(layers: int, T: int, axes: str, m: int) -> None:
@@ -72,8 +72,10 @@ def test_rows_padded_to_a_tpus_tiles_have_the_same_gradient(m: int) -> None:
     decoder = Decoder(CONFIG.model_copy(update={"layers": 1, "head_dim": 64}), VOCAB)
     params = jax.device_get(jax.jit(decoder.init)(jax.random.key(3)))
     with_kernels = decoder.with_options(ComputeOptions(forward_attention="interpret"))
-    assert row_padding("interpret", T - 1) == 6 and row_padding("plain", T - 1) == row_padding("pallas", 0) == 0
-    assert row_padding("plain", 5, 2) == 1 and row_padding("cudnn", 4, 2) == 0 and row_padding("pallas", 5, 16) == 11
+    assert row_padding("interpret", m, T - 1) == 6
+    assert row_padding("plain", m, T - 1) == row_padding("pallas", m, 0) == row_padding("plain", 4, 5, 2) == 0
+    assert row_padding("plain", 3, 5, 2) == 1 and row_padding("cudnn", 3, 4, 2) == 0
+    assert row_padding("pallas", 3, 5, 16) == 11 and row_padding("pallas", 32, 5, 16) == 3
     assert_gradient_of_whole_sequences(with_kernels, params, mesh("data=1"), T, m)
 
 
