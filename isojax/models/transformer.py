@@ -33,9 +33,9 @@ KV = tuple[Array, Array]  # keys and values, each [L b K positions H]
 
 @cache  # what is traced with a policy is found again by the policy itself
 def remat_policy(remat: str, adapter_rank: int | None) -> Callable[..., Any] | None:
-    """What a layer keeps for its gradient: nothing, or products, and instead of attention's output projection what it
-    makes of the hidden states; norms, activations and a prompt's keys and values by response are computed again, and so
-    are an adapter's outputs, as large as the product that they are added to."""
+    """What a layer keeps for its gradient: nothing, or products, but instead of attention's output projection its sum
+    with the hidden states, which the MLP reads. Norms, activations and a prompt's keys and values by response are
+    computed again, and so are an adapter's outputs, as large as the product that they are added to."""
     policies = jax.checkpoint_policies
     products = policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(MLP_INPUT))
     if adapter_rank is None or remat == "layer":

@@ -72,7 +72,7 @@ class Programs:
         self.problems = ProblemArrays(
             *(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(13, seed=4))
         )
-        # In one of the meshes, where tensor splits what waits for the gradient (`split_tokens`).
+        # On one kind of mesh layers are computed again; on both, tensor splits what they keep (`split_tokens`).
         remat = "layer" if on.shape["sequence"] > 1 else "none"
         decoder = DECODER.with_options(ComputeOptions(remat=remat))
         self.learned = build_update(self.cell(1.0), decoder, Parity(), self.sampler_shapes, on)
