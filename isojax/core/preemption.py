@@ -21,6 +21,11 @@ def requested() -> bool:
     return _REQUESTED.is_set()
 
 
+def wait() -> None:
+    """Returns once it is requested."""
+    _REQUESTED.wait()
+
+
 def request_preemption() -> None:
     """Ask the runs of this process to end."""
     _REQUESTED.set()

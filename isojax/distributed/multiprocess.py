@@ -1,9 +1,11 @@
 """Several processes that are one run: each calls the same functions in the same order, with the same numbers. JAX's
-arrays span their devices; what the host alone knows is exchanged here. With one process this does nothing."""
+arrays span their devices; what the host alone knows is exchanged here. With one process this does nothing. Where some
+processes only sample (distributed/roles.py), all of this is among those of one role."""
 
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, TypeVar, cast
 
@@ -15,11 +17,27 @@ from isojax.core.errors import InputError
 
 T = TypeVar("T")
 _NO_TIMEOUT = 2**31 - 1  # milliseconds: where a process ends, the launcher's watchdog ends the others
-_rounds: defaultdict[str, Iterator[int]] = defaultdict(count)  # of messages, by channel
+_rounds: defaultdict[str, Iterator[int]] = defaultdict(count)  # of messages, by members and channel
+_members: list[int] = []  # where these are not all processes
+
+
+def members() -> Sequence[int]:
+    """The processes that call the same functions as this one, by their index."""
+    return _members or range(jax.process_count())
+
+
+@contextmanager
+def only_among(processes: Sequence[int]) -> Iterator[None]:
+    """Within this context, these processes alone are the members, of which this one is one."""
+    _members[:] = processes
+    try:
+        yield
+    finally:
+        _members.clear()
 
 
 def is_multiprocess() -> bool:
-    return jax.process_count() > 1
+    return len(members()) > 1
 
 
 def is_primary() -> bool:
@@ -33,14 +51,16 @@ def allgather(value: T, channel: str = "main") -> list[T]:
     if not is_multiprocess():
         return [value]
     client: Any = distributed.global_state.client
-    message_round = next(_rounds[channel])
-    folder = f"isojax/{channel}/{message_round}/"
+    processes = list(members())
+    name = f"isojax/{processes[0]}-{processes[-1]}/{channel}"
+    message_round = next(_rounds[name])
+    folder = f"{name}/{message_round}/"
     client.key_value_set_bytes(f"{folder}{jax.process_index()}", pickle.dumps(value))
-    client.wait_at_barrier(f"isojax/{channel}/{message_round % 2}", _NO_TIMEOUT)  # the service keeps every name
+    client.wait_at_barrier(f"{name}/{message_round % 2}", _NO_TIMEOUT, processes)  # the service keeps every name
     messages = dict(client.key_value_dir_get_bytes(folder))
-    if is_primary() and message_round:  # which all have read, for they are in this round
-        client.key_value_delete(f"isojax/{channel}/{message_round - 1}/")
-    return [pickle.loads(messages[f"{folder}{process}"]) for process in range(jax.process_count())]
+    if jax.process_index() == processes[0] and message_round:  # which all have read, for they are in this round
+        client.key_value_delete(f"{name}/{message_round - 1}/")
+    return [pickle.loads(messages[f"{folder}{process}"]) for process in processes]
 
 
 def broadcast(value: T) -> T:

@@ -45,13 +45,34 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
     return ProcessGroup(coordinator, count, process_id)
 
 
+def sampler_processes(config: Config, num_processes: int) -> int:
+    """How many of these processes only sample; InputError where none is left to train, or they have no mesh."""
+    given = f"run.sampler_processes = {config.run.sampler_processes}"
+    if config.run.sampler_processes >= num_processes:
+        raise InputError(
+            f"{given} of the {num_processes} processes of this run; expected fewer, as the others train. Start more "
+            "(--processes), or leave it out."
+        )
+    if config.run.sampler_processes and config.run.sampler_mesh is None:
+        raise InputError(
+            f"{given} without run.sampler_mesh, the mesh of their devices. Set it to data=-1 for all of them on data, "
+            "or leave run.sampler_processes out."
+        )
+    return config.run.sampler_processes
+
+
 def check_multi_process(
     config: Config, mesh_devices: int, sampler_devices: int, devices: int, num_processes: int
 ) -> None:
     """InputError where the meshes of training and, if any, of the sampler do not use all devices of all processes."""
-    if mesh_devices + sampler_devices != devices or mesh_devices % num_processes:
+    trainers = num_processes - config.run.sampler_processes
+    of_trainers = mesh_devices % num_processes == 0
+    evenly = f", and of each mesh as many from each of the {num_processes} processes" if sampler_devices else ""
+    if trainers < num_processes:
+        of_trainers = mesh_devices * num_processes == devices * trainers
+        evenly = f": --mesh those of the {trainers} processes that train, run.sampler_mesh those of the others"
+    if mesh_devices + sampler_devices != devices or not of_trainers:
         and_sampler = f" and run.sampler_mesh = {config.run.sampler_mesh} {sampler_devices}" if sampler_devices else ""
-        evenly = f", and of each mesh as many from each of the {num_processes} processes" if sampler_devices else ""
         raise InputError(
             f"--mesh {config.run.mesh} takes {mesh_devices}{and_sampler} of the {devices} devices of {num_processes} "
             f"processes; expected all of them{evenly}, as each process is a part of every step. Choose sizes whose "

@@ -79,15 +79,20 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         self.folder, self.max_to_keep = folder.absolute(), max_to_keep
         self._start_upload, self._upload = start_upload, None
         _hide_late_errors()
+        multiprocess.run_on_primary(lambda: self.folder.mkdir(parents=True, exist_ok=True))
         self._open()
 
     def _open(self) -> None:
         with ORBAX_LOCK:
+            # With its processes named, Orbax synchronises no devices, on which a sampler may be at work.
+            members = set(multiprocess.members())
+            processes = ocp.options.MultiprocessingOptions(active_processes=members, barrier_sync_key_prefix="isojax")
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=self.max_to_keep,
-                create=True,
+                create=False,  # not supported with the processes named
                 cleanup_tmp_directories=True,  # torn by a kill
                 async_options=ocp.AsyncOptions(barrier_sync_fn=_save_barrier),
+                multiprocessing_options=processes,
             )
             self._manager = ocp.CheckpointManager(self.folder, options=options)
 
@@ -103,6 +108,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         pending_rollouts: arrays of rollouts in progress."""
         trees = {"state": state_trees(state)} | ({} if pending_rollouts is None else {"pending": pending_rollouts})
         host_data = asdict(cursor) | {"checksums": array_checksums(trees)}
+        if len(multiprocess.members()) < jax.process_count() and not multiprocess.is_multiprocess():
+            trees = jax.device_get(trees)  # Orbax saves no array of one process alone, where there are several
         host_args = ocp.args.JsonSave(host_data | {CHECKSUM_KEY: json_checksum(host_data)})
         args = ocp.args.Composite(host=host_args, **{name: ocp.args.StandardSave(part) for name, part in trees.items()})
         self._wait_for_upload()
@@ -297,7 +304,7 @@ def _save_barrier(*, key: str, timeout_ms: int) -> None:
     """Orbax's barrier between processes while it saves; skipped if saving has failed in this process, which then ends,
     and the launcher's watchdog ends the others. Else they would wait for each other for twenty minutes."""
     if multiprocess.is_multiprocess() and sys.exc_info()[0] is None:
-        ocp.multihost.get_barrier_sync_fn()(key=key, timeout_ms=timeout_ms)
+        ocp.multihost.get_barrier_sync_fn(processes=set(multiprocess.members()))(key=key, timeout_ms=timeout_ms)
 
 
 @cache

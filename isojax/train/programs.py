@@ -16,6 +16,7 @@ from isojax.core.machine import release_freed_memory
 from isojax.core.nouns import Problem
 from isojax.core.schedule import GradientSchedule, parse_schedule
 from isojax.core.shapes import make_sampler_shapes
+from isojax.distributed.roles import Role
 from isojax.distributed.sharding import replicated, shape_on, shapes_with_shardings, shard_count
 from isojax.models.lora import policy_params
 from isojax.models.transformer import ComputeOptions, Decoder, Params
@@ -45,9 +46,11 @@ class SweepPrograms:
         mesh: Mesh,
         task: Task,
         sampler_mesh: Mesh | None = None,
+        role: Role | None = None,
     ):
         """`pairs`: every (B_p, n) of the sweep. All sizes of `sweep` are chosen. `task` may serve several meshes.
-        Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_rollouts.py)."""
+        Asynchronous rollouts are sampled on `sampler_mesh`, where it is given (rl/async_rl/async_rollouts.py), and by
+        other processes, where this one has a role."""
         assert sweep.decode_slots and sweep.microbatch and sweep.prefill_batch, "the planner chooses them"
         self.mesh, self.task, self.cell_config = mesh, task, cell
         self.moments_on_host = sweep.moments_on_host
@@ -70,8 +73,8 @@ class SweepPrograms:
         measures_signal = any(isinstance(schedule, GradientSchedule) for schedule in schedules)
         source: Callable[..., rollout_source.RolloutSource]
         if cell.rl.max_staleness is not None:
-            self.rollout_programs = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh)
-            source = AsyncRollouts
+            programs = AsyncPrograms(cell, self.decoder, task, self.shapes, pairs, mesh, sampler_mesh, role)
+            self.rollout_programs, source = programs, AsyncRollouts
         elif is_on_device(task):
             update = build_fused_update(cell, self.decoder, task, self.shapes, mesh, measures_signal)
             self.rollout_programs = FusedPrograms(cell.rl, self.shapes, mesh, update)

@@ -43,20 +43,22 @@ def reward(prompts, completions, **columns):
 """
 
 
-def start(place: Isojax, *words: str, compiled: dict[str, int | bool] = QUICK) -> list[Fork]:
-    """Both processes, with two devices each."""
+def start(
+    place: Isojax, *words: str, compiled: dict[str, int | bool] = QUICK, processes: int = 2, devices: int = 2
+) -> list[Fork]:
+    """All processes, with as many devices each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    requested = ("isojax.train", *WORDS, *words, "--coordinator", f"127.0.0.1:{port}", "--processes", "2")
+    requested = ("isojax.train", *WORDS, *words, "--coordinator", f"127.0.0.1:{port}", "--processes", f"{processes}")
     return [
         place.fork(
             *requested,
             "--process",
             str(i),
-            XLA_FLAGS=flags(compiled, devices=2),
+            XLA_FLAGS=flags(compiled, devices=devices),
             MARKS=str(place.folder / f"marks{i}"),
         )
-        for i in range(2)
+        for i in range(processes)
     ]
 
 
@@ -120,14 +122,14 @@ def test_two_processes(isojax: Any) -> None:
     assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] == set(os.listdir(location.folder / "marks"))
 
 
-def kill_one(place: Isojax, name: str, processes: list[Fork]) -> None:
-    """Kills the second of them once the run has left two checkpoints, and waits for the first to end."""
+def kill_last(place: Isojax, name: str, processes: list[Fork]) -> None:
+    """Kills the last of them once the run has left two checkpoints, and waits for the others to end."""
     try:
         late, cell = time.monotonic() + SECONDS, place.run(name) / "cells" / CELL
         while len(rows(place, name)) < 3 or len(newest(cell)) < 2:  # a checkpoint is complete after its row
             assert time.monotonic() < late and all(process.poll() is None for process in processes)
             time.sleep(0.01)
-        processes[1].send_signal(signal.SIGKILL)
+        processes[-1].send_signal(signal.SIGKILL)
         ended(processes)
     finally:
         for process in processes:
@@ -148,7 +150,7 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
 
     meshes = ("--mesh", "data=2", "run.sampler_mesh=data=2")
     separate = ("name=separate", *meshes, "cell.rl.max_staleness=0")
-    kill_one(location, "separate", start(location, *separate, compiled=SAME_BITS))
+    kill_last(location, "separate", start(location, *separate, compiled=SAME_BITS))
     again = ended(start(location, *separate, "--resume", compiled=SAME_BITS))
     assert [code for code, _ in again] == [0, 0], again
     expected, found = rows(location, "one"), rows(location, "separate")
@@ -167,6 +169,50 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
     assert {point["staleness_max"] for point in trained} == {0, 1}
     assert sum(point["sampler_busy"] + point["trainer_busy"] for point in trained) > len(trained)
+
+
+def test_processes_that_only_sample(isojax: Any) -> None:
+    """Two processes train and two others sample. At k = 0 the run, one of its samplers killed, and started again,
+    leaves the bits of the synchronous one; each that trains holds half of the weights, and verifies half of the
+    responses. At k = 1 two sample while one trains. A SIGTERM to one that samples ends all, with the state saved."""
+    location: Isojax = prepare(isojax)
+    (location.folder / "rewards.py").write_text(MARKING)
+    one = ("train", *WORDS, "name=one", "--mesh", "fsdp=2")
+    location.quick_ok(*one, XLA_FLAGS=flags(SAME_BITS, devices=2), MARKS=f"{location.folder}/marks")
+
+    four = {"processes": 4, "devices": 1}
+    roles = ("run.sampler_processes=2", "run.sampler_mesh=data=2")
+    separate = ("name=separate", "--mesh", "fsdp=2", *roles, "cell.rl.max_staleness=0")
+    kill_last(location, "separate", start(location, *separate, compiled=SAME_BITS, **four))
+    again = ended(start(location, *separate, "--resume", compiled=SAME_BITS, **four))
+    assert [code for code, _ in again] == [0, 0, 0, 0], again
+    expected, found = rows(location, "one"), rows(location, "separate")
+    for point in found:
+        for name in ("sampler_busy", "trainer_busy"):
+            point["train"].pop(name, None)
+    assert found == expected and len(found) > 4
+    marks = [set(os.listdir(location.folder / f"marks{i}")) for i in range(2)]
+    assert all(len(ours) > 20 for ours in marks) and not (location.folder / "marks2").exists()
+
+    longer = "cell.sampling.response_length=31"  # enough to sample for its share of the time to show
+    once = "run.checkpoint_seconds=60"
+    ahead = ("name=ahead", "--mesh", "auto", *roles, "cell.rl.max_staleness=1", once, longer, "sweep.budget=2000")
+    group = start(location, *ahead, processes=3, devices=1)
+    try:
+        while len(rows(location, "ahead")) < 11:
+            assert all(process.poll() is None for process in group), ended(group)
+            time.sleep(0.1)
+        group[2].send_signal(signal.SIGTERM)
+        assert [code for code, _ in ended(group)] == [143] * 3
+    finally:
+        for process in group:
+            process.kill()
+    again = ended(start(location, *ahead, "--resume", processes=3, devices=1))
+    assert [code for code, _ in again] == [0, 0, 0], again
+    trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
+    assert {point["staleness_max"] for point in trained} == {0, 1}
+    # Between two of the first evaluations there is one update: the sampler works while the trainer evaluates.
+    assert sum(point["sampler_busy"] + point["trainer_busy"] for point in trained[8:]) > 1.05 * len(trained[8:])
 
 
 def test_what_two_processes_cannot_do(isojax: Any) -> None:

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import jax
+
 from isojax.core import preemption
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, SweepConfig, config_hash
@@ -17,11 +19,13 @@ from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
+from isojax.distributed.roles import divide_roles
 from isojax.launch.display import Display, console, print_plan
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
+from isojax.launch.local.sampler_process import sample_for_trainers
 from isojax.launch.local.setup import SweepSetup, forecast_sweep, open_sweep, start_jax
 from isojax.launch.planner import plan_cells
-from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
+from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, sampler_processes
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
 from isojax.launch.sweep_status import lost_output_recorded
 from isojax.rl.algorithm import describe_algorithm
@@ -44,10 +48,13 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
     the primary one. InputError before any work; RunFailed at the end names the cells that failed."""
     cells = plan_cells(config.sweep)
     start_jax(config)
-    with join_processes(process_group):
+    with join_processes(process_group), divide_roles(sampler_processes(config, jax.process_count())) as role:
         is_primary = multiprocess.is_primary()
         console.quiet = not is_primary
-        with open_sweep(config, cells, resume or dry_run) as setup:
+        if role is not None and not role.trains:
+            sample_for_trainers(role)
+            return None
+        with open_sweep(config, cells, resume or dry_run, role) as setup:
             folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
             forecast = forecast_sweep(setup.config, cells, budget, devices) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)

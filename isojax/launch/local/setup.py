@@ -21,10 +21,11 @@ from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
 from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
+from isojax.distributed.roles import Role
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import strategy, time_estimate
 from isojax.launch.planner import DeviceBudget, autosize_sweep, host_memory, with_kernels
-from isojax.launch.process_group import check_multi_process
+from isojax.launch.process_group import check_multi_process, sampler_processes
 from isojax.launch.resume import BASE_FOLDER, config_for_folder
 from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.launch.time_estimate import GIB
@@ -76,8 +77,10 @@ class CellDevices:
 def assign_devices(config: Config, num_cells: int) -> CellDevices:
     """InputError where the meshes do not fit the devices, or several processes cannot be one run."""
     run, max_staleness = config.run, config.cell.rl.max_staleness
-    devices, is_multiprocess = jax.devices(), multiprocess.is_multiprocess()
-    mesh_shape = parse_mesh("data=-1" if run.mesh == "auto" and is_multiprocess else run.mesh, len(devices))
+    devices, processes = jax.devices(), jax.process_count()
+    is_multiprocess, trainers = processes > 1, processes - sampler_processes(config, processes)
+    available = len(devices) * trainers // processes
+    mesh_shape = parse_mesh("data=-1" if run.mesh == "auto" and is_multiprocess else run.mesh, available)
     sampler_shape = None
     if run.sampler_mesh is not None:
         if max_staleness is None:
@@ -88,11 +91,13 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
             )
         sampler_shape = parse_mesh(run.sampler_mesh, len(devices), mesh_shape.devices)
     if is_multiprocess:
-        sampler_devices, processes = sampler_shape.devices if sampler_shape else 0, jax.process_count()
+        sampler_devices = sampler_shape.devices if sampler_shape else 0
         check_multi_process(config, mesh_shape.devices, sampler_devices, len(devices), processes)
-        # Each process has as many devices of either mesh, those of training first.
+        # Those of training first: of each process that trains, as many.
         ranks = {device: i for p in range(processes) for i, device in enumerate(jax.local_devices(p))}
-        devices = sorted(devices, key=lambda device: ranks[device] >= mesh_shape.devices // processes)
+        devices = sorted(
+            devices, key=lambda d: d.process_index >= trainers or ranks[d] >= mesh_shape.devices // trainers
+        )
     one_cell = CellDevices(mesh_shape, sampler_shape, devices)
     device_groups = len(devices) // one_cell.devices_per_cell
     default_cells = device_groups
@@ -207,8 +212,9 @@ class SweepSetup:
 
 
 @contextmanager
-def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[SweepSetup]:
-    """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context."""
+def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | None = None) -> Iterator[SweepSetup]:
+    """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context. Processes that only sample,
+    where this one has a `role`, get the config with all sizes chosen."""
     folder = working_folder(config.run.dir, config.name)
     pairs = sorted({pair for cell in cells for pair in cell.pairs})
     algorithm.check_algorithm(config.cell.rl, cells)
@@ -230,10 +236,12 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool) -> Iterator[Swee
             undecided = fastest.model_copy(update={"forward_attention": sweep.forward_attention})
             fastest = with_kernels(undecided, budget.mesh, budget.backend, config.cell)
         sweep = multiprocess.broadcast(fastest)
-        programs = [SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler) for mesh, sampler in meshes]
+        programs = [SweepPrograms(config.cell, sweep, pairs, mesh, task, sampler, role) for mesh, sampler in meshes]
         if cell_devices.shares_programs:
             programs = programs * cell_devices.concurrent_cells
         final_config = config.model_copy(update={"sweep": sweep})
+        for link in role.assigned_peers if role else ():
+            link.send(("sweep", final_config))
         yield SweepSetup(final_config, cells, folder, task, budget, cell_devices, programs)
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Array
 from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
-from isojax.distributed import multiprocess
+from isojax.distributed.roles import Role
 from isojax.distributed.sharding import (
     ROLLOUT_AXES,
     Program,
@@ -32,6 +32,7 @@ from isojax.distributed.sharding import (
 )
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import rollout_source
+from isojax.rl.async_rl.remote_worker import RemoteWorker
 from isojax.rl.async_rl.rollout_buffer import SamplerPrograms
 from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, RolloutWorker
 from isojax.rl.metric import Metric, Metrics, mean
@@ -54,13 +55,15 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         pairs: Sequence[tuple[int, int]],
         mesh: Mesh,
         sampler_mesh: Mesh | None = None,
+        role: Role | None = None,
     ):
-        """sampler_mesh: other devices for a sampler in a thread; None: sampler and trainer take turns on `mesh`."""
+        """sampler_mesh: other devices for a sampler in a thread, or in the processes that `role` names; None: sampler
+        and trainer take turns on `mesh`."""
         assert cell.rl.max_staleness is not None
         self.task, self.shapes, self.mesh, self.max_staleness = task, shapes, mesh, cell.rl.max_staleness
         self.nucleus = cell.sampling.top_p < 1
         self.updates_per_call = MAX_UPDATES_PER_CALL if is_on_device(task) else 1
-        self.disaggregated = sampler_mesh is not None
+        self.disaggregated, self.role = sampler_mesh is not None, role
         self.sampler_shards = shard_count(sampler_mesh or mesh)
         if uneven_B_p := next((B_p for B_p, _ in pairs if B_p % self.sampler_shards), None):
             raise InputError(
@@ -83,14 +86,16 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         self.cast_to_send: Program | None = None
         if self.disaggregated:
             here, there = decoder.shardings(mesh), self.sampler.param_shardings
-            sent = jax.tree.map(copyable_sharding, decoder.shapes(), here, there)
+            sent = here if role else jax.tree.map(copyable_sharding, decoder.shapes(), here, there)
             self.cast_to_send = Program(jax.jit(decoder.cast_params, out_shardings=sent))
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:
         on_all, batch = replicated(self.mesh), rollout_source.batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
         scalar, index = shape_on(on_all), shape_on(on_all, (self.shapes.problem_rows,))
         params = shapes.policy_params if self.cast_to_send is None else self.cast_to_send.compile(shapes.policy_params)
-        worker_rollouts = shapes_like(self.sampler.compile(params), on_all)
+        if self.role is None:
+            self.sampler.compile(params)
+        worker_rollouts = shapes_like(self.sampler.batch_shapes(), on_all)
         self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
         self.to_trainer_layout.compile(worker_rollouts, scalar, scalar)
         if self.verify is not None:
@@ -136,8 +141,12 @@ class AsyncRollouts(rollout_source.RolloutSource):
             filler_problem=ProblemArrays(*(np.asarray(x)[:1] for x in problems.host_table)),
             on_finished=None if is_on_device(programs.task) else self._grade_finished,
         )
-        worker = RolloutWorker(programs.sampler, job)
-        self.worker = BackgroundWorker(worker) if programs.disaggregated else worker
+        self.worker: RolloutWorker | BackgroundWorker | RemoteWorker
+        if programs.role is not None:
+            self.worker = RemoteWorker(programs.sampler, job, programs.role, programs.mesh)
+        else:
+            worker = RolloutWorker(programs.sampler, job)
+            self.worker = BackgroundWorker(worker) if programs.disaggregated else worker
         self.busy_seconds = 0.0  # the trainer's: from a batch's arrival until the weights after it are published
         # Of the update in progress: when it began, how long the sampler had worked by then, and when its batch arrived
         self.update_began_at = self.sampler_seconds_before = self.batch_arrived_at = 0.0
@@ -186,8 +195,6 @@ class AsyncRollouts(rollout_source.RolloutSource):
 
     def save(self) -> tuple[dict[str, Any] | None, Any]:
         """Nothing before the first batch, nor of a sampler in the background, whose rollouts are sampled again."""
-        if isinstance(self.worker, BackgroundWorker) and multiprocess.is_multiprocess():
-            self.worker.pause()  # Orbax synchronises all devices
         if not isinstance(self.worker, RolloutWorker) or self.next_batch_to_begin == self.updates_done:
             return None, None
         worker_meta, arrays = self.worker.save()

@@ -106,8 +106,13 @@ class SamplerPrograms:
         self.decode_chunk = Program(jax.jit(sharded_chunk, donate_argnums=3, out_shardings=chunk_shardings))
         self.extract_batch = Program(jax.jit(self._extract_batch, out_shardings=replicated(mesh)))
 
-    def compile(self, params: Params) -> Rollouts:
-        """Compiles all programs, from shapes and those of the parameters; the shapes of a batch."""
+    def batch_shapes(self) -> Rollouts:
+        """The shapes of a batch's rollouts as `extract_batch` returns them."""
+        state = jax.eval_shape(self.init_state.jitted)
+        return jax.eval_shape(self.extract_batch.jitted, state.outputs, 0)
+
+    def compile(self, params: Params) -> None:
+        """Compiles all programs, from shapes and those of the parameters."""
         scalar, changed = shape_on(replicated(self.mesh)), shape_on(replicated(self.mesh), (), "bool")
         by_row, ring_shapes = self.sharded_by_row, self.ring_shapes
         shard_problems = problem_shapes(ring_shapes, self.mesh, ring_shapes.problem_rows, self.answer_length)
@@ -117,7 +122,7 @@ class SamplerPrograms:
         state = self.init_state.compile()
         progress = SamplerProgress(scalar, scalar, scalar, weights_changed=changed)
         state, _ = self.decode_chunk.compile(weights, ring, progress, state)
-        return self.extract_batch.compile(state.outputs, scalar)
+        self.extract_batch.compile(state.outputs, scalar)
 
     def _decode_chunk(
         self, weights: SamplerWeights, ring: ProblemRing, progress: SamplerProgress, state: SamplerState

@@ -1,8 +1,8 @@
 """The rollout worker: it samples batches continuously, while the trainer (rl/async_rl/async_rollouts.py) trains.
 
 A RolloutWorker samples in the trainer's thread while that waits for a batch; a BackgroundWorker in a thread of its own,
-on other devices. Both receive the same requests in the same order; only the moment of their arrival differs, which
-decides with which weights a token is drawn."""
+on other devices; a RemoteWorker (rl/async_rl/remote_worker.py) in other processes. All receive the same requests in the
+same order; only the moment of their arrival differs, which decides with which weights a token is drawn."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -178,17 +178,66 @@ class RolloutWorker:
                 self.job.on_finished(int(b), rollout_index[here], responses)
 
 
+class Requests(Protocol):
+    """Calls of a worker's methods, in order; None ends its job."""
+
+    def qsize(self) -> int: ...
+
+    def get(self) -> Callable[[], None] | None: ...
+
+
+def serve_requests(worker: RolloutWorker, requests: Requests, on_sampled: Callable[[int, SampledBatch], None]) -> None:
+    """Serves requests until None, and decodes a chunk between them as long as rollouts are left. Of several processes
+    with parts of one worker, all serve the same requests before the same chunk."""
+    while True:
+        # Without work, each process waits for its next request; they are the same, in the same order.
+        arrived = multiprocess.allgather(requests.qsize(), "sampler") if worker.has_work else [1]
+        for _ in range(min(arrived)):
+            request = requests.get()
+            if request is None:
+                return
+            request()
+        if worker.has_work:
+            worker.decode_chunk()
+            for batch in worker.ready_batches:
+                on_sampled(batch, worker.take_batch(batch))
+
+
+class BatchInbox:
+    """Sampled batches on their way from another thread to the trainer's, or what has ended that thread."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._batches: dict[int, SampledBatch] = {}
+        self._failure: BaseException | None = None
+
+    def put(self, batch: int, sampled: SampledBatch) -> None:
+        with self._changed:
+            self._batches[batch] = sampled
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self._failure = error
+            self._changed.notify_all()
+
+    def take(self, batch: int) -> SampledBatch:
+        """Waits until the batch is there; raises what has ended the other thread."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._failure is not None or batch in self._batches)
+            if self._failure is not None:
+                raise self._failure
+            return self._batches.pop(batch)
+
+
 class BackgroundWorker:
     """A worker in a thread, on other devices than the trainer's; `on_finished` is called in that thread. Of several
-    processes, each has one of its own, and all serve the same requests before the same chunk."""
+    processes, each has one of its own."""
 
     def __init__(self, worker: RolloutWorker):
         self.worker = worker
-        self.requests = SimpleQueue[Callable[[], None] | None]()  # None ends the thread
-        self.condition = threading.Condition()  # guards what the thread changes
-        self.sampled_batches: dict[int, SampledBatch] = {}
-        self.failure: BaseException | None = None
-        self.is_paused = False
+        self.requests = SimpleQueue[Callable[[], None] | None]()
+        self.inbox = BatchInbox()
         self.thread = threading.Thread(target=self._run, daemon=True, name="sampler")
         self.thread.start()
 
@@ -204,62 +253,18 @@ class BackgroundWorker:
         self.requests.put(partial(self.worker.publish_weights, version, params_copy))
 
     def take_batch(self, batch: int) -> SampledBatch:
-        """Waits until the batch is sampled."""
-        self._set_paused(False)
-        self._wait_for(lambda: batch in self.sampled_batches)
-        return self.sampled_batches.pop(batch)
-
-    def pause(self) -> None:
-        """Returns once the thread is between two chunks, the same in all processes; `take_batch` lets it go on."""
-        if not self.is_paused:
-            self.requests.put(self._pause)
-            self._wait_for(lambda: self.is_paused)
+        return self.inbox.take(batch)
 
     def close(self) -> None:
         """Ends the thread after its current chunk; or waits CLOSE_TIMEOUT, if not all of several processes close."""
-        self._set_paused(False)
         self.requests.put(None)
         self.thread.join(CLOSE_TIMEOUT if multiprocess.is_multiprocess() else None)
 
-    def _wait_for(self, is_so: Callable[[], bool]) -> None:
-        """Raises what the thread has raised."""
-        with self.condition:
-            self.condition.wait_for(lambda: self.failure is not None or is_so())
-        if self.failure is not None:
-            raise self.failure
-
-    def _set_paused(self, is_paused: bool) -> None:
-        with self.condition:
-            self.is_paused = is_paused
-            self.condition.notify_all()
-
-    def _pause(self) -> None:
-        self._set_paused(True)
-        with self.condition:
-            self.condition.wait_for(lambda: not self.is_paused)
-
     def _run(self) -> None:
-        """Serves requests, and decodes a chunk between them as long as rollouts are left."""
         try:
-            while True:
-                # Without work, each process waits for its next request; they are the same, in the same order.
-                arrived = multiprocess.allgather(self.requests.qsize(), "sampler") if self.worker.has_work else [1]
-                for _ in range(min(arrived)):
-                    request = self.requests.get()
-                    if request is None:
-                        return
-                    request()
-                if not self.worker.has_work:
-                    continue
-                self.worker.decode_chunk()
-                sampled = {batch: self.worker.take_batch(batch) for batch in self.worker.ready_batches}
-                with self.condition:
-                    self.sampled_batches |= sampled
-                    self.condition.notify_all()
+            serve_requests(self.worker, self.requests, self.inbox.put)
         except BaseException as e:  # the thread that trains raises it
-            with self.condition:
-                self.failure = e
-                self.condition.notify_all()
+            self.inbox.fail(e)
 
 
 def _map_keys(convert: Callable[[Any], Any], counts: Mapping[Any, int]) -> dict[Any, int]:

@@ -1,0 +1,166 @@
+"""A rollout worker in processes that only sample (distributed/roles.py), on both sides. The trainer's processes make
+the same requests; each sends its own to a part of the sampler's processes, and the weights that it holds to all that
+need them. Each of the sampler's processes sends what it has finished to one of the trainer's, which grades it."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+
+from isojax.core import preemption
+from isojax.distributed.roles import Role
+from isojax.distributed.sharding import replicated
+from isojax.models.transformer import Params
+from isojax.rl.async_rl.rollout_buffer import SamplerPrograms
+from isojax.rl.async_rl.rollout_worker import (
+    CLOSE_TIMEOUT,
+    BatchInbox,
+    RolloutJob,
+    RolloutWorker,
+    SampledBatch,
+    serve_requests,
+)
+from isojax.sampling.batch import ProblemArrays
+
+# Of a parameter's number among all: a part of it, and where the part is in it.
+WeightPart = tuple[int, tuple[slice, ...], np.ndarray]
+
+
+class RemoteWorker:
+    """The worker of one cell, as a process that trains sees it; `on_finished` is called in another thread."""
+
+    def __init__(self, programs: SamplerPrograms, job: RolloutJob, role: Role, mesh: Mesh):
+        """`mesh`: of training, on which batches arrive."""
+        self.programs, self.job, self.role, self.mesh = programs, job, role, mesh
+        self.busy_seconds = 0.0  # of sampling so far
+        self.inbox = BatchInbox()
+        self.arrivals: Counter[int] = Counter()  # of each batch, from how many partners it has arrived
+        self.lock = threading.Lock()  # guards them
+        self.closed = threading.Semaphore(0)  # how many of the sampler's processes have closed the job
+        for link in role.peers.values():
+            link.on_message = self._receive
+        self._request("begin", job._replace(on_finished=None))
+
+    def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
+        self._request("begin_batch", batch, problems, key_data)
+
+    def publish_weights(self, version: int, params: Params) -> None:
+        for process, link in self.role.peers.items():
+            parts = weight_parts(params, self.programs.param_shardings, process)
+            link.send(("publish_weights", version, parts))
+
+    def take_batch(self, batch: int) -> SampledBatch:
+        """Waits until the batch is sampled."""
+        rollouts, tokens_by_version = self.inbox.take(batch)
+        return jax.tree.map(partial(array_on, replicated(self.mesh)), rollouts), tokens_by_version
+
+    def close(self) -> None:
+        """Once the sampler has ended its current chunk; or after CLOSE_TIMEOUT."""
+        self._request("close")
+        for _ in self.role.peers:
+            self.closed.acquire(timeout=CLOSE_TIMEOUT)
+
+    def _request(self, *message: Any) -> None:
+        """To the processes of the sampler whose requests come from this one."""
+        for link in self.role.assigned_peers:
+            link.send(message)
+
+    def _receive(self, message: Any) -> None:
+        match message:
+            case "finished", *arguments:
+                assert self.job.on_finished is not None
+                self.job.on_finished(*arguments)
+            case "sampled", batch, sampled, busy_seconds:
+                with self.lock:
+                    self.busy_seconds = max(self.busy_seconds, busy_seconds)
+                    self.arrivals[batch] += 1
+                    is_graded = self.arrivals[batch] == len(self.role.partners)  # what it finished came before
+                if is_graded:
+                    self.inbox.put(batch, sampled)
+            case ("closed",):
+                self.closed.release()
+            case ("preempted",):
+                preemption.request_preemption()
+
+
+def weight_parts(params: Params, shardings: Params, process: int) -> list[WeightPart]:
+    """The parts of parameters that this process holds and that `process` needs for its devices, by `shardings` on the
+    sampler's mesh. Where several processes hold a part, one of them has it here."""
+    parts: list[WeightPart] = []
+    for number, (x, sharding) in enumerate(zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True)):
+        indices = sharding.devices_indices_map(x.shape).items()
+        needed = [index for device, index in indices if device.process_index == process]
+        held = [shard for shard in x.addressable_shards if shard.replica_id == 0]
+        parts += [
+            (number, shard.index, np.asarray(shard.data))
+            for shard in held
+            if any(_overlap(shard.index, index, x.shape) for index in needed)
+        ]
+    return parts
+
+
+def _overlap(a: tuple[slice, ...], b: tuple[slice, ...], shape: tuple[int, ...]) -> bool:
+    ranges = [(range(*x.indices(size)), range(*y.indices(size))) for x, y, size in zip(a, b, shape, strict=True)]
+    return all(x.start < y.stop and y.start < x.stop for x, y in ranges)
+
+
+def place_weights(parts: Iterable[WeightPart], shapes: Params, shardings: Params) -> Params:
+    """Parameters on the sampler's mesh, of the parts that all processes have sent to this one."""
+    leaves, tree = jax.tree.flatten(shapes)
+    buffers = [np.empty(x.shape, x.dtype) for x in leaves]  # what no part fills is never touched
+    for number, index, x in parts:
+        buffers[number][index] = x
+    return jax.tree.map(array_on, shardings, tree.unflatten(buffers))
+
+
+def array_on(sharding: NamedSharding, x: np.ndarray) -> jax.Array:
+    """An array on a mesh, of a host array that every process has, at least where its devices need it."""
+    return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+
+
+class TrainerRequests:
+    """The trainer's requests of one job, for a process of the sampler."""
+
+    def __init__(self, worker: RolloutWorker, role: Role, shapes: Params):
+        """`shapes`: of the parameters as they are sent."""
+        self.worker, self.role, self.shapes = worker, role, shapes
+
+    def qsize(self) -> int:
+        return self.role.own_peer.incoming.qsize()
+
+    def get(self) -> Callable[[], None] | None:
+        name, *arguments = self.role.own_peer.incoming.get()
+        if name == "close":
+            return None
+        if name == "publish_weights":
+            version, parts = arguments
+            others = [link for link in self.role.peers.values() if link is not self.role.own_peer]
+            all_parts = chain(parts, *(link.incoming.get()[2] for link in others))
+            arguments = version, place_weights(all_parts, self.shapes, self.worker.programs.param_shardings)
+        return partial(getattr(self.worker, name), *arguments)
+
+
+def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded: bool) -> None:
+    """Samples one job after the other, until training ends; raises what has ended it. `shapes`: of the parameters as
+    they are sent. `is_graded`: whether the trainer's processes grade responses."""
+
+    def send_finished(batch: int, rollout_index: np.ndarray, responses: list[np.ndarray]) -> None:
+        role.own_peer.send(("finished", batch, rollout_index, responses))
+
+    def send_batch(worker: RolloutWorker, batch: int, sampled: SampledBatch) -> None:
+        rollouts, tokens_by_version = sampled
+        for link in role.partners:
+            link.send(("sampled", batch, (jax.device_get(rollouts), tokens_by_version), worker.busy_seconds))
+
+    while (job := role.next_message("begin")) is not None:
+        programs.compile(shapes)
+        worker = RolloutWorker(programs, job._replace(on_finished=send_finished if is_graded else None))
+        serve_requests(worker, TrainerRequests(worker, role, shapes), partial(send_batch, worker))
+        for link in role.peers.values():
+            link.send(("closed",))
