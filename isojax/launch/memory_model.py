@@ -292,7 +292,6 @@ def estimate_memory(
         resident, weights_and_moments = resident - parked_bytes, weights_and_moments - parked_bytes
     sampling_peak = resident + sampler_state + sampling_work_bytes(s)
     if on_device:
-        sampling_peak += 2 * s.trained_bytes  # zeros that sums begin with, kept for the loop
         program_bytes, weights_peak = {"train": max(sampling_peak, update_peak)}, 0
     else:
         unrolled_values = s.L * s.layer_params + s.embedding_params if s.has_unrolled_copy else 0  # arguments too
