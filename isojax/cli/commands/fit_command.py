@@ -1,6 +1,6 @@
 """`isojax fit`: reward curves, frontier and n*(C) of finished runs; --validate: its predictions of hidden ones."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -100,25 +100,21 @@ def _curve_row(curve: FittedCurve) -> list[str]:
     return [str(curve.B_p), str(curve.n), format_number(curve.R0), plateau, interval, *shape]
 
 
-def _frontier_rows(view: FrontierFit) -> list[list[str]]:
+def _frontier_rows(view: FrontierFit) -> Iterator[list[str]]:
     """A row for each stretch of one cell."""
-    rows = []
     for (n, B_p), group in groupby(view.frontier, key=lambda point: (point.n, point.B_p)):
         points = list(group)
         first, last = points[0], points[-1]
         rewards = (format_number(first.reward), format_number(last.reward))
         interval = format_range((last.low, last.high), format_number)
-        rows.append([format_number(first.C), format_number(last.C), str(n), str(B_p), *rewards, interval])
-    return rows
+        yield [format_number(first.C), format_number(last.C), str(n), str(B_p), *rewards, interval]
 
 
-def _schedule_rows(fit: FitResult) -> list[list[str]]:
-    rows = []
+def _schedule_rows(fit: FitResult) -> Iterator[list[str]]:
     for row in fit.schedules:
         gain = "–" if row.gain is None else f"{row.gain:+.3f}"
         interval = "–" if row.interval is None else "{:+.3f} to {:+.3f}".format(*row.interval)
-        rows.append([row.name, row.stages, str(len(row.seeds)), gain, interval])
-    return rows
+        yield [row.name, row.stages, str(len(row.seeds)), gain, interval]
 
 
 def _print_law(console: SafeConsole, view: FrontierFit, level: str) -> None:

@@ -54,20 +54,9 @@ def draw_report(folder: Path, fit: FitResult) -> Path:
 
 
 def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult]:
-    """The paper's procedure, then other metrics; a view that these runs cannot give is left out with a warning."""
-    fits = []
-    for metric, mode in _views(runs, main_fit):
-        options = FitOptions(mode, OTHER_REPLICATES, include_flagged=not main_fit.health.left_out)
-        try:
-            fits.append(fit_runs(runs, metric, main_fit.compute, options, f"fitting {metric} ({mode})"))
-        except InputError as e:
-            warn(f"the report has no view of {metric} ({mode}): {e}")
-    return fits
-
-
-def _views(runs: Sequence[RunRecord], main_fit: FitResult) -> list[tuple[str, str]]:
-    """(metric, mode) of each; metrics that are not rewards (NON_REWARD_METRICS, of any set) are left out."""
-    last_point = runs[0].points[-1]
+    """The paper's procedure, then other metrics, but those that are no rewards (NON_REWARD_METRICS, of any set); a view
+    that these runs cannot give is left out with a warning."""
+    fits, last_point = [], runs[0].points[-1]
     samples = min(point.samples for run in runs for point in run.points)
     views = [(main_fit.metric, "paper" if main_fit.mode != "paper" else DEFAULT_MODE)]
     if samples >= 2 and last_point.counts:
@@ -76,7 +65,13 @@ def _views(runs: Sequence[RunRecord], main_fit: FitResult) -> list[tuple[str, st
         views.append(("train/reward", DEFAULT_MODE))
     rewards = {name for name in last_point.metrics if name.rpartition("/")[2] not in NON_REWARD_METRICS}
     others = sorted(rewards - {metric for metric, _ in views}, key=lambda name: ("avg@" not in name, name))
-    return views + [(name, DEFAULT_MODE) for name in others[:MAX_OTHER_METRICS]]
+    for metric, mode in [*views, *((name, DEFAULT_MODE) for name in others[:MAX_OTHER_METRICS])]:
+        options = FitOptions(mode, OTHER_REPLICATES, include_flagged=not main_fit.health.left_out)
+        try:
+            fits.append(fit_runs(runs, metric, main_fit.compute, options, f"fitting {metric} ({mode})"))
+        except InputError as e:
+            warn(f"the report has no view of {metric} ({mode}): {e}")
+    return fits
 
 
 def fit_and_report(config: Config, sweep_dir: Path, with_report: bool) -> None:

@@ -51,17 +51,14 @@ def spend(
       isojax spend my.yaml --budget 5e5 --ray auto        pilots side by side on a cluster
     """
     process_group = parse_process_group(coordinator, processes, process)
-    config = _spend_config(options.read_config(words, mesh, None, ray), words or ())
+    config = options.read_config(words, mesh, None, ray)
+    name = config.name if any(word.startswith("name=") for word in words or ()) else f"{config.name}-spend"
+    sweep = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
+    config = config.with_settings(name=name, sweep=sweep)
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
         config = _with_budget(config, budget, resume, process_group)
         _describe_pilots(config)
         _run(config, resume, dry_run, process_group)
-
-
-def _spend_config(config: Config, words: tuple[str, ...] | list[str]) -> Config:
-    sweep = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
-    has_name = any(word.startswith("name=") for word in words)
-    return config.with_settings(name=config.name if has_name else f"{config.name}-spend", sweep=sweep)
 
 
 def _with_budget(config: Config, budget: str | None, resume: bool, process_group: ProcessGroup) -> Config:

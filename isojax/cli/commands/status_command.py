@@ -1,7 +1,7 @@
 """`isojax status RUN`: where sweeps stand, while they run or after."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -96,24 +96,23 @@ def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
     return cell.cell.name, state, *numbers, format_number(cell.attempts), cell.where
 
 
-def _summary_lines(sweep: SweepStatus) -> list[str]:
+def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
     """Below the table: how many cells, how much of the rollouts, how long; then what went wrong."""
     counts = [f"{sweep.count('done')} of {len(sweep.cells)} runs done"]
     counts += [f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))]
     summary = f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
     if sweep.rate and sweep.seconds_left is not None:
         summary += f"; {format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
-    lines = [summary]
+    yield summary
     if sweep.unread:
-        lines.append(f"[yellow]note:[/yellow] {escape(sweep.unread)}")
+        yield f"[yellow]note:[/yellow] {escape(sweep.unread)}"
     if sweep.lost:
-        lines.append(f"[yellow]warning:[/yellow] {escape(sweep.lost)}")
+        yield f"[yellow]warning:[/yellow] {escape(sweep.lost)}"
     for cell in sweep.cells:
         if cell.state == "failed":
             log = f" (log: {cell.log})" if cell.log else ""
-            lines.append(f"[red]failed:[/red] {cell.cell.name}: {escape(cell.reason + log)}")
+            yield f"[red]failed:[/red] {cell.cell.name}: {escape(cell.reason + log)}"
         if cell.flags:
-            lines.append(f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}")
+            yield f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}"
     if not sweep.running and any(cell.state in ("interrupted", "waiting") for cell in sweep.cells):
-        lines.append(escape(f"nothing runs here; go on by: isojax launch {sweep.folder}/config.yaml --resume"))
-    return lines
+        yield escape(f"nothing runs here; go on by: isojax launch {sweep.folder}/config.yaml --resume")
