@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 from isojax.report import canvas
 
@@ -19,34 +18,12 @@ AvgRange = tuple[float, float]  # the lowest and the highest avg@k of a split
 
 def draw_difficulty(labels: Sequence[DifficultyLabel], splits: Mapping[str, AvgRange], folder: Path) -> list[Path]:
     """Write difficulty.png and .pdf into `folder`, each replaced in one step. `splits`: such as
-    {"hard": (0, 0.0625), "extremely_hard": (0, 0)}, of which (0, 0) is cut from another."""
-    ordered_splits = {name: splits[name] for name in sorted(splits, key=lambda name: splits[name])}
-    counts_by_split, bin_count = count_bars(labels, (*ordered_splits, UNUSED))
+    {"hard": (0, 0.0625), "extremely_hard": (0, 0)}, of which (0, 0) is cut from another. Bars are stacked, the hardest
+    split below; Extremely Hard is hatched in the colour of the split it is cut from."""
+    splits = {name: splits[name] for name in sorted(splits, key=lambda name: splits[name])}
+    counts_by_split, bin_count = count_bars(labels, (*splits, UNUSED))
     all_attempts = [attempts for _, attempts, _ in labels]
     k = "–".join(str(attempts) for attempts in dict.fromkeys((min(all_attempts), max(all_attempts))))
-    drawing = canvas.render_figure(_histogram_figure(ordered_splits, counts_by_split, bin_count, k))
-    paths = [folder / "difficulty.png", folder / "difficulty.pdf"]
-    for path in paths:
-        drawing.write(path)
-    return paths
-
-
-def count_bars(labels: Sequence[DifficultyLabel], splits: Sequence[str]) -> tuple[dict[str, Counter[int]], int]:
-    """How many problems of each split each bar 0, 1, ... counts, and the number of steps between the bars, the last of
-    which is at avg@k = 1: k, or a divisor of a large k, so that each bar holds as many values of avg@k."""
-    k_min = min(attempts for _, attempts, _ in labels)
-    bin_count = next((d for d in range(MAX_BINS, MIN_BINS - 1, -1) if k_min % d == 0), min(k_min, MAX_BINS))
-    counts_by_split = {name: Counter[int]() for name in splits}
-    for solved, attempts, split in labels:
-        nearest_bar = int((2 * solved * bin_count + attempts) // (2 * attempts))
-        counts_by_split[split][nearest_bar] += 1
-    return counts_by_split, bin_count
-
-
-def _histogram_figure(
-    splits: Mapping[str, AvgRange], counts_by_split: Mapping[str, Counter[int]], bin_count: int, k: str
-) -> Figure:
-    """Stacked bars, the hardest split below; Extremely Hard is hatched in the colour of the split it is cut from."""
     fig = canvas.new_figure(10.0, 4.8)
     ax = fig.add_subplot()
     totals = sum(counts_by_split.values(), Counter[int]())
@@ -72,7 +49,23 @@ def _histogram_figure(
     ax.set_ylim(0, 1.08 * max(totals.values()))
     ax.grid(visible=False, axis="x")
     canvas.legend_below(fig, 3, labelcolor=canvas.INK)
-    return fig
+    drawing = canvas.render_figure(fig)
+    paths = [folder / "difficulty.png", folder / "difficulty.pdf"]
+    for path in paths:
+        drawing.write(path)
+    return paths
+
+
+def count_bars(labels: Sequence[DifficultyLabel], splits: Sequence[str]) -> tuple[dict[str, Counter[int]], int]:
+    """How many problems of each split each bar 0, 1, ... counts, and the number of steps between the bars, the last of
+    which is at avg@k = 1: k, or a divisor of a large k, so that each bar holds as many values of avg@k."""
+    k_min = min(attempts for _, attempts, _ in labels)
+    bin_count = next((d for d in range(MAX_BINS, MIN_BINS - 1, -1) if k_min % d == 0), min(k_min, MAX_BINS))
+    counts_by_split = {name: Counter[int]() for name in splits}
+    for solved, attempts, split in labels:
+        nearest_bar = int((2 * solved * bin_count + attempts) // (2 * attempts))
+        counts_by_split[split][nearest_bar] += 1
+    return counts_by_split, bin_count
 
 
 def _split_title(name: str, splits: Mapping[str, AvgRange]) -> str:

@@ -23,7 +23,9 @@ MAX_BATCHES = 4
 
 def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
     """A column for each B: reward against M with the best of the cells on top, n*(M) and B_p*(M) below."""
-    batches = _largest_batches(fit)
+    cells = Counter(curve.B_p * curve.n for curve in fit.curves)
+    by_cells = sorted((b for b in fit.by_B if len(b.frontier) > 1), key=lambda b: (-cells[b.B], -b.B))
+    batches = sorted(by_cells[:MAX_BATCHES], key=lambda b: b.B)  # those of the most cells
     if not batches:
         return None
     colours = canvas.n_palette(all_n(fit))
@@ -50,14 +52,6 @@ def fixed_batch_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | No
     handles.append(Line2D([], [], color=canvas.LAW_COLOUR, lw=2, label="fitted law $n^*(M)$"))
     canvas.legend_below(fig, min(len(handles), 3 + 2 * len(batches)), handles, handlelength=1.8)
     return fig
-
-
-def _largest_batches(fit: FitResult) -> list[FixedBatchFit]:
-    """The B of the most cells, at most MAX_BATCHES of them, by rising B."""
-    cells = Counter(curve.B_p * curve.n for curve in fit.curves)
-    batches = [batch for batch in fit.by_B if len(batch.frontier) > 1]
-    batches.sort(key=lambda batch: (-cells[batch.B], -batch.B))
-    return sorted(batches[:MAX_BATCHES], key=lambda batch: batch.B)
 
 
 def _draw_rewards(ax: Axes, curves: Sequence[FittedCurve], batch: FixedBatchFit, colours: Mapping[int, str]) -> None:

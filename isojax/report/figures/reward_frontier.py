@@ -21,7 +21,6 @@ from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit
 BASE_DASHES = (0, (4, 3))
 LEGEND_INCHES = 1.9  # the width of a column of the legend
 Colours = Mapping[int, str]
-Handle = Line2D | Patch
 
 
 def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
@@ -155,18 +154,8 @@ def _label_segments(ax: Axes, view: FrontierFit) -> None:
 
 def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) -> None:
     """Below the panels: the values of n; what the marks mean; the joint panel's line styles."""
-    n_handles: list[Handle] = [*canvas.n_handles(colours)]
-    B_p_handles: list[Handle] = [
-        Line2D([], [], color=canvas.MUTED, lw=1.3, ls=dashes, label=f"joint panel: $B_p$ = {B_p}")
-        for B_p, dashes in zip(B_ps, canvas.DASHES * len(B_ps), strict=False)
-    ]
-    handles = [*n_handles, *_mark_handles(fit), *B_p_handles]
-    max_columns = int(fig.get_figwidth() / LEGEND_INCHES)
-    canvas.legend_below(fig, min(len(handles), max_columns), handles, handlelength=2.2, columnspacing=1.3)
-
-
-def _mark_handles(fit: FitResult) -> list[Handle]:
-    handles: list[Handle] = [
+    handles: list[Line2D | Patch] = [
+        *canvas.n_handles(colours),
         Line2D([], [], color=canvas.INK, lw=5, label="frontier (colour: n*)"),
         Line2D([], [], marker="D", ls="", mfc="white", mec=canvas.INK, mew=1.4, label="crossover"),
         Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=4, label="evaluation (seeds' mean)"),
@@ -178,4 +167,7 @@ def _mark_handles(fit: FitResult) -> list[Handle]:
     if fit.base_reward is not None:
         label = f"base policy, {format_reward(fit.base_reward)}"
         handles.append(Line2D([], [], color=canvas.MUTED, lw=0.9, ls=BASE_DASHES, label=label))
-    return handles
+    for B_p, dashes in zip(B_ps, canvas.DASHES * len(B_ps), strict=False):
+        handles.append(Line2D([], [], color=canvas.MUTED, lw=1.3, ls=dashes, label=f"joint panel: $B_p$ = {B_p}"))
+    max_columns = int(fig.get_figwidth() / LEGEND_INCHES)
+    canvas.legend_below(fig, min(len(handles), max_columns), handles, handlelength=2.2, columnspacing=1.3)

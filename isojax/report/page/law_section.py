@@ -80,7 +80,7 @@ CURVE_FORMULA = Html(
     "(C / C<sub>mid</sub>)<sup>β</sup>)<sup>−1/t</sup>)"
 )
 LAW_HEADER = ("frontier", "form", "L", "k", "log10 C0", "b", "law at small C", "in the middle", "at large C")
-MEASURED_HEADER = ("best measured n at small C", "in the middle", "at large C")
+MEASURED_HEADER = ("frontier", "best measured n at small C", "in the middle", "at large C")
 REFEREE_HEADER = ("law", "reference", "verdict", "holds in", "fails in", "range of C", "measured", "deciding run")
 CURVE_HEADER = ("B_p × n", "R0", "A", "β", "C_mid", "t", "measured range of C", "points", "rmse")
 
@@ -90,13 +90,16 @@ def law_section(fit: FitResult) -> Html:
     n_star = fit.joint.n_star
     laws = html_table("Fitted n*(C)", LAW_HEADER, [_law_row(name, view) for name, view in named_views(fit)], (1,))
     curve_rows = [_curve_row(curve) for curve in sorted(fit.curves, key=lambda curve: curve.key)]
+    intervals_by_name = {name: wording.measured_n_intervals(view.n_star) for name, view in named_views(fit)}
+    measured_rows = [[name, *intervals] for name, intervals in intervals_by_name.items() if intervals]
+    measured_n = html_table("Intervals of the best measured n", MEASURED_HEADER, measured_rows)
     return html_fold(
         "law",
         "The law n*(C)",
         tag("p", LAW_FORMULAS[n_star.law.form], cls="formula"),
         tag("p", wording.describe_law(fit.joint)),
         laws,
-        *_measured_n_table(fit),
+        *([measured_n] if measured_rows else []),
         *_referee_table(fit),
         tag("h3", "Fitted reward curves"),
         tag("p", CURVE_FORMULA, cls="formula"),
@@ -114,13 +117,6 @@ def _law_row(name: str, view: FrontierFit) -> list[object]:
     n = n_star_at(law, [ends[0], float(np.sqrt(ends[0] * ends[1])), ends[1]])
     form = f"{law.form} (n makes no difference)" if view.n_star.no_effect else law.form
     return [name, form, *values, *(f"{value:.3g}" for value in n)]
-
-
-def _measured_n_table(fit: FitResult) -> list[Html]:
-    """The interval of the replicates' best measured n; nothing where the fit has none."""
-    intervals_by_name = {name: wording.measured_n_intervals(view.n_star) for name, view in named_views(fit)}
-    rows = [[name, *intervals] for name, intervals in intervals_by_name.items() if intervals]
-    return [html_table("Intervals of the best measured n", ("frontier", *MEASURED_HEADER), rows)] if rows else []
 
 
 def _referee_table(fit: FitResult) -> list[Html]:
