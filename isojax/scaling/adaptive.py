@@ -71,7 +71,12 @@ class AdaptivePolicy:
         C_reached = {r.cell: r.points[-1].rollouts for r in runs if r.points}
         rollouts_left = self.allowed_rollouts - sum(C_reached.values())
         max_cells = len({(c.B_p, c.n) for c in self.cells})
-        targets = _affordable_targets(self._initial_steps(seeds_by_cell, C_reached), rollouts_left, max_cells)
+        # First a run of each (B_p, n) of which none, failed or not, has come to where decisions start.
+        started_cells = {(c.B_p, c.n) for c in C_reached if C_reached[c] >= self._first_target(c)}
+        first_seeds = [seeds[0] for key, seeds in seeds_by_cell.items() if key not in started_cells]
+        first_targets = {cell: self._first_target(cell) for cell in first_seeds}
+        first_steps = [SweepStep(c, C, c.rollouts_to_reach(C) - C_reached.get(c, 0)) for c, C in first_targets.items()]
+        targets = _affordable_targets(first_steps, rollouts_left, max_cells)
         if not targets:
             possible_steps = self._possible_steps(seeds_by_cell, C_reached, rollouts_left)
             if possible_steps:
@@ -121,15 +126,6 @@ class AdaptivePolicy:
     def _seeds_by_cell(self, failed: Sequence[Cell]) -> dict[tuple[int, int], list[Cell]]:
         """The cells of each (B_p, n), by rising seed, less those that failed."""
         return group_by(sorted(set(self.cells) - set(failed)), lambda cell: (cell.B_p, cell.n))
-
-    def _initial_steps(
-        self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int]
-    ) -> list[SweepStep]:
-        """A run of each (B_p, n) of which none, failed or not, has come to where decisions start."""
-        started_cells = {(c.B_p, c.n) for c in C_reached if C_reached[c] >= self._first_target(c)}
-        first_seeds = [seeds[0] for key, seeds in seeds_by_cell.items() if key not in started_cells]
-        targets = {cell: self._first_target(cell) for cell in first_seeds}
-        return [SweepStep(c, C, c.rollouts_to_reach(C) - C_reached.get(c, 0)) for c, C in targets.items()]
 
     def _possible_steps(
         self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int

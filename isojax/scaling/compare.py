@@ -110,7 +110,11 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
 
 
 def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath) -> SweepSummary:
-    rows, no_effect = _budget_rows(path), fit.joint.n_star.no_effect
+    rows, no_effect = [], fit.joint.n_star.no_effect
+    for g, C in enumerate(path.C.tolist()):
+        n_low, n_high = (None if n is None else int(n) for n in central_interval(path.n_draws[:, g]))
+        low, high = central_interval(path.reward_draws[:, g])
+        rows.append(comparison.BudgetRow(C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high))
     overfitting_runs = group_by(fit.overfitting, lambda run: (run.B_p, run.n))
     return SweepSummary(
         label=label,
@@ -126,16 +130,6 @@ def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: Fronti
             for cell, runs in sorted(overfitting_runs.items())
         ),
     )
-
-
-def _budget_rows(path: FrontierPath) -> list[comparison.BudgetRow]:
-    """n* and the frontier's reward at each C, with intervals."""
-    rows = []
-    for g, C in enumerate(path.C.tolist()):
-        n_low, n_high = (None if n is None else int(n) for n in central_interval(path.n_draws[:, g]))
-        low, high = central_interval(path.reward_draws[:, g])
-        rows.append(comparison.BudgetRow(C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high))
-    return rows
 
 
 def saturation_C(n: IntArray, C: FloatArray, n_max: int) -> FloatArray:

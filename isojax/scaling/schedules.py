@@ -25,7 +25,10 @@ def compare_schedules(
 
 
 def _compare(estimate: SweepEstimate, name: str, seeds: Sequence[RunTrack]) -> ScheduleRow:
-    C, rewards = _seed_means(seeds)
+    by_seed = [dict(zip(track.C.tolist(), track.R.tolist(), strict=True)) for track in seeds]
+    common = sorted(set.intersection(*map(set, by_seed)) - {0.0})  # the C > 0 that all seeds were evaluated at
+    C = np.array(common, dtype=np.float64)
+    rewards = np.array([[run[x] for x in common] for run in by_seed], dtype=np.float64).mean(0)
     curves = estimate.curves
     measured = [min(c.C_low for c in curves) <= value <= max(c.C_high for c in curves) * (1 + 1e-9) for value in C]
     C, rewards = C[measured], rewards[measured]
@@ -45,14 +48,6 @@ def _compare(estimate: SweepEstimate, name: str, seeds: Sequence[RunTrack]) -> S
         gain=float(gains.mean()) if len(gains) else None,
         interval=_interval(estimate, C, rewards, len(seeds)) if len(gains) else None,
     )
-
-
-def _seed_means(seeds: Sequence[RunTrack]) -> tuple[FloatArray, FloatArray]:
-    """(C, reward), float[points] each, at the C > 0 that all seeds were evaluated at."""
-    by_seed = [dict(zip(track.C.tolist(), track.R.tolist(), strict=True)) for track in seeds]
-    common = sorted(set.intersection(*(set(rewards) for rewards in by_seed)) - {0.0})
-    rewards = np.array([[run[C] for C in common] for run in by_seed], dtype=np.float64)
-    return np.array(common, dtype=np.float64), rewards.mean(0, dtype=np.float64)
 
 
 def _interval(

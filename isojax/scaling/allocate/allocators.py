@@ -117,7 +117,13 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
     M, given_text = allocation.M, f"given; {allocation.C:,} of {request.C:,.0f} rollouts are spent"
     _explain_cell(ensemble, request, chosen_cell, unstable_text)
     request.reasons.append(f"M = {M}: {given_text}" if "M" in request.fix else f"M = floor(C / (n B_p)) = {M}")
-    _name_extrapolated_n(ensemble, request, n)
+    ends = []  # of the other n that were compared beyond their data, as those of runs of equally many updates are
+    for other_n in sorted(set(ensemble.n[allowed].tolist()) - {n}):
+        cells_of_n = allowed & (ensemble.n == other_n)
+        if (C_spent[cells_of_n] > ensemble.samples.C_high[cells_of_n] * (1 + 1e-9)).all():
+            ends.append(f"n = {other_n} (measured up to C = {ensemble.samples.C_high[cells_of_n].max():,.0f})")
+    if ends:
+        request.reasons.append(f"compared by their fitted curves beyond their data: {', '.join(ends)}")
     return allocation
 
 
@@ -147,18 +153,6 @@ def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_ce
     request.reasons.append(f"B_p = {B_p}: {B_p_text}{unstable_text}")
 
 
-def _name_extrapolated_n(ensemble: CurveEnsemble, request: AllocationRequest, chosen_n: int) -> None:
-    """Name the other n that were compared beyond their data, as those of runs of equally many updates are."""
-    C_spent, allowed = ensemble.allowed_cells(request)
-    ends = []
-    for n in sorted(set(ensemble.n[allowed].tolist()) - {chosen_n}):
-        cells_of_n = allowed & (ensemble.n == n)
-        if (C_spent[cells_of_n] > ensemble.samples.C_high[cells_of_n] * (1 + 1e-9)).all():
-            ends.append(f"n = {n} (measured up to C = {ensemble.samples.C_high[cells_of_n].max():,.0f})")
-    if ends:
-        request.reasons.append(f"compared by their fitted curves beyond their data: {', '.join(ends)}")
-
-
 def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
     """Where no stable measured cell agrees with the limits."""
     fix = request.fix
@@ -176,11 +170,7 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
         request.reasons.append(f"B_p = {B_p} has no curve: n is chosen as at the nearest, B_p = {nearest_B_p}")
         n = _nearest_n(ensemble, request, ensemble.B_p == nearest_B_p, request.largest_B(1) // B_p)
         return constraints.allocate_updates(B_p, n, request.C)
-    return _allocate_smallest_cell(ensemble, request)
-
-
-def _allocate_smallest_cell(ensemble: CurveEnsemble, request: AllocationRequest) -> Allocation:
-    """Where even the smallest measured cell is too large for the budget or for B_max: the refusal says by how much."""
+    # Even the smallest measured cell is too large for the budget or for B_max: the refusal says by how much.
     is_candidate = ensemble.B_p == request.fix["B_p"] if "B_p" in request.fix else ensemble.stable
     if not is_candidate.any():
         B_p_text = ", ".join(map(str, sorted(set(ensemble.B_p.tolist()))))
