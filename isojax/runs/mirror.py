@@ -220,21 +220,19 @@ def refresh(folder: Path, cell_name: str = "") -> None:
 
 @contextmanager
 def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """A command's arguments with mirrors in place of URLs; what the command writes there goes to the URL."""
+    """A command's arguments with mirrors in place of URLs, temporary folders that are named as the last two parts of
+    theirs; what the command writes there goes to the URL."""
     with ExitStack() as stack:
         localized = []
         for argument in arguments:
             if is_url(argument) and not argument.startswith("ray://") and not MODEL_URL.match(argument):
-                argument = str(_mirror_url(argument.rstrip("/"), stack))
+                url = argument.rstrip("/")
+                scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
+                mirror = Mirror(url, scratch.joinpath(*url.partition("://")[2].split("/")[-2:]))
+                if not mirror.pull(with_checkpoints=False):
+                    expected = "expected a sweep's folder, such as gs://BUCKET/runs/quickstart"
+                    raise InputError(f"there is nothing at {url}; {expected}.")
+                stack.enter_context(mirror.auto_upload())
+                argument = str(mirror.local)
             localized.append(argument)
         yield localized
-
-
-def _mirror_url(url: str, stack: ExitStack) -> Path:
-    """A temporary folder that mirrors the URL, named as the last two parts of it."""
-    scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
-    mirror = Mirror(url, scratch.joinpath(*url.partition("://")[2].split("/")[-2:]))
-    if not mirror.pull(with_checkpoints=False):
-        raise InputError(f"there is nothing at {url}; expected a sweep's folder, such as gs://BUCKET/runs/quickstart.")
-    stack.enter_context(mirror.auto_upload())
-    return mirror.local

@@ -7,7 +7,7 @@ For --growing also `render_growing(recommendation, sweep_config, name) -> texts`
 of which goes on from the checkpoint of the one before; HOW_TO_GO_ON where their commands differ from the first's."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from isojax.core.config import Config
@@ -33,22 +33,20 @@ def recommended_growth(recommendation: Recommendation) -> GrowingRun:
     return recommendation.growing
 
 
-def growing_stages(recommendation: Recommendation) -> list[GrowingStage]:
+def growing_stages(recommendation: Recommendation) -> Iterator[GrowingStage]:
     """The recommended schedule as runs that follow one another; InputError where there is none."""
     growing, C_end = recommended_growth(recommendation), recommendation.allocation.C
     stages = parse_schedule(growing.schedule)
     assert isinstance(stages, tuple)  # a recommendation has explicit stages
     spans = stage_spans(stages)
     M_ends = [*(span.M for span in spans[1:]), spans[-1].M + (C_end - spans[-1].C) // spans[-1].B]
-    result = []
     for number, (span, M_end) in enumerate(zip(spans, M_ends, strict=True), 1):
         allocation = Allocation(span.B_p, span.n, M_end - span.M)
         note = (
             f"Run {number} of {len(spans)}, from C = {span.C} on: together they are one run whose n grows"
             f" ({growing.schedule}), expected to end at {growing.expected_reward:.3f}."
         )
-        result.append(GrowingStage(number, replace(recommendation, allocation=allocation), M_end, note))
-    return result
+        yield GrowingStage(number, replace(recommendation, allocation=allocation), M_end, note)
 
 
 def header_comments(

@@ -6,6 +6,7 @@ import json
 import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +56,15 @@ def _read_run(source: str, files: list[Path]) -> LogTable:
             notes.append(f"{relogged} values that {file.name} logs again, after a restart, are taken from there")
     if not series:
         raise InputError(f"{source} holds no scalar: nothing was logged in this run. Leave it out.")
-    return LogTable(source, _rows_by_step(source, series), config | trl.rollouts_per_step(config), notes=tuple(notes))
-
-
-def _rows_by_step(source: str, series: ScalarSeries) -> tuple[DataRow, ...]:
-    """One row per step, and a further one for a tag that was logged twice at a step."""
-    rows: dict[tuple[int, int], dict[str, float]] = {}  # (step, values that the tag had there before) -> values by tag
+    # One row per step, and a further one for a tag that was logged twice at a step.
+    values_at: dict[tuple[int, int], dict[str, float]] = {}  # (step, values that the tag had there before) -> by tag
     for tag, points in series.items():
         repeats: Counter[int] = Counter()
         for step, value in points:
-            rows.setdefault((step, repeats[step]), {"step": step})[tag] = value
+            values_at.setdefault((step, repeats[step]), {"step": step})[tag] = value
             repeats[step] += 1
-    return tuple(DataRow(source, f"step {step}", values) for (step, _), values in sorted(rows.items()))
+    rows = tuple(DataRow(source, f"step {step}", values) for (step, _), values in sorted(values_at.items()))
+    return LogTable(source, rows, config | trl.rollouts_per_step(config), notes=tuple(notes))
 
 
 def _read_series(file: Path, config: dict[str, Any], notes: list[str]) -> ScalarSeries:
@@ -78,7 +76,8 @@ def _read_series(file: Path, config: dict[str, Any], notes: list[str]) -> Scalar
             if scalar is not None:
                 series[value.tag].append((event.step, scalar))
             elif value.tag == ARGUMENTS_TAG and value.tensor.dtype == STRING and value.tensor.string_val:
-                config |= _training_arguments(value.tensor.string_val[0])
+                with suppress(ValueError, RecursionError):  # another text than what transformers' callback writes
+                    config |= trl.plain_arguments(json.loads(value.tensor.string_val[0]))
             elif value.tag == HPARAMS_TAG:
                 config |= _numeric_hparams(value.metadata.plugin_data.content, file)
     return series
@@ -94,14 +93,6 @@ def _scalar_of(value: Any) -> float | None:
     layout = struct.Struct(FLOAT_FORMATS[tensor.dtype])
     content = layout.unpack(tensor.tensor_content) if len(tensor.tensor_content) == layout.size else ()
     return next(map(float, (*tensor.float_val, *tensor.double_val, *content)), None)
-
-
-def _training_arguments(text: bytes) -> dict[str, Any]:
-    """The training arguments that transformers' callback writes as a text; {} where it is another text."""
-    try:
-        return trl.plain_arguments(json.loads(text))
-    except (ValueError, RecursionError):
-        return {}
 
 
 def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
