@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from typing import Any, TextIO
+from typing import Any
 
 from isojax.core.errors import RunFailed
 
@@ -78,14 +78,11 @@ def guard_output(is_run: bool) -> None:
     for name in ("stdout", "stderr"):
         stream = vars(sys)[name]
         if stream is not None and stream is vars(sys)[f"__{name}__"]:  # else a test or a notebook reads it
-            setattr(sys, name, _guarded(stream, is_run))
-
-
-def _guarded(stream: TextIO, is_run: bool) -> TextIO:
-    stream.flush()
-    raw = _GuardedFile(stream.fileno(), is_run)
-    options: dict[str, Any] = {"encoding": stream.encoding, "line_buffering": stream.isatty() or stream is sys.stderr}
-    return io.TextIOWrapper(io.BufferedWriter(raw), errors="backslashreplace", **options)
+            stream.flush()
+            buffer = io.BufferedWriter(_GuardedFile(stream.fileno(), is_run))
+            by_line = stream.isatty() or stream is sys.stderr
+            guarded = io.TextIOWrapper(buffer, stream.encoding, errors="backslashreplace", line_buffering=by_line)
+            setattr(sys, name, guarded)
 
 
 class _GuardedFile(io.FileIO):
