@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NoReturn
@@ -126,10 +127,8 @@ def _guard(process_pid: int, lifeline_fd: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _children() -> list[int]:
-    children = []
+def _children() -> Iterator[int]:
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has ended
             if int(path.read_bytes().rpartition(b")")[2].split()[1]) == os.getpid():
-                children.append(int(path.parent.name))
-    return children
+                yield int(path.parent.name)

@@ -277,11 +277,8 @@ class TextTask:
             if self._reply_check is not None and self._reply_checker is None:
                 check, verifier, checker = self._reply_check, self._verifier, self._checker
                 self._reply_checker = Checker(check, verifier.timeout, verifier.memory_gib, self._num_workers)
-
-                def on_failure(kind: str, what_happened: str) -> None:
-                    checker.on_failure(f"reply {kind}", what_happened)  # which is set later
-
-                self._reply_checker.on_failure = on_failure
+                # The other's is set later.
+                self._reply_checker.on_failure = lambda kind, happened: checker.on_failure(f"reply {kind}", happened)
             return self._checker
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ or the entries that `cell.reward.weights` names.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,9 +22,15 @@ PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def build(argument: str) -> Check:
-    """The check that calls the function; InputError where it cannot be found or imported."""
+    """The check that calls the function; InputError where it cannot be found or imported, or does not take verl's four
+    arguments by their names."""
     compute_score = load_function("verl", argument, default_name="compute_score")
-    _check_parameters(compute_score, argument)
+    try:
+        with suppress(ValueError):  # some functions written in C do not name their parameters
+            inspect.signature(compute_score).bind(**dict.fromkeys(PARAMETERS))
+    except TypeError as e:
+        problem = f"the function cannot be called as verl calls it ({e})"
+        raise InputError(f"cell.verifier.use: {argument}: {problem}; expected {', '.join(PARAMETERS)}.") from e
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         reward_model = problem.columns.get("reward_model") or {}
@@ -55,14 +61,3 @@ def _numbers(score: Mapping[Any, Any]) -> dict[str, float]:
             if not isinstance(value, str):
                 numbers[str(name)] = float(value)
     return {MAIN_SCORE: numbers["acc"], **numbers} if "acc" in numbers else numbers
-
-
-def _check_parameters(function: Callable[..., Any], argument: str) -> None:
-    """InputError where the function does not take verl's four arguments by their names."""
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(PARAMETERS))
-    except ValueError:
-        return  # some functions written in C do not name their parameters
-    except TypeError as e:
-        problem = f"the function cannot be called as verl calls it ({e})"
-        raise InputError(f"cell.verifier.use: {argument}: {problem}; expected {', '.join(PARAMETERS)}.") from e
