@@ -147,7 +147,12 @@ def self_attention(
     if prefix is not None and not prefix[0].shape[2]:
         prefix = None
     if implementation == "plain":
-        return _plain_self_attention(q, k, v, prefix)
+        b, t = q.shape[:2]
+        kv_segments = [(k, v, jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t)))]
+        if prefix is not None:
+            live = jnp.arange(prefix[0].shape[2])[None] < prefix[2][:, None]
+            kv_segments.append((prefix[0], prefix[1], jnp.broadcast_to(live[:, None], (b, t, live.shape[1]))))
+        return attend(q, kv_segments)
     kernel = _self_attention_kernel(implementation)
 
     def attention(q: Array, k: Array, v: Array, *prefix: Array) -> tuple[Array]:
@@ -163,15 +168,6 @@ def _self_attention_kernel(implementation: str) -> Callable[..., Array]:
     from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
 
     return functools.partial(splash_attention, interpret=implementation == "interpret")
-
-
-def _plain_self_attention(q: Array, k: Array, v: Array, prefix: PrefixKV | None) -> Array:
-    b, t = q.shape[:2]
-    kv_segments = [(k, v, jnp.broadcast_to(jnp.tril(jnp.ones((t, t), bool))[None], (b, t, t)))]
-    if prefix is not None:
-        live = jnp.arange(prefix[0].shape[2])[None] < prefix[2][:, None]
-        kv_segments.append((prefix[0], prefix[1], jnp.broadcast_to(live[:, None], (b, t, live.shape[1]))))
-    return attend(q, kv_segments)
 
 
 def live_blocks(implementation: str, positions: SlotInts, cache: KVArrays, head_dim: int) -> tuple[Array, ...]:

@@ -98,18 +98,13 @@ def plan_tensors(
 
     def read_tensor(weight: hf_load.WeightLayout, name: str) -> np.ndarray:
         tensor = tensors_by_name[str(name_map.get_name(name, (".weight",)))]
-        return dequantize_tensor(tensor, rotated.get(weight.key))
+        dequantized = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        if weight.key not in rotated:
+            return dequantized
+        heads, (rows, columns) = rotated[weight.key], dequantized.shape  # from adjacent pairs of rows to halves
+        return dequantized.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
     return {name: (w.stored_shape, partial(read_tensor, w, name)) for w in layouts for name in w.tensor_names}
-
-
-def dequantize_tensor(tensor: gguf.ReaderTensor, heads: int | None) -> np.ndarray:
-    """A tensor dequantised to float32; with `heads`, its rows of adjacent pairs in the order of halves."""
-    dequantized = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-    if heads is None:
-        return dequantized
-    rows, columns = dequantized.shape
-    return dequantized.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 def special_token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
