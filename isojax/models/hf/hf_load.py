@@ -187,29 +187,21 @@ def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Par
 def load_weight(
     layout: WeightLayout, stored_tensors: Mapping[str, StoredTensor], sharding: NamedSharding
 ) -> Float[Array, "..."]:
-    """One parameter on the devices of this process; what a device does not hold is never copied to it."""
+    """One parameter in float32 on the devices of this process, from parts of its layers' tensors; what a device does
+    not hold is never copied to it."""
     devices_by_region: dict[Region, list[Any]] = defaultdict(list)
     for device, index in sharding.addressable_devices_indices_map(layout.shape).items():
         assert index is not None
         region = tuple(i.indices(n)[:2] for i, n in zip(index, layout.shape, strict=True))
         devices_by_region[region].append(device)
-    arrays = []
+    arrays, layered = [], layout.key.startswith("blocks.")
     for region, devices in devices_by_region.items():
-        values = read_region(layout, stored_tensors, region)
+        values = np.empty([stop - start for start, stop in region], np.float32)
+        index = tuple(slice(*bounds) for bounds in region)
+        names, by_layer = (layout.tensor_names[index[0]], values) if layered else (layout.tensor_names, values[None])
+        stored_index = layout.stored_index(index[layered:])
+        for layer_values, name in zip(by_layer, names, strict=True):
+            stored = stored_tensors[name].read(stored_index)
+            layer_values[...] = (stored.T if layout.transposed else stored).reshape(layer_values.shape)
         arrays += [jax.block_until_ready(jax.device_put(values, device)) for device in devices]
     return jax.make_array_from_single_device_arrays(layout.shape, sharding, arrays)
-
-
-def read_region(
-    layout: WeightLayout, stored_tensors: Mapping[str, StoredTensor], region: Region
-) -> Float[np.ndarray, "..."]:
-    """A part of one parameter in float32, from the parts of its layers' tensors."""
-    values = np.empty([stop - start for start, stop in region], np.float32)
-    index = tuple(slice(*bounds) for bounds in region)
-    layered = layout.key.startswith("blocks.")
-    names, by_layer = (layout.tensor_names[index[0]], values) if layered else (layout.tensor_names, values[None])
-    stored_index = layout.stored_index(index[layered:])
-    for layer_values, name in zip(by_layer, names, strict=True):
-        stored = stored_tensors[name].read(stored_index)
-        layer_values[...] = (stored.T if layout.transposed else stored).reshape(layer_values.shape)
-    return values
