@@ -2,7 +2,7 @@
 dark: a trace's `meta` names what it shows. Text is escaped, because plotly reads some HTML in labels."""
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import log10
 from typing import Any
 
@@ -41,11 +41,10 @@ def _trace(mode: str, x: Iterable[float], y: Iterable[float], hover: Sequence[st
     return {"type": "scatter", "mode": mode, "x": _round_digits(x), "y": _round_digits(y), **texts, **options}
 
 
-def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """[{"B_p", "trace"}]: each cell's fitted curve and its evaluations (the seeds' mean)."""
+def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> Iterator[dict[str, Any]]:
+    """{"B_p", "trace"}: each cell's fitted curve and its evaluations (the seeds' mean)."""
     ensemble, B_ps = load_ensemble(fit), sorted({curve.B_p for curve in fit.curves})
     seeds_by_cell = fit_views.runs_by_cell(runs)
-    traces = []
     for i, curve in enumerate(ensemble.curves):
         C = np.geomspace(curve.C_low, curve.C_high, CURVE_POINTS)
         y, band = curve_reward(curve, C), fit_views.curve_band(ensemble, i, C)
@@ -60,8 +59,7 @@ def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> list[dict[str, Any
         evaluations = _evaluation_trace(fit, seeds_by_cell.get(curve.key, []), cell_name)
         evaluations |= {**legend, "opacity": 0.55, "showlegend": False}
         fitted = _trace("lines", C, y, hover, line=line, **legend)
-        traces += [{"B_p": curve.B_p, "trace": trace} for trace in (fitted, evaluations)]
-    return traces
+        yield from ({"B_p": curve.B_p, "trace": trace} for trace in (fitted, evaluations))
 
 
 def _evaluation_trace(fit: FitResult, seeds: Sequence[RunRecord], cell_name: str) -> PlotlyTrace:

@@ -106,7 +106,7 @@ def _fit_data(fit: FitResult, runs: Sequence[RunRecord], with_charts: bool) -> d
         "views": [_view_data(fit, view, with_charts) for view in frontier_views(fit)],
     }
     if with_charts:
-        content |= {"cells": charts.cell_traces(fit, runs), "layouts": charts.layouts(fit, runs)}
+        content |= {"cells": [*charts.cell_traces(fit, runs)], "layouts": charts.layouts(fit, runs)}
     return content
 
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from isojax.core.nouns import RunRecord
 from isojax.report import wording
-from isojax.report.fit_views import CellKey, all_n, runs_by_cell
+from isojax.report.fit_views import all_n, runs_by_cell
 from isojax.report.page.markup import Html, bullet_list, html_fold, html_section, html_table, join_html, tag
 from isojax.report.wording import format_compact, format_interval, format_percent, format_reward
 from isojax.scaling.checks.run_health import flag_sentences
@@ -84,7 +84,14 @@ def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
     """Where each cell started and ended, and what it then reached on the extra sets that all runs were evaluated on."""
     sorted_runs = sorted(fit.runs, key=lambda run: (run.B_p, run.n, run.seed))
     fitted_runs = group_by(sorted_runs, lambda run: (run.B_p, run.n))
-    extra_rewards = _extra_set_rewards(run_records)
+    ends = [run.points[-1] for run in run_records]
+    metrics_of_each_run = [{f"{name}/avg@{point.samples}" for name in point.extra} for point in ends]
+    shared_metrics = set.intersection(*metrics_of_each_run) if ends else set()
+    cells = runs_by_cell(run_records).items()
+    extra_rewards = {
+        metric: {cell: fmean(metric_value(run.points[-1], metric) for run in seeds) for cell, seeds in cells}
+        for metric in sorted(shared_metrics)
+    }
     rows = []
     for cell, runs in fitted_runs.items():
         finals = [run.final_reward for run in runs]
@@ -104,18 +111,6 @@ def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
     headings += [*(f"{metric}, final" for metric in extra_rewards), "C reached", "evaluations"]
     table = html_table(f"Validation {fit.metric} before and after training", headings, rows)
     return html_fold("rewards", "Reward of each cell", table)
-
-
-def _extra_set_rewards(runs: Sequence[RunRecord]) -> dict[str, dict[CellKey, float]]:
-    """avg@k of each extra set at the end of the runs, by metric and (B_p, n), a mean over seeds."""
-    ends = [run.points[-1] for run in runs]
-    metrics_of_each_run = [{f"{name}/avg@{point.samples}" for name in point.extra} for point in ends]
-    shared_metrics = set.intersection(*metrics_of_each_run) if ends else set()
-    cells = runs_by_cell(runs).items()
-    return {
-        metric: {cell: fmean(metric_value(run.points[-1], metric) for run in seeds) for cell, seeds in cells}
-        for metric in sorted(shared_metrics)
-    }
 
 
 MAX_CHI_SQUARE, MIN_CHI_SQUARE = 1.5, 0.5

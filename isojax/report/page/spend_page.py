@@ -1,6 +1,6 @@
 """The page of `isojax spend`: what a budget was spent on, what was expected and reached, what a fixed n would get."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def render_spending(folder: Path, spending: Spending, runs: Sequence[RunRecord])
     return markup.html_document(f"isojax: {folder.name}", body, [], "{}")
 
 
-def describe_spending(spending: Spending, runs: Sequence[RunRecord]) -> list[str]:
+def describe_spending(spending: Spending, runs: Sequence[RunRecord]) -> Iterator[str]:
     """What was spent, on what, what it gave, and what the best fixed n would have given, a sentence each."""
     rollouts = {run.cell: run.points[-1].rollouts for run in runs}
     spent, own = sum(rollouts.values()), rollouts[spending.cell]
@@ -42,23 +42,20 @@ def describe_spending(spending: Spending, runs: Sequence[RunRecord]) -> list[str
     pilots = (
         f", {spent - own:,} on {format_count(len(rollouts) - 1, 'pilot')} that did not go on" if spent > own else ""
     )
-    sentences = [
-        f"{spent:,} of {spending.budget:,} rollouts were spent ({format_percent(share)}): {own:,} on "
-        f"{spending.cell.name}{pilots}.",
-        f"Its B_p x n: {schedule_text(spending.stages(spending.cell))}.",
-        f"It reached {spending.metric} = {format_reward(reached_reward(spending, runs))}.",
-    ]
+    spent_text = f"{spent:,} of {spending.budget:,} rollouts were spent ({format_percent(share)})"
+    yield f"{spent_text}: {own:,} on {spending.cell.name}{pilots}."
+    yield f"Its B_p x n: {schedule_text(spending.stages(spending.cell))}."
+    yield f"It reached {spending.metric} = {format_reward(reached_reward(spending, runs))}."
     going_on = [leg for leg in spending.legs if leg.expected is not None]
     if going_on:
         expected, interval = format_reward(going_on[0].expected), format_interval(going_on[0].interval)
-        sentences.append(f"After the pilots, {expected} {interval} was expected.")
+        yield f"After the pilots, {expected} {interval} was expected."
     if spending.fixed:
         best = max(spending.fixed, key=lambda forecast: forecast.reward)
         expected, interval = format_reward(best.reward), format_interval(best.interval)
-        sentences.append(f"The best fixed n, {best.n}, would have got {expected} {interval}, by the same model.")
+        yield f"The best fixed n, {best.n}, would have got {expected} {interval}, by the same model."
     if spending.is_ended and spent < 0.9 * spending.budget:
-        sentences.append("It ended early: the rest of the budget was not expected to gain anything.")
-    return sentences
+        yield "It ended early: the rest of the budget was not expected to gain anything."
 
 
 def reached_reward(spending: Spending, runs: Sequence[RunRecord]) -> float:
