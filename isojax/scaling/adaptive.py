@@ -2,7 +2,7 @@
 uncertainty of n*(C) per rollout by posterior draws of all curves (knowledge gradient: Frazier et al. 2009)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -78,7 +78,7 @@ class AdaptivePolicy:
         first_steps = [SweepStep(c, C, c.rollouts_to_reach(C) - C_reached.get(c, 0)) for c, C in first_targets.items()]
         targets = _affordable_targets(first_steps, rollouts_left, max_cells)
         if not targets:
-            possible_steps = self._possible_steps(seeds_by_cell, C_reached, rollouts_left)
+            possible_steps = list(self._possible_steps(seeds_by_cell, C_reached, rollouts_left))
             if possible_steps:
                 worthwhile_steps = self._worthwhile_steps(runs, possible_steps, C_reached)
                 ordered_steps = _order_steps(worthwhile_steps, possible_steps, C_reached)
@@ -129,9 +129,8 @@ class AdaptivePolicy:
 
     def _possible_steps(
         self, seeds_by_cell: Mapping[tuple[int, int], Sequence[Cell]], C_reached: Mapping[Cell, int], rollouts_left: int
-    ) -> list[SweepStep]:
+    ) -> Iterator[SweepStep]:
         """What `rollouts_left` could pay for: each begun run, and the next seed of each (B_p, n), to each level."""
-        possible_steps = []
         for cell_seeds in seeds_by_cell.values():
             started_count = sum(C_reached.get(cell, 0) > 0 for cell in cell_seeds)
             for cell, target in product(cell_seeds[: started_count + 1], self.C_levels):
@@ -139,8 +138,7 @@ class AdaptivePolicy:
                 is_far_enough = target >= max(MIN_EXTENSION * C_now, self._first_target(cell))
                 cost = cell.rollouts_to_reach(target) - C_now
                 if (is_far_enough or target == self.C_levels[-1]) and 0 < cost <= rollouts_left:
-                    possible_steps.append(SweepStep(cell, target, cost))
-        return possible_steps
+                    yield SweepStep(cell, target, cost)
 
     def _worthwhile_steps(
         self, runs: Sequence[RunRecord], possible_steps: Sequence[SweepStep], C_reached: Mapping[Cell, int]

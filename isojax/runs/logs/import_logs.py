@@ -3,7 +3,7 @@ and runs become records: a seed for each, one validation metric for all, and no 
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, pairwise
 from pathlib import Path
@@ -250,9 +250,8 @@ def _reject_different_metrics(runs: Sequence[LogRun]) -> list[str]:
     return []
 
 
-def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
+def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
     """Give each run its seed; notes where the seeds had to be numbered."""
-    notes = []
     cells: dict[tuple[int, int], list[LogRun]] = defaultdict(list)
     for run in runs:
         cells[run.B_p, run.n].append(run)
@@ -274,10 +273,9 @@ def _assign_seeds(runs: Sequence[LogRun]) -> list[str]:
             run.seed = seed
         if unseeded_runs and len(cell_runs) > 1:
             numbering = ", ".join(f"{run.label} is {run.seed}" for run in unseeded_runs)
-            notes.append(f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}")
+            yield f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}"
             if any(run.column_map.read(run.column_map.clock_field, run.rows[0]) > 1 for run in unseeded_runs):
-                notes.append("some of these begin late; add --resumed where one goes on with another")
-    return notes
+                yield "some of these begin late; add --resumed where one goes on with another"
 
 
 def _reject_copies(runs: Sequence[RunRecord]) -> None:
