@@ -266,12 +266,6 @@ def slot_bytes(s: DeviceSizes) -> int:
     return last_hidden_states + slots * (8 * T + FLOAT_BYTES * (T if s.has_nucleus else 1) + 40)
 
 
-def batch_bytes(s: DeviceSizes, on_device: bool) -> int:
-    """Bytes that the sampler holds for a batch: keys and values, slots, problems and rollouts."""
-    problem_tokens = s.shapes.prompt_length + (s.shapes.response_length if on_device else 0) + 2
-    return kv_cache_bytes(s) + slot_bytes(s) + s.rollout_bytes + FLOAT_BYTES * s.shapes.problem_rows * problem_tokens
-
-
 def estimate_memory(
     s: DeviceSizes, evaluation: DeviceSizes, on_device: bool, moments_on_host: bool = False
 ) -> MemoryEstimate:
@@ -302,8 +296,11 @@ def estimate_memory(
         made_bytes = copies * s.compute_bytes * s.num_params
         weights_bytes, weights_peak = s.trained_bytes + s.frozen_bytes + made_bytes, weights_and_moments + made_bytes
         program_bytes = {"weights": weights_bytes, "decode": decode_bytes, "learn": update_peak}
-    evaluation_bytes = sampling_weight_bytes(s) + batch_bytes(evaluation, on_device) + sampling_work_bytes(s)
-    evaluation_peak = weights_and_moments + evaluation_bytes
+    # The sampler holds keys and values, slots, rollouts and problems of a batch.
+    batch_bytes = kv_cache_bytes(evaluation) + slot_bytes(evaluation) + evaluation.rollout_bytes
+    problem_tokens = evaluation.shapes.prompt_length + (evaluation.shapes.response_length if on_device else 0) + 2
+    batch_bytes += FLOAT_BYTES * evaluation.shapes.problem_rows * problem_tokens
+    evaluation_peak = weights_and_moments + sampling_weight_bytes(s) + batch_bytes + sampling_work_bytes(s)
     if s.cell.rl.max_staleness is not None:  # the sampler's state is always there
         update_peak, weights_peak = update_peak + sampler_state, weights_peak + sampler_state
         evaluation_peak += sampler_state
