@@ -93,8 +93,7 @@ class Watchdog:
         self.first_failure: tuple[str, float] | None = None  # who failed first, and when this parent has to have ended
 
     async def run(self) -> None:
-        """Watch until the parent has ended, or has to end, and send the others how. OSError where process 0 does not
-        answer."""
+        """Watch until the parent has ended, or has to end. OSError where process 0 does not answer."""
         loop, parent_message = asyncio.get_running_loop(), asyncio.Event()
         loop.set_exception_handler(lambda *_: None)  # a connection that breaks while it is accepted
         loop.add_reader(sys.stdin.fileno(), parent_message.set)
@@ -113,13 +112,7 @@ class Watchdog:
         loop.remove_reader(sys.stdin.fileno())
         # Without a message the parent is gone, though another process may hold its pipe.
         message = os.read(sys.stdin.fileno(), 64) if parent_message.is_set() else b""
-        end_kind = message.decode() or LOST
-        self.is_leaving = True
-        self._send_all(end_kind, self.name)
-        # JAX may have ended the parent because process 0 is gone: wait for that news, which `_follow` prints.
-        deadline = time.monotonic() + LOSS_REPORT_TIMEOUT
-        while end_kind == LOST and self.listener is None and self.peers and time.monotonic() < deadline:
-            await asyncio.sleep(0.05)
+        await self._announce_end(message.decode() or LOST)
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Make a peer of a connection whose first line has the token, and drop any other."""
@@ -173,6 +166,15 @@ class Watchdog:
         for peer in self.peers:
             if peer is not except_to:
                 peer.write(f"{kind} {name}\n".encode())
+
+    async def _announce_end(self, end_kind: str) -> None:
+        """Send the others how the parent has ended. Where JAX may have ended it because process 0 is gone, wait for
+        that news, which `_follow` prints."""
+        self.is_leaving = True
+        self._send_all(end_kind, self.name)
+        deadline = time.monotonic() + LOSS_REPORT_TIMEOUT
+        while end_kind == LOST and self.listener is None and self.peers and time.monotonic() < deadline:
+            await asyncio.sleep(0.05)
 
     def _end_parent(self, name: str) -> None:
         """End the parent, and the other processes."""

@@ -193,9 +193,7 @@ class RayProcessGroup:
                 on_status(ray.get(self.workers[0].news.remote()))
                 ray.get(done)
             except ray.exceptions.RayError as e:
-                cause = e.cause if isinstance(e, ray.exceptions.RayTaskError) else None
-                is_own = isinstance(cause, InputError | Preempted | RunFailed | WorkerLost)
-                error = cause if is_own else WorkerLost(_ray_error_line(e))  # any other of Ray's is a loss
+                error = self._own_error(e)
                 if isinstance(first_error, RunFailed):
                     continue  # what follows a cell that failed is no loss
                 if isinstance(error, InputError | WorkerLost):
@@ -206,6 +204,12 @@ class RayProcessGroup:
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+    def _own_error(self, error: Any) -> Exception:
+        """What a worker raised, where it is an error of ours; any other of Ray's is a loss."""
+        cause = error.cause if isinstance(error, self.ray.exceptions.RayTaskError) else None
+        is_own = isinstance(cause, InputError | Preempted | RunFailed | WorkerLost)
+        return cause if is_own else WorkerLost(_ray_error_line(error))
 
     def log_file(self, process_id: int) -> Path:
         """What a process prints, on its node."""
