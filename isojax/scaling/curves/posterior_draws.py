@@ -212,11 +212,9 @@ def _run_round(
         chains = evaluate(np.where(inside, chains[0], 0.5 * chains[0]))
     for _ in range(HMC_ITERATIONS):
         momentum = rng.normal(size=position.shape)
-        step = step_size * rng.uniform(0.6, 1.1, size=(len(position), 1))
-        trial, end_momentum = chains, momentum - 0.5 * step * chains[2]
-        for i in range(LEAPFROG_STEPS):  # of Hamilton's equations
-            trial = evaluate(trial[0] + step * end_momentum)
-            end_momentum = end_momentum - (1.0 if i < LEAPFROG_STEPS - 1 else 0.5) * step * trial[2]
+        trial, end_momentum = _leapfrog(
+            evaluate, chains, momentum, step_size * rng.uniform(0.6, 1.1, size=(len(position), 1))
+        )
         with np.errstate(invalid="ignore", over="ignore"):
             kinetic_change = 0.5 * (momentum**2 - end_momentum**2).sum(1, keepdims=True)
             accepted = np.log(rng.random((len(position), 1))) < chains[1] - trial[1] + kinetic_change
@@ -225,6 +223,17 @@ def _run_round(
         accepted_share += accepted[:, 0] / HMC_ITERATIONS
         positions.append(position)
     return accepted_share, np.stack(positions)
+
+
+def _leapfrog(
+    evaluate: Callable[[FloatArray], ChainStates], chains: ChainStates, momentum: FloatArray, step_size: FloatArray
+) -> tuple[ChainStates, FloatArray]:
+    """(chains, momentum) after LEAPFROG_STEPS steps of Hamilton's equations."""
+    momentum = momentum - 0.5 * step_size * chains[2]
+    for i in range(LEAPFROG_STEPS):
+        chains = evaluate(chains[0] + step_size * momentum)
+        momentum = momentum - (1.0 if i < LEAPFROG_STEPS - 1 else 0.5) * step_size * chains[2]
+    return chains, momentum
 
 
 @dataclass(frozen=True)

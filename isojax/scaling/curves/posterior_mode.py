@@ -166,15 +166,10 @@ def _update_scales(tail: float, packed: PackedSweep, state: HierarchicalState, s
 def find_mode(
     tail: float, data: SweepArrays, initial_state: HierarchicalState, scales: Scales, iterations: int = 60
 ) -> HierarchicalState:
-    """The posterior mode near `initial_state`, by damped Gauss-Newton steps, clipped to the bounds of theta; stops when
-    the cost falls by less than COST_TOLERANCE of itself."""
+    """The posterior mode near `initial_state`; stops when the cost falls by less than COST_TOLERANCE of itself."""
     state, current_cost, damping = initial_state, minus_two_log_posterior(tail, data, initial_state, scales), 1e-4
     for _ in range(iterations):
-        normal = _normal_equations(tail, data, state, scales)
-        d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
-        theta_R0_step = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
-        de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, theta_R0_step)) / normal.h_e
-        trial = HierarchicalState(np.clip(state.theta + d_theta, *data.theta_bounds), state.e + de, state.u + du)
+        trial = _gauss_newton_step(tail, data, state, scales, damping)
         trial_cost = minus_two_log_posterior(tail, data, trial, scales)
         if trial_cost > current_cost or not np.isfinite(trial_cost):
             damping = damping * 10 + 1e-12
@@ -186,6 +181,17 @@ def find_mode(
         if converged:
             break
     return state
+
+
+def _gauss_newton_step(
+    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float
+) -> HierarchicalState:
+    """One damped Gauss-Newton step, clipped to the bounds of theta."""
+    normal = _normal_equations(tail, data, state, scales)
+    d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
+    theta_R0_step = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
+    de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, theta_R0_step)) / normal.h_e
+    return HierarchicalState(np.clip(state.theta + d_theta, *data.theta_bounds), state.e + de, state.u + du)
 
 
 @dataclass(frozen=True)

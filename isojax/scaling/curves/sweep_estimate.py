@@ -89,15 +89,18 @@ class PosteriorSamples:
         decades_beyond = np.maximum(np.log10(C_capped / self.C_high), 0.0)[..., None, :]
         if self.departure_sd is None or not decades_beyond.any() or not len(self.R0):
             return R
-        # Beyond the cells' data a departure from the curve grows with the distance in log C; half of its variance all
-        # cells of a replicate share.
+        return self._depart(R, decades_beyond, self.departure_sd)
+
+    def _depart(self, curve_rewards: FloatArray, decades_beyond: FloatArray, departure_sd: float) -> FloatArray:
+        """Rewards beyond the cells' data: the curve's and a departure from it that grows with the distance in log C;
+        half of its variance all cells of a replicate share."""
         rng, replicates = np.random.default_rng(0), len(self.R0)
         spread = np.sqrt((DEPARTURE_FREEDOM - 2) / rng.chisquare(DEPARTURE_FREEDOM, (replicates, 1)))
         own_parts = [np.random.default_rng([0, *key]).normal(size=replicates) for key in self.keys]
         departure = spread * (rng.normal(size=(replicates, 1)) + np.stack(own_parts, axis=1)) / np.sqrt(2)
         departure -= departure.mean(0)  # so that no cell gains by chance
-        rewards = R + departure * self.departure_sd * decades_beyond / CURVE_REACH_DECADES
-        return np.where(decades_beyond > 0, np.clip(rewards, 0.0, 1.0), R)
+        rewards = curve_rewards + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES
+        return np.where(decades_beyond > 0, np.clip(rewards, 0.0, 1.0), curve_rewards)
 
     def for_cells(self, keys: Sequence[tuple[int, int]]) -> Self:
         """The same replicates of some cells."""
