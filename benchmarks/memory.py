@@ -155,7 +155,7 @@ def drawn(seed: int) -> Iterator[tuple[str, ...]]:
         }
         sweep |= {
             "microbatch": rng.choice((2, 8, 16, 64)),
-            "slots": rng.choice((8, 32, 64, 128)),
+            "decode_slots": rng.choice((8, 32, 64, 128)),
             "slots_per_prefix": 1,
         }
         rl = {"kl": rng.choice((0.0, 0.0, 0.1)), "entropy": rng.choice((0.0, 0.0, 0.01))}
