@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
 
 from isojax.distributed.mesh_spec import MeshShape
+from isojax.distributed.roles import Link, Role
 from isojax.distributed.sharding import make_mesh
-from isojax.rl.async_rl.remote_worker import place_weights, weight_parts
+from isojax.rl.async_rl.remote_worker import RemoteWorker, place_weights, weight_parts
+from isojax.rl.async_rl.rollout_worker import RolloutJob
 from tests.device import DECODER, policy
 
 
@@ -27,3 +32,22 @@ def test_weights_arrive_whole(trainer: MeshShape, sampler: MeshShape) -> None:
     jax.tree.map(np.testing.assert_array_equal, placed, params)
     assert jax.tree.map(lambda x: x.sharding, placed) == shardings
     assert not weight_parts(params, shardings, process=1)  # it has none of the sampler's devices
+
+
+def test_what_grading_raises_arrives_where_the_batch_is_awaited() -> None:
+    def grade(batch: int, index: np.ndarray, responses: list[np.ndarray]) -> None:
+        raise ValueError(f"no grade for {index.tolist()} of batch {batch}")
+
+    here, there = (Link(end) for end in socket.socketpair())
+    filler: Any = None
+    job = RolloutJob(4, 2, first_batch=0, filler_problem=filler, on_finished=grade)
+    worker = RemoteWorker(filler, job, Role(trains=True, rank=0, size=1, peers={1: here}), filler)
+    assert there.incoming.get(timeout=10) == ("begin", job._replace(on_finished=None))
+    there.send(("finished", 0, np.array([1, 2]), [np.zeros(3)] * 2))
+    there.send(("sampled", 0, (filler, {}), 1.0))
+    with pytest.raises(ValueError, match=r"no grade for \[1, 2\] of batch 0"):
+        worker.take_batch(0)
+    there.send(("closed",))
+    worker.close()
+    here.close()
+    there.close()

@@ -44,7 +44,7 @@ class RemoteWorker:
         self.lock = threading.Lock()  # guards them
         self.closed = threading.Semaphore(0)  # how many of the sampler's processes have closed the job
         for link in role.peers.values():
-            link.on_message = self._receive
+            link.on_message = self._receive_or_fail
         self._request("begin", job._replace(on_finished=None))
 
     def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
@@ -70,6 +70,12 @@ class RemoteWorker:
         """To the processes of the sampler whose requests come from this one."""
         for link in self.role.assigned_peers:
             link.send(message)
+
+    def _receive_or_fail(self, message: Any) -> None:
+        try:
+            self._receive(message)
+        except Exception as e:  # such as what grading has raised; the thread that trains raises it
+            self.inbox.fail(e)
 
     def _receive(self, message: Any) -> None:
         match message:
