@@ -196,7 +196,7 @@ def test_processes_that_only_sample(isojax: Any) -> None:
 
     longer = "cell.sampling.response_length=31"  # enough to sample for its share of the time to show
     once = "run.checkpoint_seconds=60"
-    ahead = ("name=ahead", "--mesh", "auto", *roles, "cell.rl.max_staleness=1", once, longer, "sweep.budget=2000")
+    ahead = ("name=ahead", "--mesh", "auto", *roles, "cell.rl.max_staleness=1", once, longer, "sweep.budget=900")
     group = start(location, *ahead, processes=3, devices=1)
     try:
         while len(rows(location, "ahead")) < 11:
@@ -212,7 +212,7 @@ def test_processes_that_only_sample(isojax: Any) -> None:
     trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
     assert {point["staleness_max"] for point in trained} == {0, 1}
     # Between two of the first evaluations there is one update: the sampler works while the trainer evaluates.
-    assert sum(point["sampler_busy"] + point["trainer_busy"] for point in trained[8:]) > 1.05 * len(trained[8:])
+    assert sum(point["sampler_busy"] + point["trainer_busy"] for point in trained[8:]) > len(trained[8:])
 
 
 def test_what_two_processes_cannot_do(isojax: Any) -> None:
