@@ -2,41 +2,48 @@
 (distributed/multiprocess.py); between the roles, messages go over TCP, each pair of processes in the order of sending.
 """
 
+import os
 import pickle
 import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import jax
 from jax._src import distributed  # the coordination service, which has no public name
 
+from isojax.core import preemption
 from isojax.core.errors import InputError, RunFailed
+from isojax.core.machine import keep_alive
 from isojax.core.preemption import Preempted
+from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 
 HELLO_TIMEOUT = 10  # seconds until a connection must have shown the token
 CONNECT_TIMEOUT = 60
+LOSS_TIMEOUT = 30  # seconds after a link has broken in which the launcher's watchdog may end this process, and say why
 TOKEN_BYTES = 16
+PREEMPTED = ("preempted",)  # a process that samples was asked to end
 
 
 class Link:
-    """A connection with a process of the other role. A process that dies is the launcher's watchdog's business, so
-    nothing is raised here."""
+    """A connection with a process of the other role. Where it breaks, this process ends."""
 
     def __init__(self, connection: socket.socket):
         connection.settimeout(None)
-        self._connection = connection
+        keep_alive(connection)
+        self._connection, self._closed = connection, Event()
         self._outgoing = SimpleQueue[bytes | None]()
         self.incoming = SimpleQueue[Any]()
         self.on_message: Callable[[Any], object] = self.incoming.put  # called in a thread
-        self._sender = Thread(target=self._send_all, daemon=True, name="link")
+        self._sender = Thread(target=self._end_if_broken, args=(self._send_all,), daemon=True, name="link")
         self._sender.start()
-        Thread(target=self._receive_all, daemon=True, name="link").start()
+        Thread(target=self._end_if_broken, args=(self._receive_all,), daemon=True, name="link").start()
 
     def send(self, message: Any) -> None:
         """Anything that can be pickled, as it is now; returns at once."""
@@ -44,22 +51,34 @@ class Link:
 
     def close(self) -> None:
         """Once all messages are on their way."""
+        self._closed.set()
         self._outgoing.put(None)
         self._sender.join(CONNECT_TIMEOUT)
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
         self._connection.close()
 
+    def _end_if_broken(self, transfer: Callable[[], None]) -> None:
+        try:
+            transfer()
+        except Exception as e:  # whatever it is, the other process would wait forever
+            if not self._closed.wait(LOSS_TIMEOUT):
+                warn(f"the connection with another process of this run has broken ({type(e).__name__}: {e})")
+                os._exit(1)
+
     def _send_all(self) -> None:
-        with suppress(OSError):
-            while (message := self._outgoing.get()) is not None:
-                self._connection.sendall(message)
+        while (message := self._outgoing.get()) is not None:
+            self._connection.sendall(message)
 
     def _receive_all(self) -> None:
-        with suppress(OSError, EOFError), self._connection.makefile("rb") as stream:
+        with self._connection.makefile("rb") as stream:
             while True:
                 message = pickle.load(stream)
-                self.on_message(message)  # who receives it may have changed while it was on its way
+                if message == PREEMPTED:
+                    preemption.request_preemption()
+                else:
+                    self.on_message(message)  # who receives it may have changed while it was on its way
+                del message  # it may be all weights
 
 
 @dataclass(frozen=True)
@@ -70,6 +89,7 @@ class Role:
     rank: int  # of this process in its role
     size: int  # processes of its role
     peers: dict[int, Link]  # the processes of the other role, by their index in the run
+    job_numbers: Iterator[int] = field(default_factory=count)  # the same in all processes of a role
 
     @property
     def own_peer(self) -> Link:
@@ -89,11 +109,17 @@ class Role:
     def next_message(self, kind: str) -> Any:
         """What the peer to which this process is assigned sends as the next message, of this kind; None at the end of
         the run, whose error, if any, is raised."""
-        found, content = self.own_peer.incoming.get()
-        if found == "end" and content is not None:
-            raise content
+        found, *content = received(self.own_peer)
         assert found in (kind, "end"), found
         return None if found == "end" else content
+
+
+def received(link: Link) -> Any:
+    """The next message of a process that trains; raises what has ended it."""
+    message = link.incoming.get()
+    if message[0] == "end" and message[1] is not None:
+        raise message[1]
+    return message
 
 
 @contextmanager
@@ -103,8 +129,8 @@ def divide_roles(sampler_processes: int) -> Iterator[Role | None]:
     if not sampler_processes:
         yield None
         return
-    count, index = jax.process_count(), jax.process_index()
-    roles = range(count - sampler_processes), range(count - sampler_processes, count)
+    trainers, index = jax.process_count() - sampler_processes, jax.process_index()
+    roles = range(trainers), range(trainers, jax.process_count())
     mine, others = roles if index in roles[0] else roles[::-1]
     trains, rank = mine is roles[0], mine.index(index)
     with ExitStack() as stack:
@@ -135,7 +161,13 @@ def _connect(trains: bool, rank: int, others: range) -> dict[int, Link]:
             return _accept(listener, {token + i.to_bytes(2): process for i, process in enumerate(others)})
     for process in others:
         address, token = endpoints[process]
-        connection = socket.create_connection(address, CONNECT_TIMEOUT)
+        try:
+            connection = socket.create_connection(address, CONNECT_TIMEOUT)
+        except OSError as e:
+            raise InputError(
+                f"run.sampler_processes: this process does not reach process {process}, which samples, at port "
+                f"{address[1]} of {address[0]} ({e}). Let the hosts of the run reach each other at any port."
+            ) from e
         connection.sendall(token + rank.to_bytes(2))
         links[process] = Link(connection)
     return links
@@ -149,7 +181,8 @@ def _accept(listener: socket.socket, hellos: Mapping[bytes, int]) -> dict[int, L
         connection.settimeout(HELLO_TIMEOUT)
         hello = b""
         with suppress(OSError):
-            hello = connection.recv(TOKEN_BYTES + 2, socket.MSG_WAITALL)
+            while len(hello) < TOKEN_BYTES + 2 and (part := connection.recv(TOKEN_BYTES + 2 - len(hello))):
+                hello += part
         if hello in hellos:
             links[hellos[hello]] = Link(connection)
         else:

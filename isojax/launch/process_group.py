@@ -75,7 +75,7 @@ def check_multi_process(
         and_sampler = f" and run.sampler_mesh = {config.run.sampler_mesh} {sampler_devices}" if sampler_devices else ""
         raise InputError(
             f"--mesh {config.run.mesh} takes {mesh_devices}{and_sampler} of the {devices} devices of {num_processes} "
-            f"processes; expected all of them{evenly}, as each process is a part of every step. Choose sizes whose "
+            f"processes; expected all of them{evenly}. Choose sizes whose "
             f"{'products add up to' if sampler_devices else 'product is'} {devices}, or start fewer processes."
         )
     if config.run.cells_at_once not in (None, 1):

@@ -22,11 +22,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from isojax.core.machine import keep_alive
 from isojax.core.terminal import guard_output, printable, warn
 
-KEEPALIVE_IDLE = 10  # seconds without data before the first probe
-KEEPALIVE_INTERVAL = 5  # seconds between probes
-KEEPALIVE_PROBES = 3  # unanswered probes until the connection breaks
 LOSS_REPORT_TIMEOUT = 3.0  # seconds to wait for the news that process 0 has died, where that has ended this process
 GRACE_SECONDS = 5.0  # seconds that a parent has to end by itself before it is killed
 HELLO_TIMEOUT = 10.0  # seconds until a connection must have shown the token
@@ -140,12 +138,7 @@ class Watchdog:
         process."""
         said_goodbye = False
         self.peers.append(writer)
-        with suppress(OSError):  # where the other end has gone already
-            connection = writer.get_extra_info("socket")
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        keep_alive(writer.get_extra_info("socket"))
         with suppress(OSError, ValueError):
             while (line := await reader.readline()).endswith(b"\n"):
                 kind, _, about = line.decode(errors="replace").rstrip("\n").partition(" ")

@@ -12,6 +12,7 @@ from threading import Thread
 import numpy as np
 import pytest
 
+from isojax.core import preemption
 from isojax.distributed import roles
 from isojax.distributed.roles import Link, Role
 
@@ -30,7 +31,6 @@ def test_messages_arrive_in_order_as_they_were_when_sent_and_before_the_link_clo
     here.close()
     arrived = [there.incoming.get(timeout=10)[1] for _ in range(20)]
     assert [a[0] for a in arrived] == [a[-1] for a in arrived] == list(range(20))
-    there.send("nobody reads this")
     there.close()
 
 
@@ -84,3 +84,26 @@ def test_each_process_has_one_that_it_asks_and_all_are_asked(trainers: int, samp
         for i, a in enumerate(mine):
             assert all(theirs[j].own_peer == i for j in a.assigned_peers)
             assert {j for j, b in enumerate(theirs) if i in b.partners} == a.partners
+
+
+def test_a_process_that_was_asked_to_end_is_heard_before_anything_begins() -> None:
+    here, there = linked()
+    with preemption.handle_sigterm():
+        here.send(roles.PREEMPTED)
+        here.send("after it")
+        assert there.incoming.get(timeout=10) == "after it" and preemption.requested()
+    here.close()
+    there.close()
+
+
+def test_a_broken_link_ends_the_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not at once: the watchdog may know why."""
+    ended = SimpleQueue[int]()
+    monkeypatch.setattr(roles, "LOSS_TIMEOUT", 0.3)
+    monkeypatch.setattr(roles.os, "_exit", ended.put)
+    a, b = socket.socketpair()
+    link = Link(a)
+    b.close()
+    assert ended.get(timeout=10) == 1
+    assert "connection with another process of this run has broken (EOFError" in capsys.readouterr().err
+    link.close()

@@ -44,12 +44,25 @@ def reward(prompts, completions, **columns):
 
 
 def start(
-    place: Isojax, *words: str, compiled: dict[str, int | bool] = QUICK, processes: int = 2, devices: int = 2
+    place: Isojax,
+    *words: str,
+    compiled: dict[str, int | bool] = QUICK,
+    processes: int = 2,
+    devices: int = 2,
+    command: str = "train",
 ) -> list[Fork]:
     """All processes, with as many devices each."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    requested = ("isojax.train", *WORDS, *words, "--coordinator", f"127.0.0.1:{port}", "--processes", f"{processes}")
+    requested = (
+        f"isojax.{command}",
+        *WORDS,
+        *words,
+        "--coordinator",
+        f"127.0.0.1:{port}",
+        "--processes",
+        f"{processes}",
+    )
     return [
         place.fork(
             *requested,
@@ -180,7 +193,7 @@ def test_processes_that_only_sample(isojax: Any) -> None:
     one = ("train", *WORDS, "name=one", "--mesh", "fsdp=2")
     location.quick_ok(*one, XLA_FLAGS=flags(SAME_BITS, devices=2), MARKS=f"{location.folder}/marks")
 
-    four = {"processes": 4, "devices": 1}
+    four: Any = {"processes": 4, "devices": 1}
     roles = ("run.sampler_processes=2", "run.sampler_mesh=data=2")
     separate = ("name=separate", "--mesh", "fsdp=2", *roles, "cell.rl.max_staleness=0")
     kill_last(location, "separate", start(location, *separate, compiled=SAME_BITS, **four))
@@ -196,8 +209,10 @@ def test_processes_that_only_sample(isojax: Any) -> None:
 
     longer = "cell.sampling.response_length=31"  # enough to sample for its share of the time to show
     once = "run.checkpoint_seconds=60"
-    ahead = ("name=ahead", "--mesh", "auto", *roles, "cell.rl.max_staleness=1", once, longer, "sweep.budget=900")
-    group = start(location, *ahead, processes=3, devices=1)
+    two_cells = ("sweep.n=[4,8]", "sweep.budget=900", "--no-report")
+    three: Any = {"processes": 3, "devices": 1, "command": "launch"}
+    ahead = ("name=ahead", "--mesh", "auto", *roles, "cell.rl.max_staleness=1", once, longer, *two_cells)
+    group = start(location, *ahead, **three)
     try:
         while len(rows(location, "ahead")) < 11:
             assert all(process.poll() is None for process in group), ended(group)
@@ -207,7 +222,7 @@ def test_processes_that_only_sample(isojax: Any) -> None:
     finally:
         for process in group:
             process.kill()
-    again = ended(start(location, *ahead, "--resume", processes=3, devices=1))
+    again = ended(start(location, *ahead, "--resume", **three))
     assert [code for code, _ in again] == [0, 0, 0], again
     trained = [point["train"] for point in rows(location, "ahead") if point["M"]]
     assert {point["staleness_max"] for point in trained} == {0, 1}

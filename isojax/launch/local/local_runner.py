@@ -52,7 +52,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         is_primary = multiprocess.is_primary()
         console.quiet = not is_primary
         if role is not None and not role.trains:
-            sample_for_trainers(role)
+            sample_for_trainers(role, dry_run)
             return None
         with open_sweep(config, cells, resume or dry_run, role) as setup:
             folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
@@ -89,7 +89,7 @@ def _run_cells(setup: SweepSetup) -> None:
         with preemption.handle_sigterm():  # between two rounds too
             while targets := multiprocess.run_on_primary(lambda: next(rounds, [])):
                 failures += train_cells(setup, base_policy, targets, display)
-                if failures and multiprocess.is_multiprocess():
+                if failures and jax.process_count() > 1:
                     break  # the processes may be at different places
     raise_cell_failures(failures, len(cells), setup.folder)
 
@@ -119,7 +119,7 @@ def train_cells(
                 failures.append((target.cell, error))
             display.finish_cell(target.cell, failed=error is not None)
             # Of several processes, all meet a number that is not finite; with other errors, the others may wait.
-            if error is not None and multiprocess.is_multiprocess() and not isinstance(error, FloatingPointError):
+            if error is not None and jax.process_count() > 1 and not isinstance(error, FloatingPointError):
                 return
         stopped_early.append(True)
 

@@ -5,7 +5,7 @@ import threading
 import jax
 
 from isojax.core import preemption
-from isojax.distributed.roles import Role
+from isojax.distributed.roles import PREEMPTED, Role
 from isojax.distributed.sharding import shapes_with_shardings
 from isojax.launch.local.setup import assign_devices, resolve_config
 from isojax.launch.planner import plan_cells
@@ -15,13 +15,14 @@ from isojax.tasks.task import build_task, is_on_device
 from isojax.train.programs import SweepPrograms
 
 
-def sample_for_trainers(role: Role) -> None:
+def sample_for_trainers(role: Role, dry_run: bool) -> None:
     """Samples until the processes that train have ended; raises the error by which they did. A SIGTERM is passed on to
     them: they save their state, and end the run."""
     with preemption.handle_sigterm():
         threading.Thread(target=_pass_preemption_on, args=(role,), daemon=True).start()
-        if (config := role.next_message("sweep")) is None:
+        if (message := role.next_message("sweep")) is None:
             return
+        (config,) = message
         resolve_config(config)  # it sets the precision of products
         cells = plan_cells(config.sweep)
         pairs = sorted({pair for cell in cells for pair in cell.pairs})
@@ -31,10 +32,13 @@ def sample_for_trainers(role: Role) -> None:
         assert isinstance(programs.rollout_programs, AsyncPrograms)
         sampler, decoder = programs.rollout_programs.sampler, programs.decoder
         sent = jax.eval_shape(decoder.cast_params, decoder.shapes())
-        sample_jobs(sampler, role, shapes_with_shardings(sent, sampler.param_shardings), not is_on_device(task))
+        params = shapes_with_shardings(sent, sampler.param_shardings)
+        if not dry_run:
+            sampler.compile(params)
+        sample_jobs(sampler, role, params, not is_on_device(task))
 
 
 def _pass_preemption_on(role: Role) -> None:
     preemption.wait()
     for link in role.peers.values():
-        link.send(("preempted",))
+        link.send(PREEMPTED)

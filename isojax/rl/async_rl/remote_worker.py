@@ -13,13 +13,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from isojax.core import preemption
-from isojax.distributed.roles import Role
+from isojax.distributed.roles import Role, received
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.rollout_buffer import SamplerPrograms
 from isojax.rl.async_rl.rollout_worker import (
-    CLOSE_TIMEOUT,
     BatchInbox,
     RolloutJob,
     RolloutWorker,
@@ -38,14 +36,14 @@ class RemoteWorker:
     def __init__(self, programs: SamplerPrograms, job: RolloutJob, role: Role, mesh: Mesh):
         """`mesh`: of training, on which batches arrive."""
         self.programs, self.job, self.role, self.mesh = programs, job, role, mesh
+        self.number = next(role.job_numbers)
         self.busy_seconds = 0.0  # of sampling so far
         self.inbox = BatchInbox()
         self.arrivals: Counter[int] = Counter()  # of each batch, from how many partners it has arrived
-        self.lock = threading.Lock()  # guards them
-        self.closed = threading.Semaphore(0)  # how many of the sampler's processes have closed the job
+        self.lock = threading.Lock()  # of the links' threads
         for link in role.peers.values():
             link.on_message = self._receive_or_fail
-        self._request("begin", job._replace(on_finished=None))
+        self._request("begin", self.number, job._replace(on_finished=None))
 
     def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
         self._request("begin_batch", batch, problems, key_data)
@@ -61,10 +59,8 @@ class RemoteWorker:
         return jax.tree.map(partial(array_on, replicated(self.mesh)), rollouts), tokens_by_version
 
     def close(self) -> None:
-        """Once the sampler has ended its current chunk; or after CLOSE_TIMEOUT."""
+        """The sampler ends the job after its current chunk."""
         self._request("close")
-        for _ in self.role.peers:
-            self.closed.acquire(timeout=CLOSE_TIMEOUT)
 
     def _request(self, *message: Any) -> None:
         """To the processes of the sampler whose requests come from this one."""
@@ -73,26 +69,21 @@ class RemoteWorker:
 
     def _receive_or_fail(self, message: Any) -> None:
         try:
-            self._receive(message)
+            with self.lock:
+                self._receive(message)
         except Exception as e:  # such as what grading has raised; the thread that trains raises it
             self.inbox.fail(e)
 
     def _receive(self, message: Any) -> None:
         match message:
-            case "finished", *arguments:
+            case "finished", self.number, *arguments:
                 assert self.job.on_finished is not None
                 self.job.on_finished(*arguments)
-            case "sampled", batch, sampled, busy_seconds:
-                with self.lock:
-                    self.busy_seconds = max(self.busy_seconds, busy_seconds)
-                    self.arrivals[batch] += 1
-                    is_graded = self.arrivals[batch] == len(self.role.partners)  # what it finished came before
-                if is_graded:
+            case "sampled", self.number, batch, sampled, busy_seconds:
+                self.busy_seconds = max(self.busy_seconds, busy_seconds)
+                self.arrivals[batch] += 1
+                if self.arrivals[batch] == len(self.role.partners):  # what they finished came before
                     self.inbox.put(batch, sampled)
-            case ("closed",):
-                self.closed.release()
-            case ("preempted",):
-                preemption.request_preemption()
 
 
 def weight_parts(params: Params, shardings: Params, process: int) -> list[WeightPart]:
@@ -141,13 +132,13 @@ class TrainerRequests:
         return self.role.own_peer.incoming.qsize()
 
     def get(self) -> Callable[[], None] | None:
-        name, *arguments = self.role.own_peer.incoming.get()
+        name, *arguments = received(self.role.own_peer)
         if name == "close":
             return None
         if name == "publish_weights":
             version, parts = arguments
             others = [link for link in self.role.peers.values() if link is not self.role.own_peer]
-            all_parts = chain(parts, *(link.incoming.get()[2] for link in others))
+            all_parts = chain(parts, *(received(link)[2] for link in others))
             arguments = version, place_weights(all_parts, self.shapes, self.worker.programs.param_shardings)
         return partial(getattr(self.worker, name), *arguments)
 
@@ -156,17 +147,16 @@ def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded
     """Samples one job after the other, until training ends; raises what has ended it. `shapes`: of the parameters as
     they are sent. `is_graded`: whether the trainer's processes grade responses."""
 
-    def send_finished(batch: int, rollout_index: np.ndarray, responses: list[np.ndarray]) -> None:
-        role.own_peer.send(("finished", batch, rollout_index, responses))
+    def send_finished(number: int, batch: int, rollout_index: np.ndarray, responses: list[np.ndarray]) -> None:
+        role.own_peer.send(("finished", number, batch, rollout_index, responses))
 
-    def send_batch(worker: RolloutWorker, batch: int, sampled: SampledBatch) -> None:
+    def send_batch(number: int, worker: RolloutWorker, batch: int, sampled: SampledBatch) -> None:
         rollouts, tokens_by_version = sampled
         for link in role.partners:
-            link.send(("sampled", batch, (jax.device_get(rollouts), tokens_by_version), worker.busy_seconds))
+            link.send(("sampled", number, batch, (jax.device_get(rollouts), tokens_by_version), worker.busy_seconds))
 
-    while (job := role.next_message("begin")) is not None:
-        programs.compile(shapes)
-        worker = RolloutWorker(programs, job._replace(on_finished=send_finished if is_graded else None))
-        serve_requests(worker, TrainerRequests(worker, role, shapes), partial(send_batch, worker))
-        for link in role.peers.values():
-            link.send(("closed",))
+    while (message := role.next_message("begin")) is not None:
+        number, job = message
+        on_finished = partial(send_finished, number) if is_graded else None
+        worker = RolloutWorker(programs, job._replace(on_finished=on_finished))
+        serve_requests(worker, TrainerRequests(worker, role, shapes), partial(send_batch, number, worker))
