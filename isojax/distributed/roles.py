@@ -29,6 +29,7 @@ CONNECT_TIMEOUT = 60
 LOSS_TIMEOUT = 30  # seconds after a link has broken in which the launcher's watchdog may end this process, and say why
 TOKEN_BYTES = 16
 PREEMPTED = ("preempted",)  # a process that samples was asked to end
+END = "end"  # training has ended, and by which error
 
 
 class Link:
@@ -45,8 +46,8 @@ class Link:
         self._sender.start()
         Thread(target=self._end_if_broken, args=(self._receive_all,), daemon=True, name="link").start()
 
-    def send(self, message: Any) -> None:
-        """Anything that can be pickled, as it is now; returns at once."""
+    def send(self, message: tuple[Any, ...]) -> None:
+        """What it is about, and anything that can be pickled, as it is now; returns at once."""
         self._outgoing.put(pickle.dumps(message))
 
     def close(self) -> None:
@@ -74,6 +75,8 @@ class Link:
         with self._connection.makefile("rb") as stream:
             while True:
                 message = pickle.load(stream)
+                if message[0] == END:
+                    self._closed.set()  # as the other process does next
                 if message == PREEMPTED:
                     preemption.request_preemption()
                 else:
@@ -110,14 +113,14 @@ class Role:
         """What the peer to which this process is assigned sends as the next message, of this kind; None at the end of
         the run, whose error, if any, is raised."""
         found, *content = received(self.own_peer)
-        assert found in (kind, "end"), found
-        return None if found == "end" else content
+        assert found in (kind, END), found
+        return None if found == END else content
 
 
 def received(link: Link) -> Any:
     """The next message of a process that trains; raises what has ended it."""
     message = link.incoming.get()
-    if message[0] == "end" and message[1] is not None:
+    if message[0] == END and message[1] is not None:
         raise message[1]
     return message
 
@@ -146,7 +149,7 @@ def divide_roles(sampler_processes: int) -> Iterator[Role | None]:
             raise
         finally:
             for link in role.peers.values() if trains else ():
-                link.send(("end", error))
+                link.send((END, error))
 
 
 def _connect(trains: bool, rank: int, others: range) -> dict[int, Link]:

@@ -6,7 +6,7 @@ import itertools
 import pickle
 import socket
 from contextlib import ExitStack
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 
 import numpy as np
@@ -36,12 +36,12 @@ def test_messages_arrive_in_order_as_they_were_when_sent_and_before_the_link_clo
 
 def test_who_receives_a_message_is_decided_when_it_arrives() -> None:
     here, there = linked()
-    here.send(1)
-    assert there.incoming.get(timeout=10) == 1  # it waits for the next one now
-    others = SimpleQueue[int]()
+    here.send((1,))
+    assert there.incoming.get(timeout=10) == (1,)  # it waits for the next one now
+    others = SimpleQueue[tuple[int]]()
     there.on_message = others.put
-    here.send(2)
-    assert others.get(timeout=10) == 2 and there.incoming.empty()
+    here.send((2,))
+    assert others.get(timeout=10) == (2,) and there.incoming.empty()
     here.close()
     there.close()
 
@@ -65,8 +65,8 @@ def test_a_connection_without_the_token_is_closed(monkeypatch: pytest.MonkeyPatc
         thread.join(30)
         assert list(found) == [5, 6]
         assert all(stranger.recv(1) == b"" for stranger in strangers)
-        found[6].send("for the first")
-        assert pickle.loads(peers[0].recv(100)) == "for the first"
+        found[6].send(("for the first",))
+        assert pickle.loads(peers[0].recv(100)) == ("for the first",)
         for link in found.values():
             link.close()
 
@@ -90,17 +90,24 @@ def test_a_process_that_was_asked_to_end_is_heard_before_anything_begins() -> No
     here, there = linked()
     with preemption.handle_sigterm():
         here.send(roles.PREEMPTED)
-        here.send("after it")
-        assert there.incoming.get(timeout=10) == "after it" and preemption.requested()
+        here.send(("after it",))
+        assert there.incoming.get(timeout=10) == ("after it",) and preemption.requested()
     here.close()
     there.close()
 
 
 def test_a_broken_link_ends_the_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Not at once: the watchdog may know why."""
+    """Not at once: the watchdog may know why. Once training has ended, links close."""
     ended = SimpleQueue[int]()
     monkeypatch.setattr(roles, "LOSS_TIMEOUT", 0.3)
     monkeypatch.setattr(roles.os, "_exit", ended.put)
+    here, there = linked()
+    here.send((roles.END, None))
+    here.close()
+    with pytest.raises(Empty):
+        ended.get(timeout=1)
+    there.close()
+
     a, b = socket.socketpair()
     link = Link(a)
     b.close()
