@@ -149,6 +149,18 @@ def kill_last(place: Isojax, name: str, processes: list[Fork]) -> None:
             process.kill()
 
 
+def kill_and_compare(place: Isojax, *words: str, **group: Any) -> None:
+    """Kills the last process of the run "separate", starts all again, and finds the bits of the run "one"."""
+    kill_last(place, "separate", start(place, *words, compiled=SAME_BITS, **group))
+    again = ended(start(place, *words, "--resume", compiled=SAME_BITS, **group))
+    assert not any(code for code, _ in again), again
+    expected, found = rows(place, "one"), rows(place, "separate")
+    for point in found:
+        for name in ("sampler_busy", "trainer_busy"):
+            point["train"].pop(name, None)
+    assert found == expected and len(found) > 4
+
+
 def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
     """Sampler and trainer have meshes of one device in each of two processes. At k = 0 the run, killed and started
     again, leaves the bits of the synchronous one; each process verifies what its devices have sampled. At k = 1 sampler
@@ -163,14 +175,7 @@ def test_two_processes_that_sample_on_devices_of_their_own(isojax: Any) -> None:
 
     meshes = ("--mesh", "data=2", "run.sampler_mesh=data=2")
     separate = ("name=separate", *meshes, "cell.rl.max_staleness=0")
-    kill_last(location, "separate", start(location, *separate, compiled=SAME_BITS))
-    again = ended(start(location, *separate, "--resume", compiled=SAME_BITS))
-    assert [code for code, _ in again] == [0, 0], again
-    expected, found = rows(location, "one"), rows(location, "separate")
-    for point in found:
-        for name in ("sampler_busy", "trainer_busy"):
-            point["train"].pop(name, None)
-    assert found == expected and len(found) > 4
+    kill_and_compare(location, *separate)
     marks = [set(os.listdir(location.folder / f"marks{i}")) for i in range(2)]
     # At the end the sampler has begun another batch.
     assert all(len(ours) > 20 for ours in marks) and marks[0] | marks[1] > set(os.listdir(location.folder / "marks"))
@@ -196,14 +201,7 @@ def test_processes_that_only_sample(isojax: Any) -> None:
     four: Any = {"processes": 4, "devices": 1}
     roles = ("run.sampler_processes=2", "run.sampler_mesh=data=2")
     separate = ("name=separate", "--mesh", "fsdp=2", *roles, "cell.rl.max_staleness=0")
-    kill_last(location, "separate", start(location, *separate, compiled=SAME_BITS, **four))
-    again = ended(start(location, *separate, "--resume", compiled=SAME_BITS, **four))
-    assert [code for code, _ in again] == [0, 0, 0, 0], again
-    expected, found = rows(location, "one"), rows(location, "separate")
-    for point in found:
-        for name in ("sampler_busy", "trainer_busy"):
-            point["train"].pop(name, None)
-    assert found == expected and len(found) > 4
+    kill_and_compare(location, *separate, **four)
     marks = [set(os.listdir(location.folder / f"marks{i}")) for i in range(2)]
     assert all(len(ours) > 20 for ours in marks) and not (location.folder / "marks2").exists()
 
