@@ -97,7 +97,7 @@ def main() -> None:
                 spent[count].append(time.process_time() - start)
     medians = {count: statistics.median(times) for count, times in spent.items()}
     line |= {f"tokens_per_second_{count}": round(live / seconds) for count, seconds in medians.items()}
-    line |= {f"gain_{count}": round(medians[counts[0]] / medians[count], 2) for count in counts[1:]}
+    line |= {f"gain_{count}": float(f"{medians[counts[0]] / medians[count]:.3g}") for count in counts[1:]}
     print(json.dumps(line))
 
 
