@@ -5,7 +5,7 @@
     python benchmarks/accelerator.py --shape NAME     of one model; otherwise the largest of SHAPES that fits
 
 Kernels: each attention that the device has, its distance from float32 and its time at the run's own shapes. Sampler
-and update: the programs of a task in text, with responses of full length and random rewards. The share of the roofline
+and update: the programs of a text task, with responses of full length and random rewards. The share of the roofline
 compares the sampler's time with that of reading the weights and the live cache once for each token; MFU counts the
 products of an update without what is computed again. Both are shares of the published rates of a TPU, an H100 or an
 H200, and of measured ones elsewhere. A CPU runs a small model; its figures say nothing about an accelerator.

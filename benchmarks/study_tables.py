@@ -191,7 +191,7 @@ def gradient_rows(runs: Mapping[str, list[RunRecord]], figure: str) -> list[Row]
     return [
         Row(
             figure,
-            "32 rollouts in gradient and baseline are better than 8 in the gradient, 32 in the baseline",
+            "32 rollouts in both gradient and baseline beat 8 in the gradient, 32 in the baseline",
             f"{large_text} and {few_text}",
             _verdict(_z(large, few)),
         ),
@@ -384,14 +384,14 @@ def make_tables(study: Mapping[str, list[RunRecord]]) -> dict[str, str]:
             cached[key] = fit_runs(study[f"small_{key.sweep}"], key)
         return cached[key]
 
-    columns = ["config", "B_p", "n", "runs", "C of a run", "base policy", "best cell at the end", "its reward (90%)"]
+    columns = ["config", "B_p", "n", "runs", "C per run", "base policy", "best cell at the end", "its reward (90%)"]
     with ProcessPoolExecutor(1) as other_core:
         plans, quickstart = other_core.submit(plan_rows), other_core.submit(quickstart_tables, study)
         language_model = other_core.submit(language_model_table, study)
         claims = [list(row) for row in all_rows(study, fits)]
         return {
             "sweeps": markdown_table(columns, sweep_rows(study, fits)),
-            "plans": markdown_table(["config", "runs", "GiB of a chip", "days"], plans.result()),
+            "plans": markdown_table(["config", "runs", "GiB per chip", "days"], plans.result()),
             "claims": markdown_table(["figure", "claim", "here", "verdict"], claims),
             "language_model": language_model.result(),
             **quickstart.result(),

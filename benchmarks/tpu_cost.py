@@ -139,7 +139,7 @@ def kernel_cost(cell: Any, sweep: Any, mesh: MeshShape, kind: str, bandwidth: fl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="+", metavar="CONFIG|KEY=VALUE", help="as of isojax launch; a task in text")
+    parser.add_argument("words", nargs="+", metavar="CONFIG|KEY=VALUE", help="as of isojax launch; a text task")
     parser.add_argument("--topology", default="v5e:4x4", help="such as v5p:2x2x2 or v6e:2x4 (default %(default)s)")
     parser.add_argument("--mesh", default="fsdp=4,tensor=4", help="default %(default)s")
     parser.add_argument("--top", type=int, default=5, help="operations to print of each loop (default %(default)s)")

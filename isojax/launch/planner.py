@@ -283,7 +283,7 @@ def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:
         reason = "the task is verified on device" if budget.on_device else "cell.rl.max_staleness is set"
         raise InputError(
             f"sweep.moments_on_host=true, but {reason}, so that a device samples and trains at the same time. Expected "
-            "false, or a synchronous run of a task in text."
+            "false, or a synchronous run of a text task."
         )
 
 

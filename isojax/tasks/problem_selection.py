@@ -1,6 +1,6 @@
 """Which problems a run trains, validates and is evaluated on; `ProblemSelection.notes` says what was left out.
 
-A task in text must state the lengths that hold its problems, and a learning rate, as their defaults are the toy task's;
+A text task must state the lengths that hold its problems, and a learning rate, as their defaults are the toy task's;
 `require_settings` suggests such as suit its model and problems (docs/problems.md)."""
 
 import math

@@ -27,7 +27,7 @@ from isojax.tasks.turns import check_device_reply, find_reply, plain_tokens, spl
 
 
 class TextTask:
-    """A task in text: a source, a model's tokenizer, a prompt format and a verifier. Threads may share it."""
+    """A text task: a source, a model's tokenizer, a prompt format and a verifier. Threads may share it."""
 
     on_device: ClassVar[Literal[False]] = False
 
@@ -299,7 +299,7 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
     for key, value in (("reward.weights", cell.reward.weights), ("sampling.interrupt", cell.sampling.interrupt)):
         if value is not None:
             refusal = f"cell.{key} is set and cell.task = {cell.task} writes no text and verifies on device"
-            raise InputError(f"{refusal}; leave it out, or set a task in text, such as jsonl:FILE.")
+            raise InputError(f"{refusal}; leave it out, or set a text task, such as jsonl:FILE.")
     if device_task.stops.reply is not None:
         check_device_reply(cell.task, device_task.stops.reply, cell.sampling.response_length or 1)
     return device_task

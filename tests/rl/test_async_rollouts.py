@@ -76,7 +76,7 @@ def asynchronous(
     on, cell = mesh(axes), Cell(*pair, SEED)
     made = programs(axes, k, way) if task is None else programs_of(task, axes, k, way)
     state = build_init_state(DECODER, on)(placed(policy(), on))
-    host_table = TABLE if task is None else TABLE._replace(answers=TABLE.answers[:, :0])  # as tasks in text have none
+    host_table = TABLE if task is None else TABLE._replace(answers=TABLE.answers[:, :0])  # as text tasks have none
     table = ProblemArrays(*(jax.device_put(x, replicated(on)) for x in host_table))
     values = make_coefficients(recipe(k, learning_rate).rl)
     base, problem_order = placed(policy(1), on), order(pair[0])

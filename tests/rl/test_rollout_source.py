@@ -54,7 +54,7 @@ RL = RLConfig(kl=0.1, learning_rate=2e-2, lr_reference_batch=35, warmup=2)
 
 
 class Spoken(Parity):
-    """The same task in text: a response is the word `even` or `odd`, and the answer is `even`. Remembers what it was
+    """The same text task: a response is the word `even` or `odd`, and the answer is `even`. Remembers what it was
     shown, and of which problem, in the order in which it was."""
 
     on_device: ClassVar[Literal[False]] = False

@@ -19,7 +19,7 @@ from isojax.tasks.sources.tfds import write_dataset
 
 
 class Words:
-    """A task in text whose prompts have as many tokens as words."""
+    """A text task whose prompts have as many tokens as words."""
 
     on_device: ClassVar[Literal[False]] = False
 

@@ -1,4 +1,4 @@
-"""What a task in text must state, and the values that its refusal names: they can be pasted."""
+"""What a text task must state, and the values that its refusal names: they can be pasted."""
 
 from __future__ import annotations
 

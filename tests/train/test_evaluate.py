@@ -41,7 +41,7 @@ FAILING = 5  # odd: wrong in any case
 
 
 class Spoken(Parity):
-    """The same task in text, and a check that never ends where the first token is FAILING."""
+    """The same text task, and a check that never ends where the first token is FAILING."""
 
     on_device: ClassVar[Literal[False]] = False
 

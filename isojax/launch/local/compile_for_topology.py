@@ -44,7 +44,7 @@ UNIT_BYTES = {"M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True)
 class AbstractTask:
-    """Stands for a task in text where only the shapes of its programs matter; one token ends a response."""
+    """Stands for a text task where only the shapes of its programs matter; one token ends a response."""
 
     vocab: int
     stops: StopConditions = field(default_factory=lambda: StopConditions((0,), None))

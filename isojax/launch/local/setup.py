@@ -173,7 +173,7 @@ def open_task(config: Config) -> Iterator[Task]:
         if model.path is not None and model.vocab != task.vocab:
             raise InputError(
                 f"cell.task = {config.cell.task} has {task.vocab} tokens of its own, and the model in {model.path} has "
-                f"{model.vocab} others; expected a task in text with cell.model.path, such as cell.task=addition or "
+                f"{model.vocab} others; expected a text task with cell.model.path, such as cell.task=addition or "
                 "cell.task=jsonl:FILE."
             )
         yield task

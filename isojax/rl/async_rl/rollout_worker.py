@@ -122,7 +122,7 @@ class RolloutWorker:
         }
         arrays = {
             "state": self.state,
-            # Orbax saves no empty array, such as the answers of a task in text.
+            # Orbax saves no empty array, such as the answers of a text task.
             "problem_ring": {name: x for name, x in self.ring.problems._asdict().items() if x.size},
             "key_ring": self.ring.keys,
             "previous_slots": self.previous_slots,
