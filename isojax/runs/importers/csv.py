@@ -23,9 +23,9 @@ FIELDS = LEDGER_FIELDS | {
 }
 SUFFIXES = (".csv", ".tsv")
 
-# The columns of the long form, as MLflow, TensorBoard, pandas.melt, Comet and Aim name them.
-METRIC_NAMES = ("metric", "key", "tag", "variable", "metricName", "metric.name")
-VALUE_NAMES = ("value", "Value", "metricValue")
+# The columns of the long form, as MLflow, TensorBoard, pandas.melt, Comet and Aim name them, in small letters.
+METRIC_NAMES = ("metric", "key", "tag", "variable", "metricname", "metric.name")
+VALUE_NAMES = ("value", "metricvalue")
 BOUND_SUFFIXES = ("__MIN", "__MAX")  # of W&B's export
 
 
@@ -36,7 +36,8 @@ def read(path: Path) -> list[LogTable]:
     is_chart = len(table.columns) > 1 and all(" - " in name for name in table.columns[1:])
     if is_chart or any(name.endswith(BOUND_SUFFIXES) for name in table.columns):
         return list(_read_wide(table))
-    metric, value = (next((x for x in names if x in table.columns), None) for names in (METRIC_NAMES, VALUE_NAMES))
+    columns = {name.lower(): name for name in reversed(table.columns)}
+    metric, value = (next((columns[x] for x in names if x in columns), None) for names in (METRIC_NAMES, VALUE_NAMES))
     if metric is not None and value is not None:
         return [_read_long(table, metric, value)]
     return [LogTable(table.source, table.rows, one_run=False)]

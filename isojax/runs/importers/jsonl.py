@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import read_objects
+from isojax.core.table_files import read_lines, read_objects
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import flatten
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
@@ -13,16 +13,19 @@ FIELDS = LEDGER_FIELDS
 SUFFIXES = (".jsonl", ".ndjson")
 
 
-def read_log_objects(path: Path) -> list[DataRow]:
-    """The file's rows, at least one; raises InputError as `read_objects`."""
+def read_log_objects(path: Path) -> tuple[list[DataRow], tuple[str, ...]]:
+    """The file's rows, at least one, and a note where its last line is torn; raises InputError as `read_objects`."""
     check_log_file(path)
-    rows = list(read_objects(path))
+    lines = list(read_lines(path))
+    is_torn = len(lines) > 1 and not lines[-1][1].endswith(("}", "\n"))
+    rows = list(read_objects(path, lines[:-1] if is_torn else lines))
     if not rows:
         raise InputError(f"{path} holds blank lines only, expected one JSON object per line. Leave it out.")
-    return rows
+    return rows, ("its last line is torn, and left out (the run still writes it, or was stopped)",) * is_torn
 
 
 def read(path: Path) -> list[LogTable]:
     """The file as one table; raises InputError as `read_log_objects`."""
-    rows = read_log_objects(path)
-    return [LogTable(str(path), tuple(replace(row, values=dict(flatten(row.values))) for row in rows), one_run=False)]
+    rows, notes = read_log_objects(path)
+    flat_rows = tuple(replace(row, values=dict(flatten(row.values))) for row in rows)
+    return [LogTable(str(path), flat_rows, one_run=False, notes=notes)]

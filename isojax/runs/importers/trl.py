@@ -75,7 +75,9 @@ def read(path: Path) -> list[LogTable]:
         raise InputError(f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, from a checkpoint.")
     rows = tuple(DataRow(str(file), f"log_history[{i}]", entry, i) for i, entry in enumerate(history))
     config = _read_arguments(file.with_name(ARGUMENTS_FILE))
-    return [LogTable(str(file), rows, config | rollouts_per_step(config))]
+    iterations = config.get("num_iterations", 1)
+    note = f"num_iterations = {iterations}: B_p counts the new problems per update; a gradient is over more"
+    return [LogTable(str(file), rows, config | rollouts_per_step(config), notes=(note,) * (iterations != 1))]
 
 
 def _state_file(path: Path) -> Path:

@@ -38,7 +38,8 @@ def device_count(config: Mapping[str, Any]) -> dict[str, int]:
 
 def read(path: Path) -> list[LogTable]:
     """The file as one run; InputError for a line of another form."""
-    return [LogTable(str(path), tuple(map(_unpack, read_log_objects(path))))]
+    rows, notes = read_log_objects(path)
+    return [LogTable(str(path), tuple(map(_unpack, rows)), notes=notes)]
 
 
 def _unpack(row: DataRow) -> DataRow:

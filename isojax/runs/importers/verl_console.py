@@ -50,7 +50,7 @@ def read(path: Path) -> list[LogTable]:
         if match:
             is_torn = i == len(lines) - 1 and not numbered[i][1].endswith("\n")
             if is_torn:
-                notes.append("its last line is torn (the run still writes it, or was stopped)")
+                notes.append("its last line is torn (the run still writes it, or was stopped): without its last value")
             values = _metric_values(match[2], is_torn)
             rows.append(DataRow(str(path), f"line {number}", {"step": int(match[1]), **values}, number - 1))
     if not rows:
@@ -60,7 +60,8 @@ def read(path: Path) -> list[LogTable]:
         )
     configs = list(_printed_configs(lines))
     # Hydra's overrides on the command lines of verl's RL trainers
-    commands = [dict(_OVERRIDE.findall(text)) for _, _, text in lines if "verl." in text and "actor_rollout_" in text]
+    printed = re.sub(r"\\\n", " ", "\n".join(text for _, _, text in lines)).split("\n")
+    commands = [dict(_OVERRIDE.findall(text)) for text in printed if "verl." in text and "actor_rollout_" in text]
     for name in (*verl.CONFIG_COLUMNS["n"], *verl.CONFIG_COLUMNS["B_p"]):
         texts = [str(config[name]) for config in configs or commands if name in config]
         values = list(dict.fromkeys(text for text in texts if "$" not in text))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import filter as glob_filter
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
@@ -182,7 +183,7 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
 
 def _constant(field: str, text: str, table: LogTable) -> float | int:
     """The number that a --map gives for the whole log, or that stands at {} of its pattern in the run's name, else in
-    the log's path: n{} finds 8 in runs/n8.jsonl and in gsm8k-n8-s0.jsonl."""
+    the file's, else (but where a word of these ends so, as gen4 with n4) in the log's path: 8 in runs/n8/log.jsonl."""
     number = parse_number(text)
     if field == "scale" and number is None:
         raise InputError(f"--map scale={text}: expected a number, such as scale=0.01 for percent.")
@@ -194,14 +195,19 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         )
     if field not in CONSTANT_FIELDS:
         raise InputError(
-            f"--map {field}={text}: a number for the whole file cannot stand for {field}; {_mapping_hint(field, table)}"
+            f"--map {field}={text}: a number for the whole file cannot stand for {field}; type"
+            f" {_mapping_hint(field, table)}. The columns are {list_some(table.columns)}."
         )
     if number is not None:
         return int(number) if number.is_integer() else number
-    pattern = re.compile(r"(?<![A-Za-z0-9])" + re.escape(text).replace(r"\{\}", r"(\d+)(?!\d)", 1))
-    numbers = set(pattern.findall(table.run) or pattern.findall(table.source))
+    template = re.escape(text).replace(r"\{\}", r"(\d+)(?!\d)", 1)
+    pattern = re.compile(("(?<![A-Za-z])" if text[0].isalpha() else "(?<![A-Za-z0-9])") + template)
+    names = [name for name in (table.run, Path(table.source).name) if name]
+    numbers = set(next(filter(None, map(pattern.findall, names)), ()))
+    if not numbers and not any(re.search(template, name, re.IGNORECASE) for name in names):
+        numbers = set(pattern.findall(table.source))
     if len(numbers) != 1:
-        elsewhere = ", ".join(re.findall(r"[A-Za-z]+\d+", table.run)) or "no word with a number"
+        elsewhere = ", ".join(re.findall(r"[A-Za-z]+[=: ]*\d+", names[0])) or "no word with a number"
         hint = "" if table.one_run or table.run else " Where a column names the runs, add --map run=COLUMN."
         raise InputError(
             f"--map {field}={text}: {table.label} has {', '.join(sorted(numbers)) or 'no number'} there, and in its "
@@ -286,10 +292,8 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
     if "sampled_batches" in column_map and not any(name in column_map for name in ("sampled_B_p", "rollouts")):
         missing.append("sampled_B_p")
     if missing:
-        raise InputError(
-            f"{table.source}: no column is known to be {missing[0]} ({FIELD_HELP[missing[0]]});"
-            f" {_mapping_hint(missing[0], table)}"
-        )
+        hints = (f"no column is known to be {x} ({FIELD_HELP[x]}); type {_mapping_hint(x, table)}" for x in missing)
+        raise InputError(f"{table.source}: {'; '.join(hints)}. The columns are {list_some(table.columns)}.")
     if "counts" in column_map and "samples" not in column_map:
         raise InputError(
             f"{table.source}: counts are of so many rollouts per problem; say how many, as --map samples=4."
@@ -297,9 +301,9 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
 
 
 def _mapping_hint(field: str, table: LogTable) -> str:
-    """What to type, and the columns there are."""
+    """What to type."""
     columns = [name for name in table.columns if field != "reward" or _may_be_validation(name, table)]
     cutoff = 0.0 if field == "reward" else 0.6
     suggestions = [f"--map {field}={name} (the nearest)" for name in columns and nearest_names(field, columns, cutoff)]
     suggestions += _SUGGESTIONS.get(field, [])
-    return f"type {', or '.join(suggestions or [f'--map {field}=COLUMN'])}. The columns are {list_some(table.columns)}."
+    return ", or ".join(suggestions or [f"--map {field}=COLUMN"])

@@ -18,7 +18,7 @@ LINES_LOOKED_AT = 20_000  # of a console log, before its first step
 
 
 def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
-    """The logs below a folder: as the importer's `find_logs` says, else the files that end as its SUFFIXES, also
+    """The logs below a folder: as the importer's `find_logs` says, else the files of its format or SUFFIXES, also
     packed (a reader refuses all but .gz); the folder itself where a module has neither. InputError if there is none."""
     if hasattr(importer, "find_logs"):
         return importer.find_logs(folder)
@@ -26,7 +26,9 @@ def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
     if suffixes is None:
         return [folder]
     endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz", ".zip", ".xz", ".bz2", ".zst"))
-    paths = [path for path in paths_below(folder) if path.name.lower().endswith(endings) and path.is_file()]
+    name = importer.__name__.rpartition(".")[2]
+    files = [path for path in paths_below(folder) if path.is_file()]
+    paths = [path for path in files if path.name.lower().endswith(endings) or _format_of_file(path) == name]
     files = [path for path in paths if not any(x.startswith(".") for x in path.relative_to(folder).parts)]
     if not files:
         raise InputError(f"{folder} holds no file that ends in {' or '.join(suffixes)}; name the logs themselves.")
@@ -53,10 +55,10 @@ def _formats(path: Path) -> set[str]:
     if not path.is_dir():
         found = _format_of_file(path) or _format_by_suffix(path)  # a reader says what is damaged
         return {found} if found else set()
-    for name, pattern in FOLDER_PATTERNS.items():
-        if paths_below(path, pattern):
-            return {name}
-    return {found for file in paths_below(path) if file.is_file() and (found := _format_of_file(file))}
+    formats = {name for name, pattern in FOLDER_PATTERNS.items() if paths_below(path, pattern)}
+    if len(formats) > 1:
+        formats.discard("tensorboard")  # whose files W&B and TRL keep too
+    return formats or {found for file in paths_below(path) if file.is_file() and (found := _format_of_file(file))}
 
 
 def _format_of_file(path: Path) -> str:

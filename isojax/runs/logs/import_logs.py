@@ -2,6 +2,7 @@
 and runs become records: a seed for each, one validation metric for all, and no run counted twice."""
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -216,7 +217,8 @@ def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
     order; so do runs in logs of their own whose settings repeat one seed."""
     if len(runs) > MAX_CELLS:
         raise InputError(f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. {_SEPARATE_RUNS_HINT}")
-    notes = [*_reject_different_metrics(runs), *_assign_seeds(runs)]
+    _reject_different_metrics(runs)
+    notes = list(_assign_seeds(runs))
     run_records = []
     for run in runs:
         assert run.seed is not None
@@ -232,22 +234,22 @@ def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
     return sorted(trained or run_records, key=lambda run: run.cell), notes
 
 
-def _reject_different_metrics(runs: Sequence[LogRun]) -> list[str]:
-    """Refuse runs whose validation metrics have different names; notes where one name stands for different columns."""
+def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
+    """Refuse runs whose validation metrics have different names, in the ledger or in their logs."""
     run_by_metric = {}
     for run in reversed(runs):
         field = run.column_map.main_metric
-        run_by_metric[run.column_map.ledger_name(field), run.column_map.columns[field]] = run
-    if len({name for name, _ in run_by_metric}) > 1:
-        metrics_text = " and ".join(f"{name} ({run.rows[0].source})" for (name, _), run in run_by_metric.items())
-        raise InputError(
-            f"the runs have different validation metrics: {metrics_text}. Name one for all: --map avg@4=COLUMN."
-        )
+        column = f"{run.column_map.columns[field]}, " if field == "reward" else ""
+        run_by_metric[run.column_map.ledger_name(field), column] = run
     if len(run_by_metric) > 1:
-        return [
-            f"{name} is read from {column} in {run.rows[0].source}" for (name, column), run in run_by_metric.items()
-        ]
-    return []
+        metrics_text = " and ".join(f"{n} ({column}{run.rows[0].source})" for (n, column), run in run_by_metric.items())
+        raise InputError(
+            f"the runs have different validation metrics: {metrics_text}. Name one for all: --map avg@4=COLUMN;"
+            " where they are one, import each log on its own and fit both folders."
+        )
+
+
+_NO_SEED = re.compile(r"(^|[._])(lr|learning_rate|model_name_or_path|model\.path)$")  # what seeds have in common
 
 
 def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
@@ -274,8 +276,12 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
         if unseeded_runs and len(cell_runs) > 1:
             numbering = ", ".join(f"{run.label} is {run.seed}" for run in unseeded_runs)
             yield f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}"
+            configs = [run.column_map.table.config for run in unseeded_runs]
+            for name in sorted(filter(_NO_SEED.search, set[str]().union(*configs))):
+                if len(values := {str(config.get(name)) for config in configs}) > 1:
+                    yield f"these differ in {name} ({', '.join(sorted(values))}), so are they no seeds of one setting?"
             if any(run.column_map.read(run.column_map.clock_field, run.rows[0]) > 1 for run in unseeded_runs):
-                yield "some of these begin late; add --resumed where one goes on with another"
+                yield "some of these begin late; add --resumed where one goes on with another, of the same name or seed"
 
 
 def _reject_copies(runs: Sequence[RunRecord]) -> None:

@@ -50,7 +50,10 @@ BROKEN = {
     "a binary file": (b"a,b\n\0\0", "line 2: a NUL byte"),
 }
 BROKEN_JSON = {
-    "half a line": ('{"step": 1, "reward": 0.1}\n{"step": 2, "rew', r"line 2: not JSON .*expected a whole object"),
+    "half a line": (
+        '{"step": 1, "reward": 0.1}\n{"step": 2, "rew\n{"step": 3, "reward": 0.1}',
+        r"line 2: not JSON .*expected a whole object",
+    ),
     "a list": ('{"step": 1, "reward": 0.1}\n[1]\n', "line 2: given .* \\(list\\), expected a JSON object"),
     "CSV": ("step,reward\n1,2\n", "line 1: not JSON .*expected a whole object"),
     "NaN": ('{"step": 1, "reward": NaN}\n', "line 1: reward is nan"),
@@ -92,6 +95,14 @@ def test_an_array_over_many_lines_and_a_packed_file(logged, tmp_path):
     (tmp_path / "log.zip").write_bytes(b"PK\x03\x04\x14\x00\x08\x00\xe3\n")
     with pytest.raises(InputError, match="save the file as UTF-8, unpacked"):
         read_logs([tmp_path / "log.zip"], "csv", {})
+
+
+def test_a_torn_last_line_of_json_is_left_out(logged):
+    whole = '{"step": 1, "reward": 0.1}\n{"step": 2, "reward": 0.2}\n'
+    result = logged("jsonl", whole + '{"step": 3, "rewa', "n=2,B_p=2")
+    assert [point.M for point in result.runs[0].points] == [1, 2]
+    assert any("last line is torn" in note for note in result.notes)
+    assert not any("torn" in note for note in logged("jsonl", whole.rstrip(), "n=2,B_p=2").notes)
 
 
 def test_objects_without_keys(logged):

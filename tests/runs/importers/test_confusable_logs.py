@@ -1,0 +1,110 @@
+"""Runs, settings and metrics that a name or a folder could confuse: each is read as what it is, or refused."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
+from isojax.runs.importers import trl
+from isojax.runs.logs.import_logs import read_logs
+from tests.runs.importers.conftest import FIXTURES
+
+CSV = "step,acc\n0,0.1\n1,0.2\n2,0.3\n"
+STEPS = "step:0 - val-core/x/acc/mean@4:0.1\nstep:1 - val-core/x/acc/mean@4:0.2\n"
+TABLE = {"n": "n{}", "B_p": "4", "reward": "acc"}
+
+
+def write(folder: Path, **texts: str) -> Path:
+    folder.mkdir()
+    for name, text in texts.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return folder
+
+
+def test_logs_of_a_folder_are_those_whose_lines_have_its_format(tmp_path):
+    """verl's consoles, redirected to files of any name."""
+    folder = write(tmp_path / "consoles", n4__log=STEPS, n8__out=STEPS, n16__stdout=STEPS, n32=STEPS, notes__md="four")
+    result = read_logs([folder], None, {"n": "n{}", "B_p": "4"})
+    assert [run.cell.n for run in result.runs] == [4, 8, 16, 32] and not result.skipped
+    folder = write(tmp_path / "tables", n4__csv=CSV, n8__txt=CSV, n16__dat=CSV)
+    assert [run.cell.n for run in read_logs([folder], None, TABLE).runs] == [4, 8, 16]
+
+
+@pytest.mark.parametrize(
+    ("names", "maps", "cells"),
+    [
+        (("16x4", "8x8"), {"n": "x{}", "B_p": "{}x"}, [Cell(8, 8, 0), Cell(16, 4, 0)]),  # as isojax names its cells
+        (("16x4-s0", "16x8-s1"), {"n": "x{}", "B_p": "{}x", "seed": "s{}"}, [Cell(16, 4, 0), Cell(16, 8, 1)]),
+        (("a_ngen4_bs16", "a_ngen8_bs16"), {"n": "ngen{}", "B_p": "bs{}"}, [Cell(16, 4, 0), Cell(16, 8, 0)]),
+    ],
+)
+def test_numbers_within_names(tmp_path, names, maps, cells):
+    folder = write(tmp_path / "x2", **{f"{name}__csv": CSV for name in names})
+    assert [run.cell for run in read_logs([folder], None, {**TABLE, **maps}).runs] == cells
+
+
+@pytest.mark.parametrize(("name", "text"), [("gen4_bs16", "n{}"), ("grpoN4", "n{}"), ("wide4", "e{}")])
+def test_a_folders_number_does_not_stand_for_one_that_the_name_has_in_another_word(tmp_path, name, text):
+    folder = write(tmp_path / "n2e3", **{f"{name}__csv": CSV})
+    with pytest.raises(InputError, match=rf"{name}\.csv has no number there, and in its name [A-Za-z]+4"):
+        read_logs([folder], None, {**TABLE, "n": text})
+
+
+def test_a_folders_number_stands_for_logs_without_any(tmp_path):
+    (tmp_path / "n8").mkdir()
+    folder = write(tmp_path / "n8" / "logs", log__csv=CSV)
+    assert read_logs([folder], None, TABLE).runs[0].cell == Cell(4, 8, 0)
+
+
+def test_two_kinds_of_logs_in_one_folder_are_refused(tmp_path):
+    shutil.copytree(FIXTURES / "trl", tmp_path / "trl")
+    shutil.copytree(FIXTURES / "wandb/own", tmp_path / "wandb")
+    with pytest.raises(InputError, match=r"logs of several formats: trl .*wandb"):
+        read_logs([tmp_path], None, {})
+
+
+def test_the_long_form_in_capitals(logged):
+    text = "Name,Metric,_step,Value\na,val/acc,0,.1\na,train/reward,0,.9\na,val/acc,1,.2\n"
+    (run,) = logged("csv", text, "reward=val/acc,step=_step,n=4,B_p=4").runs
+    assert [p.metrics for p in run.points] == [{"val/acc": 0.1}, {"val/acc": 0.2}]
+
+
+def test_all_that_is_missing_is_said_at_once(logged):
+    with pytest.raises(InputError, match=r"to be reward .* to be n .*--map n=16.* to be B_p .*--map B_p=512"):
+        logged("csv", "step,foo\n0,a\n1,b\n")
+
+
+def test_one_metric_of_different_problems_is_refused(logged):
+    metrics = [f"val-core/{problems}/acc/mean@4" for problems in ("math", "gsm8k")]
+    logs = {f"{i}.jsonl": [{"step": 1, "data": {name: 0.5}}] for i, name in enumerate(metrics)}
+    with pytest.raises(InputError, match=r"different validation metrics: .*gsm8k/acc/mean@4.* and .*math.*mean@4"):
+        logged("verl", logs, "n=2,B_p=2")
+
+
+def test_runs_of_different_rates_are_named(tmp_path):
+    """Their configs are in the logs; they stay runs of one cell, which the note puts in question."""
+    rollout = "'rollout': {'n': 8}}, 'data': {'train_batch_size': 4}}"
+    for rate, steps in (("1e-06", STEPS), ("5e-06", STEPS.replace("0.2", "0.3"))):
+        config = f"{{'actor_rollout_ref': {{'actor': {{'optim': {{'lr': {rate}}}}}, {rollout}\n"
+        (tmp_path / f"{rate}.log").write_text(config + steps)
+    notes = read_logs([tmp_path], None, {}).notes
+    assert any("differ in actor_rollout_ref.actor.optim.lr (1e-06, 5e-06)" in note for note in notes)
+
+
+def test_a_command_over_several_lines(tmp_path):
+    command = "+ python3 -m verl.trainer.main_ppo \\\n  data.train_batch_size=16 \\\n  actor_rollout_ref.rollout.n=8\n"
+    (tmp_path / "job.log").write_text(command + STEPS)
+    assert read_logs([tmp_path / "job.log"], None, {}).runs[0].cell == Cell(16, 8, 0)
+
+
+def test_iterations_over_one_batch_are_said(tmp_path, monkeypatch):
+    shutil.copy(FIXTURES / "trl/checkpoint-6/trainer_state.json", tmp_path)
+    arguments = dict.fromkeys(("generation_batch_size", "gradient_accumulation_steps", "steps_per_generation"), 16)
+    monkeypatch.setattr(trl, "_read_arguments", lambda _: {**arguments, "num_generations": 4, "num_iterations": 2})
+    result = read_logs([tmp_path], "trl", {})
+    assert result.runs[0].cell == Cell(2, 4, 0)
+    assert any("num_iterations = 2: B_p counts the new problems per update" in note for note in result.notes)
