@@ -278,7 +278,8 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
         cell_folders = [path.parent] if is_ledger else [p.parent for p in paths_below(path, RECORDS_FILE)]
         if not cell_folders:
             problem = f"{path} holds no {RECORDS_FILE}" if path.exists() else f"no such run: {path}"
-            raise InputError(f"{problem}. Expected a sweep's folder (runs/NAME), a run's folder or a {RECORDS_FILE}.")
+            expected = f"Expected a sweep's folder (runs/NAME), a run's folder or a {RECORDS_FILE}"
+            raise InputError(f"{problem}. {expected}; `isojax records import LOG` makes them of another trainer's log.")
         folders += cell_folders
     return folders
 

@@ -197,7 +197,7 @@ def test_check_shows_twenty_problems_and_counts_all(isojax, tmp_path):
 def test_check_of_nothing(isojax, tmp_path):
     (tmp_path / "empty").mkdir()
     code, _, err = isojax("records", "check", "empty")
-    assert code == 2 and "holds no records.jsonl" in err
+    assert code == 2 and "holds no records.jsonl" in err and "isojax records import LOG" in err
 
 
 def test_help_teaches(isojax):
