@@ -92,7 +92,7 @@ def check_number(
         requirement = f"more than {exclusive_minimum:g}"
     if requirement:
         meaning = "" if expected == "a number" else f" ({expected})"
-        raise InputError(f"{cell} is {cell_value}; expected {requirement}{meaning}. Correct or empty it, or remove the row.")
+        raise InputError(f"{cell} is {cell_value}; expected {requirement}{meaning}. Correct the cell, or empty it.")
     return number
 
 
