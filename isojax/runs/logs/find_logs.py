@@ -27,13 +27,13 @@ def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
         return [folder]
     endings = tuple(suffix + packed for suffix in suffixes for packed in ("", ".gz", ".zip", ".xz", ".bz2", ".zst"))
     name = importer.__name__.rpartition(".")[2]
-    files = [path for path in paths_below(folder) if path.is_file()]
-    paths = [path for path in files if path.name.lower().endswith(endings) or _format_of_file(path) == name]
+    paths = [path for path in paths_below(folder) if path.is_file()]
     files = [path for path in paths if not any(x.startswith(".") for x in path.relative_to(folder).parts)]
-    if not files:
+    logs = [path for path in files if path.name.lower().endswith(endings) or _format_of_file(path) == name]
+    if not logs:
         raise InputError(f"{folder} holds no file that ends in {' or '.join(suffixes)}; name the logs themselves.")
-    pieces = {path: re.split(r"(\d+)", str(path.with_suffix(""))) for path in files}
-    return sorted(files, key=lambda path: [int(x) if x.isdigit() else x for x in pieces[path]])
+    pieces = {path: re.split(r"(\d+)", str(path.with_suffix(""))) for path in logs}
+    return sorted(logs, key=lambda path: [int(x) if x.isdigit() else x for x in pieces[path]])
 
 
 def detect_format(paths: Sequence[Path]) -> str:
@@ -76,7 +76,7 @@ def _format_of_file(path: Path) -> str:
             break
     if errors == "replace" or not texts:
         return ""
-    if _format_by_suffix(path) == "jsonl" or texts[0].startswith('{"'):
+    if _format_by_suffix(path) == "jsonl" or (len(texts) > 1 and all(text.startswith('{"') for text in texts)):
         return "verl" if '"step"' in texts[0] and '"data"' in texts[0] else "jsonl"
     marks = [mark for mark in DELIMITERS if texts[0].count(mark) == texts[-1].count(mark) > 0]
     is_csv = any(parse_number(cell.strip(' "')) is not None for mark in marks for cell in texts[-1].split(mark))

@@ -32,6 +32,9 @@ def test_logs_of_a_folder_are_those_whose_lines_have_its_format(tmp_path):
     assert [run.cell.n for run in result.runs] == [4, 8, 16, 32] and not result.skipped
     folder = write(tmp_path / "tables", n4__csv=CSV, n8__txt=CSV, n16__dat=CSV)
     assert [run.cell.n for run in read_logs([folder], None, TABLE).runs] == [4, 8, 16]
+    lines = '{"step": 0, "acc": 0.1}\n{"step": 1, "acc": 0.2}\n'
+    folder = write(tmp_path / "lines", n4__jsonl=lines, n8__json=lines, n8_summary__json=lines.split("\n")[1])
+    assert [run.cell for run in read_logs([folder], None, TABLE).runs] == [Cell(4, 4, 0), Cell(4, 8, 0)]
 
 
 @pytest.mark.parametrize(
