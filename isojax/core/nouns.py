@@ -139,7 +139,7 @@ class EvalPoint:
     @property
     def graded(self) -> bool:
         """Whether rewards were graded: their sums are floats."""
-        return any(isinstance(reward_sum, float) for reward_sum in self.counts)
+        return any(issubclass(kind, float) for kind in set(map(type, self.counts)))
 
 
 IMPORTED = "imported"  # the cell_hash of a run from a log of another trainer

@@ -7,6 +7,7 @@ R0 is the reward before training, A the asymptote, C_mid the compute of half the
 R0 + (A - R0) (1 - exp(-ln 2 (C / C_mid)^exponent))."""
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -76,13 +77,19 @@ class ResidualCorrection:
         return np.interp(np.log10(np.asarray(C, dtype=np.float64)), knots, [0.0, *self.value, 0.0])
 
     def sample(self, C: ArrayLike, replicates: int, key: tuple[int, int]) -> FloatArray:
-        """The same of replicates, float[G] -> float[Q, G]; the cell's key seeds them, so that no file holds them."""
+        """The same of replicates, float[G] -> float[Q, G]."""
         knot_weights = np.stack([replace(self, value=tuple(row)).evaluate(C) for row in np.eye(len(self.value))])
-        normal_draws = np.random.default_rng(key).normal(size=(replicates, len(self.log10_C)))
-        for k in range(1, len(self.log10_C)):
-            innovation = np.sqrt(1 - _KNOT_CORRELATION**2) * normal_draws[:, k]
-            normal_draws[:, k] = _KNOT_CORRELATION * normal_draws[:, k - 1] + innovation
-        return (np.array(self.value) + np.array(self.sd) * normal_draws) @ knot_weights
+        return _knot_draws(self, replicates, key) @ knot_weights
+
+
+@lru_cache(maxsize=1024)
+def _knot_draws(correction: ResidualCorrection, replicates: int, key: tuple[int, int]) -> FloatArray:
+    """float[Q, knots], the rewards to add at the knots; the cell's key seeds them, so that no file holds them."""
+    normal_draws = np.random.default_rng(key).normal(size=(replicates, len(correction.log10_C)))
+    for k in range(1, len(correction.log10_C)):
+        innovation = np.sqrt(1 - _KNOT_CORRELATION**2) * normal_draws[:, k]
+        normal_draws[:, k] = _KNOT_CORRELATION * normal_draws[:, k - 1] + innovation
+    return np.array(correction.value) + np.array(correction.sd) * normal_draws
 
 
 @dataclass(frozen=True)
