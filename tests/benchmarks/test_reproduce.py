@@ -70,7 +70,7 @@ def test_the_papers_configs_have_a_plan_on_a_pod(
     rows = config_plans.plan_rows()
     assert len(rows) == len(list((CONFIGS / "paper").glob("*.yaml")))
     assert (
-        study_tables.markdown_table(["config", "runs", "GiB of a chip", "days"], rows) in reproduce.PAGES[0].read_text()
+        study_tables.markdown_table(["config", "runs", "GiB per chip", "days"], rows) in reproduce.PAGES[0].read_text()
     )
 
 
