@@ -4,7 +4,9 @@ The inner product of an update's gradient with Adam's mean of the gradients befo
 have in common, for their noises are independent; over the gradient's own square it is the share that is signal, B over
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
-a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error."""
+a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error. It
+goes back, for good, where most groups of the larger n have no variance either: their problems are solved, or far from
+it, and what updates lack is other problems."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -17,6 +19,7 @@ from isojax.rl.metric import Metrics
 MIN_UPDATES = 32  # of a stage before a decision, and of the signal's mean
 MIN_GROUPS = 400  # whose rewards are not all equal, likewise
 CHECK_EVERY = 8  # updates
+MIN_VARIED = 0.5  # of the groups of a larger n: the share whose rewards are not all equal
 
 
 @dataclass
@@ -60,8 +63,16 @@ def growth_state(cell: Cell, growth: GradientSignal) -> dict[str, Any] | None:
     return {"stages": [list(stage) for stage in cell.stages], "signal": asdict(growth)} if cell.n_max else None
 
 
-def next_stage(cell: Cell, C: int) -> tuple[Cell, GradientSignal]:
-    """The cell with twice its n from C rollouts on, and its signal, which is not known yet."""
-    last = cell.stages[-1]
-    stage = Stage(C, last.B_p, 2 * last.n)
+def choose_n(cell: Cell, growth: GradientSignal) -> int:
+    """The n to go on with: the present one, twice as much, or the one before."""
+    stage, earlier_n = cell.stages[-1], cell.stages[-2].n if len(cell.stages) > 1 else 0
+    if growth.updates == MIN_UPDATES and 0 < earlier_n < stage.n:
+        return stage.n if growth.groups >= MIN_VARIED * stage.B_p * growth.updates else earlier_n
+    may_grow = earlier_n < stage.n and 2 * stage.n <= cell.n_max
+    return 2 * stage.n if may_grow and growth.has_faded else stage.n
+
+
+def next_stage(cell: Cell, C: int, n: int) -> tuple[Cell, GradientSignal]:
+    """The cell with another n from C rollouts on, and its signal, which is not known yet."""
+    stage = Stage(C, cell.stages[-1].B_p, n)
     return cell.with_stages((*cell.stages, stage)), GradientSignal(earlier=C // (stage.B_p * stage.n))

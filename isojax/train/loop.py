@@ -36,7 +36,7 @@ from isojax.rl.rollout_source import finish_batch
 from isojax.train.base_policy import BasePolicy, eval_problem_sets
 from isojax.train.checkpoint import Checkpoints, has_checkpoint
 from isojax.train.evaluate import VALIDATION_SET, make_eval_point
-from isojax.train.growth import GradientSignal, growth_state, next_stage
+from isojax.train.growth import GradientSignal, choose_n, growth_state, next_stage
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, write_samples
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import OpenCell, open_cell
@@ -145,10 +145,9 @@ class CellTrainer:
                 raise preemption.Preempted(f"asked to end after update {self.cursor.M}")
 
     def _follow_schedule(self) -> None:
-        """Go on with another B_p or n where the schedule changes them, or the gradient's signal has faded."""
-        n, n_max = self.opened.problems.cell.n, self.cell.n_max
-        if self.growth.has_faded and 2 * n <= n_max:
-            self.opened.cell, self.growth = next_stage(self.cell, self.C)
+        """Go on with another B_p or n where the schedule changes them, or the gradient's signal does."""
+        if self.cell.n_max and (n := choose_n(self.cell, self.growth)) != self.opened.problems.cell.n:
+            self.opened.cell, self.growth = next_stage(self.cell, self.C, n)
             self.cursor = replace(self.cursor, growth=growth_state(self.cell, self.growth))
             self.opened.switch(self.cursor)
         elif self.opened.problems.end_update == self.cursor.M:

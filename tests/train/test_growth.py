@@ -14,7 +14,7 @@ from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics, mean
 from isojax.rl.optimizer import adam
 from isojax.rl.train_step import gradient_signal
-from isojax.train.growth import CHECK_EVERY, MIN_UPDATES, GradientSignal, growth_state, next_stage
+from isojax.train.growth import CHECK_EVERY, MIN_UPDATES, GradientSignal, choose_n, growth_state, next_stage
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
@@ -94,7 +94,22 @@ def test_what_a_checkpoint_holds() -> None:
     assert growth_state(Cell(8, 2, 0), growth) is None
 
 
+def test_n_goes_back_for_good_where_most_groups_of_the_larger_one_have_no_variance() -> None:
+    first, doubled = Stage(0, 32, 2), Stage(4000, 32, 4)
+    cell = Cell(32, 2, 0, "auto", (first, doubled), 8)
+    for zero_variance, n in ((0.45, 4), (0.55, 2)):
+        growth = GradientSignal(earlier=31)
+        for _ in range(MIN_UPDATES // CHECK_EVERY):
+            assert choose_n(cell, growth) == 4
+            growth.add(metrics_of(1.0, CHECK_EVERY, zero_variance), CHECK_EVERY, 32)
+        assert choose_n(cell, growth) == n
+    faded, back = GradientSignal(earlier=0, updates=400, groups=4000.0), Stage(8096, 32, 2)
+    assert [choose_n(cell.with_stages(stages), faded) for stages in ((first,), (first, doubled))] == [4, 8]
+    assert choose_n(cell.with_stages((first, doubled, back)), faded) == 2
+    assert choose_n(cell.with_stages((first, doubled, Stage(9000, 32, 8))), faded) == 8  # the largest
+
+
 def test_the_next_stage_begins_where_the_run_is() -> None:
-    cell, growth = next_stage(Cell(8, 2, 0, "auto", (Stage(0, 8, 2),), 16), 160)
+    cell, growth = next_stage(Cell(8, 2, 0, "auto", (Stage(0, 8, 2),), 16), 160, 4)
     assert cell.stages == (Stage(0, 8, 2), Stage(160, 8, 4)) and cell.span_at(10)[2:] == (8, 4)
     assert cell.rollouts_after(11) == 192 and cell.name == "auto-s0" and growth == GradientSignal(earlier=5)
