@@ -66,8 +66,9 @@ def growth_state(cell: Cell, growth: GradientSignal) -> dict[str, Any] | None:
 def choose_n(cell: Cell, growth: GradientSignal) -> int:
     """The n to go on with: the present one, twice as much, or the one before."""
     stage, earlier_n = cell.stages[-1], cell.stages[-2].n if len(cell.stages) > 1 else 0
-    if growth.updates == MIN_UPDATES and 0 < earlier_n < stage.n:
-        return stage.n if growth.groups >= MIN_VARIED * stage.B_p * growth.updates else earlier_n
+    is_first_check = growth.updates == MIN_UPDATES and 0 < earlier_n < stage.n
+    if is_first_check and growth.groups < MIN_VARIED * stage.B_p * growth.updates:
+        return earlier_n
     may_grow = earlier_n < stage.n and 2 * stage.n <= cell.n_max
     return 2 * stage.n if may_grow and growth.has_faded else stage.n
 

@@ -106,6 +106,8 @@ def test_n_goes_back_for_good_where_most_groups_of_the_larger_one_have_no_varian
     faded, back = GradientSignal(earlier=0, updates=400, groups=4000.0), Stage(8096, 32, 2)
     assert [choose_n(cell.with_stages(stages), faded) for stages in ((first,), (first, doubled))] == [4, 8]
     assert choose_n(cell.with_stages((first, doubled, back)), faded) == 2
+    soon = GradientSignal(earlier=16, updates=MIN_UPDATES, groups=600.0)
+    assert choose_n(cell, soon) == 8  # C has doubled by then, and the signal has faded
     assert choose_n(cell.with_stages((first, doubled, Stage(9000, 32, 8))), faded) == 8  # the largest
 
 
