@@ -1,5 +1,6 @@
 """What a person sees while a sweep runs: the plan before it, a live line, and a line for each finished cell."""
 
+import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
+from isojax.core.terminal import warn
 from isojax.launch.planner import DeviceBudget, format_bytes, format_sizes
-from isojax.launch.time_estimate import Forecast
+from isojax.launch.time_estimate import GIB, Forecast
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.ledger import INCLUDE_FLAGGED
 
@@ -49,6 +51,20 @@ def print_plan(
         seconds = max(forecast.cell_seconds.values()) if is_spend else forecast.sweep_seconds
         scope = "at most, with the slowest n" if is_spend else "for the sweep"
         console.print(f"time: {format_duration(seconds)} {scope}, from {forecast.source}")
+
+
+def print_disk_use(config: Config, cells: Sequence[Cell], folder: Path, checkpoint_bytes: int) -> None:
+    """What the checkpoints of all runs take, where that is much, and a warning where the disk has no room for them."""
+    kept = config.run.keep_checkpoints
+    needed = len(cells) * kept * checkpoint_bytes
+    if needed < GIB:
+        return
+    written = sum(path.stat().st_size for path in folder.glob("cells/*/checkpoint/**/*") if path.is_file())
+    free = shutil.disk_usage(next(parent for parent in folder.absolute().parents if parent.exists())).free
+    sizes = f"{format_bytes(checkpoint_bytes)} each, at most {kept} per run and {format_bytes(needed)} for the sweep"
+    console.print(f"checkpoints: {sizes}; the disk has {format_bytes(free)} free")
+    if needed - written > free:
+        warn("the disk may become full; run.keep_checkpoints=1 keeps one checkpoint per run, run.dir=FOLDER moves them")
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None) -> None:

@@ -183,6 +183,11 @@ class DeviceBudget:
         evaluation = self.sizes(sweep, [(self.cell.data.validation, self.cell.eval.samples)])
         return estimate_memory(self.sizes(sweep), evaluation, self.on_device, moments_leave)
 
+    def checkpoint_bytes(self, sweep: SweepConfig) -> int:
+        """Of what is trained, in one file for all devices: its parameters, those of a critic, and Adam's moments."""
+        whole = replace(self, mesh=MeshShape()).sizes(sweep)
+        return 3 * (whole.trained_bytes + whole.critic_bytes)
+
     def fits(self, sweep: SweepConfig) -> bool:
         memory = self.estimate(sweep)
         within_limits = all(memory.program_bytes[name] <= limit for name, limit in self.program_limits.items())

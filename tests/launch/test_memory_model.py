@@ -119,6 +119,9 @@ def test_a_recipe_adds_what_it_holds() -> None:
     )
     assert estimate(kl).breakdown["reference"] == 4 * NUMBERS
     assert estimate(critic).breakdown["critic"] == 12 * NUMBERS  # of a tied model there is no unembedding to leave out
+    split = budget(0, MeshShape(fsdp=2, tensor=2))  # a checkpoint holds all of it, whatever the mesh
+    assert split.checkpoint_bytes(SWEEP) == 12 * NUMBERS
+    assert replace(split, cell=critic).checkpoint_bytes(SWEEP) == 24 * NUMBERS
     remat = SWEEP.model_copy(update={"remat": "layer"})
     assert estimate(sweep=remat).update_peak < estimate().update_peak
 

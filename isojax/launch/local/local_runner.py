@@ -20,7 +20,7 @@ from isojax.core.nouns import Cell, CellProgress
 from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.distributed.roles import divide_roles
-from isojax.launch.display import Display, console, print_plan
+from isojax.launch.display import Display, console, print_disk_use, print_plan
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
 from isojax.launch.local.sampler_process import sample_for_trainers
 from isojax.launch.local.setup import SweepSetup, forecast_sweep, open_sweep, start_jax
@@ -58,6 +58,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
             forecast = forecast_sweep(setup.config, cells, budget, devices) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
+            print_disk_use(config, cells, folder, budget.checkpoint_bytes(setup.config.sweep))
             console.print(describe_algorithm(config.cell.rl), markup=False)
             if setup.task.stops.has_turns:
                 console.print(describe_turns(config.cell), markup=False)
