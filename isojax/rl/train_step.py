@@ -234,11 +234,12 @@ class TrainStep:
 
 
 def gradient_signal(gradient: Params, grad_norm: Array, moments: Any, max_grad_norm: Any) -> Metrics:
-    """The inner product of a clipped gradient with the mean of those before it, and its square; 0 before the first."""
+    """The inner product of a clipped gradient with the mean of those before it (0 before the first), and squares."""
     scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
     products = jax.tree.leaves(jax.tree.map(lambda g, m: (g * m).sum(), gradient, moments.mu))
     past_weight = jnp.maximum(1 - B1 ** moments.count.astype(jnp.float32), 1 - B1)
-    return {"grad_signal": mean(scale * sum(products) / past_weight), "grad_square": mean((scale * grad_norm) ** 2)}
+    signal, square = scale * sum(products) / past_weight, (scale * grad_norm) ** 2
+    return {"grad_signal": mean(signal), "grad_signal_square": mean(signal**2), "grad_square": mean(square)}
 
 
 def build_update(

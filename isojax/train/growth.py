@@ -4,7 +4,8 @@ The inner product of an update's gradient with Adam's mean of the gradients befo
 have in common, for their noises are independent; over the gradient's own square it is the share that is signal, B over
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
-a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error. It
+a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error; early
+when it is clearly negative, so that steps undo those before them (their noise, say, which a KL penalty pulls back). It
 goes back, for good, where most groups of the larger n have no variance either: their problems are solved, or far from
 it, and what updates lack is other problems."""
 
@@ -16,9 +17,9 @@ from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics
 
-MIN_UPDATES = 32  # of a stage before a decision, and of the signal's mean
-MIN_GROUPS = 400  # whose rewards are not all equal, likewise
 CHECK_EVERY = 8  # updates
+MIN_GROUPS = 300  # of a stage before a decision; of the signal's mean, those whose rewards are not all equal
+NEGATIVE = -2.0  # standard errors of the signal's mean below which n doubles before that
 MIN_VARIED = 0.5  # of the groups of a larger n: the share whose rewards are not all equal
 
 
@@ -30,12 +31,12 @@ class GradientSignal:
     updates: int = 0  # of this stage
     groups: float = 0.0  # of this stage whose rewards are not all equal
     signal: float = 0.0  # the mean of `grad_signal` (rl/train_step.py)
-    variance: float = 0.0  # of the signal of one update
+    signal_square: float = 0.0  # the mean of `grad_signal_square`
 
     @property
     def _window(self) -> float:
         """Over how many updates the signal is averaged."""
-        min_updates = max(MIN_UPDATES, self.updates * MIN_GROUPS / max(1.0, self.groups))
+        min_updates = self.updates * MIN_GROUPS / max(1.0, self.groups)
         return min(self.updates, max(min_updates, (self.earlier + self.updates) / 2))
 
     def add(self, metrics: Metrics, count: int, B_p: int) -> None:
@@ -43,16 +44,15 @@ class GradientSignal:
         self.updates += count
         self.groups += B_p * (count - metrics["zero_variance"].sum)
         weight = count / max(count, self._window)
-        change = metrics["grad_signal"].sum / count - self.signal
-        self.signal += weight * change
-        self.variance += weight * (count * (1 - weight) * change**2 - self.variance)
+        self.signal += weight * (metrics["grad_signal"].sum / count - self.signal)
+        self.signal_square += weight * (metrics["grad_signal_square"].sum / count - self.signal_square)
 
     @property
     def has_faded(self) -> bool:
         """Whether the gradients agree too little, at an update at which that is decided."""
-        is_known = self.updates >= max(MIN_UPDATES, self.earlier) and self.groups >= MIN_GROUPS
-        is_clear = self.signal > math.sqrt(self.variance / max(1.0, self._window))
-        return is_known and self.updates % CHECK_EVERY == 0 and not is_clear
+        is_due = self.updates >= max(CHECK_EVERY, self.earlier) and self.updates % CHECK_EVERY == 0
+        error = math.sqrt(max(0.0, self.signal_square - self.signal**2) / max(1.0, self._window))
+        return is_due and self.signal < (1 if self.groups >= MIN_GROUPS else NEGATIVE) * error
 
     def updates_to_check(self) -> int:
         return CHECK_EVERY - self.updates % CHECK_EVERY
@@ -66,8 +66,9 @@ def growth_state(cell: Cell, growth: GradientSignal) -> dict[str, Any] | None:
 def choose_n(cell: Cell, growth: GradientSignal) -> int:
     """The n to go on with: the present one, twice as much, or the one before."""
     stage, earlier_n = cell.stages[-1], cell.stages[-2].n if len(cell.stages) > 1 else 0
-    is_first_check = growth.updates == MIN_UPDATES and 0 < earlier_n < stage.n
-    if is_first_check and growth.groups < MIN_VARIED * stage.B_p * growth.updates:
+    groups, per_check = stage.B_p * growth.updates, stage.B_p * CHECK_EVERY
+    is_first_look = growth.updates % CHECK_EVERY == 0 and groups - per_check < MIN_GROUPS <= groups
+    if 0 < earlier_n < stage.n and is_first_look and growth.groups < MIN_VARIED * groups:
         return earlier_n
     may_grow = earlier_n < stage.n and 2 * stage.n <= cell.n_max
     return 2 * stage.n if may_grow and growth.has_faded else stage.n

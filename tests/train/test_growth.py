@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +14,7 @@ from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics, mean
 from isojax.rl.optimizer import adam
 from isojax.rl.train_step import gradient_signal
-from isojax.train.growth import CHECK_EVERY, MIN_UPDATES, GradientSignal, choose_n, growth_state, next_stage
+from isojax.train.growth import CHECK_EVERY, GradientSignal, choose_n, growth_state, next_stage
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
@@ -31,62 +31,78 @@ def test_the_share_of_signal_of_gradients(share: float) -> None:
         norm = optax.tree.norm(gradient)
         found = gradient_signal(gradient, norm, moments, max_grad_norm=1.0)
         signal, square = signal + float(found["grad_signal"].sum), square + float(found["grad_square"].sum)
+        assert found["grad_signal_square"].sum == pytest.approx(float(found["grad_signal"].sum) ** 2)
         _, moments = adam().update({"w": gradient["w"] * jnp.minimum(1.0, 1.0 / norm)}, moments)
     assert signal / square == pytest.approx(share, abs=0.006)
 
 
-def metrics_of(signal: float, count: int, zero_variance: float = 0.5) -> Metrics:
-    """Of `count` updates, whose signals add up to this."""
-    return {"grad_signal": mean(signal), "zero_variance": mean(zero_variance, float(count))}
+def metrics_of(signals: Sequence[float] | np.ndarray, zero_variance: float = 0.5) -> Metrics:
+    """Of one update for each of these signals."""
+    count, values = float(len(signals)), np.asarray(signals)
+    found = {
+        "grad_signal": values,
+        "grad_signal_square": values**2,
+        "zero_variance": np.full(len(signals), zero_variance),
+    }
+    return {name: mean(float(one.mean()), count) for name, one in found.items()}
 
 
 def faded_at(
     growth: GradientSignal, signal: Callable[[int], float], noise: float = 1.0, zero_variance: float = 0.5
 ) -> int | None:
-    """After how many updates of 32 problems n grows, of a signal of so much after so many updates, whose noise has this
-    standard deviation in one update; None where it does not in 4,000."""
+    """After how many updates of 32 problems n grows, of a signal of so much after so many updates, plus and minus the
+    noise in turns; None where it does not in 4,000."""
     for update in range(CHECK_EVERY, 4000, CHECK_EVERY):
-        deviation = noise * (-1) ** (update // CHECK_EVERY) * CHECK_EVERY**0.5  # of the sum over a call's updates
-        growth.add(metrics_of(CHECK_EVERY * signal(update) + deviation, CHECK_EVERY, zero_variance), CHECK_EVERY, 32)
+        signals = signal(update) + noise * (-1.0) ** np.arange(CHECK_EVERY)
+        growth.add(metrics_of(signals, zero_variance), CHECK_EVERY, 32)
         if growth.has_faded:
             return update
     return None
 
 
 def test_n_grows_when_the_signal_is_not_clearly_positive() -> None:
-    """The standard error of a mean over 32 updates is 1 / 5.7."""
+    """Half of 32 groups have variance, so 300 of them are in 19 updates: 24 at a check, whose mean has a standard error
+    of 1 / 4.9."""
     assert (
         faded_at(GradientSignal(), lambda _: 0.3) is None and faded_at(GradientSignal(), lambda _: 0.02, 0.05) is None
     )
-    assert faded_at(GradientSignal(), lambda _: 0.0) == MIN_UPDATES  # as soon as that is known
+    assert faded_at(GradientSignal(), lambda _: 0.1) == 24  # as soon as that is known
     fell = faded_at(GradientSignal(), lambda update: 0.3 if update <= 200 else 0.0)
     assert fell is not None and 1.5 * 200 <= fell <= 3 * 200  # the average is over the last half
-    assert faded_at(GradientSignal(), lambda _: -0.01, 0.0) == MIN_UPDATES
+
+
+def test_n_grows_early_when_the_signal_is_clearly_negative() -> None:
+    """Two standard errors of a mean over 8 updates are 1 / 1.4, over 16 they are 1 / 2."""
+    found = [faded_at(GradientSignal(), lambda _, s=s: -s, zero_variance=0.9) for s in (0.8, 0.6, 0.1)]
+    assert found == [8, 16, 96]  # 300 groups are in 94 updates; then less than clearly positive suffices
+    assert faded_at(GradientSignal(), lambda _: 0.0, 0.0, zero_variance=1.0) is None  # there is no gradient
+    assert faded_at(GradientSignal(earlier=40), lambda _: -0.8) == 40  # nor before C has doubled
 
 
 def test_groups_without_variance_say_nothing_of_the_signal() -> None:
-    """Of 32 groups an update, a tenth has variance: 400 of them are in 125 updates."""
-    assert faded_at(GradientSignal(), lambda _: 0.0, zero_variance=0.9) == 128
+    """Of 32 groups an update, a tenth has variance: 300 of them are in 94 updates."""
+    assert faded_at(GradientSignal(), lambda _: 0.0, zero_variance=0.9) == 96
     lucky_later = faded_at(GradientSignal(), lambda update: 0.0 if update <= 32 else 0.3, zero_variance=0.9)
     assert lucky_later is None
 
 
 def test_the_standard_error_of_the_signal() -> None:
-    """Of 3,000 updates with independent noise, in calls of 4: that of the mean over the last half."""
+    """Of one update, from 3,000 with independent noise in calls of 4: of those of the last half."""
     growth, rng = GradientSignal(), np.random.default_rng(0)
     for noise in rng.normal(0, 3, (750, 4)):
-        growth.add(metrics_of(float(np.sum(0.5 + noise)), 4), 4, 32)
-    assert growth.variance == pytest.approx(9, rel=0.1) and growth.signal == pytest.approx(0.5, abs=0.2)
+        growth.add(metrics_of(0.5 + noise), 4, 32)
+    assert growth.signal_square - growth.signal**2 == pytest.approx(9, rel=0.1)
+    assert growth.signal == pytest.approx(0.5, abs=0.2)
 
 
 def test_a_stage_lasts_until_C_has_doubled() -> None:
     assert faded_at(GradientSignal(earlier=400), lambda _: 0.0) == 400
-    assert faded_at(GradientSignal(earlier=10), lambda _: 0.0) == MIN_UPDATES
+    assert faded_at(GradientSignal(earlier=10), lambda _: 0.0) == 24
 
 
 def test_what_a_checkpoint_holds() -> None:
     growth = GradientSignal(earlier=4)
-    growth.add(metrics_of(-1.0, 3), 3, 8)
+    growth.add(metrics_of([-0.5, -0.3, -0.2]), 3, 8)
     assert growth.signal == pytest.approx(-1 / 3) and growth.updates_to_check() == CHECK_EVERY - 3
     cell = Cell(8, 2, 0, "auto", (Stage(0, 8, 2),), 16)
     saved = growth_state(cell, growth)
@@ -99,14 +115,14 @@ def test_n_goes_back_for_good_where_most_groups_of_the_larger_one_have_no_varian
     cell = Cell(32, 2, 0, "auto", (first, doubled), 8)
     for zero_variance, n in ((0.45, 4), (0.55, 2)):
         growth = GradientSignal(earlier=31)
-        for _ in range(MIN_UPDATES // CHECK_EVERY):
+        for _ in range(2):  # 32 problems: 300 groups are in ten updates
             assert choose_n(cell, growth) == 4
-            growth.add(metrics_of(1.0, CHECK_EVERY, zero_variance), CHECK_EVERY, 32)
+            growth.add(metrics_of([1.0] * CHECK_EVERY, zero_variance), CHECK_EVERY, 32)
         assert choose_n(cell, growth) == n
-    faded, back = GradientSignal(earlier=0, updates=400, groups=4000.0), Stage(8096, 32, 2)
+    faded, back = GradientSignal(earlier=0, updates=400, groups=4000.0, signal_square=1.0), Stage(8096, 32, 2)
     assert [choose_n(cell.with_stages(stages), faded) for stages in ((first,), (first, doubled))] == [4, 8]
     assert choose_n(cell.with_stages((first, doubled, back)), faded) == 2
-    soon = GradientSignal(earlier=16, updates=MIN_UPDATES, groups=600.0)
+    soon = GradientSignal(earlier=16, updates=24, groups=400.0, signal_square=1.0)
     assert choose_n(cell, soon) == 8  # C has doubled by then, and the signal has faded
     assert choose_n(cell.with_stages((first, doubled, Stage(9000, 32, 8))), faded) == 8  # the largest
 
