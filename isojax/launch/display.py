@@ -57,7 +57,7 @@ def print_disk_use(config: Config, cells: Sequence[Cell], folder: Path, checkpoi
     """What the checkpoints of all runs take, where that is much, and a warning where the disk has no room for them."""
     kept = config.run.keep_checkpoints
     needed = len(cells) * kept * checkpoint_bytes
-    if needed < GIB:
+    if needed < GIB or console.quiet:  # of the processes of a run, the first one prints
         return
     written = sum(path.stat().st_size for path in folder.glob("cells/*/checkpoint/**/*") if path.is_file())
     free = shutil.disk_usage(next(parent for parent in folder.absolute().parents if parent.exists())).free
