@@ -59,12 +59,12 @@ def print_disk_use(config: Config, cells: Sequence[Cell], folder: Path, checkpoi
     needed = len(cells) * kept * checkpoint_bytes
     if needed < GIB or console.quiet:  # of the processes of a run, the first one prints
         return
-    written = sum(path.stat().st_size for path in folder.glob("cells/*/checkpoint/**/*") if path.is_file())
-    free = shutil.disk_usage(next(parent for parent in folder.absolute().parents if parent.exists())).free
-    sizes = f"{format_bytes(checkpoint_bytes)} each, at most {kept} per run and {format_bytes(needed)} for the sweep"
+    written = checkpoint_bytes * len(list(folder.glob("cells/*/checkpoint/[0-9]*")))
+    free = shutil.disk_usage(next(p for p in (folder, *folder.absolute().parents) if p.exists())).free
+    sizes = f"{format_bytes(checkpoint_bytes)} each, {kept} kept per run, up to {format_bytes(needed)} for the sweep"
     console.print(f"checkpoints: {sizes}; the disk has {format_bytes(free)} free")
     if needed - written > free:
-        warn("the disk may become full; run.keep_checkpoints=1 keeps one checkpoint per run, run.dir=FOLDER moves them")
+        warn("the disk may become full; run.keep_checkpoints=1 keeps one checkpoint per run")
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None) -> None:

@@ -5,9 +5,9 @@ have in common, for their noises are independent; over the gradient's own square
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
 a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error; early
-when it is clearly negative, so that steps undo those before them (their noise, say, which a KL penalty pulls back). It
-goes back, for good, where most groups of the larger n have no variance either: their problems are solved, or far from
-it, and what updates lack is other problems."""
+when it is clearly negative, so that steps undo a part of those before them. It goes back, for good, where most groups
+of the larger n have no variance either: their problems are solved, or far from it, and what updates lack is other
+problems."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -18,8 +18,8 @@ from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics
 
 CHECK_EVERY = 8  # updates
-MIN_GROUPS = 300  # of a stage before a decision; of the signal's mean, those whose rewards are not all equal
-NEGATIVE = -2.0  # standard errors of the signal's mean below which n doubles before that
+MIN_GROUPS = 256  # of a stage before n goes back or doubles early; with unequal rewards, before it doubles otherwise
+NEGATIVE = -2.0  # standard errors of the signal's mean below which n doubles early
 MIN_VARIED = 0.5  # of the groups of a larger n: the share whose rewards are not all equal
 
 
@@ -37,7 +37,7 @@ class GradientSignal:
     def _window(self) -> float:
         """Over how many updates the signal is averaged."""
         min_updates = self.updates * MIN_GROUPS / max(1.0, self.groups)
-        return min(self.updates, max(min_updates, (self.earlier + self.updates) / 2))
+        return min(self.updates, max(CHECK_EVERY, min_updates, (self.earlier + self.updates) / 2))
 
     def add(self, metrics: Metrics, count: int, B_p: int) -> None:
         """The metrics of `count` updates, of which only sums are known; older ones count less and less."""
@@ -47,10 +47,9 @@ class GradientSignal:
         self.signal += weight * (metrics["grad_signal"].sum / count - self.signal)
         self.signal_square += weight * (metrics["grad_signal_square"].sum / count - self.signal_square)
 
-    @property
-    def has_faded(self) -> bool:
+    def has_faded(self, B_p: int) -> bool:
         """Whether the gradients agree too little, at an update at which that is decided."""
-        is_due = self.updates >= max(CHECK_EVERY, self.earlier) and self.updates % CHECK_EVERY == 0
+        is_due = self.updates >= max(MIN_GROUPS / B_p, self.earlier) and self.updates % CHECK_EVERY == 0
         error = math.sqrt(max(0.0, self.signal_square - self.signal**2) / max(1.0, self._window))
         return is_due and self.signal < (1 if self.groups >= MIN_GROUPS else NEGATIVE) * error
 
@@ -71,7 +70,7 @@ def choose_n(cell: Cell, growth: GradientSignal) -> int:
     if 0 < earlier_n < stage.n and is_first_look and growth.groups < MIN_VARIED * groups:
         return earlier_n
     may_grow = earlier_n < stage.n and 2 * stage.n <= cell.n_max
-    return 2 * stage.n if may_grow and growth.has_faded else stage.n
+    return 2 * stage.n if may_grow and growth.has_faded(stage.B_p) else stage.n
 
 
 def next_stage(cell: Cell, C: int, n: int) -> tuple[Cell, GradientSignal]:

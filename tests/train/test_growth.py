@@ -48,40 +48,45 @@ def metrics_of(signals: Sequence[float] | np.ndarray, zero_variance: float = 0.5
 
 
 def faded_at(
-    growth: GradientSignal, signal: Callable[[int], float], noise: float = 1.0, zero_variance: float = 0.5
+    growth: GradientSignal,
+    signal: Callable[[int], float],
+    noise: float = 1.0,
+    zero_variance: float = 0.5,
+    B_p: int = 32,
 ) -> int | None:
-    """After how many updates of 32 problems n grows, of a signal of so much after so many updates, plus and minus the
+    """After how many updates of B_p problems n grows, of a signal of so much after so many updates, plus and minus the
     noise in turns; None where it does not in 4,000."""
     for update in range(CHECK_EVERY, 4000, CHECK_EVERY):
         signals = signal(update) + noise * (-1.0) ** np.arange(CHECK_EVERY)
-        growth.add(metrics_of(signals, zero_variance), CHECK_EVERY, 32)
-        if growth.has_faded:
+        growth.add(metrics_of(signals, zero_variance), CHECK_EVERY, B_p)
+        if growth.has_faded(B_p):
             return update
     return None
 
 
 def test_n_grows_when_the_signal_is_not_clearly_positive() -> None:
-    """Half of 32 groups have variance, so 300 of them are in 19 updates: 24 at a check, whose mean has a standard error
-    of 1 / 4.9."""
+    """Half of 32 groups have variance, so 256 of them are in 16 updates, whose mean has a standard error of 1 / 4."""
     assert (
         faded_at(GradientSignal(), lambda _: 0.3) is None and faded_at(GradientSignal(), lambda _: 0.02, 0.05) is None
     )
-    assert faded_at(GradientSignal(), lambda _: 0.1) == 24  # as soon as that is known
+    assert faded_at(GradientSignal(), lambda _: 0.1) == 16  # as soon as that is known
     fell = faded_at(GradientSignal(), lambda update: 0.3 if update <= 200 else 0.0)
     assert fell is not None and 1.5 * 200 <= fell <= 3 * 200  # the average is over the last half
 
 
 def test_n_grows_early_when_the_signal_is_clearly_negative() -> None:
     """Two standard errors of a mean over 8 updates are 1 / 1.4, over 16 they are 1 / 2."""
-    found = [faded_at(GradientSignal(), lambda _, s=s: -s, zero_variance=0.9) for s in (0.8, 0.6, 0.1)]
-    assert found == [8, 16, 96]  # 300 groups are in 94 updates; then less than clearly positive suffices
+    found = [faded_at(GradientSignal(), lambda _, s=s: -s, zero_variance=0.89) for s in (0.8, 0.6, 0.1)]
+    assert found == [8, 16, 80]  # 256 groups have variance in 73 updates; then less than clearly positive suffices
     assert faded_at(GradientSignal(), lambda _: 0.0, 0.0, zero_variance=1.0) is None  # there is no gradient
     assert faded_at(GradientSignal(earlier=40), lambda _: -0.8) == 40  # nor before C has doubled
+    sizes = {B_p: faded_at(GradientSignal(), lambda _: -0.9, zero_variance=0.9, B_p=B_p) for B_p in (1, 8, 512)}
+    assert sizes == {1: 256, 8: 32, 512: 8}  # nor before 256 groups of any kind
 
 
 def test_groups_without_variance_say_nothing_of_the_signal() -> None:
-    """Of 32 groups an update, a tenth has variance: 300 of them are in 94 updates."""
-    assert faded_at(GradientSignal(), lambda _: 0.0, zero_variance=0.9) == 96
+    """Of 32 groups an update, 3.5 have variance: 256 of them are in 73 updates."""
+    assert faded_at(GradientSignal(), lambda _: 0.0, zero_variance=0.89) == 80
     lucky_later = faded_at(GradientSignal(), lambda update: 0.0 if update <= 32 else 0.3, zero_variance=0.9)
     assert lucky_later is None
 
@@ -97,7 +102,7 @@ def test_the_standard_error_of_the_signal() -> None:
 
 def test_a_stage_lasts_until_C_has_doubled() -> None:
     assert faded_at(GradientSignal(earlier=400), lambda _: 0.0) == 400
-    assert faded_at(GradientSignal(earlier=10), lambda _: 0.0) == 24
+    assert faded_at(GradientSignal(earlier=10), lambda _: 0.0) == 16
 
 
 def test_what_a_checkpoint_holds() -> None:
@@ -115,10 +120,10 @@ def test_n_goes_back_for_good_where_most_groups_of_the_larger_one_have_no_varian
     cell = Cell(32, 2, 0, "auto", (first, doubled), 8)
     for zero_variance, n in ((0.45, 4), (0.55, 2)):
         growth = GradientSignal(earlier=31)
-        for _ in range(2):  # 32 problems: 300 groups are in ten updates
-            assert choose_n(cell, growth) == 4
-            growth.add(metrics_of([1.0] * CHECK_EVERY, zero_variance), CHECK_EVERY, 32)
-        assert choose_n(cell, growth) == n
+        growth.add(metrics_of([1.0] * 4, zero_variance), 4, 32)
+        assert choose_n(cell, growth) == 4
+        growth.add(metrics_of([1.0] * 4, zero_variance), 4, 32)
+        assert choose_n(cell, growth) == n  # of 256 groups
     faded, back = GradientSignal(earlier=0, updates=400, groups=4000.0, signal_square=1.0), Stage(8096, 32, 2)
     assert [choose_n(cell.with_stages(stages), faded) for stages in ((first,), (first, doubled))] == [4, 8]
     assert choose_n(cell.with_stages((first, doubled, back)), faded) == 2
