@@ -23,8 +23,8 @@ import isojax
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 
-MAX_EXTRAPOLATION = 4
 NEAR = 0.7  # the share of a budget from which on an evaluation counts as made at it
 
 
@@ -47,7 +47,7 @@ def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int)
     """The forecasts of a fit of the evaluations up to C, against the evaluations beyond it."""
     result = isojax.fit([up_to(r, C) for r in runs], metric, options=isojax.FitOptions(replicates=replicates))
     ends = [max(r.points[-1].rollouts for r in runs if r.cell.n == n) for n in {r.cell.n for r in runs}]
-    budget = min(*ends, MAX_EXTRAPOLATION * int(max(run.C_max for run in result.runs)))
+    budget = min(*ends, int(MAX_EXTRAPOLATION * max(run.C_max for run in result.runs)))
     ensemble = load_ensemble(result)
     index = {curve.key: i for i, curve in enumerate(ensemble.curves)}
     errors, inside = [], []

@@ -31,7 +31,8 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import QuotedCell, RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
-from isojax.scaling.allocate.quote import HORIZON_FACTOR, first_budgets, quote_cell
+from isojax.scaling.allocate.quote import first_budgets, quote_cell
+from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 
 GRID = 2000
 REWARDS = 25  # of a sweep
@@ -41,7 +42,7 @@ Line = dict[str, Any]
 
 def fit_quarter(runs: Sequence[RunRecord], metric: str, replicates: int) -> Any:
     """The fit of the evaluations up to a quarter of the largest C."""
-    C = max(run.points[-1].rollouts for run in runs) / HORIZON_FACTOR
+    C = max(run.points[-1].rollouts for run in runs) / MAX_EXTRAPOLATION
     cut = [up_to(run, C) for run in runs]
     options = isojax.FitOptions(replicates=replicates)
     return isojax.fit([run for run in cut if len(run.points) > 2], metric, options=options)
@@ -71,7 +72,7 @@ def judge(cell: QuotedCell, reward: float, paid: float) -> Line:
 def world_cases(world: World, rng: np.random.Generator, replicates: int) -> Iterator[Line]:
     """A case of each n, of a new run."""
     fit = fit_quarter(world.runs(rng), METRIC, replicates)
-    horizon = HORIZON_FACTOR * max(run.C_max for run in fit.runs)
+    horizon = MAX_EXTRAPOLATION * max(run.C_max for run in fit.runs)
     reward = draw_reward(load_ensemble(fit), horizon, rng)
     C = np.geomspace(horizon / 1e4, horizon, GRID)
     for cell in isojax.quote(fit, reward).cells:
@@ -97,7 +98,7 @@ def measured(folder: Path, replicates: int) -> Iterator[Line]:
     metric = default_metric(runs)
     ensemble = load_ensemble(fit_quarter(runs, metric, replicates))
     curves = {run.cell: smooth_curve(run, metric) for run in runs}
-    horizon = min(HORIZON_FACTOR * ensemble.C_measured_max, *(C[-1] for C, _ in curves.values()))
+    horizon = min(MAX_EXTRAPOLATION * ensemble.C_measured_max, *(C[-1] for C, _ in curves.values()))
     rng = np.random.default_rng(0)
     keys = [curve.key for curve in ensemble.curves]
     for _ in range(REWARDS):

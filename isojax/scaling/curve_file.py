@@ -10,8 +10,9 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, require_column
-from isojax.scaling.checks.forecast import HIDDEN_FACTOR, MIN_VISIBLE
+from isojax.scaling.checks.forecast import MIN_VISIBLE
 from isojax.scaling.curves.single_run import MAX_FITTED_POINTS, MIN_POINTS, RunPoints, RunPosterior, sample_posterior
+from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, SEED, TAILS, central_band, central_interval
 from isojax.scaling.tracks import FloatArray
 
@@ -122,7 +123,7 @@ def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | No
     excess; the prior's alone where no trial is possible."""
     posterior = sample_posterior(points)
     prior_sd = DEPARTURE_SHARE * _median_gain(posterior)
-    C_limit = posterior.C_high / HIDDEN_FACTOR
+    C_limit = posterior.C_high / MAX_EXTRAPOLATION
     is_visible = points.C <= C_limit
     visible, hidden = points.select(is_visible), points.select(~is_visible)
     if len(np.unique(visible.C[visible.C > 0])) < MIN_VISIBLE:

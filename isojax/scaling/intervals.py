@@ -14,12 +14,12 @@ LEVEL = 0.9
 TAILS = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
 REPLICATES = 500
 SEED = 0
-Interval = tuple[float | None, float | None]
+OpenInterval = tuple[float | None, float | None]  # None: an open end
 Size = Annotated[int, Field(ge=1, le=MAX_COUNT)]  # of a cell in a file, its B_p or n
 Positive = Annotated[float, Field(gt=0, le=MAX_NUMBER)]  # its compute, or what is a factor
 
 
-def central_interval(values: ArrayLike) -> Interval:
+def central_interval(values: ArrayLike) -> OpenInterval:
     """The central LEVEL of replicates float[Q]; an infinite bound is None, an open end; both are None if Q is 0."""
     samples = np.asarray(values, dtype=np.float64)
     if not samples.size:

@@ -9,7 +9,8 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
-from isojax.scaling.allocate.quote import HORIZON_FACTOR, first_budgets, quote
+from isojax.scaling.allocate.quote import first_budgets, quote
+from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from tests.scaling.documents import altered, document, without_draws
 
 CURVE = {(16, 4): (0.6, 1.0, 2e3)}  # R = .2 + .4 C / (C + 2e3)
@@ -52,7 +53,7 @@ def test_never_is_the_share_of_draws_below():
     expected = 0.2 + (A - 0.2) * 4e5 / (4e5 + 2e3) >= 0.6
     assert (np.isfinite(C) == expected).all()
     quoted = quote(fit, 0.6)
-    assert quoted.horizon == HORIZON_FACTOR * 1e5
+    assert quoted.horizon == MAX_EXTRAPOLATION * 1e5
     (cell,) = quoted.cells
     assert cell.p_never == pytest.approx(1 - expected.mean()) and 0.5 < cell.p_never < 0.6
     assert cell.C is None and cell.M is None and cell.high is None and cell.low is not None and cell.extrapolated

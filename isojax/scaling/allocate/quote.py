@@ -5,11 +5,11 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.nouns import Quote, QuotedCell
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, TAILS
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import FloatArray, group_by
 
-HORIZON_FACTOR = 4.0  # times the largest measured C: as far as a recommendation goes
 BUDGETS = 256  # of the grid of C on which the draws are inverted
 LUCK_SEED = 2
 
@@ -28,7 +28,7 @@ def quote(fit: FitResult, reward: float) -> Quote:
         raise InputError(
             f"the base policy's {fit.metric} is {fit.base_reward:.3f}, and {reward:g} was given; expected a higher one."
         )
-    horizon = HORIZON_FACTOR * ensemble.C_measured_max
+    horizon = MAX_EXTRAPOLATION * ensemble.C_measured_max
     C = first_budgets(ensemble, reward, horizon)
     stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
     cells = [quote_cell(ensemble, int(i), C[:, i]) for i in stable]

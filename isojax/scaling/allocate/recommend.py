@@ -14,6 +14,7 @@ from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
 from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.growing_n import plan_growing_run
+from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL
 from isojax.scaling.result import FitResult
 
@@ -21,7 +22,6 @@ ALLOCATORS: Mapping[str, Callable[[FitResult, CurveEnsemble, AllocationRequest],
     "paper": allocators.allocate_by_law,
     "hierarchical": allocators.allocate_by_curves,
 }
-MAX_EXTRAPOLATION = 4.0  # a budget beyond this many times the largest measured C is refused
 
 
 def recommend(

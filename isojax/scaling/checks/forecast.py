@@ -10,12 +10,11 @@ from statistics import NormalDist
 import numpy as np
 
 from isojax.scaling.curves.hill import curve_reward
-from isojax.scaling.curves.sweep_estimate import SweepEstimate
+from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION, SweepEstimate
 from isojax.scaling.intervals import LEVEL
 from isojax.scaling.result import ForecastTrial
 from isojax.scaling.tracks import RunTrack, TracksByCell, select_points
 
-HIDDEN_FACTOR = 4.0  # C_max over the largest C that the trial sees
 MIN_RANGE = 8.0  # of C_max over the smallest C measured, for a trial
 MIN_VISIBLE = 4  # evaluations that a run needs below the limit
 # Standard deviation of a departure at four times the data, without what a trial adds, as a share of the best gain.
@@ -31,7 +30,7 @@ def try_forecast(
         return None
     best_reward = max(float(curve_reward(c, c.C_high)) for c in estimate.curves)
     prior_sd = PRIOR_SHARE * max(best_reward - float(np.mean(estimate.draws.R0)), 0.0)
-    C_limit = max(float(t.C[-1]) for seeds in cells.values() for t in seeds) / HIDDEN_FACTOR
+    C_limit = max(float(t.C[-1]) for seeds in cells.values() for t in seeds) / MAX_EXTRAPOLATION
     visible = _visible_part(cells, C_limit)
     errors = _trial_errors(cells, C_limit, refit, visible) if visible else []
     if not errors:
@@ -58,7 +57,7 @@ def _visible_part(cells: TracksByCell, C_limit: float) -> TracksByCell:
                 track = RunTrack(select_points(t.run, slice(count)), t.C[:count], t.R[:count])
                 visible.setdefault(key, []).append(track)
     C_min = min((t.C[t.C > 0].min() for seeds in visible.values() for t in seeds), default=np.inf)
-    return visible if C_limit * HIDDEN_FACTOR >= MIN_RANGE * C_min else {}
+    return visible if C_limit * MAX_EXTRAPOLATION >= MIN_RANGE * C_min else {}
 
 
 def _trial_errors(
@@ -70,7 +69,7 @@ def _trial_errors(
     if estimate.draws is None or estimate.intervals is None:
         return []
     draws, noise = estimate.draws, estimate.intervals
-    errors, C_low = [], C_limit * np.sqrt(HIDDEN_FACTOR)
+    errors, C_low = [], C_limit * np.sqrt(MAX_EXTRAPOLATION)
     for j, key in enumerate(draws.keys):
         hidden = [(t.C[t.C > C_low], t.R[t.C > C_low]) for t in cells[key]]
         C, R = (np.concatenate(part) for part in zip(*hidden, strict=True))

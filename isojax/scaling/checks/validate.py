@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import RunRecord
+from isojax.core.nouns import Interval, RunRecord
 from isojax.scaling.allocate.constraints import EPSILON
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
-from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
+from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, MAX_EXTRAPOLATION, FitOptions
 from isojax.scaling.fit import fit_all_runs
-from isojax.scaling.intervals import Interval
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import RunTrack, group_by, group_by_cell, make_track, select_points
 
-HIDDEN_COMPUTE_FACTOR = 4.0
 REPLICATES = 200
 MIN_SHARE_OF_C = 0.7  # evaluations between this share of C and C count as made near C
 FitFunction = Callable[[Sequence[RunRecord]], FitResult]
@@ -53,14 +51,14 @@ def validate(
 
 
 def _hide_compute(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialResult:
-    """Compute above a HIDDEN_COMPUTE_FACTOR-th of the largest: extrapolation, and the n chosen for it."""
+    """Compute above a MAX_EXTRAPOLATION-th of the largest: extrapolation, and the n chosen for it."""
     C_max = max(float(t.C[-1]) for t in tracks)
-    C_limit = C_max / HIDDEN_COMPUTE_FACTOR
+    C_limit = C_max / MAX_EXTRAPOLATION
     trained = [t for t in tracks if np.any((t.C > 0) & (t.C <= C_limit))]
     ensemble = load_ensemble(fit_visible([select_points(t.run, slice((t.C <= C_limit).sum())) for t in trained]))
     result = _compare_predictions(ensemble, tracks, C_limit) | _judge_choice(ensemble, tracks, C_limit)
     summary = f"fitted up to C = {C_limit:.4g}, tested up to {C_max:.4g}: {_describe(result)}"
-    hidden = f"compute above {C_limit:.6g}, a {HIDDEN_COMPUTE_FACTOR:g}th of the largest"
+    hidden = f"compute above {C_limit:.6g}, a {MAX_EXTRAPOLATION:g}th of the largest"
     return {"hidden": hidden, "says": summary} | result
 
 
@@ -125,7 +123,7 @@ def _compare_predictions(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_
 
 def _prediction_row(t: RunTrack, C: float, measured: float, predicted: float, interval: Interval | None) -> TrialResult:
     low, high = interval or (None, None)
-    cell, inside = t.run.cell, None if low is None or high is None else bool(low <= measured <= high)
+    cell, inside = t.run.cell, None if interval is None else bool(interval[0] <= measured <= interval[1])
     row = {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed, "C": float(C), "measured": float(measured)}
     return row | {"predicted": predicted, "low": low, "high": high, "inside": inside}
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from isojax.scaling.intervals import Interval, Positive, Size
+from isojax.scaling.intervals import OpenInterval, Positive, Size
 from isojax.scaling.tracks import FloatArray
 
 HILL_TAIL, STRETCHED_TAIL = 1.0, 0.0
@@ -111,9 +111,9 @@ class FittedCurve:
     correction: ResidualCorrection | None = None  # of the shape inside the measured range, where that does not suffice
     determined: bool = True  # whether the data determine A; else read the curve only where it was measured
     C_peak: float | None = None  # where reward starts to fall; the curve is held flat beyond, as stopping early would
-    A_interval: Interval | None = None  # 90%, where the mode gives intervals
-    exponent_interval: Interval | None = None
-    C_mid_interval: Interval | None = None
+    A_interval: OpenInterval | None = None  # 90%, where the mode gives intervals
+    exponent_interval: OpenInterval | None = None
+    C_mid_interval: OpenInterval | None = None
 
     @property
     def key(self) -> tuple[int, int]:

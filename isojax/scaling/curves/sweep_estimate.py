@@ -16,10 +16,11 @@ from isojax.scaling.result import CurveDraws, IntervalSettings
 from isojax.scaling.tracks import FloatArray
 
 DEFAULT_MODE = "hierarchical"
+MAX_EXTRAPOLATION = 4.0  # times the largest measured C: how far a curve may be read; trials hide as much
 # By how much outside its measured range a cell counts: about the distance of two evaluations (less was not measured),
 # or, where cells compete for the law, as far as a curve may be read.
 MIN_DECADES = 0.1
-CURVE_REACH_DECADES = float(np.log10(4.0))
+CURVE_REACH_DECADES = float(np.log10(MAX_EXTRAPOLATION))
 DEPARTURE_FREEDOM = 5  # degrees of freedom of Student's t, which departures beyond the data follow
 
 

@@ -13,7 +13,7 @@ from scipy.optimize import root_scalar
 
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.sweep_estimate import MIN_DECADES, PosteriorSamples, best_cells
-from isojax.scaling.intervals import Interval, central_interval
+from isojax.scaling.intervals import OpenInterval, central_interval
 from isojax.scaling.result import CrossoverRow, FrontierRow
 from isojax.scaling.tracks import FloatArray
 
@@ -160,7 +160,7 @@ def crossover_rows(
 
 def crossover_interval(
     draws: PosteriorSamples, low_cell: tuple[int, int], high_cell: tuple[int, int], fitted_crossing: float
-) -> Interval:
+) -> OpenInterval:
     """Where high_cell overtakes low_cell within their data; of several crossings nearest to that of the fitted curves.
     A replicate in which high_cell leads throughout counts as -inf, one in which it never leads as +inf."""
     pair = draws.for_cells([low_cell, high_cell])
