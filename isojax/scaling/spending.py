@@ -100,4 +100,4 @@ class SpendPolicy:
 
 def _interval(rewards: FloatArray) -> Interval:
     low, high = central_band(rewards.mean() + INTERVAL_FACTOR * (rewards - rewards.mean()))
-    return float(low), float(high)
+    return float(max(0.0, low)), float(min(1.0, high))

@@ -147,6 +147,14 @@ def test_the_run_ends_near_the_best_fixed_n_and_within_the_budget(curves: Curves
     assert forecasts[list(curves).index(longest_n)].reward == pytest.approx(hill(BUDGET, *curves[longest_n]), abs=0.03)
 
 
+def test_no_interval_leaves_the_range_of_rewards() -> None:
+    trainer = Trainer(policy_for([2, 8]), {2: (0.97, 2e3), 8: (0.98, 4e3)})
+    trainer.spend()
+    intervals = [leg.interval for leg in trainer.legs if leg.interval]
+    assert len(intervals) > 5
+    assert all(0 <= low < high <= 1 for low, high in intervals)
+
+
 def test_it_stops_where_nothing_more_is_to_be_gained() -> None:
     trainer = Trainer(policy_for([2, 8]), SOON_OVER)
     trainer.spend()
