@@ -45,6 +45,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from isojax.core.errors import InputError
+from isojax.scaling.fit import MODES
 from tests.scaling.synthetic_kinds import KINDS
 
 SEEDS_A_CHUNK = 100_000
@@ -299,6 +300,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         inputs = f"kinds {arguments.kinds}, {arguments.worlds} worlds, {arguments.jobs} jobs, seed {arguments.seed}"
         raise InputError(
             f"{inputs}; expected kinds among {', '.join(BOUNDS)}, at least one world and one job, and a seed >= 0."
+        )
+    judged_modes = [mode for mode in MODES if mode != "paper"]
+    if arguments.mode not in judged_modes:
+        raise InputError(
+            f"--mode {arguments.mode}; expected one of {', '.join(judged_modes)}. The mode paper is a baseline of each."
         )
     if arguments.read and arguments.out:
         raise InputError("--read fits nothing, so --out has nothing to write; expected one of them. Leave one out.")

@@ -196,3 +196,4 @@ def test_the_command_writes_reads_and_refuses(tmp_path):
     Path(out).write_text("{}\n")
     assert "worlds.jsonl:1: no line of a world" in command("--read", out).stderr
     assert "expected kinds among hill" in command("--kinds", "hil").stderr
+    assert "--mode paper; expected one of hierarchical" in command("--mode", "paper").stderr
