@@ -5,9 +5,9 @@ have in common, for their noises are independent; over the gradient's own square
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
 a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error; early
-when it is clearly negative, so that steps undo a part of those before them. It goes back, for good, where most groups
-of the larger n have no variance either: their problems are solved, or far from it, and what updates lack is other
-problems."""
+when it is clearly negative, so that steps undo a part of those before them. It stays where so few groups have unequal
+rewards that most of twice its size would not either: their problems are solved, or far from it, and what updates lack
+is other problems."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -18,9 +18,9 @@ from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics
 
 CHECK_EVERY = 8  # updates
-MIN_GROUPS = 256  # of a stage before n goes back or doubles early; with unequal rewards, before it doubles otherwise
+MIN_GROUPS = 256  # of a stage before n doubles early; with unequal rewards, before it doubles otherwise
 NEGATIVE = -2.0  # standard errors of the signal's mean below which n doubles early
-MIN_VARIED = 0.5  # of the groups of a larger n: the share whose rewards are not all equal
+MIN_VARIED = 0.3  # of the groups: the share with unequal rewards, of twice their size then about 1 - (1 - .3)^2 = .51
 
 
 @dataclass
@@ -30,28 +30,33 @@ class GradientSignal:
     earlier: int = 0  # updates of this stage's size that the rollouts before the stage would make
     updates: int = 0  # of this stage
     groups: float = 0.0  # of this stage whose rewards are not all equal
+    varied: float = 0.0  # the mean share of groups whose rewards are not all equal
     signal: float = 0.0  # the mean of `grad_signal` (rl/train_step.py)
     signal_square: float = 0.0  # the mean of `grad_signal_square`
 
     @property
     def _window(self) -> float:
-        """Over how many updates the signal is averaged."""
+        """Over how many updates the means are."""
         min_updates = self.updates * MIN_GROUPS / max(1.0, self.groups)
         return min(self.updates, max(CHECK_EVERY, min_updates, (self.earlier + self.updates) / 2))
 
     def add(self, metrics: Metrics, count: int, B_p: int) -> None:
         """The metrics of `count` updates, of which only sums are known; older ones count less and less."""
+        varied = count - metrics["zero_variance"].sum
         self.updates += count
-        self.groups += B_p * (count - metrics["zero_variance"].sum)
+        self.groups += B_p * varied
         weight = count / max(count, self._window)
+        self.varied += weight * (varied / count - self.varied)
         self.signal += weight * (metrics["grad_signal"].sum / count - self.signal)
         self.signal_square += weight * (metrics["grad_signal_square"].sum / count - self.signal_square)
 
     def has_faded(self, B_p: int) -> bool:
         """Whether the gradients agree too little, at an update at which that is decided."""
         is_due = self.updates >= max(MIN_GROUPS / B_p, self.earlier) and self.updates % CHECK_EVERY == 0
+        if not is_due or self.varied < MIN_VARIED:
+            return False
         error = math.sqrt(max(0.0, self.signal_square - self.signal**2) / max(1.0, self._window))
-        return is_due and self.signal < (1 if self.groups >= MIN_GROUPS else NEGATIVE) * error
+        return self.signal < (1 if self.groups >= MIN_GROUPS else NEGATIVE) * error
 
     def updates_to_check(self) -> int:
         return CHECK_EVERY - self.updates % CHECK_EVERY
@@ -63,14 +68,9 @@ def growth_state(cell: Cell, growth: GradientSignal) -> dict[str, Any] | None:
 
 
 def choose_n(cell: Cell, growth: GradientSignal) -> int:
-    """The n to go on with: the present one, twice as much, or the one before."""
-    stage, earlier_n = cell.stages[-1], cell.stages[-2].n if len(cell.stages) > 1 else 0
-    groups, per_check = stage.B_p * growth.updates, stage.B_p * CHECK_EVERY
-    is_first_look = growth.updates % CHECK_EVERY == 0 and groups - per_check < MIN_GROUPS <= groups
-    if 0 < earlier_n < stage.n and is_first_look and growth.groups < MIN_VARIED * groups:
-        return earlier_n
-    may_grow = earlier_n < stage.n and 2 * stage.n <= cell.n_max
-    return 2 * stage.n if may_grow and growth.has_faded(stage.B_p) else stage.n
+    """The n to go on with: the present one, or twice as much."""
+    stage = cell.stages[-1]
+    return 2 * stage.n if 2 * stage.n <= cell.n_max and growth.has_faded(stage.B_p) else stage.n
 
 
 def next_stage(cell: Cell, C: int, n: int) -> tuple[Cell, GradientSignal]:
