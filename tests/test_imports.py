@@ -60,8 +60,8 @@ PLUGIN_FOLDERS = {
 # Of the package: 30,000 for what it did before logs of any form, hours and money, growing n, budgets spent; LoRA and
 # turns may take 900 lines more than the 33,507 before them; templates and pages for those who have no checkout, open
 # data, and comments of all settings took 110, a report that holds on a phone and on paper 40; processes that only
-# sample took 380, logs whose names or folders mislead 20; draws that are kept between calls 4, n that
-# goes back 11, the disk that checkpoints take 23.
+# sample took 380, logs whose names or folders mislead 20; draws that are kept between calls 4, where
+# n may grow 11, the disk that checkpoints take 23.
 MAX_LINES = 35_048
 MAX_FUNCTION_LINES, MAX_PARAMETERS = 60, 8
 

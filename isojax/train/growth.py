@@ -4,10 +4,10 @@ The inner product of an update's gradient with Adam's mean of the gradients befo
 have in common, for their noises are independent; over the gradient's own square it is the share that is signal, B over
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
-a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error; early
-when it is clearly negative, so that steps undo a part of those before them. It stays where so few groups have unequal
-rewards that most of twice its size would not either: their problems are solved, or far from it, and what updates lack
-is other problems."""
+a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error, after
+C has quadrupled, so that n grows as sqrt(C) at most; early, after C has doubled, when it is clearly negative, so that
+steps undo a part of those before them. It stays where so few groups have unequal rewards that most of twice its size
+would not either: their problems are solved, or far from it, and what updates lack is other problems."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -56,7 +56,8 @@ class GradientSignal:
         if not is_due or self.varied < MIN_VARIED:
             return False
         error = math.sqrt(max(0.0, self.signal_square - self.signal**2) / max(1.0, self._window))
-        return self.signal < (1 if self.groups >= MIN_GROUPS else NEGATIVE) * error
+        is_known = self.groups >= MIN_GROUPS and self.updates >= 3 * self.earlier  # C has quadrupled
+        return self.signal < (1 if is_known else NEGATIVE) * error
 
     def updates_to_check(self) -> int:
         return CHECK_EVERY - self.updates % CHECK_EVERY

@@ -108,9 +108,10 @@ def test_the_standard_error_of_the_signal() -> None:
     assert growth.signal == pytest.approx(0.5, abs=0.2)
 
 
-def test_a_stage_lasts_until_C_has_doubled() -> None:
-    assert faded_at(GradientSignal(earlier=400), lambda _: 0.0) == 400
-    assert faded_at(GradientSignal(earlier=10), lambda _: 0.0) == 16
+def test_a_stage_lasts_until_C_has_quadrupled() -> None:
+    assert faded_at(GradientSignal(earlier=400), lambda _: 0.0) == 1200
+    assert faded_at(GradientSignal(earlier=5), lambda _: 0.0) == 16
+    assert faded_at(GradientSignal(earlier=400), lambda _: -0.5) == 400  # twice suffices where it is clearly negative
 
 
 def test_what_a_checkpoint_holds() -> None:
