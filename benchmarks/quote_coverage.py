@@ -5,6 +5,7 @@ truth that is one of the fit's own draws says .09 where .21 never have it.
 
     python benchmarks/quote_coverage.py                     60 simulated sweeps (benchmarks/foreign_forms.py)
     python benchmarks/quote_coverage.py --run runs/quickstart      the runs of a sweep, each as a new one
+    python benchmarks/quote_coverage.py --run runs/many --by-seed  the same, where the runs of each seed are a sweep
 
 A simulated run pays C where its expected reward on the sweep's problems, its own luck included, first is the quoted
 one; a run of a sweep, where the mean of three evaluations is. One JSON line per case on standard output, the summary
@@ -33,6 +34,7 @@ from isojax.runs.ledger import default_metric
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
 from isojax.scaling.allocate.quote import first_budgets, quote_cell
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
+from isojax.scaling.tracks import group_by
 
 GRID = 2000
 REWARDS = 25  # of a sweep
@@ -92,9 +94,15 @@ def simulated(count: int, seed: int, replicates: int) -> Iterator[Line]:
             yield {"form": form, "number": number, "refused": str(error)}
 
 
-def measured(folder: Path, replicates: int) -> Iterator[Line]:
+def measured(folder: Path, replicates: int, by_seed: bool) -> Iterator[Line]:
+    """The cases of a sweep, or of each seed's runs of a constant n."""
+    runs = [run for run in isojax.read_runs(folder) if not run.cell.schedule]
+    for _, sweep in sorted(group_by(runs, lambda run: run.cell.seed if by_seed else 0).items()):
+        yield from sweep_cases(sweep, replicates)
+
+
+def sweep_cases(runs: Sequence[RunRecord], replicates: int) -> Iterator[Line]:
     """A case of each run of a sweep and each of REWARDS rewards, up to the last of its smoothed evaluations."""
-    runs = isojax.read_runs(folder)
     metric = default_metric(runs)
     ensemble = load_ensemble(fit_quarter(runs, metric, replicates))
     curves = {run.cell: smooth_curve(run, metric) for run in runs}
@@ -133,12 +141,13 @@ def summarise(lines: Sequence[Line]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="a sweep's folder, in place of simulated ones")
+    parser.add_argument("--by-seed", action="store_true", help="the runs of each seed are a sweep of their own")
     parser.add_argument("--worlds", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--replicates", type=int, default=500, help="draws of each fit")
     a = parser.parse_args()
     lines = []
-    for line in measured(a.run, a.replicates) if a.run else simulated(a.worlds, a.seed, a.replicates):
+    for line in measured(a.run, a.replicates, a.by_seed) if a.run else simulated(a.worlds, a.seed, a.replicates):
         print(json.dumps(line), flush=True)
         lines.append(line)
     summarise(lines)
