@@ -74,8 +74,8 @@ def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSc
     if match := _GRADIENT.fullmatch(text):
         B_p, n, last_B_p, n_max = map(int, match.groups())
         stages = _growing_stages(text, (B_p, n), (last_B_p, n_max), exponent=1.0, C_first=1.0)
-        if B_p != last_B_p:
-            raise InputError(f"schedule {text!r}: expected n to grow and B_p to stay.")
+        if B_p != last_B_p or n < 2:
+            raise InputError(f"schedule {text!r}: expected n to grow and B_p to stay, from n = 2 on.")
         return GradientSchedule(stages[0], n_max)
     if match := _GROWTH.fullmatch(text):
         low, high = (int(match[1]), int(match[2])), (int(match[3]), int(match[4]))

@@ -6,8 +6,8 @@ the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training go
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
 a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error, after
 C has quadrupled, so that n grows as sqrt(C) at most; early, after C has doubled, when it is clearly negative, so that
-steps undo a part of those before them. It stays where so few groups have unequal rewards that most of twice its size
-would not either: their problems are solved, or far from it, and what updates lack is other problems."""
+steps undo a part of those before them. It stays where few groups are mixed (have unequal rewards), so that of twice
+their size about half or fewer would be: their problems are solved, or far from it; what updates lack is others."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -18,9 +18,9 @@ from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics
 
 CHECK_EVERY = 8  # updates
-MIN_GROUPS = 256  # of a stage before n doubles early; with unequal rewards, before it doubles otherwise
+MIN_GROUPS = 256  # of a stage before n doubles early; mixed ones, before it doubles otherwise
 NEGATIVE = -2.0  # standard errors of the signal's mean below which n doubles early
-MIN_VARIED = 0.3  # of the groups: the share with unequal rewards, of twice their size then about 1 - (1 - .3)^2 = .51
+MIN_MIXED = 0.3  # of the groups: the share with unequal rewards, of twice their size then about 1 - (1 - .3)^2 = .51
 
 
 @dataclass
@@ -29,8 +29,8 @@ class GradientSignal:
 
     earlier: int = 0  # updates of this stage's size that the rollouts before the stage would make
     updates: int = 0  # of this stage
-    groups: float = 0.0  # of this stage whose rewards are not all equal
-    varied: float = 0.0  # the mean share of groups whose rewards are not all equal
+    groups: float = 0.0  # of this stage that are mixed
+    mixed: float = 0.0  # the mean share of groups that are
     signal: float = 0.0  # the mean of `grad_signal` (rl/train_step.py)
     signal_square: float = 0.0  # the mean of `grad_signal_square`
 
@@ -42,18 +42,18 @@ class GradientSignal:
 
     def add(self, metrics: Metrics, count: int, B_p: int) -> None:
         """The metrics of `count` updates, of which only sums are known; older ones count less and less."""
-        varied = count - metrics["zero_variance"].sum
+        mixed = count - metrics["zero_variance"].sum
         self.updates += count
-        self.groups += B_p * varied
+        self.groups += B_p * mixed
         weight = count / max(count, self._window)
-        self.varied += weight * (varied / count - self.varied)
+        self.mixed += weight * (mixed / count - self.mixed)
         self.signal += weight * (metrics["grad_signal"].sum / count - self.signal)
         self.signal_square += weight * (metrics["grad_signal_square"].sum / count - self.signal_square)
 
     def has_faded(self, B_p: int) -> bool:
         """Whether the gradients agree too little, at an update at which that is decided."""
         is_due = self.updates >= max(MIN_GROUPS / B_p, self.earlier) and self.updates % CHECK_EVERY == 0
-        if not is_due or self.varied < MIN_VARIED:
+        if not is_due or self.mixed < MIN_MIXED:
             return False
         error = math.sqrt(max(0.0, self.signal_square - self.signal**2) / max(1.0, self._window))
         is_known = self.groups >= MIN_GROUPS and self.updates >= 3 * self.earlier  # C has quadrupled

@@ -51,6 +51,7 @@ def test_a_schedule_from_a_fit() -> None:
         ("32x4 to 32x2 as C^.5 from 100", "expected B_p or n to grow"),
         ("32x2 to 32x12 by gradient", "by a power of two"),
         ("16x2 to 32x2 by gradient", "expected n to grow and B_p to stay"),
+        ("16x1 to 16x8 by gradient", "from n = 2 on"),
         ("32x2 to 32x4 as C^0 from 100", "expected an exponent above 0"),
     ],
 )
