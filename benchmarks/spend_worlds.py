@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from foreign_forms import FORMS, METRIC, SAMPLES, World, random_world
+from rich.console import Console
 from rich.progress import track
 from scipy.special import expit
 
@@ -125,7 +126,8 @@ def main() -> None:
     a = parser.parse_args()
     cases = [(a.seed, number) for number in range(a.worlds)]
     with ProcessPoolExecutor() as pool:
-        rows = list(track(pool.map(spend_in_world, cases), "spending", len(cases)))
+        progress = track(pool.map(spend_in_world, cases), "spending", len(cases), console=Console(stderr=True))
+        rows = list(progress)
     for row in rows:
         print(json.dumps(row), flush=True)
     regrets = np.array([row["regret"] for row in rows])
