@@ -5,9 +5,9 @@ have in common, for their noises are independent; over the gradient's own square
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
 a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error, after
-C has quadrupled, so that n grows as sqrt(C) at most; early, after C has doubled, when it is clearly negative, so that
-steps undo a part of those before them. It stays where few groups are mixed (have unequal rewards), so that of twice
-their size about half or fewer would be: their problems are solved, or far from it; what updates lack is others."""
+C has tripled; early, after C has doubled, when it is clearly negative, so that steps undo a part of those before them.
+It stays where few groups are mixed (have unequal rewards), so that of twice their size about half or fewer would be:
+their problems are solved, or far from it; what updates lack is others."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -56,7 +56,7 @@ class GradientSignal:
         if not is_due or self.mixed < MIN_MIXED:
             return False
         error = math.sqrt(max(0.0, self.signal_square - self.signal**2) / max(1.0, self._window))
-        is_known = self.groups >= MIN_GROUPS and self.updates >= 3 * self.earlier  # C has quadrupled
+        is_known = self.groups >= MIN_GROUPS and self.updates >= 2 * self.earlier  # C has tripled
         return self.signal < (1 if is_known else NEGATIVE) * error
 
     def updates_to_check(self) -> int:

@@ -109,9 +109,9 @@ def test_the_standard_error_of_the_signal() -> None:
     assert growth.signal == pytest.approx(0.5, abs=0.2)
 
 
-def test_a_stage_lasts_until_C_has_quadrupled() -> None:
-    assert faded_at(GradientSignal(earlier=400), lambda _: 0.0) == 1200
-    assert faded_at(GradientSignal(earlier=6), lambda _: 0.0) == 24
+def test_a_stage_lasts_until_C_has_tripled() -> None:
+    assert faded_at(GradientSignal(earlier=400), lambda _: 0.0) == 800
+    assert faded_at(GradientSignal(earlier=12), lambda _: 0.0) == 24
     assert faded_at(GradientSignal(earlier=400), lambda _: -0.5) == 400  # twice suffices where it is clearly negative
 
 
@@ -131,7 +131,7 @@ def test_n_doubles_up_to_the_largest() -> None:
     faded = GradientSignal(earlier=0, updates=400, groups=4000.0, mixed=0.4, signal_square=1.0)
     assert [choose_n(cell.with_stages(stages), faded) for stages in ((first,), (first, doubled))] == [4, 8]
     assert choose_n(cell, GradientSignal()) == 2 == choose_n(cell, replace(faded, mixed=0.29))
-    assert [choose_n(cell, replace(faded, earlier=200, updates=updates)) for updates in (400, 600)] == [2, 4]
+    assert [choose_n(cell, replace(faded, earlier=200, updates=updates)) for updates in (392, 400)] == [2, 4]
     assert choose_n(cell.with_stages((first, doubled, Stage(9000, 32, 8))), faded) == 8
 
 
