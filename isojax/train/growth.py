@@ -7,7 +7,7 @@ of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.0
 a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error, after
 C has tripled; early, after C has doubled, when it is clearly negative, so that steps undo a part of those before them.
 It stays where few groups are mixed (have unequal rewards), so that of twice their size about half or fewer would be:
-their problems are solved, or far from it; what updates lack is others."""
+their problems are solved or too hard, and other problems help more than more rollouts."""
 
 import math
 from dataclasses import asdict, dataclass
