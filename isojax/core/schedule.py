@@ -102,6 +102,8 @@ def _growing_stages(
         raise InputError(f"schedule {text!r}: expected an exponent above 0 and up to {MAX_EXPONENT:g}, and C from 1.")
     doubling_C = [C_first * 2 ** (k / exponent) for k in range(doublings)]
     C = [0, *(min(round(c), MAX_COUNT) for c in doubling_C if c < MAX_COUNT)]
+    if len(set(C)) < len(C):
+        raise InputError(f"schedule {text!r}: two doublings are at one C; expected a smaller exponent or a larger C.")
     shape = [[size << k if i in growing else size for i, size in enumerate(low)] for k in range(len(C))]
     stages = tuple(Stage(c, B_p, n) for c, (B_p, n) in zip(C, shape, strict=True))
     _check_sizes(text, stages)

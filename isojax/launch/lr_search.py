@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isojax.core.config import AUTOSIZED_SETTINGS, Config, load_config, save_config
+from isojax.core.config import AUTOSIZED_SETTINGS, WHOLE_GRID, Config, load_config, save_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import RunRecord
 from isojax.launch.planner import plan_cells
@@ -100,7 +100,8 @@ class SearchPlan(NamedTuple):
         return config.with_settings(
             name=rate_name(rate),
             cell={"rl": {"learning_rate": rate, "lr_reference_batch": self.B}},
-            sweep={"B_p": (self.B_p,), "n": (self.n,), "schedules": {}, "seeds": self.seeds, "budget": self.budget},
+            sweep={"B_p": (self.B_p,), "n": (self.n,), "schedules": {}, "seeds": self.seeds, "budget": self.budget}
+            | WHOLE_GRID,
             run={"dir": self.folder},
         )
 
@@ -114,7 +115,7 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
     try:
         launch(config, resume or (folder / CONFIG_FILE).exists(), False)
     except RunFailed as e:  # a rate too high: the others go on
-        failures = [line.strip() for line in str(e).splitlines()[1:]]
+        failures = list(map(str, e.args[1:] or e.args))  # a summary is first where the sweep has several runs
     ledgers = sorted(folder.glob(f"cells/*/{RECORDS_FILE}"))
     evaluated_cells = [path.parent for path in ledgers if path.read_bytes().count(b"\n") > 1]
     return score_runs(config.cell.rl.learning_rate, read_runs(evaluated_cells), failures)

@@ -150,7 +150,7 @@ def rates_from_probe(s: DeviceSizes, pairs: Sequence[Pair], rates: DeviceRates) 
 
 
 def evaluation_seconds(s: DeviceSizes, num_evaluations: int, rates: DeviceRates) -> float:
-    problems = num_evaluations * (s.cell.data.validation + s.cell.eval.panel)
+    problems = num_evaluations * (s.cell.data.validation * (1 + len(s.cell.eval.extra)) + s.cell.eval.panel)
     return sampling_seconds(s, problems, problems * s.cell.eval.samples, rates) / rates.efficiency
 
 

@@ -60,7 +60,8 @@ class SpendPolicy:
         going_on = [leg.cell for leg in legs[-1:] if leg.expected is not None] or sorted(pilot_cells)
         failed = {run.cell for run in runs if run.failure_reason}
         candidates = [cell for cell in going_on if cell in reached and cell not in failed]
-        if not candidates:
+        ended_early = legs[-1].C_end not in self.C_grid  # what was left is less than an update
+        if not candidates or (legs[-1].expected is not None and ended_early):
             return None
         draws, C_left = self.fit(runs), self.total_rollouts - sum(reached.values())
         paths = {run.cell: self._path(run) for run in runs}

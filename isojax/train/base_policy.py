@@ -103,7 +103,7 @@ def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Pro
         **({} if cell.reward == RewardConfig() else {"reward": cell.reward.model_dump(mode="json")}),
         "seed": cell.data.seed,
         "checkpoint": fingerprint,
-        "problems": [[p.id, p.prompt, p.answer, list(p.messages)] for p in problems],
+        "problems": [[p.id, p.prompt, p.answer, list(p.messages), *filter(None, [p.columns])] for p in problems],
     }
     if files := verifier_files(cell.verifier.use):
         key_data["verifier_files"] = [hashlib.sha256(read_file(file)).hexdigest() for file in files]

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isojax.core.config import ModelConfig
+from isojax.core.config import ModelConfig, load_config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import Stage
+from isojax.models.hf.hf_load import check_weights, resolve_model
 from isojax.rl import logprobs
 from isojax.runs.ledger import Ledger, write_run
 from isojax.scaling.law.n_star_law import log2_n_star
@@ -302,6 +303,20 @@ def test_watch_replay(scripts: Scripts, tmp_path: Path) -> None:
     assert (line["runs"], line["forecast"], line["false_stops"], line["right_stops"]) == (1, 1, 0, 1)
     assert 0 < line["saved"] < 0.5 and abs(line["lost"]) < 0.01
     assert [goal["stopped"] for goal in line["goals"]] == [0, 1]
+
+
+def test_small_lm(scripts: Scripts, tmp_path: Path) -> None:
+    """A model that isojax loads, problems whose answers follow the rule, and a config that it plans."""
+    scripts("small_lm", tmp_path / "lm", "--steps", 0)
+    config = load_config(str(tmp_path / "lm" / "text.yaml"), [])
+    model = resolve_model(config.cell.model)
+    check_weights(model)
+    assert (model.family, model.layers, model.width) == ("llama", 3, 64)
+    files = [tmp_path / "lm" / f"{name}.jsonl" for name in ("training", "validation")]
+    sets = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+    answers = {problem["prompt"]: problem["answer"] for problems in sets for problem in problems}
+    assert (*map(len, sets), len(answers)) == (8000, 2000, 10000)
+    assert [answers[f"{a} ? {b} ="] for a, b in ((4, 9), (9, 4), (8, 3), (3, 8))] == ["13", "4", "5", "8"]
 
 
 def test_growing_n(scripts: Scripts, tmp_path: Path) -> None:

@@ -100,6 +100,16 @@ def test_train_hands_the_config_on(isojax: Isojax, calls: list[tuple[Any, ...]])
     assert "no config given" in error_of(isojax("train", "sweep.n=[8]"))
 
 
+@pytest.mark.parametrize("strategy", ["adaptive", "spend"])
+def test_train_runs_its_one_run_to_the_end_by_any_strategy(
+    isojax: Isojax, calls: list[tuple[Any, ...]], strategy: str
+) -> None:
+    words = ("sweep.B_p=[16]", "sweep.n=[8]", "sweep.seeds=1", "sweep.total_rollouts=5000")
+    assert isojax("train", "quickstart", *words, f"sweep.strategy={strategy}")[0] == 0
+    [(config, *_)] = calls
+    assert (config.sweep.strategy, config.sweep.total_rollouts, config.sweep.n) == ("grid", None, (8,))
+
+
 def test_an_error_inside_a_command_is_one_message(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
     def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> Path:
         raise InputError("the mesh data=3 does not fit 8 devices")

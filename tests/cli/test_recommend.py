@@ -121,6 +121,13 @@ def test_a_config_for_another_trainer_is_written_once(recommend: Callable[..., O
     assert code == 0 and "--config-dir=sub --config-name=verl " in out
 
 
+def test_a_command_quotes_paths_with_spaces(recommend: Callable[..., Outcome]) -> None:
+    out = recommend("--budget", "1e5", "--write", "my run/best one.yaml", "--for", "trl")[1]
+    assert "wrote my run/best one.yaml; run it with: trl grpo --config 'my run/best one.yaml'" in out
+    out = recommend("--budget", "1e5", "--write", "my run/of verl.yaml", "--for", "verl")[1]
+    assert "--config-dir='my run' --config-name='of verl' " in out
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -131,6 +138,11 @@ def test_a_config_for_another_trainer_is_written_once(recommend: Callable[..., O
         ),
         (("--for", "trl"), "expected --write FILE with it"),
         (("--epsilon", "2"), "epsilon = 2.0; expected"),
+        (
+            ("--price", "2", "--write", "best.yaml", "--for", "trl"),
+            "--price: the records of fit.json have no times of B_p = 16, n = 16",
+        ),
+        (("--price", "2", "--json"), "by which a price could be known"),
     ],
 )
 def test_refusals_write_nothing(recommend: Callable[..., Outcome], words: tuple[str, ...], part: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +71,30 @@ def test_one_point_and_a_torn_last_line(isojax: Command, tmp_path: Path) -> None
     seen = json.loads(out)
     assert (code, seen["C"], seen["measured"], seen["interval"], seen["advice"]) == (0, 128, 0.21, None, "go on")
     assert (seen["C_end"], seen["end_source"]) == (256, "2 x the rollouts so far")
+
+
+def test_a_last_line_without_an_end_is_said_to_be_left_out(isojax: Command, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text((HEADER + "".join(rows(24))).rstrip())
+    code, out, err = isojax(*WATCH, "--json")
+    assert (code, json.loads(out)["C"]) == (0, 23 * 128)
+    assert err.startswith("note: the last line of log.csv has no line end, so it is left out") and err.count("\n") == 1
+
+
+def test_an_error_in_such_a_log_names_its_own_path(isojax: Command, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(HEADER + "16,8,1,0.21\n16,8,2,7\n16,8,3,0.2")
+    code, out, err = isojax(*WATCH)
+    assert (code, out) == (2, "") and "\nerror: log.csv, line 3: reward is 7" in err
+    assert tempfile.gettempdir() not in err
+
+
+@pytest.mark.parametrize(("last_line", "C"), [('{"step": 3, "reward": 0.3}', 384), ('{"step": 3, "rewa', 256)])
+def test_a_whole_last_line_of_json_counts_without_its_end(
+    isojax: Command, tmp_path: Path, last_line: str, C: int
+) -> None:
+    lines = '{"step": 1, "reward": 0.21}\n{"step": 2, "reward": 0.25}\n'
+    (tmp_path / "log.jsonl").write_text(lines + last_line)
+    code, out, err = isojax("watch", "log.jsonl", "--from", "jsonl", "--map", "n=8,B_p=16", "--json")
+    assert (code, json.loads(out)["C"]) == (0, C) and "no line end" not in err
 
 
 def test_a_cell_of_a_sweep_ends_at_the_sweeps_budget_and_its_torn_line_is_left_out(

@@ -53,6 +53,7 @@ def test_a_schedule_from_a_fit() -> None:
         ("16x2 to 32x2 by gradient", "expected n to grow and B_p to stay"),
         ("16x1 to 16x8 by gradient", "from n = 2 on"),
         ("32x2 to 32x4 as C^0 from 100", "expected an exponent above 0"),
+        ("32x2 to 32x32 as C^10 from 4", "two doublings are at one C; expected a smaller exponent or a larger C"),
     ],
 )
 def test_what_is_no_schedule(text: str, match: str) -> None:

@@ -106,3 +106,28 @@ def test_a_run_without_an_evaluation_has_nothing_to_judge(tmp_path: Path) -> Non
     Ledger(tmp_path, CELL, "x")
     write_health(tmp_path, CELL, Display(CONFIG).show_flags)
     assert not (tmp_path / "health.json").exists()
+
+
+@pytest.mark.parametrize(("error", "is_judged"), [(FloatingPointError("loss not finite"), True), (OSError(28), False)])
+def test_a_run_that_ends_by_a_number_that_is_not_finite_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, is_judged: bool
+) -> None:
+    """Nothing goes on with it; another error's run goes on by --resume."""
+
+    def fail(*words: Any) -> None:
+        for i, reward in enumerate((0.2, 0.3)):
+            words[-1].ledger.append(EvalPoint(100 * i, i, 100 * i, 0, {"avg@4": reward}), seconds=1.0, devices=1)
+        words[-1].ledger.record_failure(3, "loss or gradient not finite in 1 of the updates 2 to 3")
+        raise error
+
+    monkeypatch.setattr(local_runner, "run_cell", fail)
+    setup: Any = SimpleNamespace(config=CONFIG, folder=tmp_path)
+    nothing: Any = None
+    flagged: list[list[str]] = []
+    target = CellTarget(CELL, 1024)
+    ended_by = local_runner.train_cell(setup, nothing, nothing, target, print, lambda _, flags: flagged.append(flags))
+    assert ended_by is error and len(flagged) == is_judged
+    health = tmp_path / "cells/8x4-s0/health.json"
+    assert health.exists() == is_judged
+    if is_judged:
+        assert [flag["name"] for flag in json.loads(health.read_text())["flags"]] == ["nonfinite_update"]

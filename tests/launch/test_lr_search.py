@@ -14,7 +14,7 @@ from isojax.cli import app
 from isojax.cli.commands.lr_search_command import read_rates
 from isojax.core import machine
 from isojax.core.config import Config, load_config
-from isojax.core.errors import InputError
+from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.launch import lr_search
 from isojax.launch.lr_search import (
@@ -93,6 +93,30 @@ def test_a_rate_is_a_sweep_of_one_batch_at_the_anchor() -> None:
     assert (config.cell.rl.learning_rate, config.cell.rl.lr_reference_batch) == (3.2e-4, 1024)
     assert (config.sweep.B_p, config.sweep.n, config.sweep.seeds, config.sweep.budget) == ((64,), (16,), 2, 5000)
     assert config.cell.model_copy(update={"rl": None}) == quickstart().cell.model_copy(update={"rl": None})
+
+
+def test_a_rate_of_an_adaptive_sweep_runs_to_its_end() -> None:
+    plan = SearchPlan([3.2e-4], B_p=64, n=16, B=1024, budget=5000, seeds=2, folder="runs/quickstart-lr")
+    config = plan.rate_config(quickstart("sweep.strategy=adaptive", "sweep.total_rollouts=50000"), 3.2e-4)
+    assert (config.sweep.strategy, config.sweep.total_rollouts, config.sweep.budget) == ("grid", None, 5000)
+
+
+@pytest.mark.parametrize(
+    ("error", "flags"),
+    [
+        (RunFailed("8x2-s0: not finite"), ("8x2-s0: not finite",)),
+        (RunFailed("2 of 2 runs failed", "8x2-s0: not finite", "8x2-s1: full"), ("8x2-s0: not finite", "8x2-s1: full")),
+    ],
+)
+def test_a_rate_whose_runs_failed_is_flagged(tmp_path: Path, error: RunFailed, flags: tuple[str, ...]) -> None:
+    """With one seed the error is of that run; of several, the first words count them."""
+
+    def fail(*_: object) -> None:
+        raise error
+
+    config = quickstart(f"run.dir={tmp_path}", "name=rate")
+    result = lr_search.run_rate(config, tmp_path / "rate", False, fail)
+    assert (result.rate, result.scores, result.flags) == (config.cell.rl.learning_rate, (), flags)
 
 
 def test_the_score_is_the_mean_of_the_last_quarter_without_the_base_policy() -> None:

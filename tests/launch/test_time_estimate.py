@@ -23,8 +23,8 @@ SWEEP = SweepConfig(B_p=(8,), n=(4,), decode_slots=16, microbatch=8, prefill_bat
 LAYERS, TABLE = 12 * 36_992, 64_000  # numbers, as in test_memory_model.py
 
 
-def sizes(mesh: MeshShape | None = None) -> DeviceSizes:
-    return DeviceBudget(CELL, [(8, 4)], mesh or MeshShape(), 1000, False, "cpu", 0).sizes(SWEEP)
+def sizes(mesh: MeshShape | None = None, cell: CellConfig = CELL) -> DeviceSizes:
+    return DeviceBudget(cell, [(8, 4)], mesh or MeshShape(), 1000, False, "cpu", 0).sizes(SWEEP)
 
 
 def one(mesh: MeshShape | None = None) -> float:
@@ -85,3 +85,12 @@ def test_a_probe_counts_evaluations_and_says_its_efficiency() -> None:
     expected = (128 / 32 * update + time_estimate.sampling_seconds(s, evaluated / 2, evaluated, rates)) / EFFICIENCY
     assert forecast.cell_seconds["8x4"] == pytest.approx(expected) == forecast.sweep_seconds
     assert f"{EFFICIENCY:.0%} efficiency" in forecast.source and "1 GFLOP/s" in forecast.source
+
+
+def test_extra_sets_are_evaluated_too() -> None:
+    """Each as many problems as the validation set: three sets of 300, and a panel of 50."""
+    rates, extra = DeviceRates(1e9, 1e9, 1e30), {"ood": "solvers", "letters": "solvers:AB"}
+    cell = CELL.with_settings(eval={"extra": extra, "panel": 50})
+    problems = 2 * (3 * 300 + 50)
+    expected = time_estimate.sampling_seconds(sizes(), problems, problems * 2, rates) / EFFICIENCY
+    assert time_estimate.evaluation_seconds(sizes(cell=cell), 2, rates) == pytest.approx(expected)

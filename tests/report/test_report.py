@@ -119,6 +119,11 @@ def test_diagnostics_are_said_in_words(html: str) -> None:
     assert "and 0.019 [0.004, 0.030] with B_p (at n = 8)." in text
 
 
+def test_health_says_by_what_it_is_known(make_sweep: Any) -> None:
+    text = _text(_render(*make_sweep(B_ps=(16,), ns=(4, 8))))
+    assert "No run is flagged: by what was recorded, none collapsed, exploded, was cut off" in text
+
+
 def test_no_effect_leads_the_page(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
     no_effect = NStarFit(law=Law("constant", 0.0, 0.0, None, 2.5), no_effect=True)

@@ -122,6 +122,19 @@ def test_comments_hold_the_promise_the_reasons_and_the_learning_rate(name):
     assert "0.001 * sqrt(B / 1024), gives 0.0005 at B = 256" in known
 
 
+@pytest.mark.parametrize(
+    ("scaling", "text"),
+    [
+        ("constant", "Learning rate: 0.001, the sweep's for every B; here B = 256."),
+        ("linear", "Learning rate: the sweep's rule, 0.001 * (B / 1024), gives 0.00025 at B = 256."),
+        ("sqrt", "Learning rate: the sweep's rule, 0.001 * sqrt(B / 1024), gives 0.0005 at B = 256."),
+    ],
+)
+def test_the_learning_rate_follows_the_sweeps_rule(scaling, text):
+    saved = load_config("quickstart", [f"cell.rl.lr_scaling={scaling}"])
+    assert f"# {text} The key is " in rendered("verl", saved=saved)
+
+
 def test_text_from_a_log_stays_in_its_comment():
     reasons = (*CHOSEN.reasons, "B_p=4 is unstable: fell\ntrainer: {total_epochs: 1}")
     text = rendered("verl", replace(CHOSEN, reasons=reasons))
@@ -156,6 +169,14 @@ def test_a_schedule_is_a_series_of_runs_of_trl():
     assert [run["output_dir"] for run in runs] == ["best-1", "best-2", "best-3"]
     assert [run.get("model_name_or_path") for run in runs] == [None, "best-1", "best-2"]
     assert "--model_name_or_path" in texts[0] and "--model_name_or_path" not in texts[1]
+
+
+def test_isojaxs_config_of_an_adaptive_sweep_is_of_one_run_to_its_end():
+    sweep = load_config("quickstart", ["sweep.strategy=adaptive", "sweep.total_rollouts=50000"])
+    (growing,) = registry.load("runs.exporters", "isojax", "render_growing").render_growing(SERIES, sweep, "best")
+    for text in (rendered("isojax", saved=sweep), growing):
+        result = yaml.safe_load(text)["sweep"]
+        assert (result["strategy"], result["total_rollouts"], result["budget"]) == ("grid", None, 99840)
 
 
 @pytest.mark.parametrize("name", ["isojax", "verl", "trl"])

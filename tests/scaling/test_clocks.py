@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -65,6 +66,27 @@ def test_fixed_values_hold_in_time_too():
         recommend(fit, TimeBudget(100), fix={"B": 100})
 
 
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ({"fix": {"B": 100}}, "100 s, B = 100"),
+        ({"B_max": 300, "fix": {"B": 100}}, "100 s, B_max = 300, B = 100"),
+        ({"B_max": 63}, "100 s, B_max = 63"),
+    ],
+)
+def test_a_refusal_names_the_seconds_and_the_limits(limits, named):
+    with pytest.raises(InputError, match=rf"this budget and these limits \({named}\), and only clocks"):
+        recommend(timed(EQUAL), TimeBudget(100), **limits)
+
+
+def test_the_reason_for_M_has_the_rollouts_that_the_chosen_cells_clock_affords():
+    """n = 4 is twice as fast and affords 200,000; n = 16 is chosen, of 100,000."""
+    r = recommend(timed({4: (0, 0.0005), 16: (0, 0.001), 64: (0, 0.001)}), TimeBudget(100))
+    assert r.allocation.n == 16 and r.reasons[0].startswith("100 s of wall clock are 200,000 rollouts in the fastest")
+    (reason,) = (reason for reason in r.reasons if reason.startswith("M = "))
+    assert reason == "M = floor(100,000 / (n B_p)) = 390" and r.allocation.M == 100_000 // (16 * 16) == 390
+
+
 def test_the_fastest_cell_counts_for_the_limit_only_where_it_may_be_chosen():
     fit = timed({4: (0, 0.0001), 16: (0, 0.001), 64: (0, 0.001)})  # in 100 s n = 4 affords 1e6, ten times the data
     with pytest.raises(InputError, match="10 times the largest measured C"):
@@ -75,6 +97,9 @@ def test_the_fastest_cell_counts_for_the_limit_only_where_it_may_be_chosen():
 def test_cells_without_a_clock_are_left_out():
     r = recommend(timed({4: (0, 0.001)}), TimeBudget(100))
     assert r.allocation.n == 4 and {cell.n for cell in r.measured_cells} == {4}
+    left_out = re.search("; not compared, as they have no clock: (.*)", r.reasons[0])
+    assert left_out is not None and sorted(left_out[1].split(", ")) == ["16x16", "16x64", "64x16", "64x64"]
+    assert recommend(timed(EQUAL), TimeBudget(100)).reasons[0].endswith("by the clocks of these runs")
     r = recommend(timed({4: (0, 0.001)}), 1e5)
     assert (r.allocation.n, r.hours, r.device_hours) == (16, None, None)
 

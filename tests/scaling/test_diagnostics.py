@@ -1,6 +1,7 @@
 """The numbers a statistician asks for, sensitivity and ties, by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -105,3 +106,13 @@ def test_ties_by_hand():
     values[:11, 1] = 0.49  # in 89 of 100
     assert [row.n for row in find_ties(draws(values))] == [(4, 16)]
     assert find_ties(None) == () and find_ties(draws(values[:, :1])) == ()
+
+
+def test_a_tie_has_two_ends():
+    """n = 4 was measured up to 1e3, or at 1e2 alone: at one C there is no range."""
+    values = np.tile([0.5, 0.5], (100, 1))
+    values[::2, 1] += 0.01
+    values[1::2, 1] -= 0.01
+    (row,) = find_ties(replace(draws(values), C_high=np.array([1e3, 1e6])))
+    assert row.n == (4, 16) and row.C_low == pytest.approx(1e2) and row.C_high == pytest.approx(1e3, rel=0.1)
+    assert find_ties(replace(draws(values), C_high=np.array([1e2, 1e6]))) == ()

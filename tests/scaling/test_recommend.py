@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
@@ -140,6 +141,15 @@ def test_bad_budgets(C):
 def test_bad_fixes(fix):
     with pytest.raises(InputError, match="expected"):
         recommend(FIT, 1e5, fix=fix)
+
+
+@pytest.mark.parametrize("fix", [None, {"M": 100}, {"B": 256}, {"B_p": 64}])
+def test_whole_numbers_of_numpy_are_whole_numbers(fix):
+    numpy_fix = fix and {name: np.int64(value) for name, value in fix.items()}
+    expected = recommend(FIT, 1e5, B_max=300, fix=fix)
+    assert recommend(FIT, 1e5, B_max=np.int32(300), fix=numpy_fix) == expected
+    with pytest.raises(InputError, match="expected a positive whole number"):
+        recommend(FIT, 1e5, B_max=np.int64(0))
 
 
 def test_fits_that_cannot_be_used():

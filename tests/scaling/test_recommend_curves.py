@@ -121,6 +121,7 @@ def test_beyond_four_times_the_measured_budget_it_refuses_and_says_why():
         "10 times the largest measured C = 100000",
         "expected at most 4 times",
         "plateaus of 16x64",
+        "new runs of B_p = 16 and n = 16, 64 to C = 322,888, M = 1262, 316",
         "'sweep.n=[16,64]'",
         "--extrapolate",
     ):
@@ -149,6 +150,17 @@ def test_fixed_values_compare_the_cells_that_agree():
         16, 4, 100
     )  # spends less, for it is better
     assert recommend(fit, 1e5, B_max=128).allocation == Allocation(16, 4, 1562)
+
+
+@pytest.mark.parametrize(
+    ("fix", "text"),
+    [
+        (None, "of 3 stable measured cells with B_p n <= 300, 16x16 has"),
+        ({"B_p": 16}, "of 2 measured cells with B_p = 16 and B_p n <= 300, 16x16 has"),
+    ],
+)
+def test_limits_are_said_as_with_and_and(fix, text):
+    assert said(recommend(document(), 1e5, B_max=300, fix=fix), text)
 
 
 def test_fixed_values_that_no_cell_has():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -171,6 +172,19 @@ def test_a_pilot_that_failed_is_not_gone_on_with() -> None:
     assert trainer.policy.next_leg(none_left, trainer.legs) is None
     unmeasured = [RunRecord(run.cell, () if run.cell.n == 2 else run.points, failure_reason="NaN") for run in runs]
     assert trainer.policy.next_leg(unmeasured, trainer.legs) is None and trainer.policy.fixed_forecasts(unmeasured)
+
+
+def test_no_leg_follows_one_that_ended_off_the_grid() -> None:
+    """Only the last does, which ends where what is left is less than one update; a pilot may."""
+    trainer = Trainer(policy_for(list(FAST_THEN_FAR)), FAST_THEN_FAR)
+    for pilot in trainer.policy.pilots():
+        trainer.train(replace(pilot, C_end=pilot.C_end - 1))
+    leg = trainer.policy.next_leg(list(trainer.runs.values()), trainer.legs)
+    assert leg is not None and leg.C_end in C_GRID
+    trainer.train(leg)
+    runs, legs = list(trainer.runs.values()), trainer.legs
+    assert trainer.policy.next_leg(runs, legs) is not None
+    assert trainer.policy.next_leg(runs, [*legs[:-1], replace(leg, C_end=leg.C_end - 1)]) is None
 
 
 def test_a_budget_with_too_few_evaluations_is_refused() -> None:

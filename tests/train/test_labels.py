@@ -102,3 +102,13 @@ def test_what_a_key_hangs_on() -> None:
     ]
     assert len({key, *others}) == 6
     assert len(key) == 16
+
+
+def test_other_columns_are_other_problems_and_none_are_as_before() -> None:
+    """A verifier reads them. Labels on disk are found by the key, which is that of before columns were in it."""
+    cell = CellConfig(task="addition")
+    keys = [
+        compute_label_key(cell, "print", [replace(PROBLEMS[0], columns=columns), *PROBLEMS[1:]])
+        for columns in ({}, {"tests": "1 == 1"}, {"tests": "1 == 2"}, {"tests": "1 == 1", "level": 2})
+    ]
+    assert len(set(keys)) == 4 and keys[0] == compute_label_key(cell, "print", PROBLEMS) == "b3ac0fd1e6f54ec7"

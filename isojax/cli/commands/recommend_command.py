@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -88,6 +89,9 @@ def recommend(
         raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
     fit = read_fit(run, include_flagged)
     recommendation = choose(fit, amount, B_max, fixed or None, extrapolate, epsilon)
+    if price is not None and recommendation.device_hours is None:
+        cell = f"B_p = {recommendation.allocation.B_p}, n = {recommendation.allocation.n}"
+        raise InputError(f"--price: the records of {run} have no times of {cell}, by which a price could be known.")
     written = [] if write is None else write_configs(write, run, exporter, recommendation, growing)
     if as_json:
         allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
@@ -103,8 +107,12 @@ def recommend(
     print_notes(console, flag_sentences(fit.health))
     for number, path in enumerate(written):
         template = exporter.HOW_TO_RUN if number == 0 else getattr(exporter, "HOW_TO_GO_ON", exporter.HOW_TO_RUN)
-        run_command = template.format(file=path, folder=path.parent, name=path.stem)
-        print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {run_command}")
+        print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {_run_command(template, path)}")
+
+
+def _run_command(template: str, path: Path) -> str:
+    file, folder, name = map(shlex.quote, (str(path), str(path.parent), path.stem))
+    return template.format(file=file, folder=folder, name=name)
 
 
 def write_configs(

@@ -1,5 +1,6 @@
 """`isojax records import|check`: other trainers' logs into ledgers, and what ledgers hold before a fit."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,7 +81,8 @@ def import_logs(
     for note in imported.notes:
         terminal.note(note)
     SafeConsole().print(_runs_table(imported.runs, f"{format_count(len(imported.runs), 'run')} in {out}"))
-    print_line(f"next: isojax records check {out}, then isojax fit {out}")
+    folder = shlex.quote(str(out))
+    print_line(f"next: isojax records check {folder}, then isojax fit {folder}")
 
 
 @app.command()

@@ -4,6 +4,7 @@ import importlib
 
 from isojax.cli import options
 from isojax.cli.formatting import print_line
+from isojax.core.config import WHOLE_GRID
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
 from isojax.launch.planner import plan_cells
@@ -32,6 +33,7 @@ def train(
       isojax train best.yaml      from: isojax recommend RUN --budget C --write best.yaml
     """
     config = options.read_config(words, mesh, None)
+    config = config if config.sweep.strategy == "grid" else config.with_settings(sweep=WHOLE_GRID)
     cells = plan_cells(config.sweep)
     if len(cells) > 1:
         raise InputError(

@@ -34,7 +34,7 @@ from isojax.scaling.tracks import check_reward
 
 POLL_SECONDS = 2.0  # between two looks at the size of a log
 DEFAULT_END = 2  # times the C of the newest evaluation
-LINE_FORMATS = ("csv", "jsonl", "verl")  # whose last line may be torn while it is written
+LINE_FORMATS = ("csv", "verl")  # whose last line may be torn while it is written, which its reader cannot see
 Signature = tuple[tuple[str, int, int], ...]
 SWEEP_HELP = "A sweep of the same problem: what another n would give from here on."
 RUN_ADVICE = "one run cannot tell what another n would give; name a sweep of the same problem: --sweep RUN"
@@ -49,7 +49,7 @@ class WatchedLog:
     field_map: dict[str, str]
     run_name: str | None
 
-    def read(self) -> RunRecord:
+    def read(self, says_torn: bool = False) -> RunRecord:
         """The run as it is now; InputError where the log holds several, or none of that name."""
         path = self.path
         is_ledger = path.name == RECORDS_FILE or any((path / name).exists() for name in (RECORDS_FILE, "cells"))
@@ -57,7 +57,7 @@ class WatchedLog:
             runs = read_runs([self.path])
         else:
             log_format = self.log_format or detect_format([self.path])
-            with _complete_lines(self.path, log_format) as path:
+            with _complete_lines(self.path, log_format, says_torn) as path:
                 runs = list(read_logs([path], log_format, self.field_map).runs)
         names = [run.cell.name for run in runs]
         chosen = [run for run in runs if self.run_name in (None, run.cell.name)]
@@ -77,18 +77,23 @@ class WatchedLog:
 
 
 @contextmanager
-def _complete_lines(path: Path, log_format: str) -> Iterator[Path]:
+def _complete_lines(path: Path, log_format: str, says_torn: bool) -> Iterator[Path]:
     """The log; a copy without its last line, below the same path, where that line is still being written."""
     is_text = log_format in LINE_FORMATS and path.is_file() and path.suffix != ".gz"
     data = path.read_bytes() if is_text else b"\n"
     if data.endswith(b"\n") or b"\n" not in data:
         yield path
         return
+    if says_torn:
+        terminal.note(f"the last line of {path} has no line end, so it is left out: its writer may not be done with it")
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, *path.resolve().parts[1:])
         copy.parent.mkdir(parents=True)
         copy.write_bytes(data.rpartition(b"\n")[0] + b"\n")
-        yield copy
+        try:
+            yield copy
+        except InputError as e:
+            raise InputError(str(e).replace(str(copy), str(path))) from e
 
 
 def watch(
@@ -127,7 +132,7 @@ def watch(
     if goal is not None and not 0 <= goal <= 1:
         raise InputError(f"--goal: given {goal:g}, expected a reward from 0 to 1, such as .60.")
     watched_log = WatchedLog(log, log_format, parse_field_map(map_options or []), run_name)
-    signature, run = watched_log.signature() if log.exists() else (), watched_log.read()
+    signature, run = watched_log.signature() if log.exists() else (), watched_log.read(says_torn=True)
     metric = default_metric([run])
     C_end, end_source = find_end(run, log, end, updates)
     ensemble = None if sweep is None else load_ensemble(read_fit(sweep))

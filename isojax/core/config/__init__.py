@@ -13,6 +13,7 @@ from isojax.core.config.model import (
 from isojax.core.config.rl import CriticConfig, RLConfig
 from isojax.core.config.sweep import (
     AUTOSIZED_SETTINGS,
+    WHOLE_GRID,
     CellConfig,
     EvalConfig,
     ProcessGroupConfig,

@@ -24,6 +24,7 @@ from isojax.core.schedule import parse_schedule
 
 Rollouts = Annotated[int, Field(gt=0, le=MAX_COUNT)]
 
+WHOLE_GRID = {"strategy": "grid", "total_rollouts": None}  # every run of the grid to its end
 # Settings of a sweep that the planner chooses once, where they are null, and that are stored with the sweep.
 AUTOSIZED_SETTINGS = (
     "decode_slots",

@@ -5,7 +5,7 @@ import json
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import wait
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -165,6 +165,9 @@ def train_cell(
     except Preempted:
         raise
     except Exception as e:  # one cell's failure, of any kind, does not end the others; it is returned and shown
+        if is_primary and isinstance(e, FloatingPointError):
+            with suppress(OSError):
+                write_health(folder, cell, on_flags)
         if is_out_of_memory(e):
             return RunFailed(out_of_memory_message(setup.config.sweep))
         return e

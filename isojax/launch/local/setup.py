@@ -247,17 +247,18 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
 
 def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> None:
     """InputError where problems do not fit the sampler, do not suffice for a batch or cannot be graded."""
-    cell = config.cell
+    cell, data = config.cell, config.cell.data
+    of_candidates = 0 if data.held_out else data.validation
     if is_on_device(task):
-        check_batch(pairs, cell.data.candidates - cell.data.validation)
-        tokenize(task, cell.sampling, task.problems(cell.data.candidates, np.random.default_rng(0)))
+        check_batch(pairs, data.candidates - of_candidates)
+        tokenize(task, cell.sampling, task.problems(data.candidates, np.random.default_rng(0)))
         return
     require_settings(cell, task, LEARNING_RATE)
     try:
         split_problems = select_problems(cell, task)
     except LabelsNeeded:
-        problem_sets = [task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))]
-        check_batch(pairs, len(problem_sets[0]) - (0 if cell.data.held_out else cell.data.validation))
+        problem_sets = [task.problems(data.candidates, np.random.default_rng([data.seed, 0]))]
+        check_batch(pairs, len(problem_sets[0]) - of_candidates)
     else:
         check_batch(pairs, len(split_problems.training))
         problem_sets = [split_problems.training, split_problems.validation, *split_problems.extra_sets.values()]

@@ -135,7 +135,7 @@ def health_section(fit: FitResult) -> Html:
     title = "Health of the runs"
     if not fit.health.runs:
         checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
-        return html_section("health", title, tag("p", f"No run is flagged: {checks}."))
+        return html_section("health", title, tag("p", f"No run is flagged: by what was recorded, {checks}."))
     return html_section("health", title, _shortened_list(flag_sentences(fit.health)))
 
 

@@ -82,8 +82,9 @@ def _learning_rate_text(B: int, sweep_config: Config | None) -> str:
             f" here B = B_p n = {B} rollouts per update."
         )
     rl = sweep_config.cell.rl
-    scaled_rate = rl.learning_rate * math.sqrt(B / rl.lr_reference_batch)
-    return (
-        f"Learning rate: the sweep's rule, {rl.learning_rate:g} * sqrt(B / {rl.lr_reference_batch}), gives "
-        f"{scaled_rate:.4g} at B = {B}."
-    )
+    if rl.lr_scaling == "constant":
+        return f"Learning rate: {rl.learning_rate:g}, the sweep's for every B; here B = {B}."
+    ratio, ratio_text = B / rl.lr_reference_batch, f"B / {rl.lr_reference_batch}"
+    factor, text = (math.sqrt(ratio), f"sqrt({ratio_text})") if rl.lr_scaling == "sqrt" else (ratio, f"({ratio_text})")
+    scaled_rate = f"{rl.learning_rate * factor:.4g}"
+    return f"Learning rate: the sweep's rule, {rl.learning_rate:g} * {text}, gives {scaled_rate} at B = {B}."

@@ -2,7 +2,7 @@
 
 import math
 
-from isojax.core.config import Config
+from isojax.core.config import WHOLE_GRID, Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
@@ -44,6 +44,7 @@ def _config(recommendation: Recommendation, sweep_config: Config | None) -> Conf
         "budget": allocation.C,
         "B_max": max(sweep_config.sweep.B_max, allocation.B),
         "seeds": 1,
+        **WHOLE_GRID,
         **dict.fromkeys(("decode_slots", "microbatch", "prefill_batch")),
     }
     return sweep_config.with_settings(

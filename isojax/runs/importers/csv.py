@@ -59,7 +59,7 @@ def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
 def _read_wide(table: DataTable) -> Iterator[LogTable]:
     """A table of each run; a run has no row for a step at which its cells are empty."""
     steps, *others = table.columns
-    if steps.endswith(BOUND_SUFFIXES) or "time" in steps.lower():
+    if not steps or steps.endswith(BOUND_SUFFIXES) or "time" in steps.lower():
         raise InputError(
             f"{table.source}, {table.header_position}: the first column is {steps!r}, expected the steps, as in W&B's"
             " export of a chart over Step. Export the chart over Step, or over the trainer's own step."

@@ -223,9 +223,8 @@ def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
     for run in runs:
         assert run.seed is not None
         cell = Cell(run.B_p, run.n, run.seed)
-        record, run_notes = read_run_record(run.rows, run.column_map, cell, run.location)
-        label = f"{run.location}{f' (run {run.name!r})' if run.name else ''}"
-        notes += [f"{label}: {text}" for text in run_notes]
+        record, run_notes = read_run_record(run.rows, run.column_map, cell, run.named_location)
+        notes += [f"{run.named_location}: {text}" for text in run_notes]
         run_records.append(record)
     _reject_copies(run_records)
     if trained := [run for run in run_records if run.points[-1].rollouts]:
@@ -267,7 +266,8 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
         for run in cell_runs:
             if run.seed is not None and (a := run_by_seed.setdefault(run.seed, run)) is not run:
                 raise InputError(
-                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {run.location}; keep one."
+                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {run.location}"
+                    f" (runs {a.label} and {run.label}); keep one, or number their seeds by --settings TABLE."
                 )
         unseeded_runs = [run for run in cell_runs if run.seed is None]
         free_seeds = (seed for seed in range(len(cell_runs)) if seed not in run_by_seed)
@@ -291,7 +291,8 @@ def _reject_copies(runs: Sequence[RunRecord]) -> None:
         alike[run.cell.B_p, run.cell.n, repr(run.points[:2])].append(run)
     for a, b in chain.from_iterable(combinations(similar, 2) for similar in alike.values()):
         shared = min(len(a.points), len(b.points))
-        if shared > 1 and a.points[:shared] == b.points[:shared]:
+        is_constant = len({repr(point.metrics) for point in a.points[:shared]}) == 1  # so may be two runs of all 0
+        if shared > 1 and not is_constant and a.points[:shared] == b.points[:shared]:
             raise InputError(
                 f"{a.source} and {b.source} hold the same run of B_p = {a.cell.B_p}, n = {a.cell.n}; leave one out."
             )

@@ -26,6 +26,11 @@ class LogRun:
         return self.rows[0].location
 
     @property
+    def named_location(self) -> str:
+        name = self.name or self.column_map.table.run
+        return f"{self.location} (run {name!r})" if name else self.location
+
+    @property
     def label(self) -> str:
         """Its name, or else the name of its run in the log's format, or its file."""
         return self.name or self.column_map.table.label

@@ -127,8 +127,8 @@ def describe_supporting_sweep(ensemble: CurveEnsemble, request: AllocationReques
     if cost_of_all <= cost:
         what = f"{cost_of_all:,} rollouts: all {len(fit.runs)} runs continued to C = {C_end:,}"
         return f"{what} ({elsewhere if imported else f'isojax launch --resume CONFIG sweep.budget={C_end}'})"
-    n, M = (",".join(str(getattr(run, name)) for run in new_runs) for name in ("n", "M"))
+    n, M = (", ".join(str(getattr(run, name)) for run in new_runs) for name in ("n", "M"))
     seed = max(run.seed for run in fit.runs) // 1000 + 1  # a new one, so that both sweeps can be fitted together
-    keys = f"'sweep.B_p=[{B_p}]' 'sweep.n=[{n}]' sweep.seeds=1 sweep.seed={seed} sweep.budget={C_end}"
+    keys = f"'sweep.B_p=[{B_p}]' 'sweep.n=[{n.replace(' ', '')}]' sweep.seeds=1 sweep.seed={seed} sweep.budget={C_end}"
     what = f"{cost:,} rollouts: new runs of B_p = {B_p} and n = {n} to C = {C_end:,}, M = {M}"
     return f"{what} ({elsewhere if imported else f'isojax launch CONFIG name=NEW {keys}'})"

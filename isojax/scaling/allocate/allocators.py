@@ -116,7 +116,8 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
     allocation = Allocation(B_p, n, int(C_spent[chosen_cell] // (B_p * n)))
     M, given_text = allocation.M, f"given; {allocation.C:,} of {request.C:,.0f} rollouts are spent"
     _explain_cell(ensemble, request, chosen_cell, unstable_text)
-    request.reasons.append(f"M = {M}: {given_text}" if "M" in request.fix else f"M = floor(C / (n B_p)) = {M}")
+    C_text = "C" if request.time is None else f"{C_spent[chosen_cell]:,.0f}"  # what this cell's clock affords
+    request.reasons.append(f"M = {M}: {given_text}" if "M" in request.fix else f"M = floor({C_text} / (n B_p)) = {M}")
     ends = []  # of the other n that were compared beyond their data, as those of runs of equally many updates are
     for other_n in sorted(set(ensemble.n[allowed].tolist()) - {n}):
         cells_of_n = allowed & (ensemble.n == other_n)
@@ -135,7 +136,7 @@ def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_ce
     limits = {"M": "B_p n M <= C", "B": f"B_p n = {fix.get('B')}", "B_p": f"B_p = {fix.get('B_p')}"}
     limits_text = "".join(f" with {limits[name]}" for name in fix)
     if request.B_max is not None:
-        limits_text += f" and B_p n <= {request.B_max}"
+        limits_text += f" {'and' if fix else 'with'} B_p n <= {request.B_max}"
     kind_text = ("" if "B_p" in fix else "stable ") + ("measured cell" if allowed.sum() == 1 else "measured cells")
     B_p, n, best_B_p = ensemble.B_p[chosen_cell], ensemble.n[chosen_cell], ensemble.B_p[best_cell]
     request.reasons.append(
@@ -157,9 +158,12 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
     """Where no stable measured cell agrees with the limits."""
     fix = request.fix
     if request.time is not None:
+        limits = {"B_max": request.B_max, **fix}
+        given = [f"{name} = {value}" for name, value in limits.items() if value is not None]
         raise InputError(
-            "no stable measured cell agrees with this budget and these limits, and only clocks of measured cells are"
-            " known; expected a larger budget, one of rollouts, or other limits."
+            "no stable measured cell agrees with this budget and these limits"
+            f" ({', '.join([f'{request.time.seconds:,.6g} s', *given])}), and only clocks of measured cells are known;"
+            " expected a larger budget, one of rollouts, or other limits."
         )
     if "M" in fix or "B" in fix:
         B = request.largest_B(fix["M"]) if "M" in fix else fix["B"]

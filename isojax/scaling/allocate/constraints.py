@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral, Real
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
@@ -33,7 +33,7 @@ class AllocationRequest:
         if len(self.fix) > 1 or set(self.fix) - set(FIXABLE):
             raise InputError(f"fix = {self.fix}; expected at most one of {', '.join(FIXABLE)}. Leave the others free.")
         for name, value in (*self.fix.items(), *(() if B_max is None else (("B_max", B_max),))):
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_COUNT:
+            if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= MAX_COUNT:
                 raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MAX_COUNT:.0e}.")
         if not 0 <= self.epsilon < 1:
             raise InputError(

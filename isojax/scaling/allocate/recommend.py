@@ -112,7 +112,12 @@ def _make_request(ensemble: CurveEnsemble, budget: float | TimeBudget, request: 
     request = replace(request, C=max(C, 1.0))
     kind = "of all devices" if budget.of_devices else "of wall clock"
     seconds = f"{budget.seconds:,.6g} s {kind}"
-    request.reasons.append(f"{seconds} are {C:,.0f} rollouts in the fastest allowed cell, by the clocks of these runs")
+    clocks = zip(ensemble.curves, ensemble.clocks.per_rollout, strict=True)
+    untimed = [f"{curve.B_p}x{curve.n}" for curve, seconds in clocks if np.isnan(seconds)]
+    not_compared = f"; not compared, as they have no clock: {', '.join(untimed)}" if untimed else ""
+    request.reasons.append(
+        f"{seconds} are {C:,.0f} rollouts in the fastest allowed cell, by the clocks of these runs{not_compared}"
+    )
     return request
 
 

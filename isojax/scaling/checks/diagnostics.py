@@ -121,4 +121,4 @@ def find_ties(draws: PosteriorSamples | None) -> tuple[TiedRange, ...]:
         n_count = int(np.searchsorted(np.cumsum(counts[order]) / len(best_n), TIE_LEVEL)) + 1
         tied_n_at_C.append((tuple(sorted(values[order[:n_count]].tolist())), at_C))
     ranges = [(tied_n, [at_C for _, at_C in group]) for tied_n, group in groupby(tied_n_at_C, key=lambda item: item[0])]
-    return tuple(TiedRange(n=tied_n, C_low=at[0], C_high=at[-1]) for tied_n, at in ranges if len(tied_n) > 1)
+    return tuple(TiedRange(n=tied_n, C_low=at[0], C_high=at[-1]) for tied_n, at in ranges if len(tied_n) > 1 < len(at))

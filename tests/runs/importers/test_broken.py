@@ -118,8 +118,9 @@ def test_a_setting_that_changes_in_a_named_run(logged):
 
 def test_two_runs_of_one_cell_and_seed(logged):
     text = "id,step,reward,n,B_p,seed\na,1,.1,4,2,0\nb,1,.2,4,2,0\n"
-    with pytest.raises(InputError, match=r"two runs with B_p = 2, n = 4, seed = 0: .*line 2 and .*line 3"):
+    with pytest.raises(InputError, match=r"two runs with B_p = 2, n = 4, seed = 0: .*line 2 and .*line 3") as e:
         logged("csv", text, "run=id")
+    assert "(runs a and b); keep one, or number their seeds by --settings TABLE." in str(e.value)
 
 
 def test_one_run_given_twice(logged, tmp_path):
@@ -128,6 +129,16 @@ def test_one_run_given_twice(logged, tmp_path):
         logged("jsonl", {"a.jsonl": rows, "b.jsonl": rows[:2]}, "n=2,B_p=2")
     with pytest.raises(InputError, match="is given twice"):
         logged("jsonl", {"a.jsonl": rows, "./a.jsonl": rows}, "n=2,B_p=2")
+
+
+@pytest.mark.parametrize("reward", [0, 0.5])
+def test_two_runs_of_constant_equal_rewards_are_no_copies(logged, reward):
+    rows = [{"step": s, "reward": reward} for s in (1, 2, 3)]
+    result = logged("jsonl", {"a.jsonl": rows, "b.jsonl": rows}, "n=2,B_p=2")
+    assert [(run.cell.seed, len(run.points)) for run in result.runs] == [(0, 3), (1, 3)]
+    rising = [*rows, {"step": 4, "reward": reward + 0.1}]
+    with pytest.raises(InputError, match="hold the same run of B_p = 2, n = 2"):
+        logged("jsonl", {"a.jsonl": rising, "b.jsonl": rising}, "n=2,B_p=2")
 
 
 def test_a_batch_that_n_does_not_divide(logged):

@@ -50,6 +50,18 @@ def test_a_chart_over_time_is_refused(logged):
         logged("csv", WIDE.replace('"Step"', '"Relative Time (Wall)"'), "n=n{},B_p=32")
 
 
+def test_a_chart_whose_first_column_has_no_name_is_refused(logged):
+    """As pandas writes its index."""
+    with pytest.raises(InputError, match=r"line 1: the first column is '', expected the steps, as in W&B's export"):
+        logged("csv", WIDE.replace('"Step"', ""), "n=n{},B_p=32")
+
+
+def test_copies_in_a_chart_are_named(logged):
+    text = "Step,a-n2 - val/acc,b-n2 - val/acc\n0,.1,.1\n1,.2,.2\n"
+    with pytest.raises(InputError, match=r"\(run 'a-n2'\) and .*\(run 'b-n2'\) hold the same run of B_p = 4, n = 2"):
+        logged("csv", text, "n=n{},B_p=4")
+
+
 @pytest.mark.parametrize("names", [("run", "metric", "step", "value"), ("run_id", "key", "step", "value")])
 def test_the_long_form(logged, names):
     values = {"val/acc": (0.1, 0.2, 0.3), "train/reward": (0.15, 0.25, 0.35)}

@@ -49,6 +49,11 @@ def test_one_command_imports_and_the_rest_takes_it_like_a_run(isojax, tmp_path):
     assert json.loads(out)["metric"] == "reward_heldout" and [c["n"] for c in json.loads(out)["curves"]] == [4, 8, 16]
 
 
+def test_the_next_commands_quote_a_folder_with_a_space(isojax):
+    code, out, _ = isojax(*CSV, "--out", "my runs/a b")
+    assert code == 0 and "next: isojax records check 'my runs/a b', then isojax fit 'my runs/a b'" in out
+
+
 def test_the_same_log_gives_the_same_bytes(isojax, tmp_path):
     for name in ("a", "b"):
         assert isojax(*CSV, "--out", name)[0] == 0
