@@ -62,6 +62,7 @@ COMMANDS = (
     LazyCommand("template", "Write a script or manifest that starts sweeps on a cluster to launch/, or list them."),
 )
 USAGE_ERROR: Any = typer.BadParameter.__base__  # of an unknown command, option or value; typer does not name it
+INTERRUPTED = 130  # the exit code after Ctrl-C
 TRACEBACK_VARIABLE = "ISOJAX_TRACEBACK"  # set to anything, an error of isojax itself ends as Python ends it
 # Of a path that no file can have, or that this user may not open.
 UNUSABLE_PATH_ERRNOS = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
@@ -150,6 +151,8 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
         if os.environ.get(TRACEBACK_VARIABLE):
             raise
         _exit("error", _describe_unexpected(e), 1)
+    if exit_code == INTERRUPTED:  # threads that are inside XLA would abort the process while Python ends
+        os._exit(INTERRUPTED)
     sys.exit(exit_code or 0)
 
 

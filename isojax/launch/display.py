@@ -50,6 +50,7 @@ def print_plan(
         is_spend = config.sweep.strategy == "spend"
         seconds = max(forecast.cell_seconds.values()) if is_spend else forecast.sweep_seconds
         scope = "at most, with the slowest n" if is_spend else "for the sweep"
+        scope += " if all runs went to their end; sweep.strategy=adaptive spends less" * (sweep.strategy == "adaptive")
         console.print(f"time: {format_duration(seconds)} {scope}, from {forecast.source}")
 
 

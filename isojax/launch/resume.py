@@ -43,7 +43,8 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
     try:
         check_resume(saved_config, config)
     except InputError as e:
-        raise InputError(f"{e} To go on as it was: isojax launch {folder / CONFIG_FILE} --resume") from e
+        command = "spend" if saved_config.sweep.strategy == "spend" else "launch"
+        raise InputError(f"{e} To go on as it was: isojax {command} {folder / CONFIG_FILE} --resume") from e
     if saved_config.run.mesh != config.run.mesh:
         warn(
             f"{folder} was run with --mesh {saved_config.run.mesh}; "

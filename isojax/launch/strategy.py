@@ -20,11 +20,10 @@ from isojax.core.terminal import warn
 from isojax.launch.display import print_line
 from isojax.launch.planner import plan_cells
 from isojax.launch.spend_rounds import legs_to_train, spend_policy
+from isojax.launch.sweep_status import SUMMARY_FILE
 from isojax.runs.ledger import RECORDS_FILE, read_run
 from isojax.scaling.adaptive import AdaptivePolicy
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
-
-SUMMARY_FILE = "frontier.json"
 
 
 class CellTarget(NamedTuple):

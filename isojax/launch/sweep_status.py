@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,10 +25,11 @@ from isojax.core.terminal import output_lost_at
 from isojax.launch.display import format_duration
 from isojax.launch.planner import plan_cells
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
+from isojax.runs.mirror import is_url, is_written
 from isojax.runs.spend_file import read_spending
-from isojax.runs.storage import is_locked
 
-CONFIG_FILE, STATUS_FILE = "config.yaml", "status.json"  # of a sweep's folder
+# Of a sweep's folder; the last is what an adaptive sweep writes at its end.
+CONFIG_FILE, STATUS_FILE, SUMMARY_FILE = "config.yaml", "status.json", "frontier.json"
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 OUTPUT_CHECK_SECONDS = 1.0  # between two looks at whether somebody reads what this process prints
 
@@ -134,6 +135,7 @@ class SweepStatus:
 
     name: str
     folder: Path
+    resume_command: str
     running: bool
     cells: tuple[CellSummary, ...]
     rollouts: int
@@ -155,7 +157,7 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
             "A sweep that has just begun writes it once its base policy is ready."
         )
     config, now = load_config(str(folder / CONFIG_FILE)), time.time() if now is None else now
-    driver, locked = read_status(folder), is_locked(folder)
+    driver, locked = read_status(folder), is_written(folder)
     driver_cells = driver.cells if driver is not None else {}  # none of a sweep on one machine
     driver_alive = bool(driver is not None and driver_cells and not driver.ended and now - driver.time < STALE_SECONDS)
     strategy, spending = config.sweep.strategy, read_spending(folder)
@@ -165,7 +167,12 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
         goal = cell.rollouts_to_reach(last_target) if strategy == "grid" else None
         if spending:
             goal = spending.C_end(cell) or None
+            if goal is None and spending.is_ended:
+                continue
         cells.append(_cell_summary(folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now))
+    if strategy == "adaptive" and not locked and (summary := folder / SUMMARY_FILE).exists():
+        ended = now - summary.stat().st_mtime  # seconds ago
+        cells = [replace(c, state="done") if c.state == "interrupted" and (c.age or 0) >= ended else c for c in cells]
     rollouts = sum(cell.rollouts for cell in cells)
     budget = sum(cell.rollouts_to_reach(last_target) for cell in plan_cells(config.sweep))
     if strategy != "grid":
@@ -185,7 +192,11 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
         if running and driver.output_lost is not None:
             age = format_duration(now - driver.output_lost)
             unread = f"nobody reads what {driver_name} prints, for {age}; it goes on. kill {driver.pid} saves its state"
-    return SweepStatus(config.name, folder, running, tuple(cells), rollouts, budget, rate, seconds_left, lost, unread)
+    is_there = is_url(config.run.dir) or Path(config.run.dir, config.name).resolve() == folder.resolve()
+    elsewhere = "" if is_there else f" run.dir={folder.parent}"
+    command = f"isojax {'spend' if strategy == 'spend' else 'launch'} {folder}/{CONFIG_FILE}{elsewhere} --resume"
+    totals = rollouts, budget, rate, seconds_left
+    return SweepStatus(config.name, folder, command, running, tuple(cells), *totals, lost, unread)
 
 
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:

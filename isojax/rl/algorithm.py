@@ -17,6 +17,12 @@ from isojax.rl.advantages import RewardedBatch
 from isojax.rl.aggregations import CountedResponses
 from isojax.rl.losses import Clip, grpo
 
+# A loss's metrics have none of these names, and none that begins so.
+OWN_METRICS = {"reward", "tokens", "truncated", "response_length", "zero_variance", "context_length", "interrupted"}
+OWN_METRICS |= {"turns", "parsed_fraction", "dropped", "loss", "entropy", "kl", "grad_norm", "nonfinite_update"}
+OWN_METRICS |= {"sampler_logp_gap", "sampler_logp_gap_max", "tis_weight", "tis_capped", "tis_below"}
+OWN_PREFIXES = ("critic_", "grad_", "reward/", "sampler_", "staleness_", "trained_", "trainer_", "verifier_")
+
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -92,6 +98,8 @@ def loss_metrics(module: ModuleType, name: str) -> list[str]:
         raise InputError(
             f"{setting}: for 2 responses of 3 tokens it returns arrays of {sorted(shapes)}; expected {expected}."
         )
+    if taken := sorted(name for name in metrics if name in OWN_METRICS or name.startswith(OWN_PREFIXES)):
+        raise InputError(f"{setting}: isojax has metrics {', '.join(taken)} of its own; expected other names.")
     return sorted(metrics)
 
 

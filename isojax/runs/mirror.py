@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from isojax.core.atomic_files import WRITE_LISTENERS
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.terminal import SHOWN_AS
-from isojax.runs.storage import Lease, RemoteFolder, error_summary, exclusive_lock, run_in_thread
+from isojax.runs.storage import Lease, RemoteFolder, error_summary, exclusive_lock, is_leased, is_locked, run_in_thread
 
 CHECKPOINTS_FOLDER = "checkpoint"  # of a cell
 STARTED_MARK = "started"  # the object that says that a cell keeps checkpoints, as an empty folder does on a disk
@@ -207,6 +207,12 @@ def remote_workspace(
         if not dry_run:
             mirror.push(mirror.local)
             shutil.rmtree(mirror.local, ignore_errors=True)
+
+
+def is_written(folder: Path) -> bool:
+    """Whether a process writes to a sweep's folder, or to the URL that it is a mirror of."""
+    mirror = next((mirror for mirror in MIRRORS if mirror.local == folder), None)
+    return is_locked(folder) if mirror is None else is_leased(mirror.remote)
 
 
 def refresh(folder: Path, cell_name: str = "") -> None:

@@ -208,7 +208,7 @@ class Lease:
 
     def _wait_for_holder(self) -> None:
         """Wait until no process writes; InputError where the holder renews its lease meanwhile."""
-        first_lock = self._remote.call_with_timeout(self._read_lock)
+        first_lock = self._remote.call_with_timeout(self.read_lock)
         if first_lock is None or _holder_is_dead(first_lock) or _is_stale(first_lock):
             return
         holder = _holder_name(first_lock)
@@ -218,7 +218,7 @@ class Lease:
             if lock != first_lock:
                 raise self._locked_error(_holder_name(lock))
             time.sleep(1)
-            lock = self._remote.call_with_timeout(self._read_lock)
+            lock = self._remote.call_with_timeout(self.read_lock)
 
     def _locked_error(self, holder: str) -> InputError:
         return InputError(
@@ -226,7 +226,7 @@ class Lease:
             " choose another name=NAME."
         )
 
-    def _read_lock(self) -> dict[str, Any] | None:
+    def read_lock(self) -> dict[str, Any] | None:
         data = self._remote.read(LOCK_FILE)
         return None if data is None else {name: kind(json.loads(data)[name]) for name, kind in LOCK_FIELDS.items()}
 
@@ -236,7 +236,7 @@ class Lease:
         self._renewed_at = now
 
     def _check_holder(self) -> None:
-        if (lock := self._read_lock()) is not None and lock["token"] != self._identity["token"]:
+        if (lock := self.read_lock()) is not None and lock["token"] != self._identity["token"]:
             self._taken_over_by = _holder_name(lock)
 
     def _renew_loop(self) -> None:
@@ -256,6 +256,18 @@ def _host_id() -> str:
 
 def _holder_name(lock: dict[str, Any]) -> str:
     return f"process {lock['pid']} on {lock['host'].partition(' ')[0]}"
+
+
+def is_leased(remote: RemoteFolder) -> bool:
+    try:
+        lock = remote.call_with_timeout(Lease(remote).read_lock)
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+    ):  # no lease: what `exclusive_lock` leaves in a folder that was copied there
+        return False
+    return lock is not None and not (_holder_is_dead(lock) or _is_stale(lock))
 
 
 def _is_stale(lock: dict[str, Any]) -> bool:

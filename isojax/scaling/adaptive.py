@@ -40,8 +40,8 @@ class SweepStep:
 
 @dataclass(frozen=True)
 class AdaptivePolicy:
-    """The policy of one sweep: what it asks for follows from the sweep and its records alone, so a killed sweep goes on
-    where it was. Refused where a cell has too few evaluations, or the first round takes more than `total_rollouts`."""
+    """The policy of one sweep: what it asks for follows from the sweep and its records alone. Refused where a cell has
+    too few evaluations, or the first round takes more than `total_rollouts`."""
 
     cells: Sequence[Cell]  # every (B_p, n, seed) that may be run
     C_grid: Sequence[int]  # where a run is evaluated; the last is the budget of n*(C)

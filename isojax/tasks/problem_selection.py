@@ -17,6 +17,7 @@ from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
 from isojax.tasks.problem_sources import dedup_text, open_source, random_subset
 from isojax.tasks.task import Task, TextTask, build_device_task, is_on_device
+from isojax.tasks.turns import find_reply
 from isojax.tasks.verifiers.math import reference_answer
 
 ALL_PROBLEMS = 2**31 - 1  # every problem of a source
@@ -30,7 +31,7 @@ LabelFunction = Callable[[list[Problem]], list[Problem]]
 
 
 class LabelsNeeded(Exception):
-    """Problems must be labelled before they can be selected."""
+    """Problems must be labelled before they can be selected; its argument: the candidates, and the other sets."""
 
 
 @dataclass
@@ -47,7 +48,11 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction | None = 
     data, notes = cell.data, []
 
     def read(source: str, count: int, description: str) -> list[Problem]:
-        problem_set = build_device_task(source) or open_source(source, data)
+        problem_set = (on_device := build_device_task(source)) or open_source(source, data)
+        reply = None if on_device or is_on_device(task) else find_reply(source)
+        if reply not in (None, find_reply(cell.task) if reply else None):
+            replier = f"{source} replies to responses, by {reply}, and cell.task = {cell.task} does not"
+            raise InputError(f"{replier}; expected {description} that need no other replies than the task's.")
         problems = problem_set.problems(count, np.random.default_rng([data.seed, 2]))
         return drop_long_prompts(cell, task, problems, description, notes)
 
@@ -69,7 +74,7 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction | None = 
         candidates = drop_long_prompts(cell, task, candidates, "problems", notes)
         if data.attempts and not all(p.attempts for p in candidates):
             if label is None:
-                raise LabelsNeeded
+                raise LabelsNeeded([candidates, validation or [], *extra_sets.values()])
             candidates = label(candidates)
         training = within_difficulty(candidates, data)
         training_ids = {p.id for p in training}
@@ -84,7 +89,7 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction | None = 
     if overlapping:
         notes.append(f"{overlapping} training problems are also in the validation set: they are not trained on")
     if len(validation) < data.validation:
-        size = f"{held_out} holds {len(validation)} problems"
+        size = f"what was taken from {held_out} holds {len(validation)} problems"
         notes.append(f"{size}, and cell.data.validation = {data.validation}: all of them validate")
     training = _limit_training(cell, training, notes)
     for name, problems in extra_sets.items():

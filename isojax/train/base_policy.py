@@ -33,7 +33,7 @@ from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import LABEL_STREAM
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
 from isojax.tasks.protocol import TokenizedProblems
-from isojax.tasks.task import is_on_device
+from isojax.tasks.task import build_device_task, is_on_device
 from isojax.tasks.verifiers import verifier_files
 from isojax.train.checkpoint import CHECKSUM_KEY, json_checksum
 from isojax.train.demonstrations import train_base_policy
@@ -105,7 +105,7 @@ def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Pro
         "checkpoint": fingerprint,
         "problems": [[p.id, p.prompt, p.answer, list(p.messages), *filter(None, [p.columns])] for p in problems],
     }
-    if files := verifier_files(cell.verifier.use):
+    if build_device_task(cell.task) is None and (files := verifier_files(cell.verifier.use)):
         key_data["verifier_files"] = [hashlib.sha256(read_file(file)).hexdigest() for file in files]
     return hashlib.sha256(json.dumps(key_data, sort_keys=True, default=dict).encode()).hexdigest()[:16]
 

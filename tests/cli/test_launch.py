@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from isojax.cli import app
-from isojax.core.config import Config, load_config
+from isojax.core.config import Config, load_config, save_config
 from isojax.core.errors import InputError
 from isojax.launch.process_group import ProcessGroup
 from tests.cli.conftest import Isojax, error_of
@@ -155,3 +157,33 @@ def test_a_place_that_is_not_open_to_us_is_one_message(isojax: Isojax, monkeypat
 
     monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
     assert "Permission denied: '/root/runs'" in error_of(isojax("launch"))
+
+
+def test_ctrl_c_leaves_at_once_with_all_that_was_printed(isojax: Isojax, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads inside XLA would abort the process while Python ends."""
+    printed, left = io.BytesIO(), []
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed))
+
+    def launch(*_: Any) -> Path:
+        print("half a line", end="")
+        raise KeyboardInterrupt
+
+    def leave(code: int) -> NoReturn:
+        left.append((code, printed.getvalue()))
+        raise SystemExit(code)
+
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    assert isojax("launch", "quickstart")[0] == 130 and left == [(130, b"half a line")]
+    assert isojax("--version")[0] == 0 and isojax("launch", "nothing")[0] == 2 and len(left) == 1  # by Python's own end
+
+
+def test_the_config_of_a_run_of_spend_keeps_its_name(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+    assert isojax("spend", "quickstart", "--budget", "139000", "--dry-run")[0] == 0
+    [(first, *_)] = calls
+    assert (first.name, first.sweep.strategy) == ("quickstart-spend", "spend")
+    save_config(first, folder := Path("runs", first.name) / "config.yaml")
+    assert isojax("spend", str(folder), "--resume", "--dry-run")[0] == 0
+    assert calls[1] == (first, True, True)  # its budget too
+    assert isojax("spend", str(folder), "name=other", "--budget", "139000", "--dry-run")[0] == 0
+    assert calls[2][0].name == "other"

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ import pytest
 from isojax.cli import app
 from isojax.cli.commands import status_command
 from isojax.core.config import load_config, save_config
-from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
+from isojax.launch.planner import plan_cells
 from isojax.launch.sweep_status import (
     STATUS_FILE,
     CellStatus,
@@ -25,8 +27,10 @@ from isojax.launch.sweep_status import (
     read_sweep_status,
     write_status,
 )
-from isojax.runs.ledger import Ledger
-from isojax.runs.storage import LOCK_FILE, exclusive_lock, try_flock
+from isojax.runs.ledger import RECORDS_FILE, Ledger
+from isojax.runs.mirror import localize
+from isojax.runs.spend_file import write_spending
+from isojax.runs.storage import LOCK_FILE, STALE_SECONDS, exclusive_lock, try_flock
 from tests.e2e.conftest import REPOSITORY
 
 # B = 16 and 32 to C = 512 at least: evaluations at 0, 64, 128, 256 and 512.
@@ -117,6 +121,16 @@ def test_a_sweep_that_runs_holds_its_folder(tmp_path: Path) -> None:
     assert not read_sweep_status(tmp_path).running
 
 
+@pytest.mark.parametrize(("age", "state"), [(0.0, "running"), (STALE_SECONDS + 1, "interrupted")])
+def test_a_sweep_at_a_url_runs_while_its_lease_is_fresh(age: float, state: str, tmp_path: Path) -> None:
+    sweep(tmp_path / "runs" / "little")
+    lease = {"host": "host-b", "pid": 77, "token": "x", "time": time.time() - age}
+    (tmp_path / "runs" / "little" / LOCK_FILE).write_text(json.dumps(lease))
+    with localize([f"file://{tmp_path}/runs/little"]) as (folder,):
+        result = read_sweep_status(Path(folder))
+    assert (result.running, result.cells[1].state) == (state == "running", state)
+
+
 def test_looking_stands_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep that starts in the instant of a look starts all the same."""
     looking = os.open(tmp_path / LOCK_FILE, os.O_RDONLY | os.O_CREAT)
@@ -176,6 +190,65 @@ def test_a_sweep_that_chooses_its_cells_has_no_goal_for_each(tmp_path: Path, iso
     assert read_sweep_status(tmp_path).budget == 1024  # half of the grid's
     code, out, _ = isojax("status", str(tmp_path))
     assert code == 0 and "%" not in out.split("runs done")[0]
+
+
+@pytest.mark.parametrize("is_ended", [False, True])
+def test_of_a_spent_budget_only_cells_that_were_trained_are_shown(is_ended: bool, tmp_path: Path) -> None:
+    """An n that had no leg stands in the plan of a budget that is being spent, and in none that is spent."""
+    config = load_config("quickstart", ["sweep.strategy=spend", *SETTINGS[:2], "sweep.seeds=1"])
+    save_config(config, tmp_path / "config.yaml")
+    first, second = plan_cells(config.sweep)
+    record(tmp_path, first, (0, 64, 128))
+    write_spending(tmp_path, Spending(600, "avg@2", (Leg(first, 2, 0, 128),), is_ended=is_ended))
+    cells = [(cell.cell, cell.state) for cell in read_sweep_status(tmp_path).cells]
+    assert cells == [(first, "done"), *([] if is_ended else [(second, "waiting")])]
+
+
+def aged(folder: Path, cell: Cell, seconds: float) -> None:
+    """As if the newest line of a ledger were older."""
+    path = folder / "cells" / cell.name / RECORDS_FILE
+    before = path.stat().st_mtime - seconds
+    os.utime(path, (before, before))
+
+
+def test_an_adaptive_sweep_that_has_ended_is_done(tmp_path: Path) -> None:
+    """At its end it writes a summary; a cell that went on since then has no end, nor has one that failed."""
+    sweep(tmp_path, "sweep.strategy=adaptive", "sweep.total_rollouts=1000")
+    for cell in CELLS[:3]:
+        aged(tmp_path, cell, 60.0)
+    assert states(tmp_path) == ["interrupted", "interrupted", "failed"]
+    (tmp_path / "frontier.json").write_text("{}")
+    assert states(tmp_path) == ["done", "done", "failed"]
+    aged(tmp_path, CELLS[1], -120.0)
+    assert states(tmp_path) == ["done", "interrupted", "failed"]
+    with exclusive_lock(tmp_path):
+        assert states(tmp_path) == ["running", "running", "failed"]
+    sweep(tmp_path / "grid")
+    (tmp_path / "grid" / "frontier.json").write_text("{}")  # of no meaning to a grid, whose cells have ends
+    assert states(tmp_path / "grid") == ["done", "interrupted", "failed", "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("folder", "words", "command"),
+    [
+        ("runs/little", [], "isojax launch runs/little/config.yaml --resume"),
+        ("runs/little", ["sweep.strategy=adaptive"], "isojax launch runs/little/config.yaml --resume"),
+        ("runs/little", ["sweep.strategy=spend"], "isojax spend runs/little/config.yaml --resume"),
+        ("results/little", [], "isojax launch results/little/config.yaml run.dir=results --resume"),
+        ("results/little", ["run.dir=results"], "isojax launch results/little/config.yaml --resume"),
+        ("results/little", ["run.dir=gs://bucket/runs"], "isojax launch results/little/config.yaml --resume"),
+        (
+            "results/little",
+            ["sweep.strategy=spend"],
+            "isojax spend results/little/config.yaml run.dir=results --resume",
+        ),
+    ],
+)
+def test_the_command_that_goes_on(folder: str, words: list[str], command: str, tmp_path: Path, isojax: Any) -> None:
+    save_config(load_config("quickstart", ["name=little", *SETTINGS, *words]), Path(folder) / "config.yaml")
+    record(Path(folder), CELLS[1], (0, 64))
+    assert read_sweep_status(Path(folder)).resume_command == command
+    assert f"nothing runs here; go on by: {command}" in " ".join(isojax("status", folder)[1].split())
 
 
 def test_what_a_person_sees(tmp_path: Path, isojax: Any) -> None:

@@ -11,11 +11,11 @@ import pytest
 from isojax.core.config import Config, DataConfig, PrecisionConfig, SweepConfig, save_config
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.launch.display import print_disk_use
+from isojax.launch.display import print_disk_use, print_plan
 from isojax.launch.local.setup import check_batch, check_data, check_precision
-from isojax.launch.planner import plan_cells, resolve_sweep_sizes
+from isojax.launch.planner import DeviceBudget, plan_cells, resolve_sweep_sizes
 from isojax.launch.resume import config_for_folder
-from isojax.launch.time_estimate import GIB
+from isojax.launch.time_estimate import GIB, Forecast
 from isojax.runs.storage import exclusive_lock
 
 CONFIG = Config(name="here", sweep=SweepConfig(B_p=(8,), n=(4,)))
@@ -46,6 +46,26 @@ def test_a_disk_without_room_for_all_checkpoints_is_warned_of(
     assert f"{plan} 5 GiB free warning: the disk may become full" in printed(5, GIB)
     (tmp_path / "runs/here/cells/8x4-s0/checkpoint/3").mkdir(parents=True)
     assert "warning" not in printed(5, GIB)  # what is written needs no room any more
+
+
+@pytest.mark.parametrize(
+    ("strategy", "time"),
+    [
+        ("grid", "2.5 min for the sweep, from a probe"),
+        ("spend", "20.0 s at most, with the slowest n, from a probe"),
+        (
+            "adaptive",
+            "2.5 min for the sweep if all runs went to their end; sweep.strategy=adaptive spends less, from a probe",
+        ),
+    ],
+)
+def test_the_time_of_a_plan_says_what_it_is_of(strategy: str, time: str, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = resolve_sweep_sizes(CONFIG.sweep, 1, CONFIG.cell).model_copy(update={"strategy": strategy})
+    config, cells = CONFIG.model_copy(update={"sweep": sweep}), plan_cells(sweep)
+    budget = DeviceBudget(CONFIG.cell, [(8, 4)], MeshShape(), 1000, False, "cpu", GIB)
+    forecast = Forecast({(8, 4): 50.0}, {cell.kind: 20.0 for cell in cells}, 150.0, "a probe")
+    print_plan(config, cells, "runs/here", "1 run at once", budget, forecast)
+    assert f"time: {time}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_folder_that_cannot_be_looked_into_is_refused(tmp_path: Path) -> None:
@@ -104,6 +124,14 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     for resume, words in ((True, "no sweep's folder"), (False, "holds a run already")):
         with pytest.raises(InputError, match=words):
             config_for_folder(CONFIG, tmp_path / "other", resume=resume)
+
+
+@pytest.mark.parametrize(("strategy", "command"), [("grid", "launch"), ("adaptive", "launch"), ("spend", "spend")])
+def test_a_refusal_says_the_command_that_goes_on(strategy: str, command: str, tmp_path: Path) -> None:
+    config = CONFIG.with_settings(sweep={"strategy": strategy, "budget": 5000})
+    save_config(config, tmp_path / "run" / "config.yaml")
+    with pytest.raises(InputError, match=rf"To go on as it was: isojax {command} .*run/config\.yaml --resume"):
+        config_for_folder(config.with_settings(sweep={"budget": 4000}), tmp_path / "run", resume=True)
 
 
 def test_static_sizes_are_kept_and_another_mesh_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,7 @@ from isojax.core import registry
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.rl import algorithm
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.algorithm import check_algorithm, loss_metrics
 from isojax.rl.logprobs import entropy
@@ -376,3 +377,29 @@ def test_a_loss_without_metrics_is_told_what_it_lacks() -> None:
     module = SimpleNamespace(loss=lambda logps, old_logps, advantages, mask, clip: -logps * advantages)
     with pytest.raises(InputError, match="returns a loss without metrics"):
         loss_metrics(cast(ModuleType, module), "mine")
+
+
+def measuring(*names: str) -> ModuleType:
+    """A loss with metrics of these names."""
+
+    def loss(logps: Any, old_logps: Any, advantages: Any, mask: Any, clip: Clip) -> Any:
+        return -logps * advantages, dict.fromkeys(names, logps - old_logps)
+
+    return cast(ModuleType, SimpleNamespace(loss=loss))
+
+
+@pytest.mark.parametrize("name", ["reward", "tokens", "zero_variance", "entropy", "kl", "loss", "grad_norm"])
+def test_a_metric_of_a_loss_has_a_name_of_its_own(name: str) -> None:
+    """Else it takes the place of isojax's metric, or is lost."""
+    assert loss_metrics(measuring("mine", "clip_fraction"), "mine") == ["clip_fraction", "mine"]
+    with pytest.raises(InputError, match=rf"loss = mine: isojax has metrics {name} of its own; expected other names"):
+        loss_metrics(measuring("mine", name), "mine")
+    with pytest.raises(InputError, match=r"isojax has metrics parsed_fraction, turns of its own"):
+        loss_metrics(measuring("turns", "mine", "parsed_fraction"), "mine")
+
+
+def test_the_names_that_no_loss_may_take_are_those_of_the_objective() -> None:
+    rl = RLConfig(kl=0.1, tis="token", tis_low=0.5)
+    objective = PolicyObjective(DECODER, rl, SamplingConfig(), False)
+    own = objective.metric_reductions.keys() - set(loss_metrics(objective.algorithm.loss, rl.loss))
+    assert {"loss", "entropy", "kl", "tis_weight", "tis_below", "sampler_logp_gap_max"} <= own <= algorithm.OWN_METRICS

@@ -289,3 +289,39 @@ def test_words_that_are_urls(url: str, capsys: Any) -> None:
     assert "validation.json" in there(f"{url}/tiny") and not folder.exists()
     with pytest.raises(InputError, match=r"there is nothing at .*other"), localize([f"{url}/other"]):
         raise AssertionError("refused before any work")
+
+
+@pytest.mark.parametrize(
+    ("holder", "written"),
+    [
+        ({}, True),
+        ({"time": time.time() - storage.STALE_SECONDS - 1}, False),
+        ({"host": storage._host_id(), "pid": 2**22 + 1}, False),
+        ({"host": storage._host_id(), "pid": os.getpid()}, True),
+        (None, False),
+    ],
+)
+def test_a_mirror_is_written_while_the_lease_at_its_url_is_fresh(
+    url: str, holder: dict[str, Any] | None, written: bool
+) -> None:
+    """Its own folder has no lock, whoever writes to the URL."""
+    storage.RemoteFolder(f"{url}/tiny").write("config.yaml", b"name: tiny")
+    if holder is not None:
+        lock(url, **holder)
+    with localize([f"{url}/tiny"]) as (folder,):
+        assert mirror.is_written(Path(folder)) is written
+
+
+def test_a_copied_folder_with_the_lock_of_a_disk_is_not_written(url: str) -> None:
+    folder = storage.RemoteFolder(f"{url}/tiny")
+    folder.write("config.yaml", b"name: tiny")
+    folder.write(storage.LOCK_FILE, b"")
+    with localize([f"{url}/tiny"]) as (local,):
+        assert not mirror.is_written(Path(local))
+
+
+def test_a_folder_is_written_while_it_is_locked(tmp_path: Path) -> None:
+    assert not mirror.is_written(tmp_path)
+    with storage.exclusive_lock(tmp_path):
+        assert mirror.is_written(tmp_path)
+    assert not mirror.is_written(tmp_path)

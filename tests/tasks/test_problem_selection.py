@@ -157,3 +157,26 @@ def test_the_best_constant_answer() -> None:
 
     assert best_constant(problems("18", "so #### 18", r"thus \boxed{18}", "4")) == ("18", 0.75)
     assert best_constant(problems("", "")) is None
+
+
+@pytest.mark.parametrize("which", ["held_out", "extra"])
+def test_a_set_that_needs_replies_goes_only_with_a_task_that_has_them(which: str, tmp_path: Path) -> None:
+    def settings(task: str, source: str) -> CellConfig:
+        data: dict[str, Any] = {"held_out": source} if which == "held_out" else {"extra": {"ood": source}}
+        return cell(task, candidates=20, **data)
+
+    task = write(tmp_path / "a.jsonl", [f"problem {i}" for i in range(20)])
+    with pytest.raises(InputError, match=r"calculator replies to responses, .*and cell\.task = jsonl:.* does not"):
+        chosen(settings(task, "calculator"))
+    for with_replies, other in (("calculator", "calculator"), ("calculator", task)):
+        assert len(chosen(settings(with_replies, other)).validation) == 4
+
+
+def test_the_note_of_a_small_held_out_set_counts_what_was_taken(tmp_path: Path) -> None:
+    """The file holds more: of its prompts, only those that fit are taken."""
+    held_out = write(tmp_path / "b.jsonl", ["c", "d", "one that is too long"])
+    got = chosen(cell(write(tmp_path / "a.jsonl", ["a", "b"]), held_out=held_out, P=2))
+    assert got.notes == [
+        "1 of 3 validation problems dropped: their prompts have more than cell.sampling.prompt_length = 2 tokens",
+        f"what was taken from {held_out} holds 2 problems, and cell.data.validation = 4: all of them validate",
+    ]

@@ -9,10 +9,21 @@ from typing import Any
 
 import pytest
 
+from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.grading import Checker
-from isojax.tasks.verifiers import Check, Verdict, exact, function, integer, verl, weigh_scores
+from isojax.tasks.verifiers import (
+    Check,
+    Verdict,
+    exact,
+    function,
+    integer,
+    load_verifier,
+    verifier_files,
+    verl,
+    weigh_scores,
+)
 from isojax.tasks.verifiers import math as maths
 
 RIGHT, WRONG, NONE = (True, True), (False, True), (False, False)  # (right, answered)
@@ -185,6 +196,49 @@ def test_verl_gets_its_columns_and_acc_goes_before_score(rewards: Path) -> None:
         verl.build(f"{rewards}:empty")(Problem(0, "", ""), "", "x").message
         == 'expected a dict with "score", given one with reward'
     )
+
+
+@pytest.mark.parametrize(
+    ("score", "reward", "failure"),
+    [("None", 0.0, "score"), ("float('nan')", 0.0, "score"), ("'1'", 0.0, "score"), ("0.5", 0.75, "")],
+)
+def test_a_score_that_is_none_is_a_failure_beside_others(
+    score: str, reward: float, failure: str, tmp_path: Path
+) -> None:
+    """Not a 0, which would be a judgement; the other verifier, `exact`, gives 1."""
+    path = tmp_path / "scores.py"
+    parameters = "data_source, solution_str, ground_truth, extra_info=None"
+    path.write_text(f"def compute_score({parameters}): return {{'score': {score}}}\n")
+    check = load_verifier({"quality": f"verl:{path}", "right": "exact"}).build()
+    verdict = check(Problem(0, "", "7"), "", "7")
+    assert verdict.scores is not None and verdict.scores["right"] == 1.0
+    result, graded = weigh_scores(verdict, {"quality": 1.0, "right": 1.0})
+    assert (result, graded.failure) == (reward, failure)
+    assert not failure or graded.message.startswith("the score 'quality' is nan (quality: expected a ")
+
+
+def test_the_users_files_of_a_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is named, that of a module, and a verifier of the user's own; of isojax's own verifiers none."""
+    (tmp_path / "own_rewards").mkdir()
+    for name in ("own_rewards/__init__", "own_rewards/scores"):
+        (tmp_path / f"{name}.py").touch()
+    own = tmp_path / "own_check.py"
+    own.write_text("ISOLATED, PURE = False, True\ndef build(argument): return None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv(registry.FOLDERS_VARIABLE, str(tmp_path))
+    module = tmp_path / "own_rewards" / "scores.py"
+    for use, files in (
+        ("function:own_rewards.scores:few", [module]),
+        ("verl:own_rewards.scores", [module]),
+        ("verl:own_rewards.scores:other", [module]),
+        ("own_check", [own]),
+        ("own_check:argument", [own]),
+        ("function:rewards.py:few", [Path("rewards.py")]),
+        ("integer:last_line", []),
+        ("exact", []),
+        ({"a": "own_check", "b": "exact", "c": "verl:own_rewards.scores"}, [own, module]),
+    ):
+        assert verifier_files(use) == files, use
 
 
 @pytest.mark.parametrize(

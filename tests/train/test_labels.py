@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from isojax.core.config import CellConfig, DataConfig, PromptConfig, RLConfig
+from isojax.core.config import CellConfig, DataConfig, PromptConfig, RLConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.train.base_policy import PolicyLabeller, compute_label_key, label_problems
@@ -112,3 +112,18 @@ def test_other_columns_are_other_problems_and_none_are_as_before() -> None:
         for columns in ({}, {"tests": "1 == 1"}, {"tests": "1 == 2"}, {"tests": "1 == 1", "level": 2})
     ]
     assert len(set(keys)) == 4 and keys[0] == compute_label_key(cell, "print", PROBLEMS) == "b3ac0fd1e6f54ec7"
+
+
+@pytest.mark.parametrize("use", ["function:{}.py:f", "function:{}:f", "verl:{}", "{}"])
+def test_labels_hang_on_what_the_users_verifier_says(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An edit of its file, however `cell.verifier.use` names it, makes labels of another key."""
+    name = f"verifier_of_labels_{abs(hash(tmp_path))}"  # modules are imported once
+    path = tmp_path / f"{name}.py"
+    path.write_text("ISOLATED, PURE = False, True\ndef build(argument): return None\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cell = CellConfig(task="addition", verifier=VerifierConfig(use=use.format(name)))
+    key = compute_label_key(cell, "print", PROBLEMS)
+    assert key == compute_label_key(cell, "print", PROBLEMS)
+    path.write_text(path.read_text() + "LIMIT = 2\n")
+    assert key != compute_label_key(cell, "print", PROBLEMS)

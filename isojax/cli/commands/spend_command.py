@@ -52,7 +52,8 @@ def spend(
     """
     process_group = parse_process_group(coordinator, processes, process)
     config = options.read_config(words, mesh, None, ray)
-    name = config.name if any(word.startswith("name=") for word in words or ()) else f"{config.name}-spend"
+    is_named = config.sweep.strategy == "spend" or any(word.startswith("name=") for word in words or ())
+    name = config.name if is_named else f"{config.name}-spend"  # the config of a run of `spend` has its name
     sweep = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
     config = config.with_settings(name=name, sweep=sweep)
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):

@@ -115,4 +115,4 @@ def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
         if cell.flags:
             yield f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}"
     if not sweep.running and any(cell.state in ("interrupted", "waiting") for cell in sweep.cells):
-        yield escape(f"nothing runs here; go on by: isojax launch {sweep.folder}/config.yaml --resume")
+        yield escape(f"nothing runs here; go on by: {sweep.resume_command}")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from isojax.core.config import Config, DataConfig, PrecisionConfig, save_config
@@ -248,22 +247,22 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
 def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> None:
     """InputError where problems do not fit the sampler, do not suffice for a batch or cannot be graded."""
     cell, data = config.cell, config.cell.data
-    of_candidates = 0 if data.held_out else data.validation
-    if is_on_device(task):
-        check_batch(pairs, data.candidates - of_candidates)
-        tokenize(task, cell.sampling, task.problems(data.candidates, np.random.default_rng(0)))
-        return
-    require_settings(cell, task, LEARNING_RATE)
+    if not is_on_device(task):
+        require_settings(cell, task, LEARNING_RATE)
     try:
-        split_problems = select_problems(cell, task)
-    except LabelsNeeded:
-        problem_sets = [task.problems(data.candidates, np.random.default_rng([data.seed, 0]))]
-        check_batch(pairs, len(problem_sets[0]) - of_candidates)
+        selection = select_problems(cell, task)
+    except LabelsNeeded as e:
+        (problem_sets,) = e.args
+        remaining = len(problem_sets[0]) - (0 if data.held_out else data.validation)
+        check_batch(pairs, min(remaining, data.size or remaining))
     else:
-        check_batch(pairs, len(split_problems.training))
-        problem_sets = [split_problems.training, split_problems.validation, *split_problems.extra_sets.values()]
+        check_batch(pairs, len(selection.training))
+        problem_sets = [selection.training, selection.validation, *selection.extra_sets.values()]
     for problems in problem_sets:
-        task.check_problems(problems)
+        if not is_on_device(task):
+            task.check_problems(problems)
+        elif problems:
+            tokenize(task, cell.sampling, problems)
 
 
 def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: str) -> None:
@@ -293,5 +292,5 @@ def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:
     if B_p > problems:
         raise InputError(
             f"sweep.B_p holds {B_p}, and the training set has {max(problems, 0)} problems, of which a batch takes each "
-            "once. Lower B_p or cell.data.validation, or raise cell.data.candidates where there are more problems."
+            "once. Lower B_p or cell.data.validation, or raise cell.data.candidates or cell.data.size."
         )

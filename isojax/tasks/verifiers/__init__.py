@@ -14,6 +14,8 @@ else an isolated check raises costs its own rollout only; a check that is not is
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
+from math import nan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,10 +67,13 @@ def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
 
 
 def verifier_files(use: str | Mapping[str, str]) -> list[Path]:
-    """The user's files that `cell.verifier.use` names, as in function:FILE.py:NAME."""
+    """The user's files that `cell.verifier.use` names: function:FILE.py:NAME, modules, and verifiers of their own."""
     uses = [use] if isinstance(use, str) else list(use.values())
-    names = [one.split(":")[1] for one in uses if ":" in one]
-    return [Path(name) for name in names if name.endswith(".py")]
+    named = [tuple(one.split(":")[:2]) for one in uses if ":" in one]
+    modules = [registry.load("tasks.verifiers", one.partition(":")[0], "build").__spec__ for one in uses]
+    modules += [find_spec(name) for kind, name in named if kind in ("function", "verl") and not name.endswith(".py")]
+    own = [spec.origin for spec in modules if spec and spec.origin and not spec.name.startswith("isojax.")]
+    return [Path(name) for name in [*own, *(name for _, name in named)] if name.endswith(".py")]
 
 
 def _combine(checks: Mapping[str, Check]) -> Check:
@@ -86,10 +91,15 @@ def _combine(checks: Mapping[str, Check]) -> Check:
             parsed=all(verdict.parsed for verdict in verdicts.values()),
             failure="error" if messages else "",
             message="; ".join(messages),
-            scores={name: v.scores_by_name().get(MAIN_SCORE, float(v.correct)) for name, v in verdicts.items()},
+            scores={name: _main_score(verdict) for name, verdict in verdicts.items()},
         )
 
     return check
+
+
+def _main_score(verdict: Verdict) -> float:
+    """NaN where an error left none, which is a failure of graded rewards."""
+    return verdict.scores_by_name().get(MAIN_SCORE, nan if verdict.failure == "error" else float(verdict.correct))
 
 
 def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> tuple[float, Verdict]:
