@@ -25,6 +25,10 @@ DTYPES: Mapping[str, np.dtype] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F16": np.dtype(np.float16),
 }
+# Of a model's folder: what decides how text is read, and how a response ends.
+TEXT_FILES = (
+    "generation_config.json", "*token*.json", "*.model", "vocab.json", "merges.txt", "tekken.json", "chat_template*"
+)  # fmt: skip
 MAX_FILE_BYTES = 5e9
 
 TensorSources = Mapping[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name -> shape, and how to get it
@@ -95,6 +99,14 @@ def fingerprint(folder: Path) -> str:
     for file in weight_files(folder):
         with file.open("rb") as f:
             digest.update(os.fsencode(file.name) + hashlib.file_digest(f, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+def text_fingerprint(folder: Path) -> str:
+    """12 hex digits of the files that decide how text is read and how a response ends, and of their names."""
+    digest = hashlib.sha256()
+    for file in sorted({file for pattern in TEXT_FILES for file in folder.glob(pattern) if file.is_file()}):
+        digest.update(os.fsencode(file.name) + hashlib.sha256(file.read_bytes()).digest())
     return digest.hexdigest()[:12]
 
 

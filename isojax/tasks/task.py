@@ -55,7 +55,10 @@ class TextTask:
             self._token_bytes = token_bytes(self.tokenizer, self.vocab)
         self._stop_strings = [string.encode() for string in prompt.stop]
         transitions = build_stop_table(self._token_bytes, prompt.stop) if prompt.stop else None
-        self.stops = StopConditions(end_tokens(self.tokenizer, self.folder), transitions)
+        vocab_ids, end_ids = self.tokenizer.get_vocab(), set(end_tokens(self.tokenizer, self.folder))
+        # A stop string may be a special token, which is no text.
+        end_ids |= {i for s in prompt.stop if (i := vocab_ids.get(s)) is not None and self._token_bytes[i] is None}
+        self.stops = StopConditions(tuple(sorted(end_ids)), transitions)
         self._check_formats()
         if sampling.interrupt is not None:
             interruption = self._encode_interruption(sampling.interrupt, sampling.response_length)
@@ -87,17 +90,17 @@ class TextTask:
             template = f"cell.prompt.template = {prompt.template!r}"
             raise InputError(f"{template} has no place for the problem; write {{prompt}} there.")
         if prompt.format == "chat":
-            if self.tokenizer.chat_template is None:
-                raise InputError(
-                    f"the tokenizer in {self.folder} has no chat template; set cell.prompt.format=raw, or add one."
-                )
+            template: Any = self.tokenizer.chat_template
+            if template is None or (isinstance(template, dict) and "default" not in template):
+                lack = "no chat template" + (f" named default, only {', '.join(template)}" if template else "")
+                raise InputError(f"the tokenizer in {self.folder} has {lack}; set cell.prompt.format=raw, or add one.")
             return
         for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
             if setting is not None:
                 raise InputError(f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat.")
-        last_token = self._tokenize(["1"])[0][-1]
-        if last_token in self.stops.tokens:
-            fault = f"the tokenizer in {self.folder} ends every text with its end token ({last_token})"
+        ids = self._tokenize(["1"])[0]
+        if ids and ids[-1] in self.stops.tokens:
+            fault = f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]})"
             raise InputError(f"{fault}; set add_eos_token to false in tokenizer_config.json.")
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:

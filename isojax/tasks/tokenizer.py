@@ -146,7 +146,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, folder: Path) -> tuple[int, .
         if end_ids is None and (folder / name).is_file():
             end_ids = read_json_object(folder / name).get("eos_token_id")
     end_ids = end_ids if isinstance(end_ids, list) else [end_ids]
-    return tuple(sorted({i for i in [*end_ids, tokenizer.eos_token_id] if isinstance(i, int)}))
+    return tuple(sorted({i for i in [*end_ids, tokenizer.eos_token_id] if type(i) is int and i >= 0}))
 
 
 def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]) -> np.ndarray:

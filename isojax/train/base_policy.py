@@ -103,6 +103,7 @@ def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Pro
         **({} if cell.reward == RewardConfig() else {"reward": cell.reward.model_dump(mode="json")}),
         "seed": cell.data.seed,
         "checkpoint": fingerprint,
+        **({"text_files": text_fingerprint(cell.model)} if cell.model.path else {}),
         "problems": [[p.id, p.prompt, p.answer, list(p.messages), *filter(None, [p.columns])] for p in problems],
     }
     if build_device_task(cell.task) is None and (files := verifier_files(cell.verifier.use)):
@@ -209,7 +210,7 @@ def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: Prog
             with_constant = not is_on_device(task) and cell.reward.kind == "binary"
             _save_problems(folder, cell.model, selection, fingerprint, with_constant)
         multiprocess.barrier("the problems are chosen")
-    return load_base_policy(folder, cell, fingerprint)
+    return load_base_policy(folder, cell, fingerprint, text_fingerprint(cell.model))
 
 
 def _save_problems(
@@ -230,16 +231,23 @@ def _save_problems(
     if (folder / PARAMS_FILE).exists():
         checksums[PARAMS_FILE] = crc32(read_file(folder / PARAMS_FILE))
     about = {
-        "checkpoint": fingerprint, "source": source, "notes": selection.notes, "best_constant": constant,
-        "checksums": checksums,
+        "checkpoint": fingerprint, "text_files": text_fingerprint(model), "source": source, "notes": selection.notes,
+        "best_constant": constant, "checksums": checksums,
     }  # fmt: skip
     about_text = json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1)
     write_text(folder / ABOUT_FILE, about_text + "\n")
     write_text(folder / PROBLEMS_FILE, problems_text)
 
 
-def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> BasePolicy:
-    """The base policy in `folder`; InputError where it is damaged, or made with another checkpoint."""
+def text_fingerprint(model: ModelConfig) -> str:
+    return safetensors_io.text_fingerprint(Path(model.path)) if model.path else ""
+
+
+def load_base_policy(
+    folder: Path, cell: CellConfig, fingerprint: str = "", text_files: str | None = None
+) -> BasePolicy:
+    """The base policy in `folder`; InputError where it is damaged, or made with another checkpoint, or with another
+    tokenizer than that of `text_files`, its fingerprint (None: any)."""
     problems_by_split: dict[str, list[Problem]] = defaultdict(list)
     try:
         about = json.loads(read_file(folder / ABOUT_FILE))
@@ -263,6 +271,11 @@ def load_base_policy(folder: Path, cell: CellConfig, fingerprint: str = "") -> B
             f"{fingerprint!r}, expected {stored_fingerprint!r}); put that one back, or choose another name=NAME for a "
             "new run."
         )
+    if text_files is not None and about.get("text_files", text_files) != text_files:
+        changed = (
+            f"cell.model.path: the tokenizer, chat template or generation_config.json in {cell.model.path} changed"
+        )
+        raise InputError(f"{changed} since {folder} was made; put the old files back, or choose another name=NAME.")
     training, validation = problems_by_split["training"], problems_by_split["validation"]
     extra_sets = {
         split.removeprefix(EXTRA_PREFIX): problems

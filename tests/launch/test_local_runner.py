@@ -90,12 +90,14 @@ def test_what_a_cpu_cannot_compile_is_refused() -> None:
     low, split = PrecisionConfig(compute="bfloat16"), MeshShape(sequence=2)
     for precision, shape, backend in (
         (PrecisionConfig(compute="float32"), split, "cpu"),
-        (low, MeshShape(fsdp=2), "cpu"),
+        (low, MeshShape(tensor=2), "cpu"),
         (low, split, "tpu"),
     ):
         check_precision(precision, shape, backend)
     with pytest.raises(InputError, match="sequence=2: a CPU cannot train so; expected float32"):
         check_precision(low, split, "cpu")
+    with pytest.raises(InputError, match="fsdp=2: a CPU cannot train so; expected float32"):
+        check_precision(low, MeshShape(fsdp=2, tensor=2), "cpu")
 
 
 def test_a_batch_takes_each_problem_once() -> None:

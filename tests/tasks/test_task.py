@@ -315,6 +315,38 @@ def test_a_response_must_end_somehow(tmp_path: Path) -> None:
     assert task(folder, stop=("\n",)).stops.tokens == ()
 
 
+def test_a_stop_string_that_is_a_special_token_ends_a_response(tmp_path: Path) -> None:
+    """It adds no text, so no table of strings finds it."""
+    folder = byte_level(tmp_path, eos_token_id=0)
+    assert task(folder).stops.tokens == (0, 2)
+    made = task(folder, stop=("<|im_start|>", "cat"))
+    assert made.stops.tokens == (0, 1, 2)
+    assert ends(made, np.array([*ids(made, "a dog"), 1, *ids(made, " ran")])) == len(ids(made, "a dog")) + 1
+
+
+@pytest.mark.parametrize("eos", [-1, True, [-1, 0]])
+def test_an_end_token_is_an_id(tmp_path: Path, eos: Any) -> None:
+    assert task(byte_level(tmp_path, eos_token_id=eos)).stops.tokens == ((0, 2) if isinstance(eos, list) else (2,))
+
+
+def test_several_chat_templates_without_a_default_are_refused(tmp_path: Path) -> None:
+    folder = byte_level(tmp_path, chat=None)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config["chat_template"] = [{"name": name, "template": "{{ messages }}"} for name in ("rag", "tool_use")]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"has no chat template named default, only rag, tool_use; set"):
+        task(folder, format="chat")
+
+
+def test_a_tokenizer_that_cannot_write_a_digit(tmp_path: Path) -> None:
+    folder = byte_level(tmp_path)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocab = {token: i for i, token in enumerate(("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<pad>", "a"))}
+    content["model"] |= {"vocab": vocab, "merges": []}
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert task(folder).stops.tokens == (2,)
+
+
 def test_a_tokenizer_that_ends_every_text_is_refused(tmp_path: Path) -> None:
     config = {"tokenizer_class": "LlamaTokenizer", "add_eos_token": True, "eos_token": "</s>", "unk_token": "<unk>"}
     folder = sentencepiece(tmp_path, config=config)

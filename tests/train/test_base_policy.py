@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from isojax.core.config import BasePolicyConfig, CellConfig, DataConfig
+from isojax.core.config import BasePolicyConfig, CellConfig, DataConfig, ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.shapes import make_sampler_shapes
@@ -20,7 +21,7 @@ from isojax.models.transformer import Decoder, Params
 from isojax.tasks.device import solvers
 from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import tokenize
-from isojax.train.base_policy import BasePolicy, prepare_base_policy
+from isojax.train.base_policy import BasePolicy, load_base_policy, prepare_base_policy, text_fingerprint
 from isojax.train.demonstrations import sft_loss
 from isojax.train.evaluate import Evaluator
 from tests.device import CONFIG, DECODER, EOS, log_softmax, logits, mesh, policy
@@ -105,6 +106,23 @@ def test_what_is_made_is_kept_and_read_again(made: tuple[Path, BasePolicy, list[
         "params.safetensors",
         "problems.jsonl",
     ]
+
+
+def test_another_tokenizer_than_at_first_is_refused(made: tuple[Path, BasePolicy, list[str]], tmp_path: Path) -> None:
+    """Its files decide what a response is."""
+    folder = shutil.copytree(made[0], tmp_path / "base")
+    load_base_policy(folder, CELL, "", "")
+    with pytest.raises(InputError, match=r"the tokenizer, chat template or generation_config.json in .* changed since"):
+        load_base_policy(folder, CELL, "", "another")
+    model = tmp_path / "model"
+    model.mkdir()
+    for name, text in (("config.json", "{}"), ("tokenizer.json", "{}"), ("generation_config.json", "{}")):
+        (model / name).write_text(text)
+    first = text_fingerprint(ModelConfig(path=str(model)))
+    (model / "config.json").write_text('{"vocab_size": 3}')  # that is the checkpoint's fingerprint
+    assert text_fingerprint(ModelConfig(path=str(model))) == first
+    (model / "generation_config.json").write_text('{"eos_token_id": 1}')
+    assert text_fingerprint(ModelConfig(path=str(model))) != first
 
 
 def test_every_candidate_is_labelled_and_on_one_side(made: tuple[Path, BasePolicy, list[str]]) -> None:

@@ -266,11 +266,12 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> 
 
 
 def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: str) -> None:
-    """InputError where XLA:CPU would abort: it cannot compile a bfloat16 sum over the devices that split prompts."""
-    if (backend, precision.compute) == ("cpu", "bfloat16") and mesh_shape.sequence > 1:
+    """InputError where XLA:CPU would abort: it cannot compile all bfloat16 sums over devices of these axes."""
+    axis, size = max((("sequence", mesh_shape.sequence), ("fsdp", mesh_shape.fsdp)), key=lambda axis: axis[1])
+    if (backend, precision.compute) == ("cpu", "bfloat16") and size > 1:
         raise InputError(
-            f"cell.precision.compute=bfloat16 on a mesh with sequence={mesh_shape.sequence}: a CPU cannot train so; "
-            "expected float32 (or auto, which is float32 on a CPU), or a mesh without sequence."
+            f"cell.precision.compute=bfloat16 on a mesh with {axis}={size}: a CPU cannot train so; expected float32"
+            f" (or auto, which is float32 on a CPU), or a mesh without {axis}."
         )
 
 

@@ -15,12 +15,16 @@ from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
 from isojax.models.lora import ADAPTER_A, ADAPTER_B
-from isojax.models.safetensors_io import MAX_FILE_BYTES, TensorSources, new_model_folder, write_safetensors
+from isojax.models.safetensors_io import (
+    MAX_FILE_BYTES,
+    TEXT_FILES,
+    TensorSources,
+    new_model_folder,
+    write_safetensors,
+)
 from isojax.models.transformer import Params
 
-# What an export copies from the base model's folder.
-TOKENIZER_FILES = ("*token*.json", "*.model", "vocab.json", "merges.txt", "tekken.json", "chat_template*")
-COPIED_FILES = ("generation_config.json", *TOKENIZER_FILES, "LICENSE*", "NOTICE*")
+COPIED_FILES = (*TEXT_FILES, "LICENSE*", "NOTICE*")  # what an export copies from the base model's folder
 
 
 def save(
