@@ -274,6 +274,8 @@ def estimate_memory(
     P, T = s.shapes.prompt_length, s.shapes.response_length
     weights_and_moments = 3 * (s.trained_bytes + s.critic_bytes) + s.frozen_bytes + s.reference_bytes
     sampler_state = sampling_weight_bytes(s) + kv_cache_bytes(s) + slot_bytes(s)
+    if s.cell.rl.max_staleness is not None:  # the batches that an asynchronous sampler has under way
+        sampler_state += (s.cell.rl.max_staleness + 1) * s.rollout_bytes
     resident = weights_and_moments + s.rollout_bytes
     if on_device:
         resident += FLOAT_BYTES * shapes.ASSUMED_TRAINING_PROBLEMS * (P + T + 2)

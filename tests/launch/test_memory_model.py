@@ -83,6 +83,16 @@ def test_moments_on_the_host_leave_the_device_while_it_samples() -> None:
         autosize_sweep(parked, replace(budget(10**9), on_device=True), is_new_run=True)
 
 
+def test_an_asynchronous_sampler_holds_the_batches_under_way() -> None:
+    """k + 1 of them, at every peak."""
+    one, three = (
+        estimate(CELL.model_copy(update={"rl": CELL.rl.model_copy(update={"max_staleness": k})})) for k in (0, 2)
+    )
+    batches = 2 * one.breakdown["rollouts"]
+    assert three.update_peak - one.update_peak == three.weights_peak - one.weights_peak == batches
+    assert three.sampling_peak - one.sampling_peak == batches
+
+
 def test_what_layers_keep_by_hand() -> None:
     """Of 12 layers: for 8 x 7 response positions that see 11 + 7, x and the output projection (2 x 64), queries and two
     parts' mixed values (3 x 64), keys and values (2 x 32), gate and up (2 x 128), and scores of 4 heads; for 4 x 11
