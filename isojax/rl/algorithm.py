@@ -17,7 +17,7 @@ from isojax.rl.advantages import RewardedBatch
 from isojax.rl.aggregations import CountedResponses
 from isojax.rl.losses import Clip, grpo
 
-# A loss's metrics have none of these names, and none that begins so.
+# isojax's own metrics; those of a loss have other names and prefixes.
 OWN_METRICS = {"reward", "tokens", "truncated", "response_length", "zero_variance", "context_length", "interrupted"}
 OWN_METRICS |= {"turns", "parsed_fraction", "dropped", "loss", "entropy", "kl", "grad_norm", "nonfinite_update"}
 OWN_METRICS |= {"sampler_logp_gap", "sampler_logp_gap_max", "tis_weight", "tis_capped", "tis_below"}

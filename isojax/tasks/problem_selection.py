@@ -52,7 +52,7 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction | None = 
         reply = None if on_device or is_on_device(task) else find_reply(source)
         if reply not in (None, find_reply(cell.task) if reply else None):
             replier = f"{source} replies to responses, by {reply}, and cell.task = {cell.task} does not"
-            raise InputError(f"{replier}; expected {description} that need no other replies than the task's.")
+            raise InputError(f"{replier}; expected {description} that need no other replies than those of the task.")
         problems = problem_set.problems(count, np.random.default_rng([data.seed, 2]))
         return drop_long_prompts(cell, task, problems, description, notes)
 

@@ -83,6 +83,19 @@ def test_without_libtpu_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch
         topology_devices("v5e:2x2")
 
 
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("run.sampler_mesh=data=4", r"--topology plans one mesh, and run\.sampler_mesh is set"),
+        ("sweep.decode_attention=triton", r"sweep\.decode_attention=triton is for GPUs; expected plain or pallas"),
+        ("sweep.forward_attention=cudnn", r"sweep\.forward_attention=cudnn is for GPUs; expected plain or pallas"),
+    ],
+)
+def test_what_a_plan_for_tpus_does_not_know_is_refused(word: str, says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        topology_budget(load_configs(["quickstart"], [word]), "v5e:2x2")
+
+
 def test_a_model_without_a_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match=r"cell.model.vocab is null.*models/llama"):
         compile_for_topology(load_configs(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
