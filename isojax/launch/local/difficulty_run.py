@@ -110,7 +110,7 @@ def _label_with_model(
     # (problems, rollouts per problem) decoded at once, unless sweep.decode_slots and sweep.prefill_batch say otherwise
     decode_shape = (8, 8) if jax.default_backend() == "cpu" else (16, 16)
     sweep = config.sweep.model_copy(
-        update={"B_p": decode_shape[:1], "n": decode_shape[1:], "B_max": 256, "schedules": {}}
+        update={"B_p": decode_shape[:1], "n": decode_shape[1:], "B_max": math.prod(decode_shape), "schedules": {}}
     )
     sweep = select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh)
     programs = SweepPrograms(cell, sweep, [decode_shape], mesh, task)
