@@ -78,6 +78,8 @@ MODE_HELP = (
 ModeOption = Annotated[Literal["hierarchical", "paper"], Option(help=MODE_HELP)]
 JsonOption = Annotated[bool, Option("--json", help="Print one JSON document on standard output, nothing else there.")]
 ResumeOption = Annotated[bool, Option("--resume", help="Go on with what is in the folder, or start where nothing is.")]
+RESUMED_HELP = "Join what was logged of a run before and after it was resumed (by name, else seed); its steps may fall."
+ResumedOption = Annotated[bool, Option("--resumed", help=RESUMED_HELP)]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")]
 IncludeFlaggedOption = Annotated[
     bool, Option(INCLUDE_FLAGGED, help="Fit the runs that are flagged as broken too; else they are left out.")

@@ -14,6 +14,7 @@ import pytest
 from isojax.cli import app
 from isojax.cli.commands import watch_command
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.schedule import Stage
 from isojax.runs.ledger import write_run
 from isojax.scaling.curves.hill import curve_value
 from tests.cli.conftest import write_timed_sweep
@@ -110,6 +111,25 @@ def test_a_cell_of_a_sweep_ends_at_the_sweeps_budget_and_its_torn_line_is_left_o
     for path in ("runs/a", cell, cell / "records.jsonl"):
         seen = json.loads(isojax("watch", path, "--json")[1])
         assert (seen["C"], seen["C_end"], seen["end_source"]) == (3072, 6000, "the sweep's budget")
+
+
+@pytest.mark.parametrize(
+    ("stages", "batches", "end"), [((), 2, 10_240), ([(0, 16, 2), (320, 16, 8)], 1, 320 + 30 * 128), ((), 1, 5120)]
+)
+def test_the_end_in_updates_counts_the_batches_of_a_step_and_the_stages_of_a_schedule(
+    stages: list[tuple[int, int, int]], batches: int, end: int
+) -> None:
+    """Of 40 updates, seen from the 24th; a schedule has 10 of 16 x 2, and then 30 of 16 x 8."""
+    cell = Cell(16, 2 if stages else 8, 0).with_stages(map(Stage._make, stages))
+    points = [EvalPoint(0, M, cell.rollouts_after(M) * batches, 0, {"avg@4": 0.2}) for M in range(25)]
+    assert watch_command.find_end(RunRecord(cell, tuple(points)), Path("log"), None, "40") == (end, "--updates")
+
+
+def test_a_log_whose_steps_fall_is_watched_on_request(isojax: Command, tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text(HEADER + "".join(rows(3) + rows(4)[1:]))
+    code, _, err = isojax(*WATCH)
+    assert code == 2 and "add --resumed" in err
+    assert json.loads(isojax(*WATCH, "--resumed", "--json")[1])["C"] == 512
 
 
 def test_a_growing_log_is_followed_to_its_end(isojax: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text, print_line
-from isojax.cli.options import JsonOption, RunsArgument, complete_log_format, new_app
+from isojax.cli.options import JsonOption, ResumedOption, RunsArgument, complete_log_format, new_app
 from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
@@ -50,7 +50,6 @@ FORMAT_HELP = (
     "csv, jsonl, verl, verl_console, trl, wandb, tensorboard, or a module of yours; without it, as the logs look."
 )
 SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices."
-RESUMED_HELP = "Join what was logged of a run before and after it was resumed (by name, else seed); its steps may fall."
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
 MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is in the name of the run or the file. Repeatable."
@@ -67,7 +66,7 @@ def import_logs(
     ] = None,
     map_options: Annotated[list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help=MAP_HELP)] = None,
     settings_file: Annotated[Path | None, Option("--settings", metavar="FILE", help=SETTINGS_HELP)] = None,
-    resumed: Annotated[bool, Option("--resumed", help=RESUMED_HELP)] = False,
+    resumed: ResumedOption = False,
 ) -> None:
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)

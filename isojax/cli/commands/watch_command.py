@@ -13,7 +13,7 @@ import numpy as np
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text, parse_count, print_line
-from isojax.cli.options import JsonOption, complete_log_format, complete_run
+from isojax.cli.options import JsonOption, ResumedOption, complete_log_format, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core import terminal
 from isojax.core.config.load import load_config
@@ -48,6 +48,7 @@ class WatchedLog:
     log_format: str | None
     field_map: dict[str, str]
     run_name: str | None
+    resumed: bool = False
 
     def read(self, says_torn: bool = False) -> RunRecord:
         """The run as it is now; InputError where the log holds several, or none of that name."""
@@ -58,7 +59,7 @@ class WatchedLog:
         else:
             log_format = self.log_format or detect_format([self.path])
             with _complete_lines(self.path, log_format, says_torn) as path:
-                runs = list(read_logs([path], log_format, self.field_map).runs)
+                runs = list(read_logs([path], log_format, self.field_map, resumed=self.resumed).runs)
         names = [run.cell.name for run in runs]
         chosen = [run for run in runs if self.run_name in (None, run.cell.name)]
         if len(chosen) != 1:
@@ -105,6 +106,7 @@ def watch(
         list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help="As of records import.")
     ] = None,
     run_name: Annotated[str | None, Option("--run", metavar="CELL", help="The run, where LOG holds several.")] = None,
+    resumed: ResumedOption = False,
     end: Annotated[str | None, Option(metavar="C", help="Where the run ends, in rollouts.")] = None,
     updates: Annotated[str | None, Option(metavar="M", help="Where the run ends, in updates.")] = None,
     goal: Annotated[
@@ -131,7 +133,7 @@ def watch(
         raise InputError("given both --end and --updates, expected one. Leave one out.")
     if goal is not None and not 0 <= goal <= 1:
         raise InputError(f"--goal: given {goal:g}, expected a reward from 0 to 1, such as .60.")
-    watched_log = WatchedLog(log, log_format, parse_field_map(map_options or []), run_name)
+    watched_log = WatchedLog(log, log_format, parse_field_map(map_options or []), run_name, resumed)
     signature, run = watched_log.signature() if log.exists() else (), watched_log.read(says_torn=True)
     metric = default_metric([run])
     C_end, end_source = find_end(run, log, end, updates)
@@ -168,7 +170,10 @@ def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) ->
     if end is not None:
         return float(parse_count(end, "--end")), "--end"
     if updates is not None:
-        return float(parse_count(updates, "--updates") * run.cell.B), "--updates"
+        C, last = run.cell.rollouts_after(parse_count(updates, "--updates")), run.points[-1]
+        planned = run.cell.rollouts_after(last.M)  # a step that filters groups may sample more than that
+        is_planned = abs(last.rollouts - planned) <= run.cell.B / 2  # as M of a log without steps is rounded
+        return C * (1 if is_planned or not planned else last.rollouts / planned), "--updates"
     config_path = next((p / "config.yaml" for p in (log, *log.resolve().parents[:3]) if (p / "cells").is_dir()), None)
     if config_path is not None and config_path.exists():
         return float(load_config(str(config_path)).sweep.budget), "the sweep's budget"
