@@ -170,7 +170,19 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
             )
     if "run" not in column_map and len(runs) > 1:
         _reject_mixed_settings(rows, run_of_row, column_map)
+    for run in runs.values():
+        run.rows = _join_metrics(run.rows, column_map)
     return list(runs.values())
+
+
+def _join_metrics(rows: list[DataRow], column_map: ColumnMap) -> list[DataRow]:
+    """The rows of a run by their steps where these rise in each metric, and a file has one metric after another."""
+    clocks = [column_map.read(column_map.clock_field, row) for row in rows]
+    for column in (column_map.columns[name] for name in column_map.metric_fields):
+        steps = [clock for clock, row in zip(clocks, rows, strict=True) if not is_blank(row.values.get(column))]
+        if any(a >= b for a, b in pairwise(steps)):
+            return rows
+    return [rows[i] for i in sorted(range(len(rows)), key=clocks.__getitem__)]
 
 
 def _row_settings(row: DataRow, column_map: ColumnMap) -> dict[str, Any]:

@@ -80,6 +80,21 @@ def test_the_long_form(logged, names):
     assert [p.rollouts for p in runs[1].points] == [0, 320, 640] and runs[0].points[1].train["reward"] == 0.25
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_long_form_with_one_metric_after_another(tmp_path, resumed):
+    """As pandas.melt writes it; its steps fall once, though nothing was resumed."""
+    columns = {"reward": {5: 0.1, 10: 0.2, 20: 0.3, 30: 0.4}, "train_reward": {7: 0.5, 15: 0.6, 25: 0.7}}
+    rows = [f"{step},{name},{value}\n" for name, column in columns.items() for step, value in column.items()]
+    (tmp_path / "melted.csv").write_text("step,variable,value\n" + "".join(rows))
+    (run,) = read_logs([tmp_path / "melted.csv"], None, {"n": "2", "B_p": "1"}, resumed=resumed).runs
+    assert [(p.M, p.metrics["reward"], p.train.get("reward")) for p in run.points] == [
+        (5, 0.1, None), (10, 0.2, 0.5), (20, 0.3, 0.6), (30, 0.4, 0.7)
+    ]  # fmt: skip
+    (tmp_path / "melted.csv").write_text("step,variable,value\n" + "".join(rows + rows[2:4]))
+    with pytest.raises(InputError, match="step falls from 30"):
+        read_logs([tmp_path / "melted.csv"], None, {"n": "2", "B_p": "1"})
+
+
 def test_a_row_of_the_long_form_without_a_metric_is_refused(logged):
     with pytest.raises(InputError, match="line 3: metric is empty"):
         logged("csv", "run,metric,step,value\na,acc,0,.1\na,,1,.2\n", "n=2,B_p=2")
