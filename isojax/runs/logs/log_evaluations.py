@@ -80,7 +80,7 @@ def read_run_record(
         raise InputError(
             f"{rows[0].location}: the run that begins there has no value of {columns}; expected an evaluation."
         )
-    notes = _conflicting_rollouts(points, cell, column_map)
+    notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(entries, column_map)
     if entries_since_evaluation:
         notes.append(f"{len(entries_since_evaluation)} training rows after the last evaluation are left out")
     if others := sum(not any(map(is_validation, x.values)) and not any(map(is_training, x.values)) for x in entries):
@@ -243,6 +243,20 @@ def _cumulative_sum(name: str, entry: StepEntry, earlier_value: float) -> Any:
             " cumulative sum, which never falls. Correct it."
         )
     return value
+
+
+def _metrics_without_steps(entries: Sequence[StepEntry], column_map: ColumnMap) -> list[str]:
+    """A note of each training metric of a --map that no entry has, as its rows have another column for the step."""
+    logged = {name for entry in entries for name in entry.values} | column_map.detected
+    step, notes = column_map.columns[column_map.clock_field], list[str]()
+    for name, column in column_map.columns.items():
+        if name not in logged and (is_training(name) or name == "step_seconds"):
+            rows = [row.values for row in column_map.table.rows if not is_blank(row.values.get(column))]
+            if rows and all(is_blank(values.get(step)) for values in rows):
+                names = [x for x, value in rows[0].items() if "step" in x and not is_blank(value) and x != "_step"]
+                use = f"to use them: --map step={names[0] if names else 'COLUMN'}"
+                notes.append(f"{len(rows)} rows with {column} have no {step} and are left out; {use}")
+    return notes
 
 
 def _conflicting_rollouts(points: Sequence[EvalPoint], cell: Cell, column_map: ColumnMap) -> list[str]:

@@ -106,6 +106,22 @@ def test_a_training_reward_beside_a_validation_metric_is_not_taken_for_it(logged
         logged("csv", text, SETTINGS)
 
 
+def test_mapped_metrics_whose_rows_have_other_steps_are_named(logged):
+    """OpenRLHF counts the steps of evaluations in a column of their own: without them training rows have no place."""
+    header, trained, evaluated = (
+        "_step,train/global_step,eval/global_step,acc,length\n",
+        "{0},{0},,,9\n",
+        "{0},,{0},0.{0},\n",
+    )
+    text = header + "".join(row.format(i) for i in (2, 4) for row in (trained, evaluated))
+    maps = "reward=acc,response_length=length,n=8,B_p=4"
+    result = logged("csv", text, maps)
+    expected = "2 rows with length have no eval/global_step and are left out; to use them: --map step=train/global_step"
+    assert result.notes[0].endswith(expected) and not result.runs[0].points[0].train
+    result = logged("csv", text, maps + ",step=train/global_step")
+    assert [(p.M, p.tokens) for p in result.runs[0].points] == [(2, 2 * 32 * 9), (4, 4 * 32 * 9)] and not result.notes
+
+
 def test_calls_of_a_logger_are_no_updates_where_it_logs_them_too(logged):
     """W&B's _step counts every call of wandb.log; a loop of one's own logs evaluations in calls of their own."""
     text = "_step,train/global_step,val/acc\n0,,0.1\n1,5,\n2,10,\n3,,0.2\n4,15,\n5,,0.3\n"
