@@ -39,7 +39,8 @@ def find_logs(folder: Path) -> list[Path]:
 def read(path: Path) -> list[LogTable]:
     """An event file, or the event files of a folder, as one run."""
     files = sorted(path.glob(EVENT_FILE_PATTERN)) if path.is_dir() else [path]
-    return [_read_run(str(path), files)]
+    # A run that was killed before its first flush leaves an empty file.
+    return [_read_run(str(path), [file for file in files if file.stat().st_size] or files)]
 
 
 def _read_run(source: str, files: list[Path]) -> LogTable:
@@ -49,6 +50,11 @@ def _read_run(source: str, files: list[Path]) -> LogTable:
     for file in files:
         relogged = 0
         for tag, points in _read_series(file, config, notes).items():
+            if series[tag] and points[0][0] <= series[tag][0][0] < series[tag][-1][0]:
+                raise InputError(
+                    f"{file} logs {tag} again from step {points[0][0]}, where an earlier file's run began, so it may be"
+                    " another run. Give each run a folder of its own, and remove a start that failed."
+                )
             earlier_points = [point for point in series[tag] if point[0] < points[0][0]]
             relogged += len(series[tag]) - len(earlier_points)
             series[tag] = earlier_points + points

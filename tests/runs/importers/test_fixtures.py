@@ -186,18 +186,31 @@ def test_a_tag_outside_the_range_is_named_with_its_step():
         imported("wandb", ["wandb/own"], "reward=train/length")
 
 
-def test_a_restart_takes_the_later_file(tmp_path):
+def write_events(folder, *starts):
+    """Event files 0.tfevents, 1.tfevents, ... of the steps from each start up to 3; a later one has .5 more."""
     from tensorboardX import SummaryWriter
 
-    for start, shift in ((0, 0.0), (2, 0.5)):
-        with SummaryWriter(str(tmp_path), filename_suffix=f".{start}") as writer:
+    for i, start in enumerate(starts):
+        with SummaryWriter(str(folder / str(i))) as writer:
             for step in range(start, 4):
-                writer.add_scalar("acc", 0.1 * step + shift, step)
-    for i, file in enumerate(sorted(tmp_path.glob("*tfevents*"), key=lambda p: p.name[-1])):
-        file.rename(tmp_path / f"{i}.tfevents")
+                writer.add_scalar("acc", 0.1 * step + 0.5 * (i > 0), step)
+        next((folder / str(i)).iterdir()).rename(folder / f"{i}.tfevents")
+
+
+def test_a_restart_takes_the_later_file(tmp_path):
+    """An empty file is of a start that was killed before it wrote anything."""
+    write_events(tmp_path, 0, 2)
+    (tmp_path / "2.tfevents").touch()
     result = read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=2"]))
     assert [p.metrics["acc"] for p in result.runs[0].points] == pytest.approx([0, 0.1, 0.7, 0.8])
     assert "2 values that 1.tfevents logs again" in result.notes[0]
+
+
+def test_a_second_run_in_the_folder_of_a_first_is_refused(tmp_path):
+    """It would replace the first."""
+    write_events(tmp_path, 0, 0)
+    with pytest.raises(InputError, match=r"1\.tfevents logs acc again from step 0, .* may be another run"):
+        read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=2"]))
 
 
 @pytest.mark.parametrize(
