@@ -181,6 +181,10 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
     return column_map
 
 
+# As torch and transformers name a run's folder of event files, within that of its experiment.
+_DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")
+
+
 def _constant(field: str, text: str, table: LogTable) -> float | int:
     """The number that a --map gives for the whole log, or that stands at {} of its pattern in the run's name, else in
     the file's, else (but where a word of these ends so, as gen4 with n4) in the log's path: 8 in runs/n8/log.jsonl."""
@@ -201,13 +205,14 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     if number is not None:
         return int(number) if number.is_integer() else number
     template = re.escape(text).replace(r"\{\}", r"(\d+)(?!\d)", 1)
-    pattern = re.compile(("(?<![A-Za-z])" if text[0].isalpha() else "(?<![A-Za-z0-9])") + template)
-    names = [name for name in (table.run, Path(table.source).name) if name]
+    before = "(?<![A-Za-z])" if text[0].isalpha() else "(?<![A-Za-z0-9])" if text[0] in "{0123456789" else ""
+    pattern = re.compile(before + template)
+    names = [name for name in (table.run, Path(table.source).name) if name and not _DATE_AND_HOST.match(name)]
     numbers = set(next(filter(None, map(pattern.findall, names)), ()))
     if not numbers and not any(re.search(template, name, re.IGNORECASE) for name in names):
         numbers = set(pattern.findall(table.source))
     if len(numbers) != 1:
-        elsewhere = ", ".join(re.findall(r"[A-Za-z]+[=: ]*\d+", names[0])) or "no word with a number"
+        elsewhere = ", ".join(re.findall(r"[A-Za-z]+[=: ]*\d+", "".join(names[:1]))) or "no word with a number"
         hint = "" if table.one_run or table.run else " Where a column names the runs, add --map run=COLUMN."
         raise InputError(
             f"--map {field}={text}: {table.label} has {', '.join(sorted(numbers)) or 'no number'} there, and in its "

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.runs.importers import trl
+from isojax.core.tabular import DataRow
+from isojax.runs.importers import tensorboard, trl
+from isojax.runs.logs.column_map import map_columns
 from isojax.runs.logs.import_logs import read_logs
+from isojax.runs.logs.log_table import LogTable
 from tests.runs.importers.conftest import FIXTURES
 
 CSV = "step,acc\n0,0.1\n1,0.2\n2,0.3\n"
@@ -42,6 +46,7 @@ def test_logs_of_a_folder_are_those_whose_lines_have_its_format(tmp_path):
     [
         (("16x4", "8x8"), {"n": "x{}", "B_p": "{}x"}, [Cell(8, 8, 0), Cell(16, 4, 0)]),  # as isojax names its cells
         (("16x4-s0", "16x8-s1"), {"n": "x{}", "B_p": "{}x", "seed": "s{}"}, [Cell(16, 4, 0), Cell(16, 8, 1)]),
+        (("a_n4_bs16", "a_n8_bs16"), {"n": "_n{}_", "B_p": "_bs{}"}, [Cell(16, 4, 0), Cell(16, 8, 0)]),
         (("a_ngen4_bs16", "a_ngen8_bs16"), {"n": "ngen{}", "B_p": "bs{}"}, [Cell(16, 4, 0), Cell(16, 8, 0)]),
     ],
 )
@@ -61,6 +66,15 @@ def test_a_folders_number_stands_for_logs_without_any(tmp_path):
     (tmp_path / "n8").mkdir()
     folder = write(tmp_path / "n8" / "logs", log__csv=CSV)
     assert read_logs([folder], None, TABLE).runs[0].cell == Cell(4, 8, 0)
+
+
+def test_the_date_and_host_of_an_event_folder_are_no_setting():
+    """torch and transformers name it so: the n01 of Jun01 is no word of the name, and a host n12 is no better."""
+    rows = (DataRow("", "step 0", {"step": 0, "acc": 0.1}),)
+    table = LogTable("gsm8k-n8/runs/Jun01_10-00-00_gpu3", rows)
+    assert map_columns(table, TABLE, tensorboard.FIELDS).constants["n"] == 8
+    with pytest.raises(InputError, match="has 12, 8 there"):
+        map_columns(replace(table, source="gsm8k-n8/runs/Nov27_10-00-00_n12"), TABLE, tensorboard.FIELDS)
 
 
 def test_two_kinds_of_logs_in_one_folder_are_refused(tmp_path):
