@@ -17,7 +17,8 @@ def read_log_objects(path: Path) -> tuple[list[DataRow], tuple[str, ...]]:
     """The file's rows, at least one, and a note where its last line is torn; raises InputError as `read_objects`."""
     check_log_file(path)
     lines = list(read_lines(path))
-    is_torn = len(lines) > 1 and not lines[-1][1].endswith(("}", "\n"))
+    last = lines[-1][1]  # the end of an object within it is no end
+    is_torn = len(lines) > 1 and last[-1] != "\n" and (last[-1] != "}" or last.count("{") > last.count("}"))
     rows = list(read_objects(path, lines[:-1] if is_torn else lines))
     if not rows:
         raise InputError(f"{path} holds blank lines only, expected one JSON object per line. Leave it out.")

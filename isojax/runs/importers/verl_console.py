@@ -19,7 +19,7 @@ from isojax.runs.logs.log_table import LogTable, check_log_file
 FIELDS = verl.FIELDS | verl.CONFIG_COLUMNS
 SUFFIXES = (".log", ".txt", ".out")
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # and what moves the cursor, as progress bars do
 # What kubectl and docker (--timestamps), ts, srun -l, torchrun, mpirun and docker compose put before a line.
 _OUTER_PREFIX = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\S+ (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} [ \d]\d [\d:]{8} |[\d:.,]{8,} |\d+: "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from isojax.core.errors import InputError
@@ -102,6 +104,9 @@ def test_a_torn_last_line_of_json_is_left_out(logged):
     result = logged("jsonl", whole + '{"step": 3, "rewa', "n=2,B_p=2")
     assert [point.M for point in result.runs[0].points] == [1, 2]
     assert any("last line is torn" in note for note in result.notes)
+    verl = [{"step": M, "data": {"val-core/x/acc/mean@4": 0.1 * M}} for M in (1, 2, 3)]
+    result = logged("verl", "\n".join(map(json.dumps, verl))[:-1], "n=2,B_p=2")  # after the end of its inner object
+    assert [point.M for point in result.runs[0].points] == [1, 2]
     assert not any("torn" in note for note in logged("jsonl", whole.rstrip(), "n=2,B_p=2").notes)
 
 

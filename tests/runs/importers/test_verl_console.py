@@ -114,6 +114,7 @@ PREFIXES = {
     "Kubernetes' files": "2026-11-26T12:00:SECOND.123456789Z stdout F ",
     "docker compose": "trainer-1  | ",
     "a bar without an end of line": "\rTraining Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]",
+    "a bar, and the cursor one line up": "Processed:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]\x1b[A",
     "a bar before a return": "Training Progress:  5%|#  | 5/105 [03:49<6:37:06, 229.10s/it]\r",
 }
 
