@@ -6,6 +6,7 @@ import re
 import struct
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from isojax.cli import app
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.schedule import Stage
 from isojax.runs import loggers
 from isojax.runs.ledger import Ledger, read_run
 from isojax.runs.logs.import_logs import read_logs
@@ -111,6 +113,19 @@ def test_every_number_of_an_evaluation_stands_at_its_C(tmp_path: Path) -> None:
 def test_the_importer_reads_it_back_without_a_map(tmp_path: Path) -> None:
     follow(tmp_path, TARGETS, "tensorboard")
     check_imported(imported([tmp_path / "tensorboard"], "tensorboard"), tmp_path)
+
+
+def test_the_importer_reads_C_of_a_run_that_samples_more_than_it_trains_on(tmp_path: Path) -> None:
+    """As dynamic sampling does, and a growing n, whose n an importer has to be told."""
+    growing = Cell(16, 4, 3, "grow", (Stage(0, 16, 4), Stage(64, 16, 8)))
+    for name, cell in (("fixed", CELL), ("growing", growing)):
+        ledger = Ledger(tmp_path / name, cell, "abc")
+        with loggers.cell_loggers(ledger, cell, config("tensorboard")):
+            for target in TARGETS:
+                ledger.append(replace(point(target), rollouts=3 * target), seconds=2.5, devices=1)
+    assert [p.rollouts for p in imported([tmp_path / "fixed"], "tensorboard").points] == [3 * C for C in TARGETS]
+    with pytest.raises(InputError, match="no column is known to be n"):
+        imported([tmp_path / "growing"], "tensorboard")
 
 
 def test_a_cells_settings_are_hyperparameters(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ FLOAT_FORMATS, STRING = {1: "<f", 2: "<d"}, 7  # by tensorboard.DataType
 ARGUMENTS_TAG = "args/text_summary"  # where transformers writes the training arguments, as JSON
 HPARAMS_TAG = "_hparams_/session_start_info"  # where SummaryWriter.add_hparams and isojax write a run's settings
 
-FIELDS = wandb.FIELDS | {"step": ("M", "step")}  # isojax's own files have C for the step
+FIELDS = wandb.FIELDS | {"step": ("M", "step")}
 
 ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the order written
 
@@ -64,10 +64,11 @@ def _read_run(source: str, files: list[Path]) -> LogTable:
         raise InputError(f"{source} holds no scalar: nothing was logged in this run. Leave it out.")
     # One row per step, and a further one for a tag that was logged twice at a step.
     values_at: dict[tuple[int, int], dict[str, float]] = {}  # (step, values that the tag had there before) -> by tag
+    clock = "rollouts" if "M" in series else "step"  # isojax's own files have the tag M, and C for the step
     for tag, points in series.items():
         repeats: Counter[int] = Counter()
         for step, value in points:
-            values_at.setdefault((step, repeats[step]), {"step": step})[tag] = value
+            values_at.setdefault((step, repeats[step]), {clock: step})[tag] = value
             repeats[step] += 1
     rows = tuple(DataRow(source, f"step {step}", values) for (step, _), values in sorted(values_at.items()))
     return LogTable(source, rows, config | trl.rollouts_per_step(config), notes=tuple(notes))

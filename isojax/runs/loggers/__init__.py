@@ -10,6 +10,7 @@ from typing import Protocol
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.registry import load
+from isojax.core.schedule import schedule_text
 from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
 from isojax.runs.ledger import Ledger, read_run
@@ -72,5 +73,8 @@ def point_scalars(point: EvalPoint) -> dict[str, float]:
 
 
 def cell_hparams(cell: Cell, config: Config) -> dict[str, object]:
-    """The settings of this cell: B_p, n, its seed, and `cell` of the config by dotted names."""
-    return {"B_p": cell.B_p, "n": cell.n, "seed": cell.seed, **dict(flatten(config.cell.model_dump(mode="json")))}
+    """The settings of this cell: B_p and n, or the schedule that changes them, its seed, and `cell` of the config by
+    dotted names."""
+    fixed = {"B_p": cell.B_p, "n": cell.n}
+    settings = {"schedule": schedule_text(cell.stages, cell.n_max)} if cell.schedule else fixed
+    return {**settings, "seed": cell.seed, **dict(flatten(config.cell.model_dump(mode="json")))}
