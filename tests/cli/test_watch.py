@@ -148,6 +148,17 @@ def test_a_growing_log_is_followed_to_its_end(isojax: Command, tmp_path: Path, m
     assert "the run goes on" in err
 
 
+def test_a_log_that_cannot_be_read_while_it_is_written_is_followed_on(
+    isojax: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, texts = tmp_path / "log.csv", iter(["B_p,n\n", "B_p,n\n1\n", "B_p,n\n1\n\n", HEADER + "".join(rows(4))])
+    log.write_text(HEADER + "".join(rows(3)))
+    monkeypatch.setattr(watch_command.time, "sleep", lambda _: log.write_text(next(texts)))
+    code, out, err = isojax(*WATCH, "--end", 512, "--follow")
+    assert code == 0 and [line[:7] for line in out.splitlines() if line[:1] == "C"] == ["C = 384", "C = 512"]
+    assert [err.count(words) for words in ("cannot be read as it is now", "has 1 cells")] == [2, 1]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

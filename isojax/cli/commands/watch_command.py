@@ -151,12 +151,19 @@ def _follow(
     watched_log: WatchedLog, signature: Signature, points: int, show: Callable[[RunRecord], WatchedRun]
 ) -> None:
     """Look again whenever the log has new evaluations, until the run ends."""
+    problem = ""
     try:
         while True:
             time.sleep(POLL_SECONDS)
             if (new_signature := watched_log.signature()) == signature:
                 continue
-            signature, run = new_signature, watched_log.read()
+            signature = new_signature
+            try:
+                run = watched_log.read()
+            except InputError as e:  # its writer may not be done with it
+                if str(e) != problem:
+                    terminal.note(f"the log cannot be read as it is now: {(problem := str(e))}")
+                continue
             if len(run.points) > points:
                 points = len(run.points)
                 if show(run).rollouts_left == 0:

@@ -85,14 +85,14 @@ def _state_file(path: Path) -> Path:
         return path
     if (path / STATE_FILE).exists():
         return path / STATE_FILE
-    updates = [folder.name.removeprefix("checkpoint-") for folder in path.glob("checkpoint-*")]
-    last_update = max((int(text) for text in updates if text.isdecimal()), default=0)
-    file = path / f"checkpoint-{last_update}" / STATE_FILE
-    if not file.exists():
+    # The state is written last: a checkpoint without one is being saved, or was cut off.
+    numbered = {file.parent.name.removeprefix("checkpoint-"): file for file in path.glob(f"checkpoint-*/{STATE_FILE}")}
+    updates = sorted(filter(str.isdecimal, numbered), key=int)
+    if not updates:
         raise InputError(
             f"{path} holds no {STATE_FILE} and no checkpoint-*/{STATE_FILE}; expected a checkpoint of a TRL run."
         )
-    return file
+    return numbered[updates[-1]]
 
 
 class _PickledObject:

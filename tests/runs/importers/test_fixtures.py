@@ -251,3 +251,10 @@ def test_numbers_of_a_trainer_that_no_run_has(tmp_path):
     (tmp_path / "checkpoint-²").mkdir()
     with pytest.raises(InputError, match="holds no trainer_state"):
         trl.read(tmp_path)
+
+
+def test_trl_a_checkpoint_that_is_being_saved_is_not_the_last(tmp_path):
+    for name in ("checkpoint-10", "checkpoint-9"):
+        shutil.copytree(FIXTURES / "trl/checkpoint-6", tmp_path / name)
+    (tmp_path / "checkpoint-100").mkdir()
+    assert "checkpoint-10/" in trl.read(tmp_path)[0].source
