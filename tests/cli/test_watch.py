@@ -84,8 +84,18 @@ def test_a_last_line_without_an_end_is_said_to_be_left_out(isojax: Command, tmp_
 def test_an_error_in_such_a_log_names_its_own_path(isojax: Command, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(HEADER + "16,8,1,0.21\n16,8,2,7\n16,8,3,0.2")
     code, out, err = isojax(*WATCH)
-    assert (code, out) == (2, "") and "\nerror: log.csv, line 3: reward is 7" in err
+    assert (code, out) == (2, "") and "error: log.csv, line 3: reward is 7" in err
     assert tempfile.gettempdir() not in err
+
+
+def test_n_of_such_a_log_is_that_of_its_path_as_given(
+    isojax: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "n4/n8").mkdir(parents=True)
+    (tmp_path / "n4/n8/log.csv").write_text("B_p,step,reward\n16,1,0.21\n16,2,0.2")
+    monkeypatch.chdir(tmp_path / "n4")
+    code, out, err = isojax("watch", "n8/log.csv", "--map", "n=n{}", "--json")
+    assert (code, json.loads(out)["C"], err.count("no line end")) == (0, 128, 1)
 
 
 @pytest.mark.parametrize(("last_line", "C"), [('{"step": 3, "reward": 0.3}', 384), ('{"step": 3, "rewa', 256)])

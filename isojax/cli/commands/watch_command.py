@@ -1,9 +1,8 @@
 """`isojax watch LOG`: where a running run will end, and whether to stop it."""
 
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +33,6 @@ from isojax.scaling.tracks import check_reward
 
 POLL_SECONDS = 2.0  # between two looks at the size of a log
 DEFAULT_END = 2  # times the C of the newest evaluation
-LINE_FORMATS = ("csv", "verl")  # whose last line may be torn while it is written, which its reader cannot see
 Signature = tuple[tuple[str, int, int], ...]
 SWEEP_HELP = "A sweep of the same problem: what another n would give from here on."
 RUN_ADVICE = "one run cannot tell what another n would give; name a sweep of the same problem: --sweep RUN"
@@ -58,8 +56,10 @@ class WatchedLog:
             runs = read_runs([self.path])
         else:
             log_format = self.log_format or detect_format([self.path])
-            with _complete_lines(self.path, log_format, says_torn) as path:
-                runs = list(read_logs([path], log_format, self.field_map, resumed=self.resumed).runs)
+            runs = list(read_logs([path], log_format, self.field_map, resumed=self.resumed, whole_lines=True).runs)
+            is_plain = log_format == "csv" and path.is_file() and path.suffix != ".gz"
+            if says_torn and is_plain and not path.read_bytes().endswith(b"\n"):
+                terminal.note(f"the last line of {path} has no line end, so it is left out: it may not be whole yet")
         names = [run.cell.name for run in runs]
         chosen = [run for run in runs if self.run_name in (None, run.cell.name)]
         if len(chosen) != 1:
@@ -75,26 +75,6 @@ class WatchedLog:
             with suppress(FileNotFoundError):  # it may go at any time
                 signature.append((str(file), (stat := file.stat()).st_size, stat.st_mtime_ns))
         return tuple(signature)
-
-
-@contextmanager
-def _complete_lines(path: Path, log_format: str, says_torn: bool) -> Iterator[Path]:
-    """The log; a copy without its last line, below the same path, where that line is still being written."""
-    is_text = log_format in LINE_FORMATS and path.is_file() and path.suffix != ".gz"
-    data = path.read_bytes() if is_text else b"\n"
-    if data.endswith(b"\n") or b"\n" not in data:
-        yield path
-        return
-    if says_torn:
-        terminal.note(f"the last line of {path} has no line end, so it is left out: its writer may not be done with it")
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder, *path.resolve().parts[1:])
-        copy.parent.mkdir(parents=True)
-        copy.write_bytes(data.rpartition(b"\n")[0] + b"\n")
-        try:
-            yield copy
-        except InputError as e:
-            raise InputError(str(e).replace(str(copy), str(path))) from e
 
 
 def watch(

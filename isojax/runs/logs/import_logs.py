@@ -17,6 +17,7 @@ from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import load
 from isojax.core.tabular import DataRow, is_blank
+from isojax.runs.importers import csv
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
 from isojax.runs.logs.find_logs import detect_format, logs_of_folder
@@ -41,10 +42,12 @@ def read_logs(
     field_map: Mapping[str, str],
     settings: RunSettings | None = None,
     resumed: bool = False,
+    whole_lines: bool = False,
 ) -> ImportedRuns:
     """Logs of one format (an importer's name or module path; None: as they look) as runs; InputError, with its place,
     for what has no use. Of a folder, a log that has none is skipped. `settings`: what the logs do not say; `resumed`:
-    runs of one name (or seed) are one run, and so are the parts of a log whose steps fall."""
+    runs of one name (or seed) are one run, and so are the parts of a log whose steps fall. `whole_lines`: of CSV, whose
+    end shows no tear, a last line without a line end is left out."""
     _check_paths(paths)
     log_format = log_format or detect_format(paths)
     importer = load("runs.importers", log_format, "read")
@@ -53,7 +56,7 @@ def read_logs(
         logs = logs_of_folder(path, importer) if path.is_dir() else [path]
         for log in logs:
             try:
-                tables = _read_tables(log, importer)
+                tables = _read_tables(log, importer, whole_lines)
                 log_runs += _gather_runs(tables, field_map, settings or {}, importer)
             except InputError as e:
                 if len(logs) == 1:
@@ -84,9 +87,9 @@ def _check_paths(paths: Sequence[Path]) -> None:
             raise InputError(f"{path} is given twice (as {earlier_path} too), expected once; leave one out.")
 
 
-def _read_tables(log: Path, importer: ModuleType) -> list[LogTable]:
+def _read_tables(log: Path, importer: ModuleType, whole_lines: bool) -> list[LogTable]:
     try:
-        return importer.read(log)
+        return csv.read(log, whole_lines) if importer is csv else importer.read(log)
     except OSError as e:
         raise InputError(f"cannot read {log}: {e.strerror or e}. Check who may read it.") from e
 
