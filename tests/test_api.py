@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 import isojax
 from isojax.core.errors import InputError
-from isojax.core.nouns import Recommendation
+from isojax.core.nouns import Cell, Recommendation
+from isojax.core.schedule import parse_schedule
 from isojax.runs.ledger import Ledger
 from isojax.scaling.comparison import SweepComparison
 from isojax.scaling.result import FitResult
@@ -90,6 +92,14 @@ def test_frames_of_a_fit() -> None:
     with pytest.raises(InputError, match="no table is called 'law'; expected one of runs, curves, frontier"):
         law.frame("law")  # pyright: ignore[reportArgumentType]
     assert law.recommend(2e4, B_max=64).allocation.B <= 64
+
+
+def test_runs_with_a_schedule_are_no_runs_of_their_first_n() -> None:
+    runs = world(n=(8, 32), problems=60).runs
+    growing = replace(runs[0], cell=Cell(runs[0].cell.B_p, 2, 0, "growing", parse_schedule(f"{runs[0].cell.B_p}x2")))
+    law = isojax.fit([*runs, growing], options=isojax.FitOptions(mode="paper"))
+    assert set(law.frame("evaluations")["n"]) == {8, 32}
+    isojax.plot(law, [*runs, growing])  # n = 2 has no colour
 
 
 def test_frames_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
 from isojax.scaling.intervals import central_band
 from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult, FrontierFit
-from isojax.scaling.tracks import group_by, make_track
+from isojax.scaling.tracks import fixed_runs, group_by, make_track
 
 CellKey = tuple[int, int]  # (B_p, n)
 RIBBON_DOUBLINGS, RIBBON_POINTS = 0.9, 90  # a ribbon's thickness at P(best) = 1: ribbons of n and 2n do not touch
@@ -50,6 +50,12 @@ def measured_budget(fit: FitResult) -> float:
 def curve_band(ensemble: CurveEnsemble, i: int, C: FloatArray) -> tuple[FloatArray, FloatArray] | None:
     """The interval (low, high) of cell i's curve at C > 0, float[points] each; None where the fit has no replicates."""
     return central_band(ensemble.sampled_rewards(C)[..., i].T) if ensemble.replicates else None
+
+
+def fitted_runs(fit: FitResult, runs: Iterable[RunRecord]) -> list[RunRecord]:
+    """The runs that a fit used: no run with a schedule, and none that it left out as broken."""
+    fitted_cells = {(run.B_p, run.n, run.seed) for run in fit.runs}
+    return [run for run in fixed_runs(runs) if (run.cell.B_p, run.cell.n, run.cell.seed) in fitted_cells]
 
 
 def run_evaluations(run: RunRecord, fit: FitResult) -> list[tuple[int, float, float]]:

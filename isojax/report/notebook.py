@@ -44,15 +44,15 @@ class SweepFit(FitResult):
 
     def plot(self, name: str = "frontier") -> "Figure":
         """A figure of the report; InputError for an unknown name, or where its data are absent."""
-        return import_module("isojax.report.figures.catalogue").plot(self, fixed_runs(self._records), name)
+        return import_module("isojax.report.figures.catalogue").plot(self, self._records, name)
 
     def frame(self, name: Literal["runs", "curves", "frontier", "crossovers", "evaluations"] = "curves") -> Any:
         """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the frontier, crossover or
-        evaluation (what `read_runs` reads back); InputError for another name, or without pandas."""
+        evaluation of a run with a fixed n (what `read_runs` reads back); InputError for another name or no pandas."""
         evaluations = [
             {"B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed, "step": point.M, "rollouts": point.rollouts}
             | dict(point.metrics)
-            for run in self._records
+            for run in fixed_runs(self._records)
             for point in run.points
         ]
         tables = {

@@ -137,7 +137,7 @@ def run_clock(run: RunRecord) -> tuple[float, float] | None:
     return (max(seconds[0] - C_first * per_rollout, 0.0), per_rollout) if per_rollout > 0 else None
 
 
-def fixed_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
+def fixed_runs(runs: Iterable[RunRecord]) -> list[RunRecord]:
     """The runs whose B_p and n stay, in their order."""
     return [run for run in runs if not run.cell.schedule]
 

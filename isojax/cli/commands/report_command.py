@@ -17,6 +17,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole
+from isojax.report.fit_views import fitted_runs
 from isojax.report.gains import report_gains
 from isojax.report.page.html_page import write_report
 from isojax.runs.ledger import read_runs
@@ -48,9 +49,7 @@ def report(
 def draw_report(folder: Path, fit: FitResult) -> Path:
     """Write the report of a sweep's fit and of its other views; returns the path of the page."""
     runs = read_runs([folder], warn)
-    fitted_cells = {(run.B_p, run.n, run.seed) for run in fit.runs}
-    fitted_runs = [r for r in fixed_runs(runs) if (r.cell.B_p, r.cell.n, r.cell.seed) in fitted_cells]
-    return write_report(folder, [fit, *other_fits(runs, fit)], fitted_runs)
+    return write_report(folder, [fit, *other_fits(runs, fit)], fitted_runs(fit, runs))
 
 
 def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult]:

@@ -12,6 +12,7 @@ from isojax.report.figures.fixed_batch import fixed_batch_figure
 from isojax.report.figures.n_star import n_star_figure
 from isojax.report.figures.problem_panel import panel_figure
 from isojax.report.figures.reward_frontier import frontier_figure
+from isojax.report.fit_views import fitted_runs
 from isojax.scaling.result import FitResult
 
 
@@ -57,11 +58,11 @@ FIGURES: dict[str, FigureSpec] = {
 
 
 def plot(fit: FitResult, runs: Sequence[RunRecord], name: str = "frontier") -> Figure:
-    """Draw a figure of the report, such as "frontier" or "n_star", of the runs that were fitted; InputError
+    """Draw a figure of the report, such as "frontier" or "n_star", of those runs that were fitted; InputError
     for a name that is not in FIGURES, or a fit without the data of that figure."""
     if name not in FIGURES:
         raise InputError(f"no figure is called {name!r}; expected one of {', '.join(FIGURES)}.")
-    figure = FIGURES[name].draw(fit, runs)
+    figure = FIGURES[name].draw(fit, fitted_runs(fit, runs))
     if figure is None:
         raise InputError(f"the fit has no data for the figure {name!r}. Ask for another: {', '.join(FIGURES)}.")
     return figure
