@@ -4,6 +4,7 @@ are running if a process holds the folder's lock."""
 
 import os
 import re
+import shlex
 import socket
 import threading
 import time
@@ -135,7 +136,7 @@ class SweepStatus:
 
     name: str
     folder: Path
-    resume_command: str
+    resume_command: str  # empty where the folder must first get its old name
     running: bool
     cells: tuple[CellSummary, ...]
     rollouts: int
@@ -192,11 +193,18 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
         if running and driver.output_lost is not None:
             age = format_duration(now - driver.output_lost)
             unread = f"nobody reads what {driver_name} prints, for {age}; it goes on. kill {driver.pid} saves its state"
-    is_there = is_url(config.run.dir) or Path(config.run.dir, config.name).resolve() == folder.resolve()
-    elsewhere = "" if is_there else f" run.dir={folder.parent}"
-    command = f"isojax {'spend' if strategy == 'spend' else 'launch'} {folder}/{CONFIG_FILE}{elsewhere} --resume"
     totals = rollouts, budget, rate, seconds_left
+    command = _resume_command(folder, config)
     return SweepStatus(config.name, folder, command, running, tuple(cells), *totals, lost, unread)
+
+
+def _resume_command(folder: Path, config: Config) -> str:
+    """What goes on with the sweep; empty where its folder was renamed, as `launch` would look for the old name."""
+    is_there = is_url(config.run.dir) or Path(config.run.dir, config.name).resolve() == folder.resolve()
+    if not is_there and folder.resolve().name != config.name:
+        return ""
+    command = ["isojax", "spend" if config.sweep.strategy == "spend" else "launch", f"{folder}/{CONFIG_FILE}"]
+    return shlex.join([*command, *([] if is_there else [f"run.dir={folder.parent}"]), "--resume"])
 
 
 def _known_cells(folder: Path, config: Config, driver_cell_names: Iterable[str]) -> list[Cell]:

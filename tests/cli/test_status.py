@@ -242,13 +242,16 @@ def test_an_adaptive_sweep_that_has_ended_is_done(tmp_path: Path) -> None:
             ["sweep.strategy=spend"],
             "isojax spend results/little/config.yaml run.dir=results --resume",
         ),
+        ("my runs/little", [], "isojax launch 'my runs/little/config.yaml' 'run.dir=my runs' --resume"),
+        ("runs/copy", [], ""),  # of runs/little, with which `launch` would go on
     ],
 )
 def test_the_command_that_goes_on(folder: str, words: list[str], command: str, tmp_path: Path, isojax: Any) -> None:
     save_config(load_config("quickstart", ["name=little", *SETTINGS, *words]), Path(folder) / "config.yaml")
     record(Path(folder), CELLS[1], (0, 64))
     assert read_sweep_status(Path(folder)).resume_command == command
-    assert f"nothing runs here; go on by: {command}" in " ".join(isojax("status", folder)[1].split())
+    expected = f"go on by: {command}" if command else "rename the folder to little, as its config.yaml calls the sweep"
+    assert f"nothing runs here; {expected}" in " ".join(isojax("status", folder)[1].split())
 
 
 def test_what_a_person_sees(tmp_path: Path, isojax: Any) -> None:

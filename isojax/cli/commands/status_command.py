@@ -115,4 +115,5 @@ def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
         if cell.flags:
             yield f"[yellow]flagged:[/yellow] {cell.cell.name}: {escape(', '.join(cell.flags))}"
     if not sweep.running and any(cell.state in ("interrupted", "waiting") for cell in sweep.cells):
-        yield escape(f"nothing runs here; go on by: {sweep.resume_command}")
+        renamed = f"rename the folder to {sweep.name}, as its config.yaml calls the sweep, to go on"
+        yield escape(f"nothing runs here; {f'go on by: {sweep.resume_command}' if sweep.resume_command else renamed}")
