@@ -63,7 +63,7 @@ def open_cell(
     while restored is None:
         state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
         if cursor.pending is not None and not programs.rollout_programs.can_restore(cursor.pending):
-            warn(f"{cell.name}: rollouts in progress, of another mesh, are sampled again")
+            warn(f"{cell.name}: rollouts in progress, of another mesh or grid, are sampled again")
             cursor = replace(cursor, pending=None)
         cell_so_far = cell if cursor.growth is None else cell.with_stages(cursor.growth["stages"])
         problems = open_problems(programs, base_policy, cell_so_far, cursor)

@@ -211,6 +211,23 @@ def test_groups_that_do_not_divide_among_shards_are_refused() -> None:
         AsyncPrograms(recipe(1), DECODER, Parity(), make_sampler_shapes(PAIRS, 4, 12, 8, P, T), PAIRS, on)
 
 
+def test_rollouts_in_progress_go_on_only_where_the_samplers_arrays_are_as_they_were() -> None:
+    """A resumed sweep may have grown, or have another mesh, also one of as many shards."""
+
+    def others(pairs: list[tuple[int, int]], axes: str) -> AsyncPrograms:
+        shapes = make_sampler_shapes(pairs, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
+        return AsyncPrograms(recipe(2), DECODER, Parity(), shapes, pairs, mesh(axes))
+
+    made, table = programs("auto", 2), ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))
+    problems = CellProblems(Cell(*PAIRS[0], SEED), PROBLEMS, TABLE, table, order(PAIRS[0][0]), first_update=0)
+    source = AsyncRollouts(made, problems)
+    source._publish_and_begin(policy())
+    saved, _ = source.save()
+    assert saved is not None and made.can_restore(saved) and others(PAIRS, "auto").can_restore(saved)
+    assert not others([*PAIRS, (6, 8)], "auto").can_restore(saved)
+    assert not others(PAIRS, "sequence=4").can_restore(saved) and not others(PAIRS, "data=2").can_restore(saved)
+
+
 def test_what_the_sampler_raises_arrives() -> None:
     """Here: batch 7 is not the first one."""
     filler = ProblemArrays(*(x[:1] for x in TABLE))

@@ -103,7 +103,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
 
     def can_restore(self, saved: Mapping[str, Any]) -> bool:
-        return not self.disaggregated and self.sampler_shards == saved["shards"]
+        return not self.disaggregated and self.sampler.state_layout == saved.get("layout")
 
     def _to_trainer_layout(self, worker_rollouts: Rollouts, B_p: Array, n: Array) -> Rollouts:
         """A batch's rollouts in the buffer rows that the trainer's shards expect them in."""
@@ -200,7 +200,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
         worker_meta, arrays = self.worker.save()
         meta = {
             "next_batch": self.next_batch_to_begin,
-            "shards": self.programs.sampler_shards,
+            "layout": self.programs.sampler.state_layout,
             "worker": worker_meta,
             "batches": {str(b): index.tolist() for b, (index, _) in self.pending_batches.items()},
             "grading": {str(b): grading.state_dict() for b, grading in self.grading.items()},

@@ -17,13 +17,7 @@ from isojax.distributed.roles import Role, received
 from isojax.distributed.sharding import replicated
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.rollout_buffer import SamplerPrograms
-from isojax.rl.async_rl.rollout_worker import (
-    BatchInbox,
-    RolloutJob,
-    RolloutWorker,
-    SampledBatch,
-    serve_requests,
-)
+from isojax.rl.async_rl.rollout_worker import BatchInbox, RolloutJob, RolloutWorker, SampledBatch, serve_requests
 from isojax.sampling.batch import ProblemArrays
 
 # Of a parameter's number among all: a part of it, and where the part is in it.

@@ -5,6 +5,7 @@ multiple of the number of shards."""
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +106,12 @@ class SamplerPrograms:
         self.init_state = Program(jax.jit(init_state, out_shardings=state_sharding))
         self.decode_chunk = Program(jax.jit(sharded_chunk, donate_argnums=3, out_shardings=chunk_shardings))
         self.extract_batch = Program(jax.jit(self._extract_batch, out_shardings=replicated(mesh)))
+
+    @property
+    def state_layout(self) -> int:
+        """Equal where a worker of these programs can go on with what another has saved; it is a checksum."""
+        shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), jax.eval_shape(self.init_state.jitted))
+        return crc32(f"{self.ring_shapes} {shapes}".encode())
 
     def batch_shapes(self) -> Rollouts:
         """The shapes of a batch's rollouts as `extract_batch` returns them."""
