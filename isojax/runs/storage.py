@@ -214,7 +214,8 @@ class Lease:
         holder = _holder_name(first_lock)
         note(f"waiting to see whether {holder}, which has written to {self._remote.url}, is alive")
         lock: dict[str, Any] | None = first_lock
-        while lock is not None and not _is_stale(lock):
+        deadline = time.monotonic() + STALE_SECONDS  # the holder's clock may be ahead of this machine's
+        while lock is not None and not _is_stale(lock) and time.monotonic() < deadline:
             if lock != first_lock:
                 raise self._locked_error(_holder_name(lock))
             time.sleep(1)
@@ -227,8 +228,11 @@ class Lease:
         )
 
     def read_lock(self) -> dict[str, Any] | None:
+        """The holder; None also for the lock of `exclusive_lock`, which came with a folder that was copied there."""
         data = self._remote.read(LOCK_FILE)
-        return None if data is None else {name: kind(json.loads(data)[name]) for name, kind in LOCK_FIELDS.items()}
+        with suppress(ValueError, TypeError, KeyError):
+            return None if data is None else {name: kind(json.loads(data)[name]) for name, kind in LOCK_FIELDS.items()}
+        return None
 
     def _write_lock(self) -> None:
         now = time.time()
@@ -259,14 +263,7 @@ def _holder_name(lock: dict[str, Any]) -> str:
 
 
 def is_leased(remote: RemoteFolder) -> bool:
-    try:
-        lock = remote.call_with_timeout(Lease(remote).read_lock)
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-    ):  # no lease: what `exclusive_lock` leaves in a folder that was copied there
-        return False
+    lock = remote.call_with_timeout(Lease(remote).read_lock)
     return lock is not None and not (_holder_is_dead(lock) or _is_stale(lock))
 
 

@@ -227,6 +227,19 @@ def test_a_dead_writers_place_is_taken_at_once(url: str, left: dict[str, Any]) -
     assert time.monotonic() - began < 2
 
 
+def test_a_dead_writer_whose_clock_is_ahead_is_not_waited_for_until_that_time(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock(url, time=time.time() + 7200)
+    now, began = time.monotonic, time.monotonic()
+    waited = [0.0]
+    monkeypatch.setattr(storage.time, "sleep", lambda seconds: waited.append(waited[-1] + seconds))
+    monkeypatch.setattr(storage.time, "monotonic", lambda: now() + waited[-1])
+    monkeypatch.setattr(storage.time, "time", lambda clock=time.time: clock() + waited[-1])
+    with remote_workspace(url, "tiny"):
+        assert waited[-1] <= storage.STALE_SECONDS + 1 and now() - began < 10
+
+
 def test_a_writer_whose_place_was_taken_writes_no_more(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "RENEW_SECONDS", 0.01)
     with pytest.raises(RunFailed, match="taken over by process 77 on host-b"), remote_workspace(url, "tiny"):
@@ -312,12 +325,14 @@ def test_a_mirror_is_written_while_the_lease_at_its_url_is_fresh(
         assert mirror.is_written(Path(folder)) is written
 
 
-def test_a_copied_folder_with_the_lock_of_a_disk_is_not_written(url: str) -> None:
+def test_a_copied_folder_with_the_lock_of_a_disk_is_not_written_and_can_be(url: str) -> None:
     folder = storage.RemoteFolder(f"{url}/tiny")
     folder.write("config.yaml", b"name: tiny")
     folder.write(storage.LOCK_FILE, b"")
     with localize([f"{url}/tiny"]) as (local,):
         assert not mirror.is_written(Path(local))
+    with remote_workspace(url, "tiny"):
+        assert (working_folder(url, "tiny") / "config.yaml").exists()
 
 
 def test_a_folder_is_written_while_it_is_locked(tmp_path: Path) -> None:
