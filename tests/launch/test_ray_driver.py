@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from isojax.cli.commands.launch_command import launch
+from isojax.core.config import Config
 from isojax.core.errors import InputError
+from isojax.launch.ray import ray_driver
 from isojax.launch.ray.ray_driver import connect_ray
 
 
@@ -37,6 +39,16 @@ def test_ray_cannot_start_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ray, "init", lambda **_: (tmp_path / "file" / "ray").mkdir())
     with pytest.raises(InputError, match="--ray local: Ray does not start on this machine"), connect_ray("local"):
         pass
+
+
+@pytest.mark.parametrize("run", [{"sampler_mesh": "data=1"}, {"sampler_mesh": "data=1", "sampler_processes": 1}])
+def test_a_sampler_with_devices_of_its_own_is_refused_before_ray_starts(
+    run: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_driver, "connect_ray", lambda _: pytest.fail("no cluster is asked"))
+    config = Config().with_settings(cell={"rl": {"max_staleness": 1}}, run=run)
+    with pytest.raises(InputError, match=r"all their devices train; leave out .*run\.sampler_mesh"):
+        ray_driver.launch(config, resume=False, dry_run=True)
 
 
 def test_a_dry_run_names_the_recipe(

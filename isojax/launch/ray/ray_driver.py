@@ -34,10 +34,10 @@ AUTH_MODE, AUTH_TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"  # environment variabl
 def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup = SINGLE_PROCESS) -> Path:
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
     InputError before any work, where the cluster does not answer or cannot hold a process group."""
-    if process_group.is_multi_process or config.run.sampler_processes:
+    if process_group.is_multi_process or config.run.sampler_processes or config.run.sampler_mesh is not None:
         raise InputError(
-            "--ray starts the processes of its process groups itself, and all of them train; "
-            "leave out --processes, --process, --coordinator and run.sampler_processes."
+            "--ray starts the processes of its process groups itself, and all their devices train; "
+            "leave out --processes, --process, --coordinator, run.sampler_processes and run.sampler_mesh."
         )
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
     holds_run(folder, resume or dry_run)
