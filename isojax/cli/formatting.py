@@ -54,13 +54,11 @@ def print_line(text: str) -> None:
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:
-    """What a reader must know, one line each."""
     for note in notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}")
 
 
 def print_interval_method(console: Console, settings: Mapping[str, Any]) -> None:
-    """How intervals were made: method, replicates and seed."""
     how = f"{settings['method']}, {settings['replicates']} replicates, seed {settings['seed']}"
     console.print(f"intervals: {how}", highlight=False)
 

@@ -50,7 +50,6 @@ def make_fit(
 
 
 def _has_more_replicates(path: Path, runs: Sequence[RunRecord], replicates: int) -> bool:
-    """Whether a fit of these runs, from more replicates, is there."""
     try:
         earlier = read_fit_file(path)
     except InputError:  # none, or one that cannot be used
@@ -61,7 +60,6 @@ def _has_more_replicates(path: Path, runs: Sequence[RunRecord], replicates: int)
 def fit_runs(
     runs: Sequence[RunRecord], metric: str, compute: str, options: FitOptions, description: str = "fitting"
 ) -> FitResult:
-    """A fit, its progress shown."""
     with progress_bar(options, description) as shown_options:
         return fit(runs, metric, compute, shown_options)
 

@@ -17,7 +17,6 @@ class MeshShape:
     tensor: int = 1
 
     def __str__(self) -> str:
-        """As a user writes it."""
         return ",".join(f"{axis}={size}" for axis in AXES if (size := vars(self)[axis]) > 1) or "auto"
 
     @property

@@ -138,7 +138,6 @@ def _copy_in_process(x: jax.Array, target: NamedSharding) -> jax.Array:
 
 
 def shard_count(mesh: Mesh) -> int:
-    """S."""
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 

@@ -160,12 +160,10 @@ class Display:
                 print_line(f"warning: {kind if is_reply else f'verifier {kind}'}: {what_happened} ({counted})")
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
-        """Why a run that has ended is considered broken."""
         for flag in flags:
             print_line(f"warning: run {cell.name} {flag}. Fits leave it out, except with {INCLUDE_FLAGGED}.")
 
     def finish_cell(self, cell: Cell, failed: bool) -> None:
-        """A cell is done, was done before, or failed."""
         with self._lock:
             self._ended_cells.add(cell)
             self._rollouts_done[cell] = self._target_rollouts[cell]
@@ -177,7 +175,6 @@ class Display:
             print_line(f"run {cell.name}: {outcome}; {self._update_sweep_line()}")
 
     def _update_sweep_line(self) -> str:
-        """Update the live line; returns its note."""
         done, total = sum(self._rollouts_done.values()), sum(self._target_rollouts.values())
         if self._config.sweep.strategy == "spend":
             total = self._config.sweep.budget

@@ -320,7 +320,6 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_sizes(sweep: SweepConfig, keys: Iterable[str] = SIZES) -> str:
-    """As a user writes them."""
     return " ".join(f"sweep.{key}={getattr(sweep, key)}" for key in keys)
 
 

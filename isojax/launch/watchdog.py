@@ -170,7 +170,6 @@ class Watchdog:
             await asyncio.sleep(0.05)
 
     def _end_parent(self, name: str) -> None:
-        """End the parent, and the other processes."""
         parent_ended_first = os.getppid() != self.parent_pid and self.listener is not None
         self._send_all(LOST, self.name if parent_ended_first else name)
         if parent_ended_first:

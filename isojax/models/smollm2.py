@@ -62,7 +62,6 @@ def sha256_of(path: Path) -> str:
 
 
 def convert(path: Path, folder: Path) -> None:
-    """Fill an empty folder."""
     reader = gguf.GGUFReader(path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
     tokenizer, tokenizer_config = build_tokenizer(metadata)
@@ -91,7 +90,6 @@ def as_decimal(value: Any) -> Any:
 def plan_tensors(
     config: ModelConfig, layouts: list[hf_load.WeightLayout], gguf_tensors: list[gguf.ReaderTensor]
 ) -> TensorSources:
-    """The checkpoint's tensors by name."""
     tensors_by_name = {tensor.name: tensor for tensor in gguf_tensors}
     name_map = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.layers)
     rotated = {"blocks.query": config.heads, "blocks.key": config.kv_heads}

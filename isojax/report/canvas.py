@@ -113,7 +113,6 @@ def fill_band(ax: Axes, rows: Sequence[tuple[float, float, float]], **style: Any
 
 
 def n_handles(colours: Mapping[int, str]) -> list[Line2D]:
-    """A legend's lines for each n."""
     return [Line2D([], [], color=colour, lw=3, label=f"n = {n}") for n, colour in colours.items()]
 
 

@@ -78,7 +78,6 @@ def seed_means(seeds: Sequence[RunRecord], fit: FitResult) -> list[tuple[float, 
 
 
 def reward_range(fit: FitResult, runs: Sequence[RunRecord]) -> tuple[float, float]:
-    """The smallest and the largest reward that is shown."""
     rewards = [y for run in runs for _, _, y in run_evaluations(run, fit)] + [p.reward for p in fit.joint.frontier]
     rewards += [] if fit.base_reward is None else [fit.base_reward]
     return min(rewards), max(rewards)

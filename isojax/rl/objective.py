@@ -52,7 +52,6 @@ class Coefficients(NamedTuple):
 
 
 def make_coefficients(config: RLConfig) -> Coefficients:
-    """The recipe's numbers as float32 scalars, which programs trace."""
     algorithm, critic_config = resolve_algorithm(config), config.critic or CriticConfig()
     return Coefficients(
         clip=np.float32(algorithm.clip),

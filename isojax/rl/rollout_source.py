@@ -40,8 +40,6 @@ from isojax.tasks.task import TextTask
 
 @dataclass(frozen=True)
 class CellProblems:
-    """What a source needs of a cell."""
-
     cell: Cell
     problems: Sequence[Problem]  # the training problems
     host_table: ProblemArrays  # the same as host arrays

@@ -86,7 +86,6 @@ class RemoteFolder:
         self._fs.put(list(local_paths), list(remote_paths))
 
     def list_folder(self, folder: str) -> set[str]:
-        """The names of a folder's files and folders."""
         self._fs.invalidate_cache()
         return {path.rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._full_path(folder), detail=False)}
 

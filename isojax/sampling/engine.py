@@ -45,8 +45,6 @@ Sampler = Callable[[Params, ProblemArrays, Array, Array, PRNGKeyArray], Rollouts
 
 
 class SamplerWeights(NamedTuple):
-    """The policy as the sampler reads it."""
-
     decode: Params  # of `Decoding.prepare_weights`
     # Stacked layers, where `Decoding.prefills_stacked` and `decode` has none; XLA counts an array given twice as two.
     stacked: Params | None

@@ -27,8 +27,6 @@ class Replies(NamedTuple):
 
 
 class WaitingSlot(NamedTuple):
-    """A slot whose turn has ended."""
-
     shard: int
     slot: int
     buffer_row: int

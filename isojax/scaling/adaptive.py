@@ -105,7 +105,6 @@ class AdaptivePolicy:
 
     @property
     def allowed_rollouts(self) -> int:
-        """Rollouts that may be spent in all."""
         return self.grid_rollouts // 2 if self.total_rollouts is None else self.total_rollouts
 
     @cached_property

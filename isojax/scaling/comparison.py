@@ -9,8 +9,6 @@ MIN_PROBABILITY = 0.9  # of a difference that is stated as one
 
 @dataclass(frozen=True)
 class BudgetRow:
-    """n* and the frontier's reward at one C, each with its interval."""
-
     C: float
     n: int
     n_low: int | None

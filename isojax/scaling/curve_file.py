@@ -161,7 +161,6 @@ def _last_points(points: RunPoints) -> RunPoints:
 
 
 def _describe_fit(posterior: RunPosterior, file_points: CurveFilePoints, fitted_points: RunPoints) -> dict[str, Any]:
-    """The curve, its intervals and its residuals."""
     draws = posterior.draws
     residuals = fitted_points.R - _median_curve(posterior, fitted_points.C)
     C = np.geomspace(file_points.points.C[file_points.points.C > 0].min(), file_points.points.C.max(), BAND_POINTS)
@@ -212,7 +211,6 @@ def _prediction_errors(posterior: RunPosterior, hidden: RunPoints) -> dict[str, 
 def _flags(
     posterior: RunPosterior, fitted_points: RunPoints, document: Mapping[str, Any], rows_without_reward: int
 ) -> Iterator[str]:
-    """What limits the curve of `document`."""
     y_column, C, R = document["y"], fitted_points.C, fitted_points.R
     gain = _median_gain(posterior)
     if rows_without_reward:

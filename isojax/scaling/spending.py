@@ -79,7 +79,6 @@ class SpendPolicy:
         return Leg(cell, n, C_now, min(C_next, affordable), expected, _interval(end))
 
     def fit(self, runs: Sequence[RunRecord]) -> GrowthDraws:
-        """The model's draws, from all evaluations of all runs."""
         evaluated = [run for run in runs if run.points]
         base_rewards = [p.metrics[self.metric] for p in evaluated[0].points if p.rollouts == 0]
         paths = [self._path(run) for run in evaluated if run.points[-1].rollouts]

@@ -28,8 +28,6 @@ _note_once, _warn_once = functools.cache(note), functools.cache(warn)  # a run o
 
 
 class ProblemSource(Protocol):
-    """Problems in text."""
-
     def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
         """At most `count` distinct ones, a random choice in random order; ids are int32, the same in every run."""
         ...

@@ -26,7 +26,6 @@ class TokenizedProblems(NamedTuple):
     arrays: EncodedProblems
 
     def select(self, rows: Sequence[int]) -> "TokenizedProblems":
-        """The problems at these positions."""
         arrays = EncodedProblems(*(x[list(rows)] for x in self.arrays))
         return TokenizedProblems([self.problems[i] for i in rows], arrays)
 

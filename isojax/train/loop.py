@@ -116,7 +116,6 @@ class CellTrainer:
 
     @property
     def C(self) -> int:
-        """The rollouts so far."""
         return self.cell.rollouts_after(self.cursor.M)
 
     @property
@@ -229,7 +228,6 @@ class CellTrainer:
         return time.monotonic() - self.last_saved_at >= self.config.run.checkpoint_seconds
 
     def save(self) -> None:
-        """Saves the state, the cursor, and the rollouts in progress."""
         meta, pending_rollouts = self.opened.rollout_source.save()
         state = place_moments(self.state, on_host=False) if self.programs.moments_on_host else self.state
         self.checkpoints.save(state, replace(self.cursor, pending=meta), pending_rollouts)

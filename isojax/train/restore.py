@@ -27,8 +27,6 @@ EPOCHS_PER_SIZE = 2**20
 
 @dataclass
 class OpenCell:
-    """What training continues from and works with."""
-
     programs: SweepPrograms
     cell: Cell
     state: TrainState

@@ -111,7 +111,6 @@ def print_plan(plan: SearchPlan, as_json: bool) -> None:
 
 
 def print_search(document: Mapping[str, Any], as_json: bool) -> None:
-    """Every rate, what to know, and the lines for the config."""
     if as_json:
         print(json_text(document))
         return

@@ -40,8 +40,6 @@ RUN_ADVICE = "one run cannot tell what another n would give; name a sweep of the
 
 @dataclass(frozen=True)
 class WatchedLog:
-    """Which run of which log to read."""
-
     path: Path
     log_format: str | None
     field_map: dict[str, str]

@@ -29,7 +29,6 @@ class CellQueue:
         return not (self.finished or self.waiting or self.is_training)
 
     def next_round(self) -> list[CellTarget]:
-        """Begin the next round; returns its targets."""
         targets = list(next(self.rounds, []))
         self.finished = not targets
         self.waiting.extend(targets)
@@ -45,12 +44,10 @@ class CellQueue:
         return target
 
     def report(self, cell: Cell, rollouts: int, reward: float | None) -> None:
-        """A cell in training has come to C = `rollouts`."""
         known_reward = self.status[cell].reward if reward is None else reward
         self._update(cell, rollouts=rollouts, reward=known_reward)
 
     def end(self, cell: Cell, error: str) -> None:
-        """A cell is done, or has failed by `error`."""
         self._update(cell, state="failed" if error else "done", error=error)
         if error:
             self.failures.append((cell, RunFailed(error)))

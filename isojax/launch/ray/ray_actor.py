@@ -26,8 +26,6 @@ class WorkerLost(Exception):
 
 @dataclass
 class StatusUpdate:
-    """What has changed in a worker since the last update."""
-
     preparation: tuple[str, float] | None = None  # what is prepared for the first cell, and the fraction done
     progress: CellProgress | None = None
     verifier_failures: dict[str, str] = field(default_factory=dict)  # the first of each kind

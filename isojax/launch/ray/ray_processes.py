@@ -46,7 +46,6 @@ class RayProcessGroup:
     _placement_group: Any = None
 
     def kill(self) -> None:
-        """End all processes at once, and release their nodes."""
         for worker in self.workers:
             self.ray.kill(worker)
         self._release()
@@ -212,7 +211,6 @@ class RayProcessGroup:
         return cause if is_own else WorkerLost(_ray_error_line(error))
 
     def log_file(self, process_id: int) -> Path:
-        """What a process prints, on its node."""
         return self.log_prefix.with_name(f"{self.log_prefix.name}-{process_id}.log")
 
     def log_tail(self) -> str:

@@ -59,7 +59,6 @@ def _draw_n_star(ax: Axes, view: FrontierFit, colours: Mapping[int, str]) -> Non
 
 
 def _law_text(view: FrontierFit) -> str:
-    """The law's parameters, a line for each."""
     law = view.n_star.law
     if view.n_star.no_effect:
         return "$n$ makes no difference here"

@@ -103,7 +103,6 @@ def _frontier_text(point: FrontierRow) -> str:
 
 
 def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
-    """A diamond for each crossover, with its interval."""
     C = [row.C for row in view.crossovers]
     y = [fit_views.frontier_reward_at(view, c) for c in C]
     hover = [

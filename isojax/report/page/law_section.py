@@ -23,7 +23,6 @@ def named_views(fit: FitResult) -> list[tuple[str, FrontierFit]]:
 
 
 def evidence_section(fit: FitResult) -> Html:
-    """Every segment with its verdict, and the crossovers."""
     rule = (
         f"A segment of the frontier holds when it is at least {MIN_DECADES} decade long, its neighbours were measured "
         f"there too, and somewhere in it the winner leads the closer one by {MIN_Z:g} standard errors of the "
@@ -86,7 +85,6 @@ CURVE_HEADER = ("B_p × n", "R0", "A", "β", "C_mid", "t", "measured range of C"
 
 
 def law_section(fit: FitResult) -> Html:
-    """The law's formula and parameters, and the curves below it."""
     n_star = fit.joint.n_star
     laws = html_table("Fitted n*(C)", LAW_HEADER, [_law_row(name, view) for name, view in named_views(fit)], (1,))
     curve_rows = [_curve_row(curve) for curve in sorted(fit.curves, key=lambda curve: curve.key)]

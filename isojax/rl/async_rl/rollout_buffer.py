@@ -41,8 +41,6 @@ class ProblemRing(NamedTuple):
 
 
 class SamplerProgress(NamedTuple):
-    """What a shard may sample."""
-
     group_limit: Any  # i32[], how many groups a shard may begin, counted from the first batch
     groups_per_batch: Any  # i32[], groups of a batch on one shard
     n: Any  # i32[], rollouts per problem

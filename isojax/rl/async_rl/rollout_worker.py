@@ -60,7 +60,6 @@ class RolloutWorker:
 
     @property
     def has_work(self) -> bool:
-        """Whether any rollout is left to sample."""
         return any(count < self.job.B_p * self.job.n for count in self.finished_counts.values())
 
     @property

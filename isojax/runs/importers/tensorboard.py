@@ -29,7 +29,6 @@ ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the
 
 
 def find_logs(folder: Path) -> list[Path]:
-    """Every folder of event files below a folder."""
     folders = sorted({file.parent for file in paths_below(folder, EVENT_FILE_PATTERN)})
     if not folders:
         raise InputError(f"{folder} holds no event file ({EVENT_FILE_PATTERN}); expected a SummaryWriter's folder.")
@@ -103,7 +102,6 @@ def _scalar_of(value: Any) -> float | None:
 
 
 def _numeric_hparams(content: bytes, file: Path) -> dict[str, Any]:
-    """The numbers among a run's hyperparameters."""
     from tensorboardX.proto import plugin_hparams_pb2
 
     hparams = parse_message(vars(plugin_hparams_pb2)["HParamsPluginData"], content, file).session_start_info.hparams

@@ -37,7 +37,6 @@ FIELDS = {
 
 
 def find_logs(folder: Path) -> list[Path]:
-    """Every .wandb file below a folder."""
     files = paths_below(folder, "run-*.wandb")
     if not files:
         raise InputError(f"{folder} holds no run-*.wandb; expected a W&B run's folder, such as wandb/offline-run-*.")

@@ -24,8 +24,6 @@ HParams: Any = vars(plugin_hparams_pb2)["HParamsPluginData"]
 
 
 class TensorBoardLogger(Logger):
-    """An event file that grows with a ledger."""
-
     def __init__(self, folder: Path, hparams: dict[str, object]):
         self.folder, self.hparams = folder, hparams
         event_files = sorted((folder / "tensorboard").glob("events.out.tfevents.*.isojax"))
@@ -33,7 +31,6 @@ class TensorBoardLogger(Logger):
         self.path = event_files[-1] if event_files else new_file
 
     def update(self, run: RunRecord) -> None:
-        """Bring the file to what the ledger has."""
         data = b"".join(map(_tfrecord, self._events(run)))
         existing = self.path.read_bytes() if self.path.exists() else b""
         if not existing or not data.startswith(existing):

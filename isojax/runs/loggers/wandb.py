@@ -32,8 +32,6 @@ def check() -> None:
 
 
 class WandbLogger:
-    """A run that grows with a ledger."""
-
     def __init__(self, run: Any):
         self.run, self.next_step = run, run.starting_step
 
@@ -50,7 +48,6 @@ class WandbLogger:
 
 
 def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
-    """A cell's run, new or continued."""
     import wandb
 
     id_path = folder / "wandb" / "id"

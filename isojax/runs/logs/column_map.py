@@ -35,8 +35,6 @@ def is_training(field: str) -> bool:
 
 @dataclass(frozen=True)
 class ColumnMap:
-    """Where the fields of one log stand."""
-
     table: LogTable
     columns: Mapping[str, str]  # field -> column
     constants: Mapping[str, float | int]  # field -> the number that holds for the whole log
@@ -52,7 +50,6 @@ class ColumnMap:
 
     @property
     def metric_fields(self) -> list[str]:
-        """The fields that hold validation and training metrics."""
         return [field for field in self.columns if is_validation(field) or is_training(field)]
 
     @property
@@ -311,7 +308,6 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
 
 
 def _mapping_hint(field: str, table: LogTable) -> str:
-    """What to type."""
     columns = [name for name in table.columns if field != "reward" or _may_be_validation(name, table)]
     cutoff = 0.0 if field == "reward" else 0.6
     suggestions = [f"--map {field}={name} (the nearest)" for name in columns and nearest_names(field, columns, cutoff)]

@@ -93,7 +93,6 @@ class CurveEnsemble:
         return (None, None) if np.isnan(hours) else (hours, hours * float(self.clocks.devices[i]))
 
     def is_beyond_data(self, i: int, C: float) -> bool:
-        """Whether cell i was not measured as far as C."""
         return bool(C > self.samples.C_high[i] * (1 + 1e-9))
 
     def interval(self, values: FloatArray) -> Interval | None:

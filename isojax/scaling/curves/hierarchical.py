@@ -122,8 +122,6 @@ def _rank(*columns: FloatArray) -> int:
 
 @dataclass(frozen=True)
 class Scales:
-    """The model's standard deviations."""
-
     noise_sd: float  # of one evaluation
     run_sd: float  # of the reward between runs of one cell, at the plateau
     tau: FloatArray  # [3], of cells around the surface (A, mid, lnB)

@@ -37,8 +37,6 @@ ChainStates = tuple[FloatArray, FloatArray, FloatArray]
 
 @dataclass(frozen=True)
 class CurvePosterior:
-    """All curves given the evaluations."""
-
     theta: FloatArray  # [Q, J, 3], (A, log10 C_mid, ln exponent) of each draw
     R0: FloatArray  # [Q]
     tail: FloatArray  # [Q]

@@ -86,8 +86,6 @@ class _Parameters:
 
 @dataclass(frozen=True)
 class RunPosterior:
-    """Draws of a run's curve and noise."""
-
     parameters: _Parameters
     C_high: float  # beyond it the draws depart from their curves by departure_sd, at four times C_high
     reward_range: tuple[float, float]  # of the rewards that _Parameters counts as 0 and 1

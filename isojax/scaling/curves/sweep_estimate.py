@@ -119,8 +119,6 @@ class PosteriorSamples:
 
 @dataclass(frozen=True)
 class SweepEstimate:
-    """What a mode makes of the runs."""
-
     curves: list[FittedCurve]  # of the cells that can carry one
     unfitted_cells: list[tuple[int, int, str]]  # (B_p, n, reason) of the others
     draws: PosteriorSamples | None = None  # replicates of the curves

@@ -41,8 +41,6 @@ EXACT_RESIDUAL = 1e-6
 
 @dataclass(frozen=True)
 class LawPoints:
-    """What a form is fitted to."""
-
     x: FloatArray  # [points], log10 C, at least 2 distinct
     y: FloatArray  # [points], log2 n
     w: FloatArray  # [points] > 0, weights of mean 1

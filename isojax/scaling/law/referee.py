@@ -42,7 +42,6 @@ class ComparedCells:
 
     @cached_property
     def n(self) -> list[int]:
-        """All n, rising."""
         return sorted({n for _, n in self.keys})
 
     @cached_property
