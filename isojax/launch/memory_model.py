@@ -93,10 +93,8 @@ class DeviceSizes:
 
     def _layer_adapters(self, lora: LoraConfig) -> int:
         """Numbers of a layer's adapters."""
-        D, queries, keys = self.D // self.fsdp_shards, self.N * self.H, self.K * self.H
-        sizes = {"query": queries, "key": keys, "value": keys, "out": queries} | dict.fromkeys(
-            ("gate", "up", "down"), self.F
-        )
+        D, F, queries, keys = self.D // self.fsdp_shards, self.F, self.N * self.H, self.K * self.H
+        sizes = {"query": queries, "key": keys, "value": keys, "out": queries, "gate": F, "up": F, "down": F}
         return sum(lora.rank * (D + sizes[name]) for name in lora.targets)
 
 

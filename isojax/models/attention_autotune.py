@@ -50,12 +50,11 @@ class SelfAttentionShape:
     dtype: str
 
     def random_inputs(self, rows: int, implementation: str) -> tuple[Any, ...]:
-        """q, k, v, prefix keys and values, and lengths of prefixes that increase to the whole, for so many rows."""
+        """q, k, v, prefix keys and values, and lengths of prefixes that rise to the whole; for any implementation."""
         K, H = self.kv_heads, self.head_dim
         kv_shapes = [(rows, K, self.positions, H)] * 2 + [(rows, K, self.prefix_length, H)] * 2
         shapes = [(rows, self.positions, self.heads, H), *kv_shapes]
         lengths = (jnp.arange(rows) + 1) * self.prefix_length // rows
-        del implementation  # all take the same
         return *(_random_normal(i, shape, self.dtype) for i, shape in enumerate(shapes)), lengths
 
     def call(self, implementation: str, inputs: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:

@@ -126,9 +126,8 @@ class Decoding:
 
     def empty_cache(self) -> KVCache:
         if self.separate_prefix:
-            return KVCache(
-                self._zero_cache(self.slots, self.response_length), self.empty_prefix_table(self.prefix_groups)
-            )
+            prefix_table = self.empty_prefix_table(self.prefix_groups)
+            return KVCache(self._zero_cache(self.slots, self.response_length), prefix_table)
         positions = self.prefix_length + self.response_length
         padded_positions = attention.cache_positions(self.decoder.options.decode_attention, positions)
         return KVCache(self._zero_cache(self.slots, padded_positions), ())

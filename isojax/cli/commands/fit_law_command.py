@@ -50,9 +50,7 @@ def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
         title = f"n*(C): {law['form']}, rms residual {document['rmse']:.3g} of log2 n"
         console.print(TextTable(title, ("parameter", "value", "90% interval"), rows, text_columns=1))
         if law["aicc"]:
-            scores = (
-                f"{form} {'too few points' if value is None else f'{value:.1f}'}" for form, value in law["aicc"].items()
-            )
+            scores = (f"{form} {'too few points' if x is None else f'{x:.1f}'}" for form, x in law["aicc"].items())
             console.print(f"AICc (smallest best): {join_commas(scores)}")
         if document["intervals"]:
             print_interval_method(console, document["intervals"])

@@ -146,9 +146,8 @@ def compile_for_topology(config: Config, topology: str) -> None:
     console.print(f"{config.name} on {chips}")
     config = config.model_copy(update={"sweep": confirm_sizes(config, budget, topologies)})
     concurrent = min(config.run.cells_at_once or len(cells), len(devices) // mesh.devices, len(cells))
-    forecast = time_estimate.forecast_from_rates(
-        budget.sizes(config.sweep), cells, config.sweep.budget, concurrent, rates
-    )
+    sizes = budget.sizes(config.sweep)
+    forecast = time_estimate.forecast_from_rates(sizes, cells, config.sweep.budget, concurrent, rates)
     description = f"it fits, by the compiler's figures: {concurrent} run{'s' * (concurrent > 1)} at once, {chips}"
     print_plan(config, cells, f"{config.run.dir}/{config.name}", description, budget, forecast)
     console.print(algorithm.describe_algorithm(config.cell.rl), markup=False)

@@ -7,7 +7,6 @@ HF_HUB_OFFLINE act as its users expect. The model's folder takes its name when a
 import os
 import re
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
 from huggingface_hub import constants, errors, snapshot_download
@@ -18,7 +17,7 @@ from isojax.core.errors import InputError
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.safetensors_io import INDEX_FILE, SINGLE_FILE, indexed_names, new_model_folder, weight_files
 
-SMALL_FILES = (hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES)
+SMALL_FILES = [hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES]
 
 
 def import_from_hub(repository: str, revision: str | None, folder: Path) -> None:
@@ -46,12 +45,10 @@ def import_from_hub(repository: str, revision: str | None, folder: Path) -> None
         hf_export.write_json(temp / hf_load.SOURCE_FILE, source)
 
 
-def _download(repository: str, revision: str | None, patterns: Sequence[str]) -> Path:
+def _download(repository: str, revision: str | None, patterns: list[str]) -> Path:
     """The cache's folder of the commit, whose name is its hash."""
     try:
-        return Path(
-            snapshot_download(repository, revision=revision, allow_patterns=list(patterns), ignore_patterns="*/*")
-        )
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns, ignore_patterns="*/*"))
     except (OSError, ValueError, RuntimeError, httpx.HTTPError) as e:  # RuntimeError: hf_xet's, in the middle of a file
         raise InputError(_explain(e, repository, revision)) from e
 

@@ -123,9 +123,7 @@ def _referee_table(fit: FitResult) -> list[Html]:
     for row in fit.referee:
         address = f"https://arxiv.org/abs/{row.reference.removeprefix('arXiv:')}"
         reference = Html(f'<a href="{address}">{row.reference}</a>')
-        shares = [
-            "–" if share is None else wording.format_percent(share) for share in (row.share_for, row.share_against)
-        ]
+        shares = ["–" if x is None else wording.format_percent(x) for x in (row.share_for, row.share_against)]
         C_range = "–" if row.C_low is None else f"{format_compact(row.C_low)} – {format_compact(row.C_high)}"
         run = wording.describe_deciding_run(row.deciding_run)
         rows.append([row.law, reference, row.verdict, *shares, C_range, row.text, run])

@@ -17,8 +17,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
 
 
 def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
-    """The same with the recommended schedule in place of the cell: one run."""
-    del name  # the config names its run after the sweep
+    """The same with the recommended schedule in place of the cell: one run, which is named after the sweep."""
     schedules = {"growing": recommended_growth(recommendation).schedule}
     config = _config(recommendation, sweep_config)
     largest_n = max(cell.n for cell in recommendation.measured_cells)

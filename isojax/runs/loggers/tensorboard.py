@@ -42,10 +42,8 @@ class TensorBoardLogger(Logger):
         """The format's version, the cell's settings as hyperparameters, and the points."""
         wall_time = float(self.path.name.split(".")[3])
         yield Event(wall_time=wall_time, file_version="brain.Event:2")
-        plain_hparams = {
-            k: v if isinstance(v, (int, float, str)) else str(v) for k, v in self.hparams.items() if v is not None
-        }
-        experiment, session, _ = summary.hparams(plain_hparams, dict.fromkeys(run.points[0].metrics))
+        given = {k: v if isinstance(v, (int, float, str)) else str(v) for k, v in self.hparams.items() if v is not None}
+        experiment, session, _ = summary.hparams(given, dict.fromkeys(run.points[0].metrics))
         for hparams_summary in (experiment, session):
             plugin_data = hparams_summary.value[0].metadata.plugin_data  # a protobuf map has no order of its own
             plugin_data.content = HParams.FromString(plugin_data.content).SerializeToString(deterministic=True)

@@ -28,7 +28,6 @@ def record_breaking_indices(rewards: ArrayLike) -> NDArray[np.intp]:
 
 def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEstimate:
     """A curve for each cell that has enough records; no intervals."""
-    del metric, options
     R0 = base_reward([t for seeds in cells.values() for t in seeds])
     curve_or_reason = {key: fit_records(seeds, R0) for key, seeds in cells.items()}
     curves = [c for c in curve_or_reason.values() if isinstance(c, FittedCurve)]

@@ -62,7 +62,6 @@ def _log10_C0(law: Law) -> float:
 
 
 def _fit_constant(points: LawPoints, falling: bool) -> Law:
-    del falling
     return Law("constant", 0.0, 0.0, None, float(np.average(points.y, weights=points.w)))
 
 
@@ -77,10 +76,8 @@ def _fit_sigmoid(points: LawPoints, falling: bool) -> Law:
     rising_law = fit_rising_sigmoid(points)
     if not falling:
         return rising_law
-    mirrored_law = fit_rising_sigmoid(replace(points, x=-points.x))
-    falling_law = replace(
-        mirrored_law, L=-mirrored_law.L, b=mirrored_law.b + mirrored_law.L, log10_C0=-_log10_C0(mirrored_law)
-    )
+    mirrored = fit_rising_sigmoid(replace(points, x=-points.x))
+    falling_law = replace(mirrored, L=-mirrored.L, b=mirrored.b + mirrored.L, log10_C0=-_log10_C0(mirrored))
     return min((rising_law, falling_law), key=lambda law: weighted_mean_square(law, points))
 
 
