@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.checks.fit_flags import data_flags, staleness_flags
+from isojax.scaling.checks.fit_flags import data_flags, frontier_flags, staleness_flags
+from isojax.scaling.curves.hill import FittedCurve
+from isojax.scaling.law.frontier import compute_frontier
+from isojax.scaling.law.n_star_law import most_common_n_law
 from isojax.scaling.tracks import group_by_cell, make_track
 from tests.scaling.sweeps import fit, run
 
@@ -51,3 +54,12 @@ def test_cells_of_unequal_length_are_flagged(end_of_the_other, flagged):
 def test_a_fit_says_so():
     [flag] = [f for f in fit(asynchronous_runs({4: 1.25, 16: 0.5})).flags if f.code == "staleness_differs"]
     assert flag.severity == "warning" and "1.25 at n = 4, 0.50 at n = 16 updates old" in flag.text
+
+
+@pytest.mark.parametrize(("best", "codes"), [(64, ["largest_n_leads", "one_n_leads"]), (4, ["one_n_leads"])])
+def test_the_largest_n_that_leads_at_every_C_is_not_the_last_word(best, codes):
+    A = {n: 0.6 if n == best else 0.5 for n in (4, 16, 64)}
+    curves = [FittedCurve(16, n, 0.2, A[n], 1.0, 2e3, 1e3, 1e5, points=9, rmse=0.01) for n in A]
+    frontier = compute_frontier(curves)
+    flags = list(frontier_flags(frontier, (), most_common_n_law([best]), set(A)))
+    assert [flag.code for flag in flags] == codes

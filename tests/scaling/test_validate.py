@@ -6,8 +6,11 @@ from dataclasses import replace
 import pytest
 
 from isojax.core.errors import InputError
-from isojax.scaling.checks.validate import validate
+from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from isojax.scaling.checks.validate import _judge_choice, validate
 from isojax.scaling.curves.sweep_estimate import FitOptions
+from tests.scaling.documents import document
+from tests.scaling.sweeps import run
 from tests.scaling.synthetic import world
 
 RISING = world(
@@ -59,6 +62,20 @@ def test_a_largest_n_that_makes_no_difference():
     ]
     assert not r["matters"] or r["gain"] < 0.02
     assert r["regret"] < 0.03
+
+
+def test_one_n_that_is_left_warns_of_nothing():
+    """It raises one_n, not largest_n_leads."""
+    r = validate(world("same", seeds=1, n=(4, 8), problems=100, B_p=(16,)).runs, "avg@4", options=NO_INTERVALS)
+    assert not r["largest_n"]["warned"] and "would not have warned" in r["largest_n"]["says"]
+
+
+def test_an_evaluation_a_little_beyond_the_C_of_the_others_counts():
+    """Runs end at whole updates: here the best n at 1.001e5, where C is the 1.0005e5 of the second."""
+    ends = ((4, 1e5, 0.5), (16, 1.0005e5, 0.55), (64, 1.001e5, 0.7))
+    tracks = [run(16, n, 0, [5e4, C], [0.4, reward]) for n, C, reward in ends]
+    result = _judge_choice(load_ensemble(document()), tracks)
+    assert (result["n_chosen"], result["n_best"]) == (16, 64) and result["regret"] == pytest.approx(0.15)
 
 
 def test_what_is_not_possible_says_why():

@@ -170,9 +170,12 @@ def frontier_flags(
     frontier_n = sorted({p.n for p in frontier.points})
     if no_effect or len(measured_n) == 1:
         return
+    if frontier.points[-1].n == max(measured_n):
+        text = f"the frontier ends at the largest n measured ({max(measured_n)}): a larger n might do better"
+        yield _warning("largest_n_leads", text)
     if law.form == "constant" and len(frontier_n) == 1:
         text = f"n = {frontier_n[0]} holds the whole frontier, so n*(C) is constant"
-        yield _info("one_n_leads", f"{text}: another n makes no gain that these data can show")
+        yield _info("one_n_leads", f"{text}: no other n that was measured makes a gain that these data can show")
         return
     if len(frontier_n) < MIN_DISTINCT_N:
         hidden = ", so the fitted law is not shown" if len(frontier_n) == 2 else ""
@@ -182,9 +185,6 @@ def frontier_flags(
     yield from _lead_flags(segments)
     for limit in law_limits(law, frontier.points[0].C, frontier.points[-1].C):
         yield _warning(*limit)
-    if frontier.points[-1].n == max(measured_n):
-        text = f"the frontier ends at the largest n measured ({max(measured_n)}): a larger n might do better"
-        yield _warning("largest_n_leads", text)
 
 
 def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:

@@ -10,7 +10,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.nouns import Interval, RunRecord
 from isojax.scaling.allocate.constraints import EPSILON
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_ensemble
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, MAX_EXTRAPOLATION, FitOptions
 from isojax.scaling.fit import fit_all_runs
 from isojax.scaling.result import FitResult
@@ -95,7 +95,7 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
     C_max = max(row["C"] for row in rows)
     end_gains = [row["measured"] - row["predicted"] for row in rows if row["C"] >= MIN_SHARE_OF_C * C_max]
     gain = float(np.mean(end_gains))
-    matters, warned = gain > EPSILON, fit_without_n.joint.frontier[-1].n == measured_n[-2]
+    matters, warned = gain > EPSILON, any(flag.code == "largest_n_leads" for flag in fit_without_n.flags)
     warning = "warned that its frontier ends at the largest n measured" if warned else "would not have warned"
     verdict = f"it {'mattered' if matters else 'did not matter'}, and the fit without it {warning}"
     result = _summarize_errors(rows) | _judge_choice(ensemble, tracks)
@@ -146,7 +146,7 @@ def _judge_choice(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: 
     C_ends = sorted(max(float(t.C[-1]) for t in tracks_of_n) for tracks_of_n in tracks_by_n.values())
     C = C_ends[-2] if len(C_ends) > 1 else 0.0
     rewards_near_C = {
-        key: [R for t in seeds for R in t.R[(t.C >= MIN_SHARE_OF_C * C) & (t.C <= C)]]
+        key: [R for t in seeds for R in t.R[(t.C >= MIN_SHARE_OF_C * C) & (t.C <= C * MEASURED_TOLERANCE)]]
         for key, seeds in group_by_cell(tracks).items()
     }
     mean_rewards = {key: float(np.mean(rewards)) for key, rewards in rewards_near_C.items() if rewards}
