@@ -100,12 +100,13 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
     measured_within_reach = ensemble.samples.is_measured(C, reach=CURVE_REACH_DECADES).T
     rewards = ensemble.expected_rewards(C)  # [G, J]
     reward_draws = ensemble.sampled_rewards(C).transpose(1, 0, 2)  # [Q, G, J]
+    leader = np.where(measured_near, rewards, -np.inf).argmax(-1)[:, None]  # [G, 1], as in law/frontier.py
     return FrontierPath(
         C=C,
         n=ensemble.n[np.where(measured_within_reach, rewards, -np.inf).argmax(-1)],
         n_draws=ensemble.n[np.where(measured_within_reach, reward_draws, -np.inf).argmax(-1)],
-        reward=np.where(measured_near, rewards, -np.inf).max(-1),
-        reward_draws=np.where(measured_near, reward_draws, -np.inf).max(-1),
+        reward=np.take_along_axis(rewards, leader, -1)[:, 0],
+        reward_draws=np.take_along_axis(reward_draws, leader[None], -1)[..., 0],
     )
 
 

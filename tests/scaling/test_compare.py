@@ -65,10 +65,19 @@ def test_the_difference_of_two_sweeps_is_that_of_independent_ones() -> None:
     assert first.difference is None and first.at[-1].n == 16 and first.at[-1].C == pytest.approx(TOP)
     d = other.difference
     assert d.value == pytest.approx(0.05 * GAIN, abs=1e-6) and d.p_higher == 1.0
-    # Between two cells of nearly one reward the best draw wins; the spread of one, times sqrt 2 for independence, is
-    # what is left at least.
+    # The spread of the leading cell, times sqrt 2 for independence.
     single = 2 * 1.645 * 0.006 * GAIN
-    assert 0.7 * math.sqrt(2) * single < d.high - d.low < 1.15 * math.sqrt(2) * single
+    assert d.high - d.low == pytest.approx(math.sqrt(2) * single, rel=0.08)
+
+
+def test_more_cells_of_one_reward_are_no_better() -> None:
+    """The best draw of many equal cells is the luckiest one's: the interval is that of the leading cell, as in a fit's
+    frontier."""
+    one, many = (document({(16, n): (0.6, 1.0, 2e3) for n in ns}, sd=0.02) for ns in ((4,), (4, 8, 16, 32, 64, 128)))
+    _, other = compare_sweeps([one, many], ["one", "many"]).sweeps
+    assert other.difference.value == pytest.approx(0, abs=1e-6)
+    assert other.difference.low == pytest.approx(-other.difference.high, abs=0.004)
+    assert other.at[-1].low < other.at[-1].reward - 0.02 and other.difference.p_higher == pytest.approx(0.5, abs=0.05)
 
 
 def test_a_sweep_does_not_differ_from_itself() -> None:
