@@ -88,3 +88,13 @@ def test_each_n_has_its_fastest_B_p_and_the_cheapest_is_named():
 def test_what_is_refused(fit, reward, match):
     with pytest.raises(InputError, match=match):
         quote(fit, reward)
+
+
+def test_a_runs_luck_grows_with_its_progress():
+    """docs/laws.md: R = R0 + (A + d - R0) s. Where a tenth of the gain is made, a deviation d of .05 moves C little."""
+    fit = document(CURVE, sd=0.0, replicates=4000)
+    fit = altered(fit, intervals=fit.intervals.model_copy(update={"run_sd": 0.05}))
+    (cell,) = quote(fit, 0.24).cells
+    assert cell.C == pytest.approx(inverse(0.24), rel=0.01)
+    assert cell.low == pytest.approx(inverse(0.24, A=0.6 + 1.645 * 0.05), rel=0.02)
+    assert cell.high == pytest.approx(inverse(0.24, A=0.6 - 1.645 * 0.05), rel=0.02)

@@ -5,6 +5,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.nouns import Quote, QuotedCell
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, TAILS
 from isojax.scaling.result import FitResult
@@ -46,10 +47,12 @@ def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> Flo
     of the run's own luck; infinite where it has not by the horizon."""
     C = np.geomspace(0.1 * float(ensemble.samples.C_low.min()), horizon, BUDGETS)
     rewards = ensemble.sampled_at_cell_budgets(C[:, None], same_problems=True)  # [BUDGETS, replicates, cells]
-    settings = ensemble.fit.intervals
+    settings, samples = ensemble.fit.intervals, ensemble.samples
     run_sd = 0.0 if settings is None else settings.run_sd
-    luck = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd
-    gain = np.maximum.accumulate(rewards + luck, axis=0) - reward
+    luck = np.random.default_rng(LUCK_SEED).normal(size=rewards.shape[1:]) * run_sd  # at the plateau
+    C_capped = np.minimum(C[:, None], samples.C_peak)[:, None]
+    progress = curve_value(C_capped, 0.0, 1.0, samples.exponent, samples.C_mid, samples.tail[:, None])
+    gain = np.maximum.accumulate(rewards + luck * progress, axis=0) - reward
     reached = gain >= 0
     first = reached.argmax(0)
     after, before = (np.take_along_axis(gain, i.clip(0)[None], 0)[0] for i in (first, first - 1))
