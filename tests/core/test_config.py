@@ -365,3 +365,11 @@ def test_precision_is_decided_by_the_backend() -> None:
     assert PrecisionConfig().for_platform("tpu") == PrecisionConfig(compute="bfloat16", cache="bfloat16")
     assert PrecisionConfig(cache="int8").for_platform("gpu") == PrecisionConfig(compute="bfloat16", cache="int8")
     assert PrecisionConfig(compute="float32").for_platform("gpu") == PrecisionConfig(compute="float32", cache="float32")
+
+
+def test_a_folder_below_the_home_folder_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves the ~ of an override, and YAML does too."""
+    monkeypatch.setenv("HOME", "/home/ada")
+    config = load_config("quickstart", ["run.dir=~/runs", "cell.model.path=~/models/lm"])
+    assert (config.run.dir, config.cell.model.path) == ("/home/ada/runs", "/home/ada/models/lm")
+    assert load_config("quickstart", ["run.dir=gs://bucket/~/runs"]).run.dir == "gs://bucket/~/runs"

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.section import PositiveFloat, PositiveInt, Section
+from isojax.core.config.section import FolderPath, PositiveFloat, PositiveInt, Section
 from isojax.core.limits import MAX_LAYERS, MAX_VOCAB, MAX_WIDTH
 
 Width = Annotated[int, Field(gt=0, le=MAX_WIDTH)]
@@ -48,7 +48,7 @@ class ModelConfig(Section):
     family: str = "tiny"  # a file in isojax/models/families/
     # A folder with config.json, *.safetensors and a tokenizer, as a model hub has it. The shape is then read from its
     # config.json, and what is set here must agree with it.
-    path: str | None = None
+    path: FolderPath | None = None
     layers: Annotated[int, Field(gt=0, le=MAX_LAYERS)] = 3  # transformer blocks
     width: Width = 64  # of the residual stream
     heads: Width = 4  # of queries

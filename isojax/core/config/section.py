@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from os.path import expanduser
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from isojax.core.limits import MAX_SETTING, MAX_SIZE
@@ -14,6 +15,7 @@ PositiveInt = Annotated[int, Field(gt=0, le=MAX_SIZE)]
 NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, Field(gt=0, le=MAX_SETTING)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_SETTING)]
+FolderPath = Annotated[str, AfterValidator(expanduser)]  # a shell leaves the ~ of run.dir=~/runs as it is
 
 
 def check_names(names: Iterable[str], kind: str, reserved: Sequence[str] = ()) -> None:

@@ -11,6 +11,7 @@ from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, Re
 from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
 from isojax.core.config.rl import RLConfig
 from isojax.core.config.section import (
+    FolderPath,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -154,7 +155,7 @@ class RunConfig(Section):
     """Where and how to run. It changes no result, except that a run that goes on with another mesh agrees to rounding
     only, and that timing decides how far a sampler with devices of its own runs ahead."""
 
-    dir: str = "runs"  # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
+    dir: FolderPath = "runs"  # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
     mesh: str = "auto"  # how devices are divided, such as data=2,tensor=4; auto: one per cell, of several processes all
     # Devices of its own for an asynchronous sampler, besides those of `mesh`; null: it takes turns with the trainer.
     sampler_mesh: str | None = None

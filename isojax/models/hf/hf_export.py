@@ -15,13 +15,7 @@ from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
 from isojax.models.lora import ADAPTER_A, ADAPTER_B
-from isojax.models.safetensors_io import (
-    MAX_FILE_BYTES,
-    TEXT_FILES,
-    TensorSources,
-    new_model_folder,
-    write_safetensors,
-)
+from isojax.models.safetensors_io import MAX_FILE_BYTES, TEXT_FILES, TensorSources, new_model_folder, write_safetensors
 from isojax.models.transformer import Params
 
 COPIED_FILES = (*TEXT_FILES, "LICENSE*", "NOTICE*")  # what an export copies from the base model's folder
