@@ -36,13 +36,14 @@ def parse_process_group(coordinator: str | None, num_processes: str | None, proc
     count = int(num_processes) if num_processes and re.fullmatch(r"\d{1,6}", num_processes) else 0
     if count == 1:
         return SINGLE_PROCESS
-    if coordinator is None or ":" not in coordinator or process_id is None or not 0 <= process_id < count:
+    address = re.fullmatch(r".+:(\d{1,5})", coordinator or "")
+    if not address or not 0 < int(address[1]) < 2**16 or process_id is None or not 0 <= process_id < count:
         raise InputError(
             f"given --processes {num_processes}, --coordinator {coordinator} and --process {process_id}; expected"
             " --processes auto alone, which asks the cluster, or all three: how many processes there are, HOST:PORT of"
             f" process 0 as all reach it, and this one's number, {f'0 to {count - 1}' if count else 'from 0'}."
         )
-    return ProcessGroup(coordinator, count, process_id)
+    return ProcessGroup(address[0], count, process_id)
 
 
 def sampler_processes(config: Config, num_processes: int) -> int:

@@ -26,6 +26,9 @@ def test_what_is_given() -> None:
     [
         (None, "2", 0, "0 to 1"),
         ("host", "2", 0, "0 to 1"),
+        ("host:abc", "2", 0, "0 to 1"),
+        ("host:65536", "2", 0, "0 to 1"),
+        ("host:0", "2", 0, "0 to 1"),
         ("host:1", "2", None, "0 to 1"),
         ("host:1", "2", 2, "0 to 1"),
         ("host:1", "two", 0, "from 0"),
