@@ -15,7 +15,7 @@ import pytest
 import isojax
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Recommendation
-from isojax.core.schedule import parse_schedule
+from isojax.core.schedule import Stage
 from isojax.runs.ledger import Ledger
 from isojax.scaling.comparison import SweepComparison
 from isojax.scaling.result import FitResult
@@ -96,7 +96,8 @@ def test_frames_of_a_fit() -> None:
 
 def test_runs_with_a_schedule_are_no_runs_of_their_first_n() -> None:
     runs = world(n=(8, 32), problems=60).runs
-    growing = replace(runs[0], cell=Cell(runs[0].cell.B_p, 2, 0, "growing", parse_schedule(f"{runs[0].cell.B_p}x2")))
+    B_p = runs[0].cell.B_p
+    growing = replace(runs[0], cell=Cell(B_p, 2, 0, "growing", (Stage(0, B_p, 2),)))
     law = isojax.fit([*runs, growing], options=isojax.FitOptions(mode="paper"))
     assert set(law.frame("evaluations")["n"]) == {8, 32}
     isojax.plot(law, [*runs, growing])  # n = 2 has no colour

@@ -108,7 +108,7 @@ def test_a_whole_last_line_of_json_counts_without_its_end(
     assert (code, json.loads(out)["C"]) == (0, C) and "no line end" not in err
 
 
-def test_a_cell_of_a_sweep_ends_at_the_sweeps_budget_and_its_torn_line_is_left_out(
+def test_a_cell_of_a_sweep_ends_at_its_last_evaluation_and_its_torn_line_is_left_out(
     isojax: Command, tmp_path: Path
 ) -> None:
     rewards = [0.2 + 0.2 * M / (M + 6) for M in range(25)]
@@ -117,10 +117,25 @@ def test_a_cell_of_a_sweep_ends_at_the_sweeps_budget_and_its_torn_line_is_left_o
     write_run(cell, RunRecord(Cell(16, 8, 0), tuple(points)))
     with (cell / "records.jsonl").open("a") as file:
         file.write('{"kind": "ev')
-    (tmp_path / "runs/a/config.yaml").write_text("sweep:\n  budget: 6000\n")
+    grid = "cell: {eval: {start: 1000, ratio: 2}}\n"  # evaluations at 1000, 2000, 4000 and, beyond the budget, 8000
+    (tmp_path / "runs/a/config.yaml").write_text(grid + "sweep: {budget: 6000}\n")
     for path in ("runs/a", cell, cell / "records.jsonl"):
         seen = json.loads(isojax("watch", path, "--json")[1])
-        assert (seen["C"], seen["C_end"], seen["end_source"]) == (3072, 6000, "the sweep's budget")
+        assert (seen["C"], seen["C_end"]) == (3072, 32 * 128)
+        assert seen["end_source"] == "the last evaluation within the sweep's budget"
+    (tmp_path / "runs/a/config.yaml").write_text(grid + "sweep: {budget: 3999}\n")
+    assert "stop: the run has reached its end" in isojax("watch", "runs/a")[1]
+
+
+def test_updates_of_a_run_whose_n_grows(isojax: Command, tmp_path: Path) -> None:
+    stages = (Stage(0, 16, 2), Stage(320, 16, 8))  # 10 updates of 32, then updates of 128
+    cell = Cell(16, 2, 0, "growing", stages)
+    points = [EvalPoint(C, M, C, 0, {"avg@4": 0.2}) for M in (0, 10, 20, 30) for C in [cell.rollouts_after(M)]]
+    write_run(tmp_path / "run", RunRecord(cell, tuple(points)))
+    assert json.loads(isojax("watch", "run", "--updates", 40, "--json")[1])["C_end"] == 320 + 30 * 128
+    # Of a schedule by gradient a ledger has the first stage alone: at the last evaluation, n is 8 or more.
+    write_run(tmp_path / "auto", RunRecord(Cell(16, 2, 0, "auto", stages[:1], n_max=32), tuple(points)))
+    assert json.loads(isojax("watch", "auto", "--updates", 40, "--json")[1])["C_end"] == 320 + 30 * 128
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`isojax watch LOG`: where a running run will end, and whether to stop it."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from isojax.core import terminal
 from isojax.core.config.load import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
+from isojax.core.schedule import Span
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_hours, format_percent
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
@@ -97,9 +99,9 @@ def watch(
     """Forecast the reward that a run will have at its end, and advise whether to stop it.
 
     With probability 90%, all intervals that it prints during a run hold the final reward, however often you look. This
-    assumes that the final C stays the same. Without --end and --updates, it is the budget of the ledger's sweep, else
-    twice the rollouts so far. With --sweep, it says what every n of that sweep would reach from here on, and whether to
-    raise n.
+    assumes that the final C stays the same. Without --end and --updates, it is that of the last evaluation within the
+    budget of the ledger's sweep, else twice the rollouts so far. With --sweep, it says what every n of that sweep would
+    reach from here on, and whether to raise n.
 
     \b
     Examples
@@ -155,14 +157,35 @@ def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) ->
     if end is not None:
         return float(parse_count(end, "--end")), "--end"
     if updates is not None:
-        C, last = run.cell.rollouts_after(parse_count(updates, "--updates")), run.points[-1]
-        planned = run.cell.rollouts_after(last.M)  # a step that filters groups may sample more than that
-        is_planned = abs(last.rollouts - planned) <= run.cell.B / 2  # as M of a log without steps is rounded
-        return C * (1 if is_planned or not planned else last.rollouts / planned), "--updates"
+        return _rollouts_at(run, parse_count(updates, "--updates")), "--updates"
     config_path = next((p / "config.yaml" for p in (log, *log.resolve().parents[:3]) if (p / "cells").is_dir()), None)
     if config_path is not None and config_path.exists():
-        return float(load_config(str(config_path)).sweep.budget), "the sweep's budget"
+        config = load_config(str(config_path))
+        target = config.run_targets(config.sweep.budget)[-1]  # runs end there, not at the budget itself
+        return float(run.cell.rollouts_to_reach(target)), "the last evaluation within the sweep's budget"
     return float(max(DEFAULT_END * run.points[-1].rollouts, run.cell.B)), f"{DEFAULT_END} x the rollouts so far"
+
+
+def _rollouts_at(run: RunRecord, M: int) -> float:
+    """C after M updates, if the further ones are as those so far."""
+    if run.cell.schedule:
+        span = _span_at(run, M)
+        return float(span.C + (M - span.M) * span.B)
+    last, planned = run.points[-1], run.cell.rollouts_after(run.points[-1].M)
+    if abs(last.rollouts - planned) <= run.cell.B / 2 or not planned:  # as M of a log without steps is rounded
+        return float(run.cell.rollouts_after(M))
+    return M / last.M * last.rollouts  # a step that filters groups samples more than it trains on
+
+
+def _span_at(run: RunRecord, M: int) -> Span:
+    """That of update M + 1; of a run whose n is chosen on the way, which its ledger does not say, with the newest n."""
+    cell, last = run.cell, run.points[-1]
+    if not cell.schedule or cell.rollouts_after(last.M) == last.rollouts:
+        return cell.span_at(M)
+    n = (last.rollouts - run.points[-2].rollouts) / (last.M - run.points[-2].M) / cell.B_p
+    if cell.n_max:  # by gradient it doubles, also between evaluations
+        n = cell.n * 2 ** math.ceil(math.log2(n / cell.n))
+    return Span(last.M, last.rollouts, cell.B_p, round(n))
 
 
 def _show(
@@ -176,7 +199,7 @@ def _show(
     watched, options = run_watch.update(C, R), []
     if broken := health_flags(run):  # its curve says nothing of the end
         watched = replace(watched, advice="stop", reason=f"the run broke: {broken[0]}", interval=None, forecast=None)
-    now = run.cell.span_at(max(points[-1].M - 1, 0))  # of the newest update, where a schedule changes B_p and n
+    now = _span_at(run, max(points[-1].M - 1, 0))  # of the newest update, where a schedule changes B_p and n
     if sweep is not None and watched.rollouts_left > 0 and C[-1] > 0 and not broken:
         options = compare_n(sweep, now.B_p, now.n, C[C > 0], R[C > 0], watched.C_end)
         watched = _with_larger_n(watched, n_to_raise_to(options, now.n), run_watch.goal)
