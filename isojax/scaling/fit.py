@@ -21,7 +21,7 @@ from isojax.scaling.law.n_star_law import fit_n_star
 from isojax.scaling.law.referee import judge_laws
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
 from isojax.scaling.schedules import compare_schedules
-from isojax.scaling.tracks import TracksByCell, base_reward, build_tracks, fixed_runs, group_by_cell, run_clock
+from isojax.scaling.tracks import TracksByCell, base_reward, build_tracks, group_by_cell, require_fixed_runs, run_clock
 
 # The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.
 MODES: Mapping[str, Callable[[TracksByCell, str, FitOptions], SweepEstimate]] = {
@@ -58,10 +58,7 @@ def fit_all_runs(
             f"replicates = {replicates}, run_sd = {run_sd}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <="
             " run_sd < 1."
         )
-    usable_runs = fixed_runs(runs)
-    if runs and not usable_runs:
-        names = ", ".join(sorted({run.cell.schedule for run in runs}))
-        raise InputError(f"all runs have a schedule ({names}); expected some of a fixed n. Add sweep.B_p and sweep.n.")
+    usable_runs = require_fixed_runs(runs)
     tracks = build_tracks(usable_runs, metric, compute)
     cells = group_by_cell(tracks)
     estimate = MODES[mode](cells, metric, options)

@@ -142,6 +142,14 @@ def fixed_runs(runs: Iterable[RunRecord]) -> list[RunRecord]:
     return [run for run in runs if not run.cell.schedule]
 
 
+def require_fixed_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """`fixed_runs`; InputError where there are runs, and all have a schedule."""
+    if runs and all(run.cell.schedule for run in runs):
+        names = ", ".join(sorted({run.cell.schedule for run in runs}))
+        raise InputError(f"all runs have a schedule ({names}); expected some of a fixed n. Add sweep.B_p and sweep.n.")
+    return fixed_runs(runs)
+
+
 def select_points(run: RunRecord, points: slice) -> RunRecord:
     hours, lines = run.device_hours[points], run.line_numbers[points]
     return replace(run, points=run.points[points], device_hours=hours, line_numbers=lines)

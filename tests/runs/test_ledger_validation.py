@@ -11,6 +11,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.schedule import Stage
 from isojax.runs.ledger import latest_point, read_run, read_runs, read_timing, write_run
 from isojax.scaling.checks.ledger_check import check_ledgers
 
@@ -77,6 +78,21 @@ def test_headers(tmp_path: Path, case: str) -> None:
         with pytest.raises(InputError, match=r"line 1: the cell header .* needs schema = 1, B_p and n from 1"):
             read(folder)
     assert "needs schema = 1" in check_ledgers([folder]).errors[0]
+
+
+def test_runs_with_a_schedule_are_no_cells_of_their_first_n(tmp_path: Path) -> None:
+    """A fit refuses such runs alone, and they are no second seed of a cell."""
+    points = tuple(replace(POINT, target=C, rollouts=C, M=C // 16) for C in (16, 32, 48, 64, 80))
+    growing = Cell(4, 4, 0, "growing", (Stage(0, 4, 4), Stage(64, 4, 8)))
+    write_run(tmp_path / "growing", RunRecord(growing, points))
+    checked = check_ledgers([tmp_path])
+    assert checked.errors == [
+        "all runs have a schedule (growing); expected some of a fixed n. Add sweep.B_p and sweep.n."
+    ]
+    assert not any("only one n" in note for note in checked.notes)
+    write_run(tmp_path / "fixed", RunRecord(Cell(4, 4, 0), points))
+    checked = check_ledgers([tmp_path])
+    assert not checked.errors and any("only one seed for every cell" in note for note in checked.notes)
 
 
 LATER = replace(POINT, target=128, rollouts=128)

@@ -8,8 +8,8 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, ledger_folders, read_run, run_conflicts
 from isojax.scaling.checks.fit_flags import data_flags
-from isojax.scaling.checks.run_health import health_flags
-from isojax.scaling.tracks import TracksByCell, build_tracks, group_by_cell, make_track
+from isojax.scaling.checks.run_health import health_flags, healthy_runs
+from isojax.scaling.tracks import TracksByCell, build_tracks, group_by_cell, make_track, require_fixed_runs
 
 RECOMMENDED_EVALUATIONS = 5  # at C > 0; a curve has three parameters
 MIN_EVALUATIONS = 3  # at C > 0; below it, a cell has no curve
@@ -47,15 +47,14 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
         notes += _run_notes(run)
     if not errors:
         try:
-            build_tracks(runs, metric, "rollouts")
+            build_tracks(require_fixed_runs(healthy_runs(runs)), metric, "rollouts")
         except InputError as e:
             errors.append(str(e))
-    if tracks:
-        cells = group_by_cell(tracks)
+    if cells := group_by_cell([track for track in tracks if not track.run.cell.schedule]):
         errors += _too_few_evaluations(cells)
         notes += [flag.text for flag in data_flags(cells)]
-    if len({run.cell.n for run in runs}) == 1:
-        notes.append(f"only one n ({runs[0].cell.n}): a fit gives this curve, and no n*(C)")
+    if len(ns := {n for _, n in cells}) == 1:
+        notes.append(f"only one n ({ns.pop()}): a fit gives this curve, and no n*(C)")
     return LedgerCheck(runs, metric, errors, notes)
 
 
