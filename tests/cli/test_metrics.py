@@ -177,6 +177,8 @@ def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyP
         ended=6,
         failures=Counter(timeout=1),
         first_responses=[],
+        interrupted=2,
+        turns=11,
     )
     recorded = eval_metrics({"": counts, "hard": counts})
     assert {
@@ -186,6 +188,8 @@ def test_the_report_fits_no_metric_that_is_no_reward(monkeypatch: pytest.MonkeyP
         "hard/parsed_fraction",
         "hard/truncated",
         "hard/verifier_failures",
+        "interrupted",
+        "turns",
     } < set(recorded)
     run = RunRecord(Cell(16, 4, 0), (EvalPoint(0, 0, 0, 0, recorded, (2, 1), 4),))
     report_command.other_fits([run], document())

@@ -29,7 +29,7 @@ from isojax.scaling.tracks import fixed_runs
 MAX_OTHER_METRICS = 6
 OTHER_REPLICATES = 200
 # What an evaluation records of its rollouts besides rewards (train/evaluate.py).
-NON_REWARD_METRICS = {"parsed_fraction", "truncated", "verifier_failures"}
+NON_REWARD_METRICS = {"parsed_fraction", "truncated", "verifier_failures", "interrupted", "turns"}
 
 
 def report(
