@@ -20,7 +20,7 @@ from isojax.report.page.html_page import write_report
 from isojax.report.wording import law_is_drawn
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.curves.hill import curve_reward
-from isojax.scaling.result import FitResult, FrontierRow
+from isojax.scaling.result import FitResult, FrontierRow, SchedulePoint, ScheduleRow
 
 DOLLARS = "reward $x^ of\\foo$"
 
@@ -57,6 +57,14 @@ def test_absent_data_draw_nothing(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(8,), seeds=1, mode="paper")
     result = {name for name, plot in FIGURES.items() if plot.draw(fit, runs) is not None}
     assert result == {"frontier", "n_star"}
+
+
+def test_a_schedule_far_above_the_cells_is_inside_its_panel(make_sweep: Any) -> None:
+    fit, runs = make_sweep(B_ps=(16,), ns=(4,))
+    points = tuple(SchedulePoint(C=C, reward=0.95, best_fixed=0.5, n=4, B_p=16) for C in (2e3, 2e4))
+    row = ScheduleRow(name="grow", stages="16x4", seeds=(0,), evaluations=(2,), points=points, gain=0.4, interval=None)
+    figure = FIGURES["frontier"].draw(fit.model_copy(update={"schedules": (row,)}), runs)
+    assert figure is not None and figure.axes[0].get_ylim()[1] > 0.95
 
 
 def test_the_paper_mode_is_drawn(make_sweep: Any) -> None:

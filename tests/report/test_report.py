@@ -124,6 +124,15 @@ def test_health_says_by_what_it_is_known(make_sweep: Any) -> None:
     assert "No run is flagged: by what was recorded, none collapsed, exploded, was cut off" in text
 
 
+def test_the_page_is_named_after_its_folder_from_within(
+    make_sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = _render(*make_sweep(B_ps=(16,), ns=(4, 8)), folder=Path())
+    assert f"<title>isojax: {tmp_path.name}</title>" in page
+    assert f"How to spend C rollouts: {tmp_path.name}" in _text(page)
+
+
 def test_no_effect_leads_the_page(make_sweep: Any) -> None:
     fit, runs = make_sweep(B_ps=(16,), ns=(4, 8))
     no_effect = NStarFit(law=Law("constant", 0.0, 0.0, None, 2.5), no_effect=True)

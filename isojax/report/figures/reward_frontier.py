@@ -38,7 +38,9 @@ def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
         is_first_column = i % canvas.grid_columns(len(views)) == 0
         title, C_label = canvas.view_title(view.B_p), f"C ({UNITS[fit.compute]})"
         canvas.style_axes(ax, title, C_label, reward_label if is_first_column else "")
-    low, high = fit_views.reward_range(fit, runs)
+    scheduled_rewards = [point.reward for row in fit.schedules for point in row.points]
+    rewards = [*fit_views.reward_range(fit, runs), *scheduled_rewards]
+    low, high = min(rewards), max(rewards)
     span = (high - low) or 0.1
     # Room below for the crossovers' labels and above for the segments' names; the panels share y.
     axes[0].set_ylim(low - 0.16 * span, high + 0.14 * span)

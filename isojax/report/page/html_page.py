@@ -47,7 +47,7 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
     body = markup.join_html([_header(folder, fit, main), main])
     content = explorer.page_data(fits, runs, bundle is not None) | {"start": measured_budget(fit)}
     scripts = [*([] if bundle is None else [bundle]), markup.read_page_file("page.js")]
-    return markup.html_document(f"isojax: {folder.name}", body, scripts, explorer.json_for_script(content))
+    return markup.html_document(f"isojax: {folder.resolve().name}", body, scripts, explorer.json_for_script(content))
 
 
 def _header(folder: Path, fit: FitResult, main: Html) -> Html:
@@ -61,7 +61,7 @@ def _header(folder: Path, fit: FitResult, main: Html) -> Html:
     )
     headings = re.findall(r'<h2 id="(.*?)-title">(.*?)</h2>', main)
     links = [Html(f'<a href="#{section_id}">{title}</a>') for section_id, title in headings]
-    title = tag("h1", f"How to spend C {unit}: {folder.name}")
+    title = tag("h1", f"How to spend C {unit}: {folder.resolve().name}")
     return tag("header", title, tag("p", facts, cls="soft"), tag("nav", markup.join_html(links)))
 
 

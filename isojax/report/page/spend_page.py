@@ -49,11 +49,11 @@ def describe_spending(spending: Spending, runs: Sequence[RunRecord]) -> Iterator
     going_on = [leg for leg in spending.legs if leg.expected is not None]
     if going_on:
         expected, interval = format_reward(going_on[0].expected), format_interval(going_on[0].interval)
-        yield f"After the pilots, {expected} {interval} was expected."
+        yield f"After the pilots, {expected}{interval} was expected."
     if spending.fixed:
         best = max(spending.fixed, key=lambda forecast: forecast.reward)
         expected, interval = format_reward(best.reward), format_interval(best.interval)
-        yield f"The best fixed n, {best.n}, would have got {expected} {interval}, by the same model."
+        yield f"The best fixed n, {best.n}, would have got {expected}{interval}, by the same model."
     if spending.is_ended and spent < 0.9 * spending.budget:
         yield "It ended early: the rest of the budget was not expected to gain anything."
 
@@ -101,7 +101,7 @@ def _legs_table(spending: Spending, runs: Sequence[RunRecord]) -> markup.Html:
             f"{leg.C_end:,}",
             format_percent((leg.C_end - leg.C_start) / spending.budget),
             "" if reward is None else format_reward(reward),
-            "" if is_pilot else f"{format_reward(leg.expected)} {format_interval(leg.interval)}",
+            "" if is_pilot else f"{format_reward(leg.expected)}{format_interval(leg.interval)}",
         )
         rows.append(row)
     headings = ("run", "what", "n", "from C", "to C", "of the budget", "reward there", "expected of the end")
