@@ -74,6 +74,12 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
     raise InputError(f"{kind} plug-in {name!r}: {missing}; {expected}.{hint}")
 
 
+def require_constant(module: ModuleType, name: str) -> None:
+    """InputError where a plug-in lacks a constant that it needs beside its function."""
+    if not hasattr(module, name):
+        raise InputError(f"the plug-in {module.__name__} defines no {name}, which it needs (docs/extending.md).")
+
+
 def _import_first(paths: Sequence[str | Path], name: str, kind: str) -> ModuleType | None:
     """The first of the modules that exists; InputError where one exists and imports another that does not."""
     for path in paths:

@@ -3,6 +3,7 @@ themselves.
 """
 
 import sys
+import types
 from dataclasses import replace
 
 import pytest
@@ -195,6 +196,8 @@ def test_a_fork_adds_a_framework(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     assert rendered("my_fork_of_isojax.trainer") == "n: 16"
     sys.modules.pop("my_fork_of_isojax.trainer")
+    with pytest.raises(InputError, match="the plug-in fork defines no HOW_TO_RUN, which it needs"):
+        registry.require_constant(types.ModuleType("fork"), "HOW_TO_RUN")
     known = "isojax, maxtext, nemo_rl, openrlhf, trl, tunix, verl"
     with pytest.raises(InputError, match=f"exporters plug-in 'nemo': no such module; expected one of {known}"):
         rendered("nemo")

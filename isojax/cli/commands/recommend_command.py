@@ -85,6 +85,7 @@ def recommend(
     if growing and write is None:
         raise InputError("--growing writes the recommended schedule as a config; expected --write FILE with it.")
     exporter = registry.load("runs.exporters", framework or "isojax", "render")
+    registry.require_constant(exporter, "HOW_TO_RUN")
     if growing and not hasattr(exporter, "render_growing"):
         raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
     fit = read_fit(run, include_flagged)

@@ -15,7 +15,7 @@ from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
-from isojax.core.registry import load
+from isojax.core.registry import load, require_constant
 from isojax.core.tabular import DataRow, is_blank
 from isojax.runs.importers import csv
 from isojax.runs.ledger import write_run
@@ -51,6 +51,7 @@ def read_logs(
     _check_paths(paths)
     log_format = log_format or detect_format(paths)
     importer = load("runs.importers", log_format, "read")
+    require_constant(importer, "FIELDS")
     log_runs, notes, refusals = list[LogRun](), list[str](), list[InputError]()
     for path in paths:
         logs = logs_of_folder(path, importer) if path.is_dir() else [path]
@@ -65,7 +66,7 @@ def read_logs(
                 continue
             notes += [f"{table.source}: {note}" for table in tables for note in table.notes]
     if not log_runs:
-        raise refusals[0]
+        raise refusals[0] if refusals else InputError(f"the format {log_format} found no run in {paths[0]}.")
     log_runs, resumed_notes = join_resumed_runs(log_runs, resumed)
     runs, run_notes = to_run_records(log_runs)
     return ImportedRuns(tuple(runs), (*notes, *resumed_notes, *run_notes), tuple(map(str, refusals)))

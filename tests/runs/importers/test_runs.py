@@ -169,6 +169,18 @@ def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
     assert run.cell == Cell(8, 4, 0) and curve(run) == [(1, 32, 0.5), (2, 64, 0.6)]
 
 
+@pytest.mark.parametrize(
+    ("constant", "message"),
+    [("", "unfit0 defines no FIELDS"), ("FIELDS = {}", "the format unfit1 found no run in .*a")],
+)
+def test_a_format_without_fields_or_runs_is_refused(tmp_path, monkeypatch, logged, constant, message):
+    name = f"unfit{len(constant) > 0:d}"
+    (tmp_path / f"{name}.py").write_text(f"{constant}\ndef read(path):\n    return []\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message):
+        logged(name, {"a.txt": "x"})
+
+
 def test_what_is_asked_stands_instead_of_what_is_known(logged):
     rows = [{"step": 1, "reward": 0.5, "val": 0.25, "B_p": 7, "n": 2}]
     (run,) = logged("jsonl", rows, "B=8,avg@4=val").runs
