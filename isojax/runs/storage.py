@@ -227,11 +227,9 @@ class Lease:
         )
 
     def read_lock(self) -> dict[str, Any] | None:
-        """The holder; None also for the lock of `exclusive_lock`, which came with a folder that was copied there."""
+        """The holder; None also for the empty lock of `exclusive_lock`, in a folder that was copied there."""
         data = self._remote.read(LOCK_FILE)
-        with suppress(ValueError, TypeError, KeyError):
-            return None if data is None else {name: kind(json.loads(data)[name]) for name, kind in LOCK_FIELDS.items()}
-        return None
+        return {name: kind(json.loads(data)[name]) for name, kind in LOCK_FIELDS.items()} if data else None
 
     def _write_lock(self) -> None:
         now = time.time()
@@ -262,7 +260,9 @@ def _holder_name(lock: dict[str, Any]) -> str:
 
 
 def is_leased(remote: RemoteFolder) -> bool:
-    lock = remote.call_with_timeout(Lease(remote).read_lock)
+    lock = None
+    with suppress(ValueError, TypeError, KeyError):  # what is no lease
+        lock = remote.call_with_timeout(Lease(remote).read_lock)
     return lock is not None and not (_holder_is_dead(lock) or _is_stale(lock))
 
 
