@@ -30,6 +30,18 @@ CONFIG = {
     },
     "sweep": {"B_p": [8], "n": [2, 4], "B_max": 64, "seeds": 1, "budget": 2500},
 }
+# A process that runs commands one after another.
+COMMANDS = """\
+import json, sys
+from isojax.cli.app import main
+for words in json.loads(sys.argv[1]):
+    sys.argv = ["isojax", *words]
+    try:
+        main()
+    except SystemExit as ended:
+        if ended.code:
+            raise
+"""
 TEXT_CONFIG = CHAT_CONFIG | {
     "sweep": {**CHAT_CONFIG["sweep"], "decode_slots": 8, "microbatch": 8, "prefill_batch": 4},
     "run": {"verifier_workers": 1, "cells_at_once": 1, "compilation_cache": False},
@@ -64,9 +76,9 @@ def make_corpus(folder: Path, with_trained_runs: bool = True) -> None:
     _make_parquet(folder / "parquet")
     _make_spending(folder / "runs" / "tiny", folder / "runs" / "spent")
     trainings = [["train", "text.yaml"], ["train", "text.yaml", "name=lora", "cell.model.lora.rank=2"]]
-    for words in (["fit", "runs/tiny", "--replicates", "20"], *(trainings if with_trained_runs else [])):
-        command = "import sys; sys.argv[0] = 'isojax'; from isojax.cli.app import main; main()"
-        subprocess.run([sys.executable, "-c", command, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    commands = [["fit", "runs/tiny", "--replicates", "20"], *(trainings if with_trained_runs else [])]
+    words = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    subprocess.run(words, cwd=folder, check=True, stdout=subprocess.DEVNULL)
 
 
 def reward(C: int, n: int) -> float:
