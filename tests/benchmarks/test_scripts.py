@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,10 +191,11 @@ def test_gsm8k_verifier(scripts: Scripts, tmp_path: Path) -> None:
 
 
 def test_fit_speed(scripts: Scripts) -> None:
-    """20 cells by 2 seeds, of 1 + 20 evaluations each."""
-    (line,) = scripts("fit_speed", "--replicates", 2, "--problems", 8, EVALUATIONS=20)
-    assert (line["runs"], line["replicates"]) == (40, 2)
-    assert line["evaluations"] == 40 * 21
+    """6 cells by 2 seeds, of 1 + 20 evaluations each."""
+    sizes = {"N": (4, 8, 16), "B_P": (16, 32), "EVALUATIONS": 20, "BUDGETS": 10}
+    (line,) = scripts("fit_speed", "--replicates", 2, "--problems", 8, **sizes)
+    assert (line["runs"], line["replicates"]) == (12, 2)
+    assert line["evaluations"] == 12 * 21
 
 
 def test_quote_coverage(scripts: Scripts) -> None:
@@ -274,7 +276,8 @@ def test_what_staleness_costs(scripts: Scripts, tmp_path: Path) -> None:
 
 
 def test_cost(scripts: Scripts) -> None:
-    (line,) = scripts("cost", "--factors", "T", "--values", 1, "--repeats", 1)
+    small = partial(importlib.import_module("cost").Sizes, model=2, V=256, P=8)
+    (line,) = scripts("cost", "--factors", "T", "--values", 1, "--repeats", 1, Sizes=small)
     assert line["values"] == [16] and line["rollouts"][0] > 0 and line["update"][0] > 0
 
 
