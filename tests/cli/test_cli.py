@@ -125,7 +125,8 @@ def test_fit_recommend_and_report_load_no_jax(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "runs" / "known", (2, 8))
     program = (
         "import sys\nfrom isojax.cli.app import main\n"
-        "for words in (['fit', RUN, '--json'], ['recommend', RUN, '--budget', '1e5', '--json'], ['report', RUN]):\n"
+        "FIT = ['fit', RUN, '--replicates', '20', '--json']\n"
+        "for words in (FIT, ['recommend', RUN, '--budget', '1e5', '--json'], ['report', RUN]):\n"
         "    sys.argv = ['isojax', *words]\n"
         "    try:\n        main()\n    except SystemExit as e:\n        assert e.code == 0, words\n"
         "print([m for m in ('jax', 'jaxlib', 'flax') if m in sys.modules], file=sys.stderr)\n"

@@ -63,27 +63,27 @@ def test_noisy_world_is_recovered(mode, low, high):
 def test_the_bias_of_paper_mode_is_stated():
     runs = world(curve=lambda B_p, n: Hill(0.3, 0.32, 2.0, 1100.0), seeds=3).runs
     (flag,) = flagged(fit(runs, mode="paper"), "paper mode")
-    assert flag.code == "records_overshoot" and not flagged(fit(runs), "paper mode")
+    assert flag.code == "records_overshoot" and not flagged(fit(runs, replicates=0), "paper mode")
 
 
 def test_same_bytes_whatever_the_order():
     runs = world(B_p=(16, 64), n=(2, 8, 32)).runs
-    first = fit(runs).model_dump_json()
-    assert first == fit(runs[::-1]).model_dump_json()
+    first = fit(runs, replicates=100).model_dump_json()
+    assert first == fit(runs[::-1], replicates=100).model_dump_json()
     assert str(ROOT) not in first
 
 
 @pytest.mark.slow
 def test_derived_metrics_and_other_axes():
     w = world()
-    best, worst = fit(w.runs, "best@2"), fit(w.runs, "worst@4")
-    tokens, rollouts = fit(w.runs, compute="tokens"), fit(w.runs)
+    best, worst = fit(w.runs, "best@2", replicates=0), fit(w.runs, "worst@4", replicates=0)
+    tokens, rollouts = fit(w.runs, compute="tokens", replicates=0), fit(w.runs, replicates=0)
     assert best.base_reward > rollouts.base_reward > worst.base_reward
     assert [c.C for c in tokens.joint.crossovers] == pytest.approx(
         [8 * c.C for c in rollouts.joint.crossovers], rel=1e-3
     )  # 8 a rollout
     hours = [replace(r, device_hours=tuple(1 + p.rollouts / 3600 for p in r.points)) for r in w.runs]
-    result = [c.C for c in fit(hours, compute="device_hours").joint.crossovers]
+    result = [c.C for c in fit(hours, compute="device_hours", replicates=0).joint.crossovers]
     assert result == pytest.approx([c.C / 3600 for c in rollouts.joint.crossovers], rel=1e-3)
 
 
