@@ -79,7 +79,7 @@ def test_halting_marks_of_curves_that_are_known():
     """16x16 with M = 390: a quarter is M = 97, half 195. Draws of A have a standard deviation of .02, a new run .010
     and its evaluation .008 around them.
     """
-    r = recommend(document(sd=0.02, replicates=20_000), 1e5)
+    r = recommend(document(sd=0.02, replicates=6000), 1e5)
     assert [(mark.M, mark.C) for mark in r.halting_marks] == [(97, 97 * 256), (195, 195 * 256)]
     rng, below = np.random.default_rng(1), np.zeros(20_000, dtype=bool)
     A = 0.7 + 0.02 * rng.standard_normal(20_000)  # true plateaus, each of a run with luck of its own
