@@ -15,6 +15,7 @@ from tests.compiler import AS_USERS_DO, flags
 from tests.runs.test_loggers import curves, event_file
 
 HALF_DONE, LINES = "8x2-s1", 5  # the second of four cells, killed with so many of its 13 lines written
+FIT_CLOCKS = ("fit", "runs/tiny", "--compute", "device_hours", "--replicates", "10", "--json")
 
 
 def kill_in_mid_cell(isojax: Any, *words: str) -> None:
@@ -37,9 +38,7 @@ def check_unbroken(isojax: Any, whole: Any, resumed: str, kept: dict[str, Any]) 
     assert resumed.count("done before") == 1
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
-    isojax.quick_ok(
-        "fit", "runs/tiny", "--compute", "device_hours", "--json"
-    )  # the clocks next to the records are complete too
+    isojax.quick_ok(*FIT_CLOCKS)  # the clocks next to the records are complete too
     for cell in isojax.ledgers():
         check_curves(isojax, cell)
 
@@ -95,7 +94,7 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
     done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0")
     assert "the ledger lacks an evaluation before it; moved to" in " ".join(done.stderr.split())
     assert isojax.ledgers() == whole.ledgers()
-    isojax.quick_ok("fit", "runs/tiny", "--compute", "device_hours", "--json")
+    isojax.quick_ok(*FIT_CLOCKS)
 
 
 def test_killed_before_anything_was_written(isojax: Any) -> None:
