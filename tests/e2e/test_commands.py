@@ -32,7 +32,10 @@ def test_fit_prints_one_document_which_it_also_writes(isojax: Any, whole: Any) -
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     by_tokens = json.loads(
         isojax.quick_ok(
-            "fit", "runs/tiny/cells/8x2-s0", "runs/tiny/cells/8x4-s0", "--compute", "tokens", "--json"
+            "fit",
+            "runs/tiny/cells/8x2-s0",
+            "runs/tiny/cells/8x4-s0",
+            *("--compute", "tokens", "--replicates", "10", "--json"),
         ).stdout
     )
     assert [c["n"] for c in by_tokens["curves"]] == [2, 4]

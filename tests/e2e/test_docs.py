@@ -25,6 +25,7 @@ SMALL = (
     (r"sweep\.budget=\d+", "sweep.budget=700"),
     (r"--budget \S+", "--budget 700"),
     ("--validate", "--validate --replicates 10"),
+    (r"^(isojax fit runs/(?!.*--replicates).*)", r"\1 --replicates 20"),
     (r"cell\.data\.candidates=\d+", "cell.data.candidates=300"),
 )
 # A sweep for every page: commands that run and end, whatever it finds.
