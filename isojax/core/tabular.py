@@ -155,9 +155,7 @@ def check_unique_rows(table: DataTable, key_columns: Sequence[str]) -> None:
         earlier_row = row_by_key.setdefault(key, row)
         if earlier_row is not row:
             key_text = ", ".join(f"{name} = {_cell_text(row.values.get(name))}" for name in key_columns)
-            raise InputError(
-                f"{row.location}: {key_text}, as in {earlier_row.position} already; remove one of the two."
-            )
+            raise InputError(f"{row.location}: {key_text}, as in {earlier_row.position} already; remove one of them.")
 
 
 def _cell_text(value: Any) -> str:

@@ -41,8 +41,7 @@ class Look:
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """What the evaluations so far say of the end. interval and forecast are None before the first look; interval is
-    of LEVEL at all looks together."""
+    """What the evaluations so far say of the end, with an interval of LEVEL at all looks together."""
 
     C: float
     C_end: float

@@ -1,5 +1,4 @@
-"""`isojax report`: the figures and the page of a sweep; and what follows the cells of `isojax launch`: their fit, the
-recommendations, the gains and the report."""
+"""`isojax report`: figures and page of a sweep; after `isojax launch`: its fit, recommendations, gains and report."""
 
 from collections.abc import Sequence
 from pathlib import Path

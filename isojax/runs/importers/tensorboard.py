@@ -38,15 +38,11 @@ def find_logs(folder: Path) -> list[Path]:
 def read(path: Path) -> list[LogTable]:
     """An event file, or the event files of a folder, as one run."""
     files = sorted(path.glob(EVENT_FILE_PATTERN)) if path.is_dir() else [path]
-    # A run that was killed before its first flush leaves an empty file.
-    return [_read_run(str(path), [file for file in files if file.stat().st_size] or files)]
-
-
-def _read_run(source: str, files: list[Path]) -> LogTable:
     series: ScalarSeries = defaultdict(list)
     config: dict[str, Any] = {}
     notes: list[str] = []
-    for file in files:
+    # A run that was killed before its first flush leaves an empty file.
+    for file in [file for file in files if file.stat().st_size] or files:
         relogged = 0
         for tag, points in _read_series(file, config, notes).items():
             if series[tag] and points[0][0] <= series[tag][0][0] < series[tag][-1][0]:
@@ -60,7 +56,7 @@ def _read_run(source: str, files: list[Path]) -> LogTable:
         if relogged:
             notes.append(f"{relogged} values that {file.name} logs again, after a restart, are taken from there")
     if not series:
-        raise InputError(f"{source} holds no scalar: nothing was logged in this run. Leave it out.")
+        raise InputError(f"{path} holds no scalar: nothing was logged in this run. Leave it out.")
     # One row per step, and a further one for a tag that was logged twice at a step.
     values_at: dict[tuple[int, int], dict[str, float]] = {}  # (step, values that the tag had there before) -> by tag
     clock = "rollouts" if "M" in series else "step"  # isojax's own files have the tag M, and C for the step
@@ -69,8 +65,8 @@ def _read_run(source: str, files: list[Path]) -> LogTable:
         for step, value in points:
             values_at.setdefault((step, repeats[step]), {clock: step})[tag] = value
             repeats[step] += 1
-    rows = tuple(DataRow(source, f"step {step}", values) for (step, _), values in sorted(values_at.items()))
-    return LogTable(source, rows, config | trl.rollouts_per_step(config), notes=tuple(notes))
+    rows = tuple(DataRow(str(path), f"step {step}", values) for (step, _), values in sorted(values_at.items()))
+    return [LogTable(str(path), rows, config | trl.rollouts_per_step(config), notes=tuple(notes))]
 
 
 def _read_series(file: Path, config: dict[str, Any], notes: list[str]) -> ScalarSeries:

@@ -89,9 +89,7 @@ def _state_file(path: Path) -> Path:
     numbered = {file.parent.name.removeprefix("checkpoint-"): file for file in path.glob(f"checkpoint-*/{STATE_FILE}")}
     updates = sorted(filter(str.isdecimal, numbered), key=int)
     if not updates:
-        raise InputError(
-            f"{path} holds no {STATE_FILE} and no checkpoint-*/{STATE_FILE}; expected a checkpoint of a TRL run."
-        )
+        raise InputError(f"{path} holds no {STATE_FILE}, nor does a checkpoint-* in it; expected a TRL run's folder.")
     return numbered[updates[-1]]
 
 

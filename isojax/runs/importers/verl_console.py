@@ -81,8 +81,7 @@ def _plain(text: str) -> tuple[str, str]:
 
 
 def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
-    """ "actor/lr:0.001 - critic/score/mean:0.5" -> tag -> value; what is no number is left out, and of a torn line what
-    may lack digits."""
+    """ "actor/lr:0.001 - critic/score/mean:0.5" -> the number of each tag; of a torn line without its last."""
     pieces = text.split(" - ")
     values = {}
     for piece in pieces[:-1] if is_torn else pieces:

@@ -73,8 +73,7 @@ def point_scalars(point: EvalPoint) -> dict[str, float]:
 
 
 def cell_hparams(cell: Cell, config: Config) -> dict[str, object]:
-    """The settings of this cell: B_p and n, or the schedule that changes them, its seed, and `cell` of the config by
-    dotted names."""
+    """The settings of this cell: B_p and n, or their schedule, its seed, and `cell` of the config by dotted names."""
     fixed = {"B_p": cell.B_p, "n": cell.n}
     settings = {"schedule": schedule_text(cell.stages, cell.n_max)} if cell.schedule else fixed
     return {**settings, "seed": cell.seed, **dict(flatten(config.cell.model_dump(mode="json")))}

@@ -17,8 +17,7 @@ from isojax.runs.logs.log_table import FIELD_HELP, LogTable
 
 # The lowest value of each field that is a whole number.
 LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p": 1, "B": 1, "samples": 1, "devices": 1}
-# `metric:NAME=COLUMN` is a further validation metric; `train:NAME=COLUMN` a further training metric; avg@4=COLUMN is
-# metric:avg@4=COLUMN.
+# Of a further validation metric, metric:NAME (avg@4 is short for metric:avg@4), and of a further training metric.
 METRIC_PREFIXES = ("metric:", "train:")
 CONSTANT_FIELDS = ("n", "B_p", "B", "sampled_B_p", "seed", "run", "samples", "devices", "scale")  # may be a number
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
@@ -90,8 +89,7 @@ class ColumnMap:
         return number if lowest is None else int(number)
 
     def _read_counts(self, value: Any, row: DataRow) -> RewardSums:
-        """The correct rollouts of each problem, each in 0..samples, from a list or its text ("[1, 0, 4]"); floats where
-        one is not whole, as sums of graded rewards are."""
+        """The correct rollouts of each problem, of a list or its text ("[1, 0, 4]"); floats where one is not whole."""
         samples = self.read("samples", row)
         try:
             counts: Any = json.loads(value) if isinstance(value, str) else value
@@ -114,15 +112,11 @@ def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
             name, equals, column = (piece.strip() for piece in assignment.partition("="))
             field = f"metric:{name}" if METRIC_AT_K.fullmatch(name) else name
             if not equals or not column:
-                raise InputError(
-                    f"--map: given {assignment!r}, expected FIELD=COLUMN or FIELD=NUMBER, as reward=val/acc or n=16."
-                )
+                raise InputError(f"--map: given {assignment!r}, expected FIELD=COLUMN, as reward=val/acc, or n=16.")
             if field not in FIELD_HELP and not (field.startswith(METRIC_PREFIXES) and field.partition(":")[2]):
                 (nearest,) = nearest_names(field, list(FIELD_HELP))
-                known_fields = ", ".join([*FIELD_HELP, "metric:NAME", "train:NAME"])
-                raise InputError(
-                    f"--map: no field {field!r}; the nearest is {nearest!r}, expected one of {known_fields}."
-                )
+                known = ", ".join([*FIELD_HELP, "metric:NAME", "train:NAME"])
+                raise InputError(f"--map: no field {field!r}; the nearest is {nearest!r}, expected one of {known}.")
             if field in field_map:
                 raise InputError(f"--map: {name} is given twice ({field_map[field]!r} and {column!r}), expected once.")
             field_map[field] = column
@@ -142,6 +136,7 @@ _SUGGESTIONS = {
 }
 _VALIDATION_COLUMN = re.compile(r"val(?!ue)|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
 _TRAINING_COLUMN = re.compile(r"(train|rewards|actor|critic)[/_]", re.IGNORECASE)
+_DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")  # by which torch and transformers name a folder
 _NO_REWARD = re.compile(r"(?i)(?:\b|_)(std|min|max|num|len)(?:\b|_)|length|time|step|epoch|loss|rat[ei]|per_|interval")
 
 
@@ -176,10 +171,6 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
     column_map = ColumnMap(table, {**columns, **detected}, constants, frozenset(detected))
     _require_fields(column_map, table)
     return column_map
-
-
-# As torch and transformers name a run's folder of event files, within that of its experiment.
-_DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")
 
 
 def _constant(field: str, text: str, table: LogTable) -> float | int:
@@ -302,9 +293,7 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
         hints = (f"no column is known to be {x} ({FIELD_HELP[x]}); type {_mapping_hint(x, table)}" for x in missing)
         raise InputError(f"{table.source}: {'; '.join(hints)}. The columns are {list_some(table.columns)}.")
     if "counts" in column_map and "samples" not in column_map:
-        raise InputError(
-            f"{table.source}: counts are of so many rollouts per problem; say how many, as --map samples=4."
-        )
+        raise InputError(f"{table.source}: say of how many rollouts per problem counts are, as --map samples=4.")
 
 
 def _mapping_hint(field: str, table: LogTable) -> str:

@@ -153,9 +153,8 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     # A row with neither a validation metric nor the step is a training row whose steps are in another column.
     rows = [row for row in rows if not all(is_blank(column_map.cell_value(name, row)) for name in needed)]
     if not rows:
-        raise InputError(
-            f"{table.rows[0].location}: no row from there on has {', '.join(metric_columns)}. Name columns with --map."
-        )
+        missing = ", ".join(metric_columns)
+        raise InputError(f"{table.rows[0].location}: no row from there on has {missing}. Name columns with --map.")
     runs: dict[object, LogRun] = {}
     run_of_row: list[LogRun] = []
     for row in rows:

@@ -77,9 +77,7 @@ def read_run_record(
         entries_since_evaluation = []
     if not points:
         columns = ", ".join(column for name, column in column_map.columns.items() if is_validation(name))
-        raise InputError(
-            f"{rows[0].location}: the run that begins there has no value of {columns}; expected an evaluation."
-        )
+        raise InputError(f"{rows[0].location}: the run from there on has no {columns}; expected an evaluation.")
     notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(entries, column_map)
     if entries_since_evaluation:
         notes.append(f"{len(entries_since_evaluation)} training rows after the last evaluation are left out")
@@ -182,8 +180,7 @@ def _mean_train_metrics(entries: Sequence[StepEntry]) -> dict[str, float]:
 
 
 def _cumulative_rollouts(entries: Sequence[StepEntry], column_map: ColumnMap, cell: Cell) -> list[int]:
-    """C at each entry: as logged (a training row without it has that of the row before), else the sampled batches, or
-    the steps, x B_p x n."""
+    """C at each entry: as logged (of a training row without it, as before), else sampled batches, or steps, x B_p n."""
     if "rollouts" not in column_map:
         batches = _sum_over_steps(entries, "sampled_batches")
         prompts = column_map.read("sampled_B_p", entries[0].first_row) if batches else cell.B_p
@@ -220,8 +217,7 @@ def _hours_of_steps(entries: Sequence[StepEntry], column_map: ColumnMap) -> list
 
 
 def _sum_over_steps(entries: Sequence[StepEntry], name: str) -> list[float]:
-    """The sum of a field's values up to each entry, a step without one counted as the mean of the others; empty where
-    no step has a value, or one is negative."""
+    """The sum of a field's values up to each entry, the mean for a step without one; empty where none is known."""
     known = [entry.values[name] for entry in entries if name in entry.values]
     if min(known, default=-1) < 0:
         return []
@@ -247,15 +243,14 @@ def _cumulative_sum(name: str, entry: StepEntry, earlier_value: float) -> Any:
 
 def _metrics_without_steps(entries: Sequence[StepEntry], column_map: ColumnMap) -> list[str]:
     """A note of each training metric of a --map that no entry has, as its rows have another column for the step."""
-    logged = {name for entry in entries for name in entry.values} | column_map.detected
+    known = {name for entry in entries for name in entry.values} | column_map.detected
     step, notes = column_map.columns[column_map.clock_field], list[str]()
-    for name, column in column_map.columns.items():
-        if name not in logged and (is_training(name) or name == "step_seconds"):
-            rows = [row.values for row in column_map.table.rows if not is_blank(row.values.get(column))]
-            if rows and all(is_blank(values.get(step)) for values in rows):
-                names = [x for x, value in rows[0].items() if "step" in x and not is_blank(value) and x != "_step"]
-                use = f"to use them: --map step={names[0] if names else 'COLUMN'}"
-                notes.append(f"{len(rows)} rows with {column} have no {step} and are left out; {use}")
+    for column in (x for name, x in column_map.columns.items() if is_training(name) and name not in known):
+        rows = [row.values for row in column_map.table.rows if not is_blank(row.values.get(column))]
+        if rows and all(is_blank(values.get(step)) for values in rows):
+            others = [x for x, value in rows[0].items() if "step" in x and x != "_step" and not is_blank(value)]
+            use = f"to use them: --map step={(*others, 'COLUMN')[0]}"
+            notes.append(f"{len(rows)} rows with {column} have no {step} and are left out; {use}")
     return notes
 
 

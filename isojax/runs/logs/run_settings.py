@@ -35,8 +35,7 @@ def read_settings(path: Path) -> RunSettings:
 
 
 def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
-    """What the settings say of a log's run, by its name, its id, its path, its file or a folder of it; InputError where
-    nothing does. Empty where there are no settings."""
+    """What the settings, if any, say of a run by its name, id, path, file or a folder of it; InputError for nothing."""
     if not settings:
         return {}
     path = Path(table.source)

@@ -174,7 +174,7 @@ def test_different_metrics_are_not_one_sweep(logged):
         (["n=2,B_p=2"], r"no column is known to be reward .*type --map reward=val/acc \(the nearest\)"),
         (["reward=val/acc,n=n{},B_p=2"], r"--map n=n\{\}: .*log\.jsonl has no number there, and in its name no word"),
         (["reward=val/acc,n=2,B_p=2,scale=val/acc"], "expected a number, such as scale=0.01"),
-        (["counts=right,n=2,B_p=2"], "counts are of so many rollouts per problem"),
+        (["counts=right,n=2,B_p=2"], "say of how many rollouts per problem counts are"),
     ],
 )
 def test_maps_that_cannot_be_followed_teach_what_to_type(logged, maps, match):
