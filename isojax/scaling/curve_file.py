@@ -14,8 +14,10 @@ from isojax.scaling.checks.forecast import MIN_VISIBLE
 from isojax.scaling.curves.single_run import MAX_FITTED_POINTS, MIN_POINTS, RunPoints, RunPosterior, sample_posterior
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, SEED, TAILS, central_band, central_interval
+from isojax.scaling.law.points_file import describe_mixtures
 from isojax.scaling.tracks import FloatArray
 
+SETTINGS = ("n", "B_p", "B")  # of which a curve has one value each
 FEW_POINTS = 10
 END_POINTS = 3  # distinct C whose mean is "at the end"
 CLEAR_AUTOCORRELATION = 0.3  # of the noise: flagged where the interval is above it
@@ -49,7 +51,9 @@ def fit_curve_file(
     quarter predicts of the rest; None where it has too few points), beyond (errors are curve minus measured; None
     without `below`) and flags; and what was read. interval_at_end includes the noise of the evaluations at the end.
     InputError for too few points, none beyond `below`, or a file that cannot be used, with its line."""
-    file_points = _read_points(filter_rows(read_table(path), filters), x_column, y_column, group)
+    table = filter_rows(read_table(path), filters)
+    mixtures = list(describe_mixtures(table, [x for x in SETTINGS if x in table.columns], filters, "curve"))
+    file_points = _read_points(table, x_column, y_column, group, mixtures)
     points = file_points.points
     in_fit = np.ones(len(points.C), dtype=bool) if below is None else points.C <= below
     fitted_points = points.select(in_fit)
@@ -67,11 +71,13 @@ def fit_curve_file(
         "trial": trial,
         "beyond": None if below is None else _prediction_errors(posterior, points.select(~in_fit)),
     }
-    document["flags"] = list(_flags(posterior, fitted_points, document, file_points.rows_without_reward))
+    document["flags"] = [*mixtures, *_flags(posterior, fitted_points, document, file_points.rows_without_reward)]
     return document, file_points
 
 
-def _read_points(table: DataTable, x_column: str, y_column: str, group: str | None) -> CurveFilePoints:
+def _read_points(
+    table: DataTable, x_column: str, y_column: str, group: str | None, mixtures: Sequence[str]
+) -> CurveFilePoints:
     require_column(table, x_column)
     require_column(table, y_column)
     rows_with_reward = tuple(row for row in table.rows if not is_blank(row.values.get(y_column)))
@@ -88,8 +94,9 @@ def _read_points(table: DataTable, x_column: str, y_column: str, group: str | No
     try:
         check_unique_rows(reward_table, (x_column,) if group is None else (group, x_column))
     except InputError as e:
-        hint = " Where the file holds several seeds, name the column that distinguishes them with --group."
-        raise InputError(f"{e}{hint if group is None else ''}") from e
+        hint = "Where the file holds several seeds, name the column that distinguishes them with --group."
+        hints = [*mixtures, *([hint] if group is None else [])]
+        raise InputError(" ".join([str(e), *hints[:1]])) from e
     index_of_seed = {label: i for i, label in enumerate(dict.fromkeys(seed_labels))}
     seed_names, run_index = tuple(index_of_seed), np.array([index_of_seed[label] for label in seed_labels])
     order = np.lexsort((C, run_index))

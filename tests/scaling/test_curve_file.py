@@ -87,6 +87,17 @@ def test_flags_say_what_the_points_do_not_carry(tmp_path):
     assert "autocorrelated" in flags([(c, r + 0.02 * np.sin(i / 2)) for i, (c, r) in enumerate(slow)])
 
 
+def test_a_file_of_several_n_is_no_file_of_seeds(tmp_path):
+    """Where their C differ, nothing else would show that one curve goes through both."""
+    rows = [(c + n, r, n) for n in (4, 8) for c, r in rows_of(6)]
+    path = write(tmp_path, rows, "rollouts,acc,n")
+    mixture = "the points mix n = 4, 8 in one curve; --where n=4 takes one of them"
+    assert mixture in fit_curve_file(path, "rollouts", "acc")[0]["flags"]
+    path = write(tmp_path, [(c - n, r, n) for c, r, n in rows], "rollouts,acc,n")
+    with pytest.raises(InputError, match=f"remove one of them. {mixture}"):
+        fit_curve_file(path, "rollouts", "acc")
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "said"),
     [

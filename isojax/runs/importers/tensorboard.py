@@ -117,9 +117,7 @@ def _read_events(file: Path, notes: list[str]) -> Iterator[Any]:
             break
         length, checksum = RECORD_HEADER.unpack_from(data, offset)
         if masked_crc32c(data[offset : offset + 8]) != checksum:
-            raise InputError(
-                f"{file} is no event file, or damaged at byte {offset}; copy it again from where the run was."
-            )
+            raise InputError(f"{file} is no event file, or damaged at byte {offset}; copy it again from the run.")
         end = start + length
         if end + RECORD_FOOTER.size > len(data):
             break

@@ -195,10 +195,8 @@ def _row_settings(row: DataRow, column_map: ColumnMap) -> dict[str, Any]:
     if "B_p" in column_map:
         B_p = column_map.read("B_p", row)
         if "B" in column_map and (B := column_map.read("B", row)) != B_p * n:
-            raise InputError(
-                f"{row.location}: B = {B}, but B_p n = {B_p * n}. Correct one, or name one that is right: --map B_p="
-                "COLUMN or --map B=COLUMN."
-            )
+            problem = f"{row.location}: B = {B}, but B_p n = {B_p * n}"
+            raise InputError(f"{problem}. Correct one, or name one that is right: --map B_p=COLUMN or B=COLUMN.")
         return {"B_p": B_p, "n": n, "seed": seed}
     B = column_map.read("B", row)
     if B % n:

@@ -234,10 +234,8 @@ def _cumulative_sum(name: str, entry: StepEntry, earlier_value: float) -> Any:
     """A logged sum at an evaluation; InputError where it is missing, or below that of the evaluation before."""
     value = entry.require(name)
     if value < earlier_value:
-        raise InputError(
-            f"{entry.column_map.describe_cell(name, entry.first_row)} is {value:g} after {earlier_value:g}; expected a"
-            " cumulative sum, which never falls. Correct it."
-        )
+        cell = entry.column_map.describe_cell(name, entry.first_row)
+        raise InputError(f"{cell} is {value:g} after {earlier_value:g}; expected a cumulative sum, which never falls.")
     return value
 
 

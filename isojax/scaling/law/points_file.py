@@ -63,7 +63,7 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
         document |= {**dict.fromkeys(("n_star", "rmse", "intervals")), "flags": [text]}
     else:
         document |= _fit_points(C, n, mode)
-    document["flags"] = [*_mixture_flags(table, settings, filters), *document["flags"]]
+    document["flags"] = [*describe_mixtures(table, settings, filters, "law"), *document["flags"]]
     return document
 
 
@@ -124,14 +124,14 @@ def _setting_columns(table: DataTable) -> list[str]:
     return [c for c in table.columns if c not in POINT_COLUMNS and (c in SETTING_COLUMNS or is_text(c))]
 
 
-def _mixture_flags(table: DataTable, settings: Sequence[str], filters: Sequence[str]) -> Iterator[str]:
-    """Several values of one setting in one law."""
+def describe_mixtures(table: DataTable, settings: Sequence[str], filters: Sequence[str], fitted: str) -> Iterator[str]:
+    """Several values of one setting in one law or curve."""
     filtered_columns = {text.partition("=")[0].strip() for text in filters}
     for name in (s for s in settings if s not in filtered_columns):
         values = [str(row.values.get(name)) for row in table.rows if not is_blank(row.values.get(name))]
         distinct_values = list(dict.fromkeys(values))
         if 1 < len(distinct_values) <= min(MAX_SETTING_VALUES, len(values) // 2):
-            mixture = f"the points mix {name} = {', '.join(distinct_values)} in one law"
+            mixture = f"the points mix {name} = {', '.join(distinct_values)} in one {fitted}"
             yield f"{mixture}; --where {name}={distinct_values[0]} takes one of them"
 
 
