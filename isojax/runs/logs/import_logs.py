@@ -294,7 +294,7 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
                 if len(values := {str(config.get(name)) for config in configs}) > 1:
                     yield f"these differ in {name} ({', '.join(sorted(values))}), so are they no seeds of one setting?"
             if any(run.column_map.read(run.column_map.clock_field, run.rows[0]) > 1 for run in unseeded_runs):
-                yield "some of these begin late; add --resumed where one goes on with another, of the same name or seed"
+                yield "some begin late; where one goes on with another, add --resumed, and without a name --map seed=0"
 
 
 def _reject_copies(runs: Sequence[RunRecord]) -> None:

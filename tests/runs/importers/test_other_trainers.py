@@ -78,7 +78,8 @@ def test_two_printed_dicts_are_no_csv_and_rows_of_numbers_are(tmp_path):
 def test_a_run_that_begins_late_may_be_a_resumed_one(logged):
     part = "step,acc\n{},0.5\n{},0.6\n"
     result = logged("csv", {"a.csv": part.format(0, 5), "b.csv": part.format(5, 10)}, "reward=acc", SETTINGS)
-    assert any("add --resumed where one goes on with another" in note for note in result.notes)
+    hint = "where one goes on with another, add --resumed, and without a name --map seed=0"
+    assert any(hint in note for note in result.notes)
     result = logged("csv", {"a.csv": part.format(0, 5), "b.csv": part.format(0, 6)}, "reward=acc", SETTINGS)
     assert not any("--resumed" in note for note in result.notes)
 
