@@ -75,9 +75,8 @@ def check_number(
         raise InputError(f"{cell} is missing or empty; expected {expected}. Fill the cell in, or remove the row.")
     number = parse_number(cell_value)
     if number is None:
-        raise InputError(
-            f"{cell} is {cell_value!r}; expected a number such as 0.25 or 2.5e5, without unit and thousands separator."
-        )
+        form = "a number such as 0.25 or 2.5e5, without unit and thousands separator"
+        raise InputError(f"{cell} is {cell_value!r}; expected {form}.")
     is_too_low = minimum is not None and number < minimum
     requirement = ""
     if not math.isfinite(number):

@@ -57,11 +57,10 @@ class ColumnMap:
         return min(filter(is_validation, self.columns), key=lambda field: (field != "reward", field != "counts"))
 
     def ledger_name(self, field: str) -> str:
-        """A validation metric's name in the ledger: NAME of metric:NAME, else the column's, with avg@k for mean@k."""
-        if field == "counts":
-            return "correct counts"
+        """A metric's name in the ledger: NAME of metric:NAME, else the reward's column, with avg@k for mean@k."""
         if field != "reward":
-            return field.removeprefix("metric:")
+            other_names = {"counts": "correct counts", "train_reward": "reward"}
+            return other_names.get(field, field.removeprefix("metric:").removeprefix("train:"))
         match = _MEAN_AT_K.search(self.columns[field])
         return f"avg@{match[1]}" if match else self.columns[field]
 
@@ -292,6 +291,12 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
     if missing:
         hints = (f"no column is known to be {x} ({FIELD_HELP[x]}); type {_mapping_hint(x, table)}" for x in missing)
         raise InputError(f"{table.source}: {'; '.join(hints)}. The columns are {list_some(table.columns)}.")
+    field_by_name: dict[tuple[str, bool], str] = {}
+    for field in column_map.metric_fields:
+        name = column_map.ledger_name(field)
+        if (other := field_by_name.setdefault((name, is_training(field)), field)) != field:
+            rename = f"--map {'train' if is_training(field) else 'metric'}:NAME={column_map.columns[field]}"
+            raise InputError(f"{table.source}: {other} and {field} are both called {name} in a ledger; type {rename}.")
     if "counts" in column_map and "samples" not in column_map:
         raise InputError(f"{table.source}: say of how many rollouts per problem counts are, as --map samples=4.")
 

@@ -306,6 +306,5 @@ def _reject_copies(runs: Sequence[RunRecord]) -> None:
         shared = min(len(a.points), len(b.points))
         is_constant = len({repr(point.metrics) for point in a.points[:shared]}) == 1  # so may be two runs of all 0
         if shared > 1 and not is_constant and a.points[:shared] == b.points[:shared]:
-            raise InputError(
-                f"{a.source} and {b.source} hold the same run of B_p = {a.cell.B_p}, n = {a.cell.n}; leave one out."
-            )
+            run = f"run of B_p = {a.cell.B_p}, n = {a.cell.n}"
+            raise InputError(f"{a.source} and {b.source} hold the same {run}; leave one out.")

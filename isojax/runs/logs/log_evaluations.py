@@ -174,8 +174,7 @@ def _mean_train_metrics(entries: Sequence[StepEntry]) -> dict[str, float]:
     for entry in entries:
         for name, value in entry.values.items():
             if is_training(name):
-                ledger_name = "reward" if name == "train_reward" else name.removeprefix("train:")
-                values_by_metric[ledger_name].append(value)
+                values_by_metric[entry.column_map.ledger_name(name)].append(value)
     return {name: sum(values) / len(values) for name, values in values_by_metric.items()}
 
 

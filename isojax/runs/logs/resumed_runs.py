@@ -85,8 +85,7 @@ def _join(parts: Sequence[LogRun]) -> LogRun:
 def _keep_latest(
     parts: Sequence[Sequence[DataRow]], column_map: ColumnMap, split_falls: bool
 ) -> tuple[list[DataRow], int]:
-    """(the rows without those that a later part logged again, how many were); a part also begins where the clock falls,
-    or repeats a value, if `split_falls`."""
+    """(the rows that no later part repeats, how many others); a part also begins at a fall if `split_falls`."""
     kept: list[tuple[int, DataRow]] = []
     dropped = 0
     # W&B's count of calls may begin again, and so may a column that an evaluation need not have.

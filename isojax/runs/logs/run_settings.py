@@ -19,10 +19,8 @@ def read_settings(path: Path) -> RunSettings:
     require_column(table, "run")
     unknown = [name for name in table.columns if name not in ("run", *SETTING_FIELDS)]
     if unknown:
-        raise InputError(
-            f"{path}, {table.header_position}: no setting {unknown[0]!r}; expected run and some of"
-            f" {', '.join(SETTING_FIELDS)}. Remove the column."
-        )
+        place, expected = f"{path}, {table.header_position}", f"run and some of {', '.join(SETTING_FIELDS)}"
+        raise InputError(f"{place}: no setting {unknown[0]!r}; expected {expected}. Remove the column.")
     if nameless := [row.location for row in table.rows if is_blank(row.values.get("run"))]:
         raise InputError(f"{nameless[0]} names no run; expected one in each row. Fill it in, or remove the row.")
     check_unique_rows(table, ["run"])

@@ -102,6 +102,18 @@ def test_one_metric_of_different_problems_is_refused(logged):
         logged("verl", logs, "n=2,B_p=2")
 
 
+def test_two_metrics_of_one_name_are_refused(logged):
+    """mean@4 is called avg@4, so the second would take the place of the first."""
+    rows = [{"step": 1, "data": {"val-core/a/acc/mean@4": 0.1, "val-core/b/acc/mean@4": 0.5}}]
+    maps = "n=2,B_p=2,reward=val-core/a/acc/mean@4,"
+    with pytest.raises(InputError, match="both called avg@4 in a ledger; type --map metric:NAME=val-core/b/acc"):
+        logged("verl", rows, maps + "avg@4=val-core/b/acc/mean@4")
+    (run,) = logged("verl", rows, maps + "metric:b/avg@4=val-core/b/acc/mean@4").runs
+    assert run.points[0].metrics == {"avg@4": 0.1, "b/avg@4": 0.5}
+    with pytest.raises(InputError, match="train_reward and train:reward are both called reward"):
+        logged("csv", "step,acc,a,b\n0,0.1,0.2,0.3\n", "n=2,B_p=2,reward=acc,train_reward=a,train:reward=b")
+
+
 def test_runs_of_different_rates_are_named(tmp_path):
     """Their configs are in the logs; they stay runs of one cell, which the note puts in question."""
     rollout = "'rollout': {'n': 8}}, 'data': {'train_batch_size': 4}}"
