@@ -12,7 +12,7 @@ from isojax.core.tabular import DataRow, parse_number
 from isojax.runs.importers.jsonl import read_log_objects
 from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable
 
-METRIC_COLUMNS = ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val/test_score/*")
+METRIC_COLUMNS = ("val-core/*/mean@*", "val/test_score/*")  # acc/mean@k, or reward/mean@k of problems without acc
 TRAIN_COLUMNS = {
     "train_reward": ("critic/rewards/mean",),
     "train:entropy": ("actor/entropy", "actor/entropy_loss"),

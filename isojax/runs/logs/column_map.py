@@ -134,7 +134,7 @@ _SUGGESTIONS = {
     "sampled_B_p": ["--map sampled_B_p=192 (verl's data.gen_batch_size)"],
 }
 _VALIDATION_COLUMN = re.compile(r"val(?!ue)|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
-_TRAINING_COLUMN = re.compile(r"(train|rewards|actor|critic)[/_]", re.IGNORECASE)
+_TRAINING_COLUMN = re.compile(r"(train|rollout|rewards|(ppo_|grpo_)?actor|critic)[/_]", re.IGNORECASE)
 _DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")  # by which torch and transformers name a folder
 _NO_REWARD = re.compile(r"(?i)(?:\b|_)(std|min|max|num|len)(?:\b|_)|length|time|step|epoch|loss|rat[ei]|per_|interval")
 

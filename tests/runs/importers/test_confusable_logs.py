@@ -102,6 +102,14 @@ def test_one_metric_of_different_problems_is_refused(logged):
         logged("verl", logs, "n=2,B_p=2")
 
 
+def test_a_set_without_acc_is_a_validation_metric_like_one_with_it(logged):
+    """verl calls the metric of problems whose reward function returns a number reward, of others acc."""
+    rows = [{"step": 1, "data": {"val-core/gsm8k/reward/mean@4": 0.5, "val-core/aime/acc/mean@4": 0.1}}]
+    choices = "--map reward=val-core/gsm8k/reward/mean@4 or --map reward=val-core/aime/acc/mean@4"
+    with pytest.raises(InputError, match=f"2 possible validation metrics; choose one: {choices}"):
+        logged("verl", rows, "n=2,B_p=2")
+
+
 def test_two_metrics_of_one_name_are_refused(logged):
     """mean@4 is called avg@4, so the second would take the place of the first."""
     rows = [{"step": 1, "data": {"val-core/a/acc/mean@4": 0.1, "val-core/b/acc/mean@4": 0.5}}]

@@ -95,8 +95,9 @@ def test_a_training_reward_beside_a_validation_metric_is_not_taken_for_it(logged
     assert curve(run) == [(0, 0, 0.1), (10, 320, 0.2)]
     (run,) = logged("csv", text, "metric:other=val_acc", SETTINGS).runs
     assert run.points[0].metrics == {"reward": 0.9, "other": 0.1}
-    with pytest.raises(InputError, match="no column is known to be reward"):
-        logged("csv", "Step,run - train/reward\n0,0.5\n1,0.5\n", SETTINGS)
+    for name in ("train/reward", "rollout/raw_reward", "ppo_actor/task_reward/avg"):
+        with pytest.raises(InputError, match="no column is known to be reward"):
+            logged("csv", f"Step,run - {name}\n0,0.5\n1,0.5\n", SETTINGS)
     for name in ("val/pass_rate", "eval/minerva", "eval/numina_acc", "eval/challenge"):
         assert logged("csv", f"Step,run - {name}\n0,0.5\n1,0.5\n", SETTINGS).runs
     history = "step,loss,grad_norm,reward,reward_std\n1,0.1,0.2,0.5,0.1\n2,0.1,0.2,0.6,0.1\n"  # of TRL, by pandas
