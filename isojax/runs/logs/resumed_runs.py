@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow, is_blank
@@ -109,7 +109,7 @@ def _keep_latest(
 
 
 def _goes_back(kept: Sequence[tuple[int, DataRow]], clock: int, row: DataRow, column_map: ColumnMap) -> bool:
-    last_clock, last_row = kept[-1]
     columns = [column_map.columns[name] for name in column_map.metric_fields]
-    repeats = any(not is_blank(row.values.get(c)) and not is_blank(last_row.values.get(c)) for c in columns)
-    return clock < last_clock or (clock == last_clock and repeats)
+    logged = [column for column in columns if not is_blank(row.values.get(column))]
+    at_step = takewhile(lambda entry: entry[0] == clock, reversed(kept))
+    return clock < kept[-1][0] or any(not is_blank(other.values.get(c)) for _, other in at_step for c in logged)

@@ -161,6 +161,16 @@ def test_a_header_that_a_later_part_writes_again_is_no_row(tmp_path: Path):
     assert [point.M for point in run.points] == [0, 10, 20]
 
 
+def test_a_run_that_repeats_its_last_step_alone(tmp_path: Path):
+    """Its training row follows the evaluation of the same step, with which it has nothing in common."""
+    rows = ["0,.1,", "1,,.5", "1,.2,", "2,,.5", "2,.3,", "2,,.6", "2,.4,", "3,.5,"]
+    (tmp_path / "a.csv").write_text("\n".join(["step,reward,train_reward", *rows, ""]))
+    (run,) = read_logs([tmp_path / "a.csv"], "csv", {"n": "8", "B_p": "4"}, resumed=True).runs
+    assert [(p.M, p.metrics["reward"], p.train.get("reward")) for p in run.points] == [
+        (0, 0.1, None), (1, 0.2, 0.5), (2, 0.4, 0.6), (3, 0.5, None)
+    ]  # fmt: skip
+
+
 PART = "step,val/acc\n{}\n"
 
 
