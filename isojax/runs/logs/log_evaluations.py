@@ -79,8 +79,8 @@ def read_run_record(
         columns = ", ".join(column for name, column in column_map.columns.items() if is_validation(name))
         raise InputError(f"{rows[0].location}: the run from there on has no {columns}; expected an evaluation.")
     notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(entries, column_map)
-    if entries_since_evaluation:
-        notes.append(f"{len(entries_since_evaluation)} training rows after the last evaluation are left out")
+    if training_rows := sum(any(map(is_training, x.values)) for x in entries_since_evaluation):
+        notes.append(f"{training_rows} training rows after the last evaluation are left out")
     if others := sum(not any(map(is_validation, x.values)) and not any(map(is_training, x.values)) for x in entries):
         metric = column_map.columns[column_map.main_metric]
         notes.append(f"{others} rows without {metric}, which hold other values, are left out")
