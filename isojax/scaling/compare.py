@@ -113,7 +113,7 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
 def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath) -> SweepSummary:
     rows, no_effect = [], fit.joint.n_star.no_effect
     for g, C in enumerate(path.C.tolist()):
-        n_low, n_high = (None if n is None else int(n) for n in central_interval(path.n_draws[:, g]))
+        n_low, n_high = (None if n is None else int(n) for n in central_interval(path.n_draws[:, g], discrete=True))
         low, high = central_interval(path.reward_draws[:, g])
         rows.append(comparison.BudgetRow(C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high))
     overfitting_runs = group_by(fit.overfitting, lambda run: (run.B_p, run.n))

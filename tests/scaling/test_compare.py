@@ -80,6 +80,15 @@ def test_more_cells_of_one_reward_are_no_better() -> None:
     assert other.at[-1].low < other.at[-1].reward - 0.02 and other.difference.p_higher == pytest.approx(0.5, abs=0.05)
 
 
+def test_an_interval_of_n_has_measured_n_alone() -> None:
+    """In 5% of the draws n = 16 is best, else n = 64: a linear quantile is 61, and was cut to a whole number."""
+    fit = document({(16, 16): (0.5, 1.0, 2e3), (16, 64): (0.6, 1.0, 2e3)}, sd=0.0, replicates=100)
+    A = ((0.7,) * 5 + (0.5,) * 95, (0.6,) * 100)
+    fit = altered(fit, draws=fit.draws.model_copy(update={"A": A}))
+    row = compare_sweeps([fit, fit], ["a", "b"]).sweeps[0].at[-1]
+    assert (row.n, row.n_low, row.n_high) == (64, 64, 64)
+
+
 def test_a_sweep_does_not_differ_from_itself() -> None:
     result = compare_sweeps([document(), document()], ["a", "b"])
     d, e = result.sweeps[1].difference, result.sweeps[1].earlier

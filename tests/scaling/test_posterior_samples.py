@@ -8,11 +8,12 @@ import pytest
 from isojax.scaling.curves.hill import ResidualCorrection
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, best_cells, to_curve_draws
 from isojax.scaling.intervals import central_interval
-from isojax.scaling.law.frontier import crossover_interval, frontier_rows
-from isojax.scaling.law.n_star_law import log2_best_n
+from isojax.scaling.law.frontier import Frontier, crossover_interval, frontier_rows
+from isojax.scaling.law.n_star_law import fit_n_star, log2_best_n
 from isojax.scaling.result import FrontierRow
 
 SMALL, LARGE = (16, 2), (16, 8)
+FRONTIER_OF_BOTH = Frontier(tuple(FrontierRow(C=C, reward=0.3, n=8, B_p=16) for C in (300.0, 500.0, 5e3, 1e5)), ())
 
 
 def draws(mids, *, low=(1e2, 1e2), high=(1e6, 1e6), peak=(math.inf, math.inf), corrections=(), shift=None):
@@ -31,6 +32,13 @@ def test_interval_by_hand():
     assert central_interval(np.arange(101.0)) == pytest.approx((5, 95))
     assert central_interval([-math.inf] * 10 + [*range(90)]) == (None, 84)
     assert central_interval([*range(90)] + [math.inf] * 10) == (5, None)
+
+
+def test_the_best_n_of_a_band_is_one_that_was_measured():
+    """n = 2 is best in 5% of the draws: a linear quantile is 7.5 there."""
+    d = draws([3000.0] * 5 + [2100.0] * 95)  # n = 8 overtakes n = 2 at C = 1000, else at 100
+    band = fit_n_star(FRONTIER_OF_BOTH, d, False, 8, 9).band
+    assert band is not None and {n for row in band for n in (row.low, row.high)} <= {2.0, 8.0}
 
 
 def test_rewards_by_hand():

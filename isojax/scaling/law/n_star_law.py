@@ -137,7 +137,7 @@ def fit_n_star(
     band = None  # the law's own parameters trade off against one another: an interval for each would say less
     if draws is not None:
         band_C = C[spread_indices(len(C), BAND_POINTS)].tolist()
-        lows, highs = (bound.tolist() for bound in central_band(log2_best_n(draws, band_C)))
+        lows, highs = (bound.tolist() for bound in central_band(log2_best_n(draws, band_C), discrete=True))
         rows = zip(band_C, lows, highs, strict=True)
         band = tuple(NStarBandRow(C=at, low=2**low, high=2**high) for at, low, high in rows)
     if no_effect:
