@@ -5,6 +5,7 @@ overwritten.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -59,6 +60,14 @@ def test_a_frontier_as_json_in_both_modes(isojax):
     )
     code, out, _ = isojax("fit-law", "points.csv", "--where", "set=easy", "--mode", "paper", "--json")
     assert code == 0 and json.loads(out)["mode"] == "paper" and json.loads(out)["n_star"]["intervals"] is None
+
+
+def test_a_line_is_shown_with_its_centre(isojax, tmp_path):
+    """log2 n* = b + k (log10 C - log10_C0): without log10_C0, b is no use."""
+    (tmp_path / "line.csv").write_text("n,rollouts\n4,1e3\n8,1e4\n16,1e5\n32,1e6\n64,1e7\n")
+    code, out, _ = isojax("fit-law", "line.csv")
+    assert code == 0 and "linear" in out
+    assert re.search(r"log10_C0 \W+5 ", out) and re.search(r"b \W+4 ", out)
 
 
 def test_a_curve_and_its_picture(isojax, tmp_path):

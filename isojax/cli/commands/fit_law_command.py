@@ -44,9 +44,7 @@ def _print_law(console: SafeConsole, document: Mapping[str, Any]) -> None:
     console.print(f"{document['points']} points, {C_range}; n (points): {counts}")
     if (law := document["n_star"]) is not None:
         intervals = law["intervals"] or {}
-        parameters = [name for name in LAW_PARAMETERS["sigmoid"] if law[name] is not None]
-        shown = [name for name in parameters if name in intervals or not intervals]
-        rows = [[name, *format_estimate(law[name], intervals.get(name))] for name in shown]
+        rows = [[name, *format_estimate(law[name], intervals.get(name))] for name in LAW_PARAMETERS[law["form"]]]
         title = f"n*(C): {law['form']}, rms residual {document['rmse']:.3g} of log2 n"
         console.print(TextTable(title, ("parameter", "value", "90% interval"), rows, text_columns=1))
         if law["aicc"]:
