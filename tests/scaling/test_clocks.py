@@ -137,3 +137,9 @@ def test_the_clock_of_a_run():
     assert run_clock(record((0, 8), hours[:2], 2)) is None  # a rate needs two evaluations after training began
     assert run_clock(record((0, 8, 16), (), 1)) is None
     assert run_clock(record((0, 8, 16), (0.0, 0.1, 0.1), 1)) is None  # a clock that stands
+
+
+def test_a_cell_that_was_not_measured_has_no_clock():
+    """The nearest cell's seconds of a rollout are not those of a batch of 12: neither hours nor a price follow."""
+    r = recommend(timed(EQUAL), 1e5, fix={"B": 12})
+    assert (r.allocation.B_p, r.allocation.n) == (3, 4) and (r.hours, r.device_hours) == (None, None)

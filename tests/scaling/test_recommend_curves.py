@@ -84,6 +84,12 @@ def test_probability_and_regret_of_two_equal_cells():
     assert r.regret_interval[0] == 0 and r.regret_interval[1] > 0.006
 
 
+def test_n_of_one_reward_share_the_probability_to_be_the_best():
+    """Where a task is solved, the draws of all n are 1; two B_p of one n are no more than one."""
+    solved = document({(B_p, n): (1.0, 10.0, 1e2) for B_p, n in ((16, 4), (64, 4), (16, 16))}, sd=0.0)
+    assert recommend(solved, 1e5).n_probability == pytest.approx({4: 0.5, 16: 0.5})
+
+
 def test_an_n_alone_at_large_C_is_pointed_out():
     fit = document()
     for B_p, n in SHAPES:

@@ -152,8 +152,7 @@ class _LeastSquares:
             jacobian = np.concatenate([change / STEP * self.weight, prior_part], -1)  # [Q, P, N + P]
             hessian = jacobian @ jacobian.swapaxes(1, 2)
             gradient = jacobian @ residuals[..., None]
-            diagonal = np.einsum("qii->qi", hessian)
-            damped = hessian + damping[:, None, None] * unit * diagonal[:, None, :]
+            damped = hessian + damping[:, None, None] * unit * np.einsum("qii->qi", hessian)[:, None, :]
             proposed = theta - np.linalg.solve(damped, gradient)[..., 0]
             proposed_residuals = self._residuals(proposed)
             proposed_cost = (proposed_residuals**2).sum(-1)

@@ -56,7 +56,8 @@ def recommend(
     comparison = _compare_cells(ensemble, request, allocation, cell)
     likely_n = [n for n, p in (comparison["n_probability"] or {}).items() if p >= advice.MIN_P_BEST]
     _explain_outcome(ensemble, request.reasons, allocation, cell, reward, likely_n or [allocation.n])
-    hours, device_hours = ensemble.predict_hours(cell, allocation.C)
+    measured = (allocation.B_p, allocation.n) == ensemble.curves[cell].key
+    hours, device_hours = ensemble.predict_hours(cell, allocation.C) if measured else (None, None)
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
     halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_details else ()
     return Recommendation(
@@ -75,7 +76,7 @@ def recommend(
         halting_marks=halting_marks,
         false_stop=advice.FALSE_STOP if halting_marks else None,
         next_run=advice.choose_next_run(ensemble, request, cell, comparison["regret"]) if with_details else None,
-        growing=_growing_run(ensemble, request, cell, allocation) if with_details else None,
+        growing=_growing_run(ensemble, request, cell, allocation.C) if with_details and measured else None,
         no_effect=fit.joint.n_star.no_effect,
         times_measured=request.C / ensemble.C_measured_max,
         hours=hours,
@@ -85,14 +86,11 @@ def recommend(
     )
 
 
-def _growing_run(
-    ensemble: CurveEnsemble, request: AllocationRequest, cell: int, allocation: Allocation
-) -> GrowingRun | None:
-    """A schedule for the same budget; none where the request fixes something, or the cell was not measured."""
-    measured = (allocation.B_p, allocation.n) == ensemble.curves[cell].key
-    if request.fix or request.time is not None or not measured or ensemble.fit.joint.n_star.no_effect:
+def _growing_run(ensemble: CurveEnsemble, request: AllocationRequest, cell: int, C: int) -> GrowingRun | None:
+    """A schedule for the same budget; none where the request fixes something."""
+    if request.fix or request.time is not None or ensemble.fit.joint.n_star.no_effect:
         return None
-    return plan_growing_run(ensemble, cell, float(allocation.C), request.B_max)
+    return plan_growing_run(ensemble, cell, float(C), request.B_max)
 
 
 def _make_request(ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest) -> AllocationRequest:
@@ -136,8 +134,10 @@ def _compare_cells(
     regret, n_probability = max(0.0, float(best_reward - expected_rewards[cell])), None
     if ensemble.replicates:
         regret = float(regret_draws.mean())
-        best_n = ensemble.n[np.where(allowed, draws, -np.inf).argmax(1)]
-        n_probability = {n: float(np.mean(best_n == n)) for n in np.unique(ensemble.n[allowed]).tolist()}
+        all_n, is_best = np.unique(ensemble.n[allowed]), allowed & (draws == draws[:, allowed].max(1, keepdims=True))
+        n_is_best = np.stack([is_best[:, ensemble.n == n].any(1) for n in all_n], axis=1)
+        shares = n_is_best / n_is_best.sum(1, keepdims=True)  # equal n share a draw
+        n_probability = dict(zip(all_n.tolist(), shares.mean(0).tolist(), strict=True))
     return {
         "n_probability": n_probability,
         "equal_n": tuple(sorted(set(ensemble.n[within_epsilon].tolist()))),

@@ -126,8 +126,7 @@ def _sample_tails(
     acceptance = float(np.average([draws.acceptance for draws in chunks], weights=[len(draws.R0) for draws in chunks]))
     positions = [p for draws in chunks for p in draws.positions]
     r_hat = _largest_r_hat([p[: HMC_ITERATIONS // 2] for p in positions]), _largest_r_hat(positions)
-    tails = np.array([f.tail for f in shape_fits])
-    return theta, R0, tails[shape_of_draw], acceptance, r_hat
+    return theta, R0, np.array([f.tail for f in shape_fits])[shape_of_draw], acceptance, r_hat
 
 
 def _largest_r_hat(positions_by_shape: Sequence[FloatArray]) -> float:

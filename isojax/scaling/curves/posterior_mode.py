@@ -103,8 +103,7 @@ def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
         theta[j] = floor + gain.flat[corner], mids.flat[corner], lnBs.flat[corner]
     # gamma is that of the surface nearest to the cells under its prior.
     scale = packed.prior.sd[1:] / 0.01
-    X_flat = data.X.reshape(3 * J, -1)
-    design = np.concatenate([X_flat * scale, np.eye(len(scale))])
+    design = np.concatenate([data.X.reshape(3 * J, -1) * scale, np.eye(len(scale))])
     targets = np.concatenate([theta.reshape(-1), packed.prior.mean[1:] / scale])
     gamma = np.linalg.lstsq(design, targets, rcond=None)[0] * scale
     return HierarchicalState(theta, np.zeros((J, S)), np.concatenate([[floor], gamma]))
