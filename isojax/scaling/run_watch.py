@@ -103,7 +103,7 @@ class RunWatch:
         if left == 0:
             return "stop", "the run has reached its end"
         if interval is None or last is None:
-            return "go on", "there are too few evaluations for a forecast"
+            return "go on", "it is too early for a forecast, or there are too few evaluations"
         if not looks_agree:
             return "go on", "the forecasts contradict each other: the run has another form than the curve"
         if self.goal is not None and interval[1] < self.goal:
