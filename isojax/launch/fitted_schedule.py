@@ -5,7 +5,7 @@ from pathlib import Path
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.schedule import FittedSchedule, parse_schedule, schedule_text
-from isojax.scaling.allocate.curve_ensemble import load_ensemble
+from isojax.scaling.allocate.curve_ensemble import load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import best_n_stages
 from isojax.scaling.result import read_fit_file
 
@@ -24,7 +24,7 @@ def _resolve(name: str, text: str, budget: int) -> str:
         return text
     path = Path(schedule.run)
     try:
-        ensemble = load_ensemble(read_fit_file(path / "fit.json" if path.is_dir() else path))
+        ensemble = load_rollout_ensemble(read_fit_file(path / "fit.json" if path.is_dir() else path))
         return schedule_text(best_n_stages(ensemble, schedule.B_p, schedule.ahead, float(budget)))
     except InputError as e:
         raise InputError(f"sweep.schedules.{name}: {e}") from e

@@ -13,12 +13,14 @@ import pytest
 
 from isojax.cli import app
 from isojax.cli.commands import watch_command
+from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import Stage
+from isojax.launch.fitted_schedule import _resolve
 from isojax.runs.ledger import write_run
 from isojax.scaling.curves.hill import curve_value
 from tests.cli.conftest import write_timed_sweep
-from tests.scaling.documents import SHAPES, hill
+from tests.scaling.documents import SHAPES, altered, document, hill
 
 HEADER = "B_p,n,step,reward\n"
 WATCH = ("watch", "log.csv", "--from", "csv")
@@ -215,3 +217,12 @@ def test_what_another_n_would_give_by_a_sweep(isojax: Command, tmp_path: Path) -
     (tmp_path / "log.csv").write_text(HEADER + "".join(rows(24)))
     code, _, err = isojax(*WATCH, "--sweep", sweep)
     assert code == 2 and "B_p x n = 16x8, and the sweep measured 16x4" in err
+
+
+def test_a_fit_of_tokens_says_nothing_of_a_run_in_rollouts(isojax: Command, tmp_path: Path) -> None:
+    path = tmp_path / "fit-tokens.json"
+    path.write_text(altered(document(), compute="tokens").model_dump_json())
+    code, out, err = isojax(*WATCH, "--sweep", path)
+    assert (code, out) == (2, "") and "a fit in tokens; expected compute 'rollouts'" in err
+    with pytest.raises(InputError, match=r"sweep.schedules.grow: a fit in tokens"):
+        _resolve("grow", f"n*(2C) of {path} at B_p=16", 10_000)

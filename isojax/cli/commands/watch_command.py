@@ -26,7 +26,7 @@ from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.find_logs import detect_format
 from isojax.runs.logs.import_logs import read_logs
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import NOption, compare_n, n_to_raise_to
 from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.intervals import LEVEL
@@ -117,7 +117,7 @@ def watch(
     signature, run = watched_log.signature() if log.exists() else (), watched_log.read(says_torn=True)
     metric = default_metric([run])
     C_end, end_source = find_end(run, log, end, updates)
-    ensemble = None if sweep is None else load_ensemble(read_fit(sweep))
+    ensemble = None if sweep is None else load_rollout_ensemble(read_fit(sweep))
     run_watch = RunWatch(C_end, goal)
     show = partial(_show, run_watch=run_watch, metric=metric, end_source=end_source, sweep=ensemble, as_json=as_json)
     shown = show(run)

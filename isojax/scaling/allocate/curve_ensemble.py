@@ -7,6 +7,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from isojax.core.errors import InputError
 from isojax.core.estimators import FloatArray
 from isojax.core.nouns import Interval
 from isojax.scaling.allocate.clocks import CellClocks, cell_clocks
@@ -81,8 +82,7 @@ class CurveEnsemble:
         noise = self.fit.intervals
         if interval is None or noise is None:
             return reward, None
-        new_run_sd = float(np.hypot(noise.run_sd, noise.noise_sd))
-        noise_half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * new_run_sd
+        noise_half_width = NormalDist().inv_cdf(0.5 + LEVEL / 2) * float(np.hypot(noise.run_sd, noise.noise_sd))
         width_below = np.hypot(max(0.0, reward - interval[0]), noise_half_width)
         width_above = np.hypot(max(0.0, interval[1] - reward), noise_half_width)
         return reward, (float(max(0.0, reward - width_below)), float(min(1.0, reward + width_above)))
@@ -144,3 +144,10 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
         stable=np.array([stable_by_B_p.get(c.B_p, True) for c in curves]),
         clocks=cell_clocks(fit, [c.key for c in curves]),
     )
+
+
+def load_rollout_ensemble(fit: FitResult) -> CurveEnsemble:
+    """The same, of a fit whose C counts rollouts; InputError for another unit."""
+    if fit.compute != "rollouts":
+        raise InputError(f"a fit in {fit.compute}; expected compute 'rollouts'. Fit the same runs with that.")
+    return load_ensemble(fit)

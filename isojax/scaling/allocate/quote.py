@@ -4,7 +4,7 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Quote, QuotedCell
-from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_rollout_ensemble
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, TAILS
@@ -18,11 +18,9 @@ LUCK_SEED = 2
 def quote(fit: FitResult, reward: float) -> Quote:
     """The rollouts, and hours where clocks are known, at which one new run reaches a reward: a distribution for each n,
     of its soonest B_p. InputError for no reward, for one that the base policy has, and for a fit without draws."""
-    ensemble = load_ensemble(fit)
+    ensemble = load_rollout_ensemble(fit)
     if not 0 < reward < 1:
         raise InputError(f"a reward of {reward:g}; expected one between 0 and 1, such as 0.6.")
-    if fit.compute != "rollouts":
-        raise InputError(f"a fit in {fit.compute}; expected compute 'rollouts'. Fit the runs again.")
     if not ensemble.replicates:
         raise InputError("this fit has no draws of its curves; expected mode hierarchical with --replicates above 0.")
     if fit.base_reward is not None and reward <= fit.base_reward:

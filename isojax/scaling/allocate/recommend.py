@@ -12,7 +12,7 @@ from isojax.core.nouns import Allocation, GrowingRun, MeasuredCell, Recommendati
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
-from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_ensemble
+from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import plan_growing_run
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL
@@ -40,7 +40,7 @@ def recommend(
     answer beyond 4 times the largest measured C too; `epsilon`: a loss of reward that makes no difference;
     `with_details`: predict all measured cells, halting marks and the next run, which takes longer than the rest.
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
-    ensemble = load_ensemble(fit)
+    ensemble = load_rollout_ensemble(fit)
     request = _make_request(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, reasons=[]))
     _check_fit(fit)
     _check_extrapolation(ensemble, request, extrapolate)
@@ -147,13 +147,8 @@ def _compare_cells(
 
 
 def _check_fit(fit: FitResult) -> None:
-    if fit.compute != "rollouts":
-        problem = f"a fit in {fit.compute} gives no number of updates M"
-        raise InputError(f"{problem}; expected compute 'rollouts'. Fit the same runs again with --compute rollouts.")
     if fit.mode not in ALLOCATORS:
-        raise InputError(
-            f"the fit's mode is {fit.mode!r}; expected one of {', '.join(ALLOCATORS)}. Run `isojax fit` again."
-        )
+        raise InputError(f"the fit's mode is {fit.mode!r}; expected {' or '.join(ALLOCATORS)}. Run `isojax fit` again.")
 
 
 def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, extrapolate: bool) -> None:
