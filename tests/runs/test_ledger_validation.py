@@ -14,6 +14,7 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.core.schedule import Stage
 from isojax.runs.ledger import latest_point, read_run, read_runs, read_timing, write_run
 from isojax.scaling.checks.ledger_check import check_ledgers
+from isojax.scaling.fit import fit_all_runs
 
 POINT = EvalPoint(64, 4, 64, 100, {"avg@4": 0.5, "hard/best@2": 0.25}, (0, 4, 2), 4, {"reward": 0.5}, {"hard": (1, 4)})
 POINTS = {
@@ -133,3 +134,13 @@ def test_a_run_with_impossible_times_is_fitted_without_them(tmp_path: Path, seco
     row = f'{{"kind": "timing", "target": 64, "seconds": {seconds}, "devices": {devices}}}\n'
     (folder / "timing.jsonl").write_text(row)
     assert read_run(folder).device_hours == ()
+
+
+def test_a_single_run_of_three_evaluations_is_refused_by_check_as_by_fit(tmp_path: Path) -> None:
+    points = tuple(EvalPoint(64 * i, 4 * i, 64 * i, 0, {"avg@4": 0.2 + 0.1 * i}) for i in range(4))
+    write_run(tmp_path / "cells" / "16x1-s0", RunRecord(Cell(16, 1, 0), points, "by hand"))
+    message = "16x1: fewer than 4 points at C > 0 in all"
+    (error,) = check_ledgers([tmp_path]).errors
+    assert message in error
+    with pytest.raises(InputError, match=message):
+        fit_all_runs(read_runs([tmp_path]), "avg@4")

@@ -9,10 +9,10 @@ from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, ledger_folders, read_run, run_conflicts
 from isojax.scaling.checks.fit_flags import data_flags
 from isojax.scaling.checks.run_health import health_flags, healthy_runs
+from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.tracks import TracksByCell, build_tracks, group_by_cell, make_track, require_fixed_runs
 
 RECOMMENDED_EVALUATIONS = 5  # at C > 0; a curve has three parameters
-MIN_EVALUATIONS = 3  # at C > 0; below it, a cell has no curve
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
         except InputError as e:
             errors.append(str(e))
     if cells := group_by_cell([track for track in tracks if not track.run.cell.schedule]):
-        errors += _too_few_evaluations(cells)
+        errors += _no_curve(cells)
         notes += [flag.text for flag in data_flags(cells)]
     if len(ns := {n for _, n in cells}) == 1:
         notes.append(f"only one n ({ns.pop()}): a fit gives this curve, and no n*(C)")
@@ -69,12 +69,9 @@ def _run_notes(run: RunRecord) -> Iterator[str]:
         yield f"{run.source} has {count} evaluations at C > 0; {wanted}"
 
 
-def _too_few_evaluations(cells: TracksByCell) -> Iterator[str]:
-    """Where no cell, its seeds together, has enough evaluations for a curve."""
-    largest_count = max(sum(int((t.C > 0).sum()) for t in seeds) for seeds in cells.values())
-    if largest_count < MIN_EVALUATIONS:
-        run = next(iter(cells.values()))[0].run
-        yield (
-            f"no cell has {MIN_EVALUATIONS} evaluations at C > 0 (at most {largest_count}, as {run.source}, line "
-            f"{run.line_numbers[-1]}); expected enough for a curve. Evaluate more often."
-        )
+def _no_curve(cells: TracksByCell) -> Iterator[str]:
+    """Where no cell can have a curve."""
+    reasons = unfitted_reasons({key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()})
+    if len(reasons) == len(cells):
+        listed = "; ".join(f"{B_p}x{n}: {reason}" for (B_p, n), reason in reasons.items())
+        yield f"no cell has enough evaluations for a curve ({listed}); expected at least one. Evaluate more often."
