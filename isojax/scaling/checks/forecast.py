@@ -20,6 +20,7 @@ MIN_VISIBLE = 4  # evaluations that a run needs below the limit
 # Standard deviation of a departure at four times the data, without what a trial adds, as a share of the best gain.
 PRIOR_SHARE = 0.05
 TRIAL_DRAWS = 100  # of the trial's fit
+ROUNDING = 1e-9  # of reward: where no reward has noise, an error of this size is none
 
 
 def try_forecast(
@@ -43,7 +44,7 @@ def try_forecast(
         evaluations=int(evaluations.sum()),
         mean_error=float(error.mean()),
         mean_absolute_error=float(np.abs(error).mean()),
-        inside=float(np.mean(np.abs(error) <= NormalDist().inv_cdf(0.5 + LEVEL / 2) * chance_sd)),
+        inside=float(np.mean(np.abs(error) <= NormalDist().inv_cdf(0.5 + LEVEL / 2) * chance_sd + ROUNDING)),
     )
 
 
