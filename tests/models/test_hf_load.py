@@ -262,6 +262,17 @@ def test_a_shape_set_in_addition_to_the_path_must_agree(tmp_path: Path) -> None:
             hf_load.resolve_model(ModelConfig.model_validate({"path": str(tmp_path), field: value}))
 
 
+def test_a_family_of_ones_own_is_a_file_beside_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint(tmp_path / "model", "qwen3")
+    edit_config(tmp_path / "model", architectures=["MyForCausalLM"])
+    (tmp_path / "my_family.py").write_text("from isojax.models.families.qwen3 import *  # noqa: F403\n")
+    monkeypatch.chdir(tmp_path)
+    result = hf_load.resolve_model(ModelConfig(path="model", family="my_family"))
+    assert (result.family, result.layers, result.width) == ("my_family", L, D)
+    with pytest.raises(InputError, match="families plug-in 'no_family': no such module"):
+        hf_load.resolve_model(ModelConfig(path="model", family="no_family"))
+
+
 def edit_config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config_json(**changes)))
 

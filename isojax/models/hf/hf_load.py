@@ -102,7 +102,8 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
             f"{folder / CONFIG_FILE}: architectures = {architectures!r}; expected a list such as ['LlamaForCausalLM']."
         )
     try:
-        family = model.family if "." in model.family else find_family(str(architectures[0]))
+        is_own = model.family not in registry.file_names(["models.families"])
+        family = model.family if is_own else find_family(str(architectures[0]))
         settings = registry.load("models.families", family, "settings").settings(config_json)
     except InputError as e:
         raise InputError(f"{folder}/{e}") from e
