@@ -94,13 +94,17 @@ def test_frames_of_a_fit() -> None:
     assert law.recommend(2e4, B_max=64).allocation.B <= 64
 
 
-def test_runs_with_a_schedule_are_no_runs_of_their_first_n() -> None:
+def test_runs_that_a_fit_leaves_out_are_in_none_of_its_tables_and_figures() -> None:
+    """One whose n grows is no run of its first n; what shows that a run broke is not in the table of evaluations."""
     runs = world(n=(8, 32), problems=60).runs
+    nonfinite = tuple(replace(p, train={"nonfinite_update": 0.5} if p.M else {}) for p in runs[0].points)
+    broken = replace(runs[0], cell=replace(runs[0].cell, seed=7), points=nonfinite)
     B_p = runs[0].cell.B_p
     growing = replace(runs[0], cell=Cell(B_p, 2, 0, "growing", (Stage(0, B_p, 2),)))
-    law = isojax.fit([*runs, growing], options=isojax.FitOptions(mode="paper"))
-    assert set(law.frame("evaluations")["n"]) == {8, 32}
-    isojax.plot(law, [*runs, growing])  # n = 2 has no colour
+    law = isojax.fit([*runs, growing, broken], options=isojax.FitOptions(mode="paper"))
+    rows = law.frame("evaluations")
+    assert set(rows["n"]) == {8, 32} and 7 not in set(rows["seed"])
+    isojax.plot(law, [*runs, growing, broken])  # n = 2 has no colour
 
 
 def test_frames_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

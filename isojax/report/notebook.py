@@ -12,6 +12,7 @@ from pydantic import PrivateAttr
 from isojax.core.errors import InputError
 from isojax.core.nouns import Quote, Recommendation, RunRecord
 from isojax.core.tabular import DataRow
+from isojax.report.fit_views import fitted_runs
 from isojax.runs import ledger
 from isojax.runs.importers import csv
 from isojax.runs.logs.column_map import parse_field_map
@@ -23,7 +24,6 @@ from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit as fit_runs
 from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import fixed_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,11 +48,11 @@ class SweepFit(FitResult):
 
     def frame(self, name: Literal["runs", "curves", "frontier", "crossovers", "evaluations"] = "curves") -> Any:
         """A table of the fit as a pandas.DataFrame, a row for each run, curve, point of the frontier, crossover or
-        evaluation of a run with a fixed n (what `read_runs` reads back); InputError for another name or no pandas."""
+        evaluation of those runs (what `read_runs` reads back); InputError for another name, or without pandas."""
         evaluations = [
             {"B_p": run.cell.B_p, "n": run.cell.n, "seed": run.cell.seed, "step": point.M, "rollouts": point.rollouts}
             | dict(point.metrics)
-            for run in fixed_runs(self._records)
+            for run in fitted_runs(self, self._records)
             for point in run.points
         ]
         tables = {
