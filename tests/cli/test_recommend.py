@@ -124,6 +124,8 @@ def test_a_config_for_another_trainer_is_written_once(recommend: Callable[..., O
 def test_a_command_quotes_paths_with_spaces(recommend: Callable[..., Outcome]) -> None:
     out = recommend("--budget", "1e5", "--write", "my run/best one.yaml", "--for", "trl")[1]
     assert "wrote my run/best one.yaml; run it with: trl grpo --config 'my run/best one.yaml'" in out
+    refused = error_of(recommend("--budget", "1e5", "--write", "verl.yml", "--for", "verl"))  # Hydra would not find it
+    assert "verl finds a config by its name; expected one that ends in .yaml" in refused
     out = recommend("--budget", "1e5", "--write", "my run/of verl.yaml", "--for", "verl")[1]
     assert "--config-dir='my run' --config-name='of verl' " in out
 

@@ -86,6 +86,8 @@ def recommend(
         raise InputError("--growing writes the recommended schedule as a config; expected --write FILE with it.")
     exporter = registry.load("runs.exporters", framework or "isojax", "render")
     registry.require_constant(exporter, "HOW_TO_RUN")
+    if write is not None and "{name}" in exporter.HOW_TO_RUN and write.suffix != ".yaml":
+        raise InputError(f"--write {write}: {framework} finds a config by its name; expected one that ends in .yaml.")
     if growing and not hasattr(exporter, "render_growing"):
         raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
     fit = read_fit(run, include_flagged)

@@ -45,7 +45,6 @@ def spend(
 
     \b
     Examples
-      isojax spend quickstart --budget 139000
       isojax spend quickstart --budget 139000 --resume    go on after a kill
       isojax spend my.yaml --budget 2h 'sweep.n=[4,8,16]' 'sweep.B_p=[64]'
       isojax spend my.yaml --budget 5e5 --ray auto        pilots side by side on a cluster

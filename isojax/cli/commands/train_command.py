@@ -29,7 +29,6 @@ def train(
     \b
     Examples
       isojax train quickstart name=one 'sweep.B_p=[16]' 'sweep.n=[8]' sweep.seeds=1
-      isojax train smollm2_cpu --dry-run      what would run, what it takes and how long
       isojax train best.yaml      from: isojax recommend RUN --budget C --write best.yaml
     """
     config = options.read_config(words, mesh, None)
