@@ -79,17 +79,7 @@ def recommend(
       isojax recommend runs/mine --budget 5e5 --write best.yaml --for trl
     """
     amount, fixed = parse_budget(budget, price), parse_fixed_values(fix or ())
-    if framework is not None and write is None:
-        raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
-    check_new_file(write, "--write")
-    if growing and write is None:
-        raise InputError("--growing writes the recommended schedule as a config; expected --write FILE with it.")
-    exporter = registry.load("runs.exporters", framework or "isojax", "render")
-    registry.require_constant(exporter, "HOW_TO_RUN")
-    if write is not None and "{name}" in exporter.HOW_TO_RUN and write.suffix != ".yaml":
-        raise InputError(f"--write {write}: {framework} finds a config by its name; expected one that ends in .yaml.")
-    if growing and not hasattr(exporter, "render_growing"):
-        raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
+    exporter = load_exporter(framework, write, growing)
     fit = read_fit(run, include_flagged)
     recommendation = choose(fit, amount, B_max, fixed or None, extrapolate, epsilon)
     if price is not None and recommendation.device_hours is None:
@@ -111,6 +101,22 @@ def recommend(
     for number, path in enumerate(written):
         template = exporter.HOW_TO_RUN if number == 0 else getattr(exporter, "HOW_TO_GO_ON", exporter.HOW_TO_RUN)
         print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {_run_command(template, path)}")
+
+
+def load_exporter(framework: str | None, write: Path | None, growing: bool) -> ModuleType:
+    """What writes the config; InputError where it cannot write what is asked for, before any work."""
+    if framework is not None and write is None:
+        raise InputError(f"--for {framework} says whose config to write; expected --write FILE with it.")
+    check_new_file(write, "--write")
+    if growing and write is None:
+        raise InputError("--growing writes the recommended schedule as a config; expected --write FILE with it.")
+    exporter = registry.load("runs.exporters", framework or "isojax", "render")
+    registry.require_constant(exporter, "HOW_TO_RUN")
+    if write is not None and "{name}" in exporter.HOW_TO_RUN and write.suffix != ".yaml":
+        raise InputError(f"--write {write}: {framework} finds a config by its name; expected one that ends in .yaml.")
+    if growing and not hasattr(exporter, "render_growing"):
+        raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
+    return exporter
 
 
 def _run_command(template: str, path: Path) -> str:
