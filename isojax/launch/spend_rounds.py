@@ -31,9 +31,11 @@ def legs_to_train(
             f"{folder / SPEND_FILE} belongs to another budget, metric or n. Restore it, or start with another name=."
         )
     while not spending.is_ended:
-        is_pilot = spending.legs[-1].expected is None
-        yield spending, spending.legs if is_pilot else spending.legs[-1:]
+        legs = spending.legs if spending.legs[-1].expected is None else spending.legs[-1:]  # all pilots, or the last
+        yield spending, legs
         runs = recorded_runs()
+        if {leg.cell for leg in legs} <= {run.cell for run in runs if run.failure_reason}:
+            return  # --resume goes on after the updates that were not finite
         leg = policy.next_leg(runs, spending.legs)
         if leg is None:
             spending = replace(spending, is_ended=True, fixed=policy.fixed_forecasts(runs))

@@ -51,9 +51,11 @@ def training_rounds(
         yield [CellTarget(cell, sweep.budget) for cell in cells]
         return
     if sweep.strategy == "spend":
-        rounds = legs_to_train(config, cells, folder, lambda: _recorded_runs(cells, folder, failures))
-        for spending, legs in rounds:
+        for spending, legs in legs_to_train(config, cells, folder, lambda: _recorded_runs(cells, folder, ())):
             yield [CellTarget(leg.cell, leg.C_end, spending.stages(leg.cell)) for leg in legs]
+            diverged = {run.cell for run in _recorded_runs(cells, folder, ()) if run.failure_reason}
+            if any(cell not in diverged for cell, _ in failures):
+                return  # what has ended it may be gone when --resume goes on with these legs
         return
     policy = adaptive_policy(config, cells)
     while next_targets := policy.next_round(_recorded_runs(cells, folder, failures)):

@@ -1,0 +1,51 @@
+"""What `isojax spend` does where the runs of a round fail; nothing is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isojax.core.config import Config
+from isojax.core.errors import RunFailed
+from isojax.core.nouns import Cell, EvalPoint
+from isojax.launch.planner import plan_cells
+from isojax.launch.strategy import training_rounds
+from isojax.runs.ledger import Ledger
+from isojax.runs.spend_file import read_spending
+
+SWEEP = {"strategy": "spend", "B_p": (8,), "n": (2, 4), "budget": 20000}
+CONFIG = Config().with_settings(sweep=SWEEP, cell={"eval": {"start": 64.0, "ratio": 1.5}})
+
+
+@pytest.mark.parametrize("evaluated", [(), (0,), (0, 64, 512)])
+@pytest.mark.parametrize("diverged", [False, True])
+def test_where_all_fail_nothing_is_decided_and_a_resume_trains_them_again(
+    evaluated: tuple[int, ...], diverged: bool, tmp_path: Path
+) -> None:
+    """Out of memory before the first evaluation, or a full disk, or numbers that are not finite."""
+    failures: list[tuple[Cell, Exception]] = []
+    rounds = training_rounds(CONFIG, plan_cells(CONFIG.sweep), tmp_path, failures)
+    pilots = next(rounds)
+    assert len(pilots) == 2
+    for target in pilots:
+        ledger = Ledger(tmp_path / "cells" / target.cell.name, target.cell, "")
+        for C in evaluated:
+            ledger.append(EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
+        if diverged:
+            ledger.record_failure(M=70, reason="not finite")
+        failures.append((target.cell, RunFailed("no room")))
+    assert next(rounds, None) is None and read_spending(tmp_path) is None
+    assert next(training_rounds(CONFIG, plan_cells(CONFIG.sweep), tmp_path, [])) == pilots
+
+
+def test_a_full_disk_that_ends_one_pilot_costs_it_nothing(tmp_path: Path) -> None:
+    failures: list[tuple[Cell, Exception]] = []
+    rounds = training_rounds(CONFIG, plan_cells(CONFIG.sweep), tmp_path, failures)
+    pilots = next(rounds)
+    for target in pilots:
+        ledger = Ledger(tmp_path / "cells" / target.cell.name, target.cell, "")
+        for C in (0, 64, 729):
+            ledger.append(EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
+    failures.append((pilots[0].cell, RunFailed("no room")))
+    assert next(rounds, None) is None and read_spending(tmp_path) is None
