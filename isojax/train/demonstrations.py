@@ -53,6 +53,7 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
 
     def demonstrations() -> list[EncodedProblems]:
         batch = task.demonstrations(base_config.batch, rng, sampling.prompt_length, sampling.response_length)
+        batch = batch._replace(prompts=batch.prompts[:, : batch.prompt_lengths.max()])  # an answer follows its prompt
         return [EncodedProblems(*part) for part in zip(*(np.split(x, pieces) for x in batch), strict=True)]
 
     @jax.jit

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from isojax.core.config import BasePolicyConfig, CellConfig, DataConfig, ModelConfig
+from isojax.core.config import BasePolicyConfig, CellConfig, DataConfig, ModelConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.shapes import make_sampler_shapes
 from isojax.models.transformer import Decoder, Params
 from isojax.tasks.device import solvers
-from isojax.tasks.protocol import TokenizedProblems
+from isojax.tasks.protocol import EncodedProblems, TokenizedProblems
 from isojax.tasks.task import tokenize
+from isojax.train import demonstrations
 from isojax.train.base_policy import BasePolicy, load_base_policy, prepare_base_policy, text_fingerprint
 from isojax.train.demonstrations import sft_loss
 from isojax.train.evaluate import Evaluator
@@ -45,6 +46,19 @@ def test_imitation_loss_against_numpy() -> None:
     got = jax.jit(lambda p: sft_loss(DECODER, p, (prompts, np.full(5, 6), answers, np.arange(5)), EOS))(policy())
     assert len(losses) == 12
     assert float(got) == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_room_for_longer_prompts_does_not_come_between_a_prompt_and_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sampler writes an answer right after its prompt, and so is it imitated."""
+
+    def loss(decoder: Decoder, params: Params, batch: EncodedProblems, *_: Any) -> None:
+        raise LookupError(batch.prompts.shape[1])
+
+    monkeypatch.setattr(demonstrations, "sft_loss", loss)
+    cell = CELL.model_copy(update={"sampling": SamplingConfig(prompt_length=9)})
+    with pytest.raises(LookupError) as seen:
+        demonstrations.train_base_policy(cell, DECODER, TASK, lambda *_: None)
+    assert seen.value.args == (6,)
 
 
 @pytest.fixture(scope="module")

@@ -95,9 +95,8 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         params = shapes.policy_params if self.cast_to_send is None else self.cast_to_send.compile(shapes.policy_params)
         if self.role is None:
             self.sampler.compile(params)
-        worker_rollouts = shapes_like(self.sampler.batch_shapes(), on_all)
         self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
-        self.to_trainer_layout.compile(worker_rollouts, scalar, scalar)
+        self.to_trainer_layout.compile(shapes_like(self.sampler.batch_shapes(), on_all), scalar, scalar)
         if self.verify is not None:
             self.verify.compile(batch.problems, batch.rollouts, scalar, scalar)
         self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
