@@ -71,8 +71,7 @@ def check_resume(old: Config, new: Config) -> None:
         old_value, new_value = getattr(old.sweep, key), getattr(new.sweep, key)
         if new_value < old_value:
             _refuse(f"sweep.{key}", old_value, new_value, "at least as much (it may grow)")
-    lost_cells = set(plan_cells(old.sweep)) - set(plan_cells(new.sweep))
-    if lost_cells:
+    if lost_cells := set(plan_cells(old.sweep)) - set(plan_cells(new.sweep)):
         expected = f"at least {max(cell.B_p * cell.n for cell in lost_cells)}, the largest cell in it"
         _refuse("sweep.B_max", old.sweep.B_max, new.sweep.B_max, expected)
     for key in AUTOSIZED_SETTINGS:

@@ -60,8 +60,7 @@ def compare_sweeps(fits: Sequence[FitResult], labels: Sequence[str]) -> SweepCom
 
 def check_distinct(labels: Sequence[str]) -> None:
     """InputError where two labels are the same."""
-    duplicate_labels = sorted({label for label in labels if labels.count(label) > 1})
-    if duplicate_labels:
+    if duplicate_labels := sorted({label for label in labels if labels.count(label) > 1}):
         raise InputError(f"two runs are called {duplicate_labels[0]!r}; expected a name for each. Give --labels.")
 
 

@@ -77,8 +77,7 @@ def process_main(module: str, socket_fd: int, lifeline_fd: int) -> None:
     """The guard and, in a fork of it, the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     control_process(PR_SET_CHILD_SUBREAPER, 1)
-    process_pid = os.fork()
-    if process_pid:
+    if process_pid := os.fork():
         os.close(socket_fd)
         _guard(process_pid, lifeline_fd)
     control_process(PR_SET_PDEATHSIG, signal.SIGKILL)

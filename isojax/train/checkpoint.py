@@ -238,8 +238,7 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
     if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(restored)):
         raise CorruptCheckpoint("its metadata lacks some of the arrays")
     checksums = array_checksums({name: restored})
-    mismatched = sorted(key for key, value in checksums.items() if expected_checksums.get(key) != value)
-    if mismatched:
+    if mismatched := sorted(key for key, value in checksums.items() if expected_checksums.get(key) != value):
         raise CorruptCheckpoint(
             f"the bits of {mismatched[0]} and {len(mismatched) - 1} other arrays are not those that were saved"
         )

@@ -138,8 +138,7 @@ def check_shared_folder(folder: Path) -> None:
     multiprocess.barrier("the mark file has been read")
     if multiprocess.is_primary():
         mark_file.unlink()
-    blind_processes = [str(i) for i, sees in enumerate(sees_mark) if not sees]
-    if blind_processes:
+    if blind_processes := [str(i) for i, sees in enumerate(sees_mark) if not sees]:
         raise InputError(
             f"run.dir: the processes {', '.join(blind_processes)} do not see {folder} as process 0 does; "
             "expected a folder that all hosts share (NFS, a mounted bucket). Choose one by run.dir=FOLDER."

@@ -163,8 +163,7 @@ def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) 
         Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=4, label="evaluation (seeds' mean)"),
         Line2D([], [], color=canvas.MUTED, lw=0.6, label="one seed"),
     ]
-    level = fit_views.interval_level(fit)
-    if level:
+    if level := fit_views.interval_level(fit):
         handles.append(Patch(color=canvas.INK, alpha=0.22, lw=0, label=f"{level} interval"))
     if fit.base_reward is not None:
         label = f"base policy, {format_reward(fit.base_reward)}"

@@ -139,8 +139,7 @@ def _curve_meaning(fit: FitResult) -> str:
     if any(curve.correction is not None for curve in fit.curves):
         reason = "where the evaluations show a bend that no such shape has"
         sentences.append(f"Inside the measured range a smooth correction is added {reason}.")
-    undetermined = [f"{curve.B_p} × {curve.n}" for curve in fit.curves if not curve.determined]
-    if undetermined:
+    if undetermined := [f"{curve.B_p} × {curve.n}" for curve in fit.curves if not curve.determined]:
         caution = "The plateau is beyond the data (*), so do not read A alone, for B_p × n"
         sentences.append(f"{caution} = {wording.join_list(undetermined)}.")
     return " ".join(sentences)

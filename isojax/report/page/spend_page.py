@@ -46,8 +46,7 @@ def describe_spending(spending: Spending, runs: Sequence[RunRecord]) -> Iterator
     yield f"{spent_text}: {own:,} on {spending.cell.name}{pilots}."
     yield f"Its B_p x n: {schedule_text(spending.stages(spending.cell))}."
     yield f"It reached {spending.metric} = {format_reward(reached_reward(spending, runs))}."
-    going_on = [leg for leg in spending.legs if leg.expected is not None]
-    if going_on:
+    if going_on := [leg for leg in spending.legs if leg.expected is not None]:
         expected, interval = format_reward(going_on[0].expected), format_interval(going_on[0].interval)
         yield f"After the pilots, {expected}{interval} was expected."
     if spending.fixed:

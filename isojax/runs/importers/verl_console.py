@@ -46,8 +46,7 @@ def read(path: Path) -> list[LogTable]:
     lines = [(number, *_plain(text)) for number, text in numbered]
     rows, notes = list[DataRow](), list[str]()
     for i, (number, _, text) in enumerate(lines):
-        match = _STEP_LINE.match(text)
-        if match:
+        if match := _STEP_LINE.match(text):
             is_torn = i == len(lines) - 1 and not numbered[i][1].endswith("\n")
             if is_torn:
                 notes.append("its last line is torn (the run still writes it, or was stopped): without its last value")

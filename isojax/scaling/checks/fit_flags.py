@@ -75,8 +75,7 @@ def mode_flags(mode: str) -> Iterator[FitFlag]:
 
 def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     """One seed only; cells of unequal length; no reward at C = 0; graded rewards."""
-    single_seed_cells = [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]
-    if single_seed_cells:
+    if single_seed_cells := [f"{B_p}x{n}" for (B_p, n), seeds in cells.items() if len(seeds) == 1]:
         which = "every cell" if len(single_seed_cells) == len(cells) else ", ".join(single_seed_cells)
         text = f"only one seed for {which}: differences between runs cannot be separated from chance"
         yield _warning("one_seed", text)
@@ -190,12 +189,10 @@ def frontier_flags(
 def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
     """Falls of the frontier's n, and changes where no curves cross."""
     changes = [(f"{a.n} to {b.n} at C = {format_number(b.C_low)}", a, b) for a, b in frontier.changes_of_n]
-    falls = [change for change, before, after in changes if after.n < before.n]
-    if falls:
+    if falls := [change for change, before, after in changes if after.n < before.n]:
         text = f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that"
         yield _warning("n_falls", text)
-    uncrossed_changes = [f"from n = {change}" for change, _, after in changes if not after.from_crossing]
-    if uncrossed_changes:
+    if uncrossed_changes := [f"from n = {change}" for change, _, after in changes if not after.from_crossing]:
         reason = "because data end or begin there, not because curves cross: nothing was compared"
         yield _warning("no_crossing", f"the frontier passes {'; '.join(uncrossed_changes)} {reason}")
 

@@ -230,8 +230,7 @@ def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str
         return
     C0 = 10 ** _log10_C0(law)
     values = {"L": law.L, "k": law.k, "C0": C0}
-    at_bounds = ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds)
-    if at_bounds:
+    if at_bounds := ", ".join(f"{name} = {values[name]:.4g}" for name in law.at_bounds):
         yield "law_at_bound", f"n*(C) has {at_bounds} at its bound; the data do not determine it"
     beyond = "the law reaches beyond its data"
     if not C_low <= C0 <= C_high:

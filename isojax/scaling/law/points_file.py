@@ -152,8 +152,7 @@ def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: LawChoice | None)
     if unsupported_forms:
         counts = f"{len(distinct_n)} distinct n, {len(np.unique(C))} distinct C"
         yield f"the points are too few for {' and '.join(unsupported_forms)}: {counts}"
-    falling_pairs = [(a, b) for a, b in pairwise(range(len(n))) if n[b] < n[a]]
-    if falling_pairs:
+    if falling_pairs := [(a, b) for a, b in pairwise(range(len(n))) if n[b] < n[a]]:
         a, b = max(falling_pairs, key=lambda ab: n[ab[0]] / n[ab[1]])
         times = "once" if len(falling_pairs) == 1 else f"{len(falling_pairs)} times, most"
         fall = f"from {n[a]:g} at C = {C[a]:.4g} to {n[b]:g} at C = {C[b]:.4g}"

@@ -105,8 +105,7 @@ def reference_answer(answer: str) -> str:
 
 def stated_answer(response: str) -> str | None:
     """The answer that a response states: in its last \\boxed{}, else after its last ####, else after "answer is"."""
-    boxed_text = last_boxed(response)
-    if boxed_text is not None:
+    if (boxed_text := last_boxed(response)) is not None:
         return normalize_answer(boxed_text)
     if "####" in response:
         return normalize_answer(response.rpartition("####")[2].strip().partition("\n")[0])
