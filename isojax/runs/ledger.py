@@ -285,7 +285,7 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
 def read_runs(paths: Iterable[str | Path], warn: Callable[[str], object] | None = None) -> list[RunRecord]:
     """All runs below these folders or ledgers, by cell; InputError if there is none, one is unusable, or two clash."""
     runs = sorted((read_run(folder, warn) for folder in ledger_folders(paths)), key=lambda r: r.cell)
-    for conflict in run_conflicts(runs):
+    if (conflict := next(run_conflicts(runs), None)) is not None:
         raise InputError(conflict)
     return runs
 

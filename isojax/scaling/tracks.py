@@ -57,7 +57,7 @@ def build_tracks(runs: Sequence[RunRecord], metric: str, compute: str) -> list[R
     if not runs:
         raise InputError("no run to fit; expected at least one RunRecord. Name a sweep's folder that holds records.")
     sorted_runs = sorted(runs, key=lambda r: (r.cell, r.source))
-    for conflict in run_conflicts(sorted_runs):
+    if (conflict := next(run_conflicts(sorted_runs), None)) is not None:
         raise InputError(conflict)
     _require_same_problems(sorted_runs, metric)
     return [make_track(r, metric, compute) for r in sorted_runs]
