@@ -75,7 +75,7 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
 
 
 def require_constant(module: ModuleType, name: str) -> None:
-    """InputError where a plug-in lacks a constant that it needs beside its function."""
+    """InputError where a plug-in lacks a constant that it needs."""
     if not hasattr(module, name):
         raise InputError(f"the plug-in {module.__name__} defines no {name}, which it needs (docs/extending.md).")
 

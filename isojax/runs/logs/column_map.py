@@ -264,7 +264,7 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
             matches += [x for x in table.columns if x not in field_map.values() and _may_be_validation(x, table)]
             if len(matches) == 1 and {"reward_std", "grad_norm"} <= {*table.columns}:
                 raise InputError(
-                    f"{table.source}: beside reward_std and grad_norm, reward is TRL's training reward. Name a"
+                    f"{table.source}: with reward_std and grad_norm, reward is TRL's training reward. Name a"
                     " validation metric: --map reward=COLUMN; or fit the training reward: --map reward=reward."
                 )
         if len(matches) > 1 and field == "reward":

@@ -102,7 +102,7 @@ def test_a_training_reward_beside_a_validation_metric_is_not_taken_for_it(logged
     for name in ("val/pass_rate", "eval/minerva", "eval/numina_acc", "eval/challenge"):
         assert logged("csv", f"Step,run - {name}\n0,0.5\n1,0.5\n", SETTINGS).runs
     history = "step,loss,grad_norm,reward,reward_std\n1,0.1,0.2,0.5,0.1\n2,0.1,0.2,0.6,0.1\n"  # of TRL, by pandas
-    with pytest.raises(InputError, match="beside reward_std and grad_norm, reward is TRL's training reward"):
+    with pytest.raises(InputError, match="with reward_std and grad_norm, reward is TRL's training reward"):
         logged("csv", history, SETTINGS)
     assert curve(logged("csv", history, SETTINGS, "reward=reward").runs[0]) == [(1, 32, 0.5), (2, 64, 0.6)]
     others = "value_mean,train_acc,eval_dataset,test_problems,eval_batch,eval_runtime,eval_num,eval/minerva"
