@@ -197,7 +197,7 @@ def _parse_schedule(header: Mapping[str, Any], location: str) -> tuple[str, tupl
 
 
 def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRecord:
-    """One cell's folder as a RunRecord; a torn last line is left out, and said by `warn`; InputError for another."""
+    """One cell's folder as a RunRecord; `warn` says that a torn last line is left out; InputError for another."""
     path = folder / RECORDS_FILE
     rows, torn = read_ledger_lines(path)
     if torn and warn is not None:
@@ -257,7 +257,7 @@ def _device_hours(folder: Path, points: Sequence[EvalPoint]) -> tuple[tuple[floa
 
 
 def latest_point(folder: Path) -> tuple[EvalPoint | None, str]:
-    """A cell's last complete point and, where the run broke off after it, why; nothing where there is no ledger."""
+    """(the last complete point, or None; why the run broke off after it); InputError where a line cannot be used."""
     path = folder / RECORDS_FILE
     rows = read_ledger_lines(path)[0] if path.exists() else []
     points = _parse_rows(rows, path)[1] if rows else ()

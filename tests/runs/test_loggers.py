@@ -116,7 +116,7 @@ def test_the_importer_reads_it_back_without_a_map(tmp_path: Path) -> None:
 
 
 def test_the_importer_reads_C_of_a_run_that_samples_more_than_it_trains_on(tmp_path: Path) -> None:
-    """As dynamic sampling does, and a growing n, whose n an importer has to be told."""
+    """As dynamic sampling does, and a growing n, which the user names to the importer."""
     growing = Cell(16, 4, 3, "grow", (Stage(0, 16, 4), Stage(64, 16, 8)))
     for name, cell in (("fixed", CELL), ("growing", growing)):
         ledger = Ledger(tmp_path / name, cell, "abc")

@@ -30,7 +30,7 @@ BOUND_SUFFIXES = ("__MIN", "__MAX")  # of W&B's export
 
 
 def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
-    """The file as one table, or in the wide form one of each run; `whole_lines`: no last line that has no line end."""
+    """A table, in the wide form one per run; `whole_lines`: no last line without its end; InputError as `read_csv`."""
     check_log_file(path)
     table = read_csv(path, (line for line in read_lines(path) if line[1].endswith("\n") or not whole_lines))
     is_chart = len(table.columns) > 1 and all(" - " in name for name in table.columns[1:])
