@@ -37,7 +37,7 @@ from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.tracks import group_by
 
 GRID = 2000
-REWARDS = 25  # of a sweep
+REWARDS = 200  # of a sweep: few are within reach of the data, so that both ends of the interval are finite
 SMOOTHED = 3  # evaluations whose mean is a run's reward
 Line = dict[str, Any]
 
