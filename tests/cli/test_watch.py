@@ -83,6 +83,14 @@ def test_a_last_line_without_an_end_is_said_to_be_left_out(isojax: Command, tmp_
     assert err.startswith("note: the last line of log.csv has no line end, so it is left out") and err.count("\n") == 1
 
 
+def test_a_nan_of_a_running_log_is_said(isojax: Command, tmp_path: Path) -> None:
+    steps = "".join(f"step:{i} - val/acc:{'nan' if i > 3 else 0.1 * i} - actor/kl:1\n" for i in range(6))
+    (tmp_path / "job.log").write_text(steps)
+    code, out, err = isojax("watch", "job.log", "--map", "n=2,B_p=2,reward=val/acc")
+    assert code == 0 and out.startswith("C = 12: val/acc 0.300")
+    assert "warning: skipped: job.log, line 5: reward (column val/acc) is nan, and at step 5" in err
+
+
 def test_an_error_in_such_a_log_names_its_own_path(isojax: Command, tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text(HEADER + "16,8,1,0.21\n16,8,2,7\n16,8,3,0.2")
     code, out, err = isojax(*WATCH)

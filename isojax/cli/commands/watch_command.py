@@ -48,7 +48,7 @@ class WatchedLog:
     run_name: str | None
     resumed: bool = False
 
-    def read(self, says_torn: bool = False) -> RunRecord:
+    def read(self, is_first: bool = False) -> RunRecord:
         """The run as it is now; InputError where the log holds several, or none of that name."""
         path = self.path
         is_ledger = path.name == RECORDS_FILE or any((path / name).exists() for name in (RECORDS_FILE, "cells"))
@@ -56,9 +56,12 @@ class WatchedLog:
             runs = read_runs([self.path])
         else:
             log_format = self.log_format or detect_format([self.path])
-            runs = list(read_logs([path], log_format, self.field_map, resumed=self.resumed, whole_lines=True).runs)
+            imported = read_logs([path], log_format, self.field_map, resumed=self.resumed, whole_lines=True)
+            runs = list(imported.runs)
+            for text in imported.skipped if is_first else ():
+                terminal.warn(f"skipped: {text}")
             is_plain = log_format == "csv" and path.is_file() and path.suffix != ".gz"
-            if says_torn and is_plain and not path.read_bytes().endswith(b"\n"):
+            if is_first and is_plain and not path.read_bytes().endswith(b"\n"):
                 terminal.note(f"the last line of {path} has no line end, so it is left out: it may not be whole yet")
         names = [run.cell.name for run in runs]
         chosen = [run for run in runs if self.run_name in (None, run.cell.name)]
@@ -114,7 +117,7 @@ def watch(
     if goal is not None and not 0 <= goal <= 1:
         raise InputError(f"--goal: given {goal:g}, expected a reward from 0 to 1, such as .60.")
     watched_log = WatchedLog(log, log_format, parse_field_map(map_options or []), run_name, resumed)
-    signature, run = watched_log.signature() if log.exists() else (), watched_log.read(says_torn=True)
+    signature, run = watched_log.signature() if log.exists() else (), watched_log.read(is_first=True)
     metric = default_metric([run])
     C_end, end_source = find_end(run, log, end, updates)
     ensemble = None if sweep is None else load_rollout_ensemble(read_fit(sweep))

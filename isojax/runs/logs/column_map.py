@@ -1,6 +1,7 @@
 """The column of each field in a log, by `--map FIELD=COLUMN`, else by its format's names; a field's value in a row."""
 
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -279,7 +280,7 @@ def _may_be_validation(name: str, table: LogTable) -> bool:
     """By its name, and by numbers in [0, 1] or percent, not all of them whole."""
     if not _VALIDATION_COLUMN.search(name) or _TRAINING_COLUMN.match(name) or _NO_REWARD.search(name):
         return False
-    numbers = [x for row in table.rows if (x := parse_number(row.values.get(name))) is not None]
+    numbers = [x for row in table.rows if math.isfinite(x := parse_number(row.values.get(name)) or 0.0)]
     return all(0 <= x <= 100 for x in numbers) and not all(x.is_integer() for x in numbers)
 
 

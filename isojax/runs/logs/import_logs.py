@@ -33,7 +33,7 @@ class ImportedRuns:
 
     runs: tuple[RunRecord, ...]
     notes: tuple[str, ...]
-    skipped: tuple[str, ...] = ()  # logs of a folder that cannot be used, and why
+    skipped: tuple[str, ...]  # logs of a folder that cannot be used, and numbers that are not finite
 
 
 def read_logs(
@@ -58,24 +58,24 @@ def read_logs(
         for log in logs:
             try:
                 tables = _read_tables(log, importer, whole_lines)
-                log_runs += _gather_runs(tables, field_map, settings or {}, importer)
+                runs = _gather_runs(tables, field_map, settings or {}, importer)
             except InputError as e:
                 if len(logs) == 1:
                     raise
                 refusals.append(e)
                 continue
+            log_runs += [replace(run, may_be_skipped=len(logs) > 1) for run in runs]
             notes += [f"{table.source}: {note}" for table in tables for note in table.notes]
     if not log_runs:
         raise refusals[0] if refusals else InputError(f"the format {log_format} found no run in {paths[0]}.")
     log_runs, resumed_notes = join_resumed_runs(log_runs, resumed)
-    runs, run_notes = to_run_records(log_runs)
-    return ImportedRuns(tuple(runs), (*notes, *resumed_notes, *run_notes), tuple(map(str, refusals)))
+    imported = to_run_records(log_runs, refusals)
+    return replace(imported, notes=(*notes, *resumed_notes, *imported.notes))
 
 
 def read_log_tables(tables: Sequence[LogTable], field_map: Mapping[str, str], importer: ModuleType) -> ImportedRuns:
     """Tables in memory as runs, their columns known by the names of an importer; InputError as `read_logs`."""
-    runs, notes = to_run_records(_gather_runs(tables, field_map, {}, importer))
-    return ImportedRuns(tuple(runs), tuple(notes))
+    return to_run_records(_gather_runs(tables, field_map, {}, importer), [])
 
 
 def _check_paths(paths: Sequence[Path]) -> None:
@@ -137,7 +137,7 @@ def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, obje
         for run in imported.runs:
             write_run(temp / "cells" / run.cell.name, run)
         cells = {run.cell.name: run.source for run in imported.runs}
-        document = {**manifest, "cells": cells, "notes": imported.notes}
+        document = {**manifest, "cells": cells, "notes": imported.notes, "skipped": imported.skipped}
         write_text(temp / "import.json", json.dumps(document, indent=1) + "\n")
 
 
@@ -225,25 +225,35 @@ def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun]
             )
 
 
-def to_run_records(runs: Sequence[LogRun]) -> tuple[list[RunRecord], list[str]]:
-    """Every run as a record, sorted by cell, and what was assumed. Runs of one (B_p, n) without a seed get 0, 1, ... in
-    order; so do runs in logs of their own whose settings repeat one seed."""
+def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError]) -> ImportedRuns:
+    """Every run as a record, sorted by cell, but for those that may be skipped and cannot be used, as in `refusals`.
+    Runs of one (B_p, n) without a seed get 0, 1, ... in order; so do runs in logs of their own whose settings repeat
+    one seed."""
     if len(runs) > MAX_CELLS:
         raise InputError(f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. {_SEPARATE_RUNS_HINT}")
     _reject_different_metrics(runs)
-    notes = list(_assign_seeds(runs))
-    run_records = []
+    refusals, notes, not_finite, used = list(refusals), list[str](), list[str](), list[tuple[LogRun, RunRecord]]()
     for run in runs:
-        assert run.seed is not None
-        cell = Cell(run.B_p, run.n, run.seed)
-        record, run_notes = read_run_record(run.rows, run.column_map, cell, run.named_location)
-        notes += [f"{run.named_location}: {text}" for text in run_notes]
-        run_records.append(record)
+        try:
+            read = read_run_record(run.rows, run.column_map, Cell(run.B_p, run.n, 0), run.named_location)
+        except InputError as e:
+            if not run.may_be_skipped:
+                raise
+            refusals.append(e)
+            continue
+        used.append((run, read[0]))
+        notes += [f"{run.named_location}: {text}" for text in read[1]]
+        not_finite += read[2]
+    if not used:
+        raise refusals[0]
+    notes = [*_assign_seeds([run for run, _ in used]), *notes]
+    run_records = [replace(record, cell=replace(record.cell, seed=run.seed)) for run, record in used]
     _reject_copies(run_records)
     if trained := [run for run in run_records if run.points[-1].rollouts]:
         others = ", ".join(run.source for run in run_records if not run.points[-1].rollouts)
         notes += [f"left out, as the only evaluation is of the base policy (C = 0): {others}"] if others else []
-    return sorted(trained or run_records, key=lambda run: run.cell), notes
+    in_order = sorted(trained or run_records, key=lambda run: run.cell)
+    return ImportedRuns(tuple(in_order), tuple(notes), (*map(str, refusals), *not_finite))
 
 
 def _reject_different_metrics(runs: Sequence[LogRun]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
-from isojax.core.tabular import DataRow, is_blank, parse_number
+from isojax.core.tabular import DataRow, is_blank, list_some, parse_number
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation
 
 CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
@@ -27,6 +27,7 @@ class StepEntry:
     values: dict[str, Any] = field(default_factory=dict)  # field -> value
     rows: dict[str, DataRow] = field(default_factory=dict)  # field -> the row of its value, else of its empty cell
     has_other_values: bool = False  # in columns that are no field
+    not_finite: dict[str, DataRow] = field(default_factory=dict)  # field -> the row whose NaN is left out
 
     def require(self, name: str) -> Any:
         """The value of a field; InputError where its cell is empty."""
@@ -37,8 +38,9 @@ class StepEntry:
 
 def read_run_record(
     rows: Sequence[DataRow], column_map: ColumnMap, cell: Cell, source: str
-) -> tuple[RunRecord, list[str]]:
-    """One run as a record, and what was left out; InputError with the place of what cannot be used."""
+) -> tuple[RunRecord, list[str], list[str]]:
+    """One run as a record, what was left out, and which numbers were, as they are not finite; InputError with the place
+    of what cannot be used."""
     points: list[EvalPoint] = []
     device_hours: list[float] = []
     entries_since_evaluation: list[StepEntry] = []
@@ -75,9 +77,11 @@ def read_run_record(
         )
         points.append(point)
         entries_since_evaluation = []
+    not_finite = _describe_not_finite(entries, column_map)
     if not points:
         columns = ", ".join(column for name, column in column_map.columns.items() if is_validation(name))
-        raise InputError(f"{rows[0].location}: the run from there on has no {columns}; expected an evaluation.")
+        where = not_finite[0] if not_finite else f"{rows[0].location}: the run from there on has no {columns}"
+        raise InputError(f"{where}; expected an evaluation.")
     notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(entries, column_map)
     if training_rows := sum(any(map(is_training, x.values)) for x in entries_since_evaluation):
         notes.append(f"{training_rows} training rows after the last evaluation are left out")
@@ -85,7 +89,7 @@ def read_run_record(
         metric = column_map.columns[column_map.main_metric]
         notes.append(f"{others} rows without {metric}, which hold other values, are left out")
     devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
-    return RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices), notes
+    return RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices), notes, not_finite
 
 
 def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntry]:
@@ -110,7 +114,8 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
 
 
 def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
-    """Add what a row has of a field. A training metric that no --map names may be NaN, and is then left out."""
+    """Add what a row has of a field, but for a NaN of a metric, or of a time, in a log that a trainer wrote, where
+    nobody can correct it, or of a training metric that no --map names."""
     column_map = entry.column_map
     column = column_map.columns[name]
     if column not in row.values:
@@ -120,9 +125,12 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
         entry.rows.setdefault(name, row)
         return
     number = parse_number(cell_value)
-    is_nan = number is not None and not math.isfinite(number)
-    if is_nan and is_training(name) and name in column_map.detected:
-        return
+    if number is not None and not math.isfinite(number):
+        if is_training(name) and name in column_map.detected:
+            return
+        if column_map.table.one_run and name not in CUMULATIVE_FIELDS:
+            entry.not_finite[name] = row
+            return
     value = column_map.read(name, row)
     if name in entry.values and not (name in CUMULATIVE_FIELDS and entry.values[name] == value):
         raise InputError(
@@ -131,6 +139,17 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
             " add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN."
         )
     entry.values[name], entry.rows[name] = value, row
+
+
+def _describe_not_finite(entries: Sequence[StepEntry], column_map: ColumnMap) -> list[str]:
+    """Of each field that is not finite somewhere: the first such cell, and the steps of the others."""
+    sentences = []
+    for name in dict.fromkeys(name for entry in entries for name in entry.not_finite):
+        places = {str(entry.clock): entry.not_finite[name] for entry in entries if name in entry.not_finite}
+        (_, row), *others = places.items()
+        more = f", and at {column_map.clock_field} {list_some([step for step, _ in others])}" if others else ""
+        sentences.append(f"{column_map.describe_cell(name, row)} is {column_map.cell_value(name, row)}{more}")
+    return sentences
 
 
 def _evaluation_metrics(entry: StepEntry) -> dict[str, float]:

@@ -20,6 +20,7 @@ class LogRun:
     n: int
     seed: int | None
     rows: list[DataRow] = field(default_factory=list)
+    may_be_skipped: bool = False  # in a folder with other logs, where it cannot be used
 
     @property
     def location(self) -> str:

@@ -197,6 +197,36 @@ def write_events(folder, *starts):
         next((folder / str(i)).iterdir()).rename(folder / f"{i}.tfevents")
 
 
+def test_a_nan_of_an_event_file_is_left_out_and_said(tmp_path):
+    from tensorboardX import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        for step in range(4):
+            writer.add_scalar("acc", float("nan") if step == 2 else 0.1 * step, step)
+    result = read_logs([tmp_path], "tensorboard", parse_field_map(["reward=acc,n=2,B_p=4"]))
+    assert [p.M for p in result.runs[0].points] == [0, 1, 3]
+    assert result.skipped == (f"{tmp_path}, step 2: reward (column acc) is nan",)
+
+
+def test_a_nan_of_wandb_is_left_out_and_said(tmp_path):
+    def chunk(record):
+        data, kind = record.SerializeToString(), wandb.CHUNK_FULL
+        return wandb.CHUNK_HEADER.pack(zlib.crc32(data, zlib.crc32(bytes([kind]))), len(data), kind) + data
+
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    chunks = []
+    for step, text in enumerate(("0.1", "NaN", '"Infinity"', "0.3")):  # the last two words as its two writers have them
+        record = Record()
+        record.history.step.num = step
+        record.history.item.add(key="acc", value_json=text)
+        chunks.append(chunk(record))
+    (tmp_path / "run-x.wandb").write_bytes(wandb.MAGIC + b"\0" + b"".join(chunks))
+    result = read_logs([tmp_path], "wandb", parse_field_map(["reward=acc,n=2,B_p=4"]))
+    assert [(p.M, p.metrics["acc"]) for p in result.runs[0].points] == [(0, 0.1), (3, 0.3)]
+    assert result.skipped == (f"{tmp_path}/run-x.wandb, step 1: reward (column acc) is nan, and at step 2",)
+
+
 def test_a_restart_takes_the_later_file(tmp_path):
     """An empty file is of a start that was killed before it wrote anything."""
     write_events(tmp_path, 0, 2)

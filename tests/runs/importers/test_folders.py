@@ -63,6 +63,25 @@ def test_a_folder_of_files_without_those_that_cannot_be_used(tmp_path):
         read_logs([tmp_path / "n4.jsonl", tmp_path / "n16.jsonl"], "jsonl", {"n": "n{}"})
 
 
+def test_a_log_of_a_folder_whose_numbers_cannot_be_used_is_skipped(tmp_path):
+    for n, factor in {4: 0.1, 8: 42, 16: 0.05}.items():
+        rows = [{"step": i, "reward": factor * i, "B_p": 2, "seed": 0} for i in range(4)]
+        (tmp_path / f"n{n}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "n16b.jsonl").write_text('{"step": 3, "reward": 0.1, "B_p": 2}\n{"step": 2, "reward": 0.1, "B_p": 2}\n')
+    result = read_logs([tmp_path], "jsonl", {"n": "n{}"})
+    assert [run.cell for run in result.runs] == [Cell(2, 4, 0), Cell(2, 16, 0)]
+    out_of_range, falling = result.skipped
+    assert out_of_range.startswith(f"{tmp_path / 'n8.jsonl'}, line 2: reward is 42, expected a number in [0, 1]")
+    assert falling.startswith(f"{tmp_path / 'n16b.jsonl'}, line 2: step falls from 3")
+    assert "numbered" not in str(result.notes)  # the run of n16b.jsonl takes no seed
+    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):  # named by the user, it is refused
+        read_logs([tmp_path / "n4.jsonl", tmp_path / "n8.jsonl"], "jsonl", {"n": "n{}"})
+    for name in ("n4", "n16", "n16b"):
+        (tmp_path / f"{name}.jsonl").unlink()
+    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):  # the only one of its folder
+        read_logs([tmp_path], "jsonl", {"n": "n{}"})
+
+
 def test_a_mistake_in_all_logs_is_refused(tmp_path):
     for n in (4, 8):
         (tmp_path / f"n{n}.jsonl").write_text('{"step": 0, "reward": 0.1}\n')

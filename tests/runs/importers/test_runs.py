@@ -152,6 +152,48 @@ def test_training_metrics_nobody_asked_for_may_be_nan(logged):
         logged("jsonl", rows, "n=2,B_p=2,train:kl=kl")
 
 
+def console(*steps):
+    return {"job.log": "".join(f"step:{i} - {text}\n" for i, text in enumerate(steps))}
+
+
+CONSOLE_MAP = "n=2,B_p=2,reward=val/acc,metric:ood=val/ood,train:kl=actor/kl"
+CONSOLE_STEPS = (
+    "val/acc:0.1 - val/ood:0.1",
+    "val/acc:nan - val/ood:0.2 - actor/kl:1 - timing_s/step:nan",
+    "val/acc:0.3 - val/ood:np.float64(inf) - actor/kl:nan - timing_s/step:2",
+    "val/acc:0.4 - val/ood:-inf - actor/kl:2 - timing_s/step:2",
+)
+
+
+def test_numbers_of_a_trainers_log_that_are_not_finite_are_left_out_and_said(logged, tmp_path):
+    result = logged("verl_console", console(*CONSOLE_STEPS), CONSOLE_MAP + ",devices=2")
+    (run,), job = result.runs, tmp_path / "job.log"
+    assert [(p.M, p.metrics) for p in run.points] == [
+        (0, {"val/acc": 0.1, "ood": 0.1}), (2, {"val/acc": 0.3}), (3, {"val/acc": 0.4})
+    ]  # fmt: skip
+    assert [p.train for p in run.points] == [{}, {"kl": 1.0}, {"kl": 2.0}]
+    assert run.device_hours == pytest.approx([0.0, 2 * 4 / 3600, 2 * 6 / 3600])  # the step without a time as the others
+    assert sorted(result.skipped) == [
+        f"{job}, line 2: reward (column val/acc) is nan",
+        f"{job}, line 2: step_seconds (column timing_s/step) is nan",
+        f"{job}, line 3: metric:ood (column val/ood) is nan, and at step 3",
+        f"{job}, line 3: train:kl (column actor/kl) is nan",
+    ]
+
+
+def test_a_trainers_log_without_any_finite_reward_is_refused(logged):
+    steps = [f"val/acc:nan - actor/kl:{i}" for i in range(3)]
+    expected = r"job\.log, line 1: reward \(column val/acc\) is nan, and at step 1, 2; expected an evaluation"
+    with pytest.raises(InputError, match=expected):
+        logged("verl_console", console(*steps), "n=2,B_p=2,reward=val/acc")
+
+
+def test_a_validation_metric_with_a_nan_is_still_one_of_two(logged):
+    rows = [{"step": i, "reward": 0.1 * i, "val/acc": float("nan") if i == 2 else 0.15 * i} for i in range(1, 4)]
+    with pytest.raises(InputError, match="2 possible validation metrics"):
+        logged("jsonl", rows, "n=2,B_p=2")
+
+
 def test_a_module_of_ones_own_is_a_format(tmp_path, monkeypatch, logged):
     (tmp_path / "my_format.py").write_text(
         "from isojax.core.tabular import DataRow\n"
