@@ -145,7 +145,10 @@ def require_fixed_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """`fixed_runs`; InputError where there are runs, and all have a schedule."""
     if runs and all(run.cell.schedule for run in runs):
         names = ", ".join(sorted({run.cell.schedule for run in runs}))
-        raise InputError(f"all runs have a schedule ({names}); expected some of a fixed n. Add sweep.B_p and sweep.n.")
+        hint = "Add sweep.B_p and sweep.n."
+        if all(run.cell.is_of_spend for run in runs):
+            hint = "`isojax spend` chose their n on the way: its answer is spend.html. For a law, launch a sweep."
+        raise InputError(f"all runs have a schedule ({names}); expected some of a fixed n. {hint}")
     return fixed_runs(runs)
 
 

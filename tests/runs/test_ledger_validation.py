@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pytest
@@ -91,6 +92,13 @@ def test_runs_with_a_schedule_are_no_cells_of_their_first_n(tmp_path: Path) -> N
         "all runs have a schedule (growing); expected some of a fixed n. Add sweep.B_p and sweep.n."
     ]
     assert not any("only one n" in note for note in checked.notes)
+    spent = Cell(4, 4, 0, "from-n4", (Stage(0, 4, 4),))
+    write_run(tmp_path / "spent" / "cells" / spent.name, RunRecord(spent, points))
+    assert check_ledgers([tmp_path / "spent"]).errors == [
+        "all runs have a schedule (from-n4); expected some of a fixed n. `isojax spend` chose their n on the way: its"
+        " answer is spend.html. For a law, launch a sweep."
+    ]
+    rmtree(tmp_path / "spent")
     write_run(tmp_path / "fixed", RunRecord(Cell(4, 4, 0), points))
     checked = check_ledgers([tmp_path])
     assert not checked.errors and any("only one seed for every cell" in note for note in checked.notes)
