@@ -19,12 +19,17 @@ def spend_policy(config: Config, cells: Sequence[Cell]) -> SpendPolicy:
     return SpendPolicy(cells, targets, sweep.budget, f"avg@{evaluation.samples}")
 
 
+def current_spending(config: Config, cells: Sequence[Cell], folder: Path) -> Spending:
+    """That of spend.json; before there is one, the pilots."""
+    policy = spend_policy(config, cells)
+    return read_spending(folder) or Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
+
+
 def legs_to_train(
     config: Config, cells: Sequence[Cell], folder: Path, recorded_runs: Callable[[], list[RunRecord]]
 ) -> Iterator[tuple[Spending, Sequence[Leg]]]:
     """The spending so far and the legs to train at the same time, round after round."""
-    policy = spend_policy(config, cells)
-    spending = read_spending(folder) or Spending(config.sweep.budget, policy.metric, tuple(policy.pilots()))
+    policy, spending = spend_policy(config, cells), current_spending(config, cells, folder)
     are_legs_known = all(leg.cell in cells and leg.n in policy.by_n for leg in spending.legs)
     if (spending.budget, spending.metric) != (config.sweep.budget, policy.metric) or not are_legs_known:
         raise InputError(

@@ -13,11 +13,15 @@ import pytest
 
 from isojax.cli import app
 from isojax.cli.commands import watch_command
+from isojax.core.config import load_config, save_config
 from isojax.core.errors import InputError
-from isojax.core.nouns import Cell, EvalPoint, RunRecord
+from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
 from isojax.core.schedule import Stage
 from isojax.launch.fitted_schedule import _resolve
+from isojax.launch.planner import plan_cells
+from isojax.launch.spend_rounds import spend_policy
 from isojax.runs.ledger import write_run
+from isojax.runs.spend_file import write_spending
 from isojax.scaling.curves.hill import curve_value
 from tests.cli.conftest import write_timed_sweep
 from tests.scaling.documents import SHAPES, altered, document, hill
@@ -135,6 +139,43 @@ def test_a_cell_of_a_sweep_ends_at_its_last_evaluation_and_its_torn_line_is_left
         assert seen["end_source"] == "the last evaluation within the sweep's budget"
     (tmp_path / "runs/a/config.yaml").write_text(grid + "sweep: {budget: 3999}\n")
     assert "stop: the run has reached its end" in isojax("watch", "runs/a")[1]
+
+
+def test_a_run_of_spend_ends_where_its_pilot_or_what_the_pilots_left_does(isojax: Command, tmp_path: Path) -> None:
+    words = ["sweep.strategy=spend", "sweep.B_p=[8]", "sweep.n=[2,4]", "sweep.seeds=1", "sweep.budget=6000"]
+    config, folder = load_config("quickstart", [*words, "cell.eval.start=64", "cell.eval.ratio=2"]), tmp_path / "runs/s"
+    two, four = sorted(plan_cells(config.sweep))
+    for cell in (two, four):
+        points = [EvalPoint(8 * cell.n * M, M, 8 * cell.n * M, 0, {"avg@4": 0.2}) for M in range(7)]
+        write_run(folder / "cells" / cell.name, RunRecord(cell, tuple(points)))
+    save_config(config, folder / "config.yaml")
+
+    def end_of(cell: Cell) -> tuple[float, str, str]:
+        seen = json.loads(isojax("watch", folder / "cells" / cell.name, "--json")[1])
+        return seen["C_end"], seen["end_source"], seen["n_advice"]
+
+    advice = "isojax spend chooses the n of this run on the way, and may end it earlier"
+    C_end = spend_policy(config, [two, four]).pilots()[0].C_end
+    for cell in (two, four):  # while the pilots are trained, there is no spend.json
+        assert end_of(cell) == (cell.rollouts_to_reach(C_end), "the end of its pilot", advice)
+    pilots = (Leg(two, 2, 0, 100), Leg(four, 4, 0, 100))  # after updates of 16 and 32 rollouts: 112 and 128
+    legs = (*pilots, Leg(two, 4, 112, 500, 0.3, (0.2, 0.4)))
+    write_spending(folder, Spending(6000, "avg@4", legs))
+    assert end_of(two) == (6000 - 128, "what the pilots left of the budget", advice)
+    assert end_of(four)[:2] == (128, "the end of its pilot")
+    out, err = isojax("watch", folder / "cells" / two.name)[1:]
+    assert "(what the pilots left of the budget)" in out or "the next forecast" in out
+    assert err == f"note: {advice}\n"
+    write_spending(folder, Spending(6000, "avg@4", legs, is_ended=True))
+    assert end_of(two)[:2] == (96, "where isojax spend ended it")
+
+
+def test_a_run_that_raises_n_as_planned_is_not_advised_to(isojax: Command, tmp_path: Path) -> None:
+    sweep, stages = write_timed_sweep(tmp_path / "sweep"), (Stage(0, 16, 4), Stage(50_000, 16, 16))
+    points = [EvalPoint(64 * M, M, 64 * M, 0, {"avg@4": hill(*SHAPES[16, 4], 64 * M)}) for M in range(4, 64, 4)]
+    write_run(tmp_path / "grow", RunRecord(Cell(16, 4, 0, "grow", stages), tuple(points)))
+    seen = json.loads(isojax("watch", "grow", "--end", 100_000, "--sweep", sweep, "--json")[1])
+    assert seen["advice"] == "go on" and [option["n"] for option in seen["n_options"]] == [4, 16, 64]
 
 
 def test_updates_of_a_run_whose_n_grows(isojax: Command, tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from isojax.cli.saved_fits import read_fit
 from isojax.core import terminal
 from isojax.core.config.load import load_config
 from isojax.core.errors import InputError
-from isojax.core.nouns import RunRecord
+from isojax.core.nouns import RunRecord, Spending
 from isojax.core.schedule import Span
+from isojax.launch.planner import plan_cells
+from isojax.launch.spend_rounds import current_spending
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_hours, format_percent
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
@@ -38,6 +40,7 @@ DEFAULT_END = 2  # times the C of the newest evaluation
 Signature = tuple[tuple[str, int, int], ...]
 SWEEP_HELP = "A sweep of the same problem: what another n would give from here on."
 RUN_ADVICE = "one run cannot tell what another n would give; name a sweep of the same problem: --sweep RUN"
+SPEND_ADVICE = "isojax spend chooses the n of this run on the way, and may end it earlier"
 
 
 @dataclass(frozen=True)
@@ -103,8 +106,8 @@ def watch(
 
     With probability 90%, all intervals that it prints during a run hold the final reward, however often you look. This
     assumes that the final C stays the same. Without --end and --updates, it is that of the last evaluation within the
-    budget of the ledger's sweep, else twice the rollouts so far. With --sweep, it says what every n of that sweep would
-    reach from here on, and whether to raise n.
+    budget of the ledger's sweep, or what `isojax spend` has left for the run, else twice the rollouts so far. With
+    --sweep, it says what every n of that sweep would reach from here on, and whether to raise n.
 
     \b
     Examples
@@ -125,7 +128,7 @@ def watch(
     show = partial(_show, run_watch=run_watch, metric=metric, end_source=end_source, sweep=ensemble, as_json=as_json)
     shown = show(run)
     if not as_json and shown.rollouts_left > 0 and ensemble is None:
-        terminal.note(RUN_ADVICE)
+        terminal.note(_n_advice(run))
     if follow and shown.rollouts_left > 0:
         _follow(watched_log, signature, len(run.points), show)
 
@@ -164,9 +167,26 @@ def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) ->
     config_path = next((p / "config.yaml" for p in (log, *log.resolve().parents[:3]) if (p / "cells").is_dir()), None)
     if config_path is not None and config_path.exists():
         config = load_config(str(config_path))
+        if run.cell.is_of_spend:
+            return _end_of_spend(run, current_spending(config, plan_cells(config.sweep), config_path.parent))
         target = config.run_targets(config.sweep.budget)[-1]  # runs end there, not at the budget itself
         return float(run.cell.rollouts_to_reach(target)), "the last evaluation within the sweep's budget"
     return float(max(DEFAULT_END * run.points[-1].rollouts, run.cell.B)), f"{DEFAULT_END} x the rollouts so far"
+
+
+def _end_of_spend(run: RunRecord, spending: Spending) -> tuple[float, str]:
+    """That of the pilot, or what the other runs have left of the budget."""
+    spent = {cell: cell.rollouts_to_reach(spending.C_end(cell)) for cell in {leg.cell for leg in spending.legs}}
+    if spending.is_ended:
+        return float(run.points[-1].rollouts), "where isojax spend ended it"
+    if run.cell != spending.cell or spending.legs[-1].expected is None:
+        return float(spent.get(run.cell, 0)), "the end of its pilot"
+    others = sum(rollouts for cell, rollouts in spent.items() if cell != run.cell)
+    return float(spending.budget - others), "what the pilots left of the budget"
+
+
+def _n_advice(run: RunRecord) -> str:
+    return SPEND_ADVICE if run.cell.is_of_spend else RUN_ADVICE
 
 
 def _rollouts_at(run: RunRecord, M: int) -> float:
@@ -205,10 +225,11 @@ def _show(
     now = _span_at(run, max(points[-1].M - 1, 0))  # of the newest update, where a schedule changes B_p and n
     if sweep is not None and watched.rollouts_left > 0 and C[-1] > 0 and not broken:
         options = compare_n(sweep, now.B_p, now.n, C[C > 0], R[C > 0], watched.C_end)
-        watched = _with_larger_n(watched, n_to_raise_to(options, now.n), run_watch.goal)
+        if not run.cell.schedule:  # whose n is raised as planned
+            watched = _with_larger_n(watched, n_to_raise_to(options, now.n), run_watch.goal)
     if as_json:
         note = {"end_source": end_source, "metric": metric, "goal": run_watch.goal}
-        n_advice = RUN_ADVICE if sweep is None else [asdict(option) for option in options]
+        n_advice = _n_advice(run) if sweep is None else [asdict(option) for option in options]
         document: dict[str, Any] = {"level": LEVEL, "cell": asdict(run.cell), **asdict(watched), **note}
         print(json_text(document | {"n_advice" if sweep is None else "n_options": n_advice}), flush=True)
         return watched
