@@ -18,6 +18,7 @@ from isojax.core.config.load import SHARE
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
+from isojax.core.registry import failed_plugin
 from isojax.core.terminal import guard_output, printable, shorten
 from isojax.runs.mirror import localize
 
@@ -157,7 +158,7 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
 
 
 def _describe_unexpected(error: BaseException) -> str:
-    """A message for an error that nothing in isojax has foreseen, whose traceback is written to a file."""
+    """A message for an error that nothing in isojax has foreseen, or a plug-in raises; its traceback is in a file."""
     try:
         with tempfile.NamedTemporaryFile("w", errors="replace", prefix="isojax-", suffix=".txt", delete=False) as f:
             traceback.print_exception(error, file=f)
@@ -165,6 +166,8 @@ def _describe_unexpected(error: BaseException) -> str:
     except OSError:  # no disk, or a full one
         place = f"With {TRACEBACK_VARIABLE}=1 it shows the traceback"
     described = f"{type(error).__name__}: {error}"[:500]
+    if plugin := failed_plugin(error):
+        return f"the plug-in failed at {plugin} ({described}). {place}. Correct the plug-in (docs/extending.md)."
     if isinstance(error, MemoryError | OSError):
         return f"this machine could not do it ({described}). Look at its memory and its disks. {place}."
     return f"isojax did not expect this ({described}). {place}: please report it, with your command."

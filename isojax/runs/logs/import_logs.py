@@ -90,7 +90,7 @@ def _check_paths(paths: Sequence[Path]) -> None:
 
 def _read_tables(log: Path, importer: ModuleType, whole_lines: bool) -> list[LogTable]:
     try:
-        return csv.read(log, whole_lines) if importer is csv else importer.read(log)
+        return csv.read(log, whole_lines) if importer is csv else importer.read(log) or []
     except OSError as e:
         raise InputError(f"cannot read {log}: {e.strerror or e}. Check who may read it.") from e
 
