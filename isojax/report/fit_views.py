@@ -12,7 +12,7 @@ from isojax.report.wording import format_percent, n_shares
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
 from isojax.scaling.intervals import central_band
 from isojax.scaling.law.frontier import spread_indices
-from isojax.scaling.result import FitResult, FrontierFit
+from isojax.scaling.result import FitResult, FrontierFit, ScheduleRow
 from isojax.scaling.tracks import fixed_runs, group_by, make_track
 
 CellKey = tuple[int, int]  # (B_p, n)
@@ -29,6 +29,12 @@ def frontier_views(fit: FitResult) -> list[FrontierFit]:
 
 def B_p_of_view(fit: FitResult, view: FrontierFit) -> tuple[int, ...]:
     return tuple(sorted({curve.B_p for curve in fit.curves})) if view.B_p is None else (view.B_p,)
+
+
+def schedules_of_view(fit: FitResult, view: FrontierFit) -> list[ScheduleRow]:
+    """The runs whose B_p or n changed along C, which the last view shows, of all B_p; those with a point to draw."""
+    is_of_all = view.B_p is None or len(frontier_views(fit)) == 1
+    return [row for row in fit.schedules if row.points and is_of_all]
 
 
 def all_n(fit: FitResult) -> list[int]:
@@ -79,6 +85,7 @@ def seed_means(seeds: Sequence[RunRecord], fit: FitResult) -> list[tuple[float, 
 
 def reward_range(fit: FitResult, runs: Sequence[RunRecord]) -> tuple[float, float]:
     rewards = [y for run in runs for _, _, y in run_evaluations(run, fit)] + [p.reward for p in fit.joint.frontier]
+    rewards += [point.reward for row in fit.schedules for point in row.points]
     rewards += [] if fit.base_reward is None else [fit.base_reward]
     return min(rewards), max(rewards)
 

@@ -21,7 +21,16 @@ from isojax.report.fit_views import frontier_views, measured_budget
 from isojax.report.page import charts, html_page
 from isojax.report.page.fit_sections import describe_n_path
 from isojax.scaling.allocate.recommend import recommend
-from isojax.scaling.result import CrossoverRow, FitResult, FrontierRow, Law, NStarFit, SegmentRow
+from isojax.scaling.result import (
+    CrossoverRow,
+    FitResult,
+    FrontierRow,
+    Law,
+    NStarFit,
+    SchedulePoint,
+    ScheduleRow,
+    SegmentRow,
+)
 
 
 class _Reader(HTMLParser):
@@ -261,6 +270,28 @@ def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
         Figure(data=traces, layout=layout["reward"])
         Figure(data=charts.law_traces(view), layout=layout["law"])
         assert layout["reward"]["yaxis"]["title"]["text"].startswith("&lt;b&gt;avg&lt;/b&gt;")
+
+
+def test_the_charts_show_runs_whose_n_grew(make_sweep: Any) -> None:
+    from plotly.graph_objects import Figure
+
+    fit, runs = make_sweep()
+    points = tuple(SchedulePoint(C=C, reward=y, best_fixed=0.5, n=4, B_p=16) for C, y in ((2e3, 0.6), (2e4, 0.99)))
+    row = ScheduleRow(name="<i>", stages="16x4, 16x8 from 9", seeds=(0,), evaluations=(2,), points=points, gain=None,
+                      interval=None)  # fmt: skip
+    without_points = row.model_copy(update={"name": "unmeasured", "points": ()})
+    fit = fit.model_copy(update={"schedules": (row, without_points)})
+    assert len(fit.by_B_p) > 1
+    for view in frontier_views(fit):
+        traces = charts.frontier_traces(fit, view)
+        Figure(data=traces)
+        shown = [trace for trace in traces if trace["meta"].get("role") == "schedule"]
+        assert len(shown) == (view.B_p is None)  # as in the figure, in the view of all B_p alone
+        for trace in shown:
+            assert (trace["name"], trace["x"], trace["y"]) == ("&lt;i&gt;", [2e3, 2e4], [0.6, 0.99])
+            assert trace["hovertext"][1].startswith("<b>&lt;i&gt;: 16x4, 16x8 from 9</b><br>C = 20k: measured 0.990")
+            assert "+0.490 against the best fixed n, 4" in trace["hovertext"][1]
+    assert charts.layouts(fit, runs)["reward"]["yaxis"]["range"][1] > 0.99
 
 
 def test_without_plotly_the_page_says_which_extra(make_sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:

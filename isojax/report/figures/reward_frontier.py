@@ -16,7 +16,7 @@ from isojax.core.nouns import RunRecord
 from isojax.report import canvas, fit_views
 from isojax.report.wording import UNITS, format_compact, format_reward
 from isojax.scaling.curves.hill import curve_reward
-from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit
+from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit, ScheduleRow
 
 BASE_DASHES = (0, (4, 3))
 LEGEND_INCHES = 1.9  # the width of a column of the legend
@@ -33,14 +33,11 @@ def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
         B_ps = fit_views.B_p_of_view(fit, view)
         _draw_runs(ax, fit, [run for run in runs if run.cell.B_p in B_ps], colours, faint=view.B_p is None)
         _draw_curves(ax, fit, view, colours)
-        if view.B_p is None or len(views) == 1:
-            _draw_schedules(ax, fit)
+        _draw_schedules(ax, fit_views.schedules_of_view(fit, view))
         is_first_column = i % canvas.grid_columns(len(views)) == 0
         title, C_label = canvas.view_title(view.B_p), f"C ({UNITS[fit.compute]})"
         canvas.style_axes(ax, title, C_label, reward_label if is_first_column else "")
-    scheduled_rewards = [point.reward for row in fit.schedules for point in row.points]
-    rewards = [*fit_views.reward_range(fit, runs), *scheduled_rewards]
-    low, high = min(rewards), max(rewards)
+    low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1
     # Room below for the crossovers' labels and above for the segments' names; the panels share y.
     axes[0].set_ylim(low - 0.16 * span, high + 0.14 * span)
@@ -81,15 +78,14 @@ def _draw_curves(ax: Axes, fit: FitResult, view: FrontierFit, colours: Colours) 
         ax.plot(C, curve_reward(curve, C), color=colours[curve.n], zorder=3, **style)
 
 
-def _draw_schedules(ax: Axes, fit: FitResult) -> None:
+def _draw_schedules(ax: Axes, schedules: Sequence[ScheduleRow]) -> None:
     """The runs whose n changes along C, a line for each schedule, with its name at the end."""
-    for row in fit.schedules:
-        if row.points:
-            C, rewards = [p.C for p in row.points], [p.reward for p in row.points]
-            ax.plot(C, rewards, color=canvas.INK, lw=1.2, ls=":", marker="o", ms=2.5, zorder=6)
-            end = {"xytext": (-2, 8), "textcoords": "offset points", "ha": "right", "zorder": 8}
-            name = canvas.escape_label(row.name)
-            ax.annotate(name, (C[-1], rewards[-1]), fontsize=8, color=canvas.INK, path_effects=canvas.HALO, **end)
+    for row in schedules:
+        C, rewards = [p.C for p in row.points], [p.reward for p in row.points]
+        ax.plot(C, rewards, color=canvas.INK, lw=1.2, ls=":", marker="o", ms=2.5, zorder=6)
+        end = {"xytext": (-2, 8), "textcoords": "offset points", "ha": "right", "zorder": 8}
+        name = canvas.escape_label(row.name)
+        ax.annotate(name, (C[-1], rewards[-1]), fontsize=8, color=canvas.INK, path_effects=canvas.HALO, **end)
 
 
 def _draw_frontier(ax: Axes, view: FrontierFit, colours: Colours) -> None:
