@@ -61,7 +61,8 @@ def training_rounds(
     while next_targets := policy.next_round(_recorded_runs(cells, folder, failures)):
         yield [CellTarget(*target) for target in next_targets]
     summary = policy.summary(_recorded_runs(cells, folder, failures))
-    write_text(folder / SUMMARY_FILE, json.dumps(summary, indent=1) + "\n")
+    failed = {cell.name: str(error) for cell, error in failures}  # which a ledger need not say
+    write_text(folder / SUMMARY_FILE, json.dumps(summary | {"failed": failed}, indent=1) + "\n")
     print_line(
         f"frontier: {summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid, "
         f"{summary['saved']:.0%} saved ({folder / SUMMARY_FILE})"

@@ -17,8 +17,10 @@ import pytest
 from isojax.cli import app
 from isojax.cli.commands import status_command
 from isojax.core.config import load_config, save_config
+from isojax.core.errors import RunFailed
 from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
 from isojax.launch.planner import plan_cells
+from isojax.launch.strategy import training_rounds
 from isojax.launch.sweep_status import (
     STATUS_FILE,
     CellStatus,
@@ -223,9 +225,28 @@ def test_an_adaptive_sweep_that_has_ended_is_done(tmp_path: Path) -> None:
     assert states(tmp_path) == ["done", "interrupted", "failed"]
     with exclusive_lock(tmp_path):
         assert states(tmp_path) == ["running", "running", "failed"]
+    # A run that failed for lack of memory, or of disk, has a ledger like one that was left at its target.
+    failed = {"failed": {cell.name: "out of memory" for cell in CELLS[:2]}}
+    (tmp_path / "frontier.json").write_text(json.dumps(failed))
+    aged(tmp_path, CELLS[0], 240.0)
+    aged(tmp_path, CELLS[1], -120.0)
+    assert states(tmp_path) == ["failed", "interrupted", "failed"]
+    assert read_sweep_status(tmp_path).cells[0].reason == "out of memory"
+    (tmp_path / "frontier.json").write_text('{"failed": ["8x2-s0"]}')
+    assert states(tmp_path) == ["done", "interrupted", "failed"]
     sweep(tmp_path / "grid")
     (tmp_path / "grid" / "frontier.json").write_text("{}")  # of no meaning to a grid, whose cells have ends
     assert states(tmp_path / "grid") == ["done", "interrupted", "failed", "waiting"]
+
+
+def test_the_summary_of_an_adaptive_sweep_says_which_runs_failed(tmp_path: Path) -> None:
+    words = ["sweep.strategy=adaptive", "sweep.B_p=[8]", "sweep.n=[2,4]", "sweep.seeds=1", "sweep.budget=20000"]
+    config, failures = load_config("quickstart", words), list[tuple[Cell, Exception]]()
+    rounds = training_rounds(config, plan_cells(config.sweep), tmp_path, failures)
+    failures += [(target.cell, RunFailed("out of memory")) for target in next(rounds)]
+    assert next(rounds, None) is None
+    summary = json.loads((tmp_path / "frontier.json").read_text())
+    assert summary["failed"] == {"8x2-s0": "out of memory", "8x4-s0": "out of memory"} and summary["spent"] == 0
 
 
 @pytest.mark.parametrize(
