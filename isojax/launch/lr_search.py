@@ -32,7 +32,12 @@ LaunchSweep = Callable[[Config, bool, bool], Path | None]  # of a config, whethe
 class RateResult:
     rate: float
     scores: tuple[float, ...] = ()  # of each seed
-    flags: tuple[str, ...] = ()  # why it is out, with the run's name
+    flags: tuple[str, ...] = ()  # why it is not chosen, with the run's name
+    failed: tuple[str, ...] = ()  # those of them that say nothing of the rate, such as a full disk
+
+    @property
+    def is_out(self) -> bool:
+        return len(self.flags) > len(self.failed)
 
     @property
     def reward(self) -> float:
@@ -114,7 +119,7 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
     failures: list[str] = []
     try:
         launch(config, resume or (folder / CONFIG_FILE).exists(), False)
-    except RunFailed as e:  # a rate too high: the others go on
+    except RunFailed as e:  # the others go on
         failures = list(map(str, e.args[1:] or e.args))  # a summary is first where the sweep has several runs
     ledgers = sorted(folder.glob(f"cells/*/{RECORDS_FILE}"))
     evaluated_cells = [path.parent for path in ledgers if path.read_bytes().count(b"\n") > 1]
@@ -145,15 +150,18 @@ def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:
 
 
 def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] = ()) -> RateResult:
-    """The score of a rate's runs. `failures`, the errors of runs that did not finish, count as flags."""
+    """The score of a rate's runs. `failures`, the errors of runs that did not finish, count as flags; the rate is the
+    cause only where the ledger says why."""
+    diverged = {run.cell.name for run in runs if run.failure_reason}
+    failed = tuple(failure for failure in failures if failure.partition(":")[0] not in diverged)
     flags = list(failures)
     for run in runs:
         flags += [f"{run.cell.name}: {f}" for f in health_flags(run) if f.name != "nonfinite_update" or not failures]
     if not runs:
-        return RateResult(rate, flags=tuple(flags))
+        return RateResult(rate, flags=tuple(flags), failed=failed)
     metric = default_metric(runs)
     curves = [[(p.rollouts, metric_value(p, metric, run.source)) for p in run.points] for run in runs]
-    return RateResult(rate, tuple(map(score_curve, curves)), tuple(flags))
+    return RateResult(rate, tuple(map(score_curve, curves)), tuple(flags), failed)
 
 
 def score_curve(curve: Sequence[tuple[int, float]]) -> float:
@@ -179,6 +187,8 @@ def _best(results: Sequence[RateResult]) -> RateResult:
 def _next_rate(results: dict[float, RateResult]) -> float | None:
     """The next rate beyond the best, if that is an end of the grid; downwards where every rate is out."""
     unflagged = [result for result in results.values() if not result.flags]
+    if not unflagged and any(result.failed for result in results.values()):
+        return None
     best_rate = _best(unflagged).rate if unflagged else min(results)
     if best_rate == min(results):
         return step_rate(best_rate, -1)
@@ -224,9 +234,14 @@ def to_json(search: LrSearchResult, config: Config, plan: SearchPlan) -> dict[st
 
 
 def describe_search(search: LrSearchResult) -> list[str]:
-    """What a reader must know of the choice: ties, an end of the grid, rates that are out, a single seed."""
-    sentences = [f"{rate_name(r.rate)} is out: {'; '.join(r.flags)}" for r in search.results if r.flags]
+    """What a reader must know of the choice: ties, an end of the grid, rates that are out or failed, a single seed."""
+    flagged = [result for result in search.results if result.flags]
+    sentences = [f"{rate_name(r.rate)} {'is out' if r.is_out else 'failed'}: {'; '.join(r.flags)}" for r in flagged]
+    if any(not result.is_out for result in flagged):
+        sentences.append("a rate that failed is not judged: correct what failed, and go on by --resume")
     best, recommended = search.best, search.recommended
+    if best is None and not all(result.is_out for result in flagged):
+        return sentences
     if best is None or recommended is None:
         return [*sentences, "every rate is out: search lower ones (--rates), or correct what the flags say"]
     if tied_names := [rate_name(r.rate) for r in search.tied if r is not best]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from isojax.cli import app
-from isojax.cli.commands.lr_search_command import read_rates
+from isojax.cli.commands.lr_search_command import print_search, read_rates
+from isojax.cli.formatting import to_json_value
 from isojax.core import machine
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError, RunFailed
@@ -212,6 +213,48 @@ def test_what_becomes_of_runs() -> None:
     assert result.scores == (0.4, 0.6) and result.reward == pytest.approx(0.5) and not result.flags
     broken = lr_search.score_runs(1e-3, [run(0, 0.4), run(1, 0.6, "not finite")], ["8x2-s1: not finite"])
     assert broken.flags == ("8x2-s1: not finite",)
+
+
+def test_a_rate_whose_run_failed_for_lack_of_memory_or_disk_is_not_out() -> None:
+    def run(seed: int, failed: str = "") -> RunRecord:
+        points = [EvalPoint(10 * i, i, 10 * i, 0, {"avg@4": 0.1 * i}) for i in range(3)]
+        return RunRecord(Cell(8, 2, seed), tuple(points), failure_reason=failed)
+
+    full = "8x2-s1: [Errno 28] No space left on device"
+    failed = lr_search.score_runs(1e-3, [run(0), run(1)], [full])
+    assert failed.flags == failed.failed == (full,) and not failed.is_out
+    both = lr_search.score_runs(1e-2, [run(0, "not finite"), run(1)], ["8x2-s0: not finite", full])
+    assert both.flags == ("8x2-s0: not finite", full) and both.failed == (full,) and both.is_out
+    good = lr_search.score_runs(1e-4, [run(0), run(1)])
+    result = select_rate((good, failed, both))
+    assert result.recommended is good
+    assert describe_search(result)[:3] == [
+        f"1e-3 failed: {full}",
+        f"1e-2 is out: 8x2-s0: not finite; {full}",
+        "a rate that failed is not judged: correct what failed, and go on by --resume",
+    ]
+    # Where nothing could be judged, lower rates are no remedy.
+    ran: list[float] = []
+
+    def fail(rate: float) -> RateResult:
+        ran.append(rate)
+        return lr_search.score_runs(rate, [], [full])
+
+    result = lr_search.search_rates([1e-4, 1e-3], fail, extend=True)
+    assert ran == [1e-4, 1e-3] and result.best is None
+    assert not any("lower ones" in sentence for sentence in describe_search(result))
+
+
+def test_the_table_says_which_rates_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    config = quickstart()
+    plan = SearchPlan([1e-4, 1e-3, 1e-2], B_p=64, n=16, B=1024, budget=5000, seeds=1, folder="runs/quickstart-lr")
+    results = (
+        RateResult(1e-4, (0.3,)), RateResult(1e-3, (0.4,), ("8x2-s0: out of memory",), ("8x2-s0: out of memory",)),
+        RateResult(1e-2, (0.2,), ("8x2-s0: collapsed",)),
+    )  # fmt: skip
+    print_search(to_json_value(lr_search.to_json(select_rate(results), config, plan)), False)
+    marks = [line.split("│")[-2].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert marks == ["taken", "failed", "out"]
 
 
 def isojax(monkeypatch: pytest.MonkeyPatch, *words: str) -> int | str | None:

@@ -39,7 +39,8 @@ def lr_search(
     batch. B is the sweep's batch nearest to lr_reference_batch. Without --rates, learning_rate times 1/10 to 10 in
     steps of sqrt(10), and up to two more where the best is at an end. Each rate is a sweep in runs/NAME-lr/RATE; the
     table is there as lr_search.json, and tensorboard --logdir runs/NAME-lr shows every run. Rates of which a run
-    collapses or is not finite are out; of those within a standard error of the best, the lowest is taken.
+    collapses or is not finite are out; a rate whose run fails otherwise, as for lack of memory, is not judged. Of those
+    within a standard error of the best, the lowest is taken.
 
     \b
     Examples
@@ -68,7 +69,7 @@ def lr_search(
     document = run_plan(plan, config, resume, rates is None, runner.launch)
     print_search(document, as_json)
     if document["learning_rate"] is None:
-        raise RunFailed(f"every rate is out; what ran is recorded in {plan.folder}")
+        raise RunFailed(f"every rate is out or failed; what ran is recorded in {plan.folder}")
 
 
 def read_rates(text: str) -> list[float]:
@@ -120,7 +121,9 @@ def print_search(document: Mapping[str, Any], as_json: bool) -> None:
     marks = {document["best"]: "best", document["learning_rate"]: "taken"}
     for row in document["rates"]:
         metrics = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("reward", "se")]
-        mark = "out" if row["flags"] else marks.get(row["rate"], "")
+        mark = marks.get(row["rate"], "")
+        if row["flags"]:
+            mark = "out" if len(row["flags"]) > len(row["failed"]) else "failed"
         rows.append([rate_name(row["rate"]), str(row["B"]), *metrics, mark])
     columns = ("rate", "B", "reward", "s.e.", "")
     console.print(TextTable(f"{batch}; reward: {document['score']}", columns, rows))
