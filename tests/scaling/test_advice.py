@@ -43,6 +43,9 @@ def test_the_risk_replaces_the_warnings_that_it_states():
         "sweep's forecasts from its first quarter erred by 0.019"
     )
     assert r.further_warnings == ("the flag unequal_lengths",) and len(r.warnings) == 5
+    assert r.risks[-1].code == "forecast_missed"
+    tried = recommend(d.model_copy(update={"flags": (flag("forecast_tried", "info"),)}), 4e5)
+    assert tried.risks[-1] == Risk("forecast_tried", r.risks[-1].text)  # in the trial, most cells were as predicted
     two_seeds_elsewhere = (*one_seed, *(run for run in document().runs if run.n == 4))
     r = recommend(d.model_copy(update={"runs": two_seeds_elsewhere}), 1e5)
     assert r.risks[0] == Risk("one_seed_of_cell", "one seed of 16x16") and "the flag one_seed" in r.further_warnings
@@ -50,6 +53,7 @@ def test_the_risk_replaces_the_warnings_that_it_states():
     assert "forecasts" not in near.risk_summary and "the flag forecast_missed" in near.further_warnings
     untried = d.model_copy(update={"forecast": ForecastTrial(departure_sd=0.02)})
     assert recommend(untried, 2e5).risks[-1].text == "this sweep's forecasts from its first quarter could not be tried"
+    assert recommend(untried, 2e5).risks[-1].code == "forecast_untried"
     settings = document().intervals
     assert settings is not None
     estimated = settings.model_copy(update={"run_sd_source": "2 seeds"})

@@ -44,9 +44,10 @@ def find_risks(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> tu
     elif len(all_n) > 1 and n == min(all_n):
         risks["smallest_n_leads"] = f"n = {n} is the smallest of the grid"
     if allocation.C > curve.C_high * MEASURED_TOLERANCE and fit.forecast is not None:
-        error = fit.forecast.mean_absolute_error
+        error, codes = fit.forecast.mean_absolute_error, {flag.code for flag in fit.flags}
         own = "this sweep's forecasts from its first quarter"
-        risks["forecast_missed"] = f"{own} " + ("could not be tried" if error is None else f"erred by {error:.3f}")
+        outcome = "untried" if error is None else "missed" if "forecast_missed" in codes else "tried"
+        risks[f"forecast_{outcome}"] = f"{own} " + ("could not be tried" if error is None else f"erred by {error:.3f}")
     others = [flag.text for flag in fit.flags if flag.severity != "info" and flag.code not in risks]
     return tuple(Risk(code, text) for code, text in risks.items()), tuple(others)
 
