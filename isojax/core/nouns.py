@@ -73,8 +73,8 @@ class Cell:
 
     @property
     def is_of_spend(self) -> bool:
-        """Whether `isojax spend` chooses its n; its ledger has the first stage alone."""
-        return self.schedule == spend_schedule(self.n) and len(self.stages) == 1
+        """Whether `isojax spend` chooses its n (launch/planner.py names it); its ledger has the first stage alone."""
+        return self.schedule == f"from-n{self.n}" and len(self.stages) == 1
 
     def with_stages(self, stages: Iterable[Stage]) -> "Cell":
         """The same run, further on."""
@@ -104,11 +104,6 @@ class Cell:
     def rollouts_to_reach(self, target: int) -> int:
         """C after the update that reaches `target`."""
         return self.rollouts_after(self.updates_to_reach(target))
-
-
-def spend_schedule(n: int) -> str:
-    """The name of the schedule of a run of `isojax spend` that begins with n."""
-    return f"from-n{n}"
 
 
 @dataclass(frozen=True)

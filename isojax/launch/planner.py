@@ -15,7 +15,7 @@ from pathlib import Path
 from isojax.core.config import CellConfig, SweepConfig
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
-from isojax.core.nouns import Cell, spend_schedule
+from isojax.core.nouns import Cell
 from isojax.core.schedule import FittedSchedule, GradientSchedule, Stage, parse_schedule
 from isojax.core.shapes import make_sampler_shapes
 from isojax.core.terminal import warn
@@ -43,7 +43,7 @@ def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
         if is_missing or len(set(values)) < len(values):
             raise InputError(f"sweep.{name}: given {list(values)}, expected at least one value, and each of them once.")
     if sweep.strategy == "spend":
-        return [Cell(sweep.B_p[0], n, 0, spend_schedule(n), (Stage(0, sweep.B_p[0], n),)) for n in sorted(sweep.n)]
+        return [Cell(sweep.B_p[0], n, 0, f"from-n{n}", (Stage(0, sweep.B_p[0], n),)) for n in sorted(sweep.n)]
     kinds = len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)
     if (cells := kinds * sweep.seeds) > MAX_CELLS:
         raise InputError(f"sweep: B_p, n and seeds make {cells:,} runs, expected at most {MAX_CELLS:,}; take fewer.")

@@ -8,7 +8,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -173,7 +173,10 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
         cells.append(_cell_summary(folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now))
     if strategy == "adaptive" and not locked and (summary := folder / SUMMARY_FILE).exists():
         ended, failed = now - summary.stat().st_mtime, read_json_object(summary).get("failed")  # seconds ago
-        cells = [_cell_at_end(cell, ended, failed if isinstance(failed, dict) else {}) for cell in cells]
+        for i, cell in enumerate(cells):
+            if cell.state == "interrupted" and (cell.age or 0) >= ended:
+                reason = str(failed.get(cell.cell.name, "")) if isinstance(failed, dict) else ""
+                cells[i] = replace(cell, state="failed" if reason else "done", reason=reason)
     rollouts = sum(cell.rollouts for cell in cells)
     budget = sum(cell.rollouts_to_reach(last_target) for cell in plan_cells(config.sweep))
     if strategy != "grid":
@@ -250,16 +253,6 @@ def _cell_summary(
         reason=reason if state == "failed" else "",
         flags=_health_flags(cell_folder / HEALTH_FILE),
     )
-
-
-def _cell_at_end(cell: CellSummary, ended: float, failed: Mapping[str, object]) -> CellSummary:
-    """A cell of an adaptive sweep that ended so many seconds ago, as it is where it went on since then; `failed`: why,
-    by a cell's name."""
-    if cell.state != "interrupted" or (cell.age is not None and cell.age < ended):
-        return cell
-    if cell.cell.name in failed:
-        return replace(cell, state="failed", reason=str(failed[cell.cell.name]))
-    return cell if cell.age is None else replace(cell, state="done")
 
 
 def _cell_rate(folder: Path, cell: Cell) -> float | None:

@@ -16,7 +16,7 @@ from isojax.report.fit_views import fitted_runs
 from isojax.runs import ledger
 from isojax.runs.importers import csv
 from isojax.runs.logs.column_map import parse_field_map
-from isojax.runs.logs.import_logs import read_log_tables
+from isojax.runs.logs.import_logs import gather_runs, to_run_records
 from isojax.runs.logs.log_table import LogTable
 from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.quote import quote
@@ -88,7 +88,8 @@ def read_runs(source: str | Path | Iterable[str | Path] | Any, field_map: str = 
         raise InputError("the DataFrame has no row; expected one for each evaluation.")
     data_rows = [DataRow("DataFrame", f"row {i}", values, i) for i, values in enumerate(rows)]
     table = LogTable("DataFrame", tuple(data_rows), one_run=False)
-    return list(read_log_tables([table], parse_field_map([field_map] if field_map else []), csv).runs)
+    log_runs = gather_runs([table], parse_field_map([field_map] if field_map else []), {}, csv)
+    return list(to_run_records(log_runs).runs)
 
 
 def _frame_rows(source: Any) -> list[dict[str, Any]] | None:

@@ -100,7 +100,9 @@ def recommend(
     print_notes(console, flag_sentences(fit.health))
     for number, path in enumerate(written):
         template = exporter.HOW_TO_RUN if number == 0 else getattr(exporter, "HOW_TO_GO_ON", exporter.HOW_TO_RUN)
-        print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {_run_command(template, path)}")
+        file, folder, name = map(shlex.quote, (str(path), str(path.parent), path.stem))
+        how = template.format(file=file, folder=folder, name=name)
+        print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {how}")
 
 
 def load_exporter(framework: str | None, write: Path | None, growing: bool) -> ModuleType:
@@ -117,11 +119,6 @@ def load_exporter(framework: str | None, write: Path | None, growing: bool) -> M
     if growing and not hasattr(exporter, "render_growing"):
         raise InputError(f"--growing --for {framework}: there is no schedule for it; expected isojax, trl or verl.")
     return exporter
-
-
-def _run_command(template: str, path: Path) -> str:
-    file, folder, name = map(shlex.quote, (str(path), str(path.parent), path.stem))
-    return template.format(file=file, folder=folder, name=name)
 
 
 def write_configs(

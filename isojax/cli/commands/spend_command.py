@@ -57,7 +57,10 @@ def spend(
     config = config.with_settings(name=name, sweep=sweep)
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
         config = _with_budget(config, budget, resume, process_group)
-        _describe_pilots(config)
+        spend_rounds = importlib.import_module("isojax.launch.spend_rounds")
+        legs = spend_rounds.spend_policy(config, plan_cells(config.sweep)).pilots()
+        share, pilots = sum(leg.C_end for leg in legs) / config.sweep.budget, ", ".join(f"n = {leg.n}" for leg in legs)
+        print_line(f"pilots, {share:.0%} of {config.sweep.budget:,} rollouts: {pilots}, each to C = {legs[0].C_end:,}")
         _run(config, resume, dry_run, process_group)
 
 
@@ -85,13 +88,6 @@ def _with_budget(config: Config, budget: str | None, resume: bool, process_group
     if not 1 <= rollouts <= MAX_COUNT:  # of a time
         raise InputError(f"--budget {budget} is {rollouts:,} rollouts; expected a time for 1 to {MAX_COUNT:,} of them.")
     return config.with_settings(sweep={"budget": rollouts})
-
-
-def _describe_pilots(config: Config) -> None:
-    legs = importlib.import_module("isojax.launch.spend_rounds").spend_policy(config, plan_cells(config.sweep)).pilots()
-    pilots = ", ".join(f"n = {leg.n}" for leg in legs)
-    share = sum(leg.C_end for leg in legs) / config.sweep.budget
-    print_line(f"pilots, {share:.0%} of {config.sweep.budget:,} rollouts: {pilots}, each to C = {legs[0].C_end:,}")
 
 
 def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> None:

@@ -128,7 +128,7 @@ def watch(
     show = partial(_show, run_watch=run_watch, metric=metric, end_source=end_source, sweep=ensemble, as_json=as_json)
     shown = show(run)
     if not as_json and shown.rollouts_left > 0 and ensemble is None:
-        terminal.note(_n_advice(run))
+        terminal.note(SPEND_ADVICE if run.cell.is_of_spend else RUN_ADVICE)
     if follow and shown.rollouts_left > 0:
         _follow(watched_log, signature, len(run.points), show)
 
@@ -176,17 +176,13 @@ def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) ->
 
 def _end_of_spend(run: RunRecord, spending: Spending) -> tuple[float, str]:
     """That of the pilot, or what the other runs have left of the budget."""
-    spent = {cell: cell.rollouts_to_reach(spending.C_end(cell)) for cell in {leg.cell for leg in spending.legs}}
     if spending.is_ended:
         return float(run.points[-1].rollouts), "where isojax spend ended it"
     if run.cell != spending.cell or spending.legs[-1].expected is None:
-        return float(spent.get(run.cell, 0)), "the end of its pilot"
-    others = sum(rollouts for cell, rollouts in spent.items() if cell != run.cell)
-    return float(spending.budget - others), "what the pilots left of the budget"
-
-
-def _n_advice(run: RunRecord) -> str:
-    return SPEND_ADVICE if run.cell.is_of_spend else RUN_ADVICE
+        return float(run.cell.rollouts_to_reach(spending.C_end(run.cell))), "the end of its pilot"
+    others = {leg.cell for leg in spending.legs} - {run.cell}
+    spent = sum(cell.rollouts_to_reach(spending.C_end(cell)) for cell in others)
+    return float(spending.budget - spent), "what the pilots left of the budget"
 
 
 def _rollouts_at(run: RunRecord, M: int) -> float:
@@ -229,7 +225,8 @@ def _show(
             watched = _with_larger_n(watched, n_to_raise_to(options, now.n), run_watch.goal)
     if as_json:
         note = {"end_source": end_source, "metric": metric, "goal": run_watch.goal}
-        n_advice = _n_advice(run) if sweep is None else [asdict(option) for option in options]
+        run_advice = SPEND_ADVICE if run.cell.is_of_spend else RUN_ADVICE
+        n_advice = run_advice if sweep is None else [asdict(option) for option in options]
         document: dict[str, Any] = {"level": LEVEL, "cell": asdict(run.cell), **asdict(watched), **note}
         print(json_text(document | {"n_advice" if sweep is None else "n_options": n_advice}), flush=True)
         return watched

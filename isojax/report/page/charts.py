@@ -14,7 +14,7 @@ from isojax.report.wording import format_compact, format_interval, format_reward
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.law.n_star_law import log2_n_star
-from isojax.scaling.result import FitResult, FrontierFit, FrontierRow, ScheduleRow
+from isojax.scaling.result import FitResult, FrontierFit, FrontierRow
 
 PlotlyTrace = dict[str, Any]
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -91,20 +91,13 @@ def frontier_traces(fit: FitResult, view: FrontierFit) -> list[PlotlyTrace]:
         line = {"width": 6, "simplify": False}
         trace = _trace("lines", [p.C for p in stretch], [p.reward for p in stretch], hover, line=line, meta={"n": n})
         traces.append(trace | {"showlegend": False})
-    traces += [_crossover_trace(fit, view)] if view.crossovers else []
-    return traces + [_schedule_trace(row) for row in fit_views.schedules_of_view(fit, view)]
-
-
-def _schedule_trace(row: ScheduleRow) -> PlotlyTrace:
-    name = html.escape(row.name, quote=False)
-    hover = [
-        f"<b>{name}: {row.stages}</b><br>C = {format_compact(p.C)}: measured {format_reward(p.reward)}, "
-        f"{p.reward - p.best_fixed:+.3f} against the best fixed n, {p.n}"
-        for p in row.points
-    ]
-    options = {"line": {"width": 1.4, "dash": "dot"}, "marker": {"size": 5, "line": {"width": 1}}, "name": name}
-    x, y = [p.C for p in row.points], [p.reward for p in row.points]
-    return _trace("lines+markers", x, y, hover, **options, meta={"role": "schedule"})
+    for row in fit_views.schedules_of_view(fit, view):
+        name, C, y = html.escape(row.name, quote=False), [p.C for p in row.points], [p.reward for p in row.points]
+        text = f"<b>{name}: {row.stages}</b><br>C = "
+        hover = [f"{text}{format_compact(p.C)}: measured {format_reward(p.reward)}" for p in row.points]
+        style = {"line": {"width": 1.4, "dash": "dot"}, "marker": {"size": 5, "line": {"width": 1}}}
+        traces.append(_trace("lines+markers", C, y, hover, **style, name=name, meta={"role": "schedule"}))
+    return [*traces, _crossover_trace(fit, view)] if view.crossovers else traces
 
 
 def _frontier_text(point: FrontierRow) -> str:

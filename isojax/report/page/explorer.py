@@ -4,7 +4,6 @@ budgets and every view; page.js looks them up, and calculates only M = floor(C /
 
 import json
 from collections.abc import Mapping, Sequence
-from string import Template
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from isojax.core.nouns import RunRecord
 from isojax.report.canvas import log2_positions, n_palette
 from isojax.report.fit_views import B_p_of_view, all_n, frontier_views, interval_level, measured_budget
 from isojax.report.page import charts
-from isojax.report.page.markup import Html, read_page_file
 from isojax.report.wording import UNITS, Bounds, format_percent, format_range, format_reward, join_list, n_shares
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult, FrontierFit
@@ -127,9 +125,3 @@ def json_for_script(content: dict[str, Any]) -> str:
     """JSON that can stand inside a script element: no `<`, `>` or `&`, ASCII only (so no U+2028 either)."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-
-
-def budget_section(with_charts: bool) -> Html:
-    """The controls and the places that page.js fills."""
-    note = read_page_file("charts.html" if with_charts else "no_charts.html")
-    return Html(Template(read_page_file("budget.html")).substitute(note=note))

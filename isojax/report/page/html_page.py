@@ -5,6 +5,7 @@ page shows the figures instead of the charts."""
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 
 from isojax.core.atomic_files import write_bytes
 from isojax.core.errors import InputError
@@ -29,11 +30,13 @@ OTHER_BUDGETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # times the measured one
 def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], images: Images) -> str:
     """The page. `images` holds the figures that could be drawn, by their names in FIGURES."""
     fit, bundle = fits[0], plotly_bundle()
+    budget_controls = Template(markup.read_page_file("budget.html"))  # page.js fills them
+    note = markup.read_page_file("no_charts.html" if bundle is None else "charts.html")
     sections = [
         _answer_card(fit),
         _figure_section("reward", fit, images, bundle is not None),
         _figure_section("n-star", fit, images, bundle is not None),
-        explorer.budget_section(bundle is not None),
+        Html(budget_controls.substitute(note=note)),
         fit_sections.trust_section(fit),
         _other_budgets(fit),
         fit_sections.health_section(fit),

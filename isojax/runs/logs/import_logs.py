@@ -58,7 +58,7 @@ def read_logs(
         for log in logs:
             try:
                 tables = _read_tables(log, importer, whole_lines)
-                runs = _gather_runs(tables, field_map, settings or {}, importer)
+                runs = gather_runs(tables, field_map, settings or {}, importer)
             except InputError as e:
                 if len(logs) == 1:
                     raise
@@ -71,11 +71,6 @@ def read_logs(
     log_runs, resumed_notes = join_resumed_runs(log_runs, resumed)
     imported = to_run_records(log_runs, refusals)
     return replace(imported, notes=(*notes, *resumed_notes, *imported.notes))
-
-
-def read_log_tables(tables: Sequence[LogTable], field_map: Mapping[str, str], importer: ModuleType) -> ImportedRuns:
-    """Tables in memory as runs, their columns known by the names of an importer; InputError as `read_logs`."""
-    return to_run_records(_gather_runs(tables, field_map, {}, importer), [])
 
 
 def _check_paths(paths: Sequence[Path]) -> None:
@@ -95,10 +90,10 @@ def _read_tables(log: Path, importer: ModuleType, whole_lines: bool) -> list[Log
         raise InputError(f"cannot read {log}: {e.strerror or e}. Check who may read it.") from e
 
 
-def _gather_runs(
+def gather_runs(
     tables: Sequence[LogTable], field_map: Mapping[str, str], settings: RunSettings, importer: ModuleType
 ) -> list[LogRun]:
-    """The runs of a log's tables; each is taken for itself where its name says its settings."""
+    """The runs of a log's tables; each is taken for itself where its name says its settings; InputError as above."""
     if settings or any("{}" in text for text in field_map.values()):
         tables = [part for table in tables for part in _split_by_run(table, field_map, importer.FIELDS)]
     return [
@@ -225,10 +220,9 @@ def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun]
             )
 
 
-def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError]) -> ImportedRuns:
-    """Every run as a record, sorted by cell, but for those that may be skipped and cannot be used, as in `refusals`.
-    Runs of one (B_p, n) without a seed get 0, 1, ... in order; so do runs in logs of their own whose settings repeat
-    one seed."""
+def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) -> ImportedRuns:
+    """Every run that can be used as a record, by cell; others refuse all or are skipped. Runs of one (B_p, n) without a
+    seed get 0, 1, ... in order; so do runs in logs of their own whose settings repeat one seed."""
     if len(runs) > MAX_CELLS:
         raise InputError(f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. {_SEPARATE_RUNS_HINT}")
     _reject_different_metrics(runs)

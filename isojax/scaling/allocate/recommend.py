@@ -42,7 +42,6 @@ def recommend(
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     ensemble = load_rollout_ensemble(fit)
     request = _make_request(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, reasons=[]))
-    _check_fit(fit)
     _check_extrapolation(ensemble, request, extrapolate)
     allocation = ALLOCATORS[fit.mode](fit, ensemble, request)
     cell = min(  # the nearest in log n, then in log B_p
@@ -95,6 +94,8 @@ def _growing_run(ensemble: CurveEnsemble, request: AllocationRequest, cell: int,
 
 def _make_request(ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest) -> AllocationRequest:
     """The request with its budget; of time, C is what the allowed cell of most rollouts affords."""
+    if (mode := ensemble.fit.mode) not in ALLOCATORS:
+        raise InputError(f"the fit's mode is {mode!r}; expected {' or '.join(ALLOCATORS)}. Run `isojax fit` again.")
     if not isinstance(budget, TimeBudget):
         request = replace(request, C=budget)
         request.check()
@@ -144,11 +145,6 @@ def _compare_cells(
         "regret": regret,
         "regret_interval": ensemble.interval(regret_draws),
     }
-
-
-def _check_fit(fit: FitResult) -> None:
-    if fit.mode not in ALLOCATORS:
-        raise InputError(f"the fit's mode is {fit.mode!r}; expected {' or '.join(ALLOCATORS)}. Run `isojax fit` again.")
 
 
 def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, extrapolate: bool) -> None:

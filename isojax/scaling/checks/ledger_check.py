@@ -10,7 +10,7 @@ from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, ledger_folders, 
 from isojax.scaling.checks.fit_flags import data_flags
 from isojax.scaling.checks.run_health import health_flags, healthy_runs
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
-from isojax.scaling.tracks import TracksByCell, build_tracks, group_by_cell, make_track, require_fixed_runs
+from isojax.scaling.tracks import build_tracks, group_by_cell, make_track, require_fixed_runs
 
 RECOMMENDED_EVALUATIONS = 5  # at C > 0; a curve has three parameters
 
@@ -51,7 +51,11 @@ def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
         except InputError as e:
             errors.append(str(e))
     if cells := group_by_cell([track for track in tracks if not track.run.cell.schedule]):
-        errors += _no_curve(cells)
+        reasons = unfitted_reasons({key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()})
+        if len(reasons) == len(cells):
+            listed = "; ".join(f"{B_p}x{n}: {reason}" for (B_p, n), reason in reasons.items())
+            problem = f"no cell has enough evaluations for a curve ({listed})"
+            errors.append(f"{problem}; expected at least one. Evaluate more often.")
         notes += [flag.text for flag in data_flags(cells)]
     if len(ns := {n for _, n in cells}) == 1:
         notes.append(f"only one n ({ns.pop()}): a fit gives this curve, and no n*(C)")
@@ -67,11 +71,3 @@ def _run_notes(run: RunRecord) -> Iterator[str]:
     if count < RECOMMENDED_EVALUATIONS:
         wanted = f"a curve of three parameters wants {RECOMMENDED_EVALUATIONS} or more"
         yield f"{run.source} has {count} evaluations at C > 0; {wanted}"
-
-
-def _no_curve(cells: TracksByCell) -> Iterator[str]:
-    """Where no cell can have a curve."""
-    reasons = unfitted_reasons({key: [t.C[t.C > 0] for t in seeds] for key, seeds in cells.items()})
-    if len(reasons) == len(cells):
-        listed = "; ".join(f"{B_p}x{n}: {reason}" for (B_p, n), reason in reasons.items())
-        yield f"no cell has enough evaluations for a curve ({listed}); expected at least one. Evaluate more often."
