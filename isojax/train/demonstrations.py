@@ -22,17 +22,31 @@ GRADIENT_PIECES = 8  # a batch of demonstrations is split into so many pieces, w
 
 
 def sft_loss(
-    decoder: Decoder, params: Params, demonstrations: EncodedProblems, eos: int, has_turns: bool = False
+    decoder: Decoder,
+    params: Params,
+    demonstrations: EncodedProblems,
+    eos: int,
+    has_turns: bool = False,
+    lengths_vary: bool = False,
 ) -> Array:
     """Mean negative log-likelihood of the answers' tokens, including their end token; has_turns: up to the last end
-    token, without context (tasks/turns.py)."""
+    token, without context (tasks/turns.py). An answer follows its prompt; without `lengths_vary`, no prompt is padded.
+    """
     prompts, lengths, signed_answers, _ = demonstrations
     answers = plain_tokens(signed_answers) if has_turns else signed_answers
-    tokens = jnp.concatenate([prompts, answers[:, :-1]], 1)  # demonstrations fill prompt_length exactly
-    hidden = decoder.forward(params, tokens, jnp.zeros_like(lengths))[:, prompts.shape[1] - 1 :]
+    (_, P), (_, T) = prompts.shape, answers.shape
+    tokens = jnp.concatenate([prompts, answers[:, :-1]], 1)
+    if lengths_vary:
+        i = jnp.arange(P + T - 1)[None]
+        from_column = jnp.where(i < lengths[:, None], i, i + P - lengths[:, None])
+        tokens = jnp.take_along_axis(tokens, jnp.minimum(from_column, P + T - 2), 1)
+    hidden = decoder.forward(params, tokens, jnp.zeros_like(lengths))
+    if lengths_vary:
+        hidden = jnp.take_along_axis(hidden, (lengths[:, None] - 1 + jnp.arange(T)[None])[..., None], 1)
+    else:
+        hidden = hidden[:, P - 1 :]
     log_probs = jax.nn.log_softmax(decoder.logits(params, hidden))
     token_logps = jnp.take_along_axis(log_probs, answers[..., None], -1)[..., 0]
-    T = answers.shape[1]
     if has_turns:
         loss_mask = (signed_answers >= 0) & (jnp.arange(T)[None] < T - (answers == eos)[:, ::-1].argmax(1)[:, None])
     else:
@@ -53,12 +67,17 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
 
     def demonstrations() -> list[EncodedProblems]:
         batch = task.demonstrations(base_config.batch, rng, sampling.prompt_length, sampling.response_length)
-        batch = batch._replace(prompts=batch.prompts[:, : batch.prompt_lengths.max()])  # an answer follows its prompt
+        batch = batch._replace(prompts=batch.prompts[:, : batch.prompt_lengths.max()])
         return [EncodedProblems(*part) for part in zip(*(np.split(x, pieces) for x in batch), strict=True)]
 
-    @jax.jit
-    def piece_gradient(params: Params, piece: EncodedProblems) -> tuple[Array, Params]:
-        return jax.value_and_grad(lambda p: sft_loss(decoder, p, piece, task.eos, task.stops.has_turns))(params)
+    @partial(jax.jit, static_argnums=2)
+    def piece_gradient(params: Params, piece: EncodedProblems, lengths_vary: bool) -> tuple[Array, Params]:
+        has_turns = task.stops.has_turns
+        return jax.value_and_grad(lambda p: sft_loss(decoder, p, piece, task.eos, has_turns, lengths_vary))(params)
+
+    def compute_gradient(params: Params, piece: EncodedProblems) -> tuple[Array, Params]:
+        lengths_vary = bool((piece.prompt_lengths < piece.prompts.shape[1]).any())
+        return jax.block_until_ready(piece_gradient(params, piece, lengths_vary))
 
     @partial(jax.jit, donate_argnums=0)
     def add_gradients(total: tuple[Array, Params], piece: tuple[Array, Params]) -> tuple[Array, Params]:
@@ -77,9 +96,7 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
     batch = demonstrations()
     with ThreadPoolExecutor(min(pieces, cores()) if jax.default_backend() == "cpu" else 1) as pool:
         for i in range(base_config.steps):
-            piece_gradients = pool.map(
-                lambda piece, params=params: jax.block_until_ready(piece_gradient(params, piece)), batch
-            )
+            piece_gradients = pool.map(partial(compute_gradient, params), batch)
             batch = demonstrations()  # the next batch, while the threads compute
             params, opt_state, loss = apply_gradient(params, opt_state, reduce(add_gradients, piece_gradients))
             if i % 50 == 49:

@@ -48,6 +48,39 @@ def test_imitation_loss_against_numpy() -> None:
     assert float(got) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
+def test_an_answer_follows_its_prompt_where_prompts_vary_in_length() -> None:
+    """Each answer's log-likelihoods are those of its prompt and answer alone, whatever pads the prompt."""
+    rng = np.random.default_rng(1)
+    prompts, answers = rng.integers(4, 24, (5, 6)).astype(np.int32), rng.integers(4, 24, (5, 4)).astype(np.int32)
+    ends, lengths = [1, 3, 0, 2, 1], np.array([3, 6, 4, 1, 5], np.int32)
+    answers[np.arange(5), ends] = EOS
+    losses = []
+    for prompt, answer, end, length in zip(prompts, answers, ends, lengths, strict=True):
+        log_p = log_softmax(np, logits(np, policy(), np.concatenate([prompt[:length], answer])[None]))
+        losses += [-log_p[0, length + t - 1, answer[t]] for t in range(end + 1)]
+    batch = EncodedProblems(prompts, lengths, answers, np.arange(5))
+    got = jax.jit(lambda p: sft_loss(DECODER, p, batch, EOS, lengths_vary=True))(policy())
+    assert float(got) == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_task_whose_prompts_vary_in_length_is_imitated_without_padding(
+    short: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Task(solvers.SolversTask):
+        def demonstrations(self, count: int, *others: Any) -> EncodedProblems:
+            batch = super().demonstrations(count, *others)
+            return batch._replace(prompt_lengths=batch.prompt_lengths - short * (np.arange(count) % 2 == 0))
+
+    def loss(*arguments: Any) -> None:
+        raise LookupError(arguments[-1])
+
+    monkeypatch.setattr(demonstrations, "sft_loss", loss)
+    with pytest.raises(LookupError) as seen:
+        demonstrations.train_base_policy(CELL, DECODER, Task(), lambda *_: None)
+    assert seen.value.args == (short,)
+
+
 def test_room_for_longer_prompts_does_not_come_between_a_prompt_and_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sampler writes an answer right after its prompt, and so is it imitated."""
 
