@@ -215,3 +215,35 @@ def test_the_config_of_a_run_of_spend_keeps_its_name(isojax: Isojax, calls: list
     assert calls[1] == (first, True, True)  # its budget too
     assert isojax("spend", str(folder), "name=other", "--budget", "139000", "--dry-run")[0] == 0
     assert calls[2][0].name == "other"
+
+
+def test_spend_refuses_or_names_settings_of_a_sweep_without_effect(
+    isojax: Isojax, calls: list[tuple[Any, ...]]
+) -> None:
+    spend = ("spend", "quickstart", "--budget", "139000", "--dry-run")
+    schedules = "sweep.schedules={grow: '32x4, 32x8 from 5000'}"
+    for word in (
+        "sweep.seeds=2",
+        schedules,
+        "sweep.total_rollouts=5000",
+        "sweep.strategy=adaptive",
+        "sweep.budget=5000",
+    ):
+        assert f"{word} has no effect: `isojax spend` trains one policy" in error_of(isojax(*spend, word))
+    assert calls == []
+    code, out, _ = isojax(*spend, "sweep.seed=2")  # another seed, and quickstart has three seeds and two B_p
+    assert code == 0 and calls[0][0].sweep.seed == 2
+    assert "without effect, as `isojax spend` trains one policy: sweep.seeds of the config" in out
+    assert "pilots with B_p = 32, " in out
+    assert "without effect" not in isojax(*spend, "sweep.seeds=1")[1]
+
+
+@pytest.mark.parametrize(("budget", "words"), [("abc", "given 'abc', expected"), ("5usd", "is money"), ("0h", "'0h'")])
+def test_a_budget_that_is_none_is_refused_on_resume_too(
+    isojax: Isojax, calls: list[tuple[Any, ...]], budget: str, words: str
+) -> None:
+    config = load_config("quickstart", ["name=quickstart-spend", "sweep.strategy=spend", "sweep.budget=7000"])
+    save_config(config, Path("runs", config.name) / "config.yaml")
+    assert words in error_of(isojax("spend", "quickstart", "--budget", budget, "--resume", "--dry-run"))
+    assert isojax("spend", "quickstart", "--budget", "1h", "--resume", "--dry-run")[0] == 0  # as it began
+    assert calls[0][0].sweep.budget == 7000

@@ -1,6 +1,7 @@
 """`isojax spend`: a budget, and the policy that comes of it."""
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +23,7 @@ from isojax.runs.mirror import remote_workspace, working_folder
 from isojax.runs.spend_file import read_spending
 
 PAGE_FILE = "spend.html"
+SPEND_SETTINGS = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}  # whatever a config says
 BUDGET_HELP = "Rollouts (5e5), or a time on these devices (2h, 30m); with --resume: as the run began."
 
 
@@ -53,41 +55,61 @@ def spend(
     config = options.read_config(words, mesh, None, ray)
     is_named = config.sweep.strategy == "spend" or any(word.startswith("name=") for word in words or ())
     name = config.name if is_named else f"{config.name}-spend"  # the config of a run of `spend` has its name
-    sweep = {"strategy": "spend", "seeds": 1, "schedules": {}, "total_rollouts": None}
-    config = config.with_settings(name=name, sweep=sweep)
+    unused = _unused_settings(config, words or ())
+    config = config.with_settings(name=name, sweep=SPEND_SETTINGS)
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
         config = _with_budget(config, budget, resume, process_group)
-        spend_rounds = importlib.import_module("isojax.launch.spend_rounds")
-        legs = spend_rounds.spend_policy(config, plan_cells(config.sweep)).pilots()
-        share, pilots = sum(leg.C_end for leg in legs) / config.sweep.budget, ", ".join(f"n = {leg.n}" for leg in legs)
-        print_line(f"pilots, {share:.0%} of {config.sweep.budget:,} rollouts: {pilots}, each to C = {legs[0].C_end:,}")
+        _describe_pilots(config)
+        if unused:
+            print_line(f"without effect, as `isojax spend` trains one policy: {', '.join(unused)} of the config")
         _run(config, resume, dry_run, process_group)
+
+
+def _unused_settings(config: Config, words: Sequence[str]) -> list[str]:
+    """What a config sets of a sweep that has no effect here; InputError where a word of the command does."""
+    unused = [f"sweep.{key}" for key, value in SPEND_SETTINGS.items() if getattr(config.sweep, key) != value]
+    for word in words:
+        if word.partition("=")[0] in (*unused, "sweep.budget"):
+            raise InputError(
+                f"{word} has no effect: `isojax spend` trains one policy with the rollouts of --budget. Leave it out;"
+                " another seed is sweep.seed=NUMBER with another name=NAME."
+            )
+    return [key for key in unused if key != "sweep.strategy"]
 
 
 def _with_budget(config: Config, budget: str | None, resume: bool, process_group: ProcessGroup) -> Config:
     saved_config = working_folder(config.run.dir, config.name) / CONFIG_FILE
-    if resume and saved_config.exists() and (budget is None or budget[-1:].isalpha()):  # times are rounded
-        rollouts = load_config(str(saved_config)).sweep.budget
-    elif budget is None:
-        raise InputError("no budget given; expected one in rollouts, such as --budget 5e5, or in time, --budget 2h.")
-    elif budget.lower().endswith(("usd", "eur")):
+    if budget is not None and budget.lower().endswith(("usd", "eur")):
         raise InputError(f"--budget {budget} is money; expected rollouts, such as 5e5, or a time, such as 2h.")
+    amount = None if budget is None else parse_budget(budget, None)
+    if isinstance(amount, int):
+        rollouts = amount
+    elif resume and saved_config.exists():  # as it began: times are rounded
+        rollouts = load_config(str(saved_config)).sweep.budget
+    elif amount is None:
+        raise InputError("no budget given; expected one in rollouts, such as --budget 5e5, or in time, --budget 2h.")
+    elif config.run.ray is not None or process_group.is_multi_process:
+        raise InputError(
+            f"--budget {budget} is measured on one machine's devices; expected rollouts with --ray and --processes."
+        )
     else:
-        amount = parse_budget(budget, None)
-        if isinstance(amount, int):
-            rollouts = amount
-        elif config.run.ray is not None or process_group.is_multi_process:
-            raise InputError(
-                f"--budget {budget} is measured on one machine's devices; expected rollouts with --ray and --processes."
-            )
-        else:
-            amount.check()
-            local_runner = importlib.import_module("isojax.launch.local.local_runner")
-            rollouts = local_runner.rollouts_within(config, amount.seconds)
-            print_line(f"{budget} are estimated to suffice for {rollouts:,} rollouts with the slowest n")
+        amount.check()
+        local_runner = importlib.import_module("isojax.launch.local.local_runner")
+        rollouts = local_runner.rollouts_within(config, amount.seconds)
+        print_line(f"{budget} are estimated to suffice for {rollouts:,} rollouts with the slowest n")
     if not 1 <= rollouts <= MAX_COUNT:  # of a time
         raise InputError(f"--budget {budget} is {rollouts:,} rollouts; expected a time for 1 to {MAX_COUNT:,} of them.")
     return config.with_settings(sweep={"budget": rollouts})
+
+
+def _describe_pilots(config: Config) -> None:
+    legs = importlib.import_module("isojax.launch.spend_rounds").spend_policy(config, plan_cells(config.sweep)).pilots()
+    pilots = ", ".join(f"n = {leg.n}" for leg in legs)
+    share = sum(leg.C_end for leg in legs) / config.sweep.budget
+    print_line(
+        f"pilots with B_p = {legs[0].cell.B_p}, {share:.0%} of {config.sweep.budget:,} rollouts: {pilots}, each to C = "
+        f"{legs[0].C_end:,}"
+    )
 
 
 def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> None:
