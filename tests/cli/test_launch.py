@@ -202,7 +202,9 @@ def test_ctrl_c_leaves_at_once_with_all_that_was_printed(isojax: Isojax, monkeyp
 
     monkeypatch.setattr(os, "_exit", leave)
     monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
-    assert isojax("launch", "quickstart")[0] == 130 and left == [(130, b"half a line")]
+    code, _, err = isojax("launch", "quickstart")
+    assert code == 130 and left == [(130, b"half a line")]
+    assert err.endswith("stopped: by Ctrl-C; a run that has begun goes on by --resume\n")
     assert isojax("--version")[0] == 0 and isojax("launch", "nothing")[0] == 2 and len(left) == 1  # by Python's own end
 
 
