@@ -125,6 +125,7 @@ def test_what_is_refused(isojax: Any) -> None:
     for text, saying in (
         ("{grow: '8x2 then 8x4'}", "expected one such as"),
         ("{8x2: '8x2'}", "a schedule's name that is no cell's"),
+        (f"{{{'g' * 101}: '8x2'}}", "at most 100. Rename the schedule 'ggg"),  # no folder may be named so
         ("{grow: '8x2, 8x64 from 100'}", "B_p x n is over sweep.B_max"),
     ):
         isojax.refused("isojax.launch", "tiny.yaml", f"sweep.schedules={text}", saying=[saying])

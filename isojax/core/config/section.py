@@ -19,11 +19,11 @@ FolderPath = Annotated[str, AfterValidator(expanduser)]  # a shell leaves the ~ 
 
 
 def check_names(names: Iterable[str], kind: str, reserved: Sequence[str] = ()) -> None:
-    """Raise where a name cannot be a part of a metric's name, or is reserved."""
+    """Raise where a name cannot be a part of a metric's or a folder's name, or is reserved."""
     for name in names:
-        if name in reserved or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", name):
+        if name in reserved or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
             others = f", other than {', '.join(reserved)}" if reserved else ""
-            rule = f"names of letters, digits, '.', '_' and '-'{others}. Rename the {kind} {name!r}"
+            rule = f"names of letters, digits, '.', '_' and '-', at most 100{others}. Rename the {kind} {name!r}"
             raise PydanticCustomError("name", "{rule}", {"rule": rule})
 
 
