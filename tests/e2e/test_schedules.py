@@ -108,6 +108,26 @@ def test_a_sweep_of_fixed_and_growing_n(isojax: Any) -> None:
     assert [cell["schedule"] for cell in checked["cells"]].count(None) == 2
 
 
+def test_a_resumed_run_keeps_the_stages_that_a_fit_gave_it(isojax: Any, whole: Any) -> None:
+    """Where the fit has changed or is lost, the folder's config.yaml goes on, and other words are refused."""
+    fit = isojax.folder / "fits" / "fit.json"
+    fit.parent.mkdir()
+    fit.write_bytes((whole.run() / "fit.json").read_bytes())
+    words = ("isojax.train", "tiny.yaml", *ONLY, "sweep.schedules={grow: 'n*(2C) of fits at B_p=8'}", "name=fitted")
+    isojax.quick_ok(*words, report=False)
+    config, before = isojax.run("fitted") / "config.yaml", isojax.ledgers("fitted")
+    (stages,) = [line.strip() for line in config.read_text().splitlines() if "grow:" in line]
+    other = (*words[:-2], "sweep.schedules={grow: '8x64'}", "sweep.B_max=1024", "name=fitted", "--resume")
+    goes_on = "To go on as it was: isojax launch runs/fitted/config.yaml --resume"
+    isojax.refused(*other, saying=[f"this run has '{stages.removeprefix('grow: ')}', given '8x64'", goes_on])
+    fit.unlink()
+    isojax.refused(*words, "--resume", saying=["config.yaml of a run that has begun keeps its stages"])
+    isojax.quick_ok("isojax.train", "runs/fitted/config.yaml", "sweep.budget=1500", "--resume", report=False)
+    after = isojax.ledgers("fitted")
+    assert all(after[cell].startswith(ledger) and after[cell] != ledger for cell, ledger in before.items())
+    assert stages in config.read_text()
+
+
 def test_a_text_task_goes_through_switches(isojax: Any) -> None:
     """Rollouts of a hosted sampler, graded on the host: a schedule that changes nothing, and one that grows."""
     tiny_lm.make_model(isojax.folder / "models" / "smollm2-135m")
