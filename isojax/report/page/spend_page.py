@@ -64,7 +64,7 @@ def reached_reward(spending: Spending, runs: Sequence[RunRecord]) -> float:
 
 def draw_spending(spending: Spending, runs: Sequence[RunRecord]) -> Figure:
     fig = canvas.new_figure(12.0, 4.6)
-    curves, forecasts = fig.add_subplot(1, 2, 1), fig.add_subplot(1, 2, 2)
+    curves, forecasts = fig.subplots(1, 2, sharex=True)  # nothing may have been expected
     colours = canvas.n_palette([leg.n for leg in spending.legs])
     for run in runs:
         points = [(p.rollouts, p.M, p.metrics[spending.metric]) for p in run.points if p.rollouts]
