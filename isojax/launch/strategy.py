@@ -157,5 +157,5 @@ def raise_cell_failures(failures: Sequence[tuple[Cell, Exception]], num_cells: i
     errors = [f"{cell.name}: {error}" for cell, error in failures]
     if num_cells == 1:
         raise RunFailed(errors[0])
-    summary = f"{len(failures)} of {num_cells} runs failed; the others are recorded in {folder}."
+    summary = f"{len(failures)} of {num_cells} runs failed; what was recorded is in {folder}."
     raise RunFailed(summary, *errors)

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from isojax.core.config import Config
-from isojax.core.errors import RunFailed
-from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.errors import InputError, RunFailed
+from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
 from isojax.launch.planner import plan_cells
-from isojax.launch.strategy import training_rounds
+from isojax.launch.strategy import raise_cell_failures, training_rounds
 from isojax.runs.ledger import Ledger
-from isojax.runs.spend_file import read_spending
+from isojax.runs.spend_file import read_spending, write_spending
 
 SWEEP = {"strategy": "spend", "B_p": (8,), "n": (2, 4), "budget": 20000}
 CONFIG = Config().with_settings(sweep=SWEEP, cell={"eval": {"start": 64.0, "ratio": 1.5}})
@@ -49,3 +49,26 @@ def test_a_full_disk_that_ends_one_pilot_costs_it_nothing(tmp_path: Path) -> Non
             ledger.append(EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
     failures.append((pilots[0].cell, RunFailed("no room")))
     assert next(rounds, None) is None and read_spending(tmp_path) is None
+
+
+@pytest.mark.parametrize("legs", [0, 2])
+def test_ledgers_beyond_what_spend_json_knows_are_refused(legs: int, tmp_path: Path) -> None:
+    """Lost, or an older copy: the stages of the run that went on are not known, and it would train others."""
+    rounds = training_rounds(CONFIG, plan_cells(CONFIG.sweep), tmp_path, [])
+    pilots = next(rounds)
+    if legs:
+        pilot_legs = tuple(Leg(target.cell, target.cell.n, 0, target.C) for target in pilots)
+        write_spending(tmp_path, Spending(CONFIG.sweep.budget, "avg@4", pilot_legs))
+    for target, last_C in zip(pilots, (729, 1094), strict=True):
+        ledger = Ledger(tmp_path / "cells" / target.cell.name, target.cell, "")
+        for C in (0, 64, last_C):
+            ledger.append(EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
+    with pytest.raises(InputError, match=r"spend\.json is missing, or older than the ledgers\. Restore it"):
+        next(training_rounds(CONFIG, plan_cells(CONFIG.sweep), tmp_path, []))
+
+
+def test_where_every_run_failed_no_others_are_spoken_of(tmp_path: Path) -> None:
+    failures: list[tuple[Cell, Exception]] = [(cell, RunFailed("no room")) for cell in plan_cells(CONFIG.sweep)]
+    with pytest.raises(RunFailed) as seen:
+        raise_cell_failures(failures, len(failures), tmp_path)
+    assert seen.value.args[0] == f"2 of 2 runs failed; what was recorded is in {tmp_path}."
