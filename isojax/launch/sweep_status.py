@@ -168,9 +168,12 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
         goal = cell.rollouts_to_reach(last_target) if strategy == "grid" else None
         if spending:
             goal = spending.C_end(cell) or None
-            if goal is None and spending.is_ended:
+            if goal is None:  # its n had no pilot
                 continue
         cells.append(_cell_summary(folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now))
+    if spending and not spending.is_ended:  # between two legs
+        state, name = "running" if locked or driver_alive else "interrupted", spending.cell.name
+        cells = [replace(c, state=state) if (c.state, c.cell.name) == ("done", name) else c for c in cells]
     if strategy == "adaptive" and not locked and (summary := folder / SUMMARY_FILE).exists():
         ended, failed = now - summary.stat().st_mtime, read_json_object(summary).get("failed")  # seconds ago
         for i, cell in enumerate(cells):

@@ -196,14 +196,34 @@ def test_a_sweep_that_chooses_its_cells_has_no_goal_for_each(tmp_path: Path, iso
 
 @pytest.mark.parametrize("is_ended", [False, True])
 def test_of_a_spent_budget_only_cells_that_were_trained_are_shown(is_ended: bool, tmp_path: Path) -> None:
-    """An n that had no leg stands in the plan of a budget that is being spent, and in none that is spent."""
+    """An n that had no pilot is never trained from C = 0. Between two legs the run that goes on is not done."""
     config = load_config("quickstart", ["sweep.strategy=spend", *SETTINGS[:2], "sweep.seeds=1"])
     save_config(config, tmp_path / "config.yaml")
     first, second = plan_cells(config.sweep)
     record(tmp_path, first, (0, 64, 128))
     write_spending(tmp_path, Spending(600, "avg@2", (Leg(first, 2, 0, 128),), is_ended=is_ended))
     cells = [(cell.cell, cell.state) for cell in read_sweep_status(tmp_path).cells]
-    assert cells == [(first, "done"), *([] if is_ended else [(second, "waiting")])]
+    assert second.name == "from-n4-s0" and cells == [(first, "done" if is_ended else "interrupted")]
+    with exclusive_lock(tmp_path):
+        assert states(tmp_path) == ["done" if is_ended else "running"]
+    (tmp_path / "spend.json").unlink()  # during the pilots
+    assert states(tmp_path) == ["interrupted", "waiting"]
+
+
+def test_between_two_legs_a_stopped_budget_says_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isojax: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["name=little", "sweep.strategy=spend", *SETTINGS[:2], "sweep.seeds=1"]
+    save_config(config := load_config("quickstart", words), folder := Path("runs/little") / "config.yaml")
+    first, second = plan_cells(config.sweep)
+    for cell in (first, second):
+        record(folder.parent, cell, (0, 64, 128))
+    legs = (Leg(first, 2, 0, 128), Leg(second, 4, 0, 128), Leg(second, 4, 64, 128, 0.5, (0.4, 0.6)))
+    write_spending(folder.parent, Spending(600, "avg@2", legs))
+    out = isojax("status", "runs/little")[1]
+    assert "1 of 2 runs done, 1 interrupted" in out
+    assert "nothing runs here; go on by: isojax spend runs/little/config.yaml --resume" in out
 
 
 def aged(folder: Path, cell: Cell, seconds: float) -> None:
