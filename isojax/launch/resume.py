@@ -1,5 +1,6 @@
 """What a sweep's folder is run with: the config as it is, or, where the folder holds a run, what of it may change."""
 
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -8,26 +9,32 @@ from isojax.core.config import AUTOSIZED_SETTINGS, Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
+from isojax.launch.display import print_line
 from isojax.launch.planner import plan_cells
-from isojax.launch.sweep_status import CONFIG_FILE, STATUS_FILE
+from isojax.launch.sweep_status import CONFIG_FILE, STATUS_FILE, read_sweep_status, resume_command
 
 BASE_FOLDER, LOGS_FOLDER = "base", "logs"
 
 
-def holds_run(folder: Path, resume: bool) -> bool:
-    """Whether the folder holds a run; InputError where it does and `resume` is not set, or it cannot be used."""
+def holds_run(folder: Path, resume: bool, dry_run: bool = False) -> bool:
+    """Whether the folder holds a run; InputError where it does and `resume` is not set (of a dry run a warning), or it
+    cannot be used."""
     try:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder} is a file, expected a folder to run in; choose another name with name=NAME.")
-        names = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if folder.exists() else set()
+        existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not existing.is_dir():
+            raise InputError(f"{existing} is a file, expected a folder to run in; choose another run.dir= or name=.")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise InputError(f"cannot write in {existing}; choose a place that you may write, by run.dir=FOLDER.")
+        names = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if existing == folder else set()
     except OSError as e:
         raise write_error(folder, e) from e
     if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE}:  # nothing, or what a kill left before the first cell
         return False
     if not resume:
-        raise InputError(
-            f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME."
-        )
+        refusal = f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME."
+        if not dry_run:
+            raise InputError(refusal)
+        warn(refusal)
     if CONFIG_FILE not in names:
         raise InputError(
             f"{folder} is no sweep's folder (it has no {CONFIG_FILE}); choose another name with name=NAME."
@@ -35,16 +42,16 @@ def holds_run(folder: Path, resume: bool) -> bool:
     return True
 
 
-def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
+def config_for_folder(config: Config, folder: Path, resume: bool, dry_run: bool = False) -> Config:
     """The config this folder is run with: a resumed run keeps its static sizes. InputError where it cannot go on."""
-    if not holds_run(folder, resume):
+    if not holds_run(folder, resume, dry_run):
         return config
     saved_config = load_config(str(folder / CONFIG_FILE))
     try:
         check_resume(saved_config, config)
     except InputError as e:
-        command = "spend" if saved_config.sweep.strategy == "spend" else "launch"
-        raise InputError(f"{e} To go on as it was: isojax {command} {folder / CONFIG_FILE} --resume") from e
+        command = resume_command(folder, saved_config)
+        raise InputError(f"{e} To go on as it was: {command}" if command else str(e)) from e
     if saved_config.run.mesh != config.run.mesh:
         warn(
             f"{folder} was run with --mesh {saved_config.run.mesh}; "
@@ -52,6 +59,16 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
         )
     saved_sizes = {key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
     return config.with_settings(sweep=saved_sizes)
+
+
+def print_remaining(config: Config, folder: Path) -> None:
+    """What a sweep that goes on with this config has left to do, where it has begun."""
+    if (folder / CONFIG_FILE).exists():
+        status = read_sweep_status(folder, planned=config)
+        begun = [f"{c.cell.name} to C = {c.rollouts:,}" for c in status.cells if c.rollouts and c.state != "done"]
+        runs = f"{status.count('done')} of {len(status.cells)} runs are done" + "; begun: " * bool(begun)
+        left = f"{max(0, status.budget - status.rollouts):,} of {status.budget:,} rollouts"
+        print_line(f"what remains: {left}; {runs}{', '.join(begun)}")
 
 
 def check_resume(old: Config, new: Config) -> None:

@@ -150,14 +150,15 @@ class SweepStatus:
         return sum(cell.state == state for cell in self.cells)
 
 
-def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
-    """Where the sweep in a folder stands at a time (Unix; None: now); InputError where it cannot be read."""
+def read_sweep_status(folder: Path, now: float | None = None, planned: Config | None = None) -> SweepStatus:
+    """Where the sweep in a folder stands at a time (Unix; None: now), as `planned` goes on with it (None: as it began);
+    InputError where it cannot be read."""
     if not (folder / CONFIG_FILE).is_file():
         raise InputError(
             f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart. "
             "A sweep that has just begun writes it once its base policy is ready."
         )
-    config, now = load_config(str(folder / CONFIG_FILE)), time.time() if now is None else now
+    config, now = planned or load_config(str(folder / CONFIG_FILE)), time.time() if now is None else now
     driver, locked = read_status(folder), is_written(folder)
     driver_cells = driver.cells if driver is not None else {}  # none of a sweep on one machine
     driver_alive = bool(driver is not None and driver_cells and not driver.ended and now - driver.time < STALE_SECONDS)
@@ -200,11 +201,11 @@ def read_sweep_status(folder: Path, now: float | None = None) -> SweepStatus:
             age = format_duration(now - driver.output_lost)
             unread = f"nobody reads what {driver_name} prints, for {age}; it goes on. kill {driver.pid} saves its state"
     totals = rollouts, budget, rate, seconds_left
-    command = _resume_command(folder, config)
+    command = resume_command(folder, config)
     return SweepStatus(config.name, folder, command, running, tuple(cells), *totals, lost, unread)
 
 
-def _resume_command(folder: Path, config: Config) -> str:
+def resume_command(folder: Path, config: Config) -> str:
     """What goes on with the sweep; empty where its folder was renamed, as `launch` would look for the old name."""
     is_there = is_url(config.run.dir) or Path(config.run.dir, config.name).resolve() == folder.resolve()
     if not is_there and folder.resolve().name != config.name:

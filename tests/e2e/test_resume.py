@@ -83,6 +83,11 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
     remaining, path = isojax.snapshot("runs", "tiny", "cells", "8x2-s0"), event_file(cell)
     seen, inode = path.read_bytes(), path.stat().st_ino
     assert states(isojax) == {"8x2-s0": "done", HALF_DONE: "interrupted", "8x4-s0": "waiting", "8x4-s1": "waiting"}
+    (sweep,) = json.loads(isojax.quick_ok("status", "runs/tiny", "--json").stdout)["sweeps"]
+    begun = next(cell["rollouts"] for cell in sweep["cells"] if cell["name"] == HALF_DONE)
+    plan = isojax.quick_ok("isojax.launch", "tiny.yaml", "--resume", "--dry-run").stderr
+    left, end = f"what remains: {3 * 1856 - begun:,} of {4 * 1856:,} rollouts", f"begun: {HALF_DONE} to C = {begun:,}"
+    assert f"{left}; 1 of 4 runs are done; {end}\n" in plan
     done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0", fit=True)
     check_unbroken(isojax, whole, done.stderr, remaining)
     assert path.read_bytes().startswith(seen) and path.stat().st_ino == inode  # a TensorBoard that is open goes on

@@ -128,25 +128,59 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
             config_for_folder(CONFIG, tmp_path / "other", resume=resume)
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_place_where_no_folder_can_be_made_is_refused_before_any_work(
+    dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"file is a file, expected a folder to run in; choose another run\.dir="):
+        config_for_folder(CONFIG, tmp_path / "file" / "run", resume=False, dry_run=dry_run)
+    monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # whoever runs the tests may write anywhere
+    with pytest.raises(InputError, match=rf"cannot write in {tmp_path}; choose a place that you may write"):
+        config_for_folder(CONFIG, tmp_path / "new" / "run", resume=True, dry_run=dry_run)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_dry_run_says_that_the_folder_is_taken_and_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_config(CONFIG, tmp_path / "run" / "config.yaml")
+    config_for_folder(CONFIG, tmp_path / "run", resume=False, dry_run=True)
+    assert f"warning: {tmp_path / 'run'} holds a run already; go on with it by --resume" in capsys.readouterr().err
+    config_for_folder(CONFIG, tmp_path / "run", resume=True, dry_run=True)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(("strategy", "command"), [("grid", "launch"), ("adaptive", "launch"), ("spend", "spend")])
 def test_a_refusal_says_the_command_that_goes_on(strategy: str, command: str, tmp_path: Path) -> None:
-    config = CONFIG.with_settings(sweep={"strategy": strategy, "budget": 5000})
+    config = CONFIG.with_settings(name="run", sweep={"strategy": strategy, "budget": 5000}, run={"dir": str(tmp_path)})
     save_config(config, tmp_path / "run" / "config.yaml")
     with pytest.raises(InputError, match=rf"To go on as it was: isojax {command} .*run/config\.yaml --resume"):
         config_for_folder(config.with_settings(sweep={"budget": 4000}), tmp_path / "run", resume=True)
 
 
+def test_a_refusal_names_a_command_that_finds_the_folder_or_none(tmp_path: Path) -> None:
+    """As `isojax status` does: where runs/ was moved its new place, and none for a folder that has another name."""
+    config = CONFIG.with_settings(name="run", sweep={"budget": 5000})
+    less = config.with_settings(sweep={"budget": 4000})
+    save_config(config, tmp_path / "run" / "config.yaml")
+    with pytest.raises(InputError, match=rf"run/config\.yaml run\.dir={tmp_path} --resume$"):
+        config_for_folder(less, tmp_path / "run", resume=True)
+    (tmp_path / "run").rename(tmp_path / "other")
+    with pytest.raises(InputError, match=r"sweep\.budget: .* for a new run\.$"):
+        config_for_folder(less, tmp_path / "other", resume=True)
+
+
 def test_static_sizes_are_kept_and_another_mesh_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = CONFIG.model_copy(update={"sweep": resolve_sweep_sizes(CONFIG.sweep, 1, CONFIG.cell)})
-    save_config(first, tmp_path / "run" / "config.yaml")
+    first = first.with_settings(run={"dir": str(tmp_path)})
+    save_config(first, tmp_path / CONFIG.name / "config.yaml")
     grown = CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(2, 8), n=(2, 4))})
-    again = config_for_folder(grown, tmp_path / "run", resume=True)
+    again = config_for_folder(grown, tmp_path / CONFIG.name, resume=True)
     assert (again.sweep.decode_slots, again.sweep.microbatch, again.sweep.prefill_batch) == (32, 32, 8)
     assert capsys.readouterr().err == ""
     elsewhere = grown.model_copy(update={"run": grown.run.model_copy(update={"mesh": "data=2"})})
-    config_for_folder(elsewhere, tmp_path / "run", resume=True)
+    config_for_folder(elsewhere, tmp_path / CONFIG.name, resume=True)
     assert "equal to rounding only" in capsys.readouterr().err
     with pytest.raises(InputError, match=r"To go on as it was: isojax launch .*config\.yaml --resume"):
         config_for_folder(
-            CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}), tmp_path / "run", resume=True
+            CONFIG.model_copy(update={"sweep": SweepConfig(B_p=(16,), n=(4,))}), tmp_path / CONFIG.name, resume=True
         )

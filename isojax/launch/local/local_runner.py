@@ -26,6 +26,7 @@ from isojax.launch.local.sampler_process import sample_for_trainers
 from isojax.launch.local.setup import SweepSetup, forecast_sweep, open_sweep, start_jax
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, sampler_processes
+from isojax.launch.resume import print_remaining
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
 from isojax.launch.sweep_status import lost_output_recorded
 from isojax.rl.algorithm import describe_algorithm
@@ -54,7 +55,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         if role is not None and not role.trains:
             sample_for_trainers(role, dry_run)
             return None
-        with open_sweep(config, cells, resume or dry_run, role) as setup:
+        with open_sweep(config, cells, resume, role, dry_run) as setup:
             folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
             forecast = forecast_sweep(setup.config, cells, budget, devices) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
@@ -62,6 +63,8 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             console.print(describe_algorithm(config.cell.rl), markup=False)
             if setup.task.stops.has_turns:
                 console.print(describe_turns(config.cell), markup=False)
+            if dry_run and resume:
+                print_remaining(setup.config, folder)
             if not dry_run:
                 with ExitStack() as stack:
                     if is_primary:

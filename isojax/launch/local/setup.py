@@ -211,7 +211,9 @@ class SweepSetup:
 
 
 @contextmanager
-def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | None = None) -> Iterator[SweepSetup]:
+def open_sweep(
+    config: Config, cells: list[Cell], resume: bool, role: Role | None = None, dry_run: bool = False
+) -> Iterator[SweepSetup]:
     """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context. Processes that only sample,
     where this one has a `role`, get the config with all sizes chosen."""
     folder = working_folder(config.run.dir, config.name)
@@ -222,7 +224,7 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
     cell_devices = assign_devices(config, len(cells))
     resolved_config = resolve_config(config)
     check_precision(resolved_config.cell.precision, cell_devices.mesh_shape, jax.default_backend())
-    config = multiprocess.run_on_primary(lambda: config_for_folder(resolved_config, folder, resume))
+    config = multiprocess.run_on_primary(lambda: config_for_folder(resolved_config, folder, resume, dry_run))
     check_data(config.cell.data)
     with open_task(config) as task:
         check_problems(config, task, pairs)

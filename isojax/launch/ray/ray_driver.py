@@ -22,7 +22,7 @@ from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
 from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
-from isojax.launch.resume import holds_run
+from isojax.launch.resume import holds_run, print_remaining
 from isojax.runs.mirror import working_folder
 from isojax.runs.storage import error_summary, exclusive_lock, run_in_thread
 
@@ -40,7 +40,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             "leave out --processes, --process, --coordinator, run.sampler_processes and run.sampler_mesh."
         )
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
-    holds_run(folder, resume or dry_run)
+    holds_run(folder, resume, dry_run)
     strategy.check(config, cells)
     with connect_ray(config.run.ray or LOCAL) as ray:
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -48,6 +48,8 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         concurrent_groups = min(require_capacity(spec, nodes), len(cells), config.run.cells_at_once or len(cells))
         print_cells(config, cells, folder)
         print_line(f"{concurrent_groups} process groups at once on {len(nodes)} nodes, each of {spec}")
+        if dry_run and resume:
+            print_remaining(config, folder)
         if not dry_run:
             with exclusive_lock(folder), Display(config) as display, preemption.handle_sigterm():
                 failures = RayScheduler(ray, config, cells, folder, spec, display).run()
