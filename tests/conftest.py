@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -112,12 +113,29 @@ LONGEST = (
 )
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Under -m slow or -m "not slow", no file whose tests would all be deselected: each of pytest's workers would
+    import them all, jax, transformers and Ray among their imports.
+    """
+    if collection_path.suffix != ".py" or config.option.markexpr not in ("slow", "not slow"):
+        return None
+    all_slow = collection_path.as_posix().endswith(SLOW)
+    if config.option.markexpr == "not slow":
+        return all_slow or None
+    return (not all_slow and "mark.slow" not in collection_path.read_text()) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the slow tests, and begin with the longest files."""
+    order = {path: place_in_longest(path) for path in {item.path for item in items}}
     for item in items:
         if item.path.as_posix().endswith(SLOW):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: next((i for i, name in enumerate(LONGEST) if item.path.match(name)), len(LONGEST)))
+    items.sort(key=lambda item: order[item.path])
+
+
+def place_in_longest(path: Path) -> int:
+    return next((i for i, name in enumerate(LONGEST) if path.match(name)), len(LONGEST))
 
 
 def pytest_collection_finish() -> None:
