@@ -11,6 +11,10 @@ JOBS ?= 2
 SLOW_JOBS ?= 3
 MODEL ?= models/smollm2-135m
 ARGS ?=
+# Python keeps what it has compiled of isojax and its tests, also where the environment says otherwise (as in many
+# containers): the tests start hundreds of processes. `make clean` removes it.
+unexport PYTHONDONTWRITEBYTECODE
+
 ACCELERATOR := $(if $(shell command -v nvidia-smi 2>/dev/null),cuda,$(if $(wildcard /dev/accel* /dev/vfio/*),tpu))
 
 ifeq ($(origin PYTHON),undefined)

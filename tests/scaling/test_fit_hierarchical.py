@@ -1,6 +1,7 @@
 """fit() in its default mode: what options change and what they leave, metrics, axes, and intervals of what is known."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from tests.scaling.sweeps import fit
 from tests.scaling.synthetic import random_world, world
 
 WORLD = world(n=(2, 8, 32), seeds=2, problems=200)
-FIRST = fit(WORLD.runs, replicates=60)
 # What stands on draws: curves are their means.
 # What a seed of the draws changes.
 DRAWN = (
@@ -32,13 +32,18 @@ DRAWN = (
 )
 
 
+@cache
+def first():
+    return fit(WORLD.runs, replicates=60)
+
+
 def without(document, *keys):
     return {name: value for name, value in document if name not in keys}
 
 
 def test_it_is_plain_json_and_the_same_in_any_order():
     again = fit([WORLD.runs[i] for i in (3, 0, 5, 1, 4, 2)], replicates=60)
-    assert again.model_dump_json() == FIRST.model_dump_json()
+    assert again.model_dump_json() == first().model_dump_json()
 
 
 def test_no_replicates_no_intervals():
@@ -47,27 +52,27 @@ def test_no_replicates_no_intervals():
     assert all(c.A_interval is None and c.C_mid_interval is None for c in bare.curves)
     assert all(p.low is None and p.n_probability is None for p in bare.joint.frontier)
     assert all(c.low is None for c in bare.joint.crossovers) and bare.joint.n_star.band is None
-    for c, d in zip(bare.curves, FIRST.curves, strict=True):  # means of 200 draws and of 60
+    for c, d in zip(bare.curves, first().curves, strict=True):  # means of 200 draws and of 60
         assert c.A == pytest.approx(d.A, abs=0.01)
 
 
 def test_a_seed_changes_the_draws_and_their_means_by_little():
     other = fit(WORLD.runs, replicates=60, seed=1)
-    assert other.draws.A != FIRST.draws.A and other.intervals.seed == 1
-    assert without(other, *DRAWN) == without(FIRST, *DRAWN)
-    for c, d in zip(other.curves, FIRST.curves, strict=True):
+    assert other.draws.A != first().draws.A and other.intervals.seed == 1
+    assert without(other, *DRAWN) == without(first(), *DRAWN)
+    for c, d in zip(other.curves, first().curves, strict=True):
         assert c.A == pytest.approx(d.A, abs=0.01) and (c.C_low, c.C_high, c.points) == (
             d.C_low,
             d.C_high,
             d.points,
         )
     assert [(c.n_low, c.n_high) for c in other.joint.crossovers] == [
-        (c.n_low, c.n_high) for c in FIRST.joint.crossovers
+        (c.n_low, c.n_high) for c in first().joint.crossovers
     ]
 
 
 def test_intervals_say_how_they_were_made():
-    output = FIRST.intervals
+    output = first().intervals
     assert (output.level, output.replicates, output.problems) == (0.9, 60, 200)
     assert output.run_sd_source == "estimated from the seeds (3 degrees of freedom)" and 0 < output.run_sd < 0.03
     stated = fit(WORLD.runs, replicates=60, run_sd=0.05)
@@ -76,21 +81,21 @@ def test_intervals_say_how_they_were_made():
     def width(document):
         return np.mean([p.high - p.low for p in document.joint.frontier[-20:]])
 
-    assert width(stated) > 1.3 * width(FIRST)  # runs that may differ more say less
+    assert width(stated) > 1.3 * width(first())  # runs that may differ more say less
     one_seed = fit([r for r in WORLD.runs if r.cell.seed == 0], replicates=0)
     assert [f for f in one_seed.flags if "only one seed for every cell" in f.text]
 
 
 def test_intervals_hold_known_values():
     inside = []
-    for c in FIRST.curves:
+    for c in first().curves:
         low, high = c.A_interval
         inside.append(low < WORLD.truth[16, c.n].A < high)
         assert low < c.A < high
     assert sum(inside) >= 2
-    for p in FIRST.joint.frontier[::10]:
+    for p in first().joint.frontier[::10]:
         assert p.low < p.reward < p.high and sum(p.n_probability.values()) == pytest.approx(1, abs=0.01)
-    for c in FIRST.joint.crossovers:
+    for c in first().joint.crossovers:
         assert (c.low or 0) <= c.C <= (c.high or np.inf)
 
 
@@ -113,7 +118,7 @@ def test_tokens_are_an_axis_like_another():
 
 
 def test_few_replicates_are_said():
-    assert any(flag.text.startswith("only 60 replicates") for flag in FIRST.flags)
+    assert any(flag.text.startswith("only 60 replicates") for flag in first().flags)
 
 
 def test_a_log_without_tokens_says_what_to_ask_for():
@@ -149,8 +154,8 @@ def test_a_cell_reaches_to_the_end_of_its_longest_run():
     """Seeds of an adaptive sweep end at different C: what only one of them measured counts."""
     ends = {r.cell: 20_000 if r.cell.seed else 250_000 for r in WORLD.runs}
     document = fit(WORLD.trained(ends), replicates=60)
-    assert [c.C_high for c in document.curves] == [c.C_high for c in FIRST.curves]
-    assert document.joint.frontier[-1].C == FIRST.joint.frontier[-1].C and document.joint.frontier[-1].n == 32
+    assert [c.C_high for c in document.curves] == [c.C_high for c in first().curves]
+    assert document.joint.frontier[-1].C == first().joint.frontier[-1].C and document.joint.frontier[-1].n == 32
     assert not any("unequal length" in flag.text for flag in document.flags)
 
 
