@@ -27,5 +27,4 @@ def _resolve(name: str, text: str, budget: int) -> str:
         ensemble = load_rollout_ensemble(read_fit_file(path / "fit.json" if path.is_dir() else path))
         return schedule_text(best_n_stages(ensemble, schedule.B_p, schedule.ahead, float(budget)))
     except InputError as e:
-        hint = "The config.yaml of a run that has begun keeps its stages: go on with that file."
-        raise InputError(f"sweep.schedules.{name}: {e} {hint}") from e
+        raise InputError(f"sweep.schedules.{name}: {e} The config.yaml of a run that has begun has its stages.") from e

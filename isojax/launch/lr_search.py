@@ -128,9 +128,7 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
 
 def refuse_existing_search(folder: Path, resume: bool) -> None:
     """InputError where the folder holds a search and `resume` is not set."""
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder} is a file; expected a folder. Choose another name with name=NAME.")
-    if not resume and folder.exists() and any(folder.iterdir()):
+    if not resume and folder.is_dir() and any(folder.iterdir()):
         raise InputError(
             f"{folder} holds a search already; go on with it by --resume, or choose another name with name=NAME."
         )

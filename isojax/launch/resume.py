@@ -16,35 +16,31 @@ from isojax.launch.sweep_status import CONFIG_FILE, STATUS_FILE, read_sweep_stat
 BASE_FOLDER, LOGS_FOLDER = "base", "logs"
 
 
-def holds_run(folder: Path, resume: bool, dry_run: bool = False) -> bool:
-    """Whether the folder holds a run; InputError where it does and `resume` is not set (of a dry run a warning), or it
-    cannot be used."""
+def holds_run(folder: Path, resume: bool) -> bool:
+    """Whether the folder holds a run; InputError where it does and `resume` is not set, or it cannot be used."""
     try:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
         if not existing.is_dir():
             raise InputError(f"{existing} is a file, expected a folder to run in; choose another run.dir= or name=.")
         if not os.access(existing, os.W_OK | os.X_OK):
-            raise InputError(f"cannot write in {existing}; choose a place that you may write, by run.dir=FOLDER.")
+            raise InputError(f"cannot make the folder {folder}, or write in it. Choose a place that you may write.")
         names = {p.name for p in folder.iterdir() if not p.name.startswith(".")} if existing == folder else set()
     except OSError as e:
         raise write_error(folder, e) from e
     if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE}:  # nothing, or what a kill left before the first cell
         return False
     if not resume:
-        refusal = f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME."
-        if not dry_run:
-            raise InputError(refusal)
-        warn(refusal)
-    if CONFIG_FILE not in names:
         raise InputError(
-            f"{folder} is no sweep's folder (it has no {CONFIG_FILE}); choose another name with name=NAME."
+            f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME."
         )
+    if CONFIG_FILE not in names:
+        raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG_FILE}); choose another name=NAME.")
     return True
 
 
-def config_for_folder(config: Config, folder: Path, resume: bool, dry_run: bool = False) -> Config:
+def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
     """The config this folder is run with: a resumed run keeps its static sizes. InputError where it cannot go on."""
-    if not holds_run(folder, resume, dry_run):
+    if not holds_run(folder, resume):
         return config
     saved_config = load_config(str(folder / CONFIG_FILE))
     try:
@@ -61,14 +57,15 @@ def config_for_folder(config: Config, folder: Path, resume: bool, dry_run: bool 
     return config.with_settings(sweep=saved_sizes)
 
 
-def print_remaining(config: Config, folder: Path) -> None:
-    """What a sweep that goes on with this config has left to do, where it has begun."""
+def print_remaining(config: Config, folder: Path, resume: bool) -> None:
+    """At the end of a dry run: what is left to do in a folder that holds a run."""
     if (folder / CONFIG_FILE).exists():
         status = read_sweep_status(folder, planned=config)
-        begun = [f"{c.cell.name} to C = {c.rollouts:,}" for c in status.cells if c.rollouts and c.state != "done"]
-        runs = f"{status.count('done')} of {len(status.cells)} runs are done" + "; begun: " * bool(begun)
         left = f"{max(0, status.budget - status.rollouts):,} of {status.budget:,} rollouts"
-        print_line(f"what remains: {left}; {runs}{', '.join(begun)}")
+        begun = [f"; {c.cell.name} has C = {c.rollouts:,}" for c in status.cells if c.rollouts and c.state != "done"]
+        done = f"{status.count('done')} of {len(status.cells)} runs are done{''.join(begun)}"
+        needs_resume = "" if resume else f"{folder} holds a run already, which goes on by --resume alone; "
+        print_line(f"{needs_resume}what remains of {config.name}: {left}; {done}")
 
 
 def check_resume(old: Config, new: Config) -> None:

@@ -114,15 +114,11 @@ def check_evaluations(config: Config) -> None:
     is_denser_enough = ratio > 1 and not unfitted(denser, sweep.budget)
     while unfitted(evaluation, longer_budget):
         longer_budget *= 2
-    cells_by_reason = {
-        reason: ", ".join(f"{B_p}x{n}" for (B_p, n) in reasons if reasons[B_p, n] == reason)
-        for reason in dict.fromkeys(reasons.values())
-    }
     is_refused = len(reasons) == len({cell.kind for cell in fixed_cells})
     message = (
         f"{'no run' if is_refused else 'not every run'} will have enough evaluations for a curve with sweep.budget ="
         f" {sweep.budget}, cell.eval.start = {evaluation.start:g} and cell.eval.ratio = {evaluation.ratio:g} "
-        f"({'; '.join(f'{names}: {reason}' for reason, names in cells_by_reason.items())}). All have with "
+        f"({'; '.join(f'{B_p}x{n}: {reason}' for (B_p, n), reason in reasons.items())}). All have with "
         + (f"cell.eval.start={largest_B} cell.eval.ratio={ratio}, or with " if is_denser_enough else "")
         + f"sweep.budget={longer_budget}."
     )

@@ -104,7 +104,6 @@ class RolloutPrograms(Protocol):
 
     def compile(self, shapes: UpdateShapes) -> None:
         """Compiles all programs; a second call does nothing."""
-        ...
 
     def can_restore(self, saved: Mapping[str, Any]) -> bool:
         """Whether rollouts that `RolloutSource.save` has saved can be continued by these programs."""

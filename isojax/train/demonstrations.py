@@ -22,29 +22,19 @@ GRADIENT_PIECES = 8  # a batch of demonstrations is split into so many pieces, w
 
 
 def sft_loss(
-    decoder: Decoder,
-    params: Params,
-    demonstrations: EncodedProblems,
-    eos: int,
-    has_turns: bool = False,
-    lengths_vary: bool = False,
+    decoder: Decoder, params: Params, batch: EncodedProblems, eos: int, has_turns: bool = False, padded: bool = False
 ) -> Array:
     """Mean negative log-likelihood of the answers' tokens, including their end token; has_turns: up to the last end
-    token, without context (tasks/turns.py). An answer follows its prompt; without `lengths_vary`, no prompt is padded.
-    """
-    prompts, lengths, signed_answers, _ = demonstrations
+    token, without context (tasks/turns.py); padded: prompts may be, and each answer is moved to its prompt's end."""
+    prompts, lengths, signed_answers, _ = batch
     answers = plain_tokens(signed_answers) if has_turns else signed_answers
-    (_, P), (_, T) = prompts.shape, answers.shape
-    tokens = jnp.concatenate([prompts, answers[:, :-1]], 1)
-    if lengths_vary:
-        i = jnp.arange(P + T - 1)[None]
-        from_column = jnp.where(i < lengths[:, None], i, i + P - lengths[:, None])
-        tokens = jnp.take_along_axis(tokens, jnp.minimum(from_column, P + T - 2), 1)
+    (_, P), (_, T), end = prompts.shape, answers.shape, lengths[:, None]
+    tokens, i = jnp.concatenate([prompts, answers[:, :-1]], 1), jnp.arange(P + T - 1)[None]
+    if padded:
+        tokens = jnp.take_along_axis(tokens, jnp.where(i < end, i, i + P - end), 1, mode="clip")
     hidden = decoder.forward(params, tokens, jnp.zeros_like(lengths))
-    if lengths_vary:
-        hidden = jnp.take_along_axis(hidden, (lengths[:, None] - 1 + jnp.arange(T)[None])[..., None], 1)
-    else:
-        hidden = hidden[:, P - 1 :]
+    answer_columns = (end - 1 + jnp.arange(T)[None])[..., None]
+    hidden = jnp.take_along_axis(hidden, answer_columns, 1) if padded else hidden[:, P - 1 :]
     log_probs = jax.nn.log_softmax(decoder.logits(params, hidden))
     token_logps = jnp.take_along_axis(log_probs, answers[..., None], -1)[..., 0]
     if has_turns:
@@ -71,13 +61,12 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
         return [EncodedProblems(*part) for part in zip(*(np.split(x, pieces) for x in batch), strict=True)]
 
     @partial(jax.jit, static_argnums=2)
-    def piece_gradient(params: Params, piece: EncodedProblems, lengths_vary: bool) -> tuple[Array, Params]:
-        has_turns = task.stops.has_turns
-        return jax.value_and_grad(lambda p: sft_loss(decoder, p, piece, task.eos, has_turns, lengths_vary))(params)
+    def piece_gradient(params: Params, piece: EncodedProblems, padded: bool) -> tuple[Array, Params]:
+        return jax.value_and_grad(lambda p: sft_loss(decoder, p, piece, task.eos, task.stops.has_turns, padded))(params)
 
     def compute_gradient(params: Params, piece: EncodedProblems) -> tuple[Array, Params]:
-        lengths_vary = bool((piece.prompt_lengths < piece.prompts.shape[1]).any())
-        return jax.block_until_ready(piece_gradient(params, piece, lengths_vary))
+        padded = bool((piece.prompt_lengths < piece.prompts.shape[1]).any())
+        return jax.block_until_ready(piece_gradient(params, piece, padded))
 
     @partial(jax.jit, donate_argnums=0)
     def add_gradients(total: tuple[Array, Params], piece: tuple[Array, Params]) -> tuple[Array, Params]:

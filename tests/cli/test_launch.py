@@ -236,7 +236,7 @@ def test_spend_refuses_or_names_settings_of_a_sweep_without_effect(
     code, out, _ = isojax(*spend, "sweep.seed=2")  # another seed, and quickstart has three seeds and two B_p
     assert code == 0 and calls[0][0].sweep.seed == 2
     assert "without effect, as `isojax spend` trains one policy: sweep.seeds of the config" in out
-    assert "pilots with B_p = 32, " in out
+    assert "rollouts: 32x4, 32x8, " in out and " (B_p x n) to C = " in out
     assert "without effect" not in isojax(*spend, "sweep.seeds=1")[1]
 
 

@@ -86,7 +86,7 @@ def test_killed_between_checkpoints(isojax: Any, whole: Any) -> None:
     (sweep,) = json.loads(isojax.quick_ok("status", "runs/tiny", "--json").stdout)["sweeps"]
     begun = next(cell["rollouts"] for cell in sweep["cells"] if cell["name"] == HALF_DONE)
     plan = isojax.quick_ok("isojax.launch", "tiny.yaml", "--resume", "--dry-run").stderr
-    left, end = f"what remains: {3 * 1856 - begun:,} of {4 * 1856:,} rollouts", f"begun: {HALF_DONE} to C = {begun:,}"
+    left, end = f"what remains of tiny: {3 * 1856 - begun:,} of {4 * 1856:,} rollouts", f"{HALF_DONE} has C = {begun:,}"
     assert f"{left}; 1 of 4 runs are done; {end}\n" in plan
     done = isojax.swept("isojax.launch", "tiny.yaml", "--resume", "run.checkpoint_seconds=0", fit=True)
     check_unbroken(isojax, whole, done.stderr, remaining)

@@ -121,7 +121,7 @@ def test_a_resumed_run_keeps_the_stages_that_a_fit_gave_it(isojax: Any, whole: A
     goes_on = "To go on as it was: isojax launch runs/fitted/config.yaml --resume"
     isojax.refused(*other, saying=[f"this run has '{stages.removeprefix('grow: ')}', given '8x64'", goes_on])
     fit.unlink()
-    isojax.refused(*words, "--resume", saying=["config.yaml of a run that has begun keeps its stages"])
+    isojax.refused(*words, "--resume", saying=["The config.yaml of a run that has begun has its stages"])
     isojax.quick_ok("isojax.train", "runs/fitted/config.yaml", "sweep.budget=1500", "--resume", report=False)
     after = isojax.ledgers("fitted")
     assert all(after[cell].startswith(ledger) and after[cell] != ledger for cell, ledger in before.items())

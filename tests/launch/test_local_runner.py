@@ -14,7 +14,7 @@ from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.display import print_disk_use, print_plan
 from isojax.launch.local.setup import check_batch, check_data, check_precision
 from isojax.launch.planner import DeviceBudget, plan_cells, resolve_sweep_sizes
-from isojax.launch.resume import config_for_folder
+from isojax.launch.resume import config_for_folder, print_remaining
 from isojax.launch.time_estimate import GIB, Forecast
 from isojax.runs.storage import exclusive_lock
 
@@ -128,25 +128,32 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
             config_for_folder(CONFIG, tmp_path / "other", resume=resume)
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
 def test_a_place_where_no_folder_can_be_made_is_refused_before_any_work(
-    dry_run: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of a dry run too, which looks at the folder by the same function, as if it went on."""
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"file is a file, expected a folder to run in; choose another run\.dir="):
-        config_for_folder(CONFIG, tmp_path / "file" / "run", resume=False, dry_run=dry_run)
+        config_for_folder(CONFIG, tmp_path / "file" / "run", resume=False)
     monkeypatch.setattr("os.access", lambda path, mode: path != tmp_path)  # whoever runs the tests may write anywhere
-    with pytest.raises(InputError, match=rf"cannot write in {tmp_path}; choose a place that you may write"):
-        config_for_folder(CONFIG, tmp_path / "new" / "run", resume=True, dry_run=dry_run)
+    with pytest.raises(InputError, match=r"cannot make the folder .*new/run, or write in it\. Choose"):
+        config_for_folder(CONFIG, tmp_path / "new" / "run", resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_dry_run_says_that_the_folder_is_taken_and_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save_config(CONFIG, tmp_path / "run" / "config.yaml")
-    config_for_folder(CONFIG, tmp_path / "run", resume=False, dry_run=True)
-    assert f"warning: {tmp_path / 'run'} holds a run already; go on with it by --resume" in capsys.readouterr().err
-    config_for_folder(CONFIG, tmp_path / "run", resume=True, dry_run=True)
-    assert capsys.readouterr().err == ""
+def test_a_dry_run_says_that_the_folder_is_taken_and_what_remains(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_remaining(CONFIG, tmp_path / "here", resume=False)
+    assert capsys.readouterr().err == ""  # nothing has begun
+    save_config(CONFIG, tmp_path / "here" / "config.yaml")
+    remains = "what remains of here: 194,624 of 194,624 rollouts; 0 of 1 runs are done\n"
+    for resume, start in (
+        (False, f"{tmp_path / 'here'} holds a run already, which goes on by --resume alone; "),
+        (True, ""),
+    ):
+        print_remaining(CONFIG, tmp_path / "here", resume=resume)
+        assert capsys.readouterr().err == start + remains
 
 
 @pytest.mark.parametrize(("strategy", "command"), [("grid", "launch"), ("adaptive", "launch"), ("spend", "spend")])

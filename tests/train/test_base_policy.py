@@ -59,7 +59,7 @@ def test_an_answer_follows_its_prompt_where_prompts_vary_in_length() -> None:
         log_p = log_softmax(np, logits(np, policy(), np.concatenate([prompt[:length], answer])[None]))
         losses += [-log_p[0, length + t - 1, answer[t]] for t in range(end + 1)]
     batch = EncodedProblems(prompts, lengths, answers, np.arange(5))
-    got = jax.jit(lambda p: sft_loss(DECODER, p, batch, EOS, lengths_vary=True))(policy())
+    got = jax.jit(lambda p: sft_loss(DECODER, p, batch, EOS, padded=True))(policy())
     assert float(got) == pytest.approx(np.mean(losses), rel=1e-5)
 
 

@@ -104,11 +104,10 @@ def _with_budget(config: Config, budget: str | None, resume: bool, process_group
 
 def _describe_pilots(config: Config) -> None:
     legs = importlib.import_module("isojax.launch.spend_rounds").spend_policy(config, plan_cells(config.sweep)).pilots()
-    pilots = ", ".join(f"n = {leg.n}" for leg in legs)
+    pilots = ", ".join(f"{leg.cell.B_p}x{leg.n}" for leg in legs)
     share = sum(leg.C_end for leg in legs) / config.sweep.budget
     print_line(
-        f"pilots with B_p = {legs[0].cell.B_p}, {share:.0%} of {config.sweep.budget:,} rollouts: {pilots}, each to C = "
-        f"{legs[0].C_end:,}"
+        f"pilots, {share:.0%} of {config.sweep.budget:,} rollouts: {pilots} (B_p x n) to C = {legs[0].C_end:,} each"
     )
 
 

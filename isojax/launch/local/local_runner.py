@@ -55,7 +55,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         if role is not None and not role.trains:
             sample_for_trainers(role, dry_run)
             return None
-        with open_sweep(config, cells, resume, role, dry_run) as setup:
+        with open_sweep(config, cells, resume or dry_run, role) as setup:
             folder, budget, devices = setup.folder, setup.device_budget, setup.cell_devices
             forecast = forecast_sweep(setup.config, cells, budget, devices) if dry_run else None
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
@@ -63,9 +63,9 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             console.print(describe_algorithm(config.cell.rl), markup=False)
             if setup.task.stops.has_turns:
                 console.print(describe_turns(config.cell), markup=False)
-            if dry_run and resume:
-                print_remaining(setup.config, folder)
-            if not dry_run:
+            if dry_run:
+                print_remaining(setup.config, folder, resume)
+            else:
                 with ExitStack() as stack:
                     if is_primary:
                         stack.enter_context(exclusive_lock(folder))

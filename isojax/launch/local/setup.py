@@ -211,9 +211,7 @@ class SweepSetup:
 
 
 @contextmanager
-def open_sweep(
-    config: Config, cells: list[Cell], resume: bool, role: Role | None = None, dry_run: bool = False
-) -> Iterator[SweepSetup]:
+def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | None = None) -> Iterator[SweepSetup]:
     """Prepare a sweep, or refuse it by an InputError; its verifier ends with the context. Processes that only sample,
     where this one has a `role`, get the config with all sizes chosen."""
     folder = working_folder(config.run.dir, config.name)
@@ -224,7 +222,7 @@ def open_sweep(
     cell_devices = assign_devices(config, len(cells))
     resolved_config = resolve_config(config)
     check_precision(resolved_config.cell.precision, cell_devices.mesh_shape, jax.default_backend())
-    config = multiprocess.run_on_primary(lambda: config_for_folder(resolved_config, folder, resume, dry_run))
+    config = multiprocess.run_on_primary(lambda: config_for_folder(resolved_config, folder, resume))
     check_data(config.cell.data)
     with open_task(config) as task:
         check_problems(config, task, pairs)

@@ -40,7 +40,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             "leave out --processes, --process, --coordinator, run.sampler_processes and run.sampler_mesh."
         )
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
-    holds_run(folder, resume, dry_run)
+    holds_run(folder, resume or dry_run)
     strategy.check(config, cells)
     with connect_ray(config.run.ray or LOCAL) as ray:
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -48,9 +48,9 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         concurrent_groups = min(require_capacity(spec, nodes), len(cells), config.run.cells_at_once or len(cells))
         print_cells(config, cells, folder)
         print_line(f"{concurrent_groups} process groups at once on {len(nodes)} nodes, each of {spec}")
-        if dry_run and resume:
-            print_remaining(config, folder)
-        if not dry_run:
+        if dry_run:
+            print_remaining(config, folder, resume)
+        else:
             with exclusive_lock(folder), Display(config) as display, preemption.handle_sigterm():
                 failures = RayScheduler(ray, config, cells, folder, spec, display).run()
             strategy.raise_cell_failures(failures, len(cells), folder)

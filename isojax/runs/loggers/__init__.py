@@ -21,7 +21,6 @@ class Logger(Protocol):
 
     def update(self, run: RunRecord) -> None:
         """Write what is new in the run: at first any number of points, then further ones."""
-        ...
 
     def close(self) -> None:
         """Called when the run ends, or stops until it is resumed."""
