@@ -153,7 +153,8 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
             raise
         _exit("error", _describe_unexpected(e), 1)
     if exit_code == INTERRUPTED:  # threads that are inside XLA would abort the process while Python ends
-        print("stopped: by Ctrl-C" + "; a run that has begun goes on by --resume" * is_run, file=sys.stderr, flush=True)
+        how = "; a run that has begun goes on by --resume" if is_run else ""
+        print(printable(f"stopped: by Ctrl-C{how}"), file=sys.stderr, flush=True)
         os._exit(INTERRUPTED)
     sys.exit(exit_code or 0)
 
