@@ -89,9 +89,7 @@ def read_fit(run: Path, include_flagged: bool = False) -> FitResult:
     """The fit of a sweep's folder or a fit.json; fitted where there is none, and again where the ledgers have grown."""
     if not run.is_dir():
         if include_flagged:
-            raise InputError(
-                f"{INCLUDE_FLAGGED} asks for another fit of a sweep, and {run} is a file; expected the sweep's folder."
-            )
+            raise InputError(f"{INCLUDE_FLAGGED} needs another fit, and {run} is a file; expected the sweep's folder.")
         result = read_fit_file(run)
         return with_clocks(result, read_runs([run.parent])) if is_sweep_folder(run.parent) else result
     options = FitOptions(include_flagged=include_flagged)

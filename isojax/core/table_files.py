@@ -64,9 +64,7 @@ def read_lines(path: Path, errors: Literal["strict", "replace"] = "strict") -> I
         with open_file(path) as packed, gzip.open(packed) if path.suffix.lower() == ".gz" else packed as f:
             for line_number, data in enumerate(iter(lambda: f.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(data) > MAX_LINE_BYTES:
-                    raise InputError(
-                        f"{path}, line {line_number}: longer than {MAX_LINE_BYTES:,} bytes, the most of a line."
-                    )
+                    raise InputError(f"{path}, line {line_number}: expected at most {MAX_LINE_BYTES:,} bytes per line.")
                 size += len(data)
                 if line_number > limits.MAX_LINES or size > limits.MAX_TEXT_BYTES:
                     most = f"at most {limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"

@@ -139,9 +139,7 @@ def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
         if not rows:
             available = list(dict.fromkeys(_cell_text(row.values.get(name)) for row in table.rows))
             condition = " or ".join(f"{name}={value}" for value in wanted)
-            raise InputError(
-                f"{table.source}: --where {condition} matches no row; the values of {name} are {list_some(available)}."
-            )
+            raise InputError(f"{table.source}: --where {condition} matches no row; {name} has {list_some(available)}.")
         table = replace(table, rows=rows)
     return table
 

@@ -129,9 +129,7 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
 def refuse_existing_search(folder: Path, resume: bool) -> None:
     """InputError where the folder holds a search and `resume` is not set."""
     if not resume and folder.is_dir() and any(folder.iterdir()):
-        raise InputError(
-            f"{folder} holds a search already; go on with it by --resume, or choose another name with name=NAME."
-        )
+        raise InputError(f"{folder} holds a search already; go on with it by --resume, or choose another name=NAME.")
 
 
 def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:

@@ -58,9 +58,7 @@ def _refuse_over_limit(sweep: SweepConfig, pairs: list[tuple[int, int]]) -> None
     """InputError for values of B_p and n, or stages of schedules, of which sweep.B_max leaves nothing."""
     if pairs:
         pairs_text = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in dict.fromkeys(pairs))
-        raise InputError(
-            f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; raise sweep.B_max or take smaller values."
-        )
+        raise InputError(f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; raise it or take smaller values.")
 
 
 def _scheduled_cell(name: str, text: str) -> Cell:

@@ -30,9 +30,7 @@ def holds_run(folder: Path, resume: bool) -> bool:
     if names <= {BASE_FOLDER, LOGS_FOLDER, STATUS_FILE}:  # nothing, or what a kill left before the first cell
         return False
     if not resume:
-        raise InputError(
-            f"{folder} holds a run already; go on with it by --resume, or choose another name with name=NAME."
-        )
+        raise InputError(f"{folder} holds a run already; go on with it by --resume, or choose another name=NAME.")
     if CONFIG_FILE not in names:
         raise InputError(f"{folder} is no sweep's folder (it has no {CONFIG_FILE}); choose another name=NAME.")
     return True

@@ -95,9 +95,7 @@ def loss_metrics(module: ModuleType, name: str) -> list[str]:
     value, metrics = trace_plugin(setting, expected, loss_and_metrics)
     shapes = {value.shape, *(x.shape for x in metrics.values())}
     if shapes != {(2, 3)}:
-        raise InputError(
-            f"{setting}: for 2 responses of 3 tokens it returns arrays of {sorted(shapes)}; expected {expected}."
-        )
+        raise InputError(f"{setting} returns shapes {sorted(shapes)} for 2 responses of 3 tokens; expected {expected}.")
     if taken := sorted(name for name in metrics if name in OWN_METRICS or name.startswith(OWN_PREFIXES)):
         raise InputError(f"{setting}: isojax has metrics {', '.join(taken)} of its own; expected other names.")
     return sorted(metrics)
@@ -198,6 +196,4 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
                 f"Set it, or leave {term} out of the filter."
             )
     if vars(algorithm.loss).get("CLIPS", True) is False and (rl.clip is not None or rl.clip_high is not None):
-        raise InputError(
-            f"cell.rl.loss = {rl.loss} never clips, and cell.rl.clip or cell.rl.clip_high is set; expected neither."
-        )
+        raise InputError(f"cell.rl.loss = {rl.loss} never clips; expected neither cell.rl.clip nor cell.rl.clip_high.")

@@ -49,9 +49,7 @@ class Ledger:
         if not rows:
             _append_row(self.path, header)
         elif rows[0] != header:
-            raise InputError(
-                f"{self.path} belongs to another run ({rows[0]}), not to {header}; choose another `name=`."
-            )
+            raise InputError(f"{self.path} belongs to another run ({rows[0]}), not to {header}; choose another name=.")
         points = [row for row in rows if row["kind"] == "eval"]
         self.targets: list[int] = [row["target"] for row in points]
         self.last_update: int = points[-1]["M"] if points else 0
@@ -174,9 +172,7 @@ def parse_cell(header: Mapping[str, Any], location: str) -> Cell:
     lowest = (1, 1, 0)
     are_counts = all(type(v) is int and low <= v <= MAX_COUNT for v, low in zip(values, lowest, strict=True))
     if not are_counts or header.get("schema") != SCHEMA:
-        raise InputError(
-            f"{location}: the cell header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0."
-        )
+        raise InputError(f"{location}: header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0.")
     return Cell(header["B_p"], header["n"], header["seed"], *_parse_schedule(header, location))
 
 
@@ -203,9 +199,7 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
     if torn and warn is not None:
         warn(f"{path}: the last line is torn and was left out")
     if not rows or rows[0]["kind"] != "cell" or not any(row["kind"] == "eval" for row in rows):
-        raise InputError(
-            f"{path} holds no complete point after a cell header. Run the cell (`isojax launch ... --resume`)."
-        )
+        raise InputError(f"{path} holds no complete point after a cell header. Run it (`isojax launch ... --resume`).")
     cell, points, line_numbers = _parse_rows(rows, path)
     device_hours, devices = _device_hours(folder, points)
     cell_hash, failure = str(rows[0].get("cell_hash", "")), _failure_reason(rows)
@@ -229,9 +223,7 @@ def _parse_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> tuple[Cell, tu
             problem = "{} from {} to {}".format(*names)
             if b.rollouts == a.rollouts:
                 problem = f"the point at {a.rollouts} rollouts is there twice"
-            raise InputError(
-                f"{path}, line {i}: {problem}; expected points that rise in C. Correct the line, or remove it."
-            )
+            raise InputError(f"{path}, line {i}: {problem}; expected points that rise in C. Correct or remove it.")
     return cell, points, line_numbers
 
 

@@ -37,9 +37,7 @@ class EpochOrder(Iterator[np.ndarray]):
         after `first_update` updates, where problems may be left out; after none, only its counts are of use.
         `batches_drawn`: how many batches had been drawn by then for later updates; they are not drawn again."""
         if B_p > num_problems:
-            raise InputError(
-                f"B_p = {B_p} is larger than the training set of {num_problems} problems; lower sweep.B_p."
-            )
+            raise InputError(f"B_p = {B_p} is more than the training set of {num_problems} problems; lower sweep.B_p.")
         self.num_problems, self.B_p, self.seed, self.drop_above = num_problems, B_p, seed, drop_above
         self.reward_sums_by_problem, self.rollout_counts = np.zeros(num_problems), np.zeros(num_problems, np.int64)
         self._unrecorded_positions: deque[EpochPosition] = deque()  # of the batches drawn and not recorded yet

@@ -102,9 +102,7 @@ def _largest_part_validation(cell: CellConfig) -> str:
     """The task string of the held-out problems of a mixture's largest part, the first by name of equal ones."""
     mixture = cell.data.mixture or {}
     if not cell.task.startswith("tfds:") or "#" in cell.task:
-        raise InputError(
-            f"cell.data.mixture = {dict(mixture)} needs cell.task=tfds:FOLDER, without a split; given {cell.task}."
-        )
+        raise InputError(f"cell.data.mixture needs cell.task=tfds:FOLDER, without a split; given {cell.task}.")
     return f"{cell.task}#{min(mixture, key=lambda part: (-mixture[part], part))}_validation"
 
 

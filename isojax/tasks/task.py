@@ -37,18 +37,14 @@ class TextTask:
         """`num_workers`: processes that check responses; None: one per core. `reply_check`: of `find_reply`."""
         model, prompt, sampling = cell.model, cell.prompt, cell.sampling
         if model.path is None:
-            raise InputError(
-                "cell.model.path is not set; give a model's folder, such as `isojax model import smollm2` writes."
-            )
+            raise InputError("cell.model.path is not set; give a folder such as `isojax model import smollm2` writes.")
         self.folder = Path(model.path)
         self.tokenizer = load_tokenizer(self.folder)
         self._tokenizer_lock = threading.Lock()  # a tokenizer is not safe to share between threads
         self._last_render: tuple[list[Any], list[str]] = [], []  # each evaluation shows the same problems
         vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
-            raise InputError(
-                f"{self.folder}/config.json has no whole number vocab_size ({vocab!r}); set cell.model.vocab."
-            )
+            raise InputError(f"{self.folder}/config.json has no whole vocab_size ({vocab!r}); set cell.model.vocab.")
         self.vocab = vocab
         self.source, self.prompt = source, prompt
         with readable(self.folder):
@@ -81,9 +77,7 @@ class TextTask:
         """InputError where responses could not end, or prompts not be written."""
         prompt = self.prompt
         if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
-            raise InputError(
-                f"{self.folder}: the end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab}."
-            )
+            raise InputError(f"{self.folder}: end tokens {outside_vocab} are outside the vocabulary of {self.vocab}.")
         if not self.stops.tokens and not self._stop_strings:
             raise InputError(f"{self.folder}: no file of the model names an end token; give cell.prompt.stop.")
         if "{prompt}" not in prompt.template:
@@ -109,9 +103,7 @@ class TextTask:
             self._tokenize([text], special=False)[0] for text in (interrupt.text, interrupt.unless) if text
         )
         if unless_tokens and (count := len(unless_tokens[0])) != 1:
-            raise InputError(
-                f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {count} tokens here, expected one."
-            )
+            raise InputError(f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {count} tokens, expected one.")
         if interrupt.after + len(tokens) >= T:
             lengths = f"after {interrupt.after} tokens the text takes {len(tokens)} more"
             raise InputError(f"cell.sampling.interrupt: {lengths}, expected fewer than response_length = {T} in all.")
@@ -152,9 +144,7 @@ class TextTask:
             return self._tokenize(self._render_chats([self._chat_messages(p) for p in problems]), special=False)
         for problem in problems:
             if (length := len(problem.messages)) > 1:
-                raise InputError(
-                    f"problem {problem.id} is a conversation of {length} messages; set cell.prompt.format=chat."
-                )
+                raise InputError(f"problem {problem.id} is a chat of {length} messages; set cell.prompt.format=chat.")
         return self._tokenize([self._fill_template(problem) for problem in problems]) if problems else []
 
     def _chat_messages(self, problem: Problem) -> list[dict[str, str]]:
@@ -162,9 +152,7 @@ class TextTask:
         messages = [dict(message) for message in problem.messages[:-1]]
         if self.prompt.system:
             if messages and messages[0]["role"] == "system":
-                raise InputError(
-                    f"problem {problem.id} has a system message of its own, and cell.prompt.system is set; remove one."
-                )
+                raise InputError(f"problem {problem.id} has a system message and cell.prompt.system is set; drop one.")
             messages.insert(0, {"role": "system", "content": self.prompt.system})
         return [*messages, {"role": "user", "content": self._fill_template(problem)}]
 

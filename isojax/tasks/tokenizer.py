@@ -45,9 +45,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     if not folder.is_dir():
         raise InputError(f"cell.model.path: no such folder: {folder}; expected one of a model's files.")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise InputError(
-            f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)} there."
-        )
+        raise InputError(f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}.")
     from transformers import AutoTokenizer, LlamaTokenizer
 
     no_tokenizer_json = not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file()

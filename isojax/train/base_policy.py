@@ -68,9 +68,7 @@ class BasePolicy:
 
 
 def _unreadable(folder: Path, error: Exception) -> InputError:
-    return InputError(
-        f"the base policy in {folder} cannot be read ({error!r}); remove the folder and it is made again."
-    )
+    return InputError(f"the base policy in {folder} cannot be read ({error!r}); remove the folder: it is made again.")
 
 
 def _damaged(folder: Path, name: str) -> InputError:
@@ -272,9 +270,7 @@ def load_base_policy(
             "new run."
         )
     if text_files is not None and about.get("text_files", text_files) != text_files:
-        changed = (
-            f"cell.model.path: the tokenizer, chat template or generation_config.json in {cell.model.path} changed"
-        )
+        changed = f"cell.model.path: tokenizer, chat template or generation_config.json in {cell.model.path} changed"
         raise InputError(f"{changed} since {folder} was made; put the old files back, or choose another name=NAME.")
     training, validation = problems_by_split["training"], problems_by_split["validation"]
     extra_sets = {

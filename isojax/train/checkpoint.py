@@ -239,9 +239,7 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
         raise CorruptCheckpoint("its metadata lacks some of the arrays")
     checksums = array_checksums({name: restored})
     if mismatched := sorted(key for key, value in checksums.items() if expected_checksums.get(key) != value):
-        raise CorruptCheckpoint(
-            f"the bits of {mismatched[0]} and {len(mismatched) - 1} other arrays are not those that were saved"
-        )
+        raise CorruptCheckpoint(f"the bits of {mismatched[0]} and {len(mismatched) - 1} other arrays are not as saved")
     return restored, RunCursor(**host_data)
 
 

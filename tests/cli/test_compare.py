@@ -83,9 +83,9 @@ def test_sweeps_are_fitted_where_no_fit_is(compare: Callable[..., Outcome]) -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["a"], "only a is given; expected at least two sweeps"),
+        (["a"], "only a is given; expected two sweeps or more"),
         (["a", "none"], "there is no none; expected a sweep's folder"),
-        (["a", "b", "--labels", "x"], "--labels 'x' has 1 names for 2 runs"),
+        (["a", "b", "--labels", "x"], "--labels 'x' has 1 names; expected 2"),
         (["a", "b", "--labels", "x,"], "--labels 'x,' has 2 names"),
         (["a", "b", "--labels", "x,x"], "two runs are called 'x'"),
         (["a", "b/fit.json", "--metric", "best@4"], "a is no sweep's folder"),

@@ -113,7 +113,7 @@ def test_a_picture_that_is_there_is_kept(isojax, tmp_path):
     [
         (["fit-law", "none.csv"], "cannot read none.csv"),
         (["fit-law", "run.csv"], "run.csv, line 1: no column 'n'"),
-        (["fit-law", "points.csv", "--where", "set=eassy"], "the values of set are easy, hard"),
+        (["fit-law", "points.csv", "--where", "set=eassy"], "matches no row; set has easy, hard"),
         (["fit-law", "points.csv", "--where", "st=easy"], "no column 'st'; the nearest is 'set'"),
         ([*CURVE], "line 43: rollouts = 0, as in line 2 already"),
         ([*CURVE, "--where", "seed=0", "--plot", "curve.gif"], "expected a file named .png or .pdf"),

@@ -73,7 +73,7 @@ def test_grids() -> None:
 def test_lines_and_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"a": 1}\n{"a": "' + "x" * limits.MAX_LINE_BYTES + '"}\n')
-    with pytest.raises(InputError, match=r"line 2: longer than 8,388,608 bytes, the most of a line"):
+    with pytest.raises(InputError, match=r"line 2: expected at most 8,388,608 bytes per line"):
         list(table_files.read_objects(path))
     monkeypatch.setattr(table_files, "MAX_DOCUMENT_BYTES", 100)
     path.write_text(json.dumps(list(range(100)), indent=1))

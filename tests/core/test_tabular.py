@@ -115,7 +115,7 @@ def test_ranges_empty_cells_columns_and_filters(tmp_path):
             "points.csv, line 1: no column 'rolouts'; the nearest is 'rollouts'. The columns are n, rollouts, set",
         ),
         (lambda: filter_rows(table, ["sett=easy"]), "no column 'sett'; the nearest is 'set'"),
-        (lambda: filter_rows(table, ["set=medium"]), "matches no row; the values of set are easy, hard"),
+        (lambda: filter_rows(table, ["set=medium"]), "matches no row; set has easy, hard"),
         (lambda: filter_rows(table, ["set"]), "expected COLUMN=VALUE"),
     ):
         with pytest.raises(InputError, match=output):

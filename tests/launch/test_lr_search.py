@@ -53,7 +53,7 @@ def test_five_rates_in_steps_of_root_ten() -> None:
 def test_rates_as_typed() -> None:
     assert read_rates("3e-4, 1e-4") == [1e-4, 3e-4]
     for text in ("", "a", "1e-4,1e-4", "1e-3,1.0001e-3", "0", "-1e-3", "nan", "inf", "1e-3,"):
-        with pytest.raises(InputError, match="expected different numbers above 0"):
+        with pytest.raises(InputError, match="expected distinct numbers above 0"):
             read_rates(text)
 
 

@@ -39,7 +39,7 @@ def test_cells_over_B_max_are_left_out() -> None:
     ("sizes", "pair"), [({"B_p": (16, 1024), "n": (8, 32)}, "1024 x 8 = 8192"), ({"n": (8, 64)}, "16 x 64 = 1024")]
 )
 def test_values_of_which_B_max_leaves_no_cell_are_refused(sizes: dict[str, tuple[int, ...]], pair: str) -> None:
-    with pytest.raises(InputError, match=f"over sweep.B_max = 512: {pair}; raise sweep"):
+    with pytest.raises(InputError, match=f"over sweep.B_max = 512: {pair}; raise it or take smaller"):
         plan_cells(SweepConfig(**sizes, B_max=512))
 
 

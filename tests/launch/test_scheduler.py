@@ -189,7 +189,7 @@ def test_a_group_refused_in_mid_sweep_costs_no_cell(schedule: RayScheduler, caps
     schedule.any_group_ready = True
     FakeGroup.opening.extend(refusals)
     with pytest.raises(
-        RunFailed, match="no process group can begin any more: the node does not see the folder; the end of its log"
+        RunFailed, match="no process group can begin: the node does not see the folder; the end of its log"
     ):
         schedule.run()
     assert FakeGroup.trained == [] and capsys.readouterr().err.count("could not begin") == 3

@@ -77,7 +77,7 @@ def test_points(tmp_path: Path, case: str) -> None:
 def test_headers(tmp_path: Path, case: str) -> None:
     folder = ledger(tmp_path / "cell", HEADERS[case])
     for read in (read_run, latest_point):
-        with pytest.raises(InputError, match=r"line 1: the cell header .* needs schema = 1, B_p and n from 1"):
+        with pytest.raises(InputError, match=r"line 1: header .* needs schema = 1, B_p and n from 1"):
             read(folder)
     assert "needs schema = 1" in check_ledgers([folder]).errors[0]
 

@@ -121,7 +121,7 @@ def test_a_point_of_two_sets_is_no_duplicate(tmp_path):
             "line 4:.*, as in line 2 already",
         ),
         ("n,rollouts", [(8, 100), (8, 200), (8, 100)], [], "line 4: n = 8, rollouts = 100, as in line 2 already"),
-        ("n,rollouts,set", [(8, 100, "easy")], ["set=hard"], "the values of set are easy"),
+        ("n,rollouts,set", [(8, 100, "easy")], ["set=hard"], "matches no row; set has easy"),
         ("n,rollouts", [], [], "no row of data"),
     ],
 )

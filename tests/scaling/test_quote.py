@@ -80,7 +80,7 @@ def test_each_n_has_its_fastest_B_p_and_the_cheapest_is_named():
     [
         (document(), 1.2, "a reward of 1.2; expected one between 0 and 1"),
         (document(), float("nan"), "a reward of nan; expected one between 0 and 1"),
-        (document(), 0.15, "the base policy's avg@4 is 0.200, and 0.15 was given; expected a higher one"),
+        (document(), 0.15, "given 0.15, expected more than the base policy's avg@4, 0.200"),
         (without_draws(document()), 0.5, "no draws of its curves; expected mode hierarchical with --replicates above"),
         (altered(document(), compute="tokens"), 0.5, "a fit in tokens; expected compute 'rollouts'"),
     ],

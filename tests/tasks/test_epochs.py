@@ -37,7 +37,7 @@ def test_seeds_meet_problems_in_orders_of_their_own() -> None:
 
 
 def test_more_problems_a_batch_than_there_are() -> None:
-    with pytest.raises(InputError, match="B_p = 24 is larger than the training set of 23 problems"):
+    with pytest.raises(InputError, match="B_p = 24 is more than the training set of 23 problems"):
         EpochOrder(23, 24, seed=0)
 
 

@@ -24,9 +24,7 @@ def compare(
         list[Path],
         Argument(metavar="RUN", help="Sweep folders or fit.json files, at least two.", autocompletion=complete_run),
     ],
-    labels: Annotated[
-        str | None, Option(metavar="A,B,...", help="Names for them.", show_default="the folders'")
-    ] = None,
+    labels: Annotated[str | None, Option(metavar="A,B,...", help="Their names.", show_default="the folders'")] = None,
     metric: Annotated[str | None, Option(help="Metric to compare.", show_default="that of fit.json")] = None,
     out: Annotated[Path | None, Option(metavar="FILE.png|pdf", help="Draw them; an existing file is kept.")] = None,
     as_json: JsonOption = False,
@@ -43,9 +41,7 @@ def compare(
       isojax compare runs/a runs/b --json | jq '.sweeps[1].difference'
     """
     if len(runs) < 2:
-        raise InputError(
-            f"only {runs[0]} is given; expected at least two sweeps to compare. Name another folder or fit.json."
-        )
+        raise InputError(f"only {runs[0]} is given; expected two sweeps or more. Name another folder or fit.json.")
     check_figure_path(out, "--out")
     names = [(run if run.is_dir() else run.parent).resolve().name for run in runs]
     if labels is not None:
@@ -53,9 +49,7 @@ def compare(
     elif len(set(names)) < len(names):
         names = [printable(run) for run in runs]
     if len(names) != len(runs) or not all(names):
-        raise InputError(
-            f"--labels {labels!r} has {len(names)} names for {len(runs)} runs; expected one each, separated by commas."
-        )
+        raise InputError(f"--labels {labels!r} has {len(names)} names; expected {len(runs)}, separated by commas.")
     check_distinct(names)
     missing = next((run for run in runs if not run.exists()), None)  # before anything is fitted
     if missing is not None:
@@ -77,9 +71,7 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
     if metric is None or fit.metric == metric:
         return fit
     if not run.is_dir():
-        raise InputError(
-            f"{run} is a fit of {fit.metric}, not of {metric}; expected that metric. Name the sweep's folder instead."
-        )
+        raise InputError(f"{run} is a fit of {fit.metric}, not of {metric}. Name the sweep's folder instead.")
     return make_fit([sweep_folder(run)], metric, "rollouts")
 
 

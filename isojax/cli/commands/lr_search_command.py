@@ -80,9 +80,7 @@ def read_rates(text: str) -> list[float]:
         numbers = []
     rates = sorted({round_rate(rate) for rate in numbers if 0 < rate < 1e6})
     if not numbers or len(rates) < len(numbers):
-        raise InputError(
-            f"--rates: given {text!r}, expected different numbers above 0 (to three digits), such as 1e-4,3e-4,1e-3."
-        )
+        raise InputError(f"--rates: given {text!r}, expected distinct numbers above 0 (to three digits), as 1e-4,3e-4.")
     return rates
 
 

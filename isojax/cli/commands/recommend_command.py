@@ -39,9 +39,7 @@ from isojax.scaling.tracks import group_by
 BAR_WIDTH = 20
 B_MAX_HELP = "Largest batch B_p n that fits your hardware."
 EXTRAPOLATE_HELP = "Answer beyond 4 times the largest measured C too."
-BUDGET_HELP = (
-    "Rollouts to spend, as 1e6; or the run's wall clock, as 90s, 30m, 200h, 3d; or money, as 500usd (--price)."
-)
+BUDGET_HELP = "Rollouts to spend, as 1e6; or a wall clock, as 90s, 30m, 200h, 3d; or money, as 500usd (--price)."
 PRICE_HELP = "Price of a device for an hour, in the same money."
 FOR_HELP = "Whose config: isojax, verl, trl, openrlhf, tunix, maxtext, nemo_rl, or a module of yours."
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -46,9 +46,7 @@ Fields
   train:NAME       a further training metric, averaged between evaluations
 """
 FILES_HELP = "Logs of one format, or folders of them; a log of a folder that cannot be read is skipped."
-FORMAT_HELP = (
-    "csv, jsonl, verl, verl_console, trl, wandb, tensorboard, or a module of yours; without it, as the logs look."
-)
+FORMAT_HELP = "csv, jsonl, verl, verl_console, trl, wandb, tensorboard, or a module of yours; else as the logs look."
 SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices."
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."

@@ -89,9 +89,7 @@ def _with_budget(config: Config, budget: str | None, resume: bool, process_group
     elif amount is None:
         raise InputError("no budget given; expected one in rollouts, such as --budget 5e5, or in time, --budget 2h.")
     elif config.run.ray is not None or process_group.is_multi_process:
-        raise InputError(
-            f"--budget {budget} is measured on one machine's devices; expected rollouts with --ray and --processes."
-        )
+        raise InputError(f"--budget {budget} is measured on one machine; expected rollouts with --ray and --processes.")
     else:
         amount.check()
         local_runner = importlib.import_module("isojax.launch.local.local_runner")

@@ -59,9 +59,7 @@ def find_config(name_or_path: str) -> Path:
     suggestions = difflib.get_close_matches(name_or_path, names, n=1)
     hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known names: {', '.join(names) or 'none'}."
     roots = " or ".join(map(str, config_roots()))
-    raise InputError(
-        f"no such config: given {name_or_path!r}, expected a YAML file's path or a name in {roots}. {hint}"
-    )
+    raise InputError(f"no such config: given {name_or_path!r}, expected a YAML file or a name in {roots}. {hint}")
 
 
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:

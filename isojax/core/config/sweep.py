@@ -60,9 +60,7 @@ class EvalConfig(Section):
     def evaluation_targets(self, budget: int) -> list[int]:
         """The C at which a run is evaluated: 0, then every distinct ceil(start * ratio^k) within the budget."""
         if budget < self.start:
-            raise InputError(
-                f"sweep.budget = {budget} rollouts is below the first evaluation, cell.eval.start = {self.start}."
-            )
+            raise InputError(f"sweep.budget = {budget} is below the first evaluation, cell.eval.start = {self.start}.")
         if (steps := math.log(budget / self.start) / math.log(self.ratio)) > MAX_EVALUATIONS:
             span = f"from cell.eval.start = {self.start} to sweep.budget = {budget}"
             limit = f"expected at most {MAX_EVALUATIONS:,}; usual is 1.3"

@@ -114,9 +114,7 @@ def larger_topologies(topology: str, devices: int) -> list[tuple[str, int]]:
 def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], DeviceBudget]:
     """The config with the model and precision of runs on a topology, its chips, and what a sweep may take of them."""
     if config.run.sampler_mesh:
-        raise InputError(
-            "--topology plans one mesh, and run.sampler_mesh is set; leave it out, and plan each by --mesh."
-        )
+        raise InputError("--topology plans one mesh, and run.sampler_mesh is set; leave it out, plan each by --mesh.")
     for key in ("decode_attention", "forward_attention"):
         if (kernel := getattr(config.sweep, key)) not in (None, "plain", "pallas"):
             raise InputError(f"--topology {topology}: sweep.{key}={kernel} is for GPUs; expected plain or pallas.")

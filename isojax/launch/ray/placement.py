@@ -106,9 +106,7 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
             topology=topology, accelerator_type=version, num_slices=group.slices
         )
     except ValueError as e:
-        raise InputError(
-            f"run.process_group.tpu: given {slice_text!r}, expected such as v5e:4x4 or v6e:2x4 ({e})."
-        ) from e
+        raise InputError(f"run.process_group.tpu: given {slice_text!r}, expected such as v5e:4x4 ({e}).") from e
     chips = int(resources["TPU"]) * num_hosts
     mesh_text = "data=-1" if config.run.mesh == "auto" and num_hosts > 1 else config.run.mesh
     mesh_chips = parse_mesh(mesh_text, chips).devices

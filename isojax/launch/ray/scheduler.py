@@ -157,9 +157,7 @@ class RayScheduler:
             slot.current = group = ActiveGroup(processes)
             group.task = asyncio.create_task(self._run_group(slot, group))
         elif not free_slots and not self._groups():
-            raise RunFailed(
-                f"no process group can begin any more: {self.open_error}. What is recorded goes on by --resume."
-            )
+            raise RunFailed(f"no process group can begin: {self.open_error}. What is recorded goes on by --resume.")
 
     async def _run_group(self, slot: GroupSlot, group: ActiveGroup) -> None:
         """A group from its placement to its end. Calls of Ray block, so each is made in a thread."""

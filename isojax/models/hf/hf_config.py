@@ -112,9 +112,7 @@ def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason
     """InputError where `key` is set to anything but `allowed`, which is also what absent and null mean."""
     value = config_json.get(key)
     if value is not None and value != allowed:
-        raise InputError(
-            f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. This checkpoint cannot be run here."
-        )
+        raise InputError(f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. This model cannot run here.")
 
 
 def read_size(config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = "") -> int:

@@ -61,9 +61,7 @@ def _describe_segments(fit: FitResult) -> str:
             " single problems. P(n is best) comes from the curves alone."
         )
     held = sum(map(bool, verdicts))
-    return (
-        f"Of the joint frontier's segments {held} of {len(fit.joint.segments)} hold ({rule}); the others may be noise."
-    )
+    return f"Of the joint frontier's segments {held} of {len(fit.joint.segments)} hold ({rule}); others may be noise."
 
 
 def _describe_sensitivity(fit: FitResult) -> list[str]:

@@ -29,9 +29,7 @@ def render_growing(recommendation: Recommendation, sweep_config: Config | None, 
 
 def _config(recommendation: Recommendation, sweep_config: Config | None) -> Config:
     if sweep_config is None:
-        raise InputError(
-            "there is no config.yaml in the folder of the fit; expected one. For logs: --for verl or --for trl."
-        )
+        raise InputError("no config.yaml in the folder of the fit; expected one. For logs: --for verl or --for trl.")
     # The planner chooses sizes again: the sweep's were for its smallest cell. The grid of evaluations is moved (by less
     # than one ratio) so that its last value is the recommended C, where the run ends.
     allocation, eval_grid = recommendation.allocation, sweep_config.cell.eval

@@ -43,9 +43,7 @@ def cell_loggers(ledger: Ledger, cell: Cell, config: Config) -> Iterator[None]:
             yield
         except Exception as e:  # of a library, its network or its disk; no curve is worth the run
             active.pop(name, None)
-            warn(
-                f"{cell.name}: the logger {name} failed ({e}); the run continues without it, its ledger has every point"
-            )
+            warn(f"{cell.name}: the logger {name} failed ({e}); the run goes on without it, its ledger has every point")
 
     def update() -> None:
         for name, logger in list(active.items()):

@@ -24,9 +24,7 @@ def quote(fit: FitResult, reward: float) -> Quote:
     if not ensemble.replicates:
         raise InputError("this fit has no draws of its curves; expected mode hierarchical with --replicates above 0.")
     if fit.base_reward is not None and reward <= fit.base_reward:
-        raise InputError(
-            f"the base policy's {fit.metric} is {fit.base_reward:.3f}, and {reward:g} was given; expected a higher one."
-        )
+        raise InputError(f"given {reward:g}, expected more than the base policy's {fit.metric}, {fit.base_reward:.3f}.")
     horizon = MAX_EXTRAPOLATION * ensemble.C_measured_max
     C = first_budgets(ensemble, reward, horizon)
     stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))

@@ -66,9 +66,7 @@ def _hide_seed(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> TrialRes
     """The last run of every cell that has two or more: the interval of one new run."""
     hidden_tracks = [seeds[-1] for seeds in group_by_cell(tracks).values() if len(seeds) >= 2]
     if not hidden_tracks:
-        raise InputError(
-            "no cell has two runs, so none can be hidden; run a second seed (isojax launch --resume sweep.seeds=2)."
-        )
+        raise InputError("no cell has two runs: none can be hidden; add a seed (isojax launch --resume sweep.seeds=2).")
     hidden_cells = {t.run.cell for t in hidden_tracks}
     ensemble = load_ensemble(fit_visible([t.run for t in tracks if t.run.cell not in hidden_cells]))
     result = _compare_predictions(ensemble, hidden_tracks) | _judge_choice(ensemble, hidden_tracks)
@@ -115,9 +113,7 @@ def _compare_predictions(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_
         if C > C_above and t.key in cell_indices
     ]
     if not rows:
-        raise InputError(
-            "no hidden evaluation belongs to a cell that has a curve without it; evaluate more often or run longer."
-        )
+        raise InputError("no hidden evaluation is of a cell with a curve without it; evaluate more often or longer.")
     return _summarize_errors(rows)
 
 

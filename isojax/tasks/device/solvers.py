@@ -49,9 +49,7 @@ def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
     tokens = TOKEN_OF_BYTE[codes]
     if tokens.min() < 0:
         unknown = texts[int((tokens < 0).any(1).argmax())]
-        raise InputError(
-            f"the {field} {unknown!r} has characters that `solvers` does not know; expected those of {ALPHABET!r}."
-        )
+        raise InputError(f"the {field} {unknown!r} has characters unknown to solvers; expected those of {ALPHABET!r}.")
     return tokens
 
 
