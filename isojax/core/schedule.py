@@ -93,7 +93,6 @@ def parse_schedule(text: str) -> tuple[Stage, ...] | GradientSchedule | FittedSc
 def _growing_stages(
     text: str, low: tuple[int, int], high: tuple[int, int], exponent: float, C_first: float
 ) -> tuple[Stage, ...]:
-    """Stages of a B_p or n that doubles."""
     growing = [i for i in (0, 1) if low[i] != high[i]]
     doublings = (high[growing[0]] // low[growing[0]]).bit_length() - 1 if len(growing) == 1 and min(low) else 0
     if doublings < 1 or low[growing[0]] << doublings != high[growing[0]]:

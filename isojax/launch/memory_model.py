@@ -92,7 +92,6 @@ class DeviceSizes:
         self.rollout_bytes = shapes.buffer_rows * (9 * T + FLOAT_BYTES * (T if self.has_nucleus else 1) + 5)
 
     def _layer_adapters(self, lora: LoraConfig) -> int:
-        """Numbers of a layer's adapters."""
         D, F, queries, keys = self.D // self.fsdp_shards, self.F, self.N * self.H, self.K * self.H
         sizes = {"query": queries, "key": keys, "value": keys, "out": queries, "gate": F, "up": F, "down": F}
         return sum(lora.rank * (D + sizes[name]) for name in lora.targets)

@@ -93,7 +93,6 @@ def check_resume(old: Config, new: Config) -> None:
 
 
 def _fixed_settings(config: Config) -> dict[str, Any]:
-    """The settings that no resume changes, by their dotted names."""
     cell_settings = dict(flatten(config.cell.model_dump(mode="json"), "cell."))
     sweep, fixed_sweep_settings = config.sweep, {"sweep.seed": config.sweep.seed, "sweep.strategy": "grid or adaptive"}
     if sweep.strategy == "spend":

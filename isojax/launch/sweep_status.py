@@ -260,7 +260,6 @@ def _cell_summary(
 
 
 def _cell_rate(folder: Path, cell: Cell) -> float | None:
-    """Rollouts/s between a cell's last two points."""
     timing = read_timing(folder)
     targets = sorted(timing)[-2:]
     if len(targets) < 2 or timing[targets[-1]][0] <= 0:
@@ -270,7 +269,6 @@ def _cell_rate(folder: Path, cell: Cell) -> float | None:
 
 
 def _health_flags(path: Path) -> tuple[str, ...]:
-    """The names of the criteria in health.json by which a run is considered broken."""
     try:
         return tuple(str(flag["name"]) for flag in read_json_object(path)["flags"]) if path.exists() else ()
     except (ValueError, KeyError, TypeError) as e:

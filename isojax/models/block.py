@@ -116,7 +116,6 @@ class Block(nnx.Module):
             setattr(self, name + suffix, nnx.Param(value, out_sharding=value_axes, eager_sharding=False))
 
     def _product(self, x: Float[Array, "r i"], name: str, matmul: Matmul, outputs: int | None = None) -> Array:
-        """x times the matrix `name`, with its adapter if it has one."""
         leading_axes = -1 if name == "out" else 1  # those of inputs, or all but the last
         product = matmul(x, as_matrix(getattr(self, name)[...], leading_axes), outputs)
         return self._with_adapter(product, x, name, matmul, outputs)

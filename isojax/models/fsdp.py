@@ -94,7 +94,6 @@ def _gather_shards(w: Array, axis: int) -> Array:
 
 
 def _reduce_scatter(d: Array, axis: int) -> Array:
-    """Each shard's part of the sum of the shards' gradients of a weight."""
     reduce = partial(lax.psum_scatter, axis_name=PARAM_AXIS, scatter_dimension=axis, tiled=True)
     return _with_other_axes_manual(reduce, _other_axes_spec(d.shape, axis))(d)
 

@@ -142,7 +142,6 @@ class TrainStep:
     def _estimate_values(
         self, critic_state: CriticState, batch: RolloutBatch, rewarded: RewardedBatch, coefficients: Coefficients
     ) -> tuple[RewardedBatch, tuple[Array, Array]]:
-        """The critic's values; and the batch with the generalised advantage of each token."""
         mask = batch.rollouts.mask & rewarded.valid[..., None]
         inputs = UpdateInputs(critic_state.params, {}, batch.problems, coefficients)
         values = self._values(inputs, ResponseBatch(batch.rollouts.tokens, mask, ()), batch.B_p, batch.n)

@@ -94,7 +94,6 @@ class Mirror:
             self.remote.write(f"{self._remote_name(checkpoints_folder)}/{STARTED_MARK}", b"started\n")
 
     def _remove_checkpoint(self, name: str) -> None:
-        """Remove a checkpoint, its mark first."""
         self.remote.remove(name + COMPLETE_SUFFIX)
         self.remote.remove(name)
 

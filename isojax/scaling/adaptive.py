@@ -119,11 +119,9 @@ class AdaptivePolicy:
         return list({math.ceil(g / cell.B): g for g in self.C_grid if g > 0}.values())
 
     def _first_target(self, cell: Cell) -> int:
-        """The target up to which a run is trained before anything is decided by it."""
         return max(self.C_levels[0], self._evaluation_targets(cell)[INITIAL_EVALUATIONS - 1])
 
     def _seeds_by_cell(self, failed: Sequence[Cell]) -> dict[tuple[int, int], list[Cell]]:
-        """The cells of each (B_p, n), by rising seed, less those that failed."""
         return group_by(sorted(set(self.cells) - set(failed)), lambda cell: (cell.B_p, cell.n))
 
     def _possible_steps(

@@ -81,7 +81,6 @@ def _check_comparable(fits: Sequence[FitResult], labels: Sequence[str]) -> None:
 
 
 def _shared_budgets(ensembles: Sequence[CurveEnsemble], labels: Sequence[str]) -> FloatArray:
-    """The budgets that every sweep has measured, float[G]."""
     C_ranges = [(float(e.samples.C_low.min()), float(e.samples.C_high.max())) for e in ensembles]
     C_low, C_high = max(low for low, _ in C_ranges), min(high for _, high in C_ranges)
     if C_low < C_high:

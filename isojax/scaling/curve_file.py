@@ -146,7 +146,6 @@ def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | No
 
 
 def _median_gain(posterior: RunPosterior) -> float:
-    """What the curve has gained where its data end."""
     return float(np.median(posterior.rewards(np.array([posterior.C_high]))[:, 0] - posterior.draws["R0"]))
 
 
@@ -163,7 +162,6 @@ def _is_autocorrelated(posterior: RunPosterior) -> bool:
 
 
 def _last_points(points: RunPoints) -> RunPoints:
-    """Those at the last END_POINTS distinct C."""
     return points.select(points.C >= np.unique(points.C)[-END_POINTS:][0])
 
 
@@ -200,7 +198,6 @@ def _median_curve(posterior: RunPosterior, C: FloatArray) -> FloatArray:
 
 
 def _prediction_errors(posterior: RunPosterior, hidden: RunPoints) -> dict[str, Any]:
-    """What the posterior predicts of evaluations that it has not seen."""
     errors = _median_curve(posterior, hidden.C) - hidden.R
     at_end = _last_points(hidden)
     end_rewards = posterior.evaluations(at_end).mean(-1)

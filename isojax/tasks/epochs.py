@@ -108,7 +108,6 @@ class EpochOrder(Iterator[np.ndarray]):
         self._batches_per_epoch = len(self._epoch_order) // self.B_p
 
     def _problems_to_drop(self) -> np.ndarray:
-        """The problems to be left out, bool[problems]."""
         if self.drop_above is None:
             return np.zeros(self.num_problems, bool)
         solve_rate = self.reward_sums_by_problem / np.maximum(self.rollout_counts, 1)

@@ -148,7 +148,6 @@ class TextTask:
         return self._tokenize([self._fill_template(problem) for problem in problems]) if problems else []
 
     def _chat_messages(self, problem: Problem) -> list[dict[str, str]]:
-        """The system prompt, the source's own messages, if any, and the problem in the template."""
         messages = [dict(message) for message in problem.messages[:-1]]
         if self.prompt.system:
             if messages and messages[0]["role"] == "system":

@@ -159,7 +159,6 @@ class CellTrainer:
         return sys.maxsize if switch is None else switch - self.cursor.M
 
     def _advance_cursor(self, metrics: Metrics, count: int) -> None:
-        """The updates of one call are done: adds their number and their metrics."""
         M, sums, order = self.cursor.M + count, merge(self.cursor.sums, metrics), self.opened.problems.problem_order
         if self.cell.n_max:
             self.growth.add(metrics, count, self.opened.problems.cell.B_p)

@@ -101,7 +101,6 @@ def _curve_row(curve: FittedCurve) -> list[str]:
 
 
 def _frontier_rows(view: FrontierFit) -> Iterator[list[str]]:
-    """A row for each stretch of one cell."""
     for (n, B_p), group in groupby(view.frontier, key=lambda point: (point.n, point.B_p)):
         points = list(group)
         first, last = points[0], points[-1]

@@ -55,7 +55,6 @@ def _cost(cell: QuotedCell, price: float | None) -> float | None:
 
 
 def _table(quoted: Quote, price: float | None) -> TextTable:
-    """A row for each n; hours and money where the clocks are known."""
     timed = any(cell.hours is not None for cell in quoted.cells)
     columns = ["n", "B_p", "M", "rollouts", "interval", "P(never)"]
     columns += ["wall clock", "of all devices"] * timed + ["cost"] * (timed and price is not None)

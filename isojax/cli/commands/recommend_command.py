@@ -210,7 +210,6 @@ def print_recommendation(
 
 
 def _measured_cells_table(recommendation: Recommendation) -> TextTable:
-    """Each n's best measured cell at this budget; a mark where it loses at most epsilon."""
     columns = ["n", "B_p", "reward", f"{format_percent(recommendation.level)} interval"]
     if recommendation.n_probability:
         columns.append("P(n is best)")
@@ -229,7 +228,6 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
 
 
 def _batch_table(recommendation: Recommendation) -> TextTable | None:
-    """The reward and the hours of each B_p of the recommended n, where several have a clock."""
     n = recommendation.allocation.n
     cells = [cell for cell in recommendation.measured_cells if cell.n == n and cell.hours is not None]
     if len(cells) < 2:

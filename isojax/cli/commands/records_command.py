@@ -133,7 +133,6 @@ def _run_json(run: RunRecord) -> dict[str, Any]:
 
 
 def _runs_table(runs: Sequence[RunRecord], title: str) -> TextTable:
-    """One line per run: its cell, how far it goes, and what was measured."""
     rows = []
     for run in runs:
         cell = _run_json(run)

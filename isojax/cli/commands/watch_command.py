@@ -136,7 +136,6 @@ def watch(
 def _follow(
     watched_log: WatchedLog, signature: Signature, points: int, show: Callable[[RunRecord], WatchedRun]
 ) -> None:
-    """Look again whenever the log has new evaluations, until the run ends."""
     problem = ""
     try:
         while True:
@@ -252,7 +251,6 @@ def _with_larger_n(watched: WatchedRun, larger: NOption | None, goal: float | No
 
 
 def _n_table(options: Sequence[NOption], n: int, C_end: float) -> TextTable:
-    """A row for each n: what the run ends at with it, and what that costs."""
     timed = any(option.hours is not None for option in options)
     rows = []
     for option in options:

@@ -69,7 +69,6 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
 
 
 def _start_watchdog(process_group: ProcessGroup) -> WatchdogClient:
-    """The watchdog of this process, connected with that of process 0."""
     # JAX has no public name for the address that it has detected.
     address = process_group.coordinator or jax_distributed.global_state.coordinator_address or ""
     host = address.rpartition(":")[0].strip("[]")

@@ -76,7 +76,6 @@ def _cell_mesh(config: Config, available_devices: int, num_processes: int) -> Me
 
 
 def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> ProcessGroupSpec:
-    """As few nodes as hold the mesh's GPUs."""
     available_gpus = (group.gpus or max_gpus) * (group.processes or 1)
     mesh_gpus = _cell_mesh(config, available_gpus, group.processes or 1).devices
     gpus_per_process = group.gpus or (mesh_gpus // group.processes if group.processes else min(mesh_gpus, max_gpus))

@@ -131,7 +131,6 @@ class RayScheduler:
                 group.cancelled.set()
 
     def _start_group(self) -> None:
-        """Start a group where a cell waits and there seems to be room."""
         num_groups, now = capacity(self.spec, self.ray.nodes()), time.monotonic()
         if num_groups:
             self.capacity_seen_at = now

@@ -37,7 +37,6 @@ def comparison_figure(comparison: SweepComparison) -> canvas.RenderedFigure:
 
 
 def _line_style(i: int) -> dict[str, Any]:
-    """The i-th sweep's line: colour and dashes, twelve different pairs."""
     colours, dashes = canvas.DISTINCT_COLOURS, canvas.DASHES
     return {"color": colours[i % len(colours)], "ls": dashes[i % len(dashes)], "lw": 2.2}
 

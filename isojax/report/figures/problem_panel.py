@@ -84,7 +84,6 @@ def panel_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
 
 
 def _draw_histogram(ax: Axes, panels: Sequence[ProblemPanel], colours: Mapping[int, str]) -> None:
-    """A bar for each n; steps for the base policy."""
     first, samples = panels[0], panels[0].samples
     width = 0.8 / len(panels) / samples
     x = np.arange(samples + 1) / samples

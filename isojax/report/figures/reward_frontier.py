@@ -65,7 +65,6 @@ def _draw_runs(ax: Axes, fit: FitResult, runs: Sequence[RunRecord], colours: Col
 
 
 def _draw_curves(ax: Axes, fit: FitResult, view: FrontierFit, colours: Colours) -> None:
-    """The fitted curve of each cell; in the joint panel dashes distinguish B_p."""
     B_ps = fit_views.B_p_of_view(fit, view)
     for curve in fit.curves:
         if curve.B_p not in B_ps:
@@ -79,7 +78,6 @@ def _draw_curves(ax: Axes, fit: FitResult, view: FrontierFit, colours: Colours) 
 
 
 def _draw_schedules(ax: Axes, schedules: Sequence[ScheduleRow]) -> None:
-    """The runs whose n changes along C, a line for each schedule, with its name at the end."""
     for row in schedules:
         C, rewards = [p.C for p in row.points], [p.reward for p in row.points]
         ax.plot(C, rewards, color=canvas.INK, lw=1.2, ls=":", marker="o", ms=2.5, zorder=6)
@@ -89,7 +87,6 @@ def _draw_schedules(ax: Axes, schedules: Sequence[ScheduleRow]) -> None:
 
 
 def _draw_frontier(ax: Axes, view: FrontierFit, colours: Colours) -> None:
-    """The envelope, thick and coloured by n*(C), over its interval."""
     points = np.array([(p.C, p.reward) for p in view.frontier])
     with_interval = [(p.C, p.low, p.high) for p in view.frontier if p.low is not None and p.high is not None]
     canvas.fill_band(ax, with_interval, color=canvas.INK, alpha=0.22, zorder=2.5)
@@ -151,7 +148,6 @@ def _label_segments(ax: Axes, view: FrontierFit) -> None:
 
 
 def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) -> None:
-    """Below the panels: the values of n; what the marks mean; the joint panel's line styles."""
     handles: list[Line2D | Patch] = [
         *canvas.n_handles(colours),
         Line2D([], [], color=canvas.INK, lw=5, label="frontier (colour: n*)"),

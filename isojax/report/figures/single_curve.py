@@ -39,7 +39,6 @@ def single_curve_figure(
 
 
 def _draw_curve(ax: Axes, document: Mapping[str, Any], C_limit: float) -> None:
-    """The curve with its interval and parameters, dashed beyond the points that it was fitted to."""
     C, low, high, reward = (np.array([p[key] for p in document["band"]]) for key in ("C", "low", "high", "reward"))
     label = f"{document['draws']['level']:.0%} interval"
     ax.fill_between(C, low, high, color=canvas.LAW_COLOUR, alpha=0.18, lw=0, zorder=2, label=label)

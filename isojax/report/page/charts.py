@@ -63,7 +63,6 @@ def cell_traces(fit: FitResult, runs: Sequence[RunRecord]) -> Iterator[dict[str,
 
 
 def _evaluation_trace(fit: FitResult, seeds: Sequence[RunRecord], cell_name: str) -> PlotlyTrace:
-    """A cell's evaluations, the mean of its seeds at each value of the shared grid of C."""
     rows = fit_views.thin(fit_views.seed_means(seeds, fit), CELL_POINTS)
     hover = [
         f"{cell_name}<br>C = {format_compact(C)}: measured {format_reward(y)}"
@@ -74,7 +73,6 @@ def _evaluation_trace(fit: FitResult, seeds: Sequence[RunRecord], cell_name: str
 
 
 def _band_trace(rows: Sequence[tuple[float, float, float]], **meta: Any) -> PlotlyTrace:
-    """A band (x, low, high) as a closed line without hover."""
     x, low, high = (list(column) for column in zip(*rows, strict=True))
     outline = _trace("lines", [*x, *reversed(x)], [*low, *reversed(high)], [])
     return outline | {"fill": "toself", "line": {"width": 0}, "showlegend": False, "meta": meta}

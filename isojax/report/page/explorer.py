@@ -47,7 +47,6 @@ def answer_row(fit: FitResult, C: float, B_p: int | None = None) -> dict[str, An
 
 
 def _frontier_answer(fit: FitResult, C: float, B_p: int | None) -> dict[str, Any]:
-    """The measured frontier's answer at the nearest of its points."""
     frontier = next((view.frontier for view in frontier_views(fit) if view.B_p == B_p), fit.joint.frontier)
     if not frontier[0].C / EDGE <= C <= frontier[-1].C * EDGE:
         return {"C": C, "why": "C is outside the measured frontier; fit in rollouts to look beyond it."}
@@ -58,7 +57,6 @@ def _frontier_answer(fit: FitResult, C: float, B_p: int | None) -> dict[str, Any
 def _worded_row(
     C: float, n: int, B_p: int, reward: float, interval: Bounds, n_probability: Mapping[int, float] | None
 ) -> dict[str, Any]:
-    """The expected reward with its interval, and how probable it is that each n is the best."""
     shares = n_probability or {}
     return {
         "C": C,

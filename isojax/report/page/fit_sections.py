@@ -153,7 +153,6 @@ def trust_section(fit: FitResult) -> Html:
 
 
 def _shortened_list(items: Sequence[object]) -> Html:
-    """The first items, and the others folded."""
     shown, others = bullet_list(items[:MAX_SHOWN]), items[MAX_SHOWN:]
     return join_html(
         [shown, tag("details", tag("summary", f"{len(others)} more"), bullet_list(others))] if others else [shown]

@@ -54,7 +54,6 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
 
 
 def _header(folder: Path, fit: FitResult, main: Html) -> Html:
-    """The title, what was run, and a link to each section of the page."""
     B_ps, seeds = sorted({run.B_p for run in fit.runs}), len({run.seed for run in fit.runs})
     unit = wording.UNITS[fit.compute]
     facts = (
@@ -69,7 +68,6 @@ def _header(folder: Path, fit: FitResult, main: Html) -> Html:
 
 
 def _answer_card(fit: FitResult) -> Html:
-    """The headline: what to run with the budget that the sweep measured."""
     unit, row = wording.UNITS[fit.compute], explorer.answer_row(fit, measured_budget(fit))
     if "why" in row:
         end = fit.joint.frontier[-1]
@@ -125,7 +123,6 @@ def _other_budgets(fit: FitResult) -> Html:
 
 
 def _other_figures(images: Images) -> Html:
-    """The figures that are not above, such as the panels of each B_p, folded."""
     names = [name for name in images if name in FIGURES and (name not in ABOVE or f"{name}{JOINT}" in images)]
     specs = [(images[name].png, FIGURES[name]) for name in names]
     figures = [markup.html_figure(png, spec.alt_text, spec.caption) for png, spec in specs]

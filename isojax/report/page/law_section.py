@@ -107,7 +107,6 @@ def law_section(fit: FitResult) -> Html:
 
 
 def _law_row(name: str, view: FrontierFit) -> list[object]:
-    """A law's parameters, and its values at the ends and the middle (of log C) of the frontier."""
     law, ends = view.n_star.law, (view.frontier[0].C, view.frontier[-1].C)
     parameters = {"L": law.L, "k": law.k, "log10_C0": law.log10_C0, "b": law.b}
     used = wording.LAW_PARAMETERS[law.form]
@@ -118,7 +117,6 @@ def _law_row(name: str, view: FrontierFit) -> list[object]:
 
 
 def _referee_table(fit: FitResult) -> list[Html]:
-    """Verdicts on published laws of n; nothing where the fit has no draws."""
     rows, caption = [], "Published laws of n: a difference of less than 0.005 of reward counts as none"
     for row in fit.referee:
         address = f"https://arxiv.org/abs/{row.reference.removeprefix('arXiv:')}"
@@ -131,7 +129,6 @@ def _referee_table(fit: FitResult) -> list[Html]:
 
 
 def _curve_meaning(fit: FitResult) -> str:
-    """The parameters in words, and what to know of these curves."""
     sentences = [
         "A: the plateau; C_mid: the compute of half the gain; β: the exponent, how steep the curve is; t: the tail, 1 "
         "for a Hill curve (ScaleRL's sigmoid), 0, as a limit, for a stretched exponential."

@@ -222,7 +222,6 @@ class AsyncRollouts(rollout_source.RolloutSource):
             grading.__exit__()
 
     def _publish_and_begin(self, params: Params) -> None:
-        """Publishes the newest weights, then begins batches up to k ahead."""
         cast_to_send = self.programs.cast_to_send
         self.worker.publish_weights(self.updates_done, params if cast_to_send is None else cast_to_send(params))
         last_to_begin = self.updates_done + self.programs.max_staleness

@@ -147,11 +147,9 @@ class RolloutWorker:
         return (batch - self.job.first_batch) % self.programs.ring_batches * self.groups_per_shard
 
     def _batch_of_row(self, row: np.ndarray) -> np.ndarray:
-        """The batch that a row of a shard's buffers belongs to."""
         return self.job.first_batch + row // (self.groups_per_shard * self.job.n)
 
     def _count_tokens(self, outputs: ChunkOutputs) -> None:
-        """Counts the tokens of a chunk by the weights they were drawn with."""
         same_rollout = outputs.slot_rows == self.previous_slots[0]
         new_tokens = outputs.lengths - np.where(same_rollout, self.previous_slots[1], 0)
         in_use = outputs.slot_rows >= 0

@@ -39,7 +39,6 @@ class TensorBoardLogger(Logger):
             append_bytes(self.path, data[len(existing) :])
 
     def _events(self, run: RunRecord) -> Iterator[Any]:
-        """The format's version, the cell's settings as hyperparameters, and the points."""
         wall_time = float(self.path.name.split(".")[3])
         yield Event(wall_time=wall_time, file_version="brain.Event:2")
         given = {k: v if isinstance(v, (int, float, str)) else str(v) for k, v in self.hparams.items() if v is not None}
@@ -61,6 +60,5 @@ def begin(folder: Path, cell: Cell, config: Config) -> TensorBoardLogger:
 
 
 def _tfrecord(event: Any) -> bytes:
-    """An event in TensorFlow's TFRecord framing."""
     data, length = event.SerializeToString(), struct.pack("<Q", event.ByteSize())
     return length + struct.pack("<I", masked_crc32c(length)) + data + struct.pack("<I", masked_crc32c(data))

@@ -106,7 +106,6 @@ def gather_runs(
 def _split_by_run(
     table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]
 ) -> list[LogTable]:
-    """A table of each run of a log that has a column for its name."""
     names = [field_map["run"]] if "run" in field_map else known_columns.get("run", ())
     column = next((name for name in names if name in table.columns), None)
     if column is None:
@@ -184,7 +183,6 @@ def _join_metrics(rows: list[DataRow], column_map: ColumnMap) -> list[DataRow]:
 
 
 def _row_settings(row: DataRow, column_map: ColumnMap) -> dict[str, Any]:
-    """B_p, n and the seed (or None) of a row."""
     n = column_map.read("n", row)
     seed = column_map.read("seed", row) if "seed" in column_map else None
     if "B_p" in column_map:
@@ -251,7 +249,6 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
 
 
 def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
-    """Refuse runs whose validation metrics have different names, in the ledger or in their logs."""
     run_by_metric = {}
     for run in reversed(runs):
         field = run.column_map.main_metric

@@ -187,7 +187,6 @@ def _samples_per_problem(entry: StepEntry) -> int:
 
 
 def _mean_train_metrics(entries: Sequence[StepEntry]) -> dict[str, float]:
-    """The mean of each training metric over the entries that have it."""
     values_by_metric: dict[str, list[float]] = defaultdict(list)
     for entry in entries:
         for name, value in entry.values.items():
@@ -270,7 +269,6 @@ def _metrics_without_steps(entries: Sequence[StepEntry], column_map: ColumnMap) 
 
 
 def _conflicting_rollouts(points: Sequence[EvalPoint], cell: Cell, column_map: ColumnMap) -> list[str]:
-    """A note where a log has both rollouts and steps, and they disagree."""
     conflict = next((p for p in points if p.rollouts != p.M * cell.B), None)
     if conflict is None or "rollouts" not in column_map or "step" not in column_map:
         return []

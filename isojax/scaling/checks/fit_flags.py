@@ -187,7 +187,6 @@ def frontier_flags(
 
 
 def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
-    """Falls of the frontier's n, and changes where no curves cross."""
     changes = [(f"{a.n} to {b.n} at C = {format_number(b.C_low)}", a, b) for a, b in frontier.changes_of_n]
     if falls := [change for change, before, after in changes if after.n < before.n]:
         text = f"the frontier's n is not monotone, it falls from {'; '.join(falls)}: a sigmoid cannot describe that"
@@ -198,7 +197,6 @@ def _change_flags(frontier: Frontier) -> Iterator[FitFlag]:
 
 
 def _lead_flags(segments: Sequence[SegmentRow]) -> Iterator[FitFlag]:
-    """Segments whose n does not clearly lead."""
     weak_segments = [f"n={s.n} B_p={s.B_p} ({s.z:.1f})" for s in segments if s.z is not None and s.z < MIN_LEAD_Z]
     if not weak_segments:
         return

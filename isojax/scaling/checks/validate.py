@@ -104,7 +104,6 @@ def _hide_largest_n(tracks: Sequence[RunTrack], fit_visible: FitFunction) -> Tri
 
 
 def _compare_predictions(ensemble: CurveEnsemble, tracks: Sequence[RunTrack], C_above: float = 0.0) -> TrialResult:
-    """Predicted against measured rewards beyond C_above, of the cells that have a curve."""
     cell_indices = {c.key: i for i, c in enumerate(ensemble.curves)}
     rows = [
         _prediction_row(t, C, R, *ensemble.predict_new_run(cell_indices[t.key], float(C)))
