@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from isojax.core.config import AUTOSIZED_SETTINGS, WHOLE_GRID, Config, load_config, save_config
-from isojax.core.errors import InputError, RunFailed
+from isojax.core.errors import RunFailed
 from isojax.core.nouns import RunRecord
 from isojax.launch.planner import plan_cells
 from isojax.launch.resume import BASE_FOLDER
@@ -124,12 +124,6 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
     ledgers = sorted(folder.glob(f"cells/*/{RECORDS_FILE}"))
     evaluated_cells = [path.parent for path in ledgers if path.read_bytes().count(b"\n") > 1]
     return score_runs(config.cell.rl.learning_rate, read_runs(evaluated_cells), failures)
-
-
-def refuse_existing_search(folder: Path, resume: bool) -> None:
-    """InputError where the folder holds a search and `resume` is not set."""
-    if not resume and folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} holds a search already; go on with it by --resume, or choose another name=NAME.")
 
 
 def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:

@@ -47,10 +47,7 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
         command = resume_command(folder, saved_config)
         raise InputError(f"{e} To go on as it was: {command}" if command else str(e)) from e
     if saved_config.run.mesh != config.run.mesh:
-        warn(
-            f"{folder} was run with --mesh {saved_config.run.mesh}; "
-            f"under {config.run.mesh} its runs go on equal to rounding only"
-        )
+        warn(f"{folder} ran on mesh {saved_config.run.mesh}; on {config.run.mesh} it goes on equal to rounding only")
     saved_sizes = {key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
     return config.with_settings(sweep=saved_sizes)
 

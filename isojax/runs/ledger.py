@@ -297,8 +297,7 @@ def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
         both_sources = f"{a.source}, line 1 and {b.source}, line 1"
         if a.cell == b.cell:
             yield (
-                f"two ledgers for the cell {a.cell.name}: {both_sources}. Fit one sweep at a time, or give each its own"
-                " seeds."
+                f"two ledgers of {a.cell.name}: {both_sources}. Fit one sweep at a time, or give each its own seeds."
             )
         if a.cell_hash != b.cell_hash:
             yield (

@@ -82,10 +82,7 @@ def _read_points(
     require_column(table, y_column)
     rows_with_reward = tuple(row for row in table.rows if not is_blank(row.values.get(y_column)))
     if not rows_with_reward:
-        raise InputError(
-            f"{table.source}: {y_column} is empty in all {len(table.rows)} rows; expected a reward in some. "
-            "Give another --y."
-        )
+        raise InputError(f"{table.source}: {y_column} is empty in all rows; expected rewards. Give another --y.")
     reward_table = replace(table, rows=rows_with_reward)
     C, R = float_column(reward_table, x_column, minimum=0), float_column(reward_table, y_column)
     seed_labels = [
@@ -118,10 +115,7 @@ def _require_enough_points(
             f"Evaluate more often{'' if below is None else ', or raise --fit-below'}."
         )
     if below is not None and len(fitted_points.C) == len(points.C):
-        raise InputError(
-            f"{path}: no point is beyond --fit-below {below:g}, the last {x_column} is {points.C.max():g}; "
-            "expected less than that."
-        )
+        raise InputError(f"{path}: --fit-below {below:g}, expected less than the last {x_column}, {points.C.max():g}.")
 
 
 def fit_with_trial(points: RunPoints) -> tuple[RunPosterior, dict[str, Any] | None]:

@@ -118,7 +118,7 @@ def test_a_picture_that_is_there_is_kept(isojax, tmp_path):
         ([*CURVE], "line 43: rollouts = 0, as in line 2 already"),
         ([*CURVE, "--where", "seed=0", "--plot", "curve.gif"], "expected a file named .png or .pdf"),
         ([*CURVE, "--where", "seed=0", "--plot", "run.csv/curve.png"], "cannot write run.csv/curve.png"),
-        ([*CURVE, "--where", "seed=0", "--fit-below", "1e9"], "no point is beyond --fit-below 1e+09"),
+        ([*CURVE, "--where", "seed=0", "--fit-below", "1e9"], "--fit-below 1e+09, expected less than the last"),
         ([*CURVE, "--where", "seed=0", "--fit-below", "nan"], "0 distinct rollouts"),
     ],
 )

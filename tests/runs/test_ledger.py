@@ -158,7 +158,7 @@ def test_cells_are_found_below_a_sweep_and_sorted(tmp_path: Path) -> None:
 def test_two_ledgers_of_one_cell_and_mixed_settings_are_refused(tmp_path: Path) -> None:
     cell_folder(tmp_path / "a")
     cell_folder(tmp_path / "b")
-    with pytest.raises(InputError, match="two ledgers for the cell 16x4-s0"):
+    with pytest.raises(InputError, match="two ledgers of 16x4-s0"):
         read_runs([tmp_path / "a", tmp_path / "b"])
     cell_folder(tmp_path / "c", Cell(16, 8, 0), cell_hash="other")
     with pytest.raises(InputError, match="different `cell` settings"):

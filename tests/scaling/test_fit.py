@@ -208,7 +208,7 @@ def test_refusals():
     fewer = [replace(p, counts=p.counts[:200]) for p in runs[1].points]
     with pytest.raises(InputError, match=r"synthetic/16x8-s0 has right answers of 200 .* synthetic/16x2-s0 of 300"):
         fit([runs[0], replace(runs[1], points=tuple(fewer))])
-    with pytest.raises(InputError, match="two ledgers for the cell 16x2-s0"):
+    with pytest.raises(InputError, match="two ledgers of 16x2-s0"):
         fit([runs[0], runs[0]])
     with pytest.raises(InputError, match="device hours for 0 of"):
         fit(runs, compute="device_hours")

@@ -60,7 +60,8 @@ def lr_search(
         seeds=seeds,
         folder=str(working_folder(config.run.dir, f"{config.name}-lr")),
     )
-    search.refuse_existing_search(Path(plan.folder), resume or dry_run)
+    if not (resume or dry_run) and (folder := Path(plan.folder)).is_dir() and any(folder.iterdir()):
+        raise InputError(f"{folder} holds a search already; go on with it by --resume, or choose another name=NAME.")
     runner = importlib.import_module("isojax.launch.local.local_runner")
     if dry_run:
         runner.launch(plan.rate_config(config, plan.rates[0]), resume, dry_run=True)

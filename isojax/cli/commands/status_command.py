@@ -46,7 +46,7 @@ def status(
       isojax status runs/quickstart --json | jq '.sweeps[0].seconds_left'
     """
     if watch and as_json:
-        raise InputError("--watch and --json are given together, expected one; call --json as often as you like.")
+        raise InputError("--watch and --json are given, expected one of them; call --json as often as you like.")
     sweeps = [read_sweep_status(run) for run in runs]
     if as_json:
         print(json_text({"sweeps": [_sweep_json(sweep) for sweep in sweeps]}))

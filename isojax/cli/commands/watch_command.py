@@ -221,7 +221,10 @@ def _show(
     if sweep is not None and watched.rollouts_left > 0 and C[-1] > 0 and not broken:
         options = compare_n(sweep, now.B_p, now.n, C[C > 0], R[C > 0], watched.C_end)
         if not run.cell.schedule:  # whose n is raised as planned
-            watched = _with_larger_n(watched, n_to_raise_to(options, now.n), run_watch.goal)
+            larger, goal = n_to_raise_to(options, now.n), run_watch.goal
+            if larger is not None and (goal is None or larger.interval is None or larger.interval[1] >= goal):
+                gain = f"ends {larger.gain:+.3f} higher, with probability {larger.p_better:.0%}"
+                watched = replace(watched, advice="raise n", reason=f"from here on n = {larger.n} {gain}")
     if as_json:
         note = {"end_source": end_source, "metric": metric, "goal": run_watch.goal}
         run_advice = SPEND_ADVICE if run.cell.is_of_spend else RUN_ADVICE
@@ -240,14 +243,6 @@ def _show(
     if options:
         SafeConsole().print(_n_table(options, now.n, watched.C_end))
     return watched
-
-
-def _with_larger_n(watched: WatchedRun, larger: NOption | None, goal: float | None) -> WatchedRun:
-    """The run, with the advice to raise n where that pays, and where the goal stays within reach."""
-    if larger is None or (goal is not None and larger.interval is not None and larger.interval[1] < goal):
-        return watched
-    reason = f"from here on n = {larger.n} ends {larger.gain:+.3f} higher, with probability {larger.p_better:.0%}"
-    return replace(watched, advice="raise n", reason=reason)
 
 
 def _n_table(options: Sequence[NOption], n: int, C_end: float) -> TextTable:

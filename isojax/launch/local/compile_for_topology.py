@@ -55,10 +55,7 @@ def topology_devices(topology: str) -> list[Any]:
     """The chips of a TPU topology such as "v5e:4x4", to compile for; none need be here. libtpu stays loaded in this
     process. InputError where it is not installed, or knows no such topology."""
     if importlib.util.find_spec("libtpu") is None:
-        raise InputError(
-            f"--topology {topology} compiles with libtpu, which is not installed: pip install 'isojax[tpu]' (Linux on "
-            "x86)."
-        )
+        raise InputError(f"--topology {topology} needs libtpu: pip install 'isojax[tpu]' (Linux on x86).")
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # there is no metadata server to ask
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # no chip is opened, so another process may do the same
     silence_libtpu()

@@ -48,8 +48,7 @@ def export_cell(
         raise InputError(f"{e} Where the run's base model has moved, say so by --base FOLDER.") from e
     if model.path is None or model.vocab is None:
         raise InputError(
-            f"{cell_folder}: its run has no cell.model.path, so no tokenizer; give the folder that has it by --base "
-            "FOLDER."
+            f"{cell_folder}: without cell.model.path it has no tokenizer; give its folder by --base FOLDER."
         )
     if adapter_only and model.lora is None:
         raise InputError(f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it.")

@@ -74,10 +74,7 @@ def connect_ray(address: str) -> Iterator[Any]:
         try:
             ray.init(address=LOCAL, num_cpus=cores(), include_dashboard=False, **init_options)
         except (OSError, RuntimeError, ValueError) as e:  # Ray's own are among them
-            raise InputError(
-                f"--ray local: Ray does not start on this machine ({error_summary(e)}). "
-                "Correct that, or leave --ray out."
-            ) from e
+            raise InputError(f"--ray local: Ray cannot start ({error_summary(e)}). Correct it, or leave it out.") from e
     else:
         _connect_to_cluster(ray, address, init_options)
         _warn_if_open(ray.get_runtime_context().gcs_address)

@@ -36,10 +36,7 @@ class AllocationRequest:
             if isinstance(value, bool) or not isinstance(value, Integral) or not 1 <= value <= MAX_COUNT:
                 raise InputError(f"{name} = {value!r}; expected a positive whole number, at most {MAX_COUNT:.0e}.")
         if not 0 <= self.epsilon < 1:
-            raise InputError(
-                f"epsilon = {self.epsilon!r}; expected a loss of reward that makes no difference, 0 <= epsilon < 1, "
-                f"such as {EPSILON}."
-            )
+            raise InputError(f"epsilon = {self.epsilon!r}; expected a loss of reward, 0 <= epsilon < 1, as {EPSILON}.")
         B, M = self.fix.get("B"), self.fix.get("M")
         if B is not None and B_max is not None and B_max < B:
             raise InputError(f"B = {B} exceeds B_max = {B_max}; expected B <= B_max. Lower B or raise B_max.")
@@ -49,10 +46,7 @@ class AllocationRequest:
 
     def check_B_max(self, B_p: int) -> None:
         if self.B_max is not None and B_p > self.B_max:
-            raise InputError(
-                f"B_p = {B_p} alone exceeds B_max = {self.B_max}; expected B_p <= B_max. Raise B_max, or fix a "
-                "smaller B_p."
-            )
+            raise InputError(f"B_p = {B_p} alone exceeds B_max = {self.B_max}. Raise B_max, or fix a smaller B_p.")
 
     def largest_B(self, M: int) -> int:
         """The most rollouts per update that M updates and B_max leave."""

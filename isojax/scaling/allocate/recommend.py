@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from isojax.core.errors import InputError
-from isojax.core.nouns import Allocation, GrowingRun, MeasuredCell, Recommendation
+from isojax.core.nouns import Allocation, MeasuredCell, Recommendation
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
@@ -59,6 +59,7 @@ def recommend(
     hours, device_hours = ensemble.predict_hours(cell, allocation.C) if measured else (None, None)
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
     halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_details else ()
+    may_grow = with_details and measured and not (request.fix or request.time or fit.joint.n_star.no_effect)
     return Recommendation(
         allocation=allocation,
         metric=fit.metric,
@@ -75,7 +76,7 @@ def recommend(
         halting_marks=halting_marks,
         false_stop=advice.FALSE_STOP if halting_marks else None,
         next_run=advice.choose_next_run(ensemble, request, cell, comparison["regret"]) if with_details else None,
-        growing=_growing_run(ensemble, request, cell, allocation.C) if with_details and measured else None,
+        growing=plan_growing_run(ensemble, cell, float(allocation.C), B_max) if may_grow else None,
         no_effect=fit.joint.n_star.no_effect,
         times_measured=request.C / ensemble.C_measured_max,
         hours=hours,
@@ -83,13 +84,6 @@ def recommend(
         epsilon=epsilon,
         level=LEVEL,
     )
-
-
-def _growing_run(ensemble: CurveEnsemble, request: AllocationRequest, cell: int, C: int) -> GrowingRun | None:
-    """A schedule for the same budget; none where the request fixes something."""
-    if request.fix or request.time is not None or ensemble.fit.joint.n_star.no_effect:
-        return None
-    return plan_growing_run(ensemble, cell, float(C), request.B_max)
 
 
 def _make_request(ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest) -> AllocationRequest:
