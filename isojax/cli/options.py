@@ -151,10 +151,8 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         if "=" in word and not os.path.isfile(word):
             overrides.append(word)
         elif overrides:
-            raise InputError(
-                f"given {word!r} after the override {overrides[0]!r}; expected key=value there. Configs come first:"
-                f" {word} {overrides[0]}"
-            )
+            problem = f"given {word!r} after the override {overrides[0]!r}"
+            raise InputError(f"{problem}; expected key=value there. Configs come first: {word} {overrides[0]}")
         else:
             configs.append(word)
     return configs, overrides

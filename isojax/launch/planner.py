@@ -284,10 +284,8 @@ def check_moments(sweep: SweepConfig, budget: DeviceBudget) -> None:
     """InputError where moments cannot be in the host's memory while a device samples."""
     if sweep.moments_on_host and (budget.on_device or budget.cell.rl.max_staleness is not None):
         reason = "the task is verified on device" if budget.on_device else "cell.rl.max_staleness is set"
-        raise InputError(
-            f"sweep.moments_on_host=true, but {reason}, so that a device samples and trains at the same time. Expected "
-            "false, or a synchronous run of a text task."
-        )
+        problem = f"sweep.moments_on_host=true, but {reason}, so that a device samples and trains at the same time"
+        raise InputError(f"{problem}. Expected false, or a synchronous run of a text task.")
 
 
 def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: bool) -> SweepConfig:

@@ -55,10 +55,8 @@ def sampler_processes(config: Config, num_processes: int) -> int:
             "(--processes), or leave it out."
         )
     if config.run.sampler_processes and config.run.sampler_mesh is None:
-        raise InputError(
-            f"{given} without run.sampler_mesh, the mesh of their devices. Set it to data=-1 for all of them on data, "
-            "or leave run.sampler_processes out."
-        )
+        problem = f"{given} without run.sampler_mesh, the mesh of their devices"
+        raise InputError(f"{problem}. Set it to data=-1 for all of them on data, or leave run.sampler_processes out.")
     return config.run.sampler_processes
 
 

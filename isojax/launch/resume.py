@@ -98,7 +98,5 @@ def _fixed_settings(config: Config) -> dict[str, Any]:
 
 
 def _refuse(key: str, old_value: object, new_value: object, expected: str) -> NoReturn:
-    raise InputError(
-        f"{key}: this run has {old_value!r}, given {new_value!r}; expected {expected}. Correct it, "
-        "or choose another `name=` for a new run."
-    )
+    problem = f"{key}: this run has {old_value!r}, given {new_value!r}"
+    raise InputError(f"{problem}; expected {expected}. Correct it, or choose another `name=` for a new run.")

@@ -154,10 +154,8 @@ def read_sweep_status(folder: Path, now: float | None = None, planned: Config | 
     """Where the sweep in a folder stands at a time (Unix; None: now), as `planned` goes on with it (None: as it began);
     InputError where it cannot be read."""
     if not (folder / CONFIG_FILE).is_file():
-        raise InputError(
-            f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart. "
-            "A sweep that has just begun writes it once its base policy is ready."
-        )
+        problem = f"{folder} is no sweep's folder, it has no {CONFIG_FILE}; expected one such as runs/quickstart"
+        raise InputError(f"{problem}. A sweep that has just begun writes it once its base policy is ready.")
     config, now = planned or load_config(str(folder / CONFIG_FILE)), time.time() if now is None else now
     driver, locked = read_status(folder), is_written(folder)
     driver_cells = driver.cells if driver is not None else {}  # none of a sweep on one machine

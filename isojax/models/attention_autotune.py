@@ -128,10 +128,8 @@ def autotune(
     names = implementations(shape, "cpu" if positions_split else device.platform)
     if requested not in (None, *names):
         where = "a mesh with sequence > 1" if positions_split else f"this backend ({device.platform})"
-        raise InputError(
-            f"{setting}={requested}: {where} has {', '.join(names)}. Set it to one of these, or to null, "
-            "which measures and keeps the fastest."
-        )
+        problem = f"{setting}={requested}: {where} has {', '.join(names)}"
+        raise InputError(f"{problem}. Set it to one of these, or to null, which measures and keeps the fastest.")
     if requested is not None and (reason := _unsupported_reason(shape, requested)):
         raise InputError(f"{setting}={requested}: {reason}. Set it to null or plain.")
     return requested or (_fastest(shape, names, device) if len(names) > 1 else "plain")

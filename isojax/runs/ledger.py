@@ -123,10 +123,8 @@ def read_ledger_lines(path: Path) -> tuple[list[dict[str, Any]], bytes]:
             if not isinstance(row, dict) or row.get("kind") not in ROW_KINDS:
                 raise ValueError(f"expected a JSON object whose kind is one of {', '.join(ROW_KINDS)}")
         except (ValueError, RecursionError) as e:
-            raise InputError(
-                f"{path}, line {line_number} is broken ({e}); only a torn last line can be left out. Restore the file,"
-                " or remove the cell's folder and run it again."
-            ) from e
+            problem = f"{path}, line {line_number} is broken ({e}); only a torn last line can be left out"
+            raise InputError(f"{problem}. Restore the file, or remove the cell's folder and run it again.") from e
         rows.append(row)
     return rows, torn
 

@@ -110,10 +110,8 @@ class Mirror:
         except RunFailed:
             raise
         except Exception as e:  # each library has errors of its own
-            raise RunFailed(
-                f"cannot write to {self.url}: {error_summary(e)}. What was recorded there is whole; solve that, and"
-                " continue with --resume."
-            ) from e
+            problem = f"cannot write to {self.url}: {error_summary(e)}. What was recorded there is whole"
+            raise RunFailed(f"{problem}; solve that, and continue with --resume.") from e
 
 
 def _should_pull(name: str, remote_names: set[str], with_checkpoints: bool, cell_name: str) -> bool:

@@ -145,10 +145,8 @@ class AdaptivePolicy:
         cells = group_by_cell(build_tracks(usable_runs, self.metric, "rollouts"))
         estimate = fit_hierarchical.estimate(cells, self.metric, FitOptions(replicates=REPLICATES))
         if estimate.draws is None or estimate.intervals is None or estimate.noise_sd is None:
-            raise InputError(
-                f"the runs give no curve ({estimate.unfitted_cells}); expected {INITIAL_EVALUATIONS} evaluations of "
-                "each. Look at their ledgers."
-            )
+            problem = f"the runs give no curve ({estimate.unfitted_cells})"
+            raise InputError(f"{problem}; expected {INITIAL_EVALUATIONS} evaluations of each. Look at their ledgers.")
         # All runs are evaluated on the same problems.
         draws = replace(estimate.draws, shift=np.zeros_like(estimate.draws.shift))
         reward_draws = draws.rewards(self.C_levels)

@@ -54,10 +54,8 @@ def fit_all_runs(
     if mode not in MODES:
         raise InputError(f"mode {mode!r} is not known; expected one of {', '.join(MODES)}.")
     if not 0 <= replicates <= MAX_REPLICATES or (run_sd is not None and not 0 <= run_sd < 1):
-        raise InputError(
-            f"replicates = {replicates}, run_sd = {run_sd}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <="
-            " run_sd < 1."
-        )
+        problem = f"replicates = {replicates}, run_sd = {run_sd}"
+        raise InputError(f"{problem}; expected replicates from 0 to {MAX_REPLICATES:,}, and 0 <= run_sd < 1.")
     usable_runs = require_fixed_runs(runs)
     tracks = build_tracks(usable_runs, metric, compute)
     cells = group_by_cell(tracks)
@@ -126,10 +124,8 @@ def _require_a_curve(estimate: SweepEstimate, run_count: int, mode: str) -> None
         reasons = "; ".join(f"{B_p}x{n}: {reason}" for B_p, n, reason in estimate.unfitted_cells)
         received = "1 run gives" if run_count == 1 else f"{run_count} runs give"
         other_mode = ", or use the default mode, which takes every point" if mode == "paper" else ""
-        raise InputError(
-            f"{received} no curve ({reasons}); expected at least one cell with enough points. Evaluate more often or "
-            f"run longer{other_mode}."
-        )
+        problem = f"{received} no curve ({reasons}); expected at least one cell with enough points"
+        raise InputError(f"{problem}. Evaluate more often or run longer{other_mode}.")
 
 
 def _fit_frontiers(

@@ -224,10 +224,8 @@ def metric_value(point: EvalPoint, metric: str, source: str = "") -> float:
         source_of_kinds = "sums of graded rewards" if point.graded else "counts"
         expected += f" and {follows} for k <= {point.samples} from its {source_of_kinds}"
         expected += f", after {set_prefixes} for an extra set" if set_prefixes else ""
-    raise InputError(
-        f"{source or 'an evaluation'} (C = {point.rollouts}) has no metric {metric!r}; expected one of those it has: "
-        f"{expected}. Ask for one of them."
-    )
+    problem = f"{source or 'an evaluation'} (C = {point.rollouts}) has no metric {metric!r}"
+    raise InputError(f"{problem}; expected one of those it has: {expected}. Ask for one of them.")
 
 
 @dataclass(frozen=True)

@@ -184,10 +184,8 @@ class TextTask:
         _, second, rest = self._render_chats([messages])[0].partition(texts[1])
         before, third, after = rest.partition(texts[2])
         if not second or not third:
-            raise InputError(
-                f"the chat template in {self.folder} leaves out earlier messages of the assistant; a task of turns "
-                "needs them. Set cell.prompt.format=raw, or another template."
-            )
+            problem = f"the chat template in {self.folder} leaves out earlier messages of the assistant"
+            raise InputError(f"{problem}; a task of turns needs them. Set cell.prompt.format=raw, or another template.")
         return before, after
 
     def reply_tokens(

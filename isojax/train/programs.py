@@ -142,10 +142,8 @@ class SweepPrograms:
 def build_decoder(cell: CellConfig, sweep: SweepConfig, task_vocab: int, platform: str) -> Decoder:
     """The decoder that a sweep trains; InputError where its vocabulary is smaller than the task's."""
     if cell.model.vocab is not None and cell.model.vocab < task_vocab:
-        raise InputError(
-            f"cell.model.vocab = {cell.model.vocab} is less than the {task_vocab} tokens of {cell.task}; leave it out, "
-            "or raise it."
-        )
+        problem = f"cell.model.vocab = {cell.model.vocab} is less than the {task_vocab} tokens of {cell.task}"
+        raise InputError(f"{problem}; leave it out, or raise it.")
     family = registry.load("models.families", cell.model.family, "build")
     decoder: Decoder = family.build(cell.model, cell.model.vocab or task_vocab)
     precision = cell.precision.for_platform(platform)

@@ -70,10 +70,8 @@ def _unused_settings(config: Config, words: Sequence[str]) -> list[str]:
     unused = [f"sweep.{key}" for key, value in SPEND_SETTINGS.items() if getattr(config.sweep, key) != value]
     for word in words:
         if word.partition("=")[0] in (*unused, "sweep.budget"):
-            raise InputError(
-                f"{word} has no effect: `isojax spend` trains one policy with the rollouts of --budget. Leave it out;"
-                " another seed is sweep.seed=NUMBER with another name=NAME."
-            )
+            problem = f"{word} has no effect: `isojax spend` trains one policy with the rollouts of --budget"
+            raise InputError(f"{problem}. Leave it out; another seed is sweep.seed=NUMBER with another name=NAME.")
     return [key for key in unused if key != "sweep.strategy"]
 
 

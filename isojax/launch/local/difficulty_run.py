@@ -55,10 +55,8 @@ def label_difficulty(
     config = config.with_settings(cell={"data": {"attempts": attempts}})
     cell, splits_folder = config.cell, folder / SPLITS_FOLDER
     if not cell.model.path:
-        raise InputError(
-            "cell.model.path is not set: `isojax difficulty` labels problems in text with a language model. "
-            f"The task {cell.task} labels its own problems when it is launched."
-        )
+        problem = "cell.model.path is not set: `isojax difficulty` labels problems in text with a language model"
+        raise InputError(f"{problem}. The task {cell.task} labels its own problems when it is launched.")
     if splits_folder.exists():
         raise InputError(
             f"{splits_folder} exists: its problems are labelled already. "

@@ -58,10 +58,8 @@ def export_cell(
     template = shapes_like(decoder.trained(decoder.shapes()), SingleDeviceSharding(device))
     restored = restore_params(cell_folder / "checkpoint", template)
     if restored is None:
-        raise InputError(
-            f"{cell_folder}: no state was saved in it yet; a cell saves at its end, and every "
-            "run.checkpoint_seconds at an evaluation."
-        )
+        problem = f"{cell_folder}: no state was saved in it yet"
+        raise InputError(f"{problem}; a cell saves at its end, and every run.checkpoint_seconds at an evaluation.")
     params, M = restored
     if adapter_only:
         base_name = str((hf_load.read_source(Path(model.path)) or {}).get("repository", model.path))  # a hub's, or here

@@ -269,10 +269,8 @@ def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: 
     """InputError where XLA:CPU would abort: it cannot compile all bfloat16 sums over devices of these axes."""
     axis, size = max((("sequence", mesh_shape.sequence), ("fsdp", mesh_shape.fsdp)), key=lambda axis: axis[1])
     if (backend, precision.compute) == ("cpu", "bfloat16") and size > 1:
-        raise InputError(
-            f"cell.precision.compute=bfloat16 on a mesh with {axis}={size}: a CPU cannot train so; expected float32"
-            f" (or auto, which is float32 on a CPU), or a mesh without {axis}."
-        )
+        problem = f"cell.precision.compute=bfloat16 on a mesh with {axis}={size}: a CPU cannot train so"
+        raise InputError(f"{problem}; expected float32 (or auto, which is float32 on a CPU), or a mesh without {axis}.")
 
 
 def check_data(data: DataConfig) -> None:
@@ -281,10 +279,8 @@ def check_data(data: DataConfig) -> None:
     if low > high:
         raise InputError(f"cell.data.difficulty: given [{low}, {high}], expected the lower end first.")
     if data.candidates < 2 * data.validation and not (data.held_out or data.mixture):
-        raise InputError(
-            f"cell.data.candidates = {data.candidates} and cell.data.validation = {data.validation}; "
-            "expected at least twice as many candidates as are held out."
-        )
+        problem = f"cell.data.candidates = {data.candidates} and cell.data.validation = {data.validation}"
+        raise InputError(f"{problem}; expected at least twice as many candidates as are held out.")
 
 
 def check_batch(pairs: list[tuple[int, int]], problems: int) -> None:

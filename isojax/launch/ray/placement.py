@@ -42,10 +42,8 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
     if group.tpu is not None:
         return _tpu_group(config, group, group.tpu)
     if group.slices > 1:
-        raise InputError(
-            f"run.process_group.slices = {group.slices} without run.process_group.tpu; "
-            "expected run.process_group.tpu=v5e:4x4 or another slice with it."
-        )
+        problem = f"run.process_group.slices = {group.slices} without run.process_group.tpu"
+        raise InputError(f"{problem}; expected run.process_group.tpu=v5e:4x4 or another slice with it.")
     max_gpus = int(max((node["Resources"].get("GPU", 0) for node in nodes), default=0))
     if group.gpus or (max_gpus and group.cpus is None):
         return _gpu_group(config, group, max_gpus)
@@ -110,10 +108,8 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
     mesh_text = "data=-1" if config.run.mesh == "auto" and num_hosts > 1 else config.run.mesh
     mesh_chips = parse_mesh(mesh_text, chips).devices
     if mesh_chips != chips:
-        raise InputError(
-            f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group.slices} x {slice_text}; "
-            "expected all of them (data=-1)."
-        )
+        problem = f"--mesh {config.run.mesh} takes {mesh_chips} of the {chips} chips of {group.slices} x {slice_text}"
+        raise InputError(f"{problem}; expected all of them (data=-1).")
     tpu_slice = version, topology
     return ProcessGroupSpec(num_hosts, resources | group.resources, group.labels, None, tpu_slice, group.slices)
 
@@ -143,7 +139,5 @@ def require_capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     names = sorted({name for resources in alive for name in resources} & {"CPU", "GPU", "TPU", *spec.resources})
     nodes_text = "; ".join(", ".join(f"{resources.get(name, 0):g} {name}" for name in names) for resources in alive)
-    raise InputError(
-        f"a run asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}. Make the mesh smaller, "
-        "change run.process_group (docs/clusters.md), or add nodes."
-    )
+    problem = f"a run asks for {spec}, and the cluster's {len(alive)} nodes have {nodes_text}"
+    raise InputError(f"{problem}. Make the mesh smaller, change run.process_group (docs/clusters.md), or add nodes.")

@@ -135,10 +135,8 @@ class RayScheduler:
         if num_groups:
             self.capacity_seen_at = now
         elif now - self.capacity_seen_at > NO_CAPACITY_TIMEOUT:
-            raise RunFailed(
-                f"no node could hold a process group for {NO_CAPACITY_TIMEOUT / 60:.0f} minutes; "
-                "what is recorded goes on by --resume."
-            )
+            problem = f"no node could hold a process group for {NO_CAPACITY_TIMEOUT / 60:.0f} minutes"
+            raise RunFailed(f"{problem}; what is recorded goes on by --resume.")
         makes_base_policy = not self.any_group_ready and bool(self._groups())
         if not self.cell_queue.waiting or makes_base_policy:
             return

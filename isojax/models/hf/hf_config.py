@@ -60,10 +60,8 @@ def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None)
         raise InputError("config.json: quantization_config is set; expected float weights. Dequantise them first.")
     width, heads = read_size(config_json, "hidden_size"), read_size(config_json, "num_attention_heads")
     if config_json.get("head_dim") is None and head_dim is None and width % heads:
-        raise InputError(
-            f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}. Add "
-            "head_dim to it."
-        )
+        problem = f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}"
+        raise InputError(f"{problem}. Add head_dim to it.")
     tied = config_json.get("tie_word_embeddings")
     if not isinstance(tied, (bool, type(None))):
         raise InputError(f"config.json: tie_word_embeddings = {tied!r}; expected true or false. {FIX}")

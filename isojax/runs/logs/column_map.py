@@ -186,10 +186,8 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
             f" The columns are {list_some(table.columns)}."
         )
     if field not in CONSTANT_FIELDS:
-        raise InputError(
-            f"--map {field}={text}: a number for the whole file cannot stand for {field}; type"
-            f" {_mapping_hint(field, table)}. The columns are {list_some(table.columns)}."
-        )
+        problem = f"--map {field}={text}: a number for the whole file cannot stand for {field}"
+        raise InputError(f"{problem}; type {_mapping_hint(field, table)}. The columns are {list_some(table.columns)}.")
     if number is not None:
         return int(number) if number.is_integer() else number
     template = re.escape(text).replace(r"\{\}", r"(\d+)(?!\d)", 1)
@@ -221,10 +219,8 @@ def _reject_logging_calls(table: LogTable, columns: Mapping[str, str], metrics: 
             steps = [x for values in rows if (x := parse_number(values[name])) is not None and x.is_integer()]
             is_clock = len(set(steps)) > 1 and len(steps) == len(rows) and steps == sorted(steps)
             if is_clock and steps != [parse_number(values.get("_step")) for values in rows]:
-                raise InputError(
-                    f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers; name the one that"
-                    f" counts updates: --map step={name} or --map step=_step."
-                )
+                problem = f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers"
+                raise InputError(f"{problem}; name the one that counts updates: --map step={name} or --map step=_step.")
         if _evaluates_in_own_calls(run, metrics):
             raise InputError(
                 f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of their own, so it is no"

@@ -161,10 +161,8 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
         changes = [f"{k} from {vars(run)[k]} to {value}" for k, value in settings.items() if value != vars(run)[k]]
         if changes:
             run_label = f"the run {name!r}" if name else "one run"
-            raise InputError(
-                f"{row.location}: {run_label} (from {run.rows[0].position}) changes {', '.join(changes)}; expected one"
-                f" setting. {_SEPARATE_RUNS_HINT}"
-            )
+            problem = f"{row.location}: {run_label} (from {run.rows[0].position}) changes {', '.join(changes)}"
+            raise InputError(f"{problem}; expected one setting. {_SEPARATE_RUNS_HINT}")
     if "run" not in column_map and len(runs) > 1:
         _reject_mixed_settings(rows, run_of_row, column_map)
     for run in runs.values():
@@ -256,10 +254,8 @@ def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
         run_by_metric[run.column_map.ledger_name(field), column] = run
     if len(run_by_metric) > 1:
         metrics_text = " and ".join(f"{n} ({column}{run.rows[0].source})" for (n, column), run in run_by_metric.items())
-        raise InputError(
-            f"the runs have different validation metrics: {metrics_text}. Name one for all: --map avg@4=COLUMN;"
-            " where they are one, import each log on its own and fit both folders."
-        )
+        problem = f"the runs have different validation metrics: {metrics_text}. Name one for all: --map avg@4=COLUMN"
+        raise InputError(f"{problem}; where they are one, import each log on its own and fit both folders.")
 
 
 _NO_SEED = re.compile(r"(^|[._])(lr|learning_rate|model_name_or_path|model\.path)$")  # what seeds have in common

@@ -44,7 +44,5 @@ def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
             return settings[name]
     wanted = table.run or path.name
     (nearest,) = nearest_names(wanted, list(settings))
-    raise InputError(
-        f"--settings: no row for {table.label}; expected one with run = {wanted}. The nearest is {nearest!r}; the runs"
-        f" are {list_some(list(settings))}."
-    )
+    problem = f"--settings: no row for {table.label}; expected one with run = {wanted}"
+    raise InputError(f"{problem}. The nearest is {nearest!r}; the runs are {list_some(list(settings))}.")

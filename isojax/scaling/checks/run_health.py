@@ -91,10 +91,8 @@ def healthy_runs(runs: Sequence[RunRecord]) -> list[RunRecord]:
     unflagged_runs = [run for run in runs if not health_flags(run)]
     if runs and not unflagged_runs:
         first_flag = f"{runs[0].source or runs[0].cell.name}: {health_flags(runs[0])[0]}"
-        raise InputError(
-            f"every run is flagged as broken ({len(runs)}; {first_flag}), expected at least one that is not. Lower "
-            f"cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}."
-        )
+        problem = f"every run is flagged as broken ({len(runs)}; {first_flag}), expected at least one that is not"
+        raise InputError(f"{problem}. Lower cell.rl.learning_rate, or fit them with {INCLUDE_FLAGGED}.")
     return unflagged_runs
 
 

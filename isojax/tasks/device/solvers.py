@@ -41,10 +41,8 @@ def _prompt_text(operator: int, a: int, b: int) -> str:
 def _tokenize(texts: list[str], length: int, field: str) -> np.ndarray:
     longest = max(texts, key=len)
     if not len(longest) <= length <= MAX_LENGTH:
-        raise InputError(
-            f"the {field} {longest!r} takes {len(longest)} tokens, cell.sampling.{field}_length is {length}; expected"
-            f" {len(longest)} to {MAX_LENGTH:,}."
-        )
+        problem = f"the {field} {longest!r} takes {len(longest)} tokens, cell.sampling.{field}_length is {length}"
+        raise InputError(f"{problem}; expected {len(longest)} to {MAX_LENGTH:,}.")
     codes = np.array([text.encode() for text in texts], f"S{length}").view(np.uint8).reshape(len(texts), length)
     tokens = TOKEN_OF_BYTE[codes]
     if tokens.min() < 0:
