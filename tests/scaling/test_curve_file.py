@@ -111,7 +111,7 @@ def test_a_file_of_several_n_is_no_file_of_seeds(tmp_path):
         ([(1, ""), (2, "")], {}, "acc is empty in all rows"),
         (rows_of(1), {}, "2 distinct rollouts, 1 of them above 0; expected at least 3, 2 of them above 0"),
         (rows_of(20), {"below": 1200}, "with rollouts <= 1200.*raise --fit-below"),
-        (rows_of(20), {"below": 1e7}, "--fit-below 1e+07, expected less than the last"),
+        (rows_of(20), {"below": 1e7}, r"--fit-below 1e\+07, expected less than the last"),
         (rows_of(20), {"filters": ["acc=7"]}, "matches no row"),
         (rows_of(20), {"group": "sed"}, "no column 'sed'"),
     ],
