@@ -50,10 +50,8 @@ def sampler_processes(config: Config, num_processes: int) -> int:
     """How many of these processes only sample; InputError where none is left to train, or they have no mesh."""
     given = f"run.sampler_processes = {config.run.sampler_processes}"
     if config.run.sampler_processes >= num_processes:
-        raise InputError(
-            f"{given} of the {num_processes} processes of this run; expected fewer, as the others train. Start more "
-            "(--processes), or leave it out."
-        )
+        problem = f"{given} of the {num_processes} processes of this run"
+        raise InputError(f"{problem}; expected fewer, as the others train. Start more (--processes), or leave it out.")
     if config.run.sampler_processes and config.run.sampler_mesh is None:
         problem = f"{given} without run.sampler_mesh, the mesh of their devices"
         raise InputError(f"{problem}. Set it to data=-1 for all of them on data, or leave run.sampler_processes out.")

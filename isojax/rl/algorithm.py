@@ -178,10 +178,8 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
             "disagrees, so that these terms would have no rollout left. Expected n of 2 or more, or no filter."
         )
     if rl.n_train is not None and rl.n_train > smallest_n:
-        raise InputError(
-            f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}; "
-            "expected n_train <= n (n counts the rollouts that estimate the baseline)."
-        )
+        problem = f"cell.rl.n_train = {rl.n_train} rollouts of a group in the gradient and sweep.n holds {smallest_n}"
+        raise InputError(f"{problem}; expected n_train <= n (n counts the rollouts that estimate the baseline).")
     if rl.tis_low is not None and (rl.tis == "none" or rl.tis_mode != "mask" or rl.tis_low >= rl.tis_cap):
         raise InputError(
             f"cell.rl.tis_low = {rl.tis_low:g} with tis = {rl.tis}, tis_mode = {rl.tis_mode} and tis_cap ="

@@ -221,10 +221,8 @@ class Lease:
             lock = self._remote.call_with_timeout(self.read_lock)
 
     def _locked_error(self, holder: str) -> InputError:
-        return InputError(
-            f"{self._remote.url} is being written by {holder}; expected one writer at a time. Wait for it, stop it, or"
-            " choose another name=NAME."
-        )
+        problem = f"{self._remote.url} is being written by {holder}; expected one writer at a time"
+        return InputError(f"{problem}. Wait for it, stop it, or choose another name=NAME.")
 
     def read_lock(self) -> dict[str, Any] | None:
         """The holder; None also for the empty lock of `exclusive_lock`, in a folder that was copied there."""

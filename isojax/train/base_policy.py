@@ -72,10 +72,8 @@ def _unreadable(folder: Path, error: Exception) -> InputError:
 
 
 def _damaged(folder: Path, name: str) -> InputError:
-    return InputError(
-        f"{folder / name} is damaged: its checksum is not that of what was saved. Put back a copy of it; or remove"
-        f" {folder}, which is made again, and the cells that began from it."
-    )
+    problem = f"{folder / name} is damaged: its checksum is not that of what was saved. Put back a copy of it"
+    return InputError(f"{problem}; or remove {folder}, which is made again, and the cells that began from it.")
 
 
 @dataclass(frozen=True)

@@ -193,10 +193,8 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         error_text = " ".join(re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0].split())
         if len(error_text) > 300:  # its beginning says what was written, its end why that failed
             error_text = f"{error_text[:100]} ... {error_text[-190:]}"
-        return RunFailed(
-            f"a checkpoint cannot be written to {self.folder} ({error_text}); {fallback}. Solve that, and continue "
-            "with --resume."
-        )
+        problem = f"a checkpoint cannot be written to {self.folder} ({error_text})"
+        return RunFailed(f"{problem}; {fallback}. Solve that, and continue with --resume.")
 
 
 def has_checkpoint(folder: Path, M: int) -> bool:

@@ -178,10 +178,8 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
     is_candidate = ensemble.B_p == request.fix["B_p"] if "B_p" in request.fix else ensemble.stable
     if not is_candidate.any():
         B_p_text = ", ".join(map(str, sorted(set(ensemble.B_p.tolist()))))
-        raise InputError(
-            f"no stable measured cell has a curve (the cells with a curve have B_p = {B_p_text}, all unstable); "
-            f"expected one. {constraints.suggest_B_p(ensemble.B_p.tolist())}"
-        )
+        problem = f"no stable measured cell has a curve (the cells with a curve have B_p = {B_p_text}, all unstable)"
+        raise InputError(f"{problem}; expected one. {constraints.suggest_B_p(ensemble.B_p.tolist())}")
     smallest_cell = int(np.where(is_candidate, ensemble.B, np.iinfo(np.int64).max).argmin())
     B_p, n = int(ensemble.B_p[smallest_cell]), int(ensemble.n[smallest_cell])
     if request.B_max is not None and request.B_max < B_p * n:
