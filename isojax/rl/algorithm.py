@@ -142,9 +142,7 @@ def check_plugins(algorithm: Algorithm) -> None:
             problem = f"{setting}: for rollouts of shape {rows}, {num_groups} groups and {T} tokens it returns {actual}"
             raise InputError(f"{problem}; expected {expected}: {' or '.join(map(str, shapes))}.")
 
-    expected = (
-        "advantage(batch), where n is traced, -> f32 of the shape of batch.rewards, or a number for each response token"
-    )
+    expected = "advantage(batch), where n is traced, -> f32 of the shape of batch.rewards, or a number for each token"
     check_shape("advantage", algorithm.advantage, expected, call_advantage, rows, (*rows, T))
     expected = "weight(responses) -> f32 of the shape of responses.lengths, or one number"
     check_shape("aggregation", algorithm.aggregation, expected, call_aggregation, rows, ())

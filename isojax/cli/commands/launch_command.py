@@ -77,8 +77,6 @@ def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: Proce
     try:
         importlib.import_module("isojax.cli.commands.report_command").fit_and_report(config, sweep_dir, with_report)
     except InputError as e:
-        raise run_failure or RunFailed(
-            f"the cells ran and are recorded in {sweep_dir}, but the fit or the report failed: {e}"
-        ) from e
+        raise run_failure or RunFailed(f"the cells are recorded in {sweep_dir}; the fit or report failed: {e}") from e
     if run_failure is not None:
         raise run_failure

@@ -14,7 +14,7 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch import lr_search as search
-from isojax.launch.lr_search import SearchPlan, rate_name, round_rate
+from isojax.launch.lr_search import LaunchSweep, SearchPlan, rate_name, round_rate
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.mirror import working_folder
 
@@ -85,9 +85,7 @@ def read_rates(text: str) -> list[float]:
     return rates
 
 
-def run_plan(
-    plan: SearchPlan, config: Config, resume: bool, extend: bool, launch: search.LaunchSweep
-) -> dict[str, Any]:
+def run_plan(plan: SearchPlan, config: Config, resume: bool, extend: bool, launch: LaunchSweep) -> dict[str, Any]:
     """Run every rate, each from the base policy of the first; write lr_search.json (returned)."""
     folder = Path(plan.folder)
     first_folder = folder / rate_name(min(plan.rates))

@@ -174,7 +174,6 @@ def find_end(run: RunRecord, log: Path, end: str | None, updates: str | None) ->
 
 
 def _end_of_spend(run: RunRecord, spending: Spending) -> tuple[float, str]:
-    """That of the pilot, or what the other runs have left of the budget."""
     if spending.is_ended:
         return float(run.points[-1].rollouts), "where isojax spend ended it"
     if run.cell != spending.cell or spending.legs[-1].expected is None:

@@ -143,7 +143,6 @@ class RayProcessGroup:
         return sorted(bundle_nodes, key=place_in_slice) if self.spec.tpu_slice else bundle_nodes
 
     def _environment(self, process_id: int, first_address: str) -> dict[str, str]:
-        """What a process needs in addition to its node's environment."""
         env_vars = {TUNABLES_VARIABLE: os.environ[TUNABLES_VARIABLE]} if TUNABLES_VARIABLE in os.environ else {}
         num_slices = self.spec.num_slices
         if self.spec.cpu_devices is not None:  # else processes slow one another down with a thread for each core

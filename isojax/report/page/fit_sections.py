@@ -154,9 +154,8 @@ def trust_section(fit: FitResult) -> Html:
 
 def _shortened_list(items: Sequence[object]) -> Html:
     shown, others = bullet_list(items[:MAX_SHOWN]), items[MAX_SHOWN:]
-    return join_html(
-        [shown, tag("details", tag("summary", f"{len(others)} more"), bullet_list(others))] if others else [shown]
-    )
+    folded = tag("details", tag("summary", f"{len(others)} more"), bullet_list(others))
+    return join_html([shown, folded] if others else [shown])
 
 
 METHODS = {

@@ -94,7 +94,6 @@ def _answer_card(fit: FitResult) -> Html:
 
 
 def _figure_section(section_id: str, fit: FitResult, images: Images, with_charts: bool) -> Html:
-    """A figure of all B_p together, what it says, and the chart in its place where scripts run."""
     if section_id == "reward":
         name, title = "frontier", "Reward against C"
         sentences = [fit_sections.describe_n_path(fit), fit_sections.describe_gain(fit)]

@@ -35,9 +35,8 @@ def bullet_list(items: Iterable[object]) -> Html:
 def html_section(section_id: str, title: str, *inner: object) -> Html:
     """A section with a heading that can be linked to."""
     heading = f'<h2 id="{section_id}-title">{escape(title)}</h2>'
-    return Html(
-        f'<section id="{section_id}" aria-labelledby="{section_id}-title">{heading}\n{join_html(inner)}</section>'
-    )
+    attributes = f'id="{section_id}" aria-labelledby="{section_id}-title"'
+    return Html(f"<section {attributes}>{heading}\n{join_html(inner)}</section>")
 
 
 def html_fold(fold_id: str, title: str, *inner: object) -> Html:
@@ -62,9 +61,8 @@ def html_table(
         + "</tr>"
         for row in rows
     )
-    table = (
-        f"<table><caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
-    )
+    header = f"<caption>{escape(caption)}</caption><thead><tr>{head}</tr></thead>"
+    table = f"<table>{header}<tbody>\n{body}\n</tbody></table>"
     return Html(f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">{table}</div>')
 
 

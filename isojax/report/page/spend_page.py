@@ -28,9 +28,8 @@ def render_spending(folder: Path, spending: Spending, runs: Sequence[RunRecord])
         html_section("spent", "What was spent on what", _legs_table(spending, runs)),
         html_section("fixed", "What a fixed n would have got", _fixed_table(spending, runs)),
     ]
-    body = markup.join_html(
-        [tag("header", tag("h1", f"{folder.name}: one budget, one policy")), tag("main", *sections)]
-    )
+    header = tag("header", tag("h1", f"{folder.name}: one budget, one policy"))
+    body = markup.join_html([header, tag("main", *sections)])
     return markup.html_document(f"isojax: {folder.name}", body, [], "{}")
 
 
@@ -39,11 +38,9 @@ def describe_spending(spending: Spending, runs: Sequence[RunRecord]) -> Iterator
     rollouts = {run.cell: run.points[-1].rollouts for run in runs}
     spent, own = sum(rollouts.values()), rollouts[spending.cell]
     share = spent / spending.budget
-    pilots = (
-        f", {spent - own:,} on {format_count(len(rollouts) - 1, 'pilot')} that did not go on" if spent > own else ""
-    )
+    others = f", {spent - own:,} on {format_count(len(rollouts) - 1, 'pilot')} that did not go on"
     spent_text = f"{spent:,} of {spending.budget:,} rollouts were spent ({format_percent(share)})"
-    yield f"{spent_text}: {own:,} on {spending.cell.name}{pilots}."
+    yield f"{spent_text}: {own:,} on {spending.cell.name}{others if spent > own else ''}."
     yield f"Its B_p x n: {schedule_text(spending.stages(spending.cell))}."
     yield f"It reached {spending.metric} = {format_reward(reached_reward(spending, runs))}."
     if going_on := [leg for leg in spending.legs if leg.expected is not None]:

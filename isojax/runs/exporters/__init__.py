@@ -77,10 +77,7 @@ def header_comments(
 def _learning_rate_text(B: int, sweep_config: Config | None) -> str:
     """What the sweep's rule gives at this batch, or the rule alone (IsoCompute Playbook, section 3)."""
     if sweep_config is None:
-        return (
-            "Learning rate: if your runs scaled it with sqrt(B), continue to do so;"
-            f" here B = B_p n = {B} rollouts per update."
-        )
+        return f"Learning rate: if your runs scaled it with sqrt(B), do so; here B = B_p n = {B} rollouts per update."
     rl = sweep_config.cell.rl
     if rl.lr_scaling == "constant":
         return f"Learning rate: {rl.learning_rate:g}, the sweep's for every B; here B = {B}."

@@ -129,7 +129,6 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
 
 
 def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str) -> None:
-    """Why this n and, unless it is given, this B_p."""
     C_spent, allowed = ensemble.allowed_cells(request)
     expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
     best_cell, fix = int(expected_rewards.argmax()), request.fix

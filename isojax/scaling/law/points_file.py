@@ -68,7 +68,6 @@ def fit_points_file(path: Path, filters: Sequence[str] = (), mode: str = "hierar
 
 
 def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
-    """The law, its intervals and flags for points sorted by C."""
     log2_n, n_max = np.log2(n), float(n.max())
     choice = None if mode == "paper" else n_star_law.choose_law(C, log2_n, n_max)
     law = n_star_law.fit_law(C, n, n_max) if choice is None else choice.law
@@ -162,7 +161,4 @@ def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: LawChoice | None)
         text = f"the points end at their largest n ({n.max():g})"
         yield f"{text}: n*(C) levels off there only if larger n were tried too"
     if choice is not None and len(n) > len(distinct_n):
-        yield (
-            "AICc and the intervals treat the points as independent; points of one n come from the same runs, so both "
-            "may be too confident"
-        )
+        yield ("AICc and intervals take points as independent; those of one n share runs, so both may be too confident")
