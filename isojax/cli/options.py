@@ -96,7 +96,7 @@ RAY_HELP = "Train the runs on a Ray cluster, this machine (local) or one that is
 RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=RAY_HELP)]
 COUNT_HELP = "How many processes are one run; auto: as TPU pod, SLURM, Kubernetes or Open MPI say."
 ProcessCountOption = Annotated[str | None, Option(metavar="N|auto", envvar="JAX_NUM_PROCESSES", help=COUNT_HELP)]
-ProcessIndexOption = Annotated[int | None, Option(metavar="I", envvar="JAX_PROCESS_ID", help="This process, from 0.")]
+ProcessIndexOption = Annotated[int | None, Option(metavar="I", envvar="JAX_PROCESS_ID", help="Its number, from 0.")]
 CoordinatorOption = Annotated[
     str | None,
     Option(metavar="HOST:PORT", envvar="JAX_COORDINATOR_ADDRESS", help="Where process 0 is reached by the others."),
