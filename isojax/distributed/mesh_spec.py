@@ -41,7 +41,7 @@ def parse_mesh(text: str, available: int, devices_in_use: int = 0) -> MeshShape:
             )
         sizes[axis] = int(size) if re.fullmatch(r"-?\d{1,9}", size) else 0
         if sizes[axis] < 1 and sizes[axis] != -1:
-            raise InputError(f"mesh {text!r}: {axis} is {size!r}; expected a positive integer, or -1 for the rest.")
+            raise InputError(f"mesh {text!r}: size of {axis} is {size!r}; expected a positive integer or -1, the rest.")
     open_axes = [axis for axis, size in sizes.items() if size == -1]
     if len(open_axes) > 1:
         raise InputError(f"mesh {text!r}: only one axis may be -1, not {' and '.join(open_axes)}.")
