@@ -44,7 +44,7 @@ class TextTask:
         self._last_render: tuple[list[Any], list[str]] = [], []  # each evaluation shows the same problems
         vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
-            raise InputError(f"{self.folder}/config.json: vocab_size = {vocab!r}, expected a number; set cell.model.vocab.")
+            raise InputError(f"{self.folder}/config.json: vocab_size = {vocab!r} is no number; set cell.model.vocab.")
         self.vocab = vocab
         self.source, self.prompt = source, prompt
         with readable(self.folder):
