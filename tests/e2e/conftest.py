@@ -136,10 +136,10 @@ Snapshot = dict[str, tuple[int, int, bytes]]
 
 def snapshot(folder: Path) -> Snapshot:
     """Every file below a folder: its inode, the time of its last change and its bytes. Of folders, that they are
-    there.
+    there. Without the bytecode that Python may keep of a module of the user's.
     """
     result: Snapshot = {}
-    for path in sorted(folder.rglob("*")):
+    for path in sorted(path for path in folder.rglob("*") if "__pycache__" not in path.parts):
         state = path.stat()
         is_file = path.is_file()
         result[str(path.relative_to(folder))] = (
