@@ -82,7 +82,8 @@ def _read_points(
     require_column(table, y_column)
     rows_with_reward = tuple(row for row in table.rows if not is_blank(row.values.get(y_column)))
     if not rows_with_reward:
-        raise InputError(f"{table.source}: {y_column} is empty in all rows; expected rewards. Give another --y.")
+        problem = f"{table.source}: {y_column} is empty in all {len(table.rows)} rows"
+        raise InputError(f"{problem}; expected a reward in some. Give another --y.")
     reward_table = replace(table, rows=rows_with_reward)
     C, R = float_column(reward_table, x_column, minimum=0), float_column(reward_table, y_column)
     seed_labels = [

@@ -44,7 +44,8 @@ class TextTask:
         self._last_render: tuple[list[Any], list[str]] = [], []  # each evaluation shows the same problems
         vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
-            raise InputError(f"{self.folder}/config.json: vocab_size = {vocab!r} is no number; set cell.model.vocab.")
+            problem = f"{self.folder}/config.json has no whole number vocab_size ({vocab!r})"
+            raise InputError(f"{problem}; set cell.model.vocab.")
         self.vocab = vocab
         self.source, self.prompt = source, prompt
         with readable(self.folder):
@@ -77,7 +78,8 @@ class TextTask:
         """InputError where responses could not end, or prompts not be written."""
         prompt = self.prompt
         if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
-            raise InputError(f"{self.folder}: end tokens {outside_vocab} are outside the vocabulary of {self.vocab}.")
+            problem = f"{self.folder}: the end tokens {outside_vocab}"
+            raise InputError(f"{problem} are outside the model's vocabulary of {self.vocab}.")
         if not self.stops.tokens and not self._stop_strings:
             raise InputError(f"{self.folder}: no file of the model names an end token; give cell.prompt.stop.")
         if "{prompt}" not in prompt.template:
@@ -144,14 +146,16 @@ class TextTask:
             return self._tokenize(self._render_chats([self._chat_messages(p) for p in problems]), special=False)
         for problem in problems:
             if (length := len(problem.messages)) > 1:
-                raise InputError(f"problem {problem.id} is a chat of {length} messages; set cell.prompt.format=chat.")
+                conversation = f"problem {problem.id} is a conversation of {length} messages"
+                raise InputError(f"{conversation}; set cell.prompt.format=chat.")
         return self._tokenize([self._fill_template(problem) for problem in problems]) if problems else []
 
     def _chat_messages(self, problem: Problem) -> list[dict[str, str]]:
         messages = [dict(message) for message in problem.messages[:-1]]
         if self.prompt.system:
             if messages and messages[0]["role"] == "system":
-                raise InputError(f"problem {problem.id} has a system message and cell.prompt.system is set; drop one.")
+                two_prompts = f"problem {problem.id} has a system message of its own"
+                raise InputError(f"{two_prompts}, and cell.prompt.system is set; remove one.")
             messages.insert(0, {"role": "system", "content": self.prompt.system})
         return [*messages, {"role": "user", "content": self._fill_template(problem)}]
 

@@ -170,7 +170,8 @@ def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool
                 f"{path}, line {line_number} is no label ({e!r}); remove the file, and the problems are labelled again."
             ) from e
         if stored_attempts != attempts:
-            raise InputError(f"{path}, line {line_number}: labels by avg@{stored_attempts}, not {attempts}; remove it.")
+            labelled = f"{path}, line {line_number}: labelled by avg@{stored_attempts}"
+            raise InputError(f"{labelled}, expected avg@{attempts}; remove it.")
         solved_by_id[problem_id] = solved
     return solved_by_id
 

@@ -108,7 +108,7 @@ def test_a_file_of_several_n_is_no_file_of_seeds(tmp_path):
         ([(1, 0.1), (-2, 0.2)], {}, "line 3: rollouts is -2; expected at least 0"),
         ([(1, 0.1), ("", 0.2)], {}, "line 3: rollouts is missing or empty"),
         ([(1, 0.1), (2, 0.2), (1.0, 0.3)], {}, r"line 4: rollouts = 1.0, as in line 2 already.*--group"),
-        ([(1, ""), (2, "")], {}, "acc is empty in all rows"),
+        ([(1, ""), (2, "")], {}, "acc is empty in all 2 rows"),
         (rows_of(1), {}, "2 distinct rollouts, 1 of them above 0; expected at least 3, 2 of them above 0"),
         (rows_of(20), {"below": 1200}, "with rollouts <= 1200.*raise --fit-below"),
         (rows_of(20), {"below": 1e7}, r"--fit-below 1e\+07, expected less than the last"),

@@ -107,9 +107,9 @@ def test_a_sources_own_conversation(folder: Path) -> None:
         result
         == "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in every) + "<|im_start|>assistant\n"
     )
-    with pytest.raises(InputError, match=r"problem 1 has a system message and cell\.prompt\.system is set"):
+    with pytest.raises(InputError, match=r"problem 1 has a system message of its own, and cell\.prompt\.system is set"):
         prompts(task(folder, format="chat", system="Subtract."), [talk])
-    with pytest.raises(InputError, match=r"problem 1 is a chat of 4 messages.*format=chat"):
+    with pytest.raises(InputError, match=r"problem 1 is a conversation of 4 messages.*format=chat"):
         prompts(task(folder), [talk])
     single = Problem(2, "3 + 4 =", "7", messages=talk.messages[3:])
     assert prompts(task(folder), [single]) == ["3 + 4 ="]
@@ -286,10 +286,10 @@ def test_models_that_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cell\.model\.path is not set"):
         TextTask(InMemorySource(SUMS), CellConfig())
     folder = byte_level(tmp_path, eos_token_id=5000)
-    with pytest.raises(InputError, match=r"end tokens \[5000\] are outside the vocabulary of"):
+    with pytest.raises(InputError, match=r"end tokens \[5000\] are outside the model's vocabulary of"):
         task(folder)
     (folder / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(InputError, match=r"config\.json: vocab_size = None is no number"):
+    with pytest.raises(InputError, match=r"config\.json has no whole number vocab_size \(None\)"):
         task(folder)
     with pytest.raises(InputError, match="the model's vocabulary has 100"):
         TextTask(InMemorySource(SUMS), CellConfig(model=ModelConfig(path=str(folder), vocab=100)))

@@ -61,7 +61,7 @@ def test_other_labels_are_refused(tmp_path: Path) -> None:
     before = (tmp_path / "l").read_bytes()
     with pytest.raises(InputError, match="labels of other settings"):
         label(tmp_path / "l", FakeLabeller(), key="other")
-    with pytest.raises(InputError, match="line 2: labels by avg@8, not 16"):
+    with pytest.raises(InputError, match="labelled by avg@8, expected avg@16"):
         label(tmp_path / "l", FakeLabeller(), attempts=16)
     assert (tmp_path / "l").read_bytes() == before
 

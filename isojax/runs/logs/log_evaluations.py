@@ -39,7 +39,7 @@ class StepEntry:
 def read_run_record(
     rows: Sequence[DataRow], column_map: ColumnMap, cell: Cell, source: str
 ) -> tuple[RunRecord, list[str], list[str]]:
-    """One run as a record, what was left out, and what is not finite; InputError with the place of what has no use."""
+    """One run as a record, what was left out, and what is not finite; InputError with the place of what is unusable."""
     points: list[EvalPoint] = []
     device_hours: list[float] = []
     entries_since_evaluation: list[StepEntry] = []
