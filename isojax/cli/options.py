@@ -80,6 +80,12 @@ JsonOption = Annotated[bool, Option("--json", help="Print one JSON document on s
 ResumeOption = Annotated[bool, Option("--resume", help="Go on with what is in the folder, or start where nothing is.")]
 RESUMED_HELP = "Join what was logged of a run before and after it was resumed (by name, else seed); its steps may fall."
 ResumedOption = Annotated[bool, Option("--resumed", help=RESUMED_HELP)]
+FORMAT_HELP = "csv, jsonl, verl, verl_console, trl, wandb, tensorboard, or a module of yours; else as the logs look."
+FormatOption = Annotated[
+    str | None, Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format)
+]
+MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is in the name of the run or the file. Repeatable."
+MapOption = Annotated[list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help=MAP_HELP)]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")]
 IncludeFlaggedOption = Annotated[
     bool, Option(INCLUDE_FLAGGED, help="Fit the runs that are flagged as broken too; else they are left out.")

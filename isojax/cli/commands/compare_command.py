@@ -18,12 +18,11 @@ from isojax.scaling.compare import check_distinct, compare_sweeps
 from isojax.scaling.comparison import BudgetRow, SweepComparison, SweepSummary
 from isojax.scaling.result import FitResult
 
+RUNS_HELP = "Sweep folders or fit.json files, at least two."
+
 
 def compare(
-    runs: Annotated[
-        list[Path],
-        Argument(metavar="RUN", help="Sweep folders or fit.json files, at least two.", autocompletion=complete_run),
-    ],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)],
     labels: Annotated[str | None, Option(metavar="A,B,...", help="Their names.", show_default="the folders'")] = None,
     metric: Annotated[str | None, Option(help="Metric to compare.", show_default="that of fit.json")] = None,
     out: Annotated[Path | None, Option(metavar="FILE.png|pdf", help="Draw them; an existing file is kept.")] = None,

@@ -27,6 +27,7 @@ from isojax.scaling.result import FitResult, FrontierFit
 from isojax.scaling.tracks import fixed_runs
 
 ComputeUnit = Literal["rollouts", "tokens", "device_hours"]
+METRIC_HELP = "Validation metric to fit, such as avg@4."
 RUN_SD_HELP = "Standard deviation of the final reward between runs that differ in their seed alone."
 RUN_SD_DEFAULT = "estimated from the seeds; .01 where there is one"
 # What --validate hides from the fit.
@@ -36,9 +37,7 @@ VALIDATE_HELP = "Hide runs from the fit, predict them, and report how well."
 
 def fit(
     runs: RunsArgument,
-    metric: Annotated[
-        str | None, Option(help="Validation metric to fit, such as avg@4.", show_default="the ledger's avg@k")
-    ] = None,
+    metric: Annotated[str | None, Option(help=METRIC_HELP, show_default="the ledger's avg@k")] = None,
     compute: Annotated[ComputeUnit, Option(help="What compute is counted in.")] = "rollouts",
     mode: ModeOption = DEFAULT_MODE,
     replicates: Annotated[int, Option(metavar="N", min=0, help="Draws behind the intervals; 0 for none.")] = 500,

@@ -18,15 +18,14 @@ from isojax.launch.lr_search import LaunchSweep, SearchPlan, rate_name, round_ra
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.mirror import working_folder
 
+DEFAULT_RATES = "5 around learning_rate"
+DEFAULT_BUDGET = "a tenth of sweep.budget or more"
+
 
 def lr_search(
     words: ConfigArguments = None,
-    rates: Annotated[
-        str | None, Option(metavar="A,B,...", help="Rates to try.", show_default="5 around learning_rate")
-    ] = None,
-    budget: Annotated[
-        str | None, Option(metavar="C", help="Rollouts per run.", show_default="a tenth of sweep.budget or more")
-    ] = None,
+    rates: Annotated[str | None, Option(metavar="A,B,...", help="Rates to try.", show_default=DEFAULT_RATES)] = None,
+    budget: Annotated[str | None, Option(metavar="C", help="Rollouts per run.", show_default=DEFAULT_BUDGET)] = None,
     seeds: Annotated[int, Option(min=1, max=1000, help="Runs per rate.")] = 2,
     mesh: MeshOption = None,
     resume: ResumeOption = False,
@@ -89,11 +88,9 @@ def run_plan(plan: SearchPlan, config: Config, resume: bool, extend: bool, launc
     """Run every rate, each from the base policy of the first; write lr_search.json (returned)."""
     folder = Path(plan.folder)
     first_folder = folder / rate_name(min(plan.rates))
-
-    def run_learning_rate(rate: float) -> search.RateResult:
-        return search.run_rate(plan.rate_config(config, rate), first_folder, resume, launch)
-
-    result = search.search_rates(plan.rates, run_learning_rate, extend)
+    result = search.search_rates(
+        plan.rates, lambda rate: search.run_rate(plan.rate_config(config, rate), first_folder, resume, launch), extend
+    )
     document = to_json_value(search.to_json(result, config, plan))
     write_text(folder / "lr_search.json", json_text(document) + "\n")
     return document

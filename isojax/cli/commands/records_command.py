@@ -9,7 +9,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text, print_line
-from isojax.cli.options import JsonOption, ResumedOption, RunsArgument, complete_log_format, new_app
+from isojax.cli.options import FormatOption, JsonOption, MapOption, ResumedOption, RunsArgument, new_app
 from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
@@ -46,11 +46,9 @@ Fields
   train:NAME       a further training metric, averaged between evaluations
 """
 FILES_HELP = "Logs of one format, or folders of them; a log of a folder that cannot be read is skipped."
-FORMAT_HELP = "csv, jsonl, verl, verl_console, trl, wandb, tensorboard, or a module of yours; else as the logs look."
 SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices."
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
-MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is in the name of the run or the file. Repeatable."
 
 app = new_app(no_args_is_help=True, help="Import other trainers' logs, and check ledgers before a fit.")
 
@@ -59,10 +57,8 @@ app = new_app(no_args_is_help=True, help="Import other trainers' logs, and check
 def import_logs(
     files: Annotated[list[Path], Argument(help=FILES_HELP)],
     out: Annotated[Path, Option(metavar="DIR", help=OUT_HELP)],
-    log_format: Annotated[
-        str | None, Option("--from", metavar="FORMAT", help=FORMAT_HELP, autocompletion=complete_log_format)
-    ] = None,
-    map_options: Annotated[list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help=MAP_HELP)] = None,
+    log_format: FormatOption = None,
+    map_options: MapOption = None,
     settings_file: Annotated[Path | None, Option("--settings", metavar="FILE", help=SETTINGS_HELP)] = None,
     resumed: ResumedOption = False,
 ) -> None:

@@ -22,15 +22,13 @@ from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_stat
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.mirror import refresh
 
+RUNS_HELP = "Sweeps' folders, such as runs/quickstart."
 REFRESH_SECONDS = 2.0  # between two readings
 STATE_COLORS = {"done": "green", "running": "cyan", "failed": "red", "interrupted": "yellow", "waiting": "dim"}
 
 
 def status(
-    runs: Annotated[
-        list[Path],
-        Argument(metavar="RUN", help="Sweeps' folders, such as runs/quickstart.", autocompletion=complete_run),
-    ],
+    runs: Annotated[list[Path], Argument(metavar="RUN", help=RUNS_HELP, autocompletion=complete_run)],
     watch: Annotated[bool, Option("--watch", help="Refresh every 2 seconds until nothing runs, or Ctrl-C.")] = False,
     as_json: JsonOption = False,
 ) -> None:

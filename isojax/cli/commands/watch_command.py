@@ -13,7 +13,7 @@ import numpy as np
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text, parse_count, print_line
-from isojax.cli.options import JsonOption, ResumedOption, complete_log_format, complete_run
+from isojax.cli.options import FormatOption, JsonOption, MapOption, ResumedOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core import terminal
 from isojax.core.config.load import load_config
@@ -38,6 +38,7 @@ from isojax.scaling.tracks import check_reward
 POLL_SECONDS = 2.0  # between two looks at the size of a log
 DEFAULT_END = 2  # times the C of the newest evaluation
 Signature = tuple[tuple[str, int, int], ...]
+GOAL_HELP = "Stop a run that will not reach it."
 SWEEP_HELP = "A sweep of the same problem: what another n would give from here on."
 RUN_ADVICE = "one run cannot tell what another n would give; name a sweep of the same problem: --sweep RUN"
 SPEND_ADVICE = "isojax spend chooses the n of this run on the way, and may end it earlier"
@@ -85,19 +86,13 @@ class WatchedLog:
 
 def watch(
     log: Annotated[Path, Argument(metavar="LOG", help="A ledger's folder, or another trainer's log.")],
-    log_format: Annotated[
-        str | None, Option("--from", metavar="FORMAT", help="As of records import.", autocompletion=complete_log_format)
-    ] = None,
-    map_options: Annotated[
-        list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help="As of records import.")
-    ] = None,
+    log_format: FormatOption = None,
+    map_options: MapOption = None,
     run_name: Annotated[str | None, Option("--run", metavar="CELL", help="The run, where LOG holds several.")] = None,
     resumed: ResumedOption = False,
     end: Annotated[str | None, Option(metavar="C", help="Where the run ends, in rollouts.")] = None,
     updates: Annotated[str | None, Option(metavar="M", help="Where the run ends, in updates.")] = None,
-    goal: Annotated[
-        float | None, Option("--goal", "--stop-below", metavar="REWARD", help="Stop a run that will not reach it.")
-    ] = None,
+    goal: Annotated[float | None, Option("--goal", "--stop-below", metavar="REWARD", help=GOAL_HELP)] = None,
     sweep: Annotated[Path | None, Option(metavar="RUN", help=SWEEP_HELP, autocompletion=complete_run)] = None,
     follow: Annotated[bool, Option("--follow/--once", help="Look again when the log has grown, or look once.")] = False,
     as_json: JsonOption = False,
