@@ -2,6 +2,7 @@
 is one batch of data.train_batch_size prompts with actor_rollout_ref.rollout.n rollouts each. The log does not hold
 the config: say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_trainer, verl 0.9."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,9 @@ TRAIN_COLUMNS = {
     "train:grad_norm": ("actor/grad_norm",),
     "response_length": ("response_length/mean",),
 }
-DEVICES = "device_count"
-CONFIG_COLUMNS = {"n": ("actor_rollout_ref.rollout.n",), "B_p": ("data.train_batch_size",), "devices": (DEVICES,)}
+DEVICES, ROLLOUT_N = "device_count", "actor_rollout_ref.rollout.n"
+CONFIG_COLUMNS = {"n": (ROLLOUT_N,), "B_p": ("data.train_batch_size",), "devices": (DEVICES,)}
+REPEATS = ("actor_rollout_ref.rollout.n_agent", "env.rollout.n")  # of a problem, by Search-R1 and verl-agent, before n
 SAMPLED = {"sampled_batches": ("train/num_gen_batches",), "sampled_B_p": ("data.gen_batch_size",)}  # by DAPO
 STEP_SECONDS = ("perf/time_per_step", "timing_s/step")
 
@@ -29,11 +31,13 @@ FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | SAMPLED | {"reward": METRIC_COLUMNS,
 SUFFIXES = (".jsonl",)
 
 
-def device_count(config: Mapping[str, Any]) -> dict[str, int]:
-    """{DEVICES: devices of all nodes} from verl's config; {} where it does not say."""
-    counts = [parse_number(config.get(f"trainer.{name}")) for name in ("n_gpus_per_node", "nnodes")]
-    numbers = [int(count) for count in counts if count is not None and 1 <= count < 2**31]
-    return {DEVICES: numbers[0] * numbers[1]} if len(numbers) == 2 else {}
+def derived_settings(config: Mapping[str, Any]) -> dict[str, int]:
+    """The devices of all nodes, and n times a fork's REPEATS, from verl's config; none where it does not say them."""
+    factors = {DEVICES: [config.get(f"trainer.{name}") for name in ("n_gpus_per_node", "nnodes")]}
+    if any(name in config for name in REPEATS):
+        factors[ROLLOUT_N] = [config.get(name, 1) for name in (ROLLOUT_N, *REPEATS)]
+    counts = {name: [parse_number(value) or 0 for value in values] for name, values in factors.items()}
+    return {name: math.prod(map(int, x)) for name, x in counts.items() if all(1 <= count < 2**31 for count in x)}
 
 
 def read(path: Path) -> list[LogTable]:

@@ -25,7 +25,7 @@ _OUTER_PREFIX = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\S+ (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} [ \d]\d [\d:]{8} |[\d:.,]{8,} |\d+: "
     r"|\[[\w,:. -]+\](?:<\w+>)?:? ?|\S+ +\| )+"
 )
-_RAY_PREFIX = re.compile(r"^\((\w+) (?:pid|ip)=[^)]*\) ?")
+_RAY_PREFIX = re.compile(r"(\((?:[\w:.]+ )*(?:pid|ip)=[^()]*\)) ?")  # within a line, another process goes on with it
 _RAY_REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
 # A progress bar may stand before it, or, where its first tag has a slash as verl's do, other output.
 _STEP_LINE = re.compile(r"^(?:(?:.*(?:it/s|s/it|\?)\])? *|.*[\s\]>:|](?=step:\d+ - [\w-]+/\S+:))step:(\d+) - (.*)$")
@@ -36,18 +36,18 @@ MAX_CONFIG_LINES, MAX_CONFIG_TRIES = 3000, 100  # the config is printed before w
 
 def is_step_line(text: str) -> bool:
     """Whether a line of a log has a step's metrics."""
-    return _STEP_LINE.match(_plain(text)[1]) is not None
+    return any(_STEP_LINE.match(piece) for _, piece in _plain_pieces(text))
 
 
 def read(path: Path) -> list[LogTable]:
     """The file as one run; InputError where it has no step."""
     check_log_file(path)
     numbered = list(read_lines(path, "replace"))
-    lines = [(number, *_plain(text)) for number, text in numbered]
+    lines = [(number, *piece) for number, text in numbered for piece in _plain_pieces(text)]
     rows, notes = list[DataRow](), list[str]()
     for i, (number, _, text) in enumerate(lines):
         if match := _STEP_LINE.match(text):
-            is_torn = i == len(lines) - 1 and not numbered[i][1].endswith("\n")
+            is_torn = i == len(lines) - 1 and not numbered[-1][1].endswith("\n")
             if is_torn:
                 notes.append("its last line is torn (the run still writes it, or was stopped): without its last value")
             values = _metric_values(match[2], is_torn)
@@ -61,22 +61,22 @@ def read(path: Path) -> list[LogTable]:
     # Hydra's overrides on the command lines of verl's RL trainers
     printed = re.sub(r"\\\n", " ", "\n".join(text for _, _, text in lines)).split("\n")
     commands = [dict(_OVERRIDE.findall(text)) for text in printed if "verl." in text and "actor_rollout_" in text]
-    for name in (*verl.CONFIG_COLUMNS["n"], *verl.CONFIG_COLUMNS["B_p"]):
+    for name in (*verl.CONFIG_COLUMNS["n"], *verl.REPEATS, *verl.CONFIG_COLUMNS["B_p"]):
         texts = [str(config[name]) for config in configs or commands if name in config]
         values = list(dict.fromkeys(text for text in texts if "$" not in text))
         if len(values) > 1:
             raise InputError(f"{path} holds runs whose {name} is {', then '.join(values)}; expected one run. Split it.")
     config = {name: value for source in (*commands, *configs[-1:]) for name, value in source.items()}
     name = str(config.get("trainer.experiment_name", ""))
-    return [LogTable(str(path), tuple(rows), config | verl.device_count(config), run=name, notes=tuple(notes))]
+    return [LogTable(str(path), tuple(rows), config | verl.derived_settings(config), run=name, notes=tuple(notes))]
 
 
-def _plain(text: str) -> tuple[str, str]:
-    """(Ray's prefix, the rest) of a line without colours."""
+def _plain_pieces(text: str) -> list[tuple[str, str]]:
+    """(Ray's prefix, what it stands before) of each process that wrote a part of a line, without colours."""
     text = _RAY_REPEATED.sub("", _COLOUR.sub("", text).rstrip("\r\n").rpartition("\r")[2]).rstrip()
-    text = _OUTER_PREFIX.sub("", text)
-    prefix = _RAY_PREFIX.match(text)
-    return (prefix[0], text[prefix.end() :]) if prefix else ("", text)
+    first, *others = _RAY_PREFIX.split(_OUTER_PREFIX.sub("", text))
+    pieces = list(zip(others[::2], others[1::2], strict=True))
+    return [("", first), *pieces] if first or not pieces else pieces
 
 
 def _metric_values(text: str, is_torn: bool) -> dict[str, float]:

@@ -96,6 +96,13 @@ def test_spaces_take_no_time(tmp_path):
     assert time.process_time() - before < 5.0
 
 
+def test_what_only_begins_like_a_prefix_takes_no_time(tmp_path):
+    (tmp_path / "job.log").write_text("(pid=1 " * 50_000 + "\n(a" + " b" * 50_000 + "\n" + COMMAND + "\n" + STEPS)
+    before = time.process_time()
+    assert read_logs([tmp_path / "job.log"], None, {}).runs[0].cell == Cell(64, 5, 0)
+    assert time.process_time() - before < 5.0
+
+
 def prefixed(prefix: str) -> str:
     """A whole log, each line behind what a machine's own log puts before it."""
     return "".join(
@@ -160,3 +167,35 @@ def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG + step_line(6) + step_line(7) + step_line(8))
     (run,) = read_logs([tmp_path / "job.log"], None, {}, resumed=True).runs
     assert [p.M for p in run.points] == [0, 2, 4, 6, 8]
+
+
+def test_a_line_that_another_process_goes_on_with_is_two(tmp_path):
+    """Ray's processes write at once, so that a line of one ends where one of another begins: in the config, or before a
+    step; an older Ray writes the worker's group and name."""
+    other = "\x1b[36m(pid=80)\x1b[0m \n\x1b[36m(xQkWorkerDict_0:0 WorkerDict pid=80)\x1b[0m {'a': 1}\n\n"
+    config = CONFIG.replace("'qwen-n8', ", f"'qwen-n8',{other}{RAY}  ")
+    steps = STEPS.replace(f"{RAY}step:4", f"(WorkerDict pid=80, ip=10.0.0.2) saving{RAY}step:4")
+    assert config != CONFIG and steps != STEPS
+    (tmp_path / "job.log").write_text(config + steps)
+    (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
+    assert run.cell == Cell(32, 8, 0) and [p.M for p in run.points] == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("config", "n"),
+    [
+        (CONFIG.replace("'n': 8", "'n': 1, 'n_agent': 5"), 5),
+        (CONFIG.replace("'n': 8", "'n': 4, 'n_agent': 1"), 4),
+        (CONFIG.replace("'n': 8", "'n': 1").replace(" 'data'", " 'env': {'rollout': {'n': 6}}, 'data'"), 6),
+        (COMMAND.replace("rollout.n=5", "rollout.n_agent=3") + "\n", 3),
+    ],
+)
+def test_forks_that_repeat_a_problem_before_verl_does(tmp_path, config, n):
+    """Search-R1 and verl-agent keep rollout.n = 1 and have the size of a group elsewhere."""
+    (tmp_path / "job.log").write_text(config + STEPS)
+    (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
+    assert run.cell.n == n and run.points[-1].rollouts == 6 * run.cell.B_p * n
+    (tmp_path / "job.log").write_text(config + STEPS + config.replace("_agent=3", "_agent=7"))
+    if "_agent=3" in config:
+        with pytest.raises(InputError, match=r"runs whose actor_rollout_ref.rollout.n_agent is 3, then 7"):
+            read_logs([tmp_path / "job.log"], None, {})
