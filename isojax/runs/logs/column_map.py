@@ -84,6 +84,8 @@ class ColumnMap:
             return str(value)
         if field == "counts" and not is_blank(value):
             return self._read_counts(value, row)
+        if field == "step" and isinstance(value, str):
+            value = re.sub(r"/\d+$", "", value)  # of all of them, as ms-swift's "10/560"
         lowest = LOWEST_VALUES.get(field)
         number = check_number(value, cell, expected=expected or "a number", minimum=lowest, whole=lowest is not None)
         return number if lowest is None else int(number)
@@ -134,10 +136,12 @@ _SUGGESTIONS = {
     "rollouts": ["--map step=COLUMN, for rollouts = step x B_p x n, or --map rollouts=COLUMN"],
     "sampled_B_p": ["--map sampled_B_p=192 (verl's data.gen_batch_size)"],
 }
-_VALIDATION_COLUMN = re.compile(r"val(?!ue)|eval|test|held|acc|avg@|mean@", re.IGNORECASE)
-_TRAINING_COLUMN = re.compile(r"(train|rollout|rewards|(ppo_|grpo_)?actor|critic)[/_]", re.IGNORECASE)
+_VALIDATION_COLUMN = re.compile(r"val(?!ue)|eval|test|held|acc|avg@|mean@|pass_?(@|at)", re.IGNORECASE)
+_TRAINING_COLUMN = re.compile(r"(train|rollout|rewards|(ppo_|grpo_)?actor|critic)[/_.]|reward[/.]", re.IGNORECASE)
 _DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")  # by which torch and transformers name a folder
-_NO_REWARD = re.compile(r"(?i)(?:\b|_)(std|min|max|num|len)(?:\b|_)|length|time|step|epoch|loss|rat[ei]|per_|interval")
+_NO_REWARD = re.compile(
+    r"(?i)(\b|_)(std|min|max|num|len)(\b|_)|length|time|step|epoch|loss|rati|[^s]_rate|per_|interval"
+)
 
 
 def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Mapping[str, Sequence[str]]) -> ColumnMap:
@@ -259,9 +263,10 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
         matches = glob_filter(table.columns, name)
         if field == name == "reward" and matches:  # which may be the training reward
             matches += [x for x in table.columns if x not in field_map.values() and _may_be_validation(x, table)]
-            if len(matches) == 1 and {"reward_std", "grad_norm"} <= {*table.columns}:
+            others = [name for name in ("reward_std", "grad_norm", "Training Loss") if name in table.columns]
+            if len(matches) == 1 and "reward_std" in others[:-1]:  # Training Loss: in a notebook's table
                 raise InputError(
-                    f"{table.source}: with reward_std and grad_norm, reward is TRL's training reward. Name a"
+                    f"{table.source}: with {' and '.join(others)}, reward is TRL's training reward. Name a"
                     " validation metric: --map reward=COLUMN; or fit the training reward: --map reward=reward."
                 )
         if len(matches) > 1 and field == "reward":

@@ -11,8 +11,8 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import DELIMITERS, JSON_LINES_SUFFIXES, paths_below, read_lines
 from isojax.core.tabular import parse_number
 from isojax.runs.importers import csv, tensorboard, trl, verl_console
+from isojax.runs.logs.log_table import check_log_file
 
-# The files by which a folder is known to hold logs of a format.
 FOLDER_PATTERNS = {"wandb": "run-*.wandb", "trl": trl.STATE_FILE, "tensorboard": tensorboard.EVENT_FILE_PATTERN}
 LINES_LOOKED_AT = 20_000  # of a console log, before its first step
 
@@ -46,13 +46,14 @@ def detect_format(paths: Sequence[Path]) -> str:
         raise InputError(f"logs of several formats: {found}; expected one. Name it by --from, or leave logs out.")
     raise InputError(
         f"{' '.join(map(str, paths))}: the format is not known by name or first lines; name it, such as --from csv, or"
-        " save it as CSV. Of a trainer other than verl, import the run in W&B or TensorBoard, not what it prints."
+        " save it as CSV. Of a trainer other than verl, import the run in W&B or TensorBoard, or trainer_state.json."
     )
 
 
 def _formats(path: Path) -> set[str]:
     """The formats of a log, or of all logs below a folder; empty where none is known."""
     if not path.is_dir():
+        check_log_file(path)
         found = _format_of_file(path) or _format_by_suffix(path)  # a reader says what is damaged
         return {found} if found else set()
     formats = {name for name, pattern in FOLDER_PATTERNS.items() if paths_below(path, pattern)}

@@ -39,7 +39,7 @@ SAME_NAME_FIELDS = {
     for name in ("rollouts", "step", "n", "B_p", "B", "seed", "tokens", "device_hours", "devices", "samples")
 }
 LEDGER_FIELDS = {name: (name,) for name in FIELD_HELP if name != "scale"} | {
-    "step": ("step", "training_step", "global_step"),
+    "step": ("step", "training_step", "global_step", "global_step/max_steps"),  # the last: "10/560", by ms-swift
     "train:entropy": ("entropy",),
     "train:kl": ("kl",),
 }

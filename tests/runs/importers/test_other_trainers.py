@@ -61,6 +61,32 @@ def test_the_reward_that_is_proposed_may_be_one(logged):
         )
 
 
+def test_the_reward_that_is_proposed_is_of_validation_and_may_be_a_rate(logged):
+    rows = [{"step": i, "reward": {"accuracy": 0.5}, "val": {"score": 0.5 + i, "success_rate": 0.5}} for i in range(3)]
+    with pytest.raises(InputError, match=r"type --map reward=val\.(score|success_rate) \(the nearest\)\."):
+        logged("jsonl", rows, SETTINGS)
+    for name in ("val/success_rate", "sampled_pass_at_1", "pass@1"):
+        rows = [{"step": i, name: 0.5, "val/truncation_rate": 0.5, "reward/accuracy": 0.5} for i in range(3)]
+        with pytest.raises(InputError, match=rf"type --map reward={name} \(the nearest\)\."):
+            logged("jsonl", rows, SETTINGS)
+
+
+def test_steps_of_all_as_ms_swift_writes_them(logged):
+    rows = [{"eval_reward": i / 10, "global_step/max_steps": f"{10 * i}/30", "memory(GiB)": 3.5} for i in range(4)]
+    trained = [{"reward": 0.5, "reward_std": 0.1, "global_step/max_steps": f"{5 * i}/30"} for i in range(1, 7)]
+    end = {"best_metric": 0.3, "global_step": 30, "log_history": [{"eval_reward": 0.1, "step": 10}]}
+    (run,) = logged("jsonl", [*trained[:1], *rows, end], "reward=eval_reward", SETTINGS).runs
+    assert curve(run) == [(0, 0, 0.0), (10, 320, 0.1), (20, 640, 0.2), (30, 960, 0.3)]
+    with pytest.raises(InputError, match=r"line 1: step \(column global_step/max_steps\) is 'x'; expected a number"):
+        logged("jsonl", [{"acc": 0.5, "global_step/max_steps": "x/30"}], "reward=acc", SETTINGS)
+
+
+def test_an_empty_log_is_said_to_be_empty(tmp_path):
+    (tmp_path / "run.log").write_text("")
+    with pytest.raises(InputError, match=r"run\.log is empty \(line 1 is missing\); expected a log .* Leave it out"):
+        read_logs([tmp_path / "run.log"], None, {})
+
+
 def test_a_console_is_no_csv(tmp_path):
     (tmp_path / "run.log").write_text("INFO step 1, loss 0.5, reward 0.25\nINFO saved\nINFO step 2, loss 0.4\n")
     with pytest.raises(InputError, match=r"format is not known .* Of a trainer other than verl, import the run in W&B"):
@@ -105,6 +131,9 @@ def test_a_training_reward_beside_a_validation_metric_is_not_taken_for_it(logged
     with pytest.raises(InputError, match="with reward_std and grad_norm, reward is TRL's training reward"):
         logged("csv", history, SETTINGS)
     assert curve(logged("csv", history, SETTINGS, "reward=reward").runs[0]) == [(1, 32, 0.5), (2, 64, 0.6)]
+    notebook = "Step\tTraining Loss\treward\treward_std\tkl\n1\t0.1\t0.5\t0.1\t0\n2\t0.1\t0.6\t0.1\t0\n"
+    with pytest.raises(InputError, match="with reward_std and Training Loss, reward is TRL's training reward"):
+        logged("csv", notebook, SETTINGS)
     others = "value_mean,train_acc,eval_dataset,test_problems,eval_batch,eval_runtime,eval_num,eval/minerva"
     text = f"step,reward,{others}\n0,0.9,0.5,0.5,math,500,64,1.5,0.5,0.1\n10,0.9,0.5,0.5,math,500,64,1.5,0.5,0.2\n"
     with pytest.raises(
