@@ -17,6 +17,7 @@ PILOT_SHARE = 0.1  # of the budget, for all pilots together
 MIN_PILOT_UPDATES = 8  # an n that has fewer within its share has no pilot; it may be chosen later
 MIN_EVALUATIONS = 5  # at C > 0 within the budget
 MIN_GROWTH = 1.2  # of C, from one choice of n to the next
+OPTIMISM = 0.25  # standard deviations, times the share of the budget that is left: an n that may be better is tried
 LAST_SHARE = 0.95  # of the budget: an evaluation beyond is left out, the end follows
 STOP_GAIN = 0.001  # of reward: where it is unlikely that the rest of the budget gains more, the run ends
 STOP_QUANTILE = 0.9
@@ -68,7 +69,8 @@ class SpendPolicy:
         plans: list[tuple[float, Cell, int, FloatArray, FloatArray]] = []
         for cell in candidates:
             now = draws.along(paths[cell])[:, -1]
-            i, end = draws.best_next(now, max(C_left, 0), len(self.by_n))
+            optimism = OPTIMISM * max(C_left, 0) / self.total_rollouts
+            i, end = draws.best_next(now, max(C_left, 0), len(self.by_n), optimism)
             plans.append((float(end.mean()), cell, list(self.by_n)[i], end, end - now))
         expected, cell, n, end, gain = max(plans, key=lambda plan: plan[0])
         C_now = reached[cell]

@@ -53,8 +53,8 @@ def point(C: int, M: int, reward: float) -> EvalPoint:
 class Trainer:
     """Trains legs in a world of known curves, with noisy evaluations."""
 
-    def __init__(self, policy: SpendPolicy, curves: Curves) -> None:
-        self.policy, self.curves, self.rng = policy, curves, np.random.default_rng(0)
+    def __init__(self, policy: SpendPolicy, curves: Curves, seed: int = 0) -> None:
+        self.policy, self.curves, self.rng = policy, curves, np.random.default_rng(seed)
         self.rewards: dict[Cell, float] = {}
         self.runs: dict[Cell, RunRecord] = {}
         self.legs: list[Leg] = []
@@ -123,6 +123,15 @@ def test_the_rest_of_a_run_is_forecast_from_short_runs_and_its_beginning() -> No
     assert (np.abs(errors) < 3 * spreads).all(), (errors, spreads)
 
 
+def test_of_two_plans_an_optimist_takes_the_one_that_may_turn_out_better() -> None:
+    """n = 2 ends at .59 in both draws, n = 8 at .28 in one and at .72 in the other."""
+    low, high = draws_of({2: (0.6, 2e3), 8: (0.3, 3e4)}), draws_of({2: (0.6, 2e3), 8: (0.9, 3e4)})
+    draws = GrowthDraws(np.concatenate([low.theta, high.theta]))
+    choices = [draws.best_next(draws.R0 + 0.01, BUDGET, 2, optimism) for optimism in (0.0, 2.0)]
+    assert [i for i, _ in choices] == [0, 1]
+    np.testing.assert_allclose([end for _, end in choices], [[0.59, 0.59], [0.28, 0.72]], atol=0.01)
+
+
 def test_pilots_take_a_tenth_and_each_has_enough_updates() -> None:
     pilots = policy_for([2, 8, 32, 4096]).pilots()
     assert [leg.n for leg in pilots] == [2, 8, 32]  # 8 updates of n = 4096 are more than the whole budget
@@ -134,9 +143,10 @@ def test_pilots_take_a_tenth_and_each_has_enough_updates() -> None:
 
 @pytest.mark.parametrize(("curves", "longest_n"), [(FAST_THEN_FAR, 32), (ONE_IS_BEST, 2)])
 def test_the_run_ends_near_the_best_fixed_n_and_within_the_budget(curves: Curves, longest_n: int) -> None:
-    trainer = Trainer(policy_for(list(curves)), curves)
-    reward = trainer.spend()
-    assert reward > max(hill(BUDGET, *curve) for curve in curves.values()) - 0.01
+    trainers = [Trainer(policy_for(list(curves)), curves, seed) for seed in range(8)]
+    rewards = [trainer.spend() for trainer in trainers]
+    assert np.mean(rewards) > max(hill(BUDGET, *curve) for curve in curves.values()) - 0.012
+    trainer = trainers[0]
     trained = [leg for leg in trainer.legs if leg.expected is not None]
     rollouts = {n: sum(leg.C_end - leg.C_start for leg in trained if leg.n == n) for n in curves}
     assert max(rollouts, key=rollouts.__getitem__) == longest_n, rollouts

@@ -75,19 +75,17 @@ class GrowthDraws:
         excess = (rewards - self.R0 - gain) * np.exp2(-np.minimum(C_more / C_mid, 60))
         return self.R0 + gain * after + np.where(progress < 1 - _CLOSE, 0.0, excess)
 
-    def best_next(self, rewards: FloatArray, C_left: float, num_n: int) -> tuple[int, FloatArray]:
-        """(the index of the n to go on with, rewards at the end float[Q]) by the plan of highest mean: an n to the end,
-        or one change after a share of what is left."""
-        best_index, best_end = 0, np.full_like(rewards, -np.inf)
+    def best_next(self, rewards: FloatArray, C_left: float, num_n: int, optimism: float) -> tuple[int, FloatArray]:
+        """(the index of the n to go on with, rewards at the end float[Q]). A plan is an n to the end, or one change after
+        a share of what is left. The plan with the highest upper bound is taken: its mean, and `optimism` standard
+        deviations of its difference from the plan of highest mean."""
+        plans = [(i, self.go_on(rewards, i, C_left)) for i in range(num_n)]
         for i in range(num_n):
-            ends = [self.go_on(rewards, i, C_left)]
             for share in SWITCH_SHARES:
                 middle = self.go_on(rewards, i, share * C_left)
-                ends += [self.go_on(middle, j, (1 - share) * C_left) for j in range(num_n) if j != i]
-            end = max(ends, key=np.mean)
-            if end.mean() > best_end.mean():
-                best_index, best_end = i, end
-        return best_index, best_end
+                plans += [(i, self.go_on(middle, j, (1 - share) * C_left)) for j in range(num_n) if j != i]
+        best = max((end for _, end in plans), key=np.mean)
+        return max(plans, key=lambda plan: plan[1].mean() + optimism * (plan[1] - best).std())
 
 
 def fit_growth(n: Sequence[int], base_rewards: Sequence[float], paths: Sequence[RunPath], C_end: float) -> GrowthDraws:
