@@ -87,9 +87,7 @@ FormatOption = Annotated[
 MAP_HELP = "Which column is what; n=16 holds for every row, n=n{} is in the name of the run or the file. Repeatable."
 MapOption = Annotated[list[str] | None, Option("--map", metavar="FIELD=COLUMN,...", help=MAP_HELP)]
 DryRunOption = Annotated[bool, Option("--dry-run", help="Check everything and show the plan; run nothing.")]
-IncludeFlaggedOption = Annotated[
-    bool, Option(INCLUDE_FLAGGED, help="Fit the runs that are flagged as broken too; else they are left out.")
-]
+IncludeFlaggedOption = Annotated[bool, Option(INCLUDE_FLAGGED, help="Fit runs that are flagged as broken, too.")]
 WHERE_HELP = "Take only the rows of the file with this value; may be repeated."
 WhereOption = Annotated[list[str] | None, Option(metavar="COL=VALUE", help=WHERE_HELP)]
 CONFIG_HELP = "Configs, later ones over earlier ones, then overrides."

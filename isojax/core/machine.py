@@ -1,5 +1,4 @@
-"""This process's share of its machine: its cores, and large pages, which spare a step a million page faults; what it
-sets for the network."""
+"""This process's share of its machine: its cores, large pages (a million page faults less in a step), the network."""
 
 import ctypes
 import os

@@ -209,6 +209,10 @@ class Spending:
         """Where a run is to be trained to, as far as that is known; 0 for one that is not trained."""
         return max((leg.C_end for leg in self.legs if leg.cell == cell), default=0)
 
+    def rollouts(self, cell: Cell) -> int:
+        """C of a run at C_end, after whole updates."""
+        return cell.with_stages(self.stages(cell)).rollouts_to_reach(self.C_end(cell))
+
 
 @dataclass(frozen=True)
 class CellProgress:

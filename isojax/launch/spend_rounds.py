@@ -31,7 +31,7 @@ def legs_to_train(
     """The spending so far and the legs to train at the same time, round after round."""
     policy, spending = spend_policy(config, cells), current_spending(config, cells, folder)
     are_legs_known = all(leg.cell in cells and leg.n in policy.by_n for leg in spending.legs)
-    is_behind = any(run.points[-1].target > spending.C_end(run.cell) for run in recorded_runs() if run.points)
+    is_behind = any(run.points[-1].rollouts > spending.rollouts(run.cell) for run in recorded_runs() if run.points)
     is_other = (spending.budget, spending.metric) != (config.sweep.budget, policy.metric) or not are_legs_known
     if is_behind or is_other:
         problem = "is missing, or older than the ledgers" if is_behind else "belongs to another budget, metric or n"

@@ -91,8 +91,7 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
 
 
 def check_evaluations(config: Config) -> None:
-    """InputError where no cell will have enough evaluations for a curve, by the fit's own rule; a warning names the
-    cells that will not."""
+    """InputError where no cell will have the evaluations that a fit's curve needs; a warning names those without."""
     sweep, evaluation = config.sweep, config.cell.eval
     if sweep.strategy == "spend":
         raise InputError("sweep.strategy=spend trains one policy and fits no law; expected `isojax spend CONFIG`.")

@@ -166,7 +166,7 @@ def read_sweep_status(folder: Path, now: float | None = None, planned: Config | 
     for cell in _known_cells(folder, config, driver_cells):
         goal = cell.rollouts_to_reach(last_target) if strategy == "grid" else None
         if spending:
-            goal = spending.C_end(cell) or None
+            goal = spending.rollouts(cell) or None
             if goal is None:  # its n had no pilot
                 continue
         cells.append(_cell_summary(folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now))

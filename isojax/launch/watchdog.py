@@ -134,8 +134,7 @@ class Watchdog:
         await self._follow(reader, writer, name)
 
     async def _follow(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
-        """Read what another watchdog sends, until its process has ended. Each line says what has happened, and to which
-        process."""
+        """Read what another watchdog sends, until its process has ended: in each line, what has happened to whom."""
         said_goodbye = False
         self.peers.append(writer)
         keep_alive(writer.get_extra_info("socket"))

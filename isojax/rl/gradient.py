@@ -275,8 +275,7 @@ def _make_anchor(x: Array) -> Array:
 
 
 def _attach_anchors(anchors: Params, inputs: UpdateInputs) -> Params:
-    """The policy's parameters, those that are trained with the gradient of their anchors: layers' each in its own
-    place, where it is used."""
+    """The policy's parameters, trained ones with the gradient of their anchors: those of a layer where it is used."""
     anchored = jax.tree.map(GradAnchor, anchors, inputs.params)
     trained = {name: pair if name == "blocks" else resolve_anchors(pair) for name, pair in anchored.items()}
     return policy_params(trained, inputs.base_params)

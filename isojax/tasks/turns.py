@@ -34,8 +34,7 @@ def split_turns(tokens: np.ndarray) -> list[np.ndarray]:
 
 
 def build(argument: str) -> Check:
-    """The check that replies: its `response` is a JSON list of turns, its verdict's message the reply, and `parsed`
-    whether there is one."""
+    """The check that replies: `response` is a JSON list of turns, the verdict's message the reply, if `parsed`."""
     reply = vars(registry.load("tasks.sources", argument, "source"))["reply"]
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:

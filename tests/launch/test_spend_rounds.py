@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from isojax.launch.planner import plan_cells
 from isojax.launch.strategy import raise_cell_failures, training_rounds
 from isojax.runs.ledger import Ledger
 from isojax.runs.spend_file import read_spending, write_spending
+from isojax.train.loop import make_eval_grid
 
 SWEEP = {"strategy": "spend", "B_p": (8,), "n": (2, 4), "budget": 20000}
 CONFIG = Config().with_settings(sweep=SWEEP, cell={"eval": {"start": 64.0, "ratio": 1.5}})
@@ -65,6 +67,25 @@ def test_ledgers_beyond_what_spend_json_knows_are_refused(legs: int, tmp_path: P
             ledger.append(EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
     with pytest.raises(InputError, match=r"spend\.json is missing, or older than the ledgers\. Restore it"):
         next(training_rounds(CONFIG, plan_cells(CONFIG.sweep), tmp_path, []))
+
+
+def test_updates_beyond_the_end_of_a_leg_are_not_beyond_spend_json(tmp_path: Path) -> None:
+    """The last update of a leg is whole: its evaluation may have a later target than the leg's end."""
+    settings = CONFIG.with_settings(
+        sweep={"n": (2, 4, 8, 16, 32, 64), "budget": 120174}, cell={"eval": {"start": 64.0, "ratio": 1.05}}
+    )
+    cells = plan_cells(settings.sweep)
+    pilots = next(training_rounds(settings, cells, tmp_path, []))
+    beyond = 0
+    for cell, target in ((target.cell, target.C) for target in pilots):
+        grid = make_eval_grid(settings.with_settings(sweep={"budget": target}), cell)
+        C = cell.rollouts_to_reach(target)
+        last = grid[bisect_right(grid, C) - 1]
+        beyond += last > target
+        ledger = Ledger(tmp_path / "cells" / cell.name, cell, "")
+        ledger.append(EvalPoint(last, C // cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
+    assert beyond
+    assert next(training_rounds(settings, cells, tmp_path, [])) == pilots
 
 
 def test_where_every_run_failed_no_others_are_spoken_of(tmp_path: Path) -> None:

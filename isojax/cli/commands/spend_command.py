@@ -110,15 +110,23 @@ def _describe_pilots(config: Config) -> None:
 def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> None:
     on_ray = config.run.ray is not None
     runner = importlib.import_module("isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner")
-    folder: Path | None = runner.launch(config, resume, dry_run, process_group)
+    run_failure: RunFailed | None = None
+    try:
+        folder: Path | None = runner.launch(config, resume, dry_run, process_group)
+    except RunFailed as e:  # of a pilot, maybe, and the others spent the budget
+        if process_group.is_multi_process:
+            raise
+        run_failure, folder = e, working_folder(config.run.dir, config.name)
     if dry_run or folder is None:
         return
     spending, runs = read_spending(folder), [run for run in read_runs([folder], warn) if run.points]
-    if spending is None or not runs:
-        raise RunFailed(f"{folder} has no run to report")
+    if spending is None or not runs or (run_failure and not spending.is_ended):
+        raise run_failure or RunFailed(f"{folder} has no run to report")
     page = importlib.import_module("isojax.report.page.spend_page")
     write_text(folder / PAGE_FILE, page.render_spending(folder, spending, runs))
     for sentence in page.describe_spending(spending, runs):
         print_line(sentence)
     print_line(f"policy: {folder / 'cells' / spending.cell.name}")
     print_line(f"page: {folder / PAGE_FILE}")
+    if run_failure:
+        raise run_failure

@@ -28,6 +28,7 @@ from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.find_logs import detect_format
 from isojax.runs.logs.import_logs import read_logs
+from isojax.runs.spend_file import read_spending
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import NOption, compare_n, n_to_raise_to
 from isojax.scaling.checks.run_health import health_flags
@@ -67,10 +68,12 @@ class WatchedLog:
             is_plain = log_format == "csv" and path.is_file() and path.suffix != ".gz"
             if is_first and is_plain and not path.read_bytes().endswith(b"\n"):
                 terminal.note(f"the last line of {path} has no line end, so it is left out: it may not be whole yet")
-        names = [run.cell.name for run in runs]
-        chosen = [run for run in runs if self.run_name in (None, run.cell.name)]
+        names, run_name = [run.cell.name for run in runs], self.run_name
+        if run_name is None and path.is_dir() and (spending := read_spending(path)) and spending.legs[-1].expected:
+            run_name = spending.cell.name
+        chosen = [run for run in runs if run_name in (None, run.cell.name)]
         if len(chosen) != 1:
-            given = "no --run" if self.run_name is None else f"--run {self.run_name}"
+            given = "no --run" if run_name is None else f"--run {run_name}"
             raise InputError(f"{self.path} holds {len(runs)} runs, given {given}; expected one of {', '.join(names)}.")
         return chosen[0]
 
@@ -172,10 +175,9 @@ def _end_of_spend(run: RunRecord, spending: Spending) -> tuple[float, str]:
     if spending.is_ended:
         return float(run.points[-1].rollouts), "where isojax spend ended it"
     if run.cell != spending.cell or spending.legs[-1].expected is None:
-        return float(run.cell.rollouts_to_reach(spending.C_end(run.cell))), "the end of its pilot"
+        return float(spending.rollouts(run.cell)), "the end of its pilot"
     others = {leg.cell for leg in spending.legs} - {run.cell}
-    spent = sum(cell.rollouts_to_reach(spending.C_end(cell)) for cell in others)
-    return float(spending.budget - spent), "what the pilots left of the budget"
+    return float(spending.budget - sum(map(spending.rollouts, others))), "what the pilots left of the budget"
 
 
 def _rollouts_at(run: RunRecord, M: int) -> float:

@@ -1,5 +1,4 @@
-"""A sweep prepared in a process: everything that can be refused is, sizes are chosen, devices are divided among cells,
-and programs wait for them."""
+"""A sweep prepared in a process: what can be refused is, sizes are chosen, devices and programs are ready for cells."""
 
 import os
 import re

@@ -181,8 +181,7 @@ class RayScheduler:
             processes.kill()
 
     async def _train_cells(self, processes: RayProcessGroup, report: Callable[..., None]) -> bool:
-        """Train cells until none is left in any round, or the sweep is asked to end; returns whether the processes can
-        be closed."""
+        """Train cells until none is left or the sweep is asked to end; returns whether the processes can be closed."""
         while not (self.cell_queue.finished or preemption.requested()):
             if not self.cell_queue.waiting:
                 await asyncio.sleep(POLL_INTERVAL)

@@ -188,8 +188,7 @@ def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Par
 def load_weight(
     layout: WeightLayout, stored_tensors: Mapping[str, StoredTensor], sharding: NamedSharding
 ) -> Float[Array, "..."]:
-    """One parameter in float32 on the devices of this process, from parts of its layers' tensors; what a device does
-    not hold is never copied to it."""
+    """One parameter in float32 on this process's devices, each of which gets its part of the layers' tensors alone."""
     devices_by_region: dict[Region, list[Any]] = defaultdict(list)
     for device, index in sharding.addressable_devices_indices_map(layout.shape).items():
         assert index is not None

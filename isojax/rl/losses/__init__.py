@@ -32,8 +32,7 @@ def ratios(logps: Tokens, old_logps: Tokens, mask: Mask) -> Tokens:
 
 
 def clipped_surrogate(ratio: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347, equation 7); metric: the share of tokens whose
-    gradient it stops."""
+    """-min(r A, clip(r, 1 - low, 1 + high) A) (PPO, arXiv:1707.06347, eq. 7); metric: the share of tokens stopped."""
     clipped_ratio = jnp.clip(ratio, 1 - clip.low, 1 + clip.high)
     value = -jnp.minimum(ratio * advantages, clipped_ratio * advantages)
     gradient_stopped = mask & (clipped_ratio * advantages < ratio * advantages)

@@ -76,8 +76,8 @@ class GrowthDraws:
         return self.R0 + gain * after + np.where(progress < 1 - _CLOSE, 0.0, excess)
 
     def best_next(self, rewards: FloatArray, C_left: float, num_n: int, optimism: float) -> tuple[int, FloatArray]:
-        """(the index of the n to go on with, rewards at the end float[Q]). A plan is an n to the end, or one change after
-        a share of what is left. The plan with the highest upper bound is taken: its mean, and `optimism` standard
+        """(the index of the n to go on with, rewards at the end float[Q]). A plan is an n to the end, or one change
+        after a share of what is left. The plan with the highest upper bound is taken: its mean, and `optimism` standard
         deviations of its difference from the plan of highest mean."""
         plans = [(i, self.go_on(rewards, i, C_left)) for i in range(num_n)]
         for i in range(num_n):

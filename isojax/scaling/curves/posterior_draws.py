@@ -149,8 +149,7 @@ class _Coordinates:
     T: FloatArray  # [d, d]
 
     def adapt(self, positions: FloatArray) -> FloatArray:
-        """Whiten by the covariance of the last half of positions float[iterations, Q, d] too; returns where the chains
-        are in the new coordinates."""
+        """Whiten by the covariance of the last half of positions float[iterations, Q, d] too; returns the new ones."""
         own = positions[:, self.chains]
         chain_count, d = own.shape[1:]
         last_half = own[len(own) // 2 :].reshape(-1, d)
