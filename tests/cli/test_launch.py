@@ -15,8 +15,12 @@ import pytest
 
 from isojax.cli import app
 from isojax.core.config import Config, load_config, save_config
-from isojax.core.errors import InputError
+from isojax.core.errors import InputError, RunFailed
+from isojax.core.nouns import EvalPoint, Leg, RunRecord, Spending
+from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import ProcessGroup
+from isojax.runs.ledger import write_run
+from isojax.runs.spend_file import write_spending
 from tests.cli.conftest import Isojax, error_of
 from tests.scaling.documents import document
 
@@ -217,6 +221,26 @@ def test_the_config_of_a_run_of_spend_keeps_its_name(isojax: Isojax, calls: list
     assert calls[1] == (first, True, True)  # its budget too
     assert isojax("spend", str(folder), "name=other", "--budget", "139000", "--dry-run")[0] == 0
     assert calls[2][0].name == "other"
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_spend_reports_what_it_has_spent_where_a_pilot_failed(
+    isojax: Isojax, monkeypatch: pytest.MonkeyPatch, is_ended: bool
+) -> None:
+    def launch(config: Config, *_: Any) -> Path:
+        first, second = plan_cells(config.sweep)
+        folder = Path("runs", config.name)
+        points = tuple(EvalPoint(128 * M, M, 128 * M, 0, {"avg@4": 0.3 + 0.01 * M}) for M in range(7))
+        write_run(folder / "cells" / first.name, RunRecord(first, points))
+        legs = (Leg(first, 4, 0, 256), Leg(second, 8, 0, 256), Leg(first, 4, 256, 768, 0.4, (0.3, 0.5)))
+        write_spending(folder, Spending(1024, "avg@4", legs, is_ended))
+        raise RunFailed(f"{second.name}: the loss is not finite")
+
+    monkeypatch.setitem(sys.modules, "isojax.launch.local.local_runner", SimpleNamespace(launch=launch))
+    code, out, err = isojax("spend", "quickstart", "--budget", "139000", "sweep.n=[4,8]")
+    assert code == 1 and err.count("the loss is not finite") == 1
+    assert ("It reached avg@4 = 0.360" in out and "policy: runs/quickstart-spend/cells/from-n4-s0" in out) == is_ended
+    assert Path("runs/quickstart-spend/spend.html").exists() == is_ended
 
 
 def test_spend_refuses_or_names_settings_of_a_sweep_without_effect(

@@ -158,11 +158,13 @@ def test_a_run_of_spend_ends_where_its_pilot_or_what_the_pilots_left_does(isojax
     C_end = spend_policy(config, [two, four]).pilots()[0].C_end
     for cell in (two, four):  # while the pilots are trained, there is no spend.json
         assert end_of(cell) == (cell.rollouts_to_reach(C_end), "the end of its pilot", advice)
+    assert "holds 2 runs, given no --run" in isojax("watch", folder)[2]
     pilots = (Leg(two, 2, 0, 100), Leg(four, 4, 0, 100))  # after updates of 16 and 32 rollouts: 112 and 128
     legs = (*pilots, Leg(two, 4, 112, 500, 0.3, (0.2, 0.4)))
     write_spending(folder, Spending(6000, "avg@4", legs))
     assert end_of(two) == (6000 - 128, "what the pilots left of the budget", advice)
     assert end_of(four)[:2] == (128, "the end of its pilot")
+    assert json.loads(isojax("watch", folder, "--json")[1])["C_end"] == 6000 - 128  # the run that goes on
     out, err = isojax("watch", folder / "cells" / two.name)[1:]
     assert "(what the pilots left of the budget)" in out or "the next forecast" in out
     assert err == f"note: {advice}\n"
