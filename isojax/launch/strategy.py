@@ -15,6 +15,7 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, EvalConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, RunRecord
+from isojax.core.registry import failed_plugin
 from isojax.core.schedule import Stage
 from isojax.core.terminal import warn
 from isojax.launch.display import print_line
@@ -24,6 +25,7 @@ from isojax.launch.sweep_status import SUMMARY_FILE
 from isojax.runs.ledger import RECORDS_FILE, read_run
 from isojax.scaling.adaptive import AdaptivePolicy
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
+from isojax.tasks.verifiers import describe_exception
 
 
 class CellTarget(NamedTuple):
@@ -61,7 +63,7 @@ def training_rounds(
     while next_targets := policy.next_round(_recorded_runs(cells, folder, failures)):
         yield [CellTarget(*target) for target in next_targets]
     summary = policy.summary(_recorded_runs(cells, folder, failures))
-    failed = {cell.name: str(error) for cell, error in failures}  # which a ledger need not say
+    failed = {cell.name: _describe_failure(error) for cell, error in failures}  # which a ledger need not say
     write_text(folder / SUMMARY_FILE, json.dumps(summary | {"failed": failed}, indent=1) + "\n")
     print_line(
         f"frontier: {summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid, "
@@ -132,7 +134,7 @@ def adaptive_policy(config: Config, cells: Sequence[Cell]) -> AdaptivePolicy:
 
 
 def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple[Cell, Exception]]) -> list[RunRecord]:
-    failure_reasons, runs = {cell: str(error) for cell, error in failures}, []
+    failure_reasons, runs = {cell: _describe_failure(error) for cell, error in failures}, []
     for cell in cells:
         cell_folder = folder / "cells" / cell.name
         run = RunRecord(cell, ())
@@ -143,13 +145,21 @@ def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple
     return [run for run in runs if run.points or run.failure_reason]
 
 
+def _describe_failure(error: Exception) -> str:
+    """Its message; of an error that isojax did not foresee its type and place too, and first the plug-in's place."""
+    if isinstance(error, InputError | RunFailed | FloatingPointError | OSError):
+        return str(error)
+    plugin = failed_plugin(error)
+    return (f"the plug-in failed at {plugin}: " if plugin else "") + describe_exception(error)
+
+
 def raise_cell_failures(failures: Sequence[tuple[Cell, Exception]], num_cells: int, folder: Path) -> None:
     """Raise one error for all cells that failed: an InputError where every cell failed by one, else RunFailed."""
     if not failures:
         return
     if len(failures) == num_cells and all(isinstance(error, InputError) for _, error in failures):
         raise InputError(" ".join(dict.fromkeys(str(error) for _, error in failures)))
-    errors = [f"{cell.name}: {error}" for cell, error in failures]
+    errors = [f"{cell.name}: {_describe_failure(error)}" for cell, error in failures]
     if num_cells == 1:
         raise RunFailed(errors[0])
     summary = f"{len(failures)} of {num_cells} runs failed; what was recorded is in {folder}."

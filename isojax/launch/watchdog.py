@@ -33,8 +33,7 @@ MAX_LINE_BYTES = 4096
 CONNECT_TIMEOUT = 60.0  # seconds in which the watchdog of process 0 answers
 PARENT_CHECK_INTERVAL = 0.5  # seconds between two looks at whether the parent is there
 TOKEN_VARIABLE = "ISOJAX_WATCHDOG_TOKEN"  # of the environment, which other users cannot read, as they can arguments
-# What watchdogs send, each with the name of a process; a parent sends its watchdog BYE or FAILED. HELLO has the token
-# and the name.
+# What watchdogs send, each with the name of a process; a parent sends BYE or FAILED. HELLO has the token too.
 LOST, BYE, FAILED, NAME, HELLO = "lost", "bye", "failed", "name", "hello"
 
 
@@ -49,8 +48,7 @@ class WatchdogClient:
         listener: socket.socket | None,
         on_peer_lost: Callable[[], None],
     ):
-        """`token`: a secret of the run's processes. `listener`: the socket of process 0 at `address` and `port`.
-        `on_peer_lost` is called in a thread."""
+        """`token`: a secret of the run's processes. `listener`: process 0's socket. `on_peer_lost`: for a thread."""
         name = f"process {process_id} of {num_processes} (on {socket.gethostname()}, pid {os.getpid()})"
         passed_fds = () if listener is None else (listener.fileno(),)
         arguments = {"name": name, "address": address, "port": port, "num_peers": num_processes - 1}

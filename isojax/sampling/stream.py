@@ -134,8 +134,7 @@ class Stream:
     def _run_with_replies(
         self, inputs: StreamInputs, state: SamplerState, on_finished: OnFinished, reply: Reply
     ) -> Rollouts:
-        """The same where the host replies. Each chunk waits for the replies to the one before: which slots wait in
-        which chunk never depends on a clock."""
+        """The same where the host replies. Each chunk waits for the replies to the one before, by no clock."""
         assert self.receive is not None
         B, has_work = int(inputs.B_p) * int(inputs.n), True
         while has_work:

@@ -10,6 +10,7 @@ import pytest
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
+from isojax.core.registry import load
 from isojax.launch.planner import plan_cells
 from isojax.launch.strategy import raise_cell_failures, training_rounds
 from isojax.runs.ledger import Ledger
@@ -93,3 +94,32 @@ def test_where_every_run_failed_no_others_are_spoken_of(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as seen:
         raise_cell_failures(failures, len(failures), tmp_path)
     assert seen.value.args[0] == f"2 of 2 runs failed; what was recorded is in {tmp_path}."
+
+
+def failing(call: Callable[[], object]) -> Exception:
+    try:
+        call()
+    except Exception as e:
+        return e
+    raise AssertionError
+
+
+def test_an_error_that_nobody_foresaw_keeps_its_type_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = plan_cells(CONFIG.sweep)
+
+    def forget() -> None:
+        assert not cells
+
+    (tmp_path / "forgetful_loss.py").write_text("def loss(x):\n    return {}['beta']\n")
+    monkeypatch.chdir(tmp_path)
+    plugin = load("rl.losses", "forgetful_loss", "loss")
+    missing = KeyError("foo")
+    missing.add_note("a note of\njax's")
+    errors = [failing(forget), missing, failing(lambda: plugin.loss(1)), OSError(28, "No space left on device", "x")]
+    with pytest.raises(RunFailed) as seen:
+        raise_cell_failures(list(zip(cells * 2, errors, strict=True)), 9, tmp_path)
+    assertion, key, of_plugin, disk = (line.split(": ", 1)[1] for line in seen.value.args[1:])
+    assert re.match(r"test_spend_rounds\.py:\d+: AssertionError", assertion) and key == "KeyError: 'foo'"
+    place = f"{tmp_path / 'forgetful_loss.py'}, line 2"
+    assert of_plugin == f"the plug-in failed at {place}: forgetful_loss.py:2: KeyError: 'beta'"
+    assert disk == "[Errno 28] No space left on device: 'x'"

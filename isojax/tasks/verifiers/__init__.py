@@ -129,7 +129,8 @@ def refuse_argument(verifier: str, argument: str) -> None:
 
 def describe_exception(error: BaseException) -> str:
     """An exception in one line: where it was raised, and its message (at most 500 characters)."""
-    text = " ".join(traceback.format_exception_only(error)[-1].split())
+    texts = traceback.format_exception_only(error)  # of a SyntaxError its line first; then notes, as jax adds them
+    text = " ".join(texts[-1 if isinstance(error, SyntaxError) else 0].split())
     if isinstance(error, SyntaxError) and error.filename:
         return f"{Path(error.filename).name}:{error.lineno}: {text}"[:500]
     frames = traceback.extract_tb(error.__traceback__)

@@ -22,8 +22,7 @@ PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 
 def build(argument: str) -> Check:
-    """The check that calls the function; InputError where it cannot be found or imported, or does not take verl's four
-    arguments by their names."""
+    """The check that calls the function; InputError where it cannot be imported, or does not take verl's arguments."""
     compute_score = load_function("verl", argument, default_name="compute_score")
     try:
         with suppress(ValueError):  # some functions written in C do not name their parameters
