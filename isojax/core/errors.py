@@ -6,8 +6,7 @@ class InputError(ValueError):
 
 
 class RunFailed(RuntimeError):
-    """Some work could not be done; what was recorded stays. The command line prints the message, each argument on a
-    line, and exits with 1."""
+    """Some work could not be done. The command line prints each argument on a line, and exits with 1."""
 
     def __str__(self) -> str:
         return "\n  ".join(map(str, self.args))

@@ -46,8 +46,7 @@ def is_primary() -> bool:
 
 
 def allgather(value: T, channel: str = "main") -> list[T]:
-    """Each process's value, by process; anything that can be pickled. No device takes part: a thread that calls it on a
-    `channel` of its own disturbs no other."""
+    """Each process's value, by process; anything that can be pickled. Threads with a `channel` each may call it."""
     if not is_multiprocess():
         return [value]
     client: Any = distributed.global_state.client

@@ -228,8 +228,7 @@ class BatchInbox:
 
 
 class BackgroundWorker:
-    """A worker in a thread, on other devices than the trainer's; `on_finished` is called in that thread. Of several
-    processes, each has one of its own."""
+    """A worker in a thread, on other devices than the trainer's; `on_finished` is called in it. One a process."""
 
     def __init__(self, worker: RolloutWorker):
         self.worker = worker

@@ -17,12 +17,16 @@ def read_log_objects(path: Path) -> tuple[list[DataRow], tuple[str, ...]]:
     """The file's rows, at least one, and a note where its last line is torn; raises InputError as `read_objects`."""
     check_log_file(path)
     lines = list(read_lines(path))
-    last = lines[-1][1]  # the end of an object within it is no end
-    is_torn = len(lines) > 1 and last[-1] != "\n" and (last[-1] != "}" or last.count("{") > last.count("}"))
-    rows = list(read_objects(path, lines[:-1] if is_torn else lines))
+    rows, notes = list(read_objects(path, lines[:-1])), tuple[str, ...]()
+    try:
+        rows += read_objects(path, lines[-1:])
+    except InputError:
+        if not rows or lines[-1][1].endswith("\n"):
+            raise
+        notes = ("its last line is torn, and left out (the run still writes it, or was stopped)",)
     if not rows:
         raise InputError(f"{path} holds blank lines only, expected one JSON object per line. Leave it out.")
-    return rows, ("its last line is torn, and left out (the run still writes it, or was stopped)",) * is_torn
+    return rows, notes
 
 
 def read(path: Path) -> list[LogTable]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -108,6 +109,19 @@ def test_a_torn_last_line_of_json_is_left_out(logged):
     result = logged("verl", "\n".join(map(json.dumps, verl))[:-1], "n=2,B_p=2")  # after the end of its inner object
     assert [point.M for point in result.runs[0].points] == [1, 2]
     assert not any("torn" in note for note in logged("jsonl", whole.rstrip(), "n=2,B_p=2").notes)
+
+
+@pytest.mark.parametrize("last", ['{"step": 2, "reward": 0.3, "note": "{"}', '{"step": 2, "reward": 0.3} ', "  "])
+def test_a_whole_last_line_without_its_end_is_read(logged, last):
+    result = logged("jsonl", '{"step": 0, "reward": 0.1}\n{"step": 1, "reward": 0.2}\n' + last, "n=2,B_p=2")
+    assert [point.M for point in result.runs[0].points] == ([0, 1, 2] if last.strip() else [0, 1])
+    assert not any("torn" in note for note in result.notes)
+
+
+def test_a_packed_file_of_nothing_is_refused(tmp_path):
+    (tmp_path / "log.jsonl.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(InputError, match="holds blank lines only"):
+        read_logs([tmp_path / "log.jsonl.gz"], "jsonl", {})
 
 
 def test_objects_without_keys(logged):
