@@ -153,7 +153,7 @@ def _run(typer_app: typer.Typer, program: str, is_run: bool) -> NoReturn:
             raise
         _exit("error", _describe_unexpected(e), 1)
     if exit_code == INTERRUPTED:  # threads that are inside XLA would abort the process while Python ends
-        how = "; a run that has begun goes on by --resume" if is_run else ""
+        how = "; a run that has begun goes on by --resume" if is_run and sys.argv[1:2] != ["difficulty"] else ""
         print(printable(f"stopped: by Ctrl-C{how}"), file=sys.stderr, flush=True)
         os._exit(INTERRUPTED)
     sys.exit(exit_code or 0)

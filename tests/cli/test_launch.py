@@ -210,6 +210,10 @@ def test_ctrl_c_leaves_at_once_with_all_that_was_printed(isojax: Isojax, monkeyp
     assert code == 130 and left == [(130, b"half a line")]
     assert err.endswith("stopped: by Ctrl-C; a run that has begun goes on by --resume\n")
     assert isojax("--version")[0] == 0 and isojax("launch", "nothing")[0] == 2 and len(left) == 1  # by Python's own end
+    labels = SimpleNamespace(label_difficulty=launch)
+    monkeypatch.setitem(sys.modules, "isojax.launch.local.difficulty_run", labels)
+    code, _, err = isojax("difficulty", "quickstart")  # has no --resume: called again it goes on
+    assert code == 130 and err.endswith("stopped: by Ctrl-C\n")
 
 
 def test_the_config_of_a_run_of_spend_keeps_its_name(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
