@@ -16,14 +16,14 @@ from isojax.core.limits import MAX_COUNT
 from isojax.report.console import SafeConsole
 
 
-def parse_count(text: str, option: str = "--budget") -> int:
+def parse_count(text: str, option: str = "--budget", alternative: str = "") -> int:
     """A count typed as 250000, 250_000 or 2.5e5."""
     try:
         number = int(text) if text.replace("_", "").isdecimal() else float(text)
     except ValueError:
         number = math.nan
     if not (1 <= number <= MAX_COUNT and number % 1 == 0):
-        expected = f"expected a whole number from 1 to {MAX_COUNT:.0e}, such as 250000 or 1e6"
+        expected = f"expected a whole number from 1 to {MAX_COUNT:.0e}, such as 250000 or 1e6{alternative}"
         raise InputError(f"{option}: given {text!r}, {expected}.")
     return int(number)
 

@@ -285,6 +285,7 @@ def test_a_budget_in_time_or_money(isojax: Isojax) -> None:
         (("--budget", "5parsec"), "--budget: given '5parsec', expected"),
         (("--budget", "1.6M"), "--budget: given '1.6M', expected a whole number"),  # no minutes
         (("--budget", "0h"), "--budget: given '0h', expected a time such as 200h"),
+        (("--budget", "1h30m"), "such as 250000 or 1e6, or a time in one unit, such as 90m."),
     ],
 )
 def test_budgets_that_are_none(recommend: Callable[..., Outcome], words: tuple[str, ...], said: str) -> None:

@@ -149,7 +149,7 @@ def parse_budget(text: str, price: float | None) -> int | TimeBudget:
     check_price(price)
     match = re.fullmatch(r"([\d._]+(?:e\d+)?)(s|m|h|d|(?i:usd|eur))", text.strip())  # M is no minute
     if not match:
-        return parse_count(text)
+        return parse_count(text, alternative=", or a time in one unit, such as 90m")
     number, unit = parse_number(match[1].replace("_", "")), match[2].lower()
     if number is None or number <= 0:
         raise InputError(f"--budget: given {text!r}, expected a time such as 200h, or money such as 500usd.")
