@@ -112,6 +112,7 @@ LONG_TEXTS = {
     "digits": lambda: parse_number("1" * 10**6 + "x"),
     "spaces": lambda: verl_console.is_step_line(" " * 10**6 + "x"),
     "numpy": lambda: verl_console._metric_values("a:" + "np.a(" * 10**5, False),
+    "a wrapped line": lambda: [verl_console._WRAPPED.match(x * 10**5) for x in ("a/", "a/:1", ":1.1 - a/", "1 - ")],
     "a key": lambda: nearest_key("cell.rl." + "learning_rat" * 10**5, config_keys(Config)),
     "columns": lambda: nearest_names("x" * 10**5, [f"{i}{'xy' * 100}" for i in range(10**5)]),
 }

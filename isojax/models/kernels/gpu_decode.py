@@ -25,8 +25,7 @@ def triton_decode(
     positions: Int[Array, " R"],
     interpret: bool = False,
 ) -> Float[Array, "R N H"]:
-    """Attention of each slot's query over positions 0 .. positions[r], all in bfloat16 or float16; H a power of 2.
-    interpret: on any backend, for tests."""
+    """Attention of each slot's query over positions 0 .. positions[r], in bfloat16 or float16; H a power of 2."""
     R, N, H = q.shape
     K, C = values.shape[1:3]
     G = N // K

@@ -57,8 +57,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         sampler_mesh: Mesh | None = None,
         role: Role | None = None,
     ):
-        """sampler_mesh: other devices for a sampler in a thread, or in the processes that `role` names; None: sampler
-        and trainer take turns on `mesh`."""
+        """sampler_mesh: other devices for a sampler in a thread, or in processes of `role`; None: `mesh`, in turns."""
         assert cell.rl.max_staleness is not None
         self.task, self.shapes, self.mesh, self.max_staleness = task, shapes, mesh, cell.rl.max_staleness
         self.nucleus = cell.sampling.top_p < 1

@@ -30,6 +30,8 @@ _RAY_REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
 # A progress bar may stand before it, or, where its first tag has a slash as verl's do, other output.
 _STEP_LINE = re.compile(r"^(?:(?:.*(?:it/s|s/it|\?)\])? *|.*[\s\]>:|](?=step:\d+ - [\w-]+/\S+:))step:(\d+) - (.*)$")
 _NUMPY_NUMBER = re.compile(r"np\.\w+\((.*)\)")  # as pprint writes a number of numpy
+# Of the line after a step's, without Ray's prefix: tags that a terminal has wrapped.
+_WRAPPED = re.compile(r"(?=.*/)[\w/@.() -]*:(?:np\.\w+\()?-?[\d.]+(?:e[+-]?\d+)?\)?(?: - (?:\S+:\S|[\w-]+/)|$)")
 _OVERRIDE = re.compile(r"(?:^|[\s'\"+])([a-z_]+(?:\.[a-z_0-9]+)+)=([^\s'\"]+)")
 MAX_CONFIG_LINES, MAX_CONFIG_TRIES = 3000, 100  # the config is printed before whatever else looks like one
 
@@ -45,13 +47,15 @@ def read(path: Path) -> list[LogTable]:
     numbered = list(read_lines(path, "replace"))
     lines = [(number, *piece) for number, text in numbered for piece in _plain_pieces(text)]
     rows, notes = list[DataRow](), list[str]()
-    for i, (number, _, text) in enumerate(lines):
+    for i, (number, prefix, text) in enumerate(lines):
         if match := _STEP_LINE.match(text):
             is_torn = i == len(lines) - 1 and not numbered[-1][1].endswith("\n")
             if is_torn:
                 notes.append("its last line is torn (the run still writes it, or was stopped): without its last value")
             values = _metric_values(match[2], is_torn)
             rows.append(DataRow(str(path), f"line {number}", {"step": int(match[1]), **values}, number - 1))
+        elif rows and rows[-1].index == number - 2 and not prefix and _WRAPPED.match(text) and len(notes) < 2:
+            notes.append(f"line {number} looks like the rest of line {number - 1}: lines must not be wrapped")
     if not rows:
         raise InputError(
             f'{path} has no line "step:N - TAG:VALUE - ...", as verl prints one for each step with'

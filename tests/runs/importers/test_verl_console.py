@@ -199,3 +199,21 @@ def test_forks_that_repeat_a_problem_before_verl_does(tmp_path, config, n):
     if "_agent=3" in config:
         with pytest.raises(InputError, match=r"runs whose actor_rollout_ref.rollout.n_agent is 3, then 7"):
             read_logs([tmp_path / "job.log"], None, {})
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_lines_that_a_terminal_has_wrapped_are_noted(tmp_path, width):
+    """Twice, however many there are; tags after the wrap are not read."""
+    steps = STEPS.replace(RAY, "").replace(" - response", " - actor/lr:np.float64(1e-06) - response")
+    wrapped = "".join(line[i : i + width] + "\n" for line in steps.splitlines() for i in range(0, len(line), width))
+    (tmp_path / "job.log").write_text(CONFIG + wrapped)
+    notes = [note for note in read_logs([tmp_path / "job.log"], None, {}, resumed=True).notes if "wrapped" in note]
+    assert len(notes) == 2 and "looks like the rest of line" in notes[0]
+
+
+@pytest.mark.parametrize("between", ["12:00 - INFO: saved to /x\n", "epoch:3\n", f"{RAY}timing/x:0.5\n", NOISE, "\n"])
+def test_other_lines_between_steps_are_no_rest(tmp_path, between):
+    (tmp_path / "job.log").write_text(CONFIG + between.join(STEPS.splitlines(True)))
+    assert not any("wrapped" in note for note in read_logs([tmp_path / "job.log"], None, {}).notes)
+    (tmp_path / "job.log").write_text(CONFIG + between.join(STEPS.replace(RAY, "").splitlines(True)))
+    assert not any("wrapped" in note for note in read_logs([tmp_path / "job.log"], None, {}).notes)
