@@ -288,8 +288,8 @@ def drop_groups(
     group_size: Any,
 ) -> tuple[ProblemArrays, Any, Bool[Array, "S rows"], Int[Array, ""]]:
     """The rows in `train_mask` (of each group of n rollouts `group_size` or none), in their order, at the front of the
-    buffers, so that the gradient's loops run over them alone: the remaining problems, the columns [S rows ...], which
-    rows hold a rollout, and B_p."""
+    buffers, so that the gradient's loops run over them alone: the problems left, the columns [S rows ...], which rows
+    hold a rollout, and B_p."""
     groups, _ = buffer_row_groups(shapes, B_p, n)
     shards, rows_per_shard = groups.shape
     group_is_trained = groups_with_any(train_mask, groups, shapes.problem_rows)

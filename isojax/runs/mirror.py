@@ -170,8 +170,7 @@ def remote_workspace(
     """A sweep at a URL, mirrored while the context lasts (`working_folder`); where `run_dir` is a folder, nothing.
 
     InputError for several processes, storage that cannot be reached, or another process that writes there. A worker
-    that trains one cell of another process's sweep gives `cell_name`: it mirrors the sweep's own files and this cell's,
-    and takes no lease."""
+    of another process's sweep gives `cell_name`: the sweep's files and this cell's are mirrored, without a lease."""
     if not is_url(run_dir):
         yield
         return

@@ -39,8 +39,7 @@ def fit(
     """Curves, frontier and n*(C) of a sweep, without the runs that are flagged as broken, which the result names.
 
     `metric`: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples. `compute`: the unit of C,
-    "rollouts", "tokens" or "device_hours". InputError where every run is flagged, or the records, metric, compute or
-    options cannot be fitted."""
+    "rollouts", "tokens" or "device_hours". InputError where all runs are flagged, or something cannot be fitted."""
     usable_runs = runs if options.include_flagged else healthy_runs(runs)
     result = fit_all_runs(usable_runs, default_metric(runs) if metric is None else metric, compute, options)
     return fit_flags.add_health(result, RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs)))

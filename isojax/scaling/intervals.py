@@ -1,5 +1,4 @@
-"""Intervals of replicates (posterior draws, or refits to resampled residuals or points): one level, one number of
-replicates and one seed for the whole package."""
+"""Intervals of replicates (draws, or refits to resampled residuals or points): one level, number and seed for all."""
 
 from typing import Annotated
 

@@ -1,7 +1,6 @@
 """`isojax difficulty`: label problems by the base model's avg@k (`labels.jsonl`, appended to; `labels.csv`), draw the
 histogram (the paper's Fig. 2), and write `splits/`, a TFDS data set to train on. Its parts are by the base model's
-avg@16 (IsoCompute Playbook, section 3 and Fig. 14): very_easy (.6, .9], easy [.3, .6], hard [0, .0625]; extremely_hard:
-none correct of 128."""
+avg@16 (the paper's section 3, Fig. 14): very_easy (.6, .9], easy [.3, .6], hard [0, .0625]; extremely_hard 0 of 128."""
 
 import csv
 import io

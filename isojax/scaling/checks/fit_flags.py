@@ -1,5 +1,4 @@
-"""What a reader of a fit must know before believing it, in words: one function for each subject, no flag where all is
-well. docs/laws.md says what to do about each."""
+"""What a reader of a fit must know before believing it: one function for each subject (docs/laws.md: what to do)."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence

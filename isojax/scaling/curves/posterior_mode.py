@@ -259,8 +259,7 @@ def posterior_covariances(
 
 def has_no_n_effect(packed: PackedSweep, shape_fit: ShapeFit) -> bool:
     """Whether one curve for each B_p does as well, by AIC at the likeliest shape and standard deviations, as curves
-    that change linearly with log2 n and as a free curve for each cell; False where only one n was measured, because
-    nothing was compared."""
+    that change linearly with log2 n and as a free curve for each cell; False where only one n was measured."""
     if len({n for _, n in packed.keys}) < 2:
         return False
     J = len(packed.keys)

@@ -190,8 +190,7 @@ def choose_law(
     """The form of n*(C) that points support, by weighted least squares and AICc, among the forms with at most as many
     parameters as distinct n and fewer than distinct C and observations (of which the points are worth so many; None: as
     many as there are points). log2_n: n at C float[points] > 0, whole or estimated; variance: float[points] > 0 of it,
-    scaled up where the richest form misses by more (None: unknown, equal). A sigmoid saturates at 2 n_max at most,
-    n_max the largest n measured."""
+    scaled up where the richest form misses by more (None: unknown, equal). A sigmoid never exceeds 2 max(n)."""
     x, y = np.log10(as_float64(C)), as_float64(log2_n)
     variances = np.ones_like(x) if variance is None else as_float64(variance)
     mean_variance = float(1 / np.mean(1 / variances))
