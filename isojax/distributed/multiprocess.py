@@ -46,7 +46,7 @@ def is_primary() -> bool:
 
 
 def allgather(value: T, channel: str = "main") -> list[T]:
-    """Each process's value, by process; anything that can be pickled. Threads with a `channel` each may call it."""
+    """Each process's value, by process; anything that can be pickled. Each thread that calls it has its `channel`."""
     if not is_multiprocess():
         return [value]
     client: Any = distributed.global_state.client

@@ -183,7 +183,7 @@ def _fastest(shape: AttentionShape, names: tuple[str, ...], device: Any) -> str:
 
 
 def _mismatch(shape: AttentionShape, implementation: str) -> str:
-    """How a kernel differs; empty where it is from float32 at most twice as far as the plain form, and 1e-4 more."""
+    """How a kernel differs; empty where its error against float32 is at most twice the plain form's, and 1e-4 more."""
     if implementation == "plain":
         return ""
     for error, plain_error in zip(float32_errors(shape, implementation), float32_errors(shape, "plain"), strict=True):

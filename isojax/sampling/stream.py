@@ -134,7 +134,7 @@ class Stream:
     def _run_with_replies(
         self, inputs: StreamInputs, state: SamplerState, on_finished: OnFinished, reply: Reply
     ) -> Rollouts:
-        """The same where the host replies. Each chunk waits for the replies to the one before, by no clock."""
+        """The same where the host replies. A chunk waits for the replies to the one before: no clock decides."""
         assert self.receive is not None
         B, has_work = int(inputs.B_p) * int(inputs.n), True
         while has_work:

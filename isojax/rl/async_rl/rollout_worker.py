@@ -228,7 +228,7 @@ class BatchInbox:
 
 
 class BackgroundWorker:
-    """A worker in a thread, on other devices than the trainer's; `on_finished` is called in it. One a process."""
+    """A worker in a thread, on other devices than the trainer's; `on_finished` is called in it."""
 
     def __init__(self, worker: RolloutWorker):
         self.worker = worker
