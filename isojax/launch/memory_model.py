@@ -143,7 +143,7 @@ def _full_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts
 
 
 def _saved_activations(s: DeviceSizes, tokens: int, key_positions: int, key_parts: int) -> int:
-    """Of a layer that is computed again, its input alone. What attention kernels return always is, as no product."""
+    """Of a layer that is computed again, its input alone. What attention kernels return is computed again anyway."""
     if s.remat:
         return s.compute_bytes * shard_size(tokens, s.mesh.tensor) * s.D
     return _full_activations(s, tokens, key_positions, key_parts if s.score_bytes else 0)

@@ -48,7 +48,7 @@ class WatchdogClient:
         listener: socket.socket | None,
         on_peer_lost: Callable[[], None],
     ):
-        """`token`: a secret of the run's processes. `listener`: process 0's socket. `on_peer_lost`: for a thread."""
+        """`token`: a secret of the run's processes. `listener`: process 0's socket. A thread calls `on_peer_lost`."""
         name = f"process {process_id} of {num_processes} (on {socket.gethostname()}, pid {os.getpid()})"
         passed_fds = () if listener is None else (listener.fileno(),)
         arguments = {"name": name, "address": address, "port": port, "num_peers": num_processes - 1}

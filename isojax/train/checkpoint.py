@@ -268,7 +268,7 @@ def _leaf_checksums(arrays: list[Array]) -> list[UInt32[Array, ""]]:
 
 
 def _array_checksum(x: Array) -> UInt32[Array, ""]:
-    """The sum modulo 2^32 of all words, each times an odd number of its position: it changes when two are exchanged."""
+    """The sum modulo 2^32 of words times odd numbers by position: another if a word changes or two are exchanged."""
     if jnp.issubdtype(x.dtype, jnp.bool_):
         words = x.astype(jnp.uint32)
     else:

@@ -141,11 +141,13 @@ def test_pilots_take_a_tenth_and_each_has_enough_updates() -> None:
     assert only.n == 1024
 
 
-@pytest.mark.parametrize(("curves", "longest_n"), [(FAST_THEN_FAR, 32), (ONE_IS_BEST, 2)])
-def test_the_run_ends_near_the_best_fixed_n_and_within_the_budget(curves: Curves, longest_n: int) -> None:
+@pytest.mark.parametrize(("curves", "longest_n", "regret"), [(FAST_THEN_FAR, 32, 0.012), (ONE_IS_BEST, 2, 0.01)])
+def test_the_run_ends_near_the_best_fixed_n_and_within_the_budget(
+    curves: Curves, longest_n: int, regret: float
+) -> None:
     trainers = [Trainer(policy_for(list(curves)), curves, seed) for seed in range(8)]
     rewards = [trainer.spend() for trainer in trainers]
-    assert np.mean(rewards) > max(hill(BUDGET, *curve) for curve in curves.values()) - 0.012
+    assert np.mean(rewards) > max(hill(BUDGET, *curve) for curve in curves.values()) - regret
     trainer = trainers[0]
     trained = [leg for leg in trainer.legs if leg.expected is not None]
     rollouts = {n: sum(leg.C_end - leg.C_start for leg in trained if leg.n == n) for n in curves}
