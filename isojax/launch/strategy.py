@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from isojax.launch.display import print_line
 from isojax.launch.planner import plan_cells
 from isojax.launch.spend_rounds import legs_to_train, spend_policy
 from isojax.launch.sweep_status import SUMMARY_FILE
-from isojax.runs.ledger import RECORDS_FILE, read_run
+from isojax.runs.ledger import latest_point, read_run
 from isojax.scaling.adaptive import AdaptivePolicy
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.tasks.verifiers import describe_exception
@@ -137,10 +136,7 @@ def _recorded_runs(cells: Sequence[Cell], folder: Path, failures: Sequence[tuple
     failure_reasons, runs = {cell: _describe_failure(error) for cell, error in failures}, []
     for cell in cells:
         cell_folder = folder / "cells" / cell.name
-        run = RunRecord(cell, ())
-        if (cell_folder / RECORDS_FILE).exists():
-            with suppress(InputError):  # killed before its first point
-                run = read_run(cell_folder)
+        run = read_run(cell_folder) if latest_point(cell_folder)[0] is not None else RunRecord(cell, ())
         runs.append(replace(run, failure_reason=failure_reasons.get(cell, run.failure_reason)))
     return [run for run in runs if run.points or run.failure_reason]
 

@@ -15,7 +15,7 @@ from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
 from isojax.core.registry import load
 from isojax.launch.planner import plan_cells
 from isojax.launch.strategy import raise_cell_failures, training_rounds
-from isojax.runs.ledger import Ledger
+from isojax.runs.ledger import RECORDS_FILE, Ledger
 from isojax.runs.spend_file import read_spending, write_spending
 from isojax.train.loop import make_eval_grid
 
@@ -70,6 +70,20 @@ def test_ledgers_beyond_what_spend_json_knows_are_refused(legs: int, tmp_path: P
             ledger.append(EvalPoint(C, C // target.cell.B, C, C, {"avg@4": 0.25}, (1,), 4), seconds=1.0, devices=1)
     with pytest.raises(InputError, match=r"spend\.json is missing, or older than the ledgers\. Restore it"):
         next(training_rounds(CONFIG, plan_cells(CONFIG.sweep), tmp_path, []))
+
+
+@pytest.mark.parametrize("strategy", ["spend", "adaptive"])
+def test_a_ledger_that_cannot_be_used_is_refused_not_left_out(strategy: str, tmp_path: Path) -> None:
+    settings = CONFIG.with_settings(sweep={"strategy": strategy})
+    cells = plan_cells(settings.sweep)
+    rounds = training_rounds(settings, cells, tmp_path, [])
+    for target in next(rounds):
+        Ledger(tmp_path / "cells" / target.cell.name, target.cell, "")  # killed before its first point
+    path = tmp_path / "cells" / cells[0].name / RECORDS_FILE
+    with path.open("a") as file:
+        file.write('{"kind": "eval", "rollouts": -1}\n')
+    with pytest.raises(InputError, match=re.escape(f"{path}, line 2")):
+        next(rounds)
 
 
 def test_updates_beyond_the_end_of_a_leg_are_not_beyond_spend_json(tmp_path: Path) -> None:
