@@ -197,7 +197,7 @@ def read_run(folder: Path, warn: Callable[[str], object] | None = None) -> RunRe
     if torn and warn is not None:
         warn(f"{path}: the last line is torn and was left out")
     if not rows or rows[0]["kind"] != "cell" or not any(row["kind"] == "eval" for row in rows):
-        raise InputError(f"{path} holds no complete point after a cell header. Run it (`isojax launch ... --resume`).")
+        raise InputError(f"{path} holds no complete point after a cell header. Go on with the run by --resume.")
     cell, points, line_numbers = _parse_rows(rows, path)
     device_hours, devices = _device_hours(folder, points)
     cell_hash, failure = str(rows[0].get("cell_hash", "")), _failure_reason(rows)
