@@ -341,8 +341,8 @@ def language_model_table(study: Mapping[str, list[RunRecord]]) -> str:
     return (
         f"{markdown_table(columns, rows)}\nThese intervals are of the mean of many runs; of the {len(runs)} single "
         f"runs, {inside} ended inside that of the first half. From half, isojax\nrecommends n = {chosen}, which "
-        f"measured {means[chosen]:.3f} in the mean; the best n measured {max(means.values()):.3f}. From all, it recommends "
-        f"n = {now.allocation.n}.\n"
+        f"measured {means[chosen]:.3f} in the mean; the best n measured {max(means.values()):.3f}. From all, it "
+        f"recommends n = {now.allocation.n}.\n"
     )
 
 
