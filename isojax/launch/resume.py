@@ -48,8 +48,7 @@ def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
         raise InputError(f"{e} To go on as it was: {command}" if command else str(e)) from e
     if saved_config.run.mesh != config.run.mesh:
         warn(f"{folder} ran on mesh {saved_config.run.mesh}; on {config.run.mesh} it goes on equal to rounding only")
-    saved_sizes = {key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS}
-    return config.with_settings(sweep=saved_sizes)
+    return config.with_settings(sweep={key: getattr(saved_config.sweep, key) for key in AUTOSIZED_SETTINGS})
 
 
 def print_remaining(config: Config, folder: Path, resume: bool) -> None:

@@ -15,8 +15,7 @@ from isojax.scaling.spending import SpendPolicy
 
 def spend_policy(config: Config, cells: Sequence[Cell]) -> SpendPolicy:
     sweep, evaluation = config.sweep, config.cell.eval
-    targets = evaluation.evaluation_targets(sweep.budget)
-    return SpendPolicy(cells, targets, sweep.budget, f"avg@{evaluation.samples}")
+    return SpendPolicy(cells, evaluation.evaluation_targets(sweep.budget), sweep.budget, f"avg@{evaluation.samples}")
 
 
 def current_spending(config: Config, cells: Sequence[Cell], folder: Path) -> Spending:

@@ -55,7 +55,6 @@ def sequence_sharded_attention(positions: Int[Array, "b t"], q: RowQueries, k: R
 
     def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:
         keys, values = (lax.all_gather(x, PROMPT_AXIS, axis=2, tiled=True) for x in (k, v))
-        mask = jnp.arange(keys.shape[2])[None, None] <= positions[..., None]
-        return (attend(q, [(keys, values, mask)]),)
+        return (attend(q, [(keys, values, jnp.arange(keys.shape[2])[None, None] <= positions[..., None])]),)
 
     return shard_over_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]

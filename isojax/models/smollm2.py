@@ -76,8 +76,7 @@ def convert(path: Path, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     layouts = hf_load.weight_layouts(config, llama.build(config, vocab))
     write_safetensors(folder, plan_tensors(config, layouts, reader.tensors), "float32")
-    source = {"package": PACKAGE, "file": path.name, "sha256": SHA256}
-    hf_export.write_json(folder / hf_load.SOURCE_FILE, source)
+    hf_export.write_json(folder / hf_load.SOURCE_FILE, {"package": PACKAGE, "file": path.name, "sha256": SHA256})
 
 
 def as_decimal(value: Any) -> Any:

@@ -96,8 +96,7 @@ class Decoder:
         }
         if config.tied:
             return params
-        unembed = jax.random.normal(unembed_key, (config.width, self.vocab)) * config.width**-0.5
-        return {**params, "unembed": unembed}
+        return {**params, "unembed": jax.random.normal(unembed_key, (config.width, self.vocab)) * config.width**-0.5}
 
     def logical_axes(self) -> Params:
         """The logical axes of each parameter, in the parameters' own tree."""

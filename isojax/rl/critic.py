@@ -138,8 +138,7 @@ def build_critic(
                 microbatch = accumulator.take_microbatch(shard_batch, block, i)
                 # Rows that do not count go beyond the last, where they are dropped.
                 row = jnp.where(microbatch.mask.any(-1), microbatch.objective_inputs, shapes.buffer_rows)
-                microbatch_values = objective.values(params, prefix, inputs.problems, microbatch)
-                return values.at[row].set(microbatch_values, mode="drop")
+                return values.at[row].set(objective.values(params, prefix, inputs.problems, microbatch), mode="drop")
 
             return lax.fori_loop(0, block.num_microbatches, add_microbatch_values, values)
 

@@ -240,5 +240,4 @@ def finish_batch(batch: SourcedBatch, result: UpdateResult, problem_order: Epoch
     if reward_sums is None:
         reward_sums = np.asarray(result.reward_sums)[batch.problem_index]
     problem_order.record_rewards(batch.problem_index, reward_sums, n)
-    updates = len(batch.problem_index) // problem_order.B_p
-    return metrics | {"dropped": mean(problem_order.dropped_fraction, updates)}
+    return metrics | {"dropped": mean(problem_order.dropped_fraction, len(batch.problem_index) // problem_order.B_p)}

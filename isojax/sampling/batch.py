@@ -95,9 +95,6 @@ class SamplingBatch(NamedTuple):
         """The row of the buffers of a rollout, which is counted within the share."""
         return row if self.ring_sizes is None else row % self.ring_sizes.rows
 
-    def draw_keys(self, problem_row: Int[Array, " R"]) -> PRNGKeyArray:
-        return self.key if self.key.ndim == 0 else self.key[problem_row]
-
 
 def gather_problems(table: ProblemArrays, index: Int[Array, " Q"]) -> ProblemArrays:
     return ProblemArrays(*(x[index] for x in table))

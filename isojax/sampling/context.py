@@ -13,8 +13,7 @@ from isojax.tasks.protocol import Interruption
 
 def token_ahead(slots: Slots) -> Int[Array, " R"]:
     """What each slot's row holds at the position of its next token: 0 where nothing is written ahead."""
-    T = slots.tokens.shape[-1]
-    return jnp.where(jnp.arange(T)[None] == slots.t[:, None], slots.tokens, 0).sum(-1)
+    return jnp.where(jnp.arange(slots.tokens.shape[-1])[None] == slots.t[:, None], slots.tokens, 0).sum(-1)
 
 
 def write_ahead(slots: Slots, context: Int[Array, "#R K"], count: Int[Array, " R"]) -> tuple[Slots, Bool[Array, " R"]]:

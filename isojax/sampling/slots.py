@@ -146,7 +146,8 @@ def _fill_slots(batch: SamplingBatch, slots: Slots, admitted: Bool[Array, " R"],
     """The slots, with rollout `row` of `problem` at its beginning in each that is `admitted`."""
     problem_row = jnp.where(admitted, batch.problem_row(problem), 0)
     rollout_id = jnp.where(admitted, (batch.share.first_rollout + row) % batch.n, 0)
-    keys = rollout_keys(batch.draw_keys(problem_row), batch.problems.ids[problem_row], rollout_id)
+    key = batch.key if batch.key.ndim == 0 else batch.key[problem_row]
+    keys = rollout_keys(key, batch.problems.ids[problem_row], rollout_id)
     new_slots = jax.tree.map(jnp.zeros_like, slots)._replace(
         row=row,
         position=batch.problems.lengths[problem_row],

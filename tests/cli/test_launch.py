@@ -227,6 +227,21 @@ def test_the_config_of_a_run_of_spend_keeps_its_name(isojax: Isojax, calls: list
     assert calls[2][0].name == "other"
 
 
+def test_spend_has_one_learning_rate_for_all_n(isojax: Isojax, calls: list[tuple[Any, ...]]) -> None:
+    """That of B = 32 sqrt(4 16) = 256, from 1e-3 at 1,024."""
+    options = ("sweep.n=[4,8,16]", "--budget", "139000", "--dry-run")
+    spend = ("spend", "quickstart", *options)
+    out = isojax(*spend, "cell.rl.loss=ppo", "cell.rl.critic={learning_rate: 2e-3}")[1]
+    assert "learning rate: 0.0005 for every n" in out
+    rl = calls[0][0].cell.rl
+    assert (rl.lr_scaling, rl.learning_rate, rl.critic.learning_rate) == ("constant", 0.0005, 0.001)
+    isojax(*spend, "cell.rl.lr_scaling=linear")
+    assert (calls[1][0].cell.rl.lr_scaling, calls[1][0].cell.rl.learning_rate) == ("linear", 0.001)
+    save_config(calls[1][0], folder := Path("runs", calls[1][0].name) / "config.yaml")
+    isojax("spend", str(folder), "--resume", "--dry-run")
+    assert calls[2][0] == calls[1][0]
+
+
 @pytest.mark.parametrize("is_ended", [True, False])
 def test_spend_reports_what_it_has_spent_where_a_pilot_failed(
     isojax: Isojax, monkeypatch: pytest.MonkeyPatch, is_ended: bool

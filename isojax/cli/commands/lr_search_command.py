@@ -119,8 +119,7 @@ def print_search(document: Mapping[str, Any], as_json: bool) -> None:
         if row["flags"]:
             mark = "out" if len(row["flags"]) > len(row["failed"]) else "failed"
         rows.append([rate_name(row["rate"]), str(row["B"]), *metrics, mark])
-    columns = ("rate", "B", "reward", "s.e.", "")
-    console.print(TextTable(f"{batch}; reward: {document['score']}", columns, rows))
+    console.print(TextTable(f"{batch}; reward: {document['score']}", ("rate", "B", "reward", "s.e.", ""), rows))
     for sentence in document["says"]:
         console.print(f"  {escape(sentence)}", soft_wrap=True)
     if document["learning_rate"] is not None:

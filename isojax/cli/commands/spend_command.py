@@ -1,6 +1,7 @@
 """`isojax spend`: a budget, and the policy that comes of it."""
 
 import importlib
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -43,7 +44,8 @@ def spend(
     A tenth of the budget goes to short runs, one for each n of sweep.n that can make eight updates with its share. The
     best of them goes on from its checkpoint. As C grows, the curves of all n are fitted again: they decide which n
     comes next, or that the run ends because the rest of the budget is unlikely to gain .001 of reward. B_p is the first
-    of sweep.B_p. The run is runs/<config>-spend, unless name= says another.
+    of sweep.B_p. All n have the learning rate that the config gives the middle one, unless cell.rl.lr_scaling= is
+    given. The run is runs/<config>-spend, unless name= says another.
 
     \b
     Examples
@@ -53,16 +55,29 @@ def spend(
     """
     process_group = parse_process_group(coordinator, processes, process)
     config = options.read_config(words, mesh, None, ray)
-    is_named = config.sweep.strategy == "spend" or any(word.startswith("name=") for word in words or ())
-    name = config.name if is_named else f"{config.name}-spend"  # the config of a run of `spend` has its name
+    is_of_spend = config.sweep.strategy == "spend"  # the config of a run of `spend`
+    is_named = is_of_spend or any(word.startswith("name=") for word in words or ())
+    name = config.name if is_named else f"{config.name}-spend"
     unused = _unused_settings(config, words or ())
     config = config.with_settings(name=name, sweep=SPEND_SETTINGS)
+    config = config if is_of_spend else _with_one_learning_rate(config, words or ())
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
         config = _with_budget(config, budget, resume, process_group)
         _describe_pilots(config)
         if unused:
             print_line(f"without effect, as `isojax spend` trains one policy: {', '.join(unused)} of the config")
         _run(config, resume, dry_run, process_group)
+
+
+def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
+    """The config's rate for the middle n, for every n: so an update of a larger n has less noise, not a larger step."""
+    rl, sizes = config.cell.rl, [cell.B for cell in plan_cells(config.sweep)]
+    if any(word.startswith("cell.rl.lr_scaling=") for word in words):
+        return config
+    factor = rl.rate_factor(math.sqrt(min(sizes) * max(sizes)))
+    critic = rl.critic and rl.critic.with_settings(learning_rate=rl.critic.learning_rate * factor)
+    rates = {"lr_scaling": "constant", "learning_rate": rl.learning_rate * factor, "critic": critic}
+    return config.with_settings(cell={"rl": rates})
 
 
 def _unused_settings(config: Config, words: Sequence[str]) -> list[str]:
@@ -105,6 +120,8 @@ def _describe_pilots(config: Config) -> None:
     print_line(
         f"pilots, {share:.0%} of {config.sweep.budget:,} rollouts: {pilots} (B_p x n) to C = {legs[0].C_end:,} each"
     )
+    if config.cell.rl.lr_scaling == "constant":
+        print_line(f"learning rate: {config.cell.rl.learning_rate:g} for every n")
 
 
 def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> None:

@@ -1,5 +1,6 @@
 """`cell.rl`: what a recipe may set. Null takes the default of the recipe's loss (rl/algorithm.py)."""
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -59,3 +60,8 @@ class RLConfig(Section):
     warmup: PositiveInt = 10  # updates over which the learning rate rises linearly from 0; then it is constant
     weight_decay: NonNegativeFloat = 0.0  # of AdamW
     max_grad_norm: PositiveFloat = 1.0  # the gradient is scaled down to this norm
+
+    def rate_factor(self, B: float) -> float:
+        """What a learning rate is multiplied by at B rollouts per update."""
+        ratio = B / self.lr_reference_batch
+        return {"constant": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.lr_scaling]

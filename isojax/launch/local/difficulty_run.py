@@ -124,8 +124,7 @@ def _label_with_model(
     unsolved = [p for p in labelled if not p.solved]
     if not extremely_hard or not unsolved:
         return labelled, []
-    relabelled = label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS)
-    return labelled, [p for p in relabelled if not p.solved]
+    return labelled, [p for p in label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS) if not p.solved]
 
 
 def _labels_csv(labelled: list[Problem]) -> str:

@@ -103,8 +103,7 @@ def assign_devices(config: Config, num_cells: int) -> CellDevices:
         default_cells = 1
     elif jax.default_backend() == "cpu":  # simulated devices beyond the cores add nothing
         default_cells = min(device_groups, max(1, cores() // one_cell.devices_per_cell))
-    concurrent_cells = min(run.cells_at_once or default_cells, device_groups, num_cells)
-    return replace(one_cell, concurrent_cells=concurrent_cells)
+    return replace(one_cell, concurrent_cells=min(run.cells_at_once or default_cells, device_groups, num_cells))
 
 
 def make_device_budget(

@@ -225,5 +225,4 @@ def _ray_error_line(error: Exception) -> str:
     """The line of Ray's message that says what happened: the last that names an error, or else one of a death."""
     lines = [re.sub(r"\x1b\[\d*m", "", line).strip() for line in str(error).splitlines() if line.strip()]
     error_lines = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt|Exit)\b", line)]
-    death_lines = [line for line in lines if "died" in line]
-    return [*error_lines[-1:], *death_lines, *lines, type(error).__name__][0][:300]
+    return [*error_lines[-1:], *(line for line in lines if "died" in line), *lines, type(error).__name__][0][:300]

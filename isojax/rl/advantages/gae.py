@@ -12,5 +12,4 @@ NEEDS_CRITIC = True
 def advantage(batch: RewardedBatch) -> Float[Array, "*r T"]:
     """One number for each token that the policy drew, 0 elsewhere."""
     assert batch.token_advantages is not None and batch.token_mask is not None
-    standardized = standardize(batch.token_advantages, batch.token_mask.astype(jnp.float32))
-    return jnp.where(batch.token_mask, standardized, 0.0)
+    return jnp.where(batch.token_mask, standardize(batch.token_advantages, batch.token_mask.astype(jnp.float32)), 0.0)

@@ -6,7 +6,6 @@ its name less .yaml.
 For --growing also `render_growing(recommendation, sweep_config, name) -> texts`, one config or a series of runs, each
 of which goes on from the checkpoint of the one before; HOW_TO_GO_ON where their commands differ from the first's."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,7 +80,6 @@ def _learning_rate_text(B: int, sweep_config: Config | None) -> str:
     rl = sweep_config.cell.rl
     if rl.lr_scaling == "constant":
         return f"Learning rate: {rl.learning_rate:g}, the sweep's for every B; here B = {B}."
-    ratio, ratio_text = B / rl.lr_reference_batch, f"B / {rl.lr_reference_batch}"
-    factor, text = (math.sqrt(ratio), f"sqrt({ratio_text})") if rl.lr_scaling == "sqrt" else (ratio, f"({ratio_text})")
-    scaled_rate = f"{rl.learning_rate * factor:.4g}"
+    text = f"{'sqrt' if rl.lr_scaling == 'sqrt' else ''}(B / {rl.lr_reference_batch})"
+    scaled_rate = f"{rl.learning_rate * rl.rate_factor(B):.4g}"
     return f"Learning rate: the sweep's rule, {rl.learning_rate:g} * {text}, gives {scaled_rate} at B = {B}."

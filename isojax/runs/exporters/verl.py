@@ -17,8 +17,7 @@ HOW_TO_RUN = (
 
 def render_growing(recommendation: Recommendation, sweep_config: Config | None, name: str) -> list[str]:
     """A series: verl saves a checkpoint at the end, and goes on from the newest in default_local_dir."""
-    folder = f"checkpoints/{name}"
-    return [render(s.recommendation, sweep_config, s, folder) for s in growing_stages(recommendation)]
+    return [render(s.recommendation, sweep_config, s, f"checkpoints/{name}") for s in growing_stages(recommendation)]
 
 
 def render(

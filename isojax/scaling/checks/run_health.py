@@ -144,8 +144,7 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
         return difference > max(MIN_CHANGE, Z_CHANGE * max(unpaired_se, paired.se if paired else 0.0))
 
     fell = exceeds_noise(best - last, best_points, last_points)
-    gained = exceeds_noise(last - base, base_points, last_points)
-    return RewardSummary(base, best, last, fell, gained)
+    return RewardSummary(base, best, last, fell, exceeds_noise(last - base, base_points, last_points))
 
 
 def _collapsed(run: RunRecord, R: FloatArray, reward: RewardSummary) -> Iterator[HealthFlag]:

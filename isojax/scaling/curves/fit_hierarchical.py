@@ -87,8 +87,7 @@ def _leave_out_falls(packed: PackedSweep) -> tuple[PackedSweep, FloatArray]:
     peaks = [find_peak(seeds, packed.base_reward) for seeds in packed.tracks]
     log10_C_peaks = np.array([np.inf if peak is None else peak for peak in peaks])
     before_peak = packed.data.x <= log10_C_peaks[:, None, None] + 1e-12
-    data = replace(packed.data, weight=packed.data.weight * before_peak)
-    return replace(packed, data=data), log10_C_peaks
+    return replace(packed, data=replace(packed.data, weight=packed.data.weight * before_peak)), log10_C_peaks
 
 
 def problem_contributions(packed: PackedSweep, metric: str, fitted_rewards: FloatArray) -> FloatArray | None:
