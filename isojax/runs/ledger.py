@@ -294,9 +294,7 @@ def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
     for a, b in pairwise(runs):
         both_sources = f"{a.source}, line 1 and {b.source}, line 1"
         if a.cell == b.cell:
-            yield (
-                f"two ledgers of {a.cell.name}: {both_sources}. Fit one sweep at a time, or give each its own seeds."
-            )
+            yield f"two ledgers of {a.cell.name}: {both_sources}. Fit one sweep at a time, or give each its own seeds."
         if a.cell_hash != b.cell_hash:
             yield (
                 f"{both_sources} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r}),"

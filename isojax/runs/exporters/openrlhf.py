@@ -26,9 +26,6 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "data.max_samples": prompts,
         "algo.advantage.estimator": "group_norm",
     }
-    notes = [
-        f"M = {allocation.M} updates take {prompts} prompts: with a dataset of D < {prompts}, train.num_episodes is "
-        f"{prompts} / D.",
-    ]
+    notes = [f"With a dataset of D < B_p M = {prompts} prompts, train.num_episodes is {prompts} / D."]
     lines = [f"--{name} {value}\n" for name, value in arguments.items()]
     return header_comments(recommendation, sweep_config, "actor.adam.lr", notes, HOW_TO_RUN) + "".join(lines)

@@ -48,9 +48,6 @@ def render(
         **(folders or {}),
     }
     how_to_run = HOW_TO_RUN if stage is None or stage.number == 1 else HOW_TO_GO_ON
-    notes = [
-        "On G processes divide gradient_accumulation_steps by G: an update takes per_device x steps x G = "
-        f"{allocation.B} completions.",
-    ]
+    notes = [f"On G processes divide gradient_accumulation_steps by G: an update takes {allocation.B} completions."]
     header = header_comments(recommendation, sweep_config, "learning_rate", notes, how_to_run, stage)
     return header + yaml_text(arguments)

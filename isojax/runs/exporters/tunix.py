@@ -18,9 +18,7 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "num_batches": allocation.M,
         "grpo_config": {"num_generations": allocation.n, "num_iterations": 1},
     }
-    notes = [
-        f"In rl_training_config of BASE.yaml leave out mini_batch_size and max_steps, or set them to {allocation.B_p} "
-        f"and {allocation.M}.",
-    ]
+    sizes = f"leave out mini_batch_size and max_steps, or set them to {allocation.B_p} and {allocation.M}"
+    notes = [f"In rl_training_config of BASE.yaml {sizes}."]
     rate_key = "rl_training_config.actor_optimizer_config.learning_rate"
     return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(overrides)

@@ -127,14 +127,11 @@ def parse_field_map(map_options: Iterable[str]) -> dict[str, str]:
 
 REQUIRED_FIELDS = {"n": ("n",), "B_p": ("B_p", "B"), "rollouts": ("rollouts", "step")}  # and what each follows from
 _SUGGESTIONS = {
-    "n": [
-        "--map n=16 or n=COLUMN, also of the run's config",
-        "--map n=n{} where the run's or the file's name has it, as run-n16.jsonl",
-        "--settings TABLE with the columns run and n",
-    ],
-    "B_p": ["--map B_p=512 or B_p=COLUMN, also of the run's config", "--map B=8192 for rollouts per update"],
-    "rollouts": ["--map step=COLUMN, for rollouts = step x B_p x n, or --map rollouts=COLUMN"],
-    "sampled_B_p": ["--map sampled_B_p=192 (verl's data.gen_batch_size)"],
+    "n": "--map n=16 or n=COLUMN, also of the run's config, or --map n=n{} where the run's or the file's name has it,"
+    " as run-n16.jsonl, or --settings TABLE with the columns run and n",
+    "B_p": "--map B_p=512 or B_p=COLUMN, also of the run's config, or --map B=8192 for rollouts per update",
+    "rollouts": "--map step=COLUMN, for rollouts = step x B_p x n, or --map rollouts=COLUMN",
+    "sampled_B_p": "--map sampled_B_p=192 (verl's data.gen_batch_size)",
 }
 _VALIDATION_COLUMN = re.compile(r"val(?!ue)|eval|test|held|acc|avg@|mean@|pass_?(@|at)", re.IGNORECASE)
 _TRAINING_COLUMN = re.compile(r"(train|rollout|rewards|(ppo_|grpo_)?actor|critic)[/_.]|reward[/.]", re.IGNORECASE)
@@ -307,5 +304,5 @@ def _mapping_hint(field: str, table: LogTable) -> str:
     columns = [name for name in table.columns if field != "reward" or _may_be_validation(name, table)]
     cutoff = 0.0 if field == "reward" else 0.6
     suggestions = [f"--map {field}={name} (the nearest)" for name in columns and nearest_names(field, columns, cutoff)]
-    suggestions += _SUGGESTIONS.get(field, [])
+    suggestions += [_SUGGESTIONS[field]] if field in _SUGGESTIONS else []
     return ", or ".join(suggestions or [f"--map {field}=COLUMN"])

@@ -16,7 +16,7 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import load, require_constant
-from isojax.core.tabular import DataRow, is_blank
+from isojax.core.tabular import DataRow, is_blank, parse_number
 from isojax.runs.importers import csv
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
@@ -136,6 +136,7 @@ def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, obje
 
 
 _SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separates them: --map run=COLUMN."
+MAX_KINDS = 5  # of evaluations that a column of texts may distinguish
 
 
 def group_rows(column_map: ColumnMap) -> list[LogRun]:
@@ -166,8 +167,27 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     if "run" not in column_map and len(runs) > 1:
         _reject_mixed_settings(rows, run_of_row, column_map)
     for run in runs.values():
+        _reject_kinds_of_rows(run)
         run.rows = _join_metrics(run.rows, column_map)
     return list(runs.values())
+
+
+def _reject_kinds_of_rows(run: LogRun) -> None:
+    """Refuse a text that goes to and fro in a run's evaluations, such as `split`, train or val: they are two curves."""
+    used = set(run.column_map.columns.values())
+    metric = run.column_map.columns[run.column_map.main_metric]
+    rows = [row for row in run.rows if not is_blank(row.values.get(metric))]
+    for column in (x for x in run.column_map.table.columns if x not in used and not run.column_map.table.one_run):
+        cells = [(row, row.values[column]) for row in rows if not is_blank(row.values.get(column))]
+        texts = [text for _, text in cells if isinstance(text, str) and parse_number(text) is None]
+        kinds, changes = list(dict.fromkeys(texts)), sum(a != b for a, b in pairwise(texts))
+        if len(texts) == len(cells) and 2 <= len(kinds) <= min(MAX_KINDS, changes):
+            separate = "" if "run" in run.column_map else f" Where each is a run of its own: --map run={column}."
+            raise InputError(
+                f"{cells[0][0].location}: from there on, {column} is {' or '.join(kinds)} by turns within a run, which"
+                f" would be one curve; expected one kind of evaluation. Keep the rows of one, as {column} ="
+                f" {kinds[0]}, or remove the column if it distinguishes none.{separate}"
+            )
 
 
 def _join_metrics(rows: list[DataRow], column_map: ColumnMap) -> list[DataRow]:

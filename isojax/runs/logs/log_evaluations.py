@@ -269,10 +269,7 @@ def _metrics_without_steps(entries: Sequence[StepEntry], column_map: ColumnMap) 
 
 
 def _conflicting_rollouts(points: Sequence[EvalPoint], cell: Cell, column_map: ColumnMap) -> list[str]:
-    conflict = next((p for p in points if p.rollouts != p.M * cell.B), None)
-    if conflict is None or "rollouts" not in column_map or "step" not in column_map:
-        return []
-    return [
-        "rollouts are taken from the log, though they are not steps x B_p x n"
-        f" ({conflict.rollouts} at step {conflict.M}, not {conflict.M} x {cell.B_p} x {cell.n} = {conflict.M * cell.B})"
-    ]
+    is_comparable = "rollouts" in column_map and "step" in column_map
+    first = [p for p in points if is_comparable and p.rollouts != p.M * cell.B][:1]
+    text = "rollouts are taken from the log, though they are not steps x B_p x n"
+    return [f"{text} ({p.rollouts} at step {p.M}, not {p.M} x {cell.B_p} x {cell.n} = {p.M * cell.B})" for p in first]

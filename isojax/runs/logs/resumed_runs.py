@@ -73,14 +73,11 @@ def _join(parts: Sequence[LogRun]) -> LogRun:
                 f"{a.location} and {b.location} are logs of one run, which was resumed, and differ in"
                 f" {', '.join(different)}; expected one setting. Leave one out, or name the columns with --map."
             )
-    columns, constants = dict[str, str](), dict[str, float | int]()
-    for part in parts:
-        columns |= part.column_map.columns
-        constants |= part.column_map.constants
+    columns = {field: column for part in parts for field, column in part.column_map.columns.items()}
+    constants = {field: number for part in parts for field, number in part.column_map.constants.items()}
     detected = frozenset().union(*(part.column_map.detected for part in parts))
-    last = parts[-1]
-    column_map = replace(last.column_map, columns=columns, constants=constants, detected=detected)
-    return replace(last, column_map=column_map, rows=[])
+    column_map = replace(parts[-1].column_map, columns=columns, constants=constants, detected=detected)
+    return replace(parts[-1], column_map=column_map, rows=[])
 
 
 def _keep_latest(

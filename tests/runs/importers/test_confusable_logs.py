@@ -145,3 +145,41 @@ def test_iterations_over_one_batch_are_said(tmp_path, monkeypatch):
     result = read_logs([tmp_path], "trl", {})
     assert result.runs[0].cell == Cell(2, 4, 0)
     assert any("num_iterations = 2: B_p counts the new problems per update" in note for note in result.notes)
+
+
+KINDS = {
+    "split": ["val", "train", "val", "train"],
+    "dataset": ["math", "aime", "gsm8k", "math"],
+}
+
+
+@pytest.mark.parametrize("column", KINDS)
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_rows_of_several_kinds_are_not_one_curve(logged, column, format):
+    """No field is of that column; by themselves, steps and rewards look like those of one run."""
+    rows = [{"step": i, column: kind, "reward": 0.1 + i / 10} for i, kind in enumerate(KINDS[column])]
+    texts = [f"step,{column},reward\n", *(",".join(map(str, row.values())) + "\n" for row in rows)]
+    with pytest.raises(InputError, match=rf"{column} is {KINDS[column][0]} or .* Keep the rows of one.* run={column}"):
+        logged(format, "".join(texts) if format == "csv" else rows, "n=2,B_p=2")
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["a", "b", "c", "d"],  # a name for each, as of checkpoints
+        ["2025-06-14", "2025-06-14", "2025-06-15", "2025-06-16"],
+        ["warm-up", "warm-up", "main", "main"],
+        ["saved", "", "saved", ""],
+        ["a", "a", "a", "a"],
+    ],
+)
+def test_texts_that_do_not_go_to_and_fro_are_no_kinds(logged, texts):
+    lines = (f"{i},{text},{0.1 + i / 10}\n" for i, text in enumerate(texts))
+    assert len(logged("csv", "step,note,reward\n" + "".join(lines), "n=2,B_p=2").runs[0].points) == 4
+
+
+def test_the_kind_of_training_rows_is_no_kind_of_evaluations(logged):
+    rows = [{"step": i, "mode": "train", "train_reward": 0.1} for i in range(4)]
+    rows += [{"step": i, "mode": "eval", "reward": 0.1 + i / 10} for i in (1, 3)]
+    (run,) = logged("jsonl", sorted(rows, key=lambda row: row["step"]), "n=2,B_p=2").runs
+    assert [p.M for p in run.points] == [1, 3]
