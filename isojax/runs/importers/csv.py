@@ -27,6 +27,10 @@ SUFFIXES = (".csv", ".tsv")
 METRIC_NAMES = ("metric", "key", "tag", "variable", "metricname", "metric.name")
 VALUE_NAMES = ("value", "metricvalue")
 BOUND_SUFFIXES = ("__MIN", "__MAX")  # of W&B's export
+MEANS_NOTE = (
+    "its __MIN or __MAX differ from the values, so these are means over runs, or over buckets of steps; where that is"
+    " not what you fit, export the chart ungrouped, with full fidelity"
+)
 
 
 def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
@@ -71,6 +75,8 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
             metrics_of_run[run if separator else metric][column] = metric if separator else "reward"
     clock = "step" if re.search("step|update|iter", steps.lower()) else steps  # a chart may be over rollouts
     all_metrics = {metric for metrics in metrics_of_run.values() for metric in metrics.values()}
+    bounds = [(x, x.removesuffix("__MIN").removesuffix("__MAX")) for x in others]
+    is_mean = any(row.values[x] != row.values.get(mean, row.values[x]) for row in table.rows for x, mean in bounds)
     for run, metrics in metrics_of_run.items():
         rows = []
         for row in table.rows:
@@ -79,4 +85,4 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
                 rows.append(DataRow(row.source, row.position, {clock: row.values[steps], **values}, row.index))
         if rows:
             only_metric = next(iter(all_metrics)) if len(all_metrics) == 1 else ""
-            yield LogTable(table.source, tuple(rows), run=run, only_metric=only_metric)
+            yield LogTable(table.source, tuple(rows), notes=(MEANS_NOTE,) * is_mean, run=run, only_metric=only_metric)

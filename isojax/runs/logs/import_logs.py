@@ -70,7 +70,7 @@ def read_logs(
         raise refusals[0] if refusals else InputError(f"the format {log_format} found no run in {paths[0]}.")
     log_runs, resumed_notes = join_resumed_runs(log_runs, resumed)
     imported = to_run_records(log_runs, refusals)
-    return replace(imported, notes=(*notes, *resumed_notes, *imported.notes))
+    return replace(imported, notes=(*dict.fromkeys(notes), *resumed_notes, *imported.notes))
 
 
 def _check_paths(paths: Sequence[Path]) -> None:

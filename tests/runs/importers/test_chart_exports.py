@@ -130,3 +130,11 @@ def test_settings_that_cannot_be_used(tmp_path, text, match):
     (tmp_path / "chart.csv").write_text(WIDE)
     with pytest.raises(InputError, match=match):
         read_logs([tmp_path / "chart.csv"], "csv", {"B_p": "2"}, read_settings(tmp_path / "settings.csv"))
+
+
+def test_means_over_runs_or_steps_are_noted(logged):
+    """Once for a file, whatever the number of its runs."""
+    assert not logged("csv", WIDE, "n=n{},B_p=32").notes
+    grouped = WIDE.replace('"0.3","0.3","0.3"', '"0.3","0.28","0.32"').replace('"0.4","0.4","0.4"', '"0.4","0.4","0.5"')
+    (note,) = logged("csv", grouped, "n=n{},B_p=32").notes
+    assert "means over runs, or over buckets of steps" in note and "ungrouped, with full fidelity" in note
