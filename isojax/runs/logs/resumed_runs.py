@@ -69,10 +69,9 @@ def _join(parts: Sequence[LogRun]) -> LogRun:
         different = [name for name in ("B_p", "n") if vars(a)[name] != vars(b)[name]]
         different += [name for name in shared if a.column_map.columns[name] != b.column_map.columns[name]]
         if different:
-            raise InputError(
-                f"{a.location} and {b.location} are logs of one run, which was resumed, and differ in"
-                f" {', '.join(different)}; expected one setting. Leave one out, or name the columns with --map."
-            )
+            names = ", ".join(different)
+            problem = f"{a.location} and {b.location} are logs of one run, which was resumed, and differ in {names}"
+            raise InputError(f"{problem}; expected one setting. Leave one out, or name the columns with --map.")
     columns = {field: column for part in parts for field, column in part.column_map.columns.items()}
     constants = {field: number for part in parts for field, number in part.column_map.constants.items()}
     detected = frozenset().union(*(part.column_map.detected for part in parts))
@@ -89,6 +88,7 @@ def _keep_latest(
     # W&B's count of calls may begin again, and so may a column that an evaluation need not have.
     may_be_another = split_falls or "step" not in column_map.detected or column_map.columns["step"] == "_step"
     for rows in parts:
+        first_is_twice = False
         for i, row in enumerate(rows):
             clock = column_map.read(column_map.clock_field, row)
             begins = i == 0 or (split_falls and _goes_back(kept, clock, row, column_map))
@@ -99,6 +99,14 @@ def _keep_latest(
                     f" ({kept[0][1].location}), so nothing before would count. Name the earlier log first; leave out a"
                     " start that failed; sort a file by step; number seeds by --settings TABLE or --map seed=COLUMN."
                 )
+            is_twice = i > 0 and begins and kept[-1][0] == clock
+            if is_twice and first_is_twice and clock > kept[0][0]:
+                raise InputError(
+                    f"{row.location}: {column_map.clock_field} {clock} is there twice in a row, and so is the first, as"
+                    " where runs or benchmarks alternate; expected one run. Name what separates them, as --map"
+                    " run=COLUMN or seed=COLUMN, or give each a file; of a start that failed, remove the rows."
+                )
+            first_is_twice |= is_twice and len(kept) == 1
             while begins and kept and kept[-1][0] >= clock:
                 kept.pop()
                 dropped += 1

@@ -212,6 +212,19 @@ def test_a_later_part_that_leaves_nothing_of_the_run_is_refused(tmp_path: Path):
         read_logs([tmp_path], "csv", maps, resumed=True)
 
 
+@pytest.mark.parametrize("runs", [2, 3])
+def test_rows_of_runs_that_alternate_are_no_parts_of_one(tmp_path: Path, runs: int):
+    """Seeds or benchmarks, step by step; but a run may have failed once at its first step, and go on."""
+    maps = {"reward": "val/acc", "n": "8", "B_p": "4"}
+    rows = [f"{step},{0.1 + 0.01 * step + 0.02 * run:.3f}" for step in range(5) for run in range(runs)]
+    (tmp_path / "a.csv").write_text(PART.format("\n".join(rows)))
+    with pytest.raises(InputError, match=rf"line {runs + 3}: step 1 is there twice in a row, and so is the first"):
+        read_logs([tmp_path], "csv", maps, resumed=True)
+    (tmp_path / "a.csv").write_text(PART.format("\n".join([rows[0], *rows[::runs]])))
+    (run,) = read_logs([tmp_path], "csv", maps, resumed=True).runs
+    assert [point.M for point in run.points] == list(range(5))
+
+
 def test_parts_without_a_name_are_joined_by_their_seed_in_the_order_of_their_steps(tmp_path: Path):
     parts_of(tmp_path, **{"slurm-99999": range(0, 60, 10), "slurm-100000": range(50, 110, 10)})
     maps = {"reward": "val/acc", "n": "8", "B_p": "4", "seed": "0"}
