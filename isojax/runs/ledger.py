@@ -210,9 +210,8 @@ def _parse_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> tuple[Cell, tu
     cell = parse_cell(header, f"{path}, line 1")
     for i, row in enumerate(rows[1:], 2):
         if row["kind"] == "cell":
-            raise InputError(
-                f"{path}, line {i} begins another run ({row}) in the ledger of {header}; expected one. Split the file."
-            )
+            problem = f"{path}, line {i} begins another run ({row}) in the ledger of {header}"
+            raise InputError(f"{problem}; expected one. Split the file.")
     line_numbers = tuple(i for i, row in enumerate(rows, 1) if row["kind"] == "eval")
     points = tuple(parse_point(rows[i - 1], f"{path}, line {i}") for i in line_numbers)
     for i, (a, b) in zip(line_numbers[1:], pairwise(points), strict=False):

@@ -175,10 +175,8 @@ def remote_workspace(
         yield
         return
     if multi_process:
-        raise InputError(
-            f"run.dir = {run_dir} with several processes; expected a folder that all of them share, for each writes its"
-            " part of a checkpoint. Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md)."
-        )
+        problem = f"run.dir = {run_dir} with several processes; expected a folder that all share, for checkpoints"
+        raise InputError(f"{problem}. Mount the bucket and give run.dir=FOLDER, or run one process (docs/hosts.md).")
     url = f"{run_dir.rstrip('/')}/{name}"
     remote, lease = RemoteFolder(url), None
     with ExitStack() as stack:

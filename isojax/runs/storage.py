@@ -46,10 +46,8 @@ class RemoteFolder:
         except Exception as e:  # each library has errors of its own
             is_timeout = isinstance(e, TimeoutError)
             reason = f"no answer within {CONNECT_TIMEOUT:g} seconds" if is_timeout else error_summary(e)
-            raise InputError(
-                f"cannot use {self.url}: {reason}. Expected a place that exists and that you may write: check its name,"
-                " the network and your credentials, or give another run.dir."
-            ) from e
+            fix = "check its name, the network and your credentials, or give another run.dir"
+            raise InputError(f"cannot use {self.url}: {reason}. Expected a place you may write: {fix}.") from e
 
     def find(self) -> set[str]:
         """The names of all objects; of a file, an empty name. Raises InputError."""
@@ -62,9 +60,8 @@ class RemoteFolder:
         try:
             self._fs.get([self._full_path(name) for name, _ in pairs], [str(path) for _, path in pairs])
         except Exception as e:  # each library has errors of its own
-            raise InputError(
-                f"cannot read {self.url}: {error_summary(e)}. Check the network and your credentials, and try again."
-            ) from e
+            problem = f"cannot read {self.url}: {error_summary(e)}"
+            raise InputError(f"{problem}. Check the network and your credentials, and try again.") from e
 
     def read(self, name: str) -> bytes | None:
         """An object; None where there is none."""
@@ -132,9 +129,8 @@ def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None
         folder.mkdir(parents=True, exist_ok=True)
         lock_fd = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as e:
-        raise InputError(
-            f"cannot make the folder {folder}, or write in it: {e.strerror or e}. Choose a place that you may write."
-        ) from e
+        problem = f"cannot make the folder {folder}, or write in it: {e.strerror or e}"
+        raise InputError(f"{problem}. Choose a place that you may write.") from e
     try:
         deadline = time.monotonic() + timeout
         while not try_flock(lock_fd, fcntl.LOCK_EX):
@@ -200,10 +196,8 @@ class Lease:
         if time.time() - self._renewed_at > STALE_SECONDS:
             self._check_holder()
         if self._taken_over_by:
-            raise RunFailed(
-                f"{self._remote.url} was taken over by {self._taken_over_by}, because this process did not renew its"
-                f" lease for {STALE_SECONDS:.0f} seconds; this one ends."
-            )
+            cause = f"this process did not renew its lease for {STALE_SECONDS:.0f} seconds; it ends"
+            raise RunFailed(f"{self._remote.url} was taken over by {self._taken_over_by}, because {cause}.")
 
     def _wait_for_holder(self) -> None:
         """Wait until no process writes; InputError where the holder renews its lease meanwhile."""

@@ -64,10 +64,8 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
     """A table of each run; a run has no row for a step at which its cells are empty."""
     steps, *others = table.columns
     if not steps or steps.endswith(BOUND_SUFFIXES) or "time" in steps.lower():
-        raise InputError(
-            f"{table.source}, {table.header_position}: the first column is {steps!r}, expected the steps, as in W&B's"
-            " export of a chart over Step. Export the chart over Step, or over the trainer's own step."
-        )
+        problem = f"{table.source}, {table.header_position}: the first column is {steps!r}, expected the steps"
+        raise InputError(f"{problem}, as in W&B's export. Export the chart over Step, or the trainer's own step.")
     metrics_of_run: dict[str, dict[str, str]] = defaultdict(dict)  # run -> column -> metric
     for column in others:
         if not column.endswith(BOUND_SUFFIXES):

@@ -46,10 +46,8 @@ def read(path: Path) -> list[LogTable]:
         relogged = 0
         for tag, points in _read_series(file, config, notes).items():
             if series[tag] and points[0][0] <= series[tag][0][0] < series[tag][-1][0]:
-                raise InputError(
-                    f"{file} logs {tag} again from step {points[0][0]}, where an earlier file's run began, so it may be"
-                    " another run. Give each run a folder of its own, and remove a start that failed."
-                )
+                problem = f"{file} logs {tag} again from step {points[0][0]}, so it may be another run"
+                raise InputError(f"{problem}. Give each run its own folder, and remove a start that failed.")
             earlier_points = [point for point in series[tag] if point[0] < points[0][0]]
             relogged += len(series[tag]) - len(earlier_points)
             series[tag] = earlier_points + points

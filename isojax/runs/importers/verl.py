@@ -51,8 +51,7 @@ def _unpack(row: DataRow) -> DataRow:
     data = row.values.get("data")
     if not isinstance(data, dict) or "step" not in row.values:
         keys = ", ".join(map(str, row.values)) or "(none)"
-        raise InputError(
-            f'{row.location} has the keys {keys}; expected {{"step": NUMBER, "data": {{TAG: VALUE}}}}, as verl\'s file'
-            " logger writes it. For other JSON lines: --from jsonl."
-        )
+        expected = '{"step": NUMBER, "data": {TAG: VALUE}}, as verl\'s file logger writes it'
+        hint = "For other JSON lines: --from jsonl"
+        raise InputError(f"{row.location} has the keys {keys}; expected {expected}. {hint}.")
     return replace(row, values={**data, "step": row.values["step"]})

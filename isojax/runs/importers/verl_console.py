@@ -57,10 +57,8 @@ def read(path: Path) -> list[LogTable]:
         elif rows and rows[-1].index == number - 2 and not prefix and _WRAPPED.match(text) and len(notes) < 2:
             notes.append(f"line {number} looks like the rest of line {number - 1}: lines must not be wrapped")
     if not rows:
-        raise InputError(
-            f'{path} has no line "step:N - TAG:VALUE - ...", as verl prints one for each step with'
-            " trainer.logger=console. Leave it out, save it as UTF-8, or name its format by --from."
-        )
+        expected = '"step:N - TAG:VALUE - ...", as verl prints for each step with trainer.logger=console'
+        raise InputError(f"{path} has no line {expected}. Leave it out, save it as UTF-8, or name a format by --from.")
     configs = list(_printed_configs(lines))
     # Hydra's overrides on the command lines of verl's RL trainers
     printed = re.sub(r"\\\n", " ", "\n".join(text for _, _, text in lines)).split("\n")

@@ -99,10 +99,8 @@ class ColumnMap:
             counts = None
         is_list = isinstance(counts, list) and len(counts) > 0
         if not is_list or not all(type(x) in (int, float) and 0 <= x <= samples for x in counts):
-            raise InputError(
-                f"{self.describe_cell('counts', row)} is {str(value)[:60]!r}, expected a list of numbers in"
-                f" 0..{samples}, one for each problem, such as [1, 0, 4]."
-            )
+            problem = f"{self.describe_cell('counts', row)} is {str(value)[:60]!r}"
+            raise InputError(f"{problem}, expected a list of numbers in 0..{samples}, one per problem, as [1, 0, 4].")
         return tuple(map(int if all(x == int(x) for x in counts) else float, counts))
 
 
@@ -135,9 +133,11 @@ _SUGGESTIONS = {
 }
 _VALIDATION_COLUMN = re.compile(r"val(?!ue)|eval|test|held|acc|avg@|mean@|pass_?(@|at)", re.IGNORECASE)
 _TRAINING_COLUMN = re.compile(r"(train|rollout|rewards|(ppo_|grpo_)?actor|critic)[/_.]|reward[/.]", re.IGNORECASE)
+TRAINING_SIGNS = ("grad_norm", "loss", "kl", "Training Loss")  # in a row with the reward; the last: in a notebook
 _DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")  # by which torch and transformers name a folder
 _NO_REWARD = re.compile(
-    r"(?i)(\b|_)(std|min|max|num|len)(\b|_)|length|time|step|epoch|loss|rati|[^s]_rate|per_|interval"
+    r"(?i)(\b|_)(std|min|max|num|len|kl|lr)(\b|_)|length|time|step|epoch|loss|rati|tokens|entropy|grad_|clip|per_"
+    r"|interval|(?<!s)(?<!win)(?<!solve)_rate"
 )
 
 
@@ -182,10 +182,8 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         raise InputError(f"--map scale={text}: expected a number, such as scale=0.01 for percent.")
     if number is None and "{}" not in text:
         (nearest,) = nearest_names(text, table.columns)
-        raise InputError(
-            f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r} (--map {field}={nearest})."
-            f" The columns are {list_some(table.columns)}."
-        )
+        problem = f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r}"
+        raise InputError(f"{problem} (--map {field}={nearest}). The columns are {list_some(table.columns)}.")
     if field not in CONSTANT_FIELDS:
         problem = f"--map {field}={text}: a number for the whole file cannot stand for {field}"
         raise InputError(f"{problem}; type {_mapping_hint(field, table)}. The columns are {list_some(table.columns)}.")
@@ -223,10 +221,9 @@ def _reject_logging_calls(table: LogTable, columns: Mapping[str, str], metrics: 
                 problem = f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers"
                 raise InputError(f"{problem}; name the one that counts updates: --map step={name} or --map step=_step.")
         if _evaluates_in_own_calls(run, metrics):
-            raise InputError(
-                f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of their own, so it is no"
-                " count of updates. Name a column that is: --map step=COLUMN; or, if it is one, --map step=_step."
-            )
+            problem = f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of their own"
+            fix = "Name a column that counts updates: --map step=COLUMN; or, if it is one, --map step=_step"
+            raise InputError(f"{problem}. {fix}.")
 
 
 def _evaluates_in_own_calls(run: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> bool:
@@ -258,20 +255,23 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
     """The first known name that the log has and no --map names; of validation metrics there may be one only."""
     for name in names:
         matches = glob_filter(table.columns, name)
-        if field == name == "reward" and matches:  # which may be the training reward
-            matches += [x for x in table.columns if x not in field_map.values() and _may_be_validation(x, table)]
-            others = [name for name in ("reward_std", "grad_norm", "Training Loss") if name in table.columns]
-            if len(matches) == 1 and "reward_std" in others[:-1]:  # Training Loss: in a notebook's table
+        if field == name == "reward" and matches:  # which may be the training reward, the last to choose
+            others = [x for x in table.columns if x not in field_map.values() and _may_be_validation(x, table)]
+            matches = [*others, name]
+            rows = [row.values for row in table.rows if not is_blank(row.values.get(name))]
+            signs = [x for x in TRAINING_SIGNS if not all(is_blank(values.get(x)) for values in rows)]
+            if signs and not others and "train_reward" not in {*table.columns, *field_map}:
                 raise InputError(
-                    f"{table.source}: with {' and '.join(others)}, reward is TRL's training reward. Name a"
-                    " validation metric: --map reward=COLUMN; or fit the training reward: --map reward=reward."
+                    f"{table.source}: with {' and '.join(signs)}, reward is a training reward. Name a validation"
+                    " metric: --map reward=COLUMN; or fit the training reward: --map reward=reward."
                 )
         if len(matches) > 1 and field == "reward":
             choices = " or ".join(f"--map reward={match}" for match in matches)
             raise InputError(f"{table.source} has {len(matches)} possible validation metrics; choose one: {choices}.")
         if matches:
             return matches[0]
-    return table.only_metric or None if field == "reward" and not _TRAINING_COLUMN.match(table.only_metric) else None
+    no_reward = _TRAINING_COLUMN.match(table.only_metric) or _NO_REWARD.search(table.only_metric)
+    return table.only_metric or None if field == "reward" and not no_reward else None
 
 
 def _may_be_validation(name: str, table: LogTable) -> bool:
@@ -305,4 +305,5 @@ def _mapping_hint(field: str, table: LogTable) -> str:
     cutoff = 0.0 if field == "reward" else 0.6
     suggestions = [f"--map {field}={name} (the nearest)" for name in columns and nearest_names(field, columns, cutoff)]
     suggestions += [_SUGGESTIONS[field]] if field in _SUGGESTIONS else []
-    return ", or ".join(suggestions or [f"--map {field}=COLUMN"])
+    only_metric = f"{table.only_metric} if it is one" if table.only_metric and field == "reward" else "COLUMN"
+    return ", or ".join(suggestions or [f"--map {field}={only_metric}"])

@@ -44,10 +44,9 @@ def detect_format(paths: Sequence[Path]) -> str:
     if formats:
         found = ", ".join(f"{name} ({path})" for name, path in sorted(formats.items()))
         raise InputError(f"logs of several formats: {found}; expected one. Name it by --from, or leave logs out.")
-    raise InputError(
-        f"{' '.join(map(str, paths))}: the format is not known by name or first lines; name it, such as --from csv, or"
-        " save it as CSV. Of a trainer other than verl, import the run in W&B or TensorBoard, or trainer_state.json."
-    )
+    problem = f"{' '.join(map(str, paths))}: the format is not known by name or first lines; name it, such as"
+    other_trainers = "Of a trainer other than verl, import the run in W&B or TensorBoard, or trainer_state.json"
+    raise InputError(f"{problem} --from csv, or save it as CSV. {other_trainers}.")
 
 
 def _formats(path: Path) -> set[str]:

@@ -53,10 +53,8 @@ def read_run_record(
             continue
         if points and rollouts <= points[-1].rollouts:
             problem = "is there twice" if rollouts == points[-1].rollouts else f"comes after {points[-1].rollouts}"
-            raise InputError(
-                f"{entry.first_row.location}: compute of {rollouts} rollouts {problem}; expected rollouts that rise."
-                " Remove one point, or separate the runs with --map run=COLUMN."
-            )
+            problem = f"{entry.first_row.location}: compute of {rollouts} rollouts {problem}; expected it to rise"
+            raise InputError(f"{problem}. Remove one point, or separate the runs with --map run=COLUMN.")
         tokens = round(estimated_tokens)
         if "tokens" in column_map:
             tokens = _cumulative_sum("tokens", entry, points[-1].tokens if points else 0)
@@ -98,11 +96,9 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
     for row in rows:
         clock = column_map.read(clock_field, row)
         if entries and clock < entries[-1].clock:
-            raise InputError(
-                f"{row.location}: {clock_field} falls from {entries[-1].clock} ({entries[-1].first_row.position}) to"
-                f" {clock} within a run. Sort the file, separate its runs with --map run=COLUMN, or add --resumed where"
-                " the run was resumed."
-            )
+            before = f"{entries[-1].clock} ({entries[-1].first_row.position})"
+            problem = f"{row.location}: {clock_field} falls from {before} to {clock} within a run. Sort the file,"
+            raise InputError(f"{problem} split runs by --map run=COLUMN, or add --resumed where the run was resumed.")
         if not entries or clock > entries[-1].clock:
             entries.append(StepEntry(column_map, clock, row))
         for name in (*column_map.metric_fields, *(name for name in OTHER_FIELDS if name in column_map.columns)):

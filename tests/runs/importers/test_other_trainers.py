@@ -113,10 +113,10 @@ def test_a_run_that_begins_late_may_be_a_resumed_one(logged):
 
 def test_a_training_reward_beside_a_validation_metric_is_not_taken_for_it(logged):
     text = "step,reward,val_acc\n0,0.9,0.1\n10,0.9,0.2\n"
-    with pytest.raises(InputError, match="choose one: --map reward=reward or --map reward=val_acc"):
+    with pytest.raises(InputError, match="choose one: --map reward=val_acc or --map reward=reward"):
         logged("csv", text, SETTINGS)
     rows = [{"step": 0, "reward": 0.9, "eval_reward": 0.1, "eval_runtime": 3.0}]
-    with pytest.raises(InputError, match=r"choose one: --map reward=reward or --map reward=eval_reward\."):
+    with pytest.raises(InputError, match=r"choose one: --map reward=eval_reward or --map reward=reward\."):
         logged("jsonl", rows, SETTINGS)
     (run,) = logged("csv", text, "reward=val_acc", SETTINGS).runs
     assert curve(run) == [(0, 0, 0.1), (10, 320, 0.2)]
@@ -128,18 +128,44 @@ def test_a_training_reward_beside_a_validation_metric_is_not_taken_for_it(logged
     for name in ("val/pass_rate", "eval/minerva", "eval/numina_acc", "eval/challenge"):
         assert logged("csv", f"Step,run - {name}\n0,0.5\n1,0.5\n", SETTINGS).runs
     history = "step,loss,grad_norm,reward,reward_std\n1,0.1,0.2,0.5,0.1\n2,0.1,0.2,0.6,0.1\n"  # of TRL, by pandas
-    with pytest.raises(InputError, match="with reward_std and grad_norm, reward is TRL's training reward"):
+    with pytest.raises(InputError, match="with grad_norm and loss, reward is a training reward"):
         logged("csv", history, SETTINGS)
     assert curve(logged("csv", history, SETTINGS, "reward=reward").runs[0]) == [(1, 32, 0.5), (2, 64, 0.6)]
     notebook = "Step\tTraining Loss\treward\treward_std\tkl\n1\t0.1\t0.5\t0.1\t0\n2\t0.1\t0.6\t0.1\t0\n"
-    with pytest.raises(InputError, match="with reward_std and Training Loss, reward is TRL's training reward"):
+    with pytest.raises(InputError, match="with kl and Training Loss, reward is a training reward"):
         logged("csv", notebook, SETTINGS)
     others = "value_mean,train_acc,eval_dataset,test_problems,eval_batch,eval_runtime,eval_num,eval/minerva"
     text = f"step,reward,{others}\n0,0.9,0.5,0.5,math,500,64,1.5,0.5,0.1\n10,0.9,0.5,0.5,math,500,64,1.5,0.5,0.2\n"
     with pytest.raises(
-        InputError, match=r"2 possible validation metrics; .*reward=reward or --map reward=eval/minerva\."
+        InputError, match=r"2 possible validation metrics; .*reward=eval/minerva or --map reward=reward\."
     ):
         logged("csv", text, SETTINGS)
+
+
+@pytest.mark.parametrize("sign", ["loss", "grad_norm", "kl"])
+def test_a_reward_in_rows_of_training_is_no_validation_metric(logged, sign):
+    text = "step,{},reward\n1,{},0.5\n2,{},0.6\n"
+    with pytest.raises(InputError, match=f"with {sign}, reward is a training reward.*--map reward=reward"):
+        logged("csv", text.format(sign, 0.1, 0.2), SETTINGS)
+    assert logged("csv", text.format(sign, "", ""), SETTINGS).runs  # in other rows: evaluations alone have a reward
+    assert logged("csv", text.format("train_reward," + sign, "0.3,0.1", "0.3,0.2"), SETTINGS).runs
+
+
+NO_REWARDS = ("kl", "eval/loss", "reward_std", "val/length_frac", "completions/clipped_ratio", "val/reward/std@4")
+
+
+@pytest.mark.parametrize("name", [*NO_REWARDS, "eval/truncated_ratio", "val/entropy", "eval/learning_rate"])
+def test_the_only_metric_of_a_file_may_be_no_reward(logged, name):
+    """A chart of W&B, and the long form."""
+    for text in (f"Step,run - {name}\n0,0.5\n1,0.6\n", f"step,metric,value\n0,{name},0.5\n1,{name},0.6\n"):
+        with pytest.raises(InputError, match=f"no column is known to be reward.* --map reward={name} if it is one"):
+            logged("csv", text, SETTINGS)
+        assert logged("csv", text, SETTINGS, f"reward={name}").runs
+
+
+@pytest.mark.parametrize("name", ["val/win_rate", "solve_rate", "success_rate", "objective/scores", "acc/maj@4/mean"])
+def test_the_only_metric_of_a_file_may_have_any_name_of_a_reward(logged, name):
+    assert logged("csv", f"Step,run - {name}\n0,0.5\n1,0.6\n", SETTINGS).runs
 
 
 def test_mapped_metrics_whose_rows_have_other_steps_are_named(logged):
