@@ -22,6 +22,7 @@ LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p"
 METRIC_PREFIXES = ("metric:", "train:")
 CONSTANT_FIELDS = ("n", "B_p", "B", "sampled_B_p", "seed", "run", "samples", "devices", "scale")  # may be a number
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
+_DOT_OF_THOUSANDS = re.compile(r"\s*[1-9]\d{0,2}(\.\d{3})+\s*")
 _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
 
 
@@ -87,6 +88,9 @@ class ColumnMap:
         if field == "step" and isinstance(value, str):
             value = re.sub(r"/\d+$", "", value)  # of all of them, as ms-swift's "10/560"
         lowest = LOWEST_VALUES.get(field)
+        if lowest is not None and isinstance(value, str) and _DOT_OF_THOUSANDS.fullmatch(value):
+            problem = f"{cell} is {value}, where the point may divide thousands or decimals; expected a whole number"
+            raise InputError(f"{problem}. Write, or export, it without a point.")
         number = check_number(value, cell, expected=expected or "a number", minimum=lowest, whole=lowest is not None)
         return number if lowest is None else int(number)
 

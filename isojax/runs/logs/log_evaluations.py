@@ -55,6 +55,9 @@ def read_run_record(
             problem = "is there twice" if rollouts == points[-1].rollouts else f"comes after {points[-1].rollouts}"
             problem = f"{entry.first_row.location}: compute of {rollouts} rollouts {problem}; expected it to rise"
             raise InputError(f"{problem}. Remove one point, or separate the runs with --map run=COLUMN.")
+        if 0 < rollouts < cell.B:
+            problem = f"{entry.first_row.location}: {rollouts} rollouts are less than one update's B_p n = {cell.B}"
+            raise InputError(f"{problem}; expected C in rollouts, in full. Correct rollouts, step, n or B_p.")
         tokens = round(estimated_tokens)
         if "tokens" in column_map:
             tokens = _cumulative_sum("tokens", entry, points[-1].tokens if points else 0)

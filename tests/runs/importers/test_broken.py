@@ -22,6 +22,15 @@ BROKEN = {
     "a negative reward": (HEAD + "1,.1,4,2\n2,-.1,4,2\n", r"line 3: reward is -0\.1, expected a number in \[0, 1\]"),
     "negative compute": (HEAD + "-1,.1,4,2\n", "line 2: step is -1; expected a whole number of at least 0"),
     "half an update": (HEAD + "1.5,.1,4,2\n", r"line 2: step is 1\.5; expected a whole number"),
+    "a dot that may divide thousands": (HEAD + "1.000,.1,4,2\n", r"line 2: step is 1\.000, where the point may divide"),
+    "two dots": (
+        HEAD + "1.000.000,.1,4,2\n",
+        r"line 2: step is 1\.000\.000, where .* Write, or export, it without a point",
+    ),
+    "less than an update": (
+        "rollouts,reward,n,B_p\n0,.1,4,2\n7,.2,4,2\n",
+        "line 3: 7 rollouts are less than one update's B_p n = 8; expected C in rollouts",
+    ),
     "a point twice": (
         HEAD + "1,.1,4,2\n2,.1,4,2\n2,.1,4,2\n",
         r"line 4: reward: the point at step 2 is there twice \(0.1 at line 3 and 0.1 here\)",

@@ -242,3 +242,9 @@ def test_more_runs_than_a_sweep_has(logged, monkeypatch):
         InputError, match=r"the logs hold 2,000 runs, expected at most 1,000\. Give each run its own file"
     ):
         logged("csv", text)
+
+
+def test_counts_with_decimals_that_are_no_thousands(logged):
+    """As pandas writes a column of floats."""
+    (run,) = logged("csv", "step,reward\n0.0,0.1\n40.0,0.2\n50.00,0.3\n", "n=2,B_p=2").runs
+    assert [p.M for p in run.points] == [0, 40, 50]
