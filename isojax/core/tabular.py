@@ -91,7 +91,7 @@ def check_number(
         requirement = f"more than {exclusive_minimum:g}"
     if requirement:
         meaning = "" if expected == "a number" else f" ({expected})"
-        raise InputError(f"{cell} is {cell_value}; expected {requirement}{meaning}. Correct the cell, or empty it.")
+        raise InputError(f"{cell} is {cell_value}; expected {requirement}{meaning}. Correct it, or remove the row.")
     return number
 
 

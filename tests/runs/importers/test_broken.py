@@ -14,7 +14,7 @@ HEAD = "step,reward,n,B_p\n"
 BROKEN = {
     "a metric that is not a number": (
         HEAD + "1,.1,4,2\n2,nan,4,2\n",
-        "line 3: reward is nan; expected a finite number",
+        r"line 3: reward is nan; expected a finite number .*\. Correct it, or remove the row\.",
     ),
     "an infinite one": (HEAD + "1,inf,4,2\n", "line 2: reward is inf"),
     "text for a number": (HEAD + '1,.1,4,2\n2,"0,25",4,2\n', "line 3: reward is '0,25'; expected a number"),
