@@ -142,9 +142,8 @@ def parse_point(row: Mapping[str, Any] | EvalPoint, location: str) -> EvalPoint:
         problem = f"it has no {name!r}" if is_missing else f"{name} is {first['input']!r}: {first['msg']}"
     except ValueError as e:
         problem = str(e)
-    raise InputError(
-        f"{location} is not an evaluation ({problem}); expected target, M, rollouts, tokens and metrics. Correct it."
-    )
+    expected = "target, M, rollouts, tokens and metrics"
+    raise InputError(f"{location} is not an evaluation ({problem}); expected {expected}. Correct it.")
 
 
 def _check_ranges(point: EvalPoint) -> None:
@@ -167,8 +166,7 @@ def _check_ranges(point: EvalPoint) -> None:
 def parse_cell(header: Mapping[str, Any], location: str) -> Cell:
     """The cell that a ledger's first line names; InputError where it is of another schema, or no run's."""
     values = [header.get(name) for name in ("B_p", "n", "seed")]
-    lowest = (1, 1, 0)
-    are_counts = all(type(v) is int and low <= v <= MAX_COUNT for v, low in zip(values, lowest, strict=True))
+    are_counts = all(type(v) is int and low <= v <= MAX_COUNT for v, low in zip(values, (1, 1, 0), strict=True))
     if not are_counts or header.get("schema") != SCHEMA:
         raise InputError(f"{location}: header {dict(header)} needs schema = {SCHEMA}, B_p and n from 1, seed from 0.")
     return Cell(header["B_p"], header["n"], header["seed"], *_parse_schedule(header, location))
@@ -295,7 +293,5 @@ def run_conflicts(runs: Sequence[RunRecord]) -> Iterator[str]:
         if a.cell == b.cell:
             yield f"two ledgers of {a.cell.name}: {both_sources}. Fit one sweep at a time, or give each its own seeds."
         if a.cell_hash != b.cell_hash:
-            yield (
-                f"{both_sources} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r}),"
-                " expected one: one law cannot describe both. Fit them separately."
-            )
+            problem = f"{both_sources} were run with different `cell` settings ({a.cell_hash!r} and {b.cell_hash!r})"
+            yield f"{problem}, expected one: one law cannot describe both. Fit them separately."

@@ -230,8 +230,7 @@ def localize(arguments: Sequence[str]) -> Iterator[list[str]]:
                 scratch = Path(stack.enter_context(TemporaryDirectory(prefix="isojax-")))
                 mirror = Mirror(url, scratch.joinpath(*url.partition("://")[2].split("/")[-2:]))
                 if not mirror.pull(with_checkpoints=False):
-                    expected = "expected a sweep's folder, such as gs://BUCKET/runs/quickstart"
-                    raise InputError(f"there is nothing at {url}; {expected}.")
+                    raise InputError(f"there is nothing at {url}; expected a sweep's folder, as gs://BUCKET/runs/x.")
                 stack.enter_context(mirror.auto_upload())
                 argument = str(mirror.local)
             localized.append(argument)

@@ -135,11 +135,9 @@ def exclusive_lock(folder: Path, timeout: float = LOCK_TIMEOUT) -> Iterator[None
         deadline = time.monotonic() + timeout
         while not try_flock(lock_fd, fcntl.LOCK_EX):
             if time.monotonic() > deadline:
-                raise FolderLocked(
-                    f"{folder} is being written by another process; wait for it, stop it, or choose another name=NAME."
-                    " If that process was on a machine that is lost, a file server may keep its lock for a while; then"
-                    f" remove {folder / LOCK_FILE}."
-                )
+                fix = "wait for it, stop it, or choose another name=NAME"
+                lost = f"If its machine is lost, a file server may keep its lock: remove {folder / LOCK_FILE}"
+                raise FolderLocked(f"{folder} is being written by another process; {fix}. {lost}.")
             time.sleep(LOCK_RETRY_INTERVAL)
         yield
     finally:

@@ -41,10 +41,8 @@ def growing_stages(recommendation: Recommendation) -> Iterator[GrowingStage]:
     M_ends = [*(span.M for span in spans[1:]), spans[-1].M + (C_end - spans[-1].C) // spans[-1].B]
     for number, (span, M_end) in enumerate(zip(spans, M_ends, strict=True), 1):
         allocation = Allocation(span.B_p, span.n, M_end - span.M)
-        note = (
-            f"Run {number} of {len(spans)}, from C = {span.C} on: together they are one run whose n grows"
-            f" ({growing.schedule}), expected to end at {growing.expected_reward:.3f}."
-        )
+        series = f"one run whose n grows ({growing.schedule}), expected to end at {growing.expected_reward:.3f}"
+        note = f"Run {number} of {len(spans)}, from C = {span.C} on: together they are {series}."
         yield GrowingStage(number, replace(recommendation, allocation=allocation), M_end, note)
 
 

@@ -7,11 +7,12 @@ wide    W&B's export of a chart: a column of steps, then RUN - METRIC for each r
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_csv, read_lines
-from isojax.core.tabular import DataRow, DataTable, is_blank
+from isojax.core.tabular import DataTable, is_blank
 from isojax.runs.importers import wandb
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
@@ -27,10 +28,7 @@ SUFFIXES = (".csv", ".tsv")
 METRIC_NAMES = ("metric", "key", "tag", "variable", "metricname", "metric.name")
 VALUE_NAMES = ("value", "metricvalue")
 BOUND_SUFFIXES = ("__MIN", "__MAX")  # of W&B's export
-MEANS_NOTE = (
-    "its __MIN or __MAX differ from the values, so these are means over runs, or over buckets of steps; where that is"
-    " not what you fit, export the chart ungrouped, with full fidelity"
-)
+MEANS_NOTE = "its values are means over runs, or over buckets of steps; else export it ungrouped, with full fidelity"
 
 
 def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
@@ -55,7 +53,7 @@ def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
         if not name:
             raise InputError(f"{row.location}: {metric} is empty; expected the name of a metric. Fill it in.")
         others = {key: cell for key, cell in row.values.items() if key not in (metric, value)}
-        rows.append(DataRow(row.source, row.position, {**others, name: row.values.get(value)}, row.index))
+        rows.append(replace(row, values={**others, name: row.values.get(value)}))
         metrics[name] = None
     return LogTable(table.source, tuple(rows), one_run=False, only_metric=next(iter(metrics)) * (len(metrics) == 1))
 
@@ -73,14 +71,13 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
             metrics_of_run[run if separator else metric][column] = metric if separator else "reward"
     clock = "step" if re.search("step|update|iter", steps.lower()) else steps  # a chart may be over rollouts
     all_metrics = {metric for metrics in metrics_of_run.values() for metric in metrics.values()}
+    only_metric = all_metrics.pop() if len(all_metrics) == 1 else ""
     bounds = [(x, x.removesuffix("__MIN").removesuffix("__MAX")) for x in others]
     is_mean = any(row.values[x] != row.values.get(mean, row.values[x]) for row in table.rows for x, mean in bounds)
     for run, metrics in metrics_of_run.items():
         rows = []
         for row in table.rows:
             values = {name: row.values[column] for column, name in metrics.items() if not is_blank(row.values[column])}
-            if values:
-                rows.append(DataRow(row.source, row.position, {clock: row.values[steps], **values}, row.index))
+            rows += [replace(row, values={clock: row.values[steps], **values})] if values else []
         if rows:
-            only_metric = next(iter(all_metrics)) if len(all_metrics) == 1 else ""
             yield LogTable(table.source, tuple(rows), notes=(MEANS_NOTE,) * is_mean, run=run, only_metric=only_metric)

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_NUMBER
-from isojax.core.table_files import paths_below, read_json_object
+from isojax.core.table_files import parse_json, paths_below, read_lines
 from isojax.core.tabular import DataRow
 from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_file
 
@@ -62,12 +62,13 @@ def find_logs(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> list[LogTable]:
-    """A trainer_state.json, a checkpoint's folder, or an output folder (its last checkpoint), as one run."""
+    """A trainer_state.json or its log_history, a checkpoint's folder, or an output folder (its last), as one run."""
     file = _state_file(path)
     check_log_file(file)
-    history = read_json_object(file).get("log_history")
+    state = parse_json("".join(text for _, text in read_lines(file)), file)
+    history = state.get("log_history") if isinstance(state, dict) else state  # a list: saved by itself
     if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
-        raise InputError(f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, from a checkpoint.")
+        raise InputError(f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, or its log_history.")
     rows = tuple(DataRow(str(file), f"log_history[{i}]", entry, i) for i, entry in enumerate(history))
     config = _read_arguments(file.with_name(ARGUMENTS_FILE))
     iterations = config.get("num_iterations", 1)
@@ -84,7 +85,7 @@ def _state_file(path: Path) -> Path:
     numbered = {file.parent.name.removeprefix("checkpoint-"): file for file in path.glob(f"checkpoint-*/{STATE_FILE}")}
     updates = sorted(filter(str.isdecimal, numbered), key=int)
     if not updates:
-        raise InputError(f"{path} holds no {STATE_FILE}, nor does a checkpoint-* in it; expected a TRL run's folder.")
+        raise InputError(f"{path} holds no {STATE_FILE}, nor does a checkpoint-* in it; name a run's folder, or files.")
     return numbered[updates[-1]]
 
 

@@ -29,7 +29,7 @@ _RAY_PREFIX = re.compile(r"(\((?:[\w:.]+ )*(?:pid|ip)=[^()]*\)) ?")  # within a 
 _RAY_REPEATED = re.compile(r"\[repeated \d+x across cluster\].*$")
 # A progress bar may stand before it, or, where its first tag has a slash as verl's do, other output.
 _STEP_LINE = re.compile(r"^(?:(?:.*(?:it/s|s/it|\?)\])? *|.*[\s\]>:|](?=step:\d+ - [\w-]+/\S+:))step:(\d+) - (.*)$")
-_NUMPY_NUMBER = re.compile(r"np\.\w+\((.*)\)")  # as pprint writes a number of numpy
+_NUMPY_NUMBER = re.compile(r"^np\.\w+\((.*)\)$")  # as pprint writes a number of numpy
 # Of the line after a step's, without Ray's prefix: tags that a terminal has wrapped.
 _WRAPPED = re.compile(r"(?=.*/)[\w/@.() -]*:(?:np\.\w+\()?-?[\d.]+(?:e[+-]?\d+)?\)?(?: - (?:\S+:\S|[\w-]+/)|$)")
 _OVERRIDE = re.compile(r"(?:^|[\s'\"+])([a-z_]+(?:\.[a-z_0-9]+)+)=([^\s'\"]+)")
@@ -87,9 +87,7 @@ def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
     values = {}
     for piece in pieces[:-1] if is_torn else pieces:
         tag, _, value = piece.rpartition(":")
-        number_text = value.strip().strip("'")
-        in_numpy = _NUMPY_NUMBER.fullmatch(number_text)
-        number = parse_number(in_numpy[1] if in_numpy else number_text)
+        number = parse_number(_NUMPY_NUMBER.sub(r"\1", value.strip().strip("'")))
         if tag and number is not None:
             values[tag.strip()] = number
     return values

@@ -26,9 +26,8 @@ def check() -> None:
         if wandb.setup().settings.mode == "online":
             wandb.login(verify=False)
     except wandb.Error as e:
-        raise InputError(
-            f"run.loggers has wandb, where nobody is logged in ({e}); call `wandb login`, or set WANDB_MODE=offline."
-        ) from e
+        problem = f"run.loggers has wandb, where nobody is logged in ({e})"
+        raise InputError(f"{problem}; call `wandb login`, or set WANDB_MODE=offline.") from e
 
 
 class WandbLogger:

@@ -265,10 +265,9 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
             rows = [row.values for row in table.rows if not is_blank(row.values.get(name))]
             signs = [x for x in TRAINING_SIGNS if not all(is_blank(values.get(x)) for values in rows)]
             if signs and not others and "train_reward" not in {*table.columns, *field_map}:
-                raise InputError(
-                    f"{table.source}: with {' and '.join(signs)}, reward is a training reward. Name a validation"
-                    " metric: --map reward=COLUMN; or fit the training reward: --map reward=reward."
-                )
+                problem = f"{table.source}: with {' and '.join(signs)}, reward is a training reward"
+                fix = "Name a validation metric: --map reward=COLUMN; or fit the training reward: --map reward=reward"
+                raise InputError(f"{problem}. {fix}.")
         if len(matches) > 1 and field == "reward":
             choices = " or ".join(f"--map reward={match}" for match in matches)
             raise InputError(f"{table.source} has {len(matches)} possible validation metrics; choose one: {choices}.")

@@ -14,7 +14,7 @@ from isojax.runs.importers import csv, tensorboard, trl, verl_console
 from isojax.runs.logs.log_table import check_log_file
 
 FOLDER_PATTERNS = {"wandb": "run-*.wandb", "trl": trl.STATE_FILE, "tensorboard": tensorboard.EVENT_FILE_PATTERN}
-LINES_LOOKED_AT = 20_000  # of a console log, before its first step
+LINES_LOOKED_AT, HEAD_LINES = 20_000, 40  # of a console log, before its first step; of JSON, to know whose it is
 
 
 def logs_of_folder(folder: Path, importer: ModuleType) -> list[Path]:
@@ -72,10 +72,15 @@ def _format_of_file(path: Path) -> str:
             for _, text in islice(read_lines(path, errors), LINES_LOOKED_AT):
                 if verl_console.is_step_line(text):
                     return "verl_console"
-                texts += [text.strip()] if text.strip() and len(texts) < 2 else []
+                texts += [text.strip()] if text.strip() and len(texts) < HEAD_LINES else []
             break
     if errors == "replace" or not texts:
         return ""
+    head, texts = " ".join(texts), texts[:2]
+    if re.match(r"\[ *\{", head):
+        return "trl" if '"epoch"' in head and re.search('"(eval_runtime|learning_rate)"', head) else "jsonl"
+    if head.startswith("{") and '"log_history"' in head:
+        return "trl"
     if _format_by_suffix(path) == "jsonl" or (len(texts) > 1 and all(text.startswith('{"') for text in texts)):
         return "verl" if '"step"' in texts[0] and '"data"' in texts[0] else "jsonl"
     marks = [mark for mark in DELIMITERS if texts[0].count(mark) == texts[-1].count(mark) > 0]

@@ -178,16 +178,14 @@ def _reject_kinds_of_rows(run: LogRun) -> None:
     metric = run.column_map.columns[run.column_map.main_metric]
     rows = [row for row in run.rows if not is_blank(row.values.get(metric))]
     for column in (x for x in run.column_map.table.columns if x not in used and not run.column_map.table.one_run):
-        cells = [(row, row.values[column]) for row in rows if not is_blank(row.values.get(column))]
-        texts = [text for _, text in cells if isinstance(text, str) and parse_number(text) is None]
+        cells = [row.values.get(column) for row in rows]
+        texts = [x for x in cells if isinstance(x, str) and not is_blank(x) and parse_number(x) is None]
         kinds, changes = list(dict.fromkeys(texts)), sum(a != b for a, b in pairwise(texts))
-        if len(texts) == len(cells) and 2 <= len(kinds) <= min(MAX_KINDS, changes):
+        if 2 <= len(kinds) <= min(MAX_KINDS, changes):
             separate = "" if "run" in run.column_map else f" Where each is a run of its own: --map run={column}."
-            raise InputError(
-                f"{cells[0][0].location}: from there on, {column} is {' or '.join(kinds)} by turns within a run, which"
-                f" would be one curve; expected one kind of evaluation. Keep the rows of one, as {column} ="
-                f" {kinds[0]}, or remove the column if it distinguishes none.{separate}"
-            )
+            problem = f"{rows[0].location}: from there on, {column} is {' or '.join(kinds)} by turns within a run"
+            fix = f"Keep the rows of one, as {column} = {kinds[0]}, or remove the column if it distinguishes none"
+            raise InputError(f"{problem}; expected one curve. {fix}.{separate}")
 
 
 def _join_metrics(rows: list[DataRow], column_map: ColumnMap) -> list[DataRow]:
@@ -295,10 +293,9 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
         run_by_seed: dict[int, LogRun] = {}
         for run in cell_runs:
             if run.seed is not None and (a := run_by_seed.setdefault(run.seed, run)) is not run:
-                raise InputError(
-                    f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {a.location} and {run.location}"
-                    f" (runs {a.label} and {run.label}); keep one, or number their seeds by --settings TABLE."
-                )
+                places = f"{a.location} and {run.location} (runs {a.label} and {run.label})"
+                problem = f"two runs with B_p = {B_p}, n = {n}, seed = {a.seed}: {places}"
+                raise InputError(f"{problem}; keep one, or number their seeds by --settings TABLE.")
         unseeded_runs = [run for run in cell_runs if run.seed is None]
         free_seeds = (seed for seed in range(len(cell_runs)) if seed not in run_by_seed)
         for run, seed in zip(unseeded_runs, free_seeds, strict=False):

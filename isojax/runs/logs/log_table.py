@@ -34,10 +34,8 @@ FIELD_HELP = {
 
 # Columns named as in a ledger of our own need no map. Where a format's own `reward` is the training reward, its
 # importer takes SAME_NAME_FIELDS and says which column is which.
-SAME_NAME_FIELDS = {
-    name: (name,)
-    for name in ("rollouts", "step", "n", "B_p", "B", "seed", "tokens", "device_hours", "devices", "samples")
-}
+_COUNTS = ("rollouts", "step", "n", "B_p", "B", "seed", "tokens", "device_hours", "devices", "samples")
+SAME_NAME_FIELDS = {name: (name,) for name in _COUNTS}
 LEDGER_FIELDS = {name: (name,) for name in FIELD_HELP if name != "scale"} | {
     "step": ("step", "training_step", "global_step", "global_step/max_steps"),  # the last: "10/560", by ms-swift
     "train:entropy": ("entropy",),
@@ -68,12 +66,25 @@ class LogTable:
         return list(dict.fromkeys([*(name for row in self.rows for name in row.values), *self.config]))
 
 
+# How files begin that are no text and no log of W&B or TensorBoard, and what to do with them.
+BINARY_FILES = {
+    (b"PK\x03\x04",): "a zip archive or an Excel file; unpack it, or save it as CSV",
+    (b"BZh", b"\xfd7zXZ", b"(\xb5/\xfd"): "packed by bzip2, xz or zstd; unpack it, or pack it as .gz",
+    (b"PAR1\x15", b"\x80\x04\x95", b"\x80\x05\x95"): "a Parquet file or a pickle; save it as CSV",
+    (b"\xff\xfe", b"\xfe\xff"): "UTF-16 text; save it as UTF-8",
+}
+
+
 def check_log_file(path: Path) -> None:
-    """InputError where a log is a folder, or an empty file."""
+    """InputError where a log is a folder, or an empty file, or is packed or binary in a way that no importer reads."""
     if path.is_dir():
         raise InputError(f"{path} is a folder, expected a file; name the log in it.")
     if path.stat().st_size == 0:
         raise InputError(f"{path} is empty (line 1 is missing); expected a log with at least one row. Leave it out.")
+    with path.open("rb") as file:
+        start = file.read(8)
+    if found := next((text for starts, text in BINARY_FILES.items() if start.startswith(starts)), None):
+        raise InputError(f"{path}: expected text in UTF-8, or a .gz of it, and this is {found}.")
 
 
 def parse_message(message_class: Any, data: bytes, path: Path) -> Any:

@@ -101,11 +101,9 @@ def _keep_latest(
                 )
             is_twice = i > 0 and begins and kept[-1][0] == clock
             if is_twice and first_is_twice and clock > kept[0][0]:
-                raise InputError(
-                    f"{row.location}: {column_map.clock_field} {clock} is there twice in a row, and so is the first, as"
-                    " where runs or benchmarks alternate; expected one run. Name what separates them, as --map"
-                    " run=COLUMN or seed=COLUMN, or give each a file; of a start that failed, remove the rows."
-                )
+                problem = f"{row.location}: {column_map.clock_field} {clock} is there twice, and so is the first"
+                fix = "Separate runs or benchmarks by --map run=COLUMN or seed=COLUMN, or give each a file"
+                raise InputError(f"{problem}, as where runs alternate; expected one run. {fix}.")
             first_is_twice |= is_twice and len(kept) == 1
             while begins and kept and kept[-1][0] >= clock:
                 kept.pop()

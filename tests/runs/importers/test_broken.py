@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
+import pickle
 
 import pytest
 
@@ -58,7 +61,7 @@ BROKEN = {
     "no row": (HEAD, r"no row of data below its header \(line 1\)"),
     "nothing": ("", "is empty"),
     "not UTF-8": (HEAD.encode() + b"1,.1,4,2\n2,\xff,4,2\n", "line 3: not UTF-8"),
-    "UTF-16": (HEAD.encode("utf-16"), "line 1: not UTF-8"),
+    "UTF-16": (HEAD.encode("utf-16"), "is UTF-16 text; save it as UTF-8"),
     "a binary file": (b"a,b\n\0\0", "line 2: a NUL byte"),
 }
 BROKEN_JSON = {
@@ -101,11 +104,11 @@ def test_broken_json_lines(logged, name):
     assert "log.jsonl" in str(e.value)
 
 
-def test_an_array_over_many_lines_and_a_packed_file(logged, tmp_path):
+def test_an_object_over_many_lines_and_a_packed_file(logged, tmp_path):
     with pytest.raises(InputError, match=r"line 1: not JSON .* Put one object on a line, in a \.jsonl\."):
-        logged("jsonl", '[\n {\n  "step": 0, "reward": 0.1\n }\n]\n')
+        logged("jsonl", '{\n "runs": [\n  {"step": 0, "reward": 0.1}\n ]\n}\n')
     (tmp_path / "log.zip").write_bytes(b"PK\x03\x04\x14\x00\x08\x00\xe3\n")
-    with pytest.raises(InputError, match="save the file as UTF-8, unpacked"):
+    with pytest.raises(InputError, match=r"log\.zip.* is a zip archive or an Excel file; unpack it, or save it as CSV"):
         read_logs([tmp_path / "log.zip"], "csv", {})
 
 
@@ -238,3 +241,14 @@ def test_a_missing_file_an_unknown_format(logged, tmp_path):
         read_logs([tmp_path], "csv", {})
     with pytest.raises(InputError, match="expected one of csv, jsonl, tensorboard, trl, verl, verl_console, wandb"):
         logged("excel", "x")
+
+
+PACKED = {"a.bz2": bz2.compress, "a.xz": lzma.compress, "a.pkl": pickle.dumps}
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("log_format", [None, "csv", "jsonl", "verl", "verl_console", "trl", "wandb", "tensorboard"])
+def test_what_no_importer_reads_is_refused_by_its_first_bytes(tmp_path, name, log_format):
+    (tmp_path / name).write_bytes(PACKED[name](HEAD.encode()))
+    with pytest.raises(InputError, match=rf"{name}: expected text .* is .*; (unpack it|save it as CSV)"):
+        read_logs([tmp_path / name], log_format, {})

@@ -218,7 +218,7 @@ def test_rows_of_runs_that_alternate_are_no_parts_of_one(tmp_path: Path, runs: i
     maps = {"reward": "val/acc", "n": "8", "B_p": "4"}
     rows = [f"{step},{0.1 + 0.01 * step + 0.02 * run:.3f}" for step in range(5) for run in range(runs)]
     (tmp_path / "a.csv").write_text(PART.format("\n".join(rows)))
-    with pytest.raises(InputError, match=rf"line {runs + 3}: step 1 is there twice in a row, and so is the first"):
+    with pytest.raises(InputError, match=rf"line {runs + 3}: step 1 is there twice, and so is the first"):
         read_logs([tmp_path], "csv", maps, resumed=True)
     (tmp_path / "a.csv").write_text(PART.format("\n".join([rows[0], *rows[::runs]])))
     (run,) = read_logs([tmp_path], "csv", maps, resumed=True).runs
@@ -252,4 +252,30 @@ def test_which_files_of_a_folder_are_logs(tmp_path: Path):
     assert [run.source for run in result.runs] == [str(tmp_path / "A.CSV") + ", line 2"] and not result.skipped
     with zipfile.ZipFile(tmp_path / "b.csv.zip", "w") as archive:
         archive.writestr("b.csv", (tmp_path / "A.CSV").read_text())
-    assert "b.csv.zip, line 1" in str(read_logs([tmp_path], "csv", maps).skipped)
+    assert "b.csv.zip: expected text in UTF-8" in str(read_logs([tmp_path], "csv", maps).skipped)
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_list_of_rows_is_read_like_lines(tmp_path: Path, indent: int | None):
+    """As pandas writes it with orient="records"."""
+    file = tmp_path / "records.json"
+    file.write_text(json.dumps([{"step": i, "reward": 0.1 * i, "n": 8, "B_p": 4} for i in range(3)], indent=indent))
+    (run,) = read_logs([file], None, {}).runs
+    assert [(p.rollouts, p.metrics["reward"]) for p in run.points] == [(0, 0.0), (32, 0.1), (64, 0.2)]
+    file.write_text('[{"step": 0, "reward": 0.1}, {"step": 1, "reward": "?"}]')
+    with pytest.raises(InputError, match=r"records\.json, entry 2: reward is '\?'; expected a number"):
+        read_logs([file], None, {"n": "8", "B_p": "4"})
+    file.write_text('[{"step": 0, "reward": 0.1}, 7]')
+    with pytest.raises(InputError, match="expected a JSON object"):
+        read_logs([file], None, {"n": "8", "B_p": "4"})
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("as_list", [True, False])
+def test_the_log_history_of_transformers_in_a_file_of_any_name(tmp_path: Path, as_list: bool, indent: int | None):
+    history = [{"epoch": 0.1 * i, "eval_reward": 0.1 * i, "eval_runtime": 9.0, "step": i} for i in range(3)]
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(history if as_list else {"log_history": history}, indent=indent))
+    for log_format in (None, "trl"):
+        (run,) = read_logs([file], log_format, {"n": "8", "B_p": "4"}).runs
+        assert [(p.M, p.metrics["eval_reward"]) for p in run.points] == [(0, 0.0), (1, 0.1), (2, 0.2)]
