@@ -174,7 +174,7 @@ def _parse_header(path: Path, line_number: int, cells: Sequence[str]) -> tuple[s
 
 def _parse_csv_row(path: Path, line_number: int, header: Sequence[str], cells: Sequence[str]) -> DataRow:
     if len(cells) != len(header):
-        hint = " A number may hold no comma." if len(cells) > len(header) else ""
+        hint = " A number may hold no comma: export with decimal points." if len(cells) > len(header) else ""
         expected = f"expected {len(header)} as in the header ({list_some(header)})"
         raise InputError(f"{path}, line {line_number} has {len(cells)} cells, {expected}.{hint}")
     values = dict(zip(header, (cell.strip() for cell in cells), strict=True))

@@ -76,7 +76,8 @@ def check_number(
     number = parse_number(cell_value)
     if number is None:
         form = "a number such as 0.25 or 2.5e5, without unit and thousands separator"
-        raise InputError(f"{cell} is {cell_value!r}; expected {form}.")
+        comma = " Write a decimal comma as a point, or export with decimal points." if "," in str(cell_value) else ""
+        raise InputError(f"{cell} is {cell_value!r}; expected {form}.{comma}")
     is_too_low = minimum is not None and number < minimum
     requirement = ""
     if not math.isfinite(number):

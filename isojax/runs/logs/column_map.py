@@ -203,10 +203,9 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     if len(numbers) != 1:
         elsewhere = ", ".join(re.findall(r"[A-Za-z]+[=: ]*\d+", "".join(names[:1]))) or "no word with a number"
         hint = "" if table.one_run or table.run else " Where a column names the runs, add --map run=COLUMN."
-        raise InputError(
-            f"--map {field}={text}: {table.label} has {', '.join(sorted(numbers)) or 'no number'} there, and in its "
-            f"name {elsewhere}; expected one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl.{hint}"
-        )
+        found = f"{', '.join(sorted(numbers)) or 'no number'} there, and in its name {elsewhere}"
+        expected = f"expected one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl"
+        raise InputError(f"--map {field}={text}: {table.label} has {found}; {expected}.{hint}")
     return int(numbers.pop())
 
 
@@ -277,12 +276,18 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
     return table.only_metric or None if field == "reward" and not no_reward else None
 
 
-def _may_be_validation(name: str, table: LogTable) -> bool:
+def rewards_within_one(table: LogTable) -> str:
+    """What to type for a validation reward in [0, 1], such as a part of a sum of rewards; "" where there is none."""
+    names = [x for x in table.columns if "reward" in x.lower() and _may_be_validation(x, table, highest=1)]
+    return f"Name one that is: {' or '.join(f'--map reward={name}' for name in names)}. " if names else ""
+
+
+def _may_be_validation(name: str, table: LogTable, highest: float = 100) -> bool:
     """By its name, and by numbers in [0, 1] or percent, not all of them whole."""
     if not _VALIDATION_COLUMN.search(name) or _TRAINING_COLUMN.match(name) or _NO_REWARD.search(name):
         return False
     numbers = [x for row in table.rows if math.isfinite(x := parse_number(row.values.get(name)) or 0.0)]
-    return all(0 <= x <= 100 for x in numbers) and not all(x.is_integer() for x in numbers)
+    return all(0 <= x <= highest for x in numbers) and not all(x.is_integer() for x in numbers)
 
 
 def _require_fields(column_map: ColumnMap, table: LogTable) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from isojax.core.errors import InputError
 from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
 from isojax.core.tabular import DataRow, is_blank, list_some, parse_number
-from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation
+from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation, rewards_within_one
 
 CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
 OTHER_FIELDS = (*CUMULATIVE_FIELDS, "step_seconds", "sampled_batches")  # that a row may have as well as metrics
@@ -131,11 +131,10 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
             return
     value = column_map.read(name, row)
     if name in entry.values and not (name in CUMULATIVE_FIELDS and entry.values[name] == value):
-        raise InputError(
-            f"{column_map.describe_cell(name, row)}: the point at {column_map.clock_field} {entry.clock} is there twice"
-            f" ({entry.values[name]!r} at {entry.rows[name].position} and {value!r} here); expected once. Remove one,"
-            " add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN."
-        )
+        point = f"{column_map.describe_cell(name, row)}: the point at {column_map.clock_field} {entry.clock}"
+        problem = f"{point} is there twice ({entry.values[name]!r} at {entry.rows[name].position} and {value!r} here)"
+        fix = "add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN"
+        raise InputError(f"{problem}; expected once. Remove one, {fix}.")
     entry.values[name], entry.rows[name] = value, row
 
 
@@ -166,10 +165,9 @@ def _evaluation_metrics(entry: StepEntry) -> dict[str, float]:
         if name in entry.values and name != "counts":
             value = entry.values[name] * float(column_map.constants.get("scale", 1))
             if not 0 <= value <= 1:
-                raise InputError(
-                    f"{column_map.describe_cell(name, entry.rows[name])} is {value:g}, expected a number in [0, 1]."
-                    " Percent: --map scale=0.01; otherwise correct it, or name another column."
-                )
+                cell, others = column_map.describe_cell(name, entry.rows[name]), rewards_within_one(column_map.table)
+                problem = f"{cell} is {value:g}, expected a number in [0, 1]. {others}Percent: --map scale=0.01"
+                raise InputError(f"{problem}; otherwise correct it, or name another column.")
             metrics[column_map.ledger_name(name)] = value
     if counts := entry.values.get("counts"):
         samples = _samples_per_problem(entry)

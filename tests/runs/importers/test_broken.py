@@ -20,7 +20,10 @@ BROKEN = {
         r"line 3: reward is nan; expected a finite number .*\. Correct it, or remove the row\.",
     ),
     "an infinite one": (HEAD + "1,inf,4,2\n", "line 2: reward is inf"),
-    "text for a number": (HEAD + '1,.1,4,2\n2,"0,25",4,2\n', "line 3: reward is '0,25'; expected a number"),
+    "text for a number": (
+        HEAD + '1,.1,4,2\n2,"0,25",4,2\n',
+        r"line 3: reward is '0,25'; expected a number .* export with decimal points\.",
+    ),
     "percent": (HEAD + "1,42,4,2\n", r"line 2: reward is 42, expected a number in \[0, 1\].*scale=0.01"),
     "a negative reward": (HEAD + "1,.1,4,2\n2,-.1,4,2\n", r"line 3: reward is -0\.1, expected a number in \[0, 1\]"),
     "negative compute": (HEAD + "-1,.1,4,2\n", "line 2: step is -1; expected a whole number of at least 0"),
@@ -42,7 +45,10 @@ BROKEN = {
     "an empty cell": (HEAD + "1,.1,4,2\n2,,4,2\n", "line 3: reward is missing"),
     "an empty setting": (HEAD + "1,.1,4,2\n2,.2,,2\n", "line 3: n is missing or empty; expected rollouts per problem"),
     "a short row": (HEAD + "1,.1,4,2\n2,.1\n", "line 3 has 2 cells, expected 4 as in the header"),
-    "a long row": (HEAD + "1,.1,4,2,5\n", "line 2 has 5 cells"),
+    "a long row": (
+        HEAD + "1,.1,4,2,5\n",
+        "line 2 has 5 cells.* A number may hold no comma: export with decimal points",
+    ),
     "n changes in a run": (
         HEAD + "1,.1,4,2\n2,.2,8,2\n3,.3,4,2\n",
         "line 3: two settings are mixed in one run: n = 4.* then n = 8.*run=COLUMN",

@@ -278,3 +278,13 @@ def test_a_batch_size_that_contradicts_the_problems_is_refused(logged):
         logged("csv", text.format(B=64), "reward=acc")
     (run,) = logged("csv", text.format(B=64), "reward=acc,B=B").runs
     assert run.cell == Cell(8, 8, 0)
+
+
+def test_a_sum_of_rewards_above_one_names_its_parts(logged):
+    """As of TRL with a reward of the format."""
+    names = ("eval_reward", "eval_rewards/accuracy/mean", "eval_rewards/accuracy/std", "eval_rewards/length/mean")
+    rows = [{"step": i, **dict(zip(names, (1.2, 0.3 + 0.1 * i, 0.1, 0.9), strict=True))} for i in range(2)]
+    part = r"--map reward=eval_rewards/accuracy/mean\. Percent: --map scale=0\.01; otherwise correct it"
+    with pytest.raises(InputError, match=rf"is 1\.2, expected a number in \[0, 1\]\. Name one that is: {part}"):
+        logged("jsonl", rows, SETTINGS, "reward=eval_reward")
+    assert logged("jsonl", rows, SETTINGS, "reward=eval_rewards/accuracy/mean").runs
