@@ -33,8 +33,7 @@ def B_p_of_view(fit: FitResult, view: FrontierFit) -> tuple[int, ...]:
 
 def schedules_of_view(fit: FitResult, view: FrontierFit) -> list[ScheduleRow]:
     """The runs whose B_p or n changed along C, which the last view shows, of all B_p; those with a point to draw."""
-    is_of_all = view.B_p is None or len(frontier_views(fit)) == 1
-    return [row for row in fit.schedules if row.points and is_of_all]
+    return [row for row in fit.schedules if row.points and (view.B_p is None or len(frontier_views(fit)) == 1)]
 
 
 def all_n(fit: FitResult) -> list[int]:

@@ -192,8 +192,7 @@ def load_weight(
     devices_by_region: dict[Region, list[Any]] = defaultdict(list)
     for device, index in sharding.addressable_devices_indices_map(layout.shape).items():
         assert index is not None
-        region = tuple(i.indices(n)[:2] for i, n in zip(index, layout.shape, strict=True))
-        devices_by_region[region].append(device)
+        devices_by_region[tuple(i.indices(n)[:2] for i, n in zip(index, layout.shape, strict=True))].append(device)
     arrays, layered = [], layout.key.startswith("blocks.")
     for region, devices in devices_by_region.items():
         values = np.empty([stop - start for start, stop in region], np.float32)

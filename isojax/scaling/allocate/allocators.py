@@ -21,8 +21,7 @@ def allocate_by_law(fit: FitResult, ensemble: CurveEnsemble, request: Allocation
         return _allocate_fixed_M(fit, ensemble, request, request.fix["M"])
     if "B" in request.fix:
         B = request.fix["B"]
-        n = _choose_n(fit, fit.joint, request, B, f"B = {B} holds no more")
-        return _split_batch(request, B, n)
+        return _split_batch(request, B, _choose_n(fit, fit.joint, request, B, f"B = {B} holds no more"))
     frontier_fit = fit.joint
     if "B_p" in request.fix:
         B_p = constraints.take_fixed_B_p(fit, request)
