@@ -196,8 +196,7 @@ class Spending:
     @property
     def cell(self) -> Cell:
         """The run that goes on, or went on to the end; of pilots the first."""
-        going_on = [leg.cell for leg in self.legs if leg.expected is not None]
-        return (going_on or [self.legs[0].cell])[-1]
+        return ([leg.cell for leg in self.legs if leg.expected is not None] or [self.legs[0].cell])[-1]
 
     def stages(self, cell: Cell) -> tuple[Stage, ...]:
         """The schedule of a run's legs."""

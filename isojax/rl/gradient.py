@@ -265,8 +265,7 @@ def map_update_over_shards(
     shard with its responses [1 rows ...]. input_specs: those of `inputs.params` and `inputs.base_params`."""
     inputs_spec: Any = (*input_specs, P(), P())
     in_specs = (P(ROLLOUT_AXES), UpdateInputs(*inputs_spec), P(ROLLOUT_AXES), P(), P())
-    sharded = map_over_shards(function, mesh, in_specs, out_specs)
-    return partial(sharded, np.arange(shard_count(mesh), dtype=np.int32))
+    return partial(map_over_shards(function, mesh, in_specs, out_specs), np.arange(shard_count(mesh), dtype=np.int32))
 
 
 def _make_anchor(x: Array) -> Array:

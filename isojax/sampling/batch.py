@@ -170,8 +170,7 @@ def response_tokens(rollouts: Rollouts, B: int) -> list[np.ndarray]:
     """The response tokens of rollouts 0 .. B-1 as host arrays, each i32[its length]; context as ~token."""
     index = row_index(B, rollouts.tokens.shape[0])
     tokens, mask, lengths = (np.asarray(x)[index] for x in (rollouts.tokens, rollouts.mask, rollouts.lengths))
-    signed = np.where(mask, tokens, ~tokens)
-    return [row[:length] for row, length in zip(signed, lengths, strict=True)]
+    return [row[:length] for row, length in zip(np.where(mask, tokens, ~tokens), lengths, strict=True)]
 
 
 def rewards_to_buffer(shapes: SamplerShapes, rewards: np.ndarray) -> np.ndarray:

@@ -159,8 +159,7 @@ def split_by_difficulty(problems: Sequence[Problem], data: DataConfig) -> tuple[
         need = f"cell.data.validation={data.validation} needs at least {min_problems}"
         raise InputError(f"{shortage}; {need}: {fix}, or raise cell.data.candidates.")
     order = np.random.default_rng([data.seed, 1]).permutation(len(eligible))
-    validation = [eligible[i] for i in order[: data.validation]]
-    return [eligible[i] for i in order[data.validation :]], validation
+    return [eligible[i] for i in order[data.validation :]], [eligible[i] for i in order[: data.validation]]
 
 
 def drop_overlap(training: Sequence[Problem], validation: Sequence[Problem]) -> tuple[list[Problem], int]:

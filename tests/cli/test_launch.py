@@ -240,6 +240,10 @@ def test_spend_has_one_learning_rate_for_all_n(isojax: Isojax, calls: list[tuple
     save_config(calls[1][0], folder := Path("runs", calls[1][0].name) / "config.yaml")
     isojax("spend", str(folder), "--resume", "--dry-run")
     assert calls[2][0] == calls[1][0]
+    config = "sweep: {B_p: [2048], n: [64, 256], B_max: 524288}\ncell: {sampling: {response_length: 8}}"
+    Path("my.yaml").write_text(config)  # whose own budget is less than an update, and which sets no rate
+    assert isojax("spend", "my.yaml", "--budget", "1e8", "--dry-run")[0] == 0
+    assert "learning_rate" not in calls[3][0].cell.rl.model_fields_set
 
 
 @pytest.mark.parametrize("is_ended", [True, False])

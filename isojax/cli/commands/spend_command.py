@@ -44,8 +44,8 @@ def spend(
     A tenth of the budget goes to short runs, one for each n of sweep.n that can make eight updates with its share. The
     best of them goes on from its checkpoint. As C grows, the curves of all n are fitted again: they decide which n
     comes next, or that the run ends because the rest of the budget is unlikely to gain .001 of reward. B_p is the first
-    of sweep.B_p. All n have the learning rate that the config gives the middle one, unless cell.rl.lr_scaling= is
-    given. The run is runs/<config>-spend, unless name= says another.
+    of sweep.B_p. All n have the learning rate that the config gives the middle B (between those of the smallest and
+    the largest n), unless cell.rl.lr_scaling= is given. The run is runs/<config>-spend, unless name= says another.
 
     \b
     Examples
@@ -70,11 +70,12 @@ def spend(
 
 
 def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
-    """The config's rate for the middle n, for every n: so an update of a larger n has less noise, not a larger step."""
-    rl, sizes = config.cell.rl, [cell.B for cell in plan_cells(config.sweep)]
-    if any(word.startswith("cell.rl.lr_scaling=") for word in words):
+    """The config's rate for the middle B, for every n: so an update of a larger n has less noise, not a larger step."""
+    rl, sweep = config.cell.rl, config.sweep
+    is_given = "learning_rate" in rl.model_fields_set  # else a text task is refused
+    if not (is_given and sweep.B_p and sweep.n) or any("lr_scaling" in word for word in words):
         return config
-    factor = rl.rate_factor(math.sqrt(min(sizes) * max(sizes)))
+    factor = rl.rate_factor(sweep.B_p[0] * math.sqrt(min(sweep.n) * max(sweep.n)))
     critic = rl.critic and rl.critic.with_settings(learning_rate=rl.critic.learning_rate * factor)
     rates = {"lr_scaling": "constant", "learning_rate": rl.learning_rate * factor, "critic": critic}
     return config.with_settings(cell={"rl": rates})

@@ -79,8 +79,7 @@ def budget_grid(fit: FitResult, count: int = 150) -> list[float]:
     C_high = 4 * max(run.C_max for run in fit.runs)
     rounded = [float(f"{C:.3g}") for C in np.geomspace(C_low, C_high, count)]
     budgets = [C_low, *(C for C in rounded if C_low < C < C_high), measured_budget(fit), C_high]
-    is_integer = fit.compute != "device_hours"
-    return sorted({float(round(C)) if is_integer else C for C in budgets})
+    return sorted({C if fit.compute == "device_hours" else float(round(C)) for C in budgets})
 
 
 def page_data(fits: Sequence[FitResult], runs: Sequence[RunRecord], with_charts: bool) -> dict[str, Any]:

@@ -22,7 +22,8 @@ LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p"
 METRIC_PREFIXES = ("metric:", "train:")
 CONSTANT_FIELDS = ("n", "B_p", "B", "sampled_B_p", "seed", "run", "samples", "devices", "scale")  # may be a number
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
-_DOT_OF_THOUSANDS = re.compile(r"\s*[1-9]\d{0,2}(\.\d{3})+\s*")
+_DOT_OF_THOUSANDS, _DECIMALS = re.compile(r"\s*[1-9]\d{0,2}(\.\d{3})+\s*"), re.compile(r"\s*(0|\d{4,})\.\d{3}\s*")
+_TWO_MEANINGS = ", where the point may divide thousands or decimals; expected a whole number, without a point."
 _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
 
 
@@ -88,9 +89,10 @@ class ColumnMap:
         if field == "step" and isinstance(value, str):
             value = re.sub(r"/\d+$", "", value)  # of all of them, as ms-swift's "10/560"
         lowest = LOWEST_VALUES.get(field)
-        if lowest is not None and isinstance(value, str) and _DOT_OF_THOUSANDS.fullmatch(value):
-            problem = f"{cell} is {value}, where the point may divide thousands or decimals; expected a whole number"
-            raise InputError(f"{problem}. Write, or export, it without a point.")
+        if lowest is not None and _DOT_OF_THOUSANDS.fullmatch(str(value)):
+            cells = (str(other.values.get(self.columns.get(field, field))) for other in self.table.rows)
+            if isinstance(value, str) and not any(map(_DECIMALS.fullmatch, cells)):
+                raise InputError(f"{cell} is {value}{_TWO_MEANINGS}")
         number = check_number(value, cell, expected=expected or "a number", minimum=lowest, whole=lowest is not None)
         return number if lowest is None else int(number)
 
@@ -137,11 +139,12 @@ _SUGGESTIONS = {
 }
 _VALIDATION_COLUMN = re.compile(r"val(?!ue)|eval|test|held|acc|avg@|mean@|pass_?(@|at)", re.IGNORECASE)
 _TRAINING_COLUMN = re.compile(r"(train|rollout|rewards|(ppo_|grpo_)?actor|critic)[/_.]|reward[/.]", re.IGNORECASE)
-TRAINING_SIGNS = ("grad_norm", "loss", "kl", "Training Loss")  # in a row with the reward; the last: in a notebook
+TRAINING_SIGNS = ("grad_norm", "loss", "Training Loss")  # in a row with the reward; the last: in a notebook
 _DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")  # by which torch and transformers name a folder
+_OF_REWARDS = re.compile(r"(?i)(\b|_)(std|min|max|num|len|kl|lr)(\b|_)")  # no reward, though it may be of rewards
+_REWARD = re.compile(r"(?i)acc|reward|score|pass_?@|correct|match|(win|solve|pass|hit)_?rate")
 _NO_REWARD = re.compile(
-    r"(?i)(\b|_)(std|min|max|num|len|kl|lr)(\b|_)|length|time|step|epoch|loss|rati|tokens|entropy|grad_|clip|per_"
-    r"|interval|(?<!s)(?<!win)(?<!solve)_rate"
+    rf"{_OF_REWARDS.pattern}|length|time|step|epoch|loss|rati|tokens|entropy|grad_|clip|per_|interval|[^s]_rate"
 )
 
 
@@ -192,6 +195,8 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         problem = f"--map {field}={text}: a number for the whole file cannot stand for {field}"
         raise InputError(f"{problem}; type {_mapping_hint(field, table)}. The columns are {list_some(table.columns)}.")
     if number is not None:
+        if field in LOWEST_VALUES and _DOT_OF_THOUSANDS.fullmatch(text):
+            raise InputError(f"--map {field}={text}{_TWO_MEANINGS}")
         return int(number) if number.is_integer() else number
     template = re.escape(text).replace(r"\{\}", r"(\d+)(?!\d)", 1)
     before = "(?<![A-Za-z])" if text[0].isalpha() else "(?<![A-Za-z0-9])" if text[0] in "{0123456789" else ""
@@ -264,7 +269,7 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
             rows = [row.values for row in table.rows if not is_blank(row.values.get(name))]
             signs = [x for x in TRAINING_SIGNS if not all(is_blank(values.get(x)) for values in rows)]
             if signs and not others and "train_reward" not in {*table.columns, *field_map}:
-                problem = f"{table.source}: with {' and '.join(signs)}, reward is a training reward"
+                problem = f"{table.source}: with {' and '.join(signs)}, reward may be a training reward"
                 fix = "Name a validation metric: --map reward=COLUMN; or fit the training reward: --map reward=reward"
                 raise InputError(f"{problem}. {fix}.")
         if len(matches) > 1 and field == "reward":
@@ -272,8 +277,9 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
             raise InputError(f"{table.source} has {len(matches)} possible validation metrics; choose one: {choices}.")
         if matches:
             return matches[0]
-    no_reward = _TRAINING_COLUMN.match(table.only_metric) or _NO_REWARD.search(table.only_metric)
-    return table.only_metric or None if field == "reward" and not no_reward else None
+    name = table.only_metric
+    is_reward = not _OF_REWARDS.search(name) and (_REWARD.search(name) or not _NO_REWARD.search(name))
+    return name or None if field == "reward" and is_reward and not _TRAINING_COLUMN.match(name) else None
 
 
 def rewards_within_one(table: LogTable) -> str:

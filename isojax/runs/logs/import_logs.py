@@ -16,7 +16,7 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import load, require_constant
-from isojax.core.tabular import DataRow, is_blank, parse_number
+from isojax.core.tabular import DataRow, is_blank
 from isojax.runs.importers import csv
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
@@ -136,7 +136,7 @@ def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, obje
 
 
 _SEPARATE_RUNS_HINT = "Give each run its own file, or name the column that separates them: --map run=COLUMN."
-MAX_KINDS = 5  # of evaluations that a column of texts may distinguish
+_KIND_COLUMN = re.compile(r"(?i)split|mode|phase|stage|subset|data_?(set|source)|benchmark|is_?(val|eval|train|test)")
 
 
 def group_rows(column_map: ColumnMap) -> list[LogRun]:
@@ -173,15 +173,14 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
 
 
 def _reject_kinds_of_rows(run: LogRun) -> None:
-    """Refuse a text that goes to and fro in a run's evaluations, such as `split`, train or val: they are two curves."""
+    """Refuse a `split` that goes to and fro in a run's evaluations, train or val, and the like: they are two curves."""
     used = set(run.column_map.columns.values())
     metric = run.column_map.columns[run.column_map.main_metric]
     rows = [row for row in run.rows if not is_blank(row.values.get(metric))]
-    for column in (x for x in run.column_map.table.columns if x not in used and not run.column_map.table.one_run):
-        cells = [row.values.get(column) for row in rows]
-        texts = [x for x in cells if isinstance(x, str) and not is_blank(x) and parse_number(x) is None]
+    for column in (x for x in run.column_map.table.columns if x not in used and _KIND_COLUMN.fullmatch(x)):
+        texts = [str(x) for row in rows if isinstance(x := row.values.get(column), str | bool) and not is_blank(x)]
         kinds, changes = list(dict.fromkeys(texts)), sum(a != b for a, b in pairwise(texts))
-        if 2 <= len(kinds) <= min(MAX_KINDS, changes):
+        if 2 <= len(kinds) <= changes and not run.column_map.table.one_run:
             separate = "" if "run" in run.column_map else f" Where each is a run of its own: --map run={column}."
             problem = f"{rows[0].location}: from there on, {column} is {' or '.join(kinds)} by turns within a run"
             fix = f"Keep the rows of one, as {column} = {kinds[0]}, or remove the column if it distinguishes none"

@@ -225,8 +225,7 @@ def _hours_of_steps(entries: Sequence[StepEntry], column_map: ColumnMap) -> list
     seconds = _sum_over_steps(entries, "step_seconds")
     if not seconds or "devices" not in column_map or "step" not in column_map:
         return [None] * len(entries)
-    devices = column_map.read("devices", entries[0].first_row)
-    return [total * devices / 3600 for total in seconds]
+    return [total * column_map.read("devices", entries[0].first_row) / 3600 for total in seconds]
 
 
 def _sum_over_steps(entries: Sequence[StepEntry], name: str) -> list[float]:

@@ -88,7 +88,7 @@ def _keep_latest(
     # W&B's count of calls may begin again, and so may a column that an evaluation need not have.
     may_be_another = split_falls or "step" not in column_map.detected or column_map.columns["step"] == "_step"
     for rows in parts:
-        first_is_twice = False
+        is_twice = earlier_is_twice = False  # whether this step, and the one before, are there twice
         for i, row in enumerate(rows):
             clock = column_map.read(column_map.clock_field, row)
             begins = i == 0 or (split_falls and _goes_back(kept, clock, row, column_map))
@@ -99,12 +99,13 @@ def _keep_latest(
                     f" ({kept[0][1].location}), so nothing before would count. Name the earlier log first; leave out a"
                     " start that failed; sort a file by step; number seeds by --settings TABLE or --map seed=COLUMN."
                 )
-            is_twice = i > 0 and begins and kept[-1][0] == clock
-            if is_twice and first_is_twice and clock > kept[0][0]:
-                problem = f"{row.location}: {column_map.clock_field} {clock} is there twice, and so is the first"
+            if not kept or clock != kept[-1][0]:
+                is_twice, earlier_is_twice = False, is_twice
+            is_twice |= i > 0 and begins and kept[-1][0] == clock
+            if is_twice and earlier_is_twice:
+                problem = f"{row.location}: {column_map.clock_field} {clock} is there twice, and so is the step before"
                 fix = "Separate runs or benchmarks by --map run=COLUMN or seed=COLUMN, or give each a file"
                 raise InputError(f"{problem}, as where runs alternate; expected one run. {fix}.")
-            first_is_twice |= is_twice and len(kept) == 1
             while begins and kept and kept[-1][0] >= clock:
                 kept.pop()
                 dropped += 1

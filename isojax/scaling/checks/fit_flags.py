@@ -62,8 +62,7 @@ def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
         f"{forecast.mean_error:+.3f} (absolute {forecast.mean_absolute_error:.3f}), {forecast.inside:.0%} of the cells "
         f"inside their interval; at 4 times its data a reward may be off by {forecast.departure_sd:.3f} for that (1 sd)"
     )
-    missed = forecast.inside < MIN_INSIDE
-    yield _warning("forecast_missed", text) if missed else _info("forecast_tried", text)
+    yield _warning("forecast_missed", text) if forecast.inside < MIN_INSIDE else _info("forecast_tried", text)
 
 
 def mode_flags(mode: str) -> Iterator[FitFlag]:

@@ -31,7 +31,7 @@ BROKEN = {
     "a dot that may divide thousands": (HEAD + "1.000,.1,4,2\n", r"line 2: step is 1\.000, where the point may divide"),
     "two dots": (
         HEAD + "1.000.000,.1,4,2\n",
-        r"line 2: step is 1\.000\.000, where .* Write, or export, it without a point",
+        r"line 2: step is 1\.000\.000, where .*expected a whole number, without a point",
     ),
     "less than an update": (
         "rollouts,reward,n,B_p\n0,.1,4,2\n7,.2,4,2\n",

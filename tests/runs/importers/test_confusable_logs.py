@@ -150,6 +150,7 @@ def test_iterations_over_one_batch_are_said(tmp_path, monkeypatch):
 KINDS = {
     "split": ["val", "train", "val", "train"],
     "dataset": ["math", "aime", "gsm8k", "math"],
+    "is_val": [True, False, True, False],
 }
 
 
@@ -174,8 +175,13 @@ def test_rows_of_several_kinds_are_not_one_curve(logged, column, format):
     ],
 )
 def test_texts_that_do_not_go_to_and_fro_are_no_kinds(logged, texts):
-    lines = (f"{i},{text},{0.1 + i / 10}\n" for i, text in enumerate(texts))
-    assert len(logged("csv", "step,note,reward\n" + "".join(lines), "n=2,B_p=2").runs[0].points) == 4
+    lines = [f"{i},{text},{0.1 + i / 10}\n" for i, text in enumerate(texts)]
+    assert len(logged("csv", "step,phase,reward\n" + "".join(lines), "n=2,B_p=2").runs[0].points) == 4
+
+
+def test_a_run_may_come_back_to_a_host_that_it_had_left(logged):
+    lines = (f"{i},{host},{host != 'a'},{0.1 + i / 10}\n" for i, host in enumerate("aabab"))
+    assert len(logged("csv", "step,host,is_best,reward\n" + "".join(lines), "n=2,B_p=2").runs[0].points) == 5
 
 
 def test_the_kind_of_training_rows_is_no_kind_of_evaluations(logged):

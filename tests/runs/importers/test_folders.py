@@ -218,9 +218,12 @@ def test_rows_of_runs_that_alternate_are_no_parts_of_one(tmp_path: Path, runs: i
     maps = {"reward": "val/acc", "n": "8", "B_p": "4"}
     rows = [f"{step},{0.1 + 0.01 * step + 0.02 * run:.3f}" for step in range(5) for run in range(runs)]
     (tmp_path / "a.csv").write_text(PART.format("\n".join(rows)))
-    with pytest.raises(InputError, match=rf"line {runs + 3}: step 1 is there twice, and so is the first"):
+    with pytest.raises(InputError, match=rf"line {runs + 3}: step 1 is there twice, and so is the step before"):
         read_logs([tmp_path], "csv", maps, resumed=True)
-    (tmp_path / "a.csv").write_text(PART.format("\n".join([rows[0], *rows[::runs]])))
+    (tmp_path / "a.csv").write_text(PART.format("\n".join([rows[0], *rows[runs:]])))  # the others begin later
+    with pytest.raises(InputError, match=rf"line {runs + 4}: step 2 is there twice, and so is the step before"):
+        read_logs([tmp_path], "csv", maps, resumed=True)
+    (tmp_path / "a.csv").write_text(PART.format("\n".join([rows[0], *rows[::runs][:3], *rows[::runs][2:]])))
     (run,) = read_logs([tmp_path], "csv", maps, resumed=True).runs
     assert [point.M for point in run.points] == list(range(5))
 

@@ -246,5 +246,8 @@ def test_more_runs_than_a_sweep_has(logged, monkeypatch):
 
 def test_counts_with_decimals_that_are_no_thousands(logged):
     """As pandas writes a column of floats."""
-    (run,) = logged("csv", "step,reward\n0.0,0.1\n40.0,0.2\n50.00,0.3\n", "n=2,B_p=2").runs
-    assert [p.M for p in run.points] == [0, 40, 50]
+    for text in ("step,reward\n0.0,0.1\n40.0,0.2\n50.00,0.3\n", "step,reward\n0.000,0.1\n40.000,0.2\n50.000,0.3\n"):
+        (run,) = logged("csv", text, "n=2,B_p=2").runs
+        assert [p.M for p in run.points] == [0, 40, 50]
+    with pytest.raises(InputError, match=r"--map B_p=2\.000, where the point may divide thousands"):
+        logged("csv", text, "n=2,B_p=2.000")
