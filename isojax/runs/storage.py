@@ -202,8 +202,7 @@ class Lease:
         first_lock = self._remote.call_with_timeout(self.read_lock)
         if first_lock is None or _holder_is_dead(first_lock) or _is_stale(first_lock):
             return
-        holder = _holder_name(first_lock)
-        note(f"waiting to see whether {holder}, which has written to {self._remote.url}, is alive")
+        note(f"waiting to see whether {_holder_name(first_lock)}, which has written to {self._remote.url}, is alive")
         lock: dict[str, Any] | None = first_lock
         deadline = time.monotonic() + STALE_SECONDS  # the holder's clock may be ahead of this machine's
         while lock is not None and not _is_stale(lock) and time.monotonic() < deadline:

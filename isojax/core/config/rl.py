@@ -1,6 +1,5 @@
 """`cell.rl`: what a recipe may set. Null takes the default of the recipe's loss (rl/algorithm.py)."""
 
-import math
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -63,5 +62,4 @@ class RLConfig(Section):
 
     def rate_factor(self, B: float) -> float:
         """What a learning rate is multiplied by at B rollouts per update."""
-        ratio = B / self.lr_reference_batch
-        return {"constant": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.lr_scaling]
+        return (B / self.lr_reference_batch) ** {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}[self.lr_scaling]

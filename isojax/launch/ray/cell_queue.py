@@ -44,8 +44,7 @@ class CellQueue:
         return target
 
     def report(self, cell: Cell, rollouts: int, reward: float | None) -> None:
-        known_reward = self.status[cell].reward if reward is None else reward
-        self._update(cell, rollouts=rollouts, reward=known_reward)
+        self._update(cell, rollouts=rollouts, reward=self.status[cell].reward if reward is None else reward)
 
     def end(self, cell: Cell, error: str) -> None:
         self._update(cell, state="failed" if error else "done", error=error)

@@ -44,8 +44,7 @@ class RemoteWorker:
 
     def publish_weights(self, version: int, params: Params) -> None:
         for process, link in self.role.peers.items():
-            parts = weight_parts(params, self.programs.param_shardings, process)
-            link.send(("publish_weights", version, parts))
+            link.send(("publish_weights", version, weight_parts(params, self.programs.param_shardings, process)))
 
     def take_batch(self, batch: int) -> SampledBatch:
         """Waits until the batch is sampled."""

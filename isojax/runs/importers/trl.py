@@ -5,7 +5,9 @@ without running anything in it, every class in it standing for a bag of attribut
 
 import io
 import pickle
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +20,9 @@ from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_fil
 
 STATE_FILE, ARGUMENTS_FILE = "trainer_state.json", "training_args.bin"
 MAX_ARGUMENTS_BYTES = 16 * 1024**2
+# What reading a file that is no archive, or no pickle of an object, may raise.
+UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, pickle.UnpicklingError, EOFError)
+MALFORMED = (AttributeError, TypeError, ValueError, LookupError, OverflowError, MemoryError)
 ROLLOUTS_PER_STEP = "rollouts_per_step"
 CONFIG_COLUMNS = {"n": ("num_generations",), "B": (ROLLOUTS_PER_STEP,)}
 TRAIN_COLUMNS = {
@@ -120,5 +125,5 @@ def _read_arguments(path: Path) -> dict[str, Any]:
                 return {}
             arguments = _InertUnpickler(io.BytesIO(archive.read(pickles[0]))).load()
         return plain_arguments(vars(arguments))
-    except Exception:  # a pickle may raise anything
+    except (*UNREADABLE, *MALFORMED):
         return {}

@@ -71,8 +71,7 @@ def read(file: Path) -> list[LogTable]:
 
 def _item_values(items: Any, file: Path) -> dict[str, Any]:
     """Keys (nested ones joined by dots) and values of a record's items; objects within become keys with dots."""
-    values = {".".join(item.nested_key) or item.key: parse_json(item.value_json, file) for item in items}
-    return dict(flatten(values))
+    return dict(flatten({".".join(x.nested_key) or x.key: parse_json(x.value_json, file) for x in items}))
 
 
 def _split_records(file: Path, notes: list[str]) -> Iterator[bytes]:

@@ -147,9 +147,9 @@ def test_device_hours_and_tokens_of_the_log(logged):
 
 def test_training_metrics_nobody_asked_for_may_be_nan(logged):
     rows = [{"step": 1, "kl": float("nan"), "entropy": 2.0, "reward": 0.5}]
-    assert logged("jsonl", rows, "n=2,B_p=2,reward=reward").runs[0].points[0].train == {"entropy": 2.0}
+    assert logged("jsonl", rows, "n=2,B_p=2").runs[0].points[0].train == {"entropy": 2.0}
     with pytest.raises(InputError, match=r"log\.jsonl, line 1: train:kl \(column kl\) is nan"):
-        logged("jsonl", rows, "n=2,B_p=2,reward=reward,train:kl=kl")
+        logged("jsonl", rows, "n=2,B_p=2,train:kl=kl")
 
 
 def console(*steps):
