@@ -131,7 +131,7 @@ def unbroken(folder: Path, kind: str) -> tuple[float, int]:
     run(folder, kind, name)
     (cell,) = folder.glob(f"runs/{name}/cells/*")
     clocks = [json.loads(line)["seconds"] for line in (cell / "timing.jsonl").read_text().splitlines()]
-    return sum(clocks), last_checkpoint(folder, name)[0]["M"]
+    return sum(clocks), last_checkpoint(cell)[0]["M"]
 
 
 def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callable[[str], None]) -> dict[str, Any]:
@@ -175,9 +175,9 @@ def broken(folder: Path, kind: str, kills: int, rng: random.Random, tell: Callab
     }
 
 
-def last_checkpoint(folder: Path, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What the host knew, and every array by its place."""
-    (path,) = folder.glob(f"runs/{name}/cells/*/checkpoint")
+def last_checkpoint(cell: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Of a run's folder: what the host knew, and every array by its place."""
+    path = cell / "checkpoint"
     with ocp.CheckpointManager(
         path.absolute(), options=ocp.CheckpointManagerOptions(create=False, read_only=True)
     ) as manager:
@@ -203,7 +203,8 @@ def differences(folder: Path, one: str, other: str) -> list[str]:
         (a,), (b,) = (list(folder.glob(f"runs/{name}/cells/*/{file}")) for name in (one, other))
         if a.read_bytes() != b.read_bytes():
             result.append(f"{file} differs")
-    (host, arrays), (host_2, arrays_2) = (last_checkpoint(folder, name) for name in (one, other))
+    cells = [cell for name in (one, other) for cell in folder.glob(f"runs/{name}/cells/*")]
+    (host, arrays), (host_2, arrays_2) = map(last_checkpoint, cells)
     result += [f"the last checkpoint's {key} differs" for key in host | host_2 if host.get(key) != host_2.get(key)]
     if arrays.keys() != arrays_2.keys():
         return [*result, "the last checkpoints hold other arrays"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
 import subprocess
 import sys
 from functools import partial
@@ -337,6 +338,22 @@ def test_growing_n(scripts: Scripts, tmp_path: Path) -> None:
     (line,) = scripts("growing_n", tmp_path / "run", RESAMPLES=50)
     assert line["schedule"] == "grow" and line["middle"] == pytest.approx(0.1, abs=0.02) and line["z"] > 3
     assert line["best_fixed"]["400"] == "4x2" and line["best_fixed"]["12800"] == "4x4" and line["to_90"][0] > 1
+
+
+def test_switch_kills(scripts: Scripts, tmp_path: Path) -> None:
+    """n doubles after C = 40: one kill comes just after that evaluation. A ledger that is not the same is named."""
+    script = importlib.import_module("switch_kills")
+    sizes = [(0, 0), (16, 2), (40, 5), (72, 7), (104, 9)]  # C and M: B = 8 up to C = 40, then 16
+    points = tuple(EvalPoint(C, M, C, 0, {"avg@4": 0.5}) for C, M in sizes)
+    cell = Cell(4, 2, 0, "grow", (Stage(0, 4, 2), Stage(40, 4, 4)))
+    for name, count in (("whole", 5), ("same", 5), ("shorter", 4)):
+        write_run(tmp_path / name / "run" / "cells" / cell.name, RunRecord(cell, points[:count]))
+    instants = script.kill_instants(tmp_path / "whole", 3, random.Random(0))
+    assert len(instants) == 3 and instants == sorted(instants) and {C for C, _ in instants} <= {16, 40, 72, 104}
+    assert any(C == 40 and seconds <= 0.1 for C, seconds in instants)
+    assert script.differences(tmp_path / "whole", tmp_path / "same") == []
+    (difference,) = script.differences(tmp_path / "whole", tmp_path / "shorter")
+    assert difference == f"run/cells/{cell.name}/records.jsonl"
 
 
 def test_fuzz(scripts: Scripts) -> None:
