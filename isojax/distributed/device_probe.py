@@ -38,12 +38,9 @@ def _measure_device(
     with jax.default_device(device):
         down, up = jnp.ones((width, columns), dtype) / width, jnp.ones((columns, width), dtype) / columns
 
-        def matmul_chain(x: Any) -> Any:
-            return lax.fori_loop(0, 8, lambda _, x: x @ down @ up, x)
-
         def matmul_rate(row_count: int) -> float:
-            operations = 8 * 4 * row_count * width * columns
-            return operations / seconds_per_call(jax.jit(matmul_chain), jnp.ones((row_count, width), dtype))
+            products = jax.jit(lambda x: lax.fori_loop(0, 8, lambda _, x: x @ down @ up, x))
+            return 8 * 4 * row_count * width * columns / seconds_per_call(products, jnp.ones((row_count, width), dtype))
 
         increment = jax.jit(lambda x: x + 1, donate_argnums=0)
         bandwidth = 2 * BUFFER_BYTES / seconds_per_call(increment, jnp.zeros(BUFFER_BYTES // 4))

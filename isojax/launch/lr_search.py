@@ -1,10 +1,8 @@
 """The search for the best learning rate at one batch B, from which `cell.rl.lr_scaling` leads to every other batch
 (IsoCompute Playbook, arXiv:2603.12151, section 3, factor 3). Every rate is a sweep in runs/NAME-lr/RATE. Of rates
-within a standard error (pooled over rates) of the best, the lowest is taken: a rate too high breaks long runs."""
+within a standard error of the difference to the best, the lowest is taken: a rate too high breaks long runs."""
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,11 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isojax.core.config import AUTOSIZED_SETTINGS, WHOLE_GRID, Config, load_config, save_config
+from isojax.core.config import WHOLE_GRID, Config
 from isojax.core.errors import RunFailed
 from isojax.core.nouns import RunRecord
 from isojax.launch.planner import plan_cells
-from isojax.launch.resume import BASE_FOLDER
 from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.scaling.checks.run_health import health_flags
@@ -112,10 +109,10 @@ class SearchPlan(NamedTuple):
 
 
 def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSweep) -> RateResult:
-    """Run one rate and score it. `first_folder`: the first rate's, whose base policy and sizes the others take."""
+    """Run one rate and score it. `first_folder`: the first rate's, whose base policy the others take."""
     folder = Path(config.run.dir) / config.name
-    if folder != first_folder and not (folder / CONFIG_FILE).exists():
-        copy_base_policy(first_folder, folder, config)
+    if folder != first_folder:
+        config = config.with_settings(run={"base_from": str(first_folder)})
     failures: list[str] = []
     try:
         launch(config, resume or (folder / CONFIG_FILE).exists(), False)
@@ -124,19 +121,6 @@ def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSwe
     ledgers = sorted(folder.glob(f"cells/*/{RECORDS_FILE}"))
     evaluated_cells = [path.parent for path in ledgers if path.read_bytes().count(b"\n") > 1]
     return score_runs(config.cell.rl.learning_rate, read_runs(evaluated_cells), failures)
-
-
-def copy_base_policy(source_folder: Path, folder: Path, config: Config) -> None:
-    """Begin a rate's folder with the base policy and static sizes of another's; config.yaml comes last."""
-    source_config = load_config(str(source_folder / CONFIG_FILE))
-    cell = source_config.cell.with_settings(rl={"learning_rate": config.cell.rl.learning_rate})
-    sizes = {key: getattr(source_config.sweep, key) for key in AUTOSIZED_SETTINGS}
-    temp_folder = folder / f".{BASE_FOLDER}"
-    for stale_path in (temp_folder, folder / BASE_FOLDER):
-        shutil.rmtree(stale_path, ignore_errors=True)
-    shutil.copytree(source_folder / BASE_FOLDER, temp_folder)
-    os.replace(temp_folder, folder / BASE_FOLDER)
-    save_config(config.with_settings(cell=cell, sweep=sizes), folder / CONFIG_FILE)
 
 
 def score_runs(rate: float, runs: Sequence[RunRecord], failures: Sequence[str] = ()) -> RateResult:
@@ -186,7 +170,7 @@ def _next_rate(results: dict[float, RateResult]) -> float | None:
 
 
 def select_rate(results: tuple[RateResult, ...]) -> LrSearchResult:
-    """The best rate, those within a standard error of it, and the lowest of these."""
+    """The best rate, those within a standard error of the difference to it, and the lowest of these."""
     unflagged = [result for result in results if not result.flags]
     seed_variances = [np.var(result.scores, ddof=1) for result in unflagged if len(result.scores) > 1]
     standard_error = math.sqrt(float(np.mean(seed_variances)) / len(unflagged[0].scores)) if seed_variances else None
@@ -236,7 +220,7 @@ def describe_search(search: LrSearchResult) -> list[str]:
         return [*sentences, "every rate is out: search lower ones (--rates), or correct what the flags say"]
     if tied_names := [rate_name(r.rate) for r in search.tied if r is not best]:
         sentences.append(
-            f"{rate_name(best.rate)} is best, and within one standard error of it: {', '.join(tied_names)}; "
+            f"{rate_name(best.rate)} is best, and within a standard error of the difference: {', '.join(tied_names)}; "
             f"the lowest of them is taken, {rate_name(recommended.rate)}"
         )
     if search.standard_error is None:

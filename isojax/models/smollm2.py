@@ -63,7 +63,9 @@ def convert(path: Path, folder: Path) -> None:
     reader = gguf.GGUFReader(path)
     metadata = {key: field.contents() for key, field in reader.fields.items()}
     tokenizer, tokenizer_config = build_tokenizer(metadata)
-    config_json = {key: as_decimal(metadata[f"llama.{name}"]) for key, name in METADATA_KEYS.items()}
+    config_json = {key: metadata[f"llama.{name}"] for key, name in METADATA_KEYS.items()}
+    # float32 as the decimal number that it was written as: 1e-05, not 9.999999747378752e-06
+    config_json = {key: float(str(np.float32(x))) if isinstance(x, float) else x for key, x in config_json.items()}
     vocab = tokenizer.get_vocab_size()
     config_json |= {"vocab_size": vocab, "tie_word_embeddings": True}
     config = ModelConfig(family="llama", **llama.settings(config_json))
@@ -77,11 +79,6 @@ def convert(path: Path, folder: Path) -> None:
     layouts = hf_load.weight_layouts(config, llama.build(config, vocab))
     write_safetensors(folder, plan_tensors(config, layouts, reader.tensors), "float32")
     hf_export.write_json(folder / hf_load.SOURCE_FILE, {"package": PACKAGE, "file": path.name, "sha256": SHA256})
-
-
-def as_decimal(value: Any) -> Any:
-    """A float32 of the metadata as the decimal number it was written as: 1e-05, not 9.999999747378752e-06."""
-    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def plan_tensors(

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import jax
@@ -21,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from isojax.core.atomic_files import append_bytes, read_file, write_bytes, write_text
-from isojax.core.config import PANEL, CellConfig, ModelConfig, RewardConfig
+from isojax.core.config import PANEL, CellConfig, ModelConfig, RewardConfig, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import parse_json
@@ -176,14 +177,19 @@ def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool
     return solved_by_id
 
 
-def prepare_base_policy(folder: Path, programs: SweepPrograms, on_progress: ProgressCallback) -> BasePolicy:
-    """The base policy of a sweep and its problems: read from `folder`, or made and written there. InputError where
-    problems of the wanted difficulty are too few, the checkpoint is not the sweep's, or the folder is damaged."""
+def prepare_base_policy(
+    folder: Path, programs: SweepPrograms, on_progress: ProgressCallback, source: Path | None = None
+) -> BasePolicy:
+    """The base policy of a sweep and its problems: read from `folder`, or made there with what `source` has of the
+    same settings. InputError for too few problems of the wanted difficulty, another checkpoint, or a damaged folder."""
     cell, task = programs.cell_config, programs.task
     fingerprint = safetensors_io.fingerprint(Path(cell.model.path)) if cell.model.path else ""
     if not multiprocess.run_on_primary((folder / PROBLEMS_FILE).exists):
         folder.mkdir(parents=True, exist_ok=True)
-        if is_on_device(task) and not cell.model.path and multiprocess.is_primary():
+        if source is not None and multiprocess.is_primary():
+            _copy_base_policy(source, folder, cell, fingerprint)
+        has_params = cell.model.path or (folder / PARAMS_FILE).exists()
+        if is_on_device(task) and not has_params and multiprocess.is_primary():
             params = flatten_dict(train_base_policy(cell, programs.decoder.base, task, on_progress), sep=".")
             write_bytes(folder / PARAMS_FILE, save({name: np.ascontiguousarray(x) for name, x in params.items()}))
         multiprocess.barrier("the base policy is there")
@@ -232,6 +238,20 @@ def _save_problems(
     about_text = json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1)
     write_text(folder / ABOUT_FILE, about_text + "\n")
     write_text(folder / PROBLEMS_FILE, problems_text)
+
+
+def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint: str) -> None:
+    """Copy another sweep's base policy and labels; a warning where they are damaged or of other settings."""
+    varying: Any = {"rl": True, "eval": True, "model": {"lora"}}
+    try:
+        source_cell = load_config(str(source.parent / "config.yaml")).cell
+        if source_cell.model_dump(exclude=varying) != cell.model_dump(exclude=varying):
+            raise InputError(f"{source} has other settings of cell.*, not only of cell.rl and cell.eval.")
+        load_base_policy(source, cell, fingerprint)
+        for path in filter(Path.exists, (source / PARAMS_FILE, source / LABELS_FILE)):
+            write_bytes(folder / path.name, read_file(path))
+    except InputError as e:
+        warn(f"run.base_from: {e} This run makes a base policy and labels of its own.")
 
 
 def text_fingerprint(model: ModelConfig) -> str:

@@ -189,7 +189,7 @@ def test_rates_within_a_standard_error_go_to_the_lowest() -> None:
     assert result.best is not None and result.recommended is not None
     assert (result.best.rate, result.recommended.rate) == (1e-2, 1e-3)  # .500 and .488, while .46 is further away
     assert (
-        "1e-2 is best, and within one standard error of it: 1e-3; the lowest of them is taken, 1e-3"
+        "1e-2 is best, and within a standard error of the difference: 1e-3; the lowest of them is taken, 1e-3"
         in describe_search(result)
     )
     clear = select_rate(outcomes((0.40, 0.42), (0.465, 0.485), (0.49, 0.51), (0.45, 0.47)))

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from isojax.core.config import BasePolicyConfig, CellConfig, DataConfig, ModelConfig, SamplingConfig
+from isojax.core.config import (
+    BasePolicyConfig,
+    CellConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    SamplingConfig,
+    save_config,
+)
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.shapes import make_sampler_shapes
@@ -22,7 +30,12 @@ from isojax.tasks.device import solvers
 from isojax.tasks.protocol import EncodedProblems, TokenizedProblems
 from isojax.tasks.task import tokenize
 from isojax.train import demonstrations
-from isojax.train.base_policy import BasePolicy, load_base_policy, prepare_base_policy, text_fingerprint
+from isojax.train.base_policy import (
+    BasePolicy,
+    load_base_policy,
+    prepare_base_policy,
+    text_fingerprint,
+)
 from isojax.train.demonstrations import sft_loss
 from isojax.train.evaluate import Evaluator
 from tests.device import CONFIG, DECODER, EOS, log_softmax, logits, mesh, policy
@@ -113,7 +126,7 @@ def made(evaluator: Evaluator, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return folder, run(folder, evaluator, output), output
 
 
-def run(folder: Path, evaluator: Evaluator, said: list[str]) -> BasePolicy:
+def run(folder: Path, evaluator: Evaluator, said: list[str], source: Path | None = None) -> BasePolicy:
     programs: Any = SimpleNamespace(
         cell_config=CELL,
         decoder=DECODER,
@@ -123,7 +136,7 @@ def run(folder: Path, evaluator: Evaluator, said: list[str]) -> BasePolicy:
         mesh=mesh(),
         tokenize=lambda problems: tokenize(TASK, CELL.sampling, problems),
     )
-    return prepare_base_policy(folder, programs, lambda text, _: said.append(text))
+    return prepare_base_policy(folder, programs, lambda text, _: said.append(text), source)
 
 
 def params(base: BasePolicy) -> Params:
@@ -153,6 +166,26 @@ def test_what_is_made_is_kept_and_read_again(made: tuple[Path, BasePolicy, list[
         "params.safetensors",
         "problems.jsonl",
     ]
+
+
+def test_a_run_takes_over_the_base_policy_and_labels_of_its_settings(
+    made: tuple[Path, BasePolicy, list[str]], evaluator: Evaluator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is trained or labelled again, whatever the recipe; damaged or of other settings, nothing is copied."""
+    source, base, _ = made
+    save_config(Config(name="a", cell=CELL.with_settings(rl={"learning_rate": 1e-5})), source.parent / "config.yaml")
+    output: list[str] = []
+    assert same(run(tmp_path / "base", evaluator, output, source), base) and not output
+    damaged = shutil.copytree(source.parent, tmp_path / "damaged") / "base"
+    (damaged / "params.safetensors").write_bytes(b"\0" * 100)
+    others = shutil.copytree(source.parent, tmp_path / "others") / "base"
+    save_config(Config(name="a", cell=CELL.with_settings(base={"seed": 9})), others.parent / "config.yaml")
+    reasons = ("params.safetensors is damaged", "other settings of cell.*", "no such config")
+    for folder, reason in zip((damaged, others, tmp_path / "nothing" / "base"), reasons, strict=True):
+        assert same(run(tmp_path / reason / "base", evaluator, output, folder), base) and output
+        warning = " ".join(capsys.readouterr().err.split())
+        assert reason in warning and "This run makes a base policy and labels of its own" in warning
+        output.clear()
 
 
 def test_another_tokenizer_than_at_first_is_refused(made: tuple[Path, BasePolicy, list[str]], tmp_path: Path) -> None:

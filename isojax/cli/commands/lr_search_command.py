@@ -39,7 +39,7 @@ def lr_search(
     steps of sqrt(10), and up to two more where the best is at an end. Each rate is a sweep in runs/NAME-lr/RATE; the
     table is there as lr_search.json, and tensorboard --logdir runs/NAME-lr shows every run. Rates of which a run
     collapses or is not finite are out; a rate whose run fails otherwise, as for lack of memory, is not judged. Of those
-    within a standard error of the best, the lowest is taken.
+    within a standard error of the difference to the best, the lowest is taken.
 
     \b
     Examples

@@ -123,8 +123,10 @@ def write_configs(
     path: Path, run: Path, exporter: ModuleType, recommendation: Recommendation, growing: bool
 ) -> list[Path]:
     """The exporter's config at this path; a series in best-1.yaml, best-2.yaml, ... InputError where one exists."""
-    config_path = (run if run.is_dir() else run.parent) / "config.yaml"  # imported logs have none
-    config = load_config(str(config_path)) if config_path.exists() else None
+    folder = run if run.is_dir() else run.parent
+    config = load_config(str(folder / "config.yaml")) if (folder / "config.yaml").exists() else None  # none: a log's
+    if config is not None and (folder / "base").is_dir():
+        config = config.with_settings(run={"base_from": str(folder)})
     if growing:
         texts = exporter.render_growing(recommendation, config, path.stem)
     else:

@@ -155,6 +155,8 @@ class RunConfig(Section):
 
     dir: FolderPath = "runs"  # the folder that holds runs, or a URL of one (gs://bucket/runs: docs/hosts.md)
     mesh: str = "auto"  # how devices are divided, such as data=2,tensor=4; auto: one per cell, of several processes all
+    # A sweep's folder, whose base policy and labels a new run with the same settings takes over; null: makes its own.
+    base_from: FolderPath | None = None
     # Devices of its own for an asynchronous sampler, besides those of `mesh`; null: it takes turns with the trainer.
     sampler_mesh: str | None = None
     sampler_processes: NonNegativeInt = 0  # how many of the run's processes, its last ones, only sample

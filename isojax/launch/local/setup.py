@@ -35,7 +35,7 @@ from isojax.runs.mirror import working_folder
 from isojax.tasks.grading import FailureCallback
 from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, LabelsNeeded, require_settings, select_problems
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
-from isojax.train.base_policy import PROBLEMS_FILE, BasePolicy, prepare_base_policy
+from isojax.train.base_policy import PARAMS_FILE, PROBLEMS_FILE, BasePolicy, prepare_base_policy
 from isojax.train.programs import SweepPrograms
 
 
@@ -200,8 +200,10 @@ class SweepSetup:
         if not is_on_device(self.task):
             self.task.start_verifier().on_failure = on_failure
         if multiprocess.is_primary() and not (folder / CONFIG_FILE).exists():
-            (folder / BASE_FOLDER / PROBLEMS_FILE).unlink(missing_ok=True)  # of settings that may have changed since
-        base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, on_progress)
+            for name in (PROBLEMS_FILE, PARAMS_FILE):  # of settings that may have changed since
+                (folder / BASE_FOLDER / name).unlink(missing_ok=True)
+        source = Path(self.config.run.base_from) / BASE_FOLDER if self.config.run.base_from else None
+        base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, on_progress, source)
         check_batch([pair for cell in self.cells for pair in cell.pairs], len(base_policy.training))
         if multiprocess.is_primary():
             save_config(self.config, folder / CONFIG_FILE)

@@ -137,7 +137,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
             n=self.cell.n,
             first_batch=problems.first_update,
             filler_problem=ProblemArrays(*(np.asarray(x)[:1] for x in problems.host_table)),
-            on_finished=None if is_on_device(programs.task) else self._grade_finished,
+            on_finished=None if is_on_device(programs.task) else lambda k, *rows: self.grading[k].add_responses(*rows),
         )
         self.worker: RolloutWorker | BackgroundWorker | RemoteWorker
         if programs.role is not None:
@@ -242,9 +242,6 @@ class AsyncRollouts(rollout_source.RolloutSource):
             batch_problems = [problems.problems[q] for q in index for _ in range(self.cell.n)]
             self.grading[batch] = BackgroundGrader(programs.task.grade_tokens, batch_problems)
         return selected
-
-    def _grade_finished(self, batch: int, rollout_index: np.ndarray, responses: list[np.ndarray]) -> None:
-        self.grading[batch].add_responses(rollout_index, responses)
 
 
 def staleness_metrics(tokens_by_version: Mapping[int, int], update: int, max_staleness: int) -> Metrics:
