@@ -4,10 +4,10 @@ The inner product of an update's gradient with Adam's mean of the gradients befo
 have in common, for their noises are independent; over the gradient's own square it is the share that is signal, B over
 the noise scale of McCandlish et al. (arXiv:1812.06162). It falls as training goes on. Where it is not positive, steps
 of this noise lead nowhere (Pflug's test, by which Chee and Toulis, arXiv:1710.06382, end a constant learning rate), and
-a larger n has less noise. n doubles when the signal is not clearly positive: less than its mean's standard error, after
-C has tripled; early, after C has doubled, when it is clearly negative, so that steps undo a part of those before them.
-It stays where few groups are mixed (have unequal rewards), so that of twice their size about half or fewer would be:
-their problems are solved or too hard, and other problems help more than more rollouts."""
+a larger n has less noise. n doubles after C has tripled, unless the signal is clearly positive; early, after C has
+doubled, when it is clearly negative, so that steps undo a part of those before them. It stays where few groups are
+mixed (have unequal rewards), so that of twice their size about half or fewer would be: their problems are solved or too
+hard, and other problems help more than more rollouts."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -19,7 +19,7 @@ from isojax.rl.metric import Metrics
 
 CHECK_EVERY = 8  # updates
 MIN_GROUPS = 256  # of a stage before n doubles early; mixed ones, before it doubles otherwise
-NEGATIVE = -2.0  # standard errors of the signal's mean below which n doubles early
+CLEAR = 2.0  # standard errors of the signal's mean, above or below zero, from which it is clearly so
 MIN_MIXED = 0.3  # of the groups: the share with unequal rewards, of twice their size then about 1 - (1 - .3)^2 = .51
 
 
@@ -57,7 +57,7 @@ class GradientSignal:
             return False
         error = math.sqrt(max(0.0, self.signal_square - self.signal**2) / max(1.0, self._window))
         is_known = self.groups >= MIN_GROUPS and self.updates >= 2 * self.earlier  # C has tripled
-        return self.signal < (1 if is_known else NEGATIVE) * error
+        return self.signal < (CLEAR if is_known else -CLEAR) * error
 
     def updates_to_check(self) -> int:
         return CHECK_EVERY - self.updates % CHECK_EVERY

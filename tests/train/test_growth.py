@@ -66,12 +66,12 @@ def faded_at(
 
 
 def test_n_grows_when_the_signal_is_not_clearly_positive() -> None:
-    """Half of 32 groups have variance, so 256 of them are in 16 updates, whose mean has a standard error of 1 / 4."""
+    """Half of 32 groups have variance: 256 of them are in 16 updates, where two standard errors of a mean are 1 / 2."""
     assert (
-        faded_at(GradientSignal(), lambda _: 0.3) is None and faded_at(GradientSignal(), lambda _: 0.02, 0.05) is None
+        faded_at(GradientSignal(), lambda _: 0.6) is None and faded_at(GradientSignal(), lambda _: 0.03, 0.05) is None
     )
-    assert faded_at(GradientSignal(), lambda _: 0.1) == 16  # as soon as that is known
-    fell = faded_at(GradientSignal(), lambda update: 0.3 if update <= 200 else 0.0)
+    assert [faded_at(GradientSignal(), lambda _, s=s: s) for s in (0.1, 0.4)] == [16, 16]  # as soon as that is known
+    fell = faded_at(GradientSignal(), lambda update: 0.6 if update <= 200 else 0.0)
     assert fell is not None and 1.5 * 200 <= fell <= 3 * 200  # the average is over the last half
 
 
@@ -88,7 +88,7 @@ def test_n_grows_early_when_the_signal_is_clearly_negative() -> None:
 def test_groups_without_variance_say_nothing_of_the_signal() -> None:
     """Of 32 groups an update, 10 have variance: 256 of them are in 26 updates."""
     assert faded_at(GradientSignal(), lambda _: 0.0, zero_variance=0.69) == 32
-    lucky_later = faded_at(GradientSignal(), lambda update: 0.0 if update <= 8 else 0.4, zero_variance=0.69)
+    lucky_later = faded_at(GradientSignal(), lambda update: 0.0 if update <= 8 else 0.8, zero_variance=0.69)
     assert lucky_later is None
 
 
