@@ -24,7 +24,7 @@ MAX_LAYERS = 1000
 MAX_WIDTH = 2**20  # of an axis of a model's weights
 MAX_VOCAB = 2**22
 MAX_EVALUATIONS = 10_000  # values of the grid of C that the runs of a sweep are evaluated at
-MAX_CELLS = 10_000  # cells of a sweep
+MAX_CELLS = 10_000  # runs of a sweep
 MAX_REPLICATES = 10_000  # of a fit
 
 
