@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from isojax.core.config import WHOLE_GRID, Config
+from isojax.core.config import AUTOSIZED_SETTINGS, WHOLE_GRID, Config, load_config
 from isojax.core.errors import RunFailed
 from isojax.core.nouns import RunRecord
 from isojax.launch.planner import plan_cells
@@ -109,10 +109,12 @@ class SearchPlan(NamedTuple):
 
 
 def run_rate(config: Config, first_folder: Path, resume: bool, launch: LaunchSweep) -> RateResult:
-    """Run one rate and score it. `first_folder`: the first rate's, whose base policy the others take."""
+    """Run one rate and score it. `first_folder`: the first rate's, whose base policy and sizes the others take."""
     folder = Path(config.run.dir) / config.name
     if folder != first_folder:
-        config = config.with_settings(run={"base_from": str(first_folder)})
+        sweep = load_config(str(first_folder / CONFIG_FILE)).sweep
+        sizes = {key: getattr(sweep, key) for key in AUTOSIZED_SETTINGS}
+        config = config.with_settings(sweep=sizes, run={"base_from": str(first_folder)})
     failures: list[str] = []
     try:
         launch(config, resume or (folder / CONFIG_FILE).exists(), False)

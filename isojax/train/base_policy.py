@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 from zlib import crc32
 
 import jax
@@ -242,10 +241,9 @@ def _save_problems(
 
 def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint: str) -> None:
     """Copy another sweep's base policy and labels; a warning where they are damaged or of other settings."""
-    varying: Any = {"rl": True, "eval": True, "model": {"lora"}}
     try:
         source_cell = load_config(str(source.parent / "config.yaml")).cell
-        if source_cell.model_dump(exclude=varying) != cell.model_dump(exclude=varying):
+        if source_cell.model_copy(update={"rl": cell.rl, "eval": cell.eval}) != cell:
             raise InputError(f"{source} has other settings of cell.*, not only of cell.rl and cell.eval.")
         load_base_policy(source, cell, fingerprint)
         for path in filter(Path.exists, (source / PARAMS_FILE, source / LABELS_FILE)):
