@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import filter as match_names
@@ -138,7 +139,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
     """CSV with a header, by commas, tabs or semicolons. Cells are text; blank rows and further headers are left out."""
     numbered_lines = iter(lines)
-    first_number, first_text = next((line for line in numbered_lines if line[1].strip()), (0, ""))
+    is_empty = re.compile(r"\s*(sep=.\s*)?").fullmatch  # the latter: Excel's first line
+    first_number, first_text = next((line for line in numbered_lines if not is_empty(line[1])), (0, ""))
     if not first_text:
         raise InputError(f"{path} is empty; expected a header line with the columns' names and rows below it.")
     texts = chain([first_text], (text for _, text in numbered_lines))

@@ -17,7 +17,7 @@ from isojax.runs.importers import wandb
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
 FIELDS = LEDGER_FIELDS | {
-    "step": ("step", *wandb.FIELDS["step"], "Step"),
+    "step": ("step", *wandb.FIELDS["step"], "global_step/max_steps", "Step"),
     "reward": (*LEDGER_FIELDS["reward"], *wandb.FIELDS["reward"]),
     "sampled_batches": wandb.FIELDS["sampled_batches"],
     "run": (*LEDGER_FIELDS["run"], "run_name", "run_id", "Run", "Name"),
@@ -66,7 +66,7 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
         raise InputError(f"{problem}, as in W&B's export. Export the chart over Step, or the trainer's own step.")
     metrics_of_run: dict[str, dict[str, str]] = defaultdict(dict)  # run -> column -> metric
     for column in others:
-        if not column.endswith(BOUND_SUFFIXES):
+        if not column.endswith((*BOUND_SUFFIXES, " - _step")):  # W&B adds its step where the chart is over another
             run, separator, metric = column.rpartition(" - ")
             metrics_of_run[run if separator else metric][column] = metric if separator else "reward"
     clock = "step" if re.search("step|update|iter", steps.lower()) else steps  # a chart may be over rollouts

@@ -3,15 +3,14 @@ is one batch of data.train_batch_size prompts with actor_rollout_ref.rollout.n r
 the config: say B_p and n. Tags: verl.trainer.ppo.metric_utils and ray_trainer, verl 0.9."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow, parse_number
-from isojax.runs.importers.jsonl import read_log_objects
-from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable
+from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, read_log_objects
 
 METRIC_COLUMNS = ("val-core/*/mean@*", "val/test_score/*")  # acc/mean@k, or reward/mean@k of problems without acc
 TRAIN_COLUMNS = {
@@ -21,9 +20,13 @@ TRAIN_COLUMNS = {
     "train:grad_norm": ("actor/grad_norm",),
     "response_length": ("response_length/mean",),
 }
-DEVICES, ROLLOUT_N = "device_count", "actor_rollout_ref.rollout.n"
-CONFIG_COLUMNS = {"n": (ROLLOUT_N,), "B_p": ("data.train_batch_size",), "devices": (DEVICES,)}
-REPEATS = ("actor_rollout_ref.rollout.n_agent", "env.rollout.n")  # of a problem, by Search-R1 and verl-agent, before n
+DEVICES, ROLLOUT_N, BATCH = "device_count", "actor_rollout_ref.rollout.n", "data.train_batch_size"
+CONFIG_COLUMNS = {"n": (ROLLOUT_N,), "B_p": (BATCH,), "devices": (DEVICES,)}
+REPEATS = (  # of a problem, before n: by Search-R1, Agent-R1, OpenHands, verl-agent and VAGEN
+    *(f"actor_rollout_ref.rollout.{name}" for name in ("n_agent", "n_repeat", "n_trajectories")),
+    *("env.rollout.n", "rollout_manager.n_trajectory"),
+)
+RAGEN = {ROLLOUT_N: ["es_manager.train.group_size"], BATCH: ["es_manager.train.env_groups"]}  # its batch is B_p n
 SAMPLED = {"sampled_batches": ("train/num_gen_batches",), "sampled_B_p": ("data.gen_batch_size",)}  # by DAPO
 STEP_SECONDS = ("perf/time_per_step", "timing_s/step")
 
@@ -31,13 +34,26 @@ FIELDS = SAME_NAME_FIELDS | TRAIN_COLUMNS | SAMPLED | {"reward": METRIC_COLUMNS,
 SUFFIXES = (".jsonl",)
 
 
-def derived_settings(config: Mapping[str, Any]) -> dict[str, int]:
-    """The devices of all nodes, and n times a fork's REPEATS, from verl's config; none where it does not say them."""
-    factors = {DEVICES: [config.get(f"trainer.{name}") for name in ("n_gpus_per_node", "nnodes")]}
-    if any(name in config for name in REPEATS):
-        factors[ROLLOUT_N] = [config.get(name, 1) for name in (ROLLOUT_N, *REPEATS)]
-    counts = {name: [parse_number(value) or 0 for value in values] for name, values in factors.items()}
-    return {name: math.prod(map(int, x)) for name, x in counts.items() if all(1 <= count < 2**31 for count in x)}
+def derived_settings(config: Mapping[str, Any], rows: Sequence[DataRow]) -> dict[str, int]:
+    """The devices of all nodes, and n and B_p where a fork computes them, from verl's config; none where it does not
+    say them. B_p is what the trainer samples: data.gen_batch_size where groups are not filtered, and all that
+    recipe/prime draws before it filters."""
+
+    def product(names: Sequence[str], default: int = 0) -> int:
+        counts = [parse_number(config.get(name, default)) or 0 for name in names]
+        return int(math.prod(counts)) if all(1 <= count < 2**31 for count in counts) else 0
+
+    per_pool = ("n_gpus_per_node", "nnodes")
+    trainer, sampler = (product([f"{pool}.{name}" for name in per_pool]) for pool in ("trainer", "rollout"))
+    settings = {DEVICES: trainer and trainer + sampler}
+    settings[ROLLOUT_N] = product((ROLLOUT_N, *REPEATS), default=1) if any(name in config for name in REPEATS) else 0
+    settings[BATCH] = product((BATCH, "data.oversample_factor"))
+    filters = any(name in row.values for row in rows for name in SAMPLED["sampled_batches"])
+    if product(["data.gen_batch_size"]) > 1 and not filters:
+        settings[BATCH] = product(["data.gen_batch_size"])
+    if all(map(product, RAGEN.values())):
+        settings |= {name: product(names) for name, names in RAGEN.items()}
+    return {name: value for name, value in settings.items() if value}
 
 
 def read(path: Path) -> list[LogTable]:

@@ -5,7 +5,7 @@ line (`set -x`). One file is one run, named after trainer.experiment_name."""
 import ast
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +59,22 @@ def read(path: Path) -> list[LogTable]:
     if not rows:
         expected = '"step:N - TAG:VALUE - ...", as verl prints for each step with trainer.logger=console'
         raise InputError(f"{path} has no line {expected}. Leave it out, save it as UTF-8, or name a format by --from.")
-    configs = list(_printed_configs(lines))
+    starts = [*_printed_configs(lines), (len(numbered) + 1, {})]
+    configs = [a for a, b in pairwise(starts) if any(a[0] <= row.index < b[0] for row in rows)]  # others failed at once
     # Hydra's overrides on the command lines of verl's RL trainers
     printed = re.sub(r"\\\n", " ", "\n".join(text for _, _, text in lines)).split("\n")
-    commands = [dict(_OVERRIDE.findall(text)) for text in printed if "verl." in text and "actor_rollout_" in text]
+    commands = [(0, dict(_OVERRIDE.findall(x))) for x in printed if "verl." in x and "actor_rollout_" in x]
     for name in (*verl.CONFIG_COLUMNS["n"], *verl.REPEATS, *verl.CONFIG_COLUMNS["B_p"]):
-        texts = [str(config[name]) for config in configs or commands if name in config]
-        values = list(dict.fromkeys(text for text in texts if "$" not in text))
-        if len(values) > 1:
-            raise InputError(f"{path} holds runs whose {name} is {', then '.join(values)}; expected one run. Split it.")
-    config = {name: value for source in (*commands, *configs[-1:]) for name, value in source.items()}
+        settings = [(str(config[name]), number) for number, config in configs or commands if name in config]
+        first_lines = {text: number for text, number in reversed(settings) if "$" not in text}
+        if len(first_lines) > 1:
+            values, numbers = zip(*reversed(first_lines.items()), strict=True)
+            where = f" before line {' and '.join(map(str, numbers[1:]))}" if configs else ""
+            problem = f"{path} holds runs whose {name} is {', then '.join(values)}; expected one run"
+            raise InputError(f"{problem}. Split it{where}.")
+    config = {name: value for _, source in (*commands, *configs[-1:]) for name, value in source.items()}
     name = str(config.get("trainer.experiment_name", ""))
-    return [LogTable(str(path), tuple(rows), config | verl.derived_settings(config), run=name, notes=tuple(notes))]
+    return [LogTable(str(path), tuple(rows), config | verl.derived_settings(config, rows), run=name, notes=tuple(notes))]
 
 
 def _plain_pieces(text: str) -> list[tuple[str, str]]:
@@ -93,8 +97,8 @@ def _metric_values(text: str, is_torn: bool) -> dict[str, float]:
     return values
 
 
-def _printed_configs(lines: Sequence[tuple[int, str, str]]) -> Iterator[dict[str, Any]]:
-    """The whole configs that verl prints, one before each start, {'actor_rollout_ref': {...}}, with dots."""
+def _printed_configs(lines: Sequence[tuple[int, str, str]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line, the whole config) as verl prints it before each start, {'actor_rollout_ref': {...}}, with dots."""
     starts = (i for i, (_, _, text) in enumerate(lines) if text.startswith("{'"))
     for start in islice(starts, MAX_CONFIG_TRIES):
         prefix, printed, opened = lines[start][1], list[str](), 0
@@ -110,4 +114,4 @@ def _printed_configs(lines: Sequence[tuple[int, str, str]]) -> Iterator[dict[str
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
         if isinstance(config, dict) and "actor_rollout_ref" in config:
-            yield dict(flatten(config))
+            yield lines[start][0], dict(flatten(config))

@@ -65,7 +65,7 @@ def read(file: Path) -> list[LogTable]:
             run = {"run": entry.run.display_name, "run_id": entry.run.run_id, "started": started}
     if not rows:
         raise InputError(f"{file} holds no step: nothing was logged in this run. Leave it out.")
-    derived = trl.rollouts_per_step(config) | verl.derived_settings(config)
+    derived = trl.rollouts_per_step(config) | verl.derived_settings(config, rows)
     return [LogTable(str(file), tuple(rows), config | derived, notes=tuple(notes), **run)]
 
 

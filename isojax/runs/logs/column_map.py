@@ -164,6 +164,7 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
         field: column
         for field, names in known_columns.items()
         if field not in excluded_fields and (column := _detect_column(field, names, table, field_map)) is not None
+        if (parse_number(table.config.get(column, 1)) or 0) >= LOWEST_VALUES.get(field, -math.inf)  # 0: it is not used
     }
     if "counts" not in {**columns, **detected}:
         detected.pop("samples", None)  # it counts something else
@@ -221,7 +222,7 @@ def _reject_logging_calls(table: LogTable, columns: Mapping[str, str], metrics: 
     for row in table.rows:
         values_by_run[tuple(str(row.values.get(name)) for name in settings)].append(row.values)
     for run in values_by_run.values():
-        for name in (x for x in table.columns if re.search("step|update|iter", x.lower())):
+        for name in (x for x in table.columns if re.search("^(?!ray/).*(step|update|iter)", x.lower())):
             rows = [values for values in run if not is_blank(values.get(name))]
             steps = [x for values in rows if (x := parse_number(values[name])) is not None and x.is_integer()]
             is_clock = len(set(steps)) > 1 and len(steps) == len(rows) and steps == sorted(steps)

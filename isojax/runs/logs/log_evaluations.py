@@ -101,7 +101,8 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
         if entries and clock < entries[-1].clock:
             before = f"{entries[-1].clock} ({entries[-1].first_row.position})"
             problem = f"{row.location}: {clock_field} falls from {before} to {clock} within a run. Sort the file,"
-            raise InputError(f"{problem} split runs by --map run=COLUMN, or add --resumed where the run was resumed.")
+            fix = "split it before this line" if column_map.table.one_run else "split runs by --map run=COLUMN"
+            raise InputError(f"{problem} {fix}, or add --resumed where the run was resumed.")
         if not entries or clock > entries[-1].clock:
             entries.append(StepEntry(column_map, clock, row))
         for name in (*column_map.metric_fields, *(name for name in OTHER_FIELDS if name in column_map.columns)):

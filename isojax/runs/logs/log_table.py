@@ -1,12 +1,15 @@
 """What an importer reads a log into: a table, whose columns may be known to be these fields."""
 
+import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
+from isojax.core.table_files import parse_json, read_lines, read_objects
 from isojax.core.tabular import DataRow
 
 # What a log's columns can be, and what a refusal and --help say of each.
@@ -85,6 +88,26 @@ def check_log_file(path: Path) -> None:
         start = file.read(8)
     if found := next((text for starts, text in BINARY_FILES.items() if start.startswith(starts)), None):
         raise InputError(f"{path}: expected text in UTF-8, or a .gz of it, and this is {found}.")
+
+
+def read_log_objects(path: Path) -> tuple[list[DataRow], tuple[str, ...]]:
+    """The file's rows, at least one, and a note where its last line is torn; raises InputError as `read_objects`."""
+    check_log_file(path)
+    lines = list(read_lines(path))
+    text = "".join(text for _, text in lines)
+    if re.match(r"\s*\[\s*\{", text):
+        lines = [(i, json.dumps(value)) for i, value in enumerate(parse_json(text, path), 1)]
+        return [replace(row, position=f"entry {row.index + 1}") for row in read_objects(path, lines)], ()
+    rows, notes = list(read_objects(path, lines[:-1])), tuple[str, ...]()
+    try:
+        rows += read_objects(path, lines[-1:])
+    except InputError:
+        if not rows or lines[-1][1].endswith("\n"):
+            raise
+        notes = ("its last line is torn, and left out (the run still writes it, or was stopped)",)
+    if not rows:
+        raise InputError(f"{path} holds blank lines only, expected one JSON object per line. Leave it out.")
+    return rows, notes
 
 
 def parse_message(message_class: Any, data: bytes, path: Path) -> Any:

@@ -45,6 +45,17 @@ def test_a_chart_without_bounds(logged):
     assert logged("csv", text, "n=n{},B_p=4").runs == logged("csv", with_bounds, "n=n{},B_p=4").runs
 
 
+def test_a_chart_over_another_column_has_wandbs_step_too(logged):
+    text = "rollouts,n8 - _step,n8 - _step__MIN,n8 - val/acc,n8 - val/acc__MIN\n0,0,0,.2,.2\n5120,20,20,.3,.3\n"
+    (run,) = logged("csv", text, "n=n{},B_p=32").runs
+    assert [(p.M, p.rollouts, p.metrics) for p in run.points] == [(0, 0, {"val/acc": 0.2}), (20, 5120, {"val/acc": 0.3})]
+
+
+def test_the_first_line_of_excel_is_no_header(logged):
+    (run,) = logged("csv", "sep=;\nstep;n;B_p;reward\n0;8;4;0.1\n1;8;4;0.2\n", "reward=reward").runs
+    assert run.cell == Cell(4, 8, 0) and len(run.points) == 2
+
+
 def test_a_chart_over_time_is_refused(logged):
     with pytest.raises(InputError, match=r"line 1: the first column is 'Relative Time \(Wall\)', expected the steps"):
         logged("csv", WIDE.replace('"Step"', '"Relative Time (Wall)"'), "n=n{},B_p=32")

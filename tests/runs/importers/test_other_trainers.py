@@ -206,6 +206,22 @@ def test_calls_of_a_logger_are_no_updates_where_it_logs_them_too(logged):
     assert curve(logged("csv", equal, "reward=val/acc", SETTINGS).runs[0])[1] == (10, 320, 0.2)
 
 
+def test_seconds_of_a_gpu_monitor_are_no_updates(logged):
+    """NeMo-RL logs ray/ray_step, seconds since the start, and counts _step itself."""
+    text = "_step,ray/ray_step,loss,validation/accuracy\n0,,,0.1\n0,10,,\n1,31,0.5,\n2,60,0.4,0.2\n"
+    (run,) = logged("csv", text, "reward=validation/accuracy", SETTINGS).runs
+    assert [p.M for p in run.points] == [0, 2]
+
+
+def test_json_lines_know_the_columns_of_csv(logged):
+    """As W&B's history has them; the batches that DAPO samples are asked for."""
+    rows = [{"_step": step, "val-core/math/acc/mean@4": 0.1 + step / 20, "x": 1} for step in (0, 2, 4)]
+    (run,) = logged("jsonl", rows, SETTINGS).runs
+    assert [(p.M, p.metrics["avg@4"]) for p in run.points] == [(0, 0.1), (2, 0.2), (4, pytest.approx(0.3))]
+    with pytest.raises(InputError, match="no column is known to be sampled_B_p"):
+        logged("jsonl", [row | {"train/num_gen_batches": 3} for row in rows], SETTINGS)
+
+
 def test_calls_of_a_logger_are_no_updates_in_a_file_of_several_runs(logged):
     """Each run's steps begin again, and a setting that differs between runs is no clock, in whatever order rows are."""
     rows = [f"{run},{3 * at},{at},{most},{n},0.{at}" for at in (0, 1, 2) for run, most, n in (("a", 9, 8), ("b", 5, 4))]

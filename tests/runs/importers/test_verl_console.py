@@ -159,8 +159,12 @@ def test_a_step_that_samples_several_batches_counts_them_all(tmp_path):
 
 def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG.replace("'n': 8", "'n': 16") + STEPS)
-    with pytest.raises(InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split"):
+    with pytest.raises(InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split it before line 13\."):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
+    failed = CONFIG.replace("'n': 8", "'n': 16")  # it ended before its first step
+    (tmp_path / "job.log").write_text(failed + CONFIG + STEPS + failed)
+    (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
+    assert run.cell == Cell(32, 8, 0)
     (tmp_path / "job.log").write_text(COMMAND + "\n" + STEPS + COMMAND.replace("n=5", "n=16") + "\n" + step_line(8))
     with pytest.raises(InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 5, then 16; .* Split"):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
@@ -188,10 +192,13 @@ def test_a_line_that_another_process_goes_on_with_is_two(tmp_path):
         (CONFIG.replace("'n': 8", "'n': 4, 'n_agent': 1"), 4),
         (CONFIG.replace("'n': 8", "'n': 1").replace(" 'data'", " 'env': {'rollout': {'n': 6}}, 'data'"), 6),
         (COMMAND.replace("rollout.n=5", "rollout.n_agent=3") + "\n", 3),
+        (CONFIG.replace("'n': 8", "'n': 1, 'n_repeat': 5"), 5),
+        (CONFIG.replace("'n': 8", "'n': 1, 'n_trajectories': 8"), 8),
+        (CONFIG.replace("'n': 8", "'n': 1").replace(" 'data'", " 'rollout_manager': {'n_trajectory': 4}, 'data'"), 4),
     ],
 )
 def test_forks_that_repeat_a_problem_before_verl_does(tmp_path, config, n):
-    """Search-R1 and verl-agent keep rollout.n = 1 and have the size of a group elsewhere."""
+    """Search-R1, verl-agent, Agent-R1, OpenHands and VAGEN keep rollout.n = 1 and have the size of a group elsewhere."""
     (tmp_path / "job.log").write_text(config + STEPS)
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
     assert run.cell.n == n and run.points[-1].rollouts == 6 * run.cell.B_p * n
@@ -199,6 +206,45 @@ def test_forks_that_repeat_a_problem_before_verl_does(tmp_path, config, n):
     if "_agent=3" in config:
         with pytest.raises(InputError, match=r"runs whose actor_rollout_ref.rollout.n_agent is 3, then 7"):
             read_logs([tmp_path / "job.log"], None, {})
+
+
+@pytest.mark.parametrize(
+    ("data", "B_p"),
+    [
+        ("'gen_batch_size': 8", 8),
+        ("'gen_batch_size': None", 32),
+        ("'oversample_factor': 4.0", 128),
+        ("'x': 1}, 'es_manager': {'train': {'env_groups': 4, 'group_size': 8}", 4),
+    ],
+)
+def test_the_batches_that_verl_and_its_forks_sample(tmp_path, data, B_p):
+    (tmp_path / "job.log").write_text(CONFIG.replace("'val_files': None", data) + STEPS)
+    (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
+    assert run.cell == Cell(B_p, 8, 0) and run.points[-1].rollouts == 6 * B_p * 8
+
+
+def test_the_devices_of_a_sampler_count(tmp_path):
+    pools = " 'rollout': {'nnodes': 1, 'n_gpus_per_node': 2}, 'trainer'"
+    (tmp_path / "job.log").write_text(CONFIG.replace(" 'trainer'", pools) + STEPS)
+    (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
+    assert run.devices == 10
+
+
+def test_a_batch_of_0_is_a_setting_that_is_not_used(tmp_path):
+    """As in verl's fully asynchronous trainer."""
+    (tmp_path / "job.log").write_text(CONFIG.replace("_batch_size': 32", "_batch_size': 0, 'gen_batch_size': 1") + STEPS)
+    with pytest.raises(InputError, match=r"no column is known to be B_p .*type --map B_p=512"):
+        read_logs([tmp_path / "job.log"], None, {})
+    (run,) = read_logs([tmp_path / "job.log"], None, {"B_p": "16"}).runs
+    assert run.cell == Cell(16, 8, 0)
+
+
+def test_two_runs_in_one_file_are_to_be_split(tmp_path):
+    (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG + STEPS)
+    with pytest.raises(InputError, match=r"job.log, line 18: step falls from 6 .* split it before this line, or add"):
+        read_logs([tmp_path / "job.log"], None, {})
+    with pytest.raises(InputError, match=r"job.log, line 18: step goes back to 0, .*split one that holds two runs"):
+        read_logs([tmp_path / "job.log"], None, {}, resumed=True)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
