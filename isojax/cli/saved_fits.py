@@ -15,7 +15,7 @@ from isojax.core.nouns import RunRecord
 from isojax.core.terminal import printable, warn
 from isojax.report.console import SafeConsole
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, read_runs
-from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs
+from isojax.scaling.checks.run_health import FlaggedRun, flagged_runs, health_flags
 from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit, with_clocks
 from isojax.scaling.intervals import REPLICATES
@@ -123,10 +123,10 @@ def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
         return {(row.B_p, row.n, row.seed, row.points) for row in rows}
 
     health = result.health
-    scheduled_points = {(r.cell.schedule, r.cell.seed, len(r.points)) for r in runs if r.cell.schedule}
-    fitted_schedules = {(s.name, *pair) for s in result.schedules for pair in zip(s.seeds, s.evaluations, strict=True)}
-    ledger_points = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in fixed_runs(runs)}
-    fitted_points = point_keys(result.runs) | (point_keys(health.runs) if health.left_out else set())
-    if scheduled_points != fitted_schedules:
+    if point_keys(flagged_runs(runs)) != point_keys(health.runs):
         return True
-    return ledger_points != fitted_points or point_keys(flagged_runs(runs)) != point_keys(health.runs)
+    used = [run for run in runs if not (health.left_out and health_flags(run))]
+    scheduled_points = {(r.cell.schedule, r.cell.seed, len(r.points)) for r in used if r.cell.schedule}
+    fitted_schedules = {(s.name, *pair) for s in result.schedules for pair in zip(s.seeds, s.evaluations, strict=True)}
+    ledger_points = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in fixed_runs(used)}
+    return scheduled_points != fitted_schedules or ledger_points != point_keys(result.runs)

@@ -99,7 +99,7 @@ def _growing_stages(
         raise InputError(f"schedule {text!r}: expected B_p or n to grow, by a power of two, and the other to stay.")
     if not 0 < exponent <= MAX_EXPONENT or C_first < 1:
         raise InputError(f"schedule {text!r}: expected an exponent above 0 and up to {MAX_EXPONENT:g}, and C from 1.")
-    doubling_C = [C_first * 2 ** (k / exponent) for k in range(doublings)]
+    doubling_C = [C_first * 2 ** (k / exponent) for k in range(doublings) if k < 1000 * exponent]  # or beyond
     C = [0, *(min(round(c), MAX_COUNT) for c in doubling_C if c < MAX_COUNT)]
     if len(set(C)) < len(C):
         raise InputError(f"schedule {text!r}: two doublings are at one C; expected a smaller exponent or a larger C.")

@@ -18,22 +18,22 @@ NOISE_SEED = 3
 def compare_schedules(
     estimate: SweepEstimate, runs: Sequence[RunRecord], metric: str, compute: str
 ) -> tuple[ScheduleRow, ...]:
-    """A row for each schedule, the mean of its seeds, at the C that the fixed cells were measured at too."""
+    """A row for each schedule, the mean of its seeds, at the evaluations that fixed cells were measured at too."""
     tracks = build_tracks(runs, metric, compute) if runs else ()
     by_name = group_by(tracks, lambda track: track.run.cell.schedule)
     return tuple(_compare(estimate, name, seeds) for name, seeds in sorted(by_name.items()))
 
 
 def _compare(estimate: SweepEstimate, name: str, seeds: Sequence[RunTrack]) -> ScheduleRow:
-    by_seed = [dict(zip(track.C.tolist(), track.R.tolist(), strict=True)) for track in seeds]
-    common = sorted(set.intersection(*map(set, by_seed)) - {0.0})  # the C > 0 that all seeds were evaluated at
-    C = np.array(common, dtype=np.float64)
-    rewards = np.array([[run[x] for x in common] for run in by_seed], dtype=np.float64).mean(0)
+    targets = [[p.target for p in track.run.points] for track in seeds]
+    by_seed = [dict(zip(x, zip(t.C, t.R, strict=True), strict=True)) for x, t in zip(targets, seeds, strict=True)]
+    common = sorted(set.intersection(*map(set, by_seed)) - {0})  # all seeds were evaluated there, at about the same C
+    C, rewards = np.array([[run[x] for x in common] for run in by_seed]).reshape(len(seeds), -1, 2).mean(0).T
     curves = estimate.curves
-    measured = [min(c.C_low for c in curves) <= value <= max(c.C_high for c in curves) * (1 + 1e-9) for value in C]
-    C, rewards = C[measured], rewards[measured]
-    reached = np.array([[curve_reward(c, x) if x <= c.C_high * (1 + 1e-9) else -np.inf for c in curves] for x in C])
-    best = reached.argmax(1) if len(C) else np.zeros(0, dtype=np.intp)
+    measured = np.array([[c.C_low <= x <= c.C_high * (1 + 1e-9) for c in curves] for x in C]).reshape(-1, len(curves))
+    C, rewards, measured = C[measured.any(1)], rewards[measured.any(1)], measured[measured.any(1)]
+    reached = np.where(measured, np.array([curve_reward(c, C) for c in curves]).T, -np.inf)
+    best = reached.argmax(1)
     points = [
         SchedulePoint(C=x, reward=r, best_fixed=values[i], n=curves[i].n, B_p=curves[i].B_p)
         for x, r, values, i in zip(C.tolist(), rewards.tolist(), reached.tolist(), best.tolist(), strict=True)

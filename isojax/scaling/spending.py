@@ -70,7 +70,8 @@ class SpendPolicy:
         for cell in candidates:
             now = draws.along(paths[cell])[:, -1]
             optimism = OPTIMISM * max(C_left, 0) / self.total_rollouts
-            i, end = draws.best_next(now, max(C_left, 0), len(self.by_n), optimism)
+            affordable_n = sum(cell.B_p * n <= C_left for n in self.by_n)  # the others have no update left
+            i, end = draws.best_next(now, max(C_left, 0), max(1, affordable_n), optimism)
             plans.append((float(end.mean()), cell, list(self.by_n)[i], end, end - now))
         expected, cell, n, end, gain = max(plans, key=lambda plan: plan[0])
         C_now = reached[cell]

@@ -15,8 +15,9 @@ import pytest
 
 from isojax.cli import app
 from isojax.cli.saved_fits import read_fit
-from isojax.core.nouns import RunRecord
-from isojax.runs.ledger import write_run
+from isojax.core.nouns import Cell, RunRecord
+from isojax.core.schedule import parse_schedule
+from isojax.runs.ledger import read_runs, write_run
 from isojax.scaling.checks.run_health import RunHealth
 from tests.scaling.synthetic import world
 
@@ -90,6 +91,15 @@ def test_it_can_be_put_back_into_every_answer(isojax: Isojax) -> None:
         "recommend", "runs/one/fit-with-flagged.json", "--budget", "1e5", "--fix", "B_p=16", "--include-flagged"
     )
     assert code == 2 and "expected the sweep's folder" in err
+
+
+def test_a_flagged_run_with_a_schedule_leaves_a_fit_as_it_is(isojax: Isojax) -> None:
+    (run,) = (r for r in read_runs(["runs/one"]) if (r.cell.n, r.cell.seed) == (8, 1))
+    cell = Cell(16, 8, 0, "grow", parse_schedule("16x8, 16x16 from 100000000"))
+    write_run(Path("runs/one/cells/grow-s0"), dataclasses.replace(run, cell=cell))
+    assert isojax("fit", "runs/one", "--replicates", "20")[0] == 0
+    code, _, err = isojax("recommend", "runs/one", "--budget", "1e5", "--fix", "B_p=16")
+    assert code == 0 and "is made again" not in err, err
 
 
 def test_a_fit_from_before_a_run_was_flagged_is_made_again(isojax: Isojax) -> None:

@@ -240,10 +240,15 @@ def test_spend_has_one_learning_rate_for_all_n(isojax: Isojax, calls: list[tuple
     save_config(calls[1][0], folder := Path("runs", calls[1][0].name) / "config.yaml")
     isojax("spend", str(folder), "--resume", "--dry-run")
     assert calls[2][0] == calls[1][0]
-    config = "sweep: {B_p: [2048], n: [64, 256], B_max: 524288}\ncell: {sampling: {response_length: 8}}"
-    Path("my.yaml").write_text(config)  # whose own budget is less than an update, and which sets no rate
+    Path("plain.yaml").write_text("sweep: {B_p: [32], n: [4, 16], B_max: 1024}")  # the default rate is given too
+    isojax("spend", "plain.yaml", "name=lr_scaling", "--budget", "139000", "--dry-run")
+    assert (calls[3][0].cell.rl.lr_scaling, calls[3][0].cell.rl.learning_rate) == ("constant", 0.0005)
+    code, _, err = isojax(*spend, "sweep.schedules.grow=32x2")
+    assert code == 2 and "sweep.schedules.grow=32x2 has no effect" in err
+    config = "sweep: {B_p: [2048], n: [64, 256], B_max: 524288}\ncell: {model: {path: lm}}"
+    Path("my.yaml").write_text(config)  # whose own budget is less than an update; of text, it must set a rate
     assert isojax("spend", "my.yaml", "--budget", "1e8", "--dry-run")[0] == 0
-    assert "learning_rate" not in calls[3][0].cell.rl.model_fields_set
+    assert "learning_rate" not in calls[4][0].cell.rl.model_fields_set
 
 
 @pytest.mark.parametrize("is_ended", [True, False])

@@ -16,6 +16,7 @@ from isojax.core.schedule import FittedSchedule, GradientSchedule, Span, Stage, 
         ("32x4, 32x8 from 5000,64x16 from 1.5e4", [(0, 32, 4), (5000, 32, 8), (15000, 64, 16)]),
         ("32x2 to 32x16 as C^0.5 from 2000", [(0, 32, 2), (2000, 32, 4), (8000, 32, 8), (32000, 32, 16)]),
         ("16x8 to 64x8 as C^1 from 500", [(0, 16, 8), (500, 32, 8), (1000, 64, 8)]),
+        ("32x2 to 32x16 as C^0.0005 from 10", [(0, 32, 2), (10, 32, 4)]),  # the others are beyond any C
     ],
 )
 def test_what_a_schedule_says(text: str, stages: list[tuple[int, int, int]]) -> None:

@@ -145,6 +145,7 @@ def test_what_is_refused(isojax: Any) -> None:
     for text, saying in (
         ("{grow: '8x2 then 8x4'}", "expected one such as"),
         ("{8x2: '8x2'}", "a schedule's name that is no cell's"),
+        ("{from-n2: '8x2'}", "a schedule's name that is no cell's"),  # but of a pilot of `isojax spend`
         (f"{{{'g' * 101}: '8x2'}}", "at most 100. Rename the schedule 'ggg"),  # no folder may be named so
         ("{grow: '8x2, 8x64 from 100'}", "B_p x n is over sweep.B_max"),
     ):

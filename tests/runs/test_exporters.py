@@ -172,6 +172,16 @@ def test_a_schedule_is_a_series_of_runs_of_trl():
     assert "--model_name_or_path" in texts[0] and "--model_name_or_path" not in texts[1]
 
 
+@pytest.mark.parametrize("name", ["verl", "trl"])
+def test_a_stage_without_an_update_is_no_run(name):
+    """99,840 rollouts end before the first update of n = 64; TRL would take max_steps = 0 for whole epochs."""
+    growing = replace(SERIES.growing, schedule="16x4, 16x8 from 1000, 16x64 from 99000")
+    texts = registry.load("runs.exporters", name, "render_growing").render_growing(
+        replace(SERIES, growing=growing), None, "best"
+    )
+    assert len(texts) == 2 and "# Run 2 of 2, from C = 1024 on" in texts[1]
+
+
 def test_isojaxs_config_of_an_adaptive_sweep_is_of_one_run_to_its_end():
     sweep = load_config("quickstart", ["sweep.strategy=adaptive", "sweep.total_rollouts=50000"])
     (growing,) = registry.load("runs.exporters", "isojax", "render_growing").render_growing(SERIES, sweep, "best")

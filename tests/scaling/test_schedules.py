@@ -41,6 +41,19 @@ def test_the_gain_over_the_best_fixed_n(gain: float) -> None:
     assert {point.n for point in row.points} <= {2, 8, 32} and len(row.points) > 5
 
 
+def test_evaluations_of_one_target_are_compared_with_the_cells_that_were_measured_there() -> None:
+    """Seeds whose n changes at other C pass a target at other C; the cell of n = 8 begins late."""
+    runs = [replace(run, cell_hash="") for run in world(seeds=2, problems=100, n=(2, 8)).runs]
+    late = [r if r.cell.n == 2 else replace(r, points=(r.points[0], *r.points[5:])) for r in runs]
+    seeds = [scheduled(runs, 0.05), scheduled(runs, 0.05, seed=1)]
+    points = tuple(replace(p, rollouts=p.rollouts + 16 * (p.rollouts > 0)) for p in seeds[1].points)
+    seeds[1] = replace(seeds[1], points=points)
+    (row,) = isojax.fit([*late, *seeds], "avg@4", options=isojax.FitOptions(replicates=20)).schedules
+    first_C = min(p.rollouts for r in late if r.cell.n == 8 for p in r.points if p.rollouts)
+    assert len(row.points) == len(points) - 1 and row.interval is not None
+    assert {p.n for p in row.points if first_C > p.C} == {2} and row.points[0].C == points[1].rollouts - 8
+
+
 def test_schedules_alone_make_no_law() -> None:
     runs = list(world(seeds=1, problems=100, n=(2, 8)).runs)
     with pytest.raises(InputError, match="all runs have a schedule \\(grow\\); expected some of a fixed n"):

@@ -161,6 +161,15 @@ def test_the_run_ends_near_the_best_fixed_n_and_within_the_budget(
     assert forecasts[list(curves).index(longest_n)].reward == pytest.approx(hill(BUDGET, *curves[longest_n]), abs=0.03)
 
 
+def test_an_n_without_an_update_left_does_not_end_the_run() -> None:
+    """An update of n = 2048 takes 16,384 rollouts, which the budget has no longer when this n would be best."""
+    curves = {2: (0.45, 3e3), 8: (0.6, 8e3), 2048: (0.9, 2e4)}
+    for seed in range(3):
+        trainer = Trainer(policy_for(list(curves), 32_768), curves, seed)
+        trainer.spend()
+        assert sum(run.points[-1].rollouts for run in trainer.runs.values()) > 0.99 * 32_768, seed
+
+
 def test_no_interval_leaves_the_range_of_rewards() -> None:
     assert spending._interval(np.linspace(0.0, 1.0, 99)) == (0.0, 1.0)
     assert spending._interval(np.array([0.5, 0.5])) == (0.5, 0.5)

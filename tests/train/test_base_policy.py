@@ -176,6 +176,11 @@ def test_a_run_takes_over_the_base_policy_and_labels_of_its_settings(
     save_config(Config(name="a", cell=CELL.with_settings(rl={"learning_rate": 1e-5})), source.parent / "config.yaml")
     output: list[str] = []
     assert same(run(tmp_path / "base", evaluator, output, source), base) and not output
+    more = shutil.copytree(source.parent, tmp_path / "more") / "base"  # labelled by other rollouts
+    save_config(Config(name="a", cell=CELL.with_settings(eval={"samples": 8})), more.parent / "config.yaml")
+    assert same(run(tmp_path / "labelled", evaluator, output, more), base)
+    assert output[0].startswith("labelled 0 of 60 problems")
+    output.clear()
     damaged = shutil.copytree(source.parent, tmp_path / "damaged") / "base"
     (damaged / "params.safetensors").write_bytes(b"\0" * 100)
     others = shutil.copytree(source.parent, tmp_path / "others") / "base"

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -72,8 +73,8 @@ def spend(
 def _with_one_learning_rate(config: Config, words: Sequence[str]) -> Config:
     """The config's rate for the middle B, for every n: so an update of a larger n has less noise, not a larger step."""
     rl, sweep = config.cell.rl, config.sweep
-    is_given = "learning_rate" in rl.model_fields_set  # else a text task is refused
-    if not (is_given and sweep.B_p and sweep.n) or any("lr_scaling" in word for word in words):
+    is_given = "learning_rate" in rl.model_fields_set or not config.cell.model.path  # else a text task is refused
+    if not (is_given and sweep.B_p and sweep.n) or any(word.startswith("cell.rl.lr_scaling=") for word in words):
         return config
     factor = rl.rate_factor(sweep.B_p[0] * math.sqrt(min(sweep.n) * max(sweep.n)))
     critic = rl.critic and rl.critic.with_settings(learning_rate=rl.critic.learning_rate * factor)
@@ -85,7 +86,7 @@ def _unused_settings(config: Config, words: Sequence[str]) -> list[str]:
     """What a config sets of a sweep that has no effect here; InputError where a word of the command does."""
     unused = [f"sweep.{key}" for key, value in SPEND_SETTINGS.items() if getattr(config.sweep, key) != value]
     for word in words:
-        if word.partition("=")[0] in (*unused, "sweep.budget"):
+        if any(re.match(rf"{re.escape(key)}[.=]", word) for key in (*unused, "sweep.budget")):
             problem = f"{word} has no effect: `isojax spend` trains one policy with the rollouts of --budget"
             raise InputError(f"{problem}. Leave it out; another seed is sweep.seed=NUMBER with another name=NAME.")
     return [key for key in unused if key != "sweep.strategy"]

@@ -125,7 +125,7 @@ class SweepConfig(Section):
     def _check_schedules(cls, schedules: dict[str, str]) -> dict[str, str]:
         check_names(schedules, "schedule")
         for name, text in schedules.items():
-            if re.fullmatch(r"\d+x\d+|.*-s\d+", name):
+            if re.fullmatch(r"\d+x\d+|from-n\d+|.*-s\d+", name):
                 raise PydanticCustomError("name", "{rule}", {"rule": f"a schedule's name that is no cell's; {name} is"})
             try:
                 parse_schedule(text)

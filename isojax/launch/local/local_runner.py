@@ -79,7 +79,7 @@ def rollouts_within(config: Config, seconds: float) -> int:
     """By a short probe, how many rollouts one run may take, with the slowest n. InputError as of `launch`."""
     cells = plan_cells(config.sweep)
     start_jax(config)
-    with open_sweep(config, cells, resume=False) as setup:
+    with open_sweep(config.with_settings(sweep={"strategy": "grid"}), cells, resume=False) as setup:
         forecast = forecast_sweep(setup.config, cells, setup.device_budget, setup.cell_devices)
     return int(config.sweep.budget * seconds / max(forecast.cell_seconds.values()))
 

@@ -84,19 +84,20 @@ def draw_spending(spending: Spending, runs: Sequence[RunRecord]) -> Figure:
 
 
 def _legs_table(spending: Spending, runs: Sequence[RunRecord]) -> markup.Html:
-    rewards = {(run.cell, p.target): p.metrics[spending.metric] for run in runs for p in run.points}
+    points = {run.cell: run.points for run in runs}
     rows = []
     for leg in spending.legs:
-        reward = rewards.get((leg.cell, leg.C_end))
+        end = next((p for p in points.get(leg.cell, ()) if p.target >= leg.C_end), None)  # maybe an update beyond
+        C_end = leg.C_end if end is None else end.rollouts
         is_pilot = leg.expected is None
         row = (
             leg.cell.name,
             "pilot" if is_pilot else "went on",
             leg.n,
             f"{leg.C_start:,}",
-            f"{leg.C_end:,}",
-            format_percent((leg.C_end - leg.C_start) / spending.budget),
-            "" if reward is None else format_reward(reward),
+            f"{C_end:,}",
+            format_percent((C_end - leg.C_start) / spending.budget),
+            "" if end is None else format_reward(end.metrics[spending.metric]),
             "" if is_pilot else f"{format_reward(leg.expected)}{format_interval(leg.interval)}",
         )
         rows.append(row)

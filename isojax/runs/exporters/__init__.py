@@ -37,7 +37,7 @@ def growing_stages(recommendation: Recommendation) -> Iterator[GrowingStage]:
     growing, C_end = recommended_growth(recommendation), recommendation.allocation.C
     stages = parse_schedule(growing.schedule)
     assert isinstance(stages, tuple)  # a recommendation has explicit stages
-    spans = stage_spans(stages)
+    spans = [span for span in stage_spans(stages) if span.C + span.B <= C_end]
     M_ends = [*(span.M for span in spans[1:]), spans[-1].M + (C_end - spans[-1].C) // spans[-1].B]
     for number, (span, M_end) in enumerate(zip(spans, M_ends, strict=True), 1):
         allocation = Allocation(span.B_p, span.n, M_end - span.M)

@@ -35,9 +35,8 @@ SUFFIXES = (".jsonl",)
 
 
 def derived_settings(config: Mapping[str, Any], rows: Sequence[DataRow]) -> dict[str, int]:
-    """The devices of all nodes, and n and B_p where a fork computes them, from verl's config; none where it does not
-    say them. B_p is what the trainer samples: data.gen_batch_size where groups are not filtered, and all that
-    recipe/prime draws before it filters."""
+    """From verl's config, where it says them: the devices of all pools, n times a fork's REPEATS, and the problems that
+    a batch samples where no groups are filtered, or before recipe/prime filters them."""
 
     def product(names: Sequence[str], default: int = 0) -> int:
         counts = [parse_number(config.get(name, default)) or 0 for name in names]

@@ -73,8 +73,9 @@ def read(path: Path) -> list[LogTable]:
             problem = f"{path} holds runs whose {name} is {', then '.join(values)}; expected one run"
             raise InputError(f"{problem}. Split it{where}.")
     config = {name: value for _, source in (*commands, *configs[-1:]) for name, value in source.items()}
-    name = str(config.get("trainer.experiment_name", ""))
-    return [LogTable(str(path), tuple(rows), config | verl.derived_settings(config, rows), run=name, notes=tuple(notes))]
+    config |= verl.derived_settings(config, rows)
+    run = str(config.get("trainer.experiment_name", ""))
+    return [LogTable(str(path), tuple(rows), config, run=run, notes=tuple(notes))]
 
 
 def _plain_pieces(text: str) -> list[tuple[str, str]]:

@@ -116,7 +116,8 @@ def plan_growing_run(ensemble: CurveEnsemble, cell: int, C_end: float, B_max: in
     if gain.mean() <= 0:
         return None
     low, high = map(float, central_band(gain))
-    text = schedule_text([Stage(round(C), int(ensemble.B_p[i]), int(ensemble.n[i])) for C, i in stages])
+    cell_by_C = {round(C): i for C, i in stages}
+    text = schedule_text([Stage(C, int(ensemble.B_p[i]), int(ensemble.n[i])) for C, i in cell_by_C.items()])
     return GrowingRun(text, float(rewards.mean()), float(gain.mean()), (low, high), float(np.mean(gain > 0)))
 
 

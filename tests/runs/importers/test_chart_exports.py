@@ -48,7 +48,10 @@ def test_a_chart_without_bounds(logged):
 def test_a_chart_over_another_column_has_wandbs_step_too(logged):
     text = "rollouts,n8 - _step,n8 - _step__MIN,n8 - val/acc,n8 - val/acc__MIN\n0,0,0,.2,.2\n5120,20,20,.3,.3\n"
     (run,) = logged("csv", text, "n=n{},B_p=32").runs
-    assert [(p.M, p.rollouts, p.metrics) for p in run.points] == [(0, 0, {"val/acc": 0.2}), (20, 5120, {"val/acc": 0.3})]
+    assert [(p.M, p.rollouts, p.metrics) for p in run.points] == [
+        (0, 0, {"val/acc": 0.2}),
+        (20, 5120, {"val/acc": 0.3}),
+    ]
 
 
 def test_the_first_line_of_excel_is_no_header(logged):

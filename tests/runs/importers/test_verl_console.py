@@ -159,7 +159,9 @@ def test_a_step_that_samples_several_batches_counts_them_all(tmp_path):
 
 def test_runs_of_two_settings_in_one_file_are_refused(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG.replace("'n': 8", "'n': 16") + STEPS)
-    with pytest.raises(InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split it before line 13\."):
+    with pytest.raises(
+        InputError, match=r"holds runs whose actor_rollout_ref.rollout.n is 8, then 16; .* Split it before line 13\."
+    ):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
     failed = CONFIG.replace("'n': 8", "'n': 16")  # it ended before its first step
     (tmp_path / "job.log").write_text(failed + CONFIG + STEPS + failed)
@@ -232,7 +234,9 @@ def test_the_devices_of_a_sampler_count(tmp_path):
 
 def test_a_batch_of_0_is_a_setting_that_is_not_used(tmp_path):
     """As in verl's fully asynchronous trainer."""
-    (tmp_path / "job.log").write_text(CONFIG.replace("_batch_size': 32", "_batch_size': 0, 'gen_batch_size': 1") + STEPS)
+    (tmp_path / "job.log").write_text(
+        CONFIG.replace("_batch_size': 32", "_batch_size': 0, 'gen_batch_size': 1") + STEPS
+    )
     with pytest.raises(InputError, match=r"no column is known to be B_p .*type --map B_p=512"):
         read_logs([tmp_path / "job.log"], None, {})
     (run,) = read_logs([tmp_path / "job.log"], None, {"B_p": "16"}).runs
