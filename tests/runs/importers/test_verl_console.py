@@ -200,7 +200,7 @@ def test_a_line_that_another_process_goes_on_with_is_two(tmp_path):
     ],
 )
 def test_forks_that_repeat_a_problem_before_verl_does(tmp_path, config, n):
-    """Search-R1, verl-agent, Agent-R1, OpenHands and VAGEN keep rollout.n = 1 and have the size of a group elsewhere."""
+    """Search-R1, verl-agent, Agent-R1, OpenHands and VAGEN keep rollout.n = 1, and have a group's size elsewhere."""
     (tmp_path / "job.log").write_text(config + STEPS)
     (run,) = read_logs([tmp_path / "job.log"], None, {}).runs
     assert run.cell.n == n and run.points[-1].rollouts == 6 * run.cell.B_p * n
