@@ -4,9 +4,9 @@
         cell.rl.lr_scaling=constant cell.rl.learning_rate=5e-4 'sweep.schedules={auto: "32x2 to 32x32 by gradient"}'
     python benchmarks/growing_n.py runs/growing
 
-docs/growing-n.md has sweep.seed=1000, the schedule half: "32x2 to 32x32 as C^0.5 from 2000" too, and, for hard,
-`isojax launch hard` with 'sweep.n=[2]' and cell.rl.learning_rate=2.5e-4. Its seeds "1000 to 1004" are sweep.seed=1000
-with sweep.seeds=5, whose runs have the names of 1000000 to 1000004.
+docs/growing-n-measured.md has the schedule half: "32x2 to 32x32 as C^0.5 from 2000" too, and, for hard, `isojax launch
+hard` with 'sweep.n=[2]' and cell.rl.learning_rate=2.5e-4. Its seeds "7100 to 7104" are sweep.seed=7100 with
+sweep.seeds=5, whose runs have the names of 7100000 to 7100004.
 
 One JSON line for each schedule. gains: at each C of the grid, its reward less that of the best fixed n, chosen anew at
 each C (means over seeds). middle: the mean gain over the decade in the middle of log C, with its standard error, by
