@@ -246,7 +246,7 @@ def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint:
         if source_cell.model_copy(update={"rl": cell.rl, "eval": cell.eval}) != cell:
             raise InputError(f"{source} has other settings of cell.*, not only of cell.rl and cell.eval.")
         load_base_policy(source, cell, fingerprint)
-        files = [PARAMS_FILE, *[LABELS_FILE] * (source_cell.eval.samples == cell.eval.samples)]  # labels: so many at a time
+        files = [PARAMS_FILE, *[LABELS_FILE] * (source_cell.eval.samples == cell.eval.samples)]  # else other labels
         for path in filter(Path.exists, (source / name for name in files)):
             write_bytes(folder / path.name, read_file(path))
     except InputError as e:
