@@ -20,7 +20,6 @@ from isojax.scaling.curves.sweep_estimate import DEFAULT_MODE, DEFAULT_OPTIONS, 
 from isojax.scaling.fit import fit, with_clocks
 from isojax.scaling.intervals import REPLICATES
 from isojax.scaling.result import FitResult, FittedRun, read_fit_file
-from isojax.scaling.tracks import fixed_runs
 
 
 def fit_file_name(stem: str, metric: str | None, compute: str, options: FitOptions) -> str:
@@ -119,14 +118,13 @@ def _options_of_fit(result: FitResult) -> FitOptions:
 def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
     """Whether the ledgers' runs have other points than the fit was made from, or other runs are flagged as broken."""
 
-    def point_keys(rows: Sequence[FittedRun | FlaggedRun]) -> set[tuple[int, ...]]:
-        return {(row.B_p, row.n, row.seed, row.points) for row in rows}
+    def point_keys(rows: Sequence[FittedRun | FlaggedRun]) -> set[tuple[str, int, int]]:
+        return {(f"{row.B_p}x{row.n}", row.seed, row.points) for row in rows}
 
     health = result.health
-    if point_keys(flagged_runs(runs)) != point_keys(health.runs):
-        return True
     used = [run for run in runs if not (health.left_out and health_flags(run))]
-    scheduled_points = {(r.cell.schedule, r.cell.seed, len(r.points)) for r in used if r.cell.schedule}
-    fitted_schedules = {(s.name, *pair) for s in result.schedules for pair in zip(s.seeds, s.evaluations, strict=True)}
-    ledger_points = {(r.cell.B_p, r.cell.n, r.cell.seed, len(r.points)) for r in fixed_runs(used)}
-    return scheduled_points != fitted_schedules or ledger_points != point_keys(result.runs)
+    scheduled = {(s.name, *pair) for s in result.schedules for pair in zip(s.seeds, s.evaluations, strict=True)}
+    ledger_points = {(run.cell.kind, run.cell.seed, len(run.points)) for run in used}
+    if ledger_points != point_keys(result.runs) | scheduled:
+        return True
+    return point_keys(flagged_runs(runs)) != point_keys(health.runs)

@@ -42,8 +42,7 @@ def derived_settings(config: Mapping[str, Any], rows: Sequence[DataRow]) -> dict
         counts = [parse_number(config.get(name, default)) or 0 for name in names]
         return int(math.prod(counts)) if all(1 <= count < 2**31 for count in counts) else 0
 
-    per_pool = ("n_gpus_per_node", "nnodes")
-    trainer, sampler = (product([f"{pool}.{name}" for name in per_pool]) for pool in ("trainer", "rollout"))
+    trainer, sampler = (product([f"{pool}.n_gpus_per_node", f"{pool}.nnodes"]) for pool in ("trainer", "rollout"))
     settings = {DEVICES: trainer and trainer + sampler}
     settings[ROLLOUT_N] = product((ROLLOUT_N, *REPEATS), default=1) if any(name in config for name in REPEATS) else 0
     settings[BATCH] = product((BATCH, "data.oversample_factor"))
