@@ -339,8 +339,8 @@ def language_model_table(study: Mapping[str, list[RunRecord]]) -> str:
     columns = ["n", "expected from half (90%)", "P(n)", f"measured at C = {C:,}", "fit to all (90%)", "P(n)"]
     chosen = forecast.allocation.n
     return (
-        f"{markdown_table(columns, rows)}\nThese intervals are of the mean of many runs; of the {len(runs)} single "
-        f"runs, {inside} ended inside that of the first half. From half, isojax\nrecommends n = {chosen}, which "
+        f"{markdown_table(columns, rows)}\nThese intervals are for the mean of many runs; of the {len(runs)} single "
+        f"runs, {inside} ended inside the interval from half. From half, isojax\nrecommends n = {chosen}, which "
         f"measured {means[chosen]:.3f} in the mean; the best n measured {max(means.values()):.3f}. From all, it "
         f"recommends n = {now.allocation.n}.\n"
     )
