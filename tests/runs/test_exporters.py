@@ -103,6 +103,12 @@ def test_trainers_that_count_batches_in_prompts(name, expected):
     assert yaml.safe_load(rendered(name)) == expected
 
 
+@pytest.mark.parametrize("name", ["openrlhf", "tunix", "maxtext"])
+def test_a_small_dataset_needs_several_epochs(name):
+    """These trainers end after one pass, before M updates."""
+    assert "# With a dataset of D < B_p M = 6240 prompts, " in rendered(name)
+
+
 def test_isojax_needs_the_sweeps_config():
     with pytest.raises(InputError, match=r"no config.yaml in the folder of the fit.*--for verl or --for trl"):
         rendered("isojax")

@@ -1,6 +1,6 @@
-"""MaxText's RL config (by its configs/post_train/rl.yml; MaxText is not on the package index), which it hands to Tunix.
+"""MaxText's RL config (checked with maxtext 0.2.5: RLConfig, configs/post_train/rl.yml), which it hands to Tunix.
 
-batch_size counts prompts, and a batch is one update."""
+batch_size counts prompts, and a batch is one update. A run takes num_batches batches, num_epoch times."""
 
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
@@ -20,5 +20,9 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "train_fraction": 1.0,
         "rl": {"num_generations": allocation.n, "num_iterations": 1},
     }
-    notes = ["Put this file into the folder of MaxText's rl.yml, on which it builds."]
+    prompts = allocation.B_p * allocation.M
+    notes = [
+        "Put this file into the folder of MaxText's rl.yml, on which it builds.",
+        f"With a dataset of D < B_p M = {prompts} prompts, num_batches is D / B_p, and num_epoch is {prompts} / D.",
+    ]
     return header_comments(recommendation, sweep_config, "learning_rate", notes, HOW_TO_RUN) + yaml_text(config)

@@ -1,4 +1,4 @@
-"""NeMo-RL's config (by its examples/configs/grpo_math_1B.yaml; NeMo-RL is not on the package index).
+"""NeMo-RL's config (by its examples/configs/grpo_math_1B.yaml; the package index has only a placeholder).
 
 num_prompts_per_step counts prompts and train_global_batch_size completions: with B = B_p n a step is one update."""
 

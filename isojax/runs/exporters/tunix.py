@@ -19,6 +19,10 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "grpo_config": {"num_generations": allocation.n, "num_iterations": 1},
     }
     sizes = f"leave out mini_batch_size and max_steps, or set them to {allocation.B_p} and {allocation.M}"
-    notes = [f"In rl_training_config of BASE.yaml {sizes}."]
+    prompts = allocation.B_p * allocation.M
+    notes = [
+        f"In rl_training_config of BASE.yaml {sizes}.",
+        f"With a dataset of D < B_p M = {prompts} prompts, num_batches is D / B_p, and num_train_epochs {prompts} / D.",
+    ]
     rate_key = "rl_training_config.actor_optimizer_config.learning_rate"
     return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(overrides)
