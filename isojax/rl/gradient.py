@@ -82,20 +82,13 @@ def sort_by_length(
 
 
 def microbatch_buckets(
-    lengths: Int[Array, " rows"],
-    low: Int[Array, ""],
-    high: Int[Array, ""],
-    m: int,
-    widths: tuple[int, ...],
-    shards: int,
+    lengths: Int[Array, " rows"], block: PromptBlock, shapes: SamplerShapes, widths: tuple[int, ...]
 ) -> Int[Array, " _"]:
-    """For each microbatch of the rows [low, high), in order, which of the widths holds its longest response on every
-    shard: all take the same one, because a model split over `tensor` communicates inside."""
-    starts = low + m * jnp.arange(-(-len(lengths) // m))
-    longest = jnp.where(starts < high, lengths[jnp.minimum(starts, len(lengths) - 1)], 0)
-    if shards > 1:
-        longest = lax.pmax(longest, ROLLOUT_AXES)
-    return jnp.searchsorted(jnp.array(widths), longest)
+    """For each microbatch of a block, in order, which of the widths holds its longest response on every shard: all
+    take the same one, because a model split over `tensor` communicates inside."""
+    starts = block.low + shapes.microbatch * jnp.arange(-(-len(lengths) // shapes.microbatch))
+    longest = jnp.where(starts < block.high, lengths[jnp.minimum(starts, len(lengths) - 1)], 0)
+    return jnp.searchsorted(jnp.array(widths), _over_shards(lax.pmax, longest, shapes.shards))
 
 
 @dataclass(frozen=True)
@@ -155,28 +148,21 @@ class GradientAccumulator:
         return Microbatch(tokens, mask, objective_inputs, group, group - block.first_group)
 
     def add_microbatch(
-        self,
-        gradient_refs: tuple,
-        inputs: UpdateInputs,
-        prefix: Prefix,
-        base_prefix: Prefix | None,
-        microbatch: Microbatch,
-        width: int,
+        self, refs: tuple, inputs: UpdateInputs, prefix: Prefix, base_prefix: Prefix | None, microbatch: Microbatch
     ) -> MetricSums:
-        """Adds the gradient of a microbatch to the references, at this width: d params, and d prefix where the prompts
-        have gone through the layers. Its metrics."""
-        cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
+        """Adds the gradient of a microbatch to the references: d params, and d prefix where the prompts have gone
+        through the layers. Its metrics."""
 
         def anchored_objective(params: Params, *prefix_anchors: PrefixCache) -> tuple[Array, MetricSums]:
             anchored_prefix = jax.tree.map(GradAnchor, *prefix_anchors, prefix) if prefix_anchors else prefix
             anchored_params = _attach_anchors(params, inputs)
-            return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, cropped)
+            return self.objective(anchored_params, anchored_prefix, base_prefix, inputs, microbatch)
 
         differentiated = (inputs.params,) if isinstance(prefix, PromptTokens) else (inputs.params, prefix)
         anchors = jax.tree.map(_make_anchor, differentiated)
         pullback: Any
         loss, pullback, metrics = jax.vjp(anchored_objective, *anchors, has_aux=True)
-        pullback.with_refs(*gradient_refs)(jnp.ones_like(loss))
+        pullback.with_refs(*refs)(jnp.ones_like(loss))
         return metrics
 
     def add_block(
@@ -186,16 +172,15 @@ class GradientAccumulator:
         shapes, decoder, needs_base = self.shapes, self.objective.decoder, self.objective.needs_base
         reductions, block = self.objective.metric_reductions, self.block(shard_batch, index)
         prompts = self.block_prompts(inputs.problems, block)
-        buckets = microbatch_buckets(
-            shard_batch.lengths, block.low, block.high, shapes.microbatch, self.bucket_widths, shapes.shards
-        )
+        buckets = microbatch_buckets(shard_batch.lengths, block, shapes, self.bucket_widths)
 
         def add_all(refs: tuple, prefix: Prefix, base_prefix: Prefix | None, sums: MetricSums) -> MetricSums:
             """A loop for each width, longest first: branches in one loop would copy the gradient in every layer."""
 
             def add(width: int, i: Array, sums: MetricSums) -> MetricSums:
                 microbatch = self.take_microbatch(shard_batch, block, i)
-                metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, microbatch, width)
+                cropped = jax.tree.map(lambda x: x[:, :width] if x.ndim > 1 else x, microbatch)
+                metrics = self.add_microbatch(refs, inputs, prefix, base_prefix, cropped)
                 return {name: combine(reductions[name], sums[name], x) for name, x in metrics.items()}
 
             first: Any = 0
@@ -240,16 +225,13 @@ def build_gradient(
         shard: Array, inputs: UpdateInputs, responses: ResponseBatch, B_p: Array, n: Array
     ) -> tuple[Params, Metrics]:
         shard_batch = accumulator.shard_batch(responses, shard, B_p, n)
-        num_tokens = jnp.maximum(_sum_over_shards(responses.mask.sum(), shards), 1).astype(jnp.float32)
+        num_tokens = jnp.maximum(_over_shards(lax.psum, responses.mask.sum(), shards), 1).astype(jnp.float32)
         # Cast once, not in every microbatch.
         inputs = inputs._replace(params=cast_params(inputs.params), base_params=cast_params(inputs.base_params))
         d_params, sums = accumulator(inputs, shard_batch)
         metrics = {}
         for name, reduction in reductions.items():
-            if reduction == "max":
-                x = lax.pmax(sums[name], ROLLOUT_AXES) if shards > 1 else sums[name]
-            else:
-                x = _sum_over_shards(sums[name], shards)
+            x = _over_shards(lax.pmax if reduction == "max" else lax.psum, sums[name], shards)
             metrics[name] = Metric(x, num_tokens if reduction == "mean" else None, reduction)
         return jax.tree.map(lambda d, spec: _reduce_gradient(d, spec, mesh), d_params, param_specs), metrics
 
@@ -280,14 +262,14 @@ def _attach_anchors(anchors: Params, inputs: UpdateInputs) -> Params:
     return policy_params(trained, inputs.base_params)
 
 
-def _sum_over_shards(x: Array, shards: int) -> Array:
-    """Summed over data and fsdp. Over one shard that is x: with tensor alone split, XLA cannot compile the sum."""
-    return lax.psum(x, ROLLOUT_AXES) if shards > 1 else x
+def _over_shards(reduce: Callable[..., Array], x: Array, shards: int) -> Array:
+    """x reduced over data and fsdp. Over one shard that is x: with tensor alone split, XLA cannot compile the sum."""
+    return reduce(x, ROLLOUT_AXES) if shards > 1 else x
 
 
 def _reduce_gradient(gradient: Array, spec: P, mesh: Mesh) -> Array:
     """Summed over shards; of a parameter that is split, over the axes that models/fsdp.py has not summed over yet."""
     if not any(spec):
-        return _sum_over_shards(gradient, shard_count(mesh))
+        return _over_shards(lax.psum, gradient, shard_count(mesh))
     unreduced_axes = tuple(axis for axis in ROLLOUT_AXES if axis != PARAM_AXIS and mesh.shape[axis] > 1)
     return lax.psum(gradient, unreduced_axes) if unreduced_axes else gradient

@@ -96,15 +96,10 @@ def response_weights(
 
 
 def make_loss_weights(
-    rl: RLConfig,
-    aggregation: ModuleType,
-    advantages: Array,
-    batch: RewardedBatch,
-    train_mask: Bool[Array, "*r"],
-    T: int,
+    rl: RLConfig, advantages: Array, batch: RewardedBatch, train_mask: Bool[Array, "*r"], T: int
 ) -> LossWeights:
     """The weights of the responses in `train_mask`; a term that filters zero-variance groups leaves those out."""
-    has_advantage = train_mask & ~zero_variance(batch)
+    aggregation, has_advantage = resolve_algorithm(rl).aggregation, train_mask & ~zero_variance(batch)
 
     def term_weights(term: str) -> Array:
         counted = has_advantage if term in rl.zero_variance_filter else train_mask

@@ -3,7 +3,7 @@ as its square root in the paper (IsoCompute Playbook, section 3, factor 3; Fig. 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,34 +14,25 @@ from jax.sharding import Mesh
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from isojax.core.config import RLConfig
 from isojax.distributed.sharding import replicated, shapes_with_shardings
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import critic
 
-LRScaling = Literal["constant", "linear", "sqrt"]
-LR_SCALINGS: dict[LRScaling, Callable[[Array], Array]] = {
+LR_SCALINGS: dict[str, Callable[[Array], Array]] = {
     "constant": jnp.ones_like,
     "linear": jnp.asarray,
     "sqrt": jnp.sqrt,
 }
-
-
-def learning_rate(
-    step: Int[Array, ""],
-    B: Int[Array, ""],
-    reference_lr: ArrayLike,
-    lr_reference_batch: int,
-    warmup: int,
-    scaling: LRScaling = "sqrt",
-) -> Float[Array, ""]:
-    """reference_lr * s(B / lr_reference_batch) * min(1, (step + 1) / warmup); s(x) is 1, x or sqrt(x) by `scaling`.
-    step: updates done before this one. B: rollouts per update."""
-    warmup_factor = jnp.minimum(1.0, (step + 1) / warmup)
-    return jnp.asarray(reference_lr) * LR_SCALINGS[scaling](B / lr_reference_batch) * warmup_factor
-
-
 B1, B2, EPS = 0.9, 0.999, 1e-8  # Adam's
 HOST_MEMORY = "pinned_host"  # as XLA names it
+
+
+def learning_rate(rl: RLConfig, step: Int[Array, ""], B: Int[Array, ""], reference_lr: ArrayLike) -> Float[Array, ""]:
+    """reference_lr * s(B / lr_reference_batch) * min(1, (step + 1) / warmup); s(x) is 1, x or sqrt(x) by `lr_scaling`.
+    step: updates done before this one. B: rollouts per update."""
+    warmup_factor = jnp.minimum(1.0, (step + 1) / rl.warmup)
+    return jnp.asarray(reference_lr) * LR_SCALINGS[rl.lr_scaling](B / rl.lr_reference_batch) * warmup_factor
 
 
 def adam() -> optax.GradientTransformation:

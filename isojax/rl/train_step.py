@@ -118,9 +118,7 @@ class TrainStep:
         if self.rl.n_train is not None:
             key, problem_ids = jax.random.wrap_key_data(batch.key_data), batch.problems.ids[groups.reshape(-1)]
             train_mask = choose_train_rollouts(key, problem_ids, rewarded, self.rl.n_train)
-        loss_weights = make_loss_weights(
-            self.rl, self.algorithm.aggregation, advantages, rewarded, train_mask, self.shapes.response_length
-        )
+        loss_weights = make_loss_weights(self.rl, advantages, rewarded, train_mask, self.shapes.response_length)
         rollout_metrics = {
             "reward": rewarded.rewards,
             "truncated": valid & ~rollouts.stopped,
@@ -173,7 +171,7 @@ class TrainStep:
                 state, part, nonfinite, num_rollouts, coefficients
             )
         policy_updates = jnp.maximum(state.step - (rl.critic.warmup if rl.critic else 0), 0)
-        lr = self._learning_rate(policy_updates, num_rollouts, coefficients.learning_rate)
+        lr = learning_rate(rl, policy_updates, num_rollouts, coefficients.learning_rate)
         step = partial(adamw_update, max_grad_norm=coefficients.max_grad_norm, weight_decay=coefficients.weight_decay)
         params, moments = step(
             state.params, state.moments, gradient, grad_norm=grad_norm, lr=lr, skip=nonfinite | critic_warmup
@@ -201,16 +199,12 @@ class TrainStep:
         gradient, metrics = self._critic_gradient(inputs, responses, part.B_p, part.n)
         grad_norm = optax.tree.norm(gradient)
         nonfinite = nonfinite | ~jnp.isfinite(grad_norm + metrics["loss"].sum)
-        lr = self._learning_rate(state.step, num_rollouts, coefficients.critic_learning_rate)
+        lr = learning_rate(self.rl, state.step, num_rollouts, coefficients.critic_learning_rate)
         step = partial(adamw_update, max_grad_norm=coefficients.max_grad_norm, weight_decay=coefficients.weight_decay)
         params, moments = step(*state.critic, gradient, grad_norm=grad_norm, lr=lr, skip=nonfinite)
         metrics = over_updates(metrics) | {"grad_norm": mean(grad_norm)}
         metrics = {f"critic_{name}": metric for name, metric in metrics.items()}
         return CriticState(params, moments), metrics, nonfinite
-
-    def _learning_rate(self, updates: Array, num_rollouts: Array, reference_lr: Any) -> Array:
-        rl = self.rl
-        return learning_rate(updates, num_rollouts, reference_lr, rl.lr_reference_batch, rl.warmup, rl.lr_scaling)
 
     def _trained_part(self, batch: RolloutBatch, signals: BatchSignals) -> TrainedPart:
         """The batch without the rollouts and groups whose gradient is 0 or not wanted."""

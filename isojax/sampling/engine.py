@@ -32,7 +32,6 @@ from isojax.models.decode import Decoding, KVCache
 from isojax.models.fsdp import all_gather_params
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch, length_mask, make_shard_slice
-from isojax.sampling.context import interrupted_slots, token_ahead, write_ahead
 from isojax.sampling.logits import log_probs, nucleus, renormalize, sample_token, uniforms
 from isojax.sampling.slots import SamplerState, Slots, WorkQueue, admit, prefill, work_items
 from isojax.tasks.protocol import StopConditions
@@ -135,7 +134,7 @@ class Engine:
         token, logp = sample_token(log_p, uniforms(jax.random.wrap_key_data(slots.key), slots.t))
         written_token = token
         if self.stops.adds_context:
-            ahead = token_ahead(slots)
+            ahead = slots.token_ahead()
             token, logp = jnp.where(ahead < 0, ~ahead, token), jnp.where(ahead < 0, 0.0, logp)
             written_token = jnp.where(ahead < 0, ahead, token)
         stop_met = (token[:, None] == jnp.array(self.stops.tokens, jnp.int32)[None]).any(-1)
@@ -165,12 +164,12 @@ class Engine:
         done = was_done | slots.stopped | (slots.t >= T)
         if interruption is not None:
             phrase = jnp.array(interruption.tokens, jnp.int32)
-            interrupted = interrupted_slots(interruption, slots) & ~done
-            slots, _ = write_ahead(slots, phrase[None], jnp.where(interrupted, len(phrase), 0))
+            interrupted = slots.interrupted(interruption) & ~done
+            slots, _ = slots.write_ahead(phrase[None], jnp.where(interrupted, len(phrase), 0))
         if self.stops.reply is not None and answers is not None:
             context, count = self.stops.reply(answers, plain_tokens(slots.tokens), slots.t)
             count = jnp.where(slots.stopped & ~was_done, count, 0)
-            slots, overflow = write_ahead(slots, context, count)
+            slots, overflow = slots.write_ahead(context, count)
             slots = slots._replace(stopped=slots.stopped & (count == 0))
             done = was_done | slots.stopped | overflow | (slots.t >= T)
         return slots, done

@@ -13,7 +13,6 @@ from jaxtyping import Array
 
 from isojax.distributed import multiprocess
 from isojax.distributed.sharding import ROLLOUT_AXES, Program, map_over_shards, shape_on
-from isojax.sampling.context import write_ahead
 from isojax.sampling.slots import Slots
 
 # reply(rollouts i32[k], tokens of each) -> the context i32[...] that each gets; of no tokens where it is done.
@@ -35,7 +34,7 @@ class WaitingSlot(NamedTuple):
 
 def receive(outputs: tuple[Array, ...], slots: Slots, replies: Replies) -> tuple[tuple[Array, ...], Slots]:
     """One shard's buffers and slots, with the replies."""
-    slots, _ = write_ahead(slots, replies.context, replies.counts)
+    slots, _ = slots.write_ahead(replies.context, replies.counts)
     slots = slots._replace(stopped=slots.stopped & (replies.counts == 0))
     has_ended = replies.ended_rows >= 0
     buffer_row = jnp.where(has_ended, replies.ended_rows, outputs[0].shape[0])

@@ -1,5 +1,10 @@
 """The slots of a shard's sampler and the queue of rollouts that wait for one: their state, the prefill of prompts, and
-what free prefix groups and slots sample next."""
+what free prefix groups and slots sample next.
+
+Context is what the sampler writes into a response itself: an interruption's phrase, and a task's reply to a turn. A
+slot's row of tokens holds it as ~token, which is negative, from before the slot reaches its positions. There the slot
+takes what is written instead of a draw. `Rollouts.mask` leaves context out of the loss.
+"""
 
 from typing import Any, NamedTuple
 
@@ -13,6 +18,7 @@ from isojax.models.decode import Decoding, KVCache
 from isojax.models.transformer import Params
 from isojax.sampling.batch import SamplingBatch
 from isojax.sampling.logits import rollout_keys
+from isojax.tasks.protocol import Interruption
 
 
 class Slots(NamedTuple):
@@ -25,7 +31,7 @@ class Slots(NamedTuple):
     stop_state: Int[Array, " R"]  # of the stop strings' automaton
     stopped: Bool[Array, " R"]  # whether a stop condition has been met
     key: UInt32[Array, "R 2"]  # the data of the rollout's key
-    tokens: Int[Array, "R T"]  # ~token where it is context, written ahead of `t` (sampling/context.py)
+    tokens: Int[Array, "R T"]  # ~token where it is context, written ahead of `t`
     logps: Float[Array, "R T"]
     nucleus_mass: Float[Array, "R _"]
 
@@ -36,6 +42,29 @@ class Slots(NamedTuple):
     def write_outputs(self, buffers: tuple[Array, ...], row: Int[Array, " R"]) -> tuple[Array, ...]:
         """The buffers with what each slot writes at its row; one whose row is past the end writes nothing."""
         return tuple(b.at[row].set(x, mode="drop") for b, x in zip(buffers, self.outputs(), strict=True))
+
+    def token_ahead(self) -> Int[Array, " R"]:
+        """What each slot's row holds at the position of its next token: 0 where nothing is written ahead."""
+        return jnp.where(jnp.arange(self.tokens.shape[-1])[None] == self.t[:, None], self.tokens, 0).sum(-1)
+
+    def write_ahead(self, context: Int[Array, "#R K"], count: Int[Array, " R"]) -> tuple["Slots", Bool[Array, " R"]]:
+        """Writes the first `count` tokens of `context` ahead of each slot; and which slots have no room for them and
+        for a token drawn after them. There nothing is written: context is never cut."""
+        T, K = self.tokens.shape[-1], context.shape[-1]
+        offset = jnp.arange(T)[None] - self.t[:, None]
+        overflow = (count > 0) & (self.t + count >= T)
+        written = (offset >= 0) & (offset < count[:, None]) & ~overflow[:, None]
+        context = jnp.broadcast_to(context, (len(count), K))
+        ahead = jnp.take_along_axis(context, jnp.clip(offset, 0, K - 1), 1)
+        return self._replace(tokens=jnp.where(written, ~ahead, self.tokens)), overflow
+
+    def interrupted(self, interruption: Interruption) -> Bool[Array, " R"]:
+        """Forced length interruption (ScaleRL, arXiv:2510.13786): whether a response is of `after` tokens now, and has
+        not ended its thinking; it gets a phrase's tokens, and continues after them."""
+        due = self.t == interruption.after
+        if interruption.unless_token is None:
+            return due
+        return due & ~(self.tokens[:, : interruption.after] == interruption.unless_token).any(-1)
 
 
 class WorkQueue(NamedTuple):

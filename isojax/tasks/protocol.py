@@ -32,7 +32,7 @@ class TokenizedProblems(NamedTuple):
 
 @dataclass(frozen=True)
 class Interruption:
-    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/context.py)."""
+    """A response of `after` tokens, none of them `unless_token`, gets `tokens` next (sampling/slots.py)."""
 
     after: int
     tokens: tuple[int, ...]

@@ -19,7 +19,6 @@ from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import ComputeOptions, Params
 from isojax.rl.advantages import RewardedBatch
-from isojax.rl.aggregations import token as token_mean
 from isojax.rl.metric import values
 from isojax.rl.objective import Coefficients, make_coefficients, make_loss_weights
 from isojax.rl.optimizer import TrainState, adam, adamw_update, build_init_state, train_state_shardings
@@ -124,7 +123,7 @@ class Program:
             rewarded = RewardedBatch(
                 advantages, jnp.where(live, rollouts.mask.sum(-1), 0), groups, live, n, self.sampler_shapes.problem_rows
             )
-            loss_weights = make_loss_weights(cell.rl, token_mean, advantages, rewarded, live, T)
+            loss_weights = make_loss_weights(cell.rl, advantages, rewarded, live, T)
             batch = RolloutBatch(problems, rollouts, None, B_p, n, None)
             return step.update(state, base, batch, BatchSignals(loss_weights, live, None), coefficients)
 

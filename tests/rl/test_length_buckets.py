@@ -17,6 +17,7 @@ from isojax.core.shapes import bucket_widths, make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.rl import logprobs
 from isojax.rl.gradient import (
+    PromptBlock,
     ResponseBatch,
     build_gradient,
     microbatch_buckets,
@@ -52,6 +53,11 @@ def test_widths(T: int, expected: tuple[int, ...]) -> None:
     assert bucket_widths(T) == expected
 
 
+def block(low: int, high: int) -> PromptBlock:
+    """The rows [low, high); the rest of it decides no width."""
+    return PromptBlock(jnp.int32(0), jnp.int32(low), jnp.int32(high), jnp.int32(0))
+
+
 def test_order_and_choices_by_hand() -> None:
     """Shard 0 of 2 owns the rollouts 0 .. 5 of 3 problems with n = 4: block 0 (g = 1) is rows 0-3, block 1 rows 4 and
     5; 2 are padding.
@@ -64,9 +70,10 @@ def test_order_and_choices_by_hand() -> None:
     row = sort_by_length(length, part, jnp.int32(4), 1, 8)
     assert row.tolist() == [2, 3, 1, 0, 5, 4, 6, 7]
     widths = (2, 4, 8)
-    first_block = microbatch_buckets(length[row], jnp.int32(0), jnp.int32(4), 2, widths, 1).tolist()
+    shapes = make_sampler_shapes([(3, 4)], 1, 6, 2, P, 8)
+    first_block = microbatch_buckets(length[row], block(0, 4), shapes, widths).tolist()
     assert first_block[:2] == [2, 1]  # 8, 5 and 3, 2
-    second_block = microbatch_buckets(length[row], jnp.int32(4), jnp.int32(6), 1, widths, 1).tolist()
+    second_block = microbatch_buckets(length[row], block(4, 6), replace(shapes, microbatch=1), widths).tolist()
     assert second_block[:2] == [2, 0]  # 6 and 1
     assert second_block[2:] == [0] * 6  # none of this block's
 

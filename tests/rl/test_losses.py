@@ -322,9 +322,9 @@ def test_filters(mean: str) -> None:
     selected = [i % N != 1 for i in range(len(every))]
     counts = inputs.rows(selected, 0) > 0
     for terms in ((), ("policy",), ("kl", "entropy"), ("policy", "kl", "entropy")):
-        rl = RLConfig(zero_variance_filter=terms)
+        rl = RLConfig(zero_variance_filter=terms, aggregation=mean)
         for used, remaining in ((inputs.live, every), (counts, selected)):
-            result = make_loss_weights(rl, aggregation(mean), np.zeros(SHAPE), inputs.rewarded, used, T)
+            result = make_loss_weights(rl, np.zeros(SHAPE), inputs.rewarded, used, T)
             for term in ("policy", "kl", "entropy"):
                 keep = [k and not (term in terms and s) for k, s in zip(remaining, same_rewards, strict=True)]
                 wanted = loops.aggregate(mean, inputs.base, inputs.groups, keep, T)

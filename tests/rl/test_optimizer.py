@@ -7,11 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.rl.optimizer import LRScaling, learning_rate
+from isojax.core.config import RLConfig
+from isojax.rl.optimizer import learning_rate
 
 
-def rate(step: int, B: int, scaling: LRScaling) -> float:
-    return float(learning_rate(jnp.int32(step), jnp.int32(B), np.float32(1e-3), 1024, 10, scaling))
+def rules(scaling: str) -> RLConfig:
+    return RLConfig(lr_reference_batch=1024, warmup=10, lr_scaling=scaling)
+
+
+def rate(step: int, B: int, scaling: str) -> float:
+    return float(learning_rate(rules(scaling), jnp.int32(step), jnp.int32(B), np.float32(1e-3)))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +40,7 @@ def test_by_hand(step: int, B: int, expected: float) -> None:
     ("scaling", "small", "large"), [("constant", 1e-3, 1e-3), ("linear", 2.5e-4, 4e-3), ("sqrt", 5e-4, 2e-3)]
 )
 def test_each_rule_at_a_quarter_of_the_anchors_batch_and_at_four_times(
-    scaling: LRScaling, small: float, large: float
+    scaling: str, small: float, large: float
 ) -> None:
     assert rate(100, 256, scaling) == pytest.approx(small, rel=1e-6)
     assert rate(100, 4096, scaling) == pytest.approx(large, rel=1e-6)
@@ -51,7 +56,7 @@ def test_one_program_serves_every_batch_and_step() -> None:
     def compiled(step: jax.Array, B: jax.Array, anchor: jax.Array) -> jax.Array:
         nonlocal traced
         traced += 1
-        return learning_rate(step, B, anchor, 1024, 10, "linear")
+        return learning_rate(rules("linear"), step, B, anchor)
 
     got = [float(compiled(jnp.int32(s), jnp.int32(B), jnp.float32(a))) for s, B, a in ((9, 512, 1.0), (0, 2048, 3.0))]
     assert got == pytest.approx([0.5, 0.6], rel=1e-6)

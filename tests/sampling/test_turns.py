@@ -22,7 +22,6 @@ from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.sharding import shard_count
 from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, Rollouts, response_tokens
-from isojax.sampling.context import write_ahead
 from isojax.sampling.engine import build_sampler
 from isojax.sampling.logits import rollout_keys, uniforms
 from isojax.sampling.slots import Slots
@@ -232,6 +231,6 @@ def test_context_is_written_whole_or_not_at_all(room: int) -> None:
     slots = Slots(
         zeros, zeros, zeros, zeros + t, zeros, zeros > 0, jnp.zeros((1, 2), jnp.uint32), rows, rows * 1.0, rows
     )
-    slots, overflow = write_ahead(slots, jnp.array([[7, 0, 9]]), jnp.array([3]))
+    slots, overflow = slots.write_ahead(jnp.array([[7, 0, 9]]), jnp.array([3]))
     assert bool(overflow[0]) == (room < 1)
     assert slots.tokens[0].tolist() == ([0] * t + [~7, ~0, ~9] + [0] * (room) if room > 0 else [0] * T)
