@@ -15,7 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.shapes import PALLAS
-from isojax.distributed.sharding import partition_spec
+from isojax.distributed.sharding import PROMPT_AXIS, partition_spec
 from isojax.models.cpu import small_head_products, sum_over_queries
 from isojax.models.kernels.cudnn import PrefixKV, cudnn_attention
 
@@ -168,6 +168,16 @@ def _self_attention_kernel(implementation: str) -> Callable[..., Array]:
     from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
 
     return functools.partial(splash_attention, interpret=implementation == "interpret")
+
+
+def sequence_sharded_attention(positions: Int[Array, "b t"], q: RowQueries, k: RowHeads, v: RowHeads) -> RowQueries:
+    """Causal attention of a device's queries, at these positions, to the keys of all devices over `sequence`."""
+
+    def attention(positions: Array, q: Array, k: Array, v: Array) -> tuple[Array]:
+        keys, values = (lax.all_gather(x, PROMPT_AXIS, axis=2, tiled=True) for x in (k, v))
+        return (attend(q, [(keys, values, jnp.arange(keys.shape[2])[None, None] <= positions[..., None])]),)
+
+    return shard_over_heads(attention, k.shape[1], (None, 2, 1, 1), (2,))(positions, q, k, v)[0]
 
 
 def live_blocks(implementation: str, positions: SlotInts, cache: KVArrays, head_dim: int) -> tuple[Array, ...]:

@@ -115,16 +115,10 @@ def implementations(shape: AttentionShape, platform: str) -> tuple[str, ...]:
     return ("plain", kernel) if kernel else ("plain",)
 
 
-def autotune(
-    shape: AttentionShape,
-    requested: str | None = None,
-    device: Any = None,
-    setting: str = "attention",
-    positions_split: bool = False,
-) -> str:
-    """The implementation for one call on a device: the requested one or the fastest (not while tracing). InputError,
-    with the key `setting`, where the backend, the shape, or a mesh that splits positions does not have it."""
-    device = device or jax.devices()[0]
+def autotune(shape: AttentionShape, requested: str | None, mesh: Mesh, setting: str) -> str:
+    """The implementation for one call on a device of the mesh: the requested one or the fastest (not while tracing).
+    InputError, with the key `setting`, where the backend, the shape, or a mesh that splits positions lacks it."""
+    device, positions_split = mesh.devices.flat[0], positions_are_split(mesh)
     names = implementations(shape, "cpu" if positions_split else device.platform)
     if requested not in (None, *names):
         where = "a mesh with sequence > 1" if positions_split else f"this backend ({device.platform})"
@@ -154,12 +148,11 @@ def attention_shapes(
 
 def select_attention(cell: CellConfig, sweep: SweepConfig, mesh: Mesh) -> SweepConfig:
     """The sweep with its attention chosen where it is not set, on a device of the mesh; InputError as in `autotune`."""
-    device, split = mesh.devices.flat[0], positions_are_split(mesh)
     forward_shape, decode_shape = attention_shapes(cell, sweep, mesh)
-    forward = autotune(forward_shape, sweep.forward_attention, device, "sweep.forward_attention", split)
+    forward = autotune(forward_shape, sweep.forward_attention, mesh, "sweep.forward_attention")
     decode = "plain"  # slots that share prompts have an attention of their own (`attend_slots`)
-    if split or sweep.slots_per_prefix in (None, 1):
-        decode = autotune(decode_shape, sweep.decode_attention, device, "sweep.decode_attention", split)
+    if positions_are_split(mesh) or sweep.slots_per_prefix in (None, 1):
+        decode = autotune(decode_shape, sweep.decode_attention, mesh, "sweep.decode_attention")
     return sweep.model_copy(update={"decode_attention": decode, "forward_attention": forward})
 
 

@@ -6,6 +6,8 @@ those of all tokens for a product (`split_tokens`): sequence parallelism, as in 
 import itertools
 import math
 from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +68,27 @@ def apply_rope(x: Float[Array, "b t heads H"], cos_sin: CosSin) -> Float[Array, 
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def param(value: Array, *axes: str) -> nnx.Param:
+    return nnx.Param(value, out_sharding=axes, eager_sharding=False)
+
+
+@cache  # what is traced with a policy is found again by the policy itself
+def remat_policy(remat: str, adapter_rank: int | None) -> Callable[..., Any] | None:
+    """What a layer keeps for its gradient: nothing, or products, but instead of attention's output projection its sum
+    with the hidden states, which the MLP reads. Norms, activations and a prompt's keys and values by response are
+    computed again, and so are an adapter's outputs, as large as the product that they are added to."""
+    policies = jax.checkpoint_policies
+    products = policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(MLP_INPUT))
+    if adapter_rank is None or remat == "layer":
+        return None if remat == "layer" else products
+
+    def all_but_adapters(primitive: Any, *inputs: Any, **params: Any) -> Any:
+        is_adapter_product = len(inputs) == 2 and inputs[1].ndim == 2 and inputs[1].shape[0] == adapter_rank
+        return products(primitive, *inputs, **params) and not is_adapter_product
+
+    return all_but_adapters
+
+
 class Block(nnx.Module):
     """One layer: its weights, and the work before and after attention."""
 
@@ -73,9 +96,6 @@ class Block(nnx.Module):
         self.config = config
         D, N, K, H, F = config.width, config.heads, config.kv_heads, config.head_dim, config.mlp
         residual_scale, key_index = (2 * config.layers) ** -0.5, itertools.count()
-
-        def param(value: Array, *axes: str) -> nnx.Param:
-            return nnx.Param(value, out_sharding=axes, eager_sharding=False)
 
         def weight(shape: tuple[int, ...], *axes: str, fan_in: int, gain: float = 1.0) -> nnx.Param:
             normal = jax.random.normal(jax.random.fold_in(key, next(key_index)), shape)
@@ -109,11 +129,8 @@ class Block(nnx.Module):
         a_shape, b_shape = (*w.shape[:inputs], lora.rank), (lora.rank, *w.shape[inputs:])
         bound = math.prod(w.shape[:inputs]) ** -0.5
         a, b = jax.random.uniform(key, a_shape, minval=-bound, maxval=bound), jnp.zeros(b_shape)
-        for suffix, value, value_axes in (
-            (ADAPTER_A, a, (*axes[:inputs], "rank")),
-            (ADAPTER_B, b, ("rank", *axes[inputs:])),
-        ):
-            setattr(self, name + suffix, nnx.Param(value, out_sharding=value_axes, eager_sharding=False))
+        setattr(self, name + ADAPTER_A, param(a, *axes[:inputs], "rank"))
+        setattr(self, name + ADAPTER_B, param(b, "rank", *axes[inputs:]))
 
     def _product(self, x: Float[Array, "r i"], name: str, matmul: Matmul, outputs: int | None = None) -> Array:
         leading_axes = -1 if name == "out" else 1  # those of inputs, or all but the last

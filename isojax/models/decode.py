@@ -9,6 +9,7 @@ The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a g
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -69,6 +70,11 @@ class Decoding:
     def prefix_groups(self) -> int:
         """Z, each of which holds one prompt."""
         return self.slots // self.slots_per_prefix
+
+    @property
+    def row_axis(self) -> int:
+        """The axis of slots, prefix groups or table entries in each array of a cache: [R K ...], or [L R K ...]."""
+        return 0 if self.unrolled_layers else 1
 
     @property
     def _attention(self) -> str:
@@ -145,16 +151,14 @@ class Decoding:
 
     def store_entries(self, prefix_table: Any, entries: Any, first_entry: Int[Array, ""]) -> Any:
         """The table with these entries, from `first_entry` on."""
-        axis = 0 if self.unrolled_layers else 1
-        return jax.tree.map(
-            lambda table, x: lax.dynamic_update_slice_in_dim(table, x, first_entry, axis), prefix_table, entries
-        )
+        store = partial(lax.dynamic_update_slice_in_dim, start_index=first_entry, axis=self.row_axis)
+        return jax.tree.map(store, prefix_table, entries)
 
     def admit(
         self, cache: KVCache, prefix_table: Any, table_entry: Int[Array, " Z"], admit_mask: Bool[Array, " Z"]
     ) -> KVCache:
         """The cache, the table's entries copied into the groups of `admit_mask`, one by one: most calls admit few."""
-        row_axis, groups = 0 if self.unrolled_layers else 1, jnp.nonzero(admit_mask, size=len(admit_mask))[0]
+        row_axis, groups = self.row_axis, jnp.nonzero(admit_mask, size=len(admit_mask))[0]
 
         def admit_group(i: Array, layers: Any) -> Any:
             def copy_entry(to: Array, table: Array) -> Array:

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
@@ -20,16 +19,12 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import paths_below, read_json_object
 
 SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
-DTYPES: Mapping[str, np.dtype] = {
-    "F32": np.dtype(np.float32),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "F16": np.dtype(np.float16),
-}
+DTYPES = ("F32", "BF16", "F16")  # of weights that can be read, as files name them
 # Of a model's folder: what decides how text is read, and how a response ends.
 TEXT_FILES = (
     "generation_config.json", "*token*.json", "*.model", "vocab.json", "merges.txt", "tekken.json", "chat_template*"
 )  # fmt: skip
-MAX_FILE_BYTES = 5e9
+MAX_FILE_BYTES = 5_000_000_000
 
 TensorSources = Mapping[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name -> shape, and how to get it
 
@@ -95,18 +90,19 @@ def read_headers(folder: Path) -> dict[str, StoredTensor]:
 
 def fingerprint(folder: Path) -> str:
     """12 hex digits of all bytes of config.json and of the weight files, and of these files' names."""
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in weight_files(folder):
-        with file.open("rb") as f:
-            digest.update(os.fsencode(file.name) + hashlib.file_digest(f, "sha256").digest())
-    return digest.hexdigest()[:12]
+    return _hash_files(weight_files(folder), (folder / "config.json").read_bytes())
 
 
 def text_fingerprint(folder: Path) -> str:
     """12 hex digits of the files that decide how text is read and how a response ends, and of their names."""
-    digest = hashlib.sha256()
-    for file in sorted({file for pattern in TEXT_FILES for file in folder.glob(pattern) if file.is_file()}):
-        digest.update(os.fsencode(file.name) + hashlib.sha256(file.read_bytes()).digest())
+    return _hash_files(sorted({file for pattern in TEXT_FILES for file in folder.glob(pattern) if file.is_file()}))
+
+
+def _hash_files(files: list[Path], first_bytes: bytes = b"") -> str:
+    digest = hashlib.sha256(first_bytes)
+    for file in files:
+        with file.open("rb") as f:
+            digest.update(os.fsencode(file.name) + hashlib.file_digest(f, "sha256").digest())
     return digest.hexdigest()[:12]
 
 
@@ -117,14 +113,12 @@ def new_model_folder(folder: Path) -> AbstractContextManager[Path]:
     return atomic_folder(folder)
 
 
-def write_safetensors(
-    folder: Path, tensors: TensorSources, dtype: str, max_file_bytes: float = MAX_FILE_BYTES, stem: str = "model"
-) -> None:
-    """Write STEM*.safetensors of at most `max_file_bytes` (or one larger tensor), and an index of several."""
+def write_safetensors(folder: Path, tensors: TensorSources, dtype: str, stem: str = "model") -> None:
+    """Write STEM*.safetensors of at most MAX_FILE_BYTES (or one larger tensor), and an index of several."""
     item_bytes = np.dtype(dtype).itemsize
     sizes = {name: item_bytes * math.prod(shape) for name, (shape, _) in tensors.items()}
     split = split_state_dict_into_shards_factory(
-        sizes, get_storage_size=int, filename_pattern=stem + "{suffix}.safetensors", max_shard_size=int(max_file_bytes)
+        sizes, get_storage_size=int, filename_pattern=stem + "{suffix}.safetensors", max_shard_size=MAX_FILE_BYTES
     )
     for file_name, names in split.filename_to_tensors.items():
         values = {name: np.ascontiguousarray(tensors[name][1](), dtype=dtype) for name in names}

@@ -8,44 +8,27 @@ L layers, V vocabulary, D width, K key/value heads, H head dimension.
 
 import copy
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
-from jax.sharding import Mesh
+from jax import lax, shard_map
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
-from isojax.distributed.sharding import param_shardings, positions_are_split, split_tokens
-from isojax.models.attention import self_attention
-from isojax.models.block import MLP_INPUT, Block, CosSin, rms_norm, rope_frequencies
+from isojax.distributed import sharding
+from isojax.distributed.sharding import PROMPT_AXIS
+from isojax.models.attention import self_attention, sequence_sharded_attention
+from isojax.models.block import Block, CosSin, remat_policy, rms_norm, rope_frequencies
 from isojax.models.fsdp import all_gather_weight, embedding_lookup, resolve_anchors
 from isojax.models.lora import is_adapter, policy_params, split_adapters
-from isojax.models.sequence_parallel import prefill_over_devices
 
 Params = dict[str, Any]
 KV = tuple[Array, Array]  # keys and values, each [L b K positions H]
-
-
-@cache  # what is traced with a policy is found again by the policy itself
-def remat_policy(remat: str, adapter_rank: int | None) -> Callable[..., Any] | None:
-    """What a layer keeps for its gradient: nothing, or products, but instead of attention's output projection its sum
-    with the hidden states, which the MLP reads. Norms, activations and a prompt's keys and values by response are
-    computed again, and so are an adapter's outputs, as large as the product that they are added to."""
-    policies = jax.checkpoint_policies
-    products = policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(MLP_INPUT))
-    if adapter_rank is None or remat == "layer":
-        return None if remat == "layer" else products
-
-    def all_but_adapters(primitive: Any, *inputs: Any, **params: Any) -> Any:
-        is_adapter_product = len(inputs) == 2 and inputs[1].ndim == 2 and inputs[1].shape[0] == adapter_rank
-        return products(primitive, *inputs, **params) and not is_adapter_product
-
-    return all_but_adapters
 
 
 class PrefixCache(NamedTuple):
@@ -120,7 +103,7 @@ class Decoder:
 
     def shardings(self, mesh: Mesh) -> Params:
         """NamedSharding of each parameter by distributed/sharding.py's table."""
-        return param_shardings(self.shapes(), self.logical_axes(), mesh)
+        return sharding.param_shardings(self.shapes(), self.logical_axes(), mesh)
 
     def cast_params(self, params: Params) -> Params:
         """The parameters in the precision that products are computed in."""
@@ -160,12 +143,12 @@ class Decoder:
             attention_out = attention(q, k, v, layer_input)
             return block.attention_output_and_mlp(x, attention_out, first_tokens=first_tokens), (k, v)
 
-        x = split_tokens(embedding_lookup(params["embed"], tokens, self.config.width), True)
+        x = sharding.split_tokens(embedding_lookup(params["embed"], tokens, self.config.width), True)
         policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)
         rematerialised = jax.checkpoint(run_layer, prevent_cse=False, policy=policy)
         if not isinstance(params["blocks"], list):
             x, kv = lax.scan(rematerialised, x, (params["blocks"], layer_inputs))
-            return split_tokens(x, False), kv
+            return sharding.split_tokens(x, False), kv
         assert layer_inputs is None, "a sampler's unrolled layers prefill whole prompts"
         new_kv = []
         for weights in params["blocks"]:
@@ -178,15 +161,47 @@ class Decoder:
 
     def prefill(self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]) -> PrefixCache:
         """Prompts of these lengths as responses continue them. Right padding needs no mask: attention is causal."""
-        if positions_are_split(jax.sharding.get_abstract_mesh()):
-            return PrefixCache(*prefill_over_devices(self._prefill_tokens, params, prompts, lengths))
+        if sharding.positions_are_split(jax.sharding.get_abstract_mesh()):
+            return self._prefill_over_devices(params, prompts, lengths)
 
         def take_last(x: Array) -> Array:
             return jnp.take_along_axis(x, (lengths - 1)[:, None, None], 1)[:, 0]
 
         positions = jnp.broadcast_to(jnp.arange(prompts.shape[1])[None], prompts.shape)
         causal_attention = partial(self_attention, self.options.forward_attention)
-        return PrefixCache(*self._prefill_tokens(params, prompts, positions, causal_attention, take_last, slice(1)))
+        return self._prefill_tokens(params, prompts, positions, causal_attention, take_last, slice(1))
+
+    def _prefill_over_devices(
+        self, params: Params, prompts: Int[Array, "b P"], lengths: Int[Array, " b"]
+    ) -> PrefixCache:
+        """Where a mesh splits positions over `sequence`: devices gather keys and values layer by layer. Prompts are
+        padded from P to C positions, so that devices share them evenly."""
+        positions = jnp.arange(sharding.padded_positions(prompts.shape[1], jax.sharding.get_abstract_mesh()))
+
+        def prefill_shard(params: Params, prompts: Array, last_positions: Array, positions: Array) -> PrefixCache:
+            # Every device has whole prompts: splitting them would move more than they are.
+            tokens = jnp.take(prompts, positions, axis=1, mode="clip")
+            token_positions = jnp.broadcast_to(positions[None], tokens.shape)
+
+            def take_last(x: Float[Array, "b t D"]) -> Float[Array, "b D"]:
+                is_last = (positions[None] == last_positions[:, None])[..., None]
+                # In float32, because XLA:CPU cannot compile the sum of bfloat16 over devices.
+                last = lax.psum(jnp.where(is_last, x, 0).sum(1, keepdims=True, dtype=jnp.float32), PROMPT_AXIS)
+                return last.astype(x.dtype)[:, 0]
+
+            causal_attention = partial(sequence_sharded_attention, token_positions)
+            return self._prefill_tokens(params, tokens, token_positions, causal_attention, take_last)
+
+        whole, kv_spec = PartitionSpec(), PartitionSpec(None, None, None, PROMPT_AXIS)
+        out_specs: Any = PrefixCache(kv_spec, kv_spec, whole)
+        sharded_prefill: Callable[..., PrefixCache] = shard_map(
+            prefill_shard,
+            in_specs=(whole, whole, whole, PartitionSpec(PROMPT_AXIS)),
+            out_specs=out_specs,
+            axis_names={PROMPT_AXIS},
+            check_vma=False,
+        )
+        return sharded_prefill(params, prompts, lengths - 1, positions)
 
     def _prefill_tokens(
         self,
@@ -196,12 +211,12 @@ class Decoder:
         causal_attention: Callable[..., Array],
         take_last: Callable[[Array], Array],
         first_tokens: slice | None = None,
-    ) -> tuple[Array, Array, Array]:
-        """Keys, values and last hidden states of prompts. `take_last`: from [b t D] to [b D] of the last tokens."""
+    ) -> PrefixCache:
+        """`take_last`: from [b t D] to [b D] of the last tokens."""
         x, (keys, values) = self.run_layers(
             params, tokens, positions, lambda q, k, v, _: causal_attention(q, k, v), first_tokens=first_tokens
         )
-        return keys, values, self.final_norm(params, take_last(x))
+        return PrefixCache(keys, values, self.final_norm(params, take_last(x)))
 
     def forward(
         self,

@@ -254,15 +254,10 @@ def _map_state(state: SamplerState, of_slots: Callable[[Any], Any], of_caches: C
     return others._replace(cache=caches[0], prefix_table=caches[1])
 
 
-def _cache_row_axis(engine: Engine) -> int:
-    """The axis of slots, prefix groups or table entries in each array of a cache: [R K ...], or [L R K ...]."""
-    return 0 if engine.decoding.unrolled_layers else 1
-
-
 def sampler_state_specs(engine: Engine) -> Any:
     """How a shard_map over the rollout axes splits the state: see `sampler_state_shardings`."""
     shards: Any = P(ROLLOUT_AXES)
-    cache_rows: Any = P(*[None] * _cache_row_axis(engine), ROLLOUT_AXES)
+    cache_rows: Any = P(*[None] * engine.decoding.row_axis, ROLLOUT_AXES)
     others = SamplerState(*[shards] * len(SamplerState._fields))
     return others._replace(cache=cache_rows, prefix_table=cache_rows)
 
@@ -270,7 +265,7 @@ def sampler_state_specs(engine: Engine) -> Any:
 def sampler_state_shardings(engine: Engine, mesh: Mesh) -> Any:
     """The state's shardings between chunks: shards over rollout axes, heads over tensor, positions over sequence. Its
     arrays have an axis of shards first, but caches all shards' rows on one axis."""
-    shards, axis = engine.shapes.shards, _cache_row_axis(engine)
+    shards, axis = engine.shapes.shards, engine.decoding.row_axis
     shapes = _map_state(
         jax.eval_shape(engine.init_state, jax.ShapeDtypeStruct((), "int32")),
         lambda x: jax.ShapeDtypeStruct((shards, *x.shape), x.dtype),

@@ -31,6 +31,7 @@ from isojax.core import registry
 from isojax.core.config import ModelConfig, RopeScaling
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
+from isojax.models import safetensors_io
 from isojax.models.hf import hf_export, hf_load
 
 SHAPE: dict[str, Any] = {
@@ -124,7 +125,8 @@ def main() -> None:
                 if inputs is None:
                     source.mkdir(exist_ok=True)
                     hf_export.write_json(source / "config.json", hf_export.make_config_json(config, 512, "float32"))
-                hf_export.save(params, config, source, folder, dtype, size)
+                safetensors_io.MAX_FILE_BYTES = int(size)
+                hf_export.save(params, config, source, folder, dtype)
                 compare(f"{name}, {dtype}, {len(list(folder.glob('*.safetensors')))} file(s)", folder)
 
 

@@ -13,12 +13,17 @@ from isojax.core.errors import InputError
 from isojax.distributed import device_probe
 from isojax.models import attention_autotune
 from isojax.models.attention import position_axes
-from isojax.models.attention_autotune import DecodeAttentionShape, SelfAttentionShape, autotune
+from isojax.models.attention_autotune import DecodeAttentionShape, SelfAttentionShape
+from tests.device import mesh
 
 SELF = SelfAttentionShape(rows=3, positions=4, prefix_length=2, heads=4, kv_heads=2, head_dim=8, dtype="float32")
 DECODE = DecodeAttentionShape(
     rows=3, positions=8, heads=4, kv_heads=2, head_dim=8, dtype="float32", cache_dtype="float32"
 )
+
+
+def autotune(shape: Any, requested: str | None = None) -> str:
+    return attention_autotune.autotune(shape, requested, mesh(), "attention")
 
 
 @pytest.fixture

@@ -184,11 +184,12 @@ def test_what_is_saved_is_what_was_loaded(tmp_path: Path, family: str, tied: boo
     assert (tmp_path / "c" / "model.safetensors").read_bytes() == (tmp_path / "b" / "model.safetensors").read_bytes()
 
 
-def test_saved_in_bfloat16_and_several_files(tmp_path: Path) -> None:
+def test_saved_in_bfloat16_and_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(safetensors_io, "MAX_FILE_BYTES", 1000)
     stored = checkpoint(tmp_path / "a")
     config, decoder = resolved(tmp_path / "a")
     params = hf_load.load(tmp_path / "a", config, decoder, mesh())
-    hf_export.save(params, config, tmp_path / "a", tmp_path / "b", "bfloat16", max_file_bytes=1000)
+    hf_export.save(params, config, tmp_path / "a", tmp_path / "b", "bfloat16")
     index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
     assert index["weight_map"].keys() == stored.keys()
     assert index["metadata"]["total_size"] == sum(2 * value.size for value in stored.values())

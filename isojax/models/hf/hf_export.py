@@ -15,20 +15,13 @@ from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
 from isojax.models.lora import ADAPTER_A, ADAPTER_B
-from isojax.models.safetensors_io import MAX_FILE_BYTES, TEXT_FILES, TensorSources, new_model_folder, write_safetensors
+from isojax.models.safetensors_io import TEXT_FILES, TensorSources, new_model_folder, write_safetensors
 from isojax.models.transformer import Params
 
 COPIED_FILES = (*TEXT_FILES, "LICENSE*", "NOTICE*")  # what an export copies from the base model's folder
 
 
-def save(
-    params: Params,
-    config: ModelConfig,
-    source: Path,
-    folder: Path,
-    dtype: str = "float32",
-    max_file_bytes: float = MAX_FILE_BYTES,
-) -> None:
+def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype: str = "float32") -> None:
     """Write a folder, whole or not at all, with weights in `dtype`, and config.json and tokenizer of `source`.
     InputError where the folder exists, cannot be written, or the family has no published architecture."""
     architecture_of(config)
@@ -50,7 +43,7 @@ def save(
         for path in (p for pattern in COPIED_FILES for p in source.glob(pattern) if p.is_file()):
             shutil.copyfile(path, temp / path.name)
         write_json(temp / CONFIG_FILE, config_json)
-        write_safetensors(temp, tensors, dtype, max_file_bytes)
+        write_safetensors(temp, tensors, dtype)
 
 
 def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path, dtype: str = "float32") -> None:

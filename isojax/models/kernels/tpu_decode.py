@@ -7,6 +7,7 @@ scatter instead, the whole cache would be transposed in every layer. A head belo
 """
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -113,18 +114,11 @@ def _decode_kernel(layout: CacheLayout, scaled: bool, *refs: Any) -> None:
     keys and values [S K H] and scales [S K 1]; the whole cache; two blocks of it for each slot [2 S K ...], and its
     tile that is written back."""
     arrays = 4 if scaled else 2
-    layer, positions, group, block, steps, q, group_positions = refs[:7]
-    new_kv, out, cache, refs = (
-        refs[7 : 7 + arrays],
-        refs[7 + 2 * arrays],
-        refs[8 + 2 * arrays : 8 + 3 * arrays],
-        refs[8 + 3 * arrays :],
-    )
-    buffers, tiles, (max_score, normalizer, weighted_sum, read_done, write_done) = (
-        refs[:arrays],
-        refs[arrays : 2 * arrays],
-        refs[2 * arrays :],
-    )
+    in_order = iter(refs)
+    layer, positions, group, block, steps, q, group_positions = itertools.islice(in_order, 7)
+    counts = (arrays, arrays, 1, arrays, arrays, arrays)  # the cache comes as an input and as an output, which is used
+    new_kv, _, (out,), cache, buffers, tiles = (tuple(itertools.islice(in_order, count)) for count in counts)
+    max_score, normalizer, weighted_sum, read_done, write_done = in_order
     (S, K, G, H), core, step = q.shape, pl.program_id(0), pl.program_id(1)
 
     def slot(step: Any, s: int) -> Any:
