@@ -67,6 +67,11 @@ def placed(params: Params, on: Mesh) -> Params:
     return jax.device_put(params, DECODER.shardings(on))
 
 
+def shapes_of(arrays: Any) -> Any:
+    """The ShapeDtypeStruct of each array of a tree, where it is."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays)
+
+
 def random_problems(count: int, seed: int = 0) -> ProblemArrays:
     """Prompts of 1..P random tokens, ids that are not their places."""
     rng = np.random.default_rng(seed)

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import shard_map
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from isojax.distributed.mesh_spec import AXES, MeshShape
 from isojax.distributed.multiprocess import is_multiprocess
@@ -137,6 +137,11 @@ def _copy_in_process(x: jax.Array, target: NamedSharding) -> jax.Array:
     return jax.make_array_from_single_device_arrays(x.shape, target, parts)
 
 
+def array_on(sharding: NamedSharding, x: np.ndarray) -> jax.Array:
+    """An array on a mesh, of a host array that every process has, at least where its devices need it."""
+    return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
+
+
 def shard_count(mesh: Mesh) -> int:
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
@@ -228,13 +233,8 @@ def shape_on(sharding: Any, shape: tuple[int, ...] = (), dtype: Any = "int32") -
     return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
 
-def shapes_like(arrays: Any, sharding: Any = None) -> Any:
-    """The ShapeDtypeStruct of each array of a tree, on `sharding`, or else where the array is."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if sharding is None else sharding), arrays
-    )
-
-
 def shapes_with_shardings(shapes: Any, shardings: Any) -> Any:
-    """A tree of shapes with the shardings of a tree of the same structure."""
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    """A tree of shapes, or of arrays, with one sharding, or with those of a tree of the same structure."""
+    if isinstance(shardings, Sharding):
+        return jax.tree.map(lambda x: shape_on(shardings, x.shape, x.dtype), shapes)
+    return jax.tree.map(lambda x, s: shape_on(s, x.shape, x.dtype), shapes, shardings)

@@ -152,10 +152,6 @@ class VocabularyBlocks:
         remainder = vocab % self.size
         return step(jnp.int32(num_blocks * self.size), remainder, carry) if remainder else carry
 
-    def take(self, unembedding: Array, start: Array, size: int) -> Float[Array, "_ _"]:
-        """A block of the unembedding; nothing is transposed."""
-        return lax.dynamic_slice_in_dim(unembedding, start, size, self.vocab_axis)
-
     def logits(self, states: Float[Array, "r D"], unembedding_block: Float[Array, "_ _"]) -> Float[Array, "r v"]:
         """A block of logits over the temperature, in float32."""
         equation = "rd,vd->rv" if self.vocab_axis == 0 else "rd,dv->rv"
@@ -218,7 +214,7 @@ def _sums_over_blocks(
     first_tokens, state_tokens = tokens[:, 0] - first, _state_tokens(tokens, len(states)) - first
 
     def step(start: Array, size: int, carry: ForwardCarry) -> ForwardCarry:
-        x = blocks.logits(states, blocks.take(unembedding, start, size))
+        x = blocks.logits(states, lax.dynamic_slice_in_dim(unembedding, start, size, blocks.vocab_axis))
         max_logit = jnp.maximum(carry.max_logit, x.max(-1))
         rescale, weight = jnp.exp(carry.max_logit - max_logit), jnp.exp(x - max_logit[:, None])
         first_logits = jnp.where(_token_in_block(first_tokens, start, size), x[prefix_entry], 0.0).sum(-1)
@@ -280,7 +276,7 @@ def _gradient_over_blocks(blocks: VocabularyBlocks, *residuals_and_cotangents: A
 
     def step(start: Array, size: int, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         d_states, d_unembedding = carry
-        unembedding_block = blocks.take(unembedding, start, size)
+        unembedding_block = lax.dynamic_slice_in_dim(unembedding, start, size, vocab_axis)
         if saved_logits is None:
             logits = blocks.logits(states, unembedding_block)
         else:

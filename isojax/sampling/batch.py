@@ -65,21 +65,16 @@ class ShardSlice(NamedTuple):
     group_count: Array
 
 
-class RingSizes(NamedTuple):
-    """How many groups and rollouts the buffers of an endless batch hold (rl/async_rl/rollout_buffer.py)."""
-
-    groups: Int[Array, ""]
-    rows: Int[Array, ""]
-
-
 class SamplingBatch(NamedTuple):
-    """What a shard samples: its share of n rollouts of each problem, drawn with one `key` or one per problem."""
+    """What a shard samples: its share of n rollouts of each problem, drawn with one `key` or one per problem. Of an
+    endless batch (rl/async_rl/rollout_buffer.py), how many groups and rollouts the ring of its buffers holds."""
 
     problems: ProblemArrays
     share: ShardSlice
     n: Int[Array, ""]
     key: PRNGKeyArray
-    ring_sizes: RingSizes | None = None
+    ring_groups: Int[Array, ""] | None = None
+    ring_rows: Int[Array, ""] | None = None
 
     @property
     def skipped_rollouts(self) -> Int[Array, ""]:
@@ -89,11 +84,11 @@ class SamplingBatch(NamedTuple):
     def problem_row(self, problem: Int[Array, "*z"]) -> Int[Array, "*z"]:
         """The row of `problems` of a problem, which is counted within the share."""
         group = self.share.first_group + problem
-        return group if self.ring_sizes is None else group % self.ring_sizes.groups
+        return group if self.ring_groups is None else group % self.ring_groups
 
     def buffer_row(self, row: Int[Array, "*r"]) -> Int[Array, "*r"]:
         """The row of the buffers of a rollout, which is counted within the share."""
-        return row if self.ring_sizes is None else row % self.ring_sizes.rows
+        return row if self.ring_rows is None else row % self.ring_rows
 
 
 def gather_problems(table: ProblemArrays, index: Int[Array, " Q"]) -> ProblemArrays:

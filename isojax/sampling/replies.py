@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from isojax.distributed import multiprocess
-from isojax.distributed.sharding import ROLLOUT_AXES, Program, map_over_shards, shape_on
+from isojax.distributed.sharding import ROLLOUT_AXES, Program, array_on, map_over_shards, shape_on
 from isojax.sampling.slots import Slots
 
 # reply(rollouts i32[k], tokens of each) -> the context i32[...] that each gets; of no tokens where it is done.
@@ -77,8 +77,4 @@ def make_replies(
             if has_ended(slot, tokens, shape[-1]):
                 ended_rows[row] = slot.buffer_row
     sharding = NamedSharding(mesh, P(ROLLOUT_AXES))
-
-    def place(array: np.ndarray) -> Array:
-        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
-
-    return Replies(place(context), place(counts), place(ended_rows))
+    return Replies(*(array_on(sharding, x) for x in (context, counts, ended_rows)))

@@ -98,7 +98,7 @@ class WorkItems(NamedTuple):
 
 def work_items(shapes: SamplerShapes, batch: SamplingBatch) -> WorkItems:
     share, n, W = batch.share, batch.n, shapes.slots_per_prefix
-    rollout_count = share.rollout_count if batch.ring_sizes is None else batch.ring_sizes.rows
+    rollout_count = share.rollout_count if batch.ring_rows is None else batch.ring_rows
     size = jnp.int32(1)
     if W > 1:
         prefix_groups = shapes.slots // W

@@ -20,7 +20,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Problem
 from isojax.core.shapes import make_sampler_shapes
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.distributed.sharding import make_mesh, replicated, shapes_like, shard_count
+from isojax.distributed.sharding import make_mesh, replicated, shapes_with_shardings, shard_count
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
 from isojax.rl.async_rl.rollout_worker import BackgroundWorker, RolloutJob, RolloutWorker
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
@@ -30,7 +30,19 @@ from isojax.rl.optimizer import TrainState, build_init_state
 from isojax.rl.rollout_source import CellProblems, UpdateShapes
 from isojax.sampling.batch import ProblemArrays
 from tests.compiler import SAME_BITS
-from tests.device import CONFIG, DECODER, P, Parity, T, compile_with, mesh, placed, policy, random_problems
+from tests.device import (
+    CONFIG,
+    DECODER,
+    P,
+    Parity,
+    T,
+    compile_with,
+    mesh,
+    placed,
+    policy,
+    random_problems,
+    shapes_of,
+)
 from tests.rl.test_rollout_source import FixedOrder, Spoken, train_on
 
 Way = Literal["turns", "thread"]
@@ -82,10 +94,10 @@ def asynchronous(
     base, problem_order = placed(policy(1), on), order(pair[0])
     made.compile(
         UpdateShapes(
-            state=shapes_like(state),
-            base_params=shapes_like(base),
-            problem_table=shapes_like(table),
-            coefficients=shapes_like(values, replicated(on)),
+            state=shapes_of(state),
+            base_params=shapes_of(base),
+            problem_table=shapes_of(table),
+            coefficients=shapes_with_shardings(values, replicated(on)),
         )
     )
     source = AsyncRollouts(made, CellProblems(cell, PROBLEMS, host_table, table, problem_order, first_update=0))

@@ -14,7 +14,7 @@ from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Problem
 from isojax.core.shapes import make_sampler_shapes
-from isojax.distributed.sharding import replicated, shapes_like, shard_count
+from isojax.distributed.sharding import replicated, shapes_with_shardings, shard_count
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.metric import Metrics, merge_in_float32
 from isojax.rl.objective import make_coefficients
@@ -45,6 +45,7 @@ from tests.device import (
     placed,
     policy,
     random_problems,
+    shapes_of,
 )
 
 B_p, n, UPDATES, COUNT, SEED = 5, 7, 3, 11, 17
@@ -187,9 +188,9 @@ class Twin:
     def shapes(self) -> UpdateShapes:
         return UpdateShapes(
             state=train_state_shapes(DECODER, self.mesh),
-            base_params=shapes_like(self.base),
+            base_params=shapes_of(self.base),
             problem_table=problem_shapes(self.sampler_shapes, self.mesh, COUNT, T),
-            coefficients=shapes_like(self.coefficients, replicated(self.mesh)),
+            coefficients=shapes_with_shardings(self.coefficients, replicated(self.mesh)),
         )
 
 

@@ -10,7 +10,7 @@ from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.machine import silence_libtpu
 from isojax.distributed.mesh_spec import MeshShape
-from isojax.distributed.sharding import make_mesh, shapes_like
+from isojax.distributed.sharding import make_mesh, shapes_with_shardings
 from isojax.launch.resume import BASE_FOLDER
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.lora import merge_adapters, policy_params
@@ -55,7 +55,7 @@ def export_cell(
     decoder = registry.load("models.families", model.family, "build").build(model, model.vocab)
     silence_libtpu()
     device = jax.local_devices()[0]
-    template = shapes_like(decoder.trained(decoder.shapes()), SingleDeviceSharding(device))
+    template = shapes_with_shardings(decoder.trained(decoder.shapes()), SingleDeviceSharding(device))
     restored = restore_params(cell_folder / "checkpoint", template)
     if restored is None:
         problem = f"{cell_folder}: no state was saved in it yet"

@@ -27,7 +27,7 @@ from isojax.distributed.sharding import (
     copyable_sharding,
     replicated,
     shape_on,
-    shapes_like,
+    shapes_with_shardings,
     shard_count,
 )
 from isojax.models.transformer import Decoder, Params
@@ -95,7 +95,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         if self.role is None:
             self.sampler.compile(params)
         self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
-        self.to_trainer_layout.compile(shapes_like(self.sampler.batch_shapes(), on_all), scalar, scalar)
+        self.to_trainer_layout.compile(shapes_with_shardings(self.sampler.batch_shapes(), on_all), scalar, scalar)
         if self.verify is not None:
             self.verify.compile(batch.problems, batch.rollouts, scalar, scalar)
         self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)

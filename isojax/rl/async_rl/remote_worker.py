@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from isojax.distributed.roles import Role, received
-from isojax.distributed.sharding import replicated
+from isojax.distributed.sharding import array_on, replicated
 from isojax.models.transformer import Params
 from isojax.rl.async_rl.rollout_buffer import SamplerPrograms
 from isojax.rl.async_rl.rollout_worker import BatchInbox, RolloutJob, RolloutWorker, SampledBatch, serve_requests
@@ -107,11 +107,6 @@ def place_weights(parts: Iterable[WeightPart], shapes: Params, shardings: Params
     for number, index, x in parts:
         buffers[number][index] = x
     return jax.tree.map(array_on, shardings, tree.unflatten(buffers))
-
-
-def array_on(sharding: NamedSharding, x: np.ndarray) -> jax.Array:
-    """An array on a mesh, of a host array that every process has, at least where its devices need it."""
-    return jax.make_array_from_callback(x.shape, sharding, x.__getitem__)
 
 
 class TrainerRequests:

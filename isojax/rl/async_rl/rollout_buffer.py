@@ -27,7 +27,7 @@ from isojax.distributed.sharding import (
 )
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import stream
-from isojax.sampling.batch import ProblemArrays, RingSizes, Rollouts, SamplingBatch, make_shard_slice, problem_shapes
+from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch, make_shard_slice, problem_shapes
 from isojax.sampling.engine import SamplerWeights, build_engine
 from isojax.sampling.slots import SamplerState, work_items
 from isojax.tasks.task import Task, is_on_device
@@ -135,8 +135,8 @@ class SamplerPrograms:
         problems, keys = jax.tree.map(lambda x: x[0], ring)
         ring_groups, n = progress.groups_per_batch * self.ring_batches, progress.n
         shard_slice = make_shard_slice(jnp.int32(0), 1, progress.group_limit, n)
-        ring_sizes = RingSizes(ring_groups, ring_groups * n)
-        batch = SamplingBatch(problems, shard_slice, n, jax.random.wrap_key_data(keys), ring_sizes)
+        ring_rows, key = ring_groups * n, jax.random.wrap_key_data(keys)
+        batch = SamplingBatch(problems, shard_slice, n, key, ring_groups, ring_rows)
         state = stream.squeeze_shard_axis(state)
         prefill_batch, queue = self.ring_shapes.prefill_batch, state.queue
         # Prompts that were prefilled with old weights, and whose responses have not begun, are prefilled again.

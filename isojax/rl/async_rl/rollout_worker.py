@@ -204,27 +204,24 @@ class BatchInbox:
     """Sampled batches on their way from another thread to the trainer's, or what has ended that thread."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._batches: dict[int, SampledBatch] = {}
-        self._failure: BaseException | None = None
+        self._arrivals = SimpleQueue[tuple[int, SampledBatch] | BaseException]()
+        self._batches: dict[int, SampledBatch] = {}  # that have arrived before they were wanted
 
     def put(self, batch: int, sampled: SampledBatch) -> None:
-        with self._changed:
-            self._batches[batch] = sampled
-            self._changed.notify_all()
+        self._arrivals.put((batch, sampled))
 
     def fail(self, error: BaseException) -> None:
-        with self._changed:
-            self._failure = error
-            self._changed.notify_all()
+        self._arrivals.put(error)
 
     def take(self, batch: int) -> SampledBatch:
         """Waits until the batch is there; raises what has ended the other thread."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or batch in self._batches)
-            if self._failure is not None:
-                raise self._failure
-            return self._batches.pop(batch)
+        while batch not in self._batches:
+            arrival = self._arrivals.get()
+            if isinstance(arrival, BaseException):
+                raise arrival
+            number, sampled = arrival
+            self._batches[number] = sampled
+        return self._batches.pop(batch)
 
 
 class BackgroundWorker:
