@@ -20,14 +20,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
 from isojax.core.shapes import SamplerShapes, bucket_widths
-from isojax.distributed.sharding import (
-    PARAM_AXIS,
-    ROLLOUT_AXES,
-    manual_specs,
-    map_over_shards,
-    positions_are_split,
-    shard_count,
-)
+from isojax.distributed import sharding
+from isojax.distributed.sharding import PARAM_AXIS, ROLLOUT_AXES, manual_specs, map_over_shards, shard_count
 from isojax.models.fsdp import GradAnchor, resolve_anchors
 from isojax.models.lora import policy_params
 from isojax.models.transformer import Params, PrefixCache
@@ -190,7 +184,7 @@ class GradientAccumulator:
                 first = last
             return sums
 
-        if shapes.joint_forward(positions_are_split(jax.sharding.get_abstract_mesh())):
+        if shapes.joint_forward(sharding.positions_are_split(jax.sharding.get_abstract_mesh())):
             return add_all((d_params,), prompts, prompts if needs_base else None, sums)
 
         anchors = jax.tree.map(_make_anchor, inputs.params)

@@ -15,19 +15,12 @@ from isojax.core.config import CellConfig
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import compiler_options, replicated
 from isojax.models.transformer import Decoder, Params
-from isojax.rl import critic
+from isojax.rl import critic, objective
 from isojax.rl.advantages import RewardedBatch, zero_variance
 from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.gradient import ResponseBatch, build_gradient
 from isojax.rl.metric import Metrics, mean, over_updates, total, zero_where
-from isojax.rl.objective import (
-    Coefficients,
-    LossWeights,
-    PolicyInputs,
-    PolicyObjective,
-    UpdateInputs,
-    make_loss_weights,
-)
+from isojax.rl.objective import Coefficients, PolicyInputs, PolicyObjective, UpdateInputs, make_loss_weights
 from isojax.rl.optimizer import B1, CriticState, TrainState, adamw_update, learning_rate, train_state_shardings
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, buffer_row_groups, count_turns
 from isojax.sampling.logits import rollout_keys, uniforms
@@ -40,7 +33,7 @@ SUBSET_STREAM = 1  # of random numbers, within an update's, that choose n_train 
 class BatchSignals(NamedTuple):
     """What the update computes of each rollout before the gradient."""
 
-    loss_weights: LossWeights
+    loss_weights: objective.LossWeights
     train_mask: Array  # bool[S rows], the rollouts that the gradient is taken of
     value_estimates: tuple[Array, Array] | None  # the critic's values before the update, and returns: f32[S rows T]
 
@@ -80,9 +73,9 @@ class TrainStep:
         self.measures_signal = measures_signal
         self.rl, self.shapes, self.algorithm = cell.rl, shapes, resolve_algorithm(cell.rl)
         self.stops = stops
-        objective = PolicyObjective(decoder, cell.rl, cell.sampling, vocab_split=mesh.shape["tensor"] > 1)
+        policy_objective = PolicyObjective(decoder, cell.rl, cell.sampling, vocab_split=mesh.shape["tensor"] > 1)
         trained_axes, trained_shapes = decoder.trained(decoder.logical_axes()), decoder.trained(decoder.shapes())
-        self._policy_gradient = build_gradient(objective, shapes, mesh, trained_axes, trained_shapes)
+        self._policy_gradient = build_gradient(policy_objective, shapes, mesh, trained_axes, trained_shapes)
         if cell.rl.critic:
             self._values, self._critic_gradient = critic.build_critic(decoder.base, shapes, mesh)
 

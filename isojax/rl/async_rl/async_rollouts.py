@@ -19,17 +19,9 @@ from jaxtyping import Array
 from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
 from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes
+from isojax.distributed import sharding
 from isojax.distributed.roles import Role
-from isojax.distributed.sharding import (
-    ROLLOUT_AXES,
-    Program,
-    copy_to_mesh,
-    copyable_sharding,
-    replicated,
-    shape_on,
-    shapes_with_shardings,
-    shard_count,
-)
+from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on, shapes_with_shardings
 from isojax.models.transformer import Decoder, Params
 from isojax.rl import rollout_source
 from isojax.rl.async_rl.remote_worker import RemoteWorker
@@ -63,7 +55,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         self.nucleus = cell.sampling.top_p < 1
         self.updates_per_call = MAX_UPDATES_PER_CALL if is_on_device(task) else 1
         self.disaggregated, self.role = sampler_mesh is not None, role
-        self.sampler_shards = shard_count(sampler_mesh or mesh)
+        self.sampler_shards = sharding.shard_count(sampler_mesh or mesh)
         if uneven_B_p := next((B_p for B_p, _ in pairs if B_p % self.sampler_shards), None):
             raise InputError(
                 f"cell.rl.max_staleness: sweep.B_p = {uneven_B_p} is no multiple of the {self.sampler_shards} shards "
@@ -85,7 +77,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         self.cast_to_send: Program | None = None
         if self.disaggregated:
             here, there = decoder.shardings(mesh), self.sampler.param_shardings
-            sent = here if role else jax.tree.map(copyable_sharding, decoder.shapes(), here, there)
+            sent = here if role else jax.tree.map(sharding.copyable_sharding, decoder.shapes(), here, there)
             self.cast_to_send = Program(jax.jit(decoder.cast_params, out_shardings=sent))
 
     def compile(self, shapes: rollout_source.UpdateShapes) -> None:
@@ -106,7 +98,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
     def _to_trainer_layout(self, worker_rollouts: Rollouts, B_p: Array, n: Array) -> Rollouts:
         """A batch's rollouts in the buffer rows that the trainer's shards expect them in."""
         groups, valid = buffer_row_groups(self.shapes, B_p, n)
-        shards, worker_rows = shard_count(self.mesh), (B_p * n) // self.sampler_shards
+        shards, worker_rows = sharding.shard_count(self.mesh), (B_p * n) // self.sampler_shards
         trainer_rows = (B_p * n + shards - 1) // shards
         rollout = jnp.arange(groups.shape[0])[:, None] * trainer_rows + jnp.arange(groups.shape[1])[None]
         rollout = jnp.where(valid, rollout, 0)
@@ -160,7 +152,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
         index, (problems, _, key_data) = self.pending_batches.pop(update)
         B_p, n = np.int32(self.cell.B_p), np.int32(self.cell.n)
         on_trainer = jax.tree.map(lambda _: replicated(programs.mesh), sampled_rollouts)
-        rollouts = programs.to_trainer_layout(copy_to_mesh(sampled_rollouts, on_trainer), B_p, n)
+        rollouts = programs.to_trainer_layout(sharding.copy_to_mesh(sampled_rollouts, on_trainer), B_p, n)
         metrics = staleness_metrics(tokens_by_version, update, programs.max_staleness)
         if programs.verify is not None:
             rewards = programs.verify(problems, rollouts, B_p, n)

@@ -16,15 +16,8 @@ from jaxtyping import Array
 
 from isojax.core.config import CellConfig
 from isojax.core.shapes import SamplerShapes
-from isojax.distributed.sharding import (
-    ROLLOUT_AXES,
-    Program,
-    map_over_shards,
-    replicated,
-    shape_on,
-    shapes_with_shardings,
-    shard_count,
-)
+from isojax.distributed import sharding
+from isojax.distributed.sharding import ROLLOUT_AXES, Program, replicated, shape_on
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling import stream
 from isojax.sampling.batch import ProblemArrays, Rollouts, SamplingBatch, make_shard_slice, problem_shapes
@@ -74,7 +67,7 @@ class SamplerPrograms:
         mesh: Mesh,
     ):
         assert cell.rl.max_staleness is not None
-        self.mesh, self.shards, self.ring_batches = mesh, shard_count(mesh), cell.rl.max_staleness + 1
+        self.mesh, self.shards, self.ring_batches = mesh, sharding.shard_count(mesh), cell.rl.max_staleness + 1
         self.answer_length = shapes.response_length if is_on_device(task) else 0
         self.rows_per_shard = -(-shapes.B_cap // self.shards)  # the most rollouts that a batch has on a shard
         self.ring_shapes = shapes.for_cells(
@@ -90,11 +83,11 @@ class SamplerPrograms:
         state_sharding = stream.sampler_state_shardings(self.engine, mesh)
         state_spec = stream.sampler_state_specs(self.engine)
         rows: Any = P(ROLLOUT_AXES)
-        sharded_init = map_over_shards(
+        sharded_init = sharding.map_over_shards(
             lambda shard: stream.add_shard_axis(self.engine.init_state(shard[0] * 0)), mesh, rows, state_spec
         )
         chunk_specs = (P(), rows, P(), state_spec)
-        sharded_chunk = map_over_shards(self._decode_chunk, mesh, chunk_specs, (state_spec, rows))
+        sharded_chunk = sharding.map_over_shards(self._decode_chunk, mesh, chunk_specs, (state_spec, rows))
 
         def init_state() -> SamplerState:
             return sharded_init(jnp.arange(self.shards, dtype=jnp.int32))
@@ -123,7 +116,7 @@ class SamplerPrograms:
         shard_problems = problem_shapes(ring_shapes, self.mesh, ring_shapes.problem_rows, self.answer_length)
         problems = jax.tree.map(lambda x: shape_on(by_row, (self.shards, *x.shape)), shard_problems)
         ring = ProblemRing(problems, keys=shape_on(by_row, (*problems.ids.shape, 2), "uint32"))
-        weights = self.prepare_weights.compile(shapes_with_shardings(params, self.param_shardings))
+        weights = self.prepare_weights.compile(sharding.shapes_with_shardings(params, self.param_shardings))
         state = self.init_state.compile()
         progress = SamplerProgress(scalar, scalar, scalar, weights_changed=changed)
         state, _ = self.decode_chunk.compile(weights, ring, progress, state)
