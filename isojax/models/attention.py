@@ -153,21 +153,17 @@ def self_attention(
             live = jnp.arange(prefix[0].shape[2])[None] < prefix[2][:, None]
             kv_segments.append((prefix[0], prefix[1], jnp.broadcast_to(live[:, None], (b, t, live.shape[1]))))
         return attend(q, kv_segments)
-    kernel = _self_attention_kernel(implementation)
+    kernel: Any = cudnn_attention
+    if implementation != "cudnn":
+        from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
+
+        kernel = functools.partial(splash_attention, interpret=implementation == "interpret")
 
     def attention(q: Array, k: Array, v: Array, *prefix: Array) -> tuple[Array]:
         return (kernel(q, k, v, prefix or None),)
 
     inputs = (2, 1, 1) if prefix is None else (2, 1, 1, 1, 1, None)
     return shard_over_heads(attention, k.shape[1], inputs, (2,))(q, k, v, *(prefix or ()))[0]
-
-
-def _self_attention_kernel(implementation: str) -> Callable[..., Array]:
-    if implementation == "cudnn":
-        return cudnn_attention
-    from isojax.models.kernels.splash import splash_attention  # loads Pallas, which only a TPU's kernels need
-
-    return functools.partial(splash_attention, interpret=implementation == "interpret")
 
 
 def sequence_sharded_attention(positions: Int[Array, "b t"], q: RowQueries, k: RowHeads, v: RowHeads) -> RowQueries:

@@ -192,12 +192,12 @@ class Decoder:
             causal_attention = partial(sequence_sharded_attention, token_positions)
             return self._prefill_tokens(params, tokens, token_positions, causal_attention, take_last)
 
-        whole, kv_spec = PartitionSpec(), PartitionSpec(None, None, None, PROMPT_AXIS)
-        out_specs: Any = PrefixCache(kv_spec, kv_spec, whole)
+        whole: Any = PartitionSpec()
+        kv_spec: Any = PartitionSpec(None, None, None, PROMPT_AXIS)
         sharded_prefill: Callable[..., PrefixCache] = shard_map(
             prefill_shard,
             in_specs=(whole, whole, whole, PartitionSpec(PROMPT_AXIS)),
-            out_specs=out_specs,
+            out_specs=PrefixCache(kv_spec, kv_spec, whole),
             axis_names={PROMPT_AXIS},
             check_vma=False,
         )

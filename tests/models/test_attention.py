@@ -150,11 +150,17 @@ def test_splash_attention_and_its_gradients(b: int, t: int, p: int, N: int, K: i
 
 
 @pytest.mark.parametrize(("t", "p"), [(7, 0), (7, 4), (6, 5)])  # odd numbers of queries, keys, both
-def test_what_cudnn_is_asked_for(t: int, p: int) -> None:
+def test_what_cudnn_is_asked_for(t: int, p: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same call, computed by XLA."""
+
+    def by_xla(*arrays: Any, implementation: str, call: Any = jax.nn.dot_product_attention, **options: Any) -> Any:
+        assert implementation == "cudnn"
+        return call(*arrays, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
     arrays = rows(2, t, p, 6, 2, 8)
     want = with_gradients(partial(self_attention, "plain"), arrays)
-    got = with_gradients(partial(cudnn_attention, backend="xla"), arrays)
+    got = with_gradients(cudnn_attention, arrays)
     for x, y in zip(got, want, strict=True):
         assert far(x, y) < 2e-6
 

@@ -3,8 +3,6 @@
 Prefix and responses are one row of keys under a mask, because jax gives cuDNN's log-sum-exp no gradient.
 """
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -13,16 +11,12 @@ PrefixKV = tuple[Array, Array, Array]  # keys and values [b K p H]; how many pos
 
 
 def cudnn_attention(
-    q: Float[Array, "b t N H"],
-    k: Float[Array, "b K t H"],
-    v: Float[Array, "b K t H"],
-    prefix: PrefixKV | None = None,
-    backend: Literal["cudnn", "xla"] = "cudnn",
+    q: Float[Array, "b t N H"], k: Float[Array, "b K t H"], v: Float[Array, "b K t H"], prefix: PrefixKV | None = None
 ) -> Float[Array, "b t N H"]:
-    """Causal attention of q over k, v and the live part of `prefix`. Differentiable. `backend`: xla in tests."""
+    """Causal attention of q over k, v and the live part of `prefix`. Differentiable."""
     if prefix is None:
         return jax.nn.dot_product_attention(
-            q, k.swapaxes(1, 2), v.swapaxes(1, 2), is_causal=True, implementation=backend
+            q, k.swapaxes(1, 2), v.swapaxes(1, 2), is_causal=True, implementation="cudnn"
         )
     t, p = q.shape[1], prefix[0].shape[2]
     padding = t % 2, (p + t) % 2  # with a mask, cuDNN's gradient wants even numbers of queries and of keys
@@ -32,4 +26,4 @@ def cudnn_attention(
     key_positions = jnp.arange(p + t + padding[1])[None, None]
     causal = (key_positions >= p) & (key_positions - p <= jnp.arange(t + padding[0])[None, :, None])
     mask = causal | (key_positions < jnp.minimum(prefix[2], p)[:, None, None])
-    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation=backend)[:, :t]
+    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation="cudnn")[:, :t]

@@ -109,26 +109,17 @@ def place_weights(parts: Iterable[WeightPart], shapes: Params, shardings: Params
     return jax.tree.map(array_on, shardings, tree.unflatten(buffers))
 
 
-class TrainerRequests:
-    """The trainer's requests of one job, for a process of the sampler."""
-
-    def __init__(self, worker: RolloutWorker, role: Role, shapes: Params):
-        """`shapes`: of the parameters as they are sent."""
-        self.worker, self.role, self.shapes = worker, role, shapes
-
-    def qsize(self) -> int:
-        return self.role.own_peer.incoming.qsize()
-
-    def get(self) -> Callable[[], None] | None:
-        name, *arguments = received(self.role.own_peer)
-        if name == "close":
-            return None
-        if name == "publish_weights":
-            version, parts = arguments
-            others = [link for link in self.role.peers.values() if link is not self.role.own_peer]
-            all_parts = chain(parts, *(received(link)[2] for link in others))
-            arguments = version, place_weights(all_parts, self.shapes, self.worker.programs.param_shardings)
-        return partial(getattr(self.worker, name), *arguments)
+def next_request(worker: RolloutWorker, role: Role, shapes: Params) -> Callable[[], None] | None:
+    """The trainer's next request, in a process of the sampler. `shapes`: of the parameters as they are sent."""
+    name, *arguments = received(role.own_peer)
+    if name == "close":
+        return None
+    if name == "publish_weights":
+        version, parts = arguments
+        others = [link for link in role.peers.values() if link is not role.own_peer]
+        all_parts = chain(parts, *(received(link)[2] for link in others))
+        arguments = version, place_weights(all_parts, shapes, worker.programs.param_shardings)
+    return partial(getattr(worker, name), *arguments)
 
 
 def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded: bool) -> None:
@@ -147,4 +138,5 @@ def sample_jobs(programs: SamplerPrograms, role: Role, shapes: Params, is_graded
         number, job = message
         on_finished = partial(send_finished, number) if is_graded else None
         worker = RolloutWorker(programs, job._replace(on_finished=on_finished))
-        serve_requests(worker, TrainerRequests(worker, role, shapes), partial(send_batch, number, worker))
+        get_request, on_sampled = partial(next_request, worker, role, shapes), partial(send_batch, number, worker)
+        serve_requests(worker, role.own_peer.incoming.qsize, get_request, on_sampled)

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +28,7 @@ CLOSE_TIMEOUT = 60  # seconds
 FinishedCallback = Callable[[int, np.ndarray, list[np.ndarray]], None]
 # A batch's rollouts, by shard of the sampler, and how many tokens were drawn with the weights of each update.
 SampledBatch = tuple[Rollouts, Mapping[int, int]]
+Request = Callable[[], None] | None  # a call of a worker's method; None ends its job
 
 
 class RolloutJob(NamedTuple):
@@ -175,22 +176,19 @@ class RolloutWorker:
                 self.job.on_finished(int(b), rollout_index[here], responses)
 
 
-class Requests(Protocol):
-    """Calls of a worker's methods, in order; None ends its job."""
-
-    def qsize(self) -> int: ...
-
-    def get(self) -> Callable[[], None] | None: ...
-
-
-def serve_requests(worker: RolloutWorker, requests: Requests, on_sampled: Callable[[int, SampledBatch], None]) -> None:
+def serve_requests(
+    worker: RolloutWorker,
+    count_waiting: Callable[[], int],
+    next_request: Callable[[], Request],
+    on_sampled: Callable[[int, SampledBatch], None],
+) -> None:
     """Serves requests until None, and decodes a chunk between them as long as rollouts are left. Of several processes
     with parts of one worker, all serve the same requests before the same chunk."""
     while True:
         # Without work, each process waits for its next request; they are the same, in the same order.
-        arrived = multiprocess.allgather(requests.qsize(), "sampler") if worker.has_work else [1]
+        arrived = multiprocess.allgather(count_waiting(), "sampler") if worker.has_work else [1]
         for _ in range(min(arrived)):
-            request = requests.get()
+            request = next_request()
             if request is None:
                 return
             request()
@@ -229,7 +227,7 @@ class BackgroundWorker:
 
     def __init__(self, worker: RolloutWorker):
         self.worker = worker
-        self.requests = SimpleQueue[Callable[[], None] | None]()
+        self.requests = SimpleQueue[Request]()
         self.inbox = BatchInbox()
         self.thread = threading.Thread(target=self._run, daemon=True, name="sampler")
         self.thread.start()
@@ -255,7 +253,7 @@ class BackgroundWorker:
 
     def _run(self) -> None:
         try:
-            serve_requests(self.worker, self.requests, self.inbox.put)
+            serve_requests(self.worker, self.requests.qsize, self.requests.get, self.inbox.put)
         except BaseException as e:  # the thread that trains raises it
             self.inbox.fail(e)
 
