@@ -212,7 +212,7 @@ class Decoder:
         take_last: Callable[[Array], Array],
         first_tokens: slice | None = None,
     ) -> PrefixCache:
-        """`take_last`: from [b t D] to [b D] of the last tokens."""
+        """Prompts through the layers. `take_last`: from [b t D] to [b D] of the last tokens."""
         x, (keys, values) = self.run_layers(
             params, tokens, positions, lambda q, k, v, _: causal_attention(q, k, v), first_tokens=first_tokens
         )

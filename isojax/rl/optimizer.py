@@ -25,6 +25,8 @@ LR_SCALINGS: dict[str, Callable[[Array], Array]] = {
     "sqrt": jnp.sqrt,
 }
 B1, B2, EPS = 0.9, 0.999, 1e-8  # Adam's
+# Adam's moments. Clipping, weight decay and the learning rate are traced, and `adamw_update` applies them.
+ADAM = optax.scale_by_adam(b1=B1, b2=B2, eps=EPS)
 HOST_MEMORY = "pinned_host"  # as XLA names it
 
 
@@ -33,11 +35,6 @@ def learning_rate(rl: RLConfig, step: Int[Array, ""], B: Int[Array, ""], referen
     step: updates done before this one. B: rollouts per update."""
     warmup_factor = jnp.minimum(1.0, (step + 1) / rl.warmup)
     return jnp.asarray(reference_lr) * LR_SCALINGS[rl.lr_scaling](B / rl.lr_reference_batch) * warmup_factor
-
-
-def adam() -> optax.GradientTransformation:
-    """Adam's moments. Clipping, weight decay and the learning rate are traced, and `adamw_update` applies them."""
-    return optax.scale_by_adam(b1=B1, b2=B2, eps=EPS)
 
 
 def adamw_update(
@@ -53,7 +50,7 @@ def adamw_update(
 ) -> tuple[Params, Any]:
     """AdamW (arXiv:1711.05101), its gradient clipped by the global norm; nothing changes where `skip` is true."""
     clip_scale = jnp.minimum(1.0, max_grad_norm / jnp.maximum(grad_norm, 1e-30))
-    _, new_moments = adam().update(jax.tree.map(lambda g: g * clip_scale, gradient), moments)
+    _, new_moments = ADAM.update(jax.tree.map(lambda g: g * clip_scale, gradient), moments)
     # Without the barrier XLA computes the parameters from the old moments, and keeps a copy of all moments for that.
     moments = lax.optimization_barrier(jax.tree.map(partial(jnp.where, skip), moments, new_moments))
     means = optax.tree.bias_correction(moments.mu, B1, moments.count)
@@ -116,8 +113,8 @@ def build_init_state(decoder: Decoder, mesh: Mesh, with_critic: bool = False) ->
         params = base_params if decoder.config.lora is None else decoder.trained(decoder.init(jax.random.key(0)))
         params_copy = jax.tree.map(jnp.copy, params)  # updates donate the state, and the base policy must outlive it
         critic_params = critic.critic_params(decoder.base, base_params) if with_critic else None
-        new_critic = None if critic_params is None else CriticState(critic_params, adam().init(critic_params))
-        return TrainState(params_copy, adam().init(params), jnp.int32(0), new_critic, jnp.int32(0))
+        new_critic = None if critic_params is None else CriticState(critic_params, ADAM.init(critic_params))
+        return TrainState(params_copy, ADAM.init(params), jnp.int32(0), new_critic, jnp.int32(0))
 
     return jax.jit(init_state, out_shardings=train_state_shardings(decoder, mesh, with_critic))
 

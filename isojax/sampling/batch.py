@@ -66,8 +66,8 @@ class ShardSlice(NamedTuple):
 
 
 class SamplingBatch(NamedTuple):
-    """What a shard samples: its share of n rollouts of each problem, drawn with one `key` or one per problem. Of an
-    endless batch (rl/async_rl/rollout_buffer.py), how many groups and rollouts the ring of its buffers holds."""
+    """What a shard samples: its share of n rollouts of each problem, drawn with one `key` or one per problem. An
+    endless batch (rl/async_rl/rollout_buffer.py) also has the sizes of its buffers in groups and rollouts."""
 
     problems: ProblemArrays
     share: ShardSlice

@@ -42,7 +42,7 @@ from isojax.launch.local.join_processes import join_processes
 from isojax.launch.process_group import parse_process_group
 from isojax.models.transformer import ComputeOptions
 from isojax.rl.objective import make_coefficients
-from isojax.rl.optimizer import TrainState, adam, train_state_shardings
+from isojax.rl.optimizer import ADAM, TrainState, train_state_shardings
 from isojax.rl.train_step import build_update
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.sampling.engine import build_sampler
@@ -139,7 +139,7 @@ def named(prefix: str, tree: Any) -> Arrays:
 
 def fresh(params: Any) -> TrainState:
     """No update done yet; on the host."""
-    moments = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(adam().init, params))
+    moments = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(ADAM.init, params))
     return TrainState(params, moments, np.int32(0))
 
 

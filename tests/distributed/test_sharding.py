@@ -22,7 +22,7 @@ from isojax.distributed.sharding import (
     partition_spec,
     shard_count,
 )
-from isojax.rl.optimizer import adam, build_init_state
+from isojax.rl.optimizer import ADAM, build_init_state
 from tests.device import CONFIG, DECODER, MESHES, VOCAB, mesh, placed, policy
 
 L, D, N, K, H, F = CONFIG.layers, CONFIG.width, CONFIG.heads, CONFIG.kv_heads, CONFIG.head_dim, CONFIG.mlp
@@ -142,7 +142,7 @@ def test_bytes_of_parameters_and_moments(axes: str, numbers: int) -> None:
         assert device_bytes(state.params) == {4 * numbers}
         assert device_bytes(state.moments) == {2 * 4 * numbers + 4}  # and one count
         assert jax.tree.leaves(state.moments.mu)[0].dtype == jnp.float32
-        assert isinstance(state.moments, type(adam().init(policy())))
+        assert isinstance(state.moments, type(ADAM.init(policy())))
 
 
 @pytest.mark.parametrize(

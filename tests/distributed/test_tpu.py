@@ -115,7 +115,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
     from isojax.rl.objective import make_coefficients
-    from isojax.rl.optimizer import TrainState, adam, train_state_shardings
+    from isojax.rl.optimizer import ADAM, TrainState, train_state_shardings
     from isojax.sampling.batch import ProblemArrays
     from isojax.sampling.engine import build_sampler
     from isojax.tasks.task import build_task
@@ -152,7 +152,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
     sampler = jax.jit(build_sampler(decoder, sampler_shapes, mesh, sampling, task.stops), out_shardings=rows)
     state = TrainState(
-        decoder.shapes(), jax.eval_shape(adam().init, decoder.shapes()), jax.ShapeDtypeStruct((), jnp.int32)
+        decoder.shapes(), jax.eval_shape(ADAM.init, decoder.shapes()), jax.ShapeDtypeStruct((), jnp.int32)
     )
     state = laid(state, train_state_shardings(decoder, mesh))
     train = build_fused_update(config.cell, decoder, task, sampler_shapes, mesh)

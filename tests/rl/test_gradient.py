@@ -21,7 +21,7 @@ from isojax.models.transformer import ComputeOptions, Params
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.metric import values
 from isojax.rl.objective import Coefficients, make_coefficients, make_loss_weights
-from isojax.rl.optimizer import TrainState, adam, adamw_update, build_init_state, train_state_shardings
+from isojax.rl.optimizer import ADAM, TrainState, adamw_update, build_init_state, train_state_shardings
 from isojax.rl.train_step import BatchSignals, TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts, buffer_row_groups
 from isojax.sampling.engine import build_sampler
@@ -371,7 +371,7 @@ def test_apply_equals_optax(decay: float, max_norm: float) -> None:
     rng = np.random.default_rng(0)
     params = {"a": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=5).astype(np.float32)}
     tx = optax.chain(optax.clip_by_global_norm(max_norm), optax.adamw(0.01, weight_decay=decay))
-    got, state, expected, moments = params, adam().init(params), params, tx.init(params)
+    got, state, expected, moments = params, ADAM.init(params), params, tx.init(params)
     theirs = jax.jit(tx.update)
 
     @jax.jit

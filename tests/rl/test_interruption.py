@@ -17,7 +17,7 @@ from isojax.rl.advantages import RewardedBatch, gae
 from isojax.rl.critic import generalised_advantages
 from isojax.rl.metric import values
 from isojax.rl.objective import make_coefficients
-from isojax.rl.optimizer import TrainState, adam
+from isojax.rl.optimizer import ADAM, TrainState
 from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from isojax.tasks.protocol import Interruption
@@ -77,7 +77,7 @@ def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) ->
             *(jnp.asarray(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:]))) for x in PROBLEMS)
         )
         state, key_data = (
-            TrainState(policy(), adam().init(policy()), jnp.int32(0)),
+            TrainState(policy(), ADAM.init(policy()), jnp.int32(0)),
             jax.random.key_data(jax.random.key(0)),
         )
         batch = RolloutBatch(problems, rollouts, rewards, jnp.int32(B_P), jnp.int32(N), key_data)

@@ -23,7 +23,7 @@ from isojax.rl import critic
 from isojax.rl.algorithm import resolve_algorithm
 from isojax.rl.metric import values as metric_values
 from isojax.rl.objective import make_coefficients
-from isojax.rl.optimizer import CriticState, TrainState, adam
+from isojax.rl.optimizer import ADAM, CriticState, TrainState
 from isojax.rl.train_step import TrainStep
 from isojax.sampling.batch import ProblemArrays, RolloutBatch, Rollouts
 from tests.device import (
@@ -239,9 +239,9 @@ class Update:
             state, metrics = step.update(state, base, batch, signals, coefficients)
             return state, metrics, signals.train_mask
 
-        state = TrainState(policy(), adam().init(policy()), np.int32(0))
+        state = TrainState(policy(), ADAM.init(policy()), np.int32(0))
         if self.rl.critic:
-            state = state._replace(critic=CriticState(values(), adam().init(values())))
+            state = state._replace(critic=CriticState(values(), ADAM.init(values())))
         problems = ProblemArrays(*(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in PROBLEMS))
         rows = [
             self.pad(batch.tokens, 7),

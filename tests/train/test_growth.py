@@ -13,7 +13,7 @@ import pytest
 from isojax.core.nouns import Cell
 from isojax.core.schedule import Stage
 from isojax.rl.metric import Metrics, mean
-from isojax.rl.optimizer import adam
+from isojax.rl.optimizer import ADAM
 from isojax.rl.train_step import gradient_signal
 from isojax.train.growth import CHECK_EVERY, GradientSignal, choose_n, growth_state, next_stage
 
@@ -24,7 +24,7 @@ def test_the_share_of_signal_of_gradients(share: float) -> None:
     rng, size, count = np.random.default_rng(0), 400, 1500
     direction = np.zeros(size)
     direction[0] = np.sqrt(share)
-    moments = adam().init({"w": jnp.zeros(size)})
+    moments = ADAM.init({"w": jnp.zeros(size)})
     assert isinstance(moments, optax.ScaleByAdamState)
     signal = square = 0.0
     for _ in range(count):
@@ -33,7 +33,7 @@ def test_the_share_of_signal_of_gradients(share: float) -> None:
         found = gradient_signal(gradient, norm, moments, max_grad_norm=1.0)
         signal, square = signal + float(found["grad_signal"].sum), square + float(found["grad_square"].sum)
         assert found["grad_signal_square"].sum == pytest.approx(float(found["grad_signal"].sum) ** 2)
-        _, moments = adam().update({"w": gradient["w"] * jnp.minimum(1.0, 1.0 / norm)}, moments)
+        _, moments = ADAM.update({"w": gradient["w"] * jnp.minimum(1.0, 1.0 / norm)}, moments)
     assert signal / square == pytest.approx(share, abs=0.006)
 
 

@@ -36,7 +36,7 @@ class RemoteWorker:
         self.arrivals: Counter[int] = Counter()  # of each batch, from how many partners it has arrived
         self.lock = threading.Lock()  # of the links' threads
         for link in role.peers.values():
-            link.on_message = self._receive_or_fail
+            link.on_message = self._receive
         self._request("begin", self.number, job._replace(on_finished=None))
 
     def begin_batch(self, batch: int, problems: ProblemArrays, key_data: np.ndarray) -> None:
@@ -60,23 +60,17 @@ class RemoteWorker:
         for link in self.role.assigned_peers:
             link.send(message)
 
-    def _receive_or_fail(self, message: Any) -> None:
-        try:
-            with self.lock:
-                self._receive(message)
-        except Exception as e:  # such as what grading has raised; the thread that trains raises it
-            self.inbox.fail(e)
-
     def _receive(self, message: Any) -> None:
-        match message:
-            case "finished", self.number, *arguments:
-                assert self.job.on_finished is not None
-                self.job.on_finished(*arguments)
-            case "sampled", self.number, batch, sampled, busy_seconds:
-                self.busy_seconds = max(self.busy_seconds, busy_seconds)
-                self.arrivals[batch] += 1
-                if self.arrivals[batch] == len(self.role.partners):  # what they finished came before
-                    self.inbox.put(batch, sampled)
+        with self.inbox.pass_errors_on(), self.lock:  # errors such as what grading has raised
+            match message:
+                case "finished", self.number, *arguments:
+                    assert self.job.on_finished is not None
+                    self.job.on_finished(*arguments)
+                case "sampled", self.number, batch, sampled, busy_seconds:
+                    self.busy_seconds = max(self.busy_seconds, busy_seconds)
+                    self.arrivals[batch] += 1
+                    if self.arrivals[batch] == len(self.role.partners):  # what they finished came before
+                        self.inbox.put(batch, sampled)
 
 
 def weight_parts(params: Params, shardings: Params, process: int) -> list[WeightPart]:

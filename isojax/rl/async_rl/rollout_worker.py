@@ -7,7 +7,8 @@ same order; only the moment of their arrival differs, which decides with which w
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -208,8 +209,13 @@ class BatchInbox:
     def put(self, batch: int, sampled: SampledBatch) -> None:
         self._arrivals.put((batch, sampled))
 
-    def fail(self, error: BaseException) -> None:
-        self._arrivals.put(error)
+    @contextmanager
+    def pass_errors_on(self) -> Iterator[None]:
+        """Of what is done in the other thread: the trainer's raises the error that ends it."""
+        try:
+            yield
+        except BaseException as e:
+            self._arrivals.put(e)
 
     def take(self, batch: int) -> SampledBatch:
         """Waits until the batch is there; raises what has ended the other thread."""
@@ -252,10 +258,8 @@ class BackgroundWorker:
         self.thread.join(CLOSE_TIMEOUT if multiprocess.is_multiprocess() else None)
 
     def _run(self) -> None:
-        try:
+        with self.inbox.pass_errors_on():
             serve_requests(self.worker, self.requests.qsize, self.requests.get, self.inbox.put)
-        except BaseException as e:  # the thread that trains raises it
-            self.inbox.fail(e)
 
 
 def _map_keys(convert: Callable[[Any], Any], counts: Mapping[Any, int]) -> dict[Any, int]:
