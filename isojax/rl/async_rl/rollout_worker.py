@@ -222,6 +222,7 @@ class BatchInbox:
         while batch not in self._batches:
             arrival = self._arrivals.get()
             if isinstance(arrival, BaseException):
+                self._arrivals.put(arrival)  # every further call raises it too
                 raise arrival
             number, sampled = arrival
             self._batches[number] = sampled
