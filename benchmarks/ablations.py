@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 
 from isojax.core.atomic_files import write_bytes, write_text
-from isojax.core.config import Config, load_config, load_configs, save_config
+from isojax.core.config import Config, load_config, save_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import RunRecord
 from isojax.launch.lr_search import score_curve
@@ -56,7 +56,7 @@ Line = dict[str, Any]
 
 def config_of(arm: Arm, folder: Path, seeds: int, budget: int | None) -> Config:
     """The sweep of an arm, in `folder`/NAME."""
-    config = load_configs(["quickstart", *arm.configs], [*SCALE, *EVALUATIONS, *arm.overrides])
+    config = load_config(["quickstart", *arm.configs], [*SCALE, *EVALUATIONS, *arm.overrides])
     sweep = {"seeds": seeds, **({"budget": budget} if budget else {})}
     return config.model_copy(
         update={

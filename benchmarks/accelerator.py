@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isojax.core.config import Config
-from isojax.core.config.load import load_configs
+from isojax.core.config.load import load_config
 from isojax.core.machine import reserve_gpu_memory
 from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape
@@ -193,7 +193,7 @@ def main() -> None:
     gib = 0 if device.platform == "cpu" else memory / GIB
     name = arguments.shape or next(name for name, (least_gib, *_) in SHAPES.items() if gib >= least_gib)
     cell = ("cell.task=jsonl:none", "cell.rl.kl=0", "cell.rl.entropy=0", "cell.rl.learning_rate=1e-6")
-    config = load_configs(["quickstart"], [*cell, *SHAPES[name][1:], *arguments.words])
+    config = load_config(["quickstart"], [*cell, *SHAPES[name][1:], *arguments.words])
     pairs, vocab = [(config.sweep.B_p[0], config.sweep.n[0])], config.cell.model.vocab or 0
     budget = planner.DeviceBudget(config.cell, pairs, MeshShape(), vocab, False, device.platform, memory)
     sweep = planner.autosize_sweep(config.sweep, budget, is_new_run=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from isojax.core.config import SweepConfig, load_configs
+from isojax.core.config import SweepConfig, load_config
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.memory_model import MemoryEstimate
 from isojax.launch.planner import DeviceBudget, fit_to_memory, plan_cells
@@ -48,7 +48,7 @@ def device(chip: str) -> tuple[str, float, DeviceRates]:
 
 def plan(configs: Sequence[str], chip: str, mesh: MeshShape, chips: int, words: Sequence[str] = ()) -> Plan | None:
     """By the planner; None where it does not fit."""
-    config = load_configs(configs, words)
+    config = load_config(configs, words)
     platform, gib, rates = device(chip)
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform(platform)})
     cells = plan_cells(config.sweep)

@@ -173,7 +173,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """What planner and XLA say of each program of a case."""
     import jax
 
-    from isojax.core.config import load_configs
+    from isojax.core.config import load_config
     from isojax.distributed.mesh_spec import parse_mesh
     from isojax.distributed.sharding import make_mesh
     from isojax.launch.local.compile_for_topology import (
@@ -185,7 +185,7 @@ def measure(case: tuple[str, ...]) -> Iterator[dict[str, Any]]:
 
     mesh_text, *words = case
     names = [word for word in words if "=" not in word]
-    config = load_configs(names, words[len(names) :])
+    config = load_config(names, words[len(names) :])
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("cpu")})
     text = cell.task.startswith("jsonl") or cell.task == "addition"
     task = AbstractTask(cell.model.vocab or 0) if text else build_task(cell)

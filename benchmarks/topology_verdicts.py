@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from isojax.core.config import Config
-from isojax.core.config.load import load_configs
+from isojax.core.config.load import load_config
 from isojax.core.errors import InputError
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
 from isojax.distributed.sharding import Program, make_mesh
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("sweeps", nargs="*", choices=[*SWEEPS, []], help="some of them (default: all)")
     for name in parser.parse_args().sweeps or SWEEPS:
         topology, mesh, words = SWEEPS[name]
-        config = load_configs(["quickstart"], [*MODEL, *words, f"run.mesh={mesh}"])
+        config = load_config(["quickstart"], [*MODEL, *words, f"run.mesh={mesh}"])
         needed = run_in_child_process(needed_bytes, config, topology)
         largest = max(needed, key=needed.__getitem__)
         planned, _, budget = topology_budget(config, topology)

@@ -21,7 +21,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from isojax.core.config.load import load_configs
+from isojax.core.config.load import load_config
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.local.compile_for_topology import programs_on_topology, topology_budget
 from isojax.launch.planner import fit_to_memory, format_sizes
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--hlo", help="a file for the optimized HLO")
     arguments = parser.parse_intermixed_args()
     words = [*arguments.words, f"run.mesh={arguments.mesh}", "sweep.decode_attention=pallas"]
-    config = load_configs([x for x in words if "=" not in x], [x for x in words if "=" in x])
+    config = load_config([x for x in words if "=" not in x], [x for x in words if "=" in x])
     config, devices, budget = topology_budget(config, arguments.topology)
     sweep = fit_to_memory(config.sweep, budget) or budget.smallest_sizes(config.sweep)
     function, shapes = programs_on_topology(config, sweep, arguments.topology)["decode"]

@@ -11,7 +11,7 @@ length, shorter than a chunk of the sampler, and of 32,767 tokens: XLA's passes 
 import argparse
 import json
 
-from isojax.core.config.load import load_configs
+from isojax.core.config.load import load_config
 from isojax.core.errors import RunFailed
 from isojax.launch.local.compile_for_topology import compile_programs, run_in_child_process, topology_budget
 from isojax.launch.planner import fit_to_memory
@@ -41,7 +41,7 @@ def compile_mesh(topology: str, mesh: str, length: int, words: list[str]) -> dic
     results: dict[str, str | dict[str, float]] = {}
     for way, of_way in WAYS.items():
         lengths = ("cell.sampling.prompt_length=64", f"cell.sampling.response_length={length}")
-        config = load_configs(["quickstart"], [*MODEL, *of_way, *lengths, f"run.mesh={mesh}", *words])
+        config = load_config(["quickstart"], [*MODEL, *of_way, *lengths, f"run.mesh={mesh}", *words])
         config, _, budget = topology_budget(config, topology)
         sweep = fit_to_memory(config.sweep, budget) or budget.smallest_sizes(config.sweep)
         programs = list(budget.estimate(sweep).program_bytes)

@@ -11,7 +11,7 @@ from typer import Argument, Context, Option, Typer
 from typer.core import TyperGroup
 
 from isojax.core import registry
-from isojax.core.config import Config, config_names, load_configs
+from isojax.core.config import Config, config_names, load_config
 from isojax.core.config.load import find_config
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import config_keys
@@ -135,7 +135,7 @@ def read_config(
         configs = [default_config]
     options = {"run.mesh": mesh, "run.ray": ray}
     option_overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
-    config = load_configs(configs, [*overrides, *option_overrides])
+    config = load_config(configs, [*overrides, *option_overrides])
     if config.sweep.schedules:  # they may need a fit, which takes a while to import
         config = importlib.import_module("isojax.launch.fitted_schedule").resolve_schedules(config)
     config_folders = [str(find_config(name).resolve().parent) for name in reversed(configs)]

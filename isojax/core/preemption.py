@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_REQUESTED = threading.Event()
+REQUESTED = threading.Event()  # whether the runs of this process are asked to end
 
 
 class Preempted(Exception):
@@ -17,26 +17,12 @@ class Preempted(Exception):
         self.signum = signum
 
 
-def requested() -> bool:
-    return _REQUESTED.is_set()
-
-
-def wait() -> None:
-    """Returns once it is requested."""
-    _REQUESTED.wait()
-
-
-def request_preemption() -> None:
-    """Ask the runs of this process to end."""
-    _REQUESTED.set()
-
-
 @contextmanager
 def handle_sigterm() -> Iterator[None]:
-    """Within this context the first SIGTERM only sets what `requested` returns; a second one ends the process."""
+    """Within this context the first SIGTERM only sets REQUESTED; a second one ends the process."""
 
     def handler(signum: int, frame: FrameType | None) -> None:
-        _REQUESTED.set()
+        REQUESTED.set()
         signal.signal(signal.SIGTERM, previous_handler)
 
     previous_handler = signal.getsignal(signal.SIGTERM)
@@ -45,4 +31,4 @@ def handle_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous_handler)
-        _REQUESTED.clear()
+        REQUESTED.clear()

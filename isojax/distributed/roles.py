@@ -78,7 +78,7 @@ class Link:
                 if message[0] == END:
                     self._closed.set()  # as the other process does next
                 if message == PREEMPTED:
-                    preemption.request_preemption()
+                    preemption.REQUESTED.set()
                 else:
                     self.on_message(message)  # who receives it may have changed while it was on its way
                 del message  # it may be all weights

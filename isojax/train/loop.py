@@ -136,7 +136,7 @@ class CellTrainer:
             self.outputs.on_progress(self.C, None)
             # Clocks and signals differ between processes, and all must save at the same update: process 0's clock
             # decides. Only the first save of an M is written, so at the target the save waits for the evaluation.
-            stop_and_save = multiprocess.allgather((preemption.requested(), self.checkpoint_due))
+            stop_and_save = multiprocess.allgather((preemption.REQUESTED.is_set(), self.checkpoint_due))
             stop, save_due = any(stop for stop, _ in stop_and_save), stop_and_save[0][1]
             if stop or (save_due and self.cursor.M < target_updates):
                 self.save()

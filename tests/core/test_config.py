@@ -11,7 +11,6 @@ from isojax.core.config import (
     PrecisionConfig,
     config_hash,
     load_config,
-    load_configs,
     save_config,
 )
 from isojax.core.config.data import RewardConfig, VerifierConfig, score_weights
@@ -79,13 +78,13 @@ def test_a_later_config_replaces_an_earlier_one(folder: Path) -> None:
     b = write(
         folder, "sweep: {n: [8]}\ncell: {data: {mixture: {very_easy: 1.0}, size: 50}, rl: {entropy: 0.2}}", "b.yaml"
     )
-    both = load_configs([a, b], ["sweep.budget=6000"])
+    both = load_config([a, b], ["sweep.budget=6000"])
     assert (both.name, both.sweep.n, both.sweep.budget) == ("a", (8,), 6000)
     assert (both.cell.rl.kl, both.cell.rl.entropy) == (0.1, 0.2)
     assert both.cell.data.mixture == {"very_easy": 1.0} and both.cell.data.size == 50
-    assert load_configs([b, a]).cell.data.mixture == {"hard": 1.0, "easy": 1.0}
-    assert load_configs([b, a]).sweep.n == (2, 4) and load_configs([a, b, a]).sweep.n == (2, 4)
-    assert load_configs([a]) == load_config(a)
+    assert load_config([b, a]).cell.data.mixture == {"hard": 1.0, "easy": 1.0}
+    assert load_config([b, a]).sweep.n == (2, 4) and load_config([a, b, a]).sweep.n == (2, 4)
+    assert load_config([a]) == load_config(a)
 
 
 def test_an_override_replaces_a_map_or_reaches_into_it(folder: Path) -> None:
@@ -103,22 +102,22 @@ def test_of_several_configs_the_one_at_fault_is_named(folder: Path) -> None:
     good = write(folder, "sweep: {budget: 5000}", "good.yaml")
     bad = write(folder, "sweep: {budget: lots}", "bad.yaml")
     with pytest.raises(InputError, match=r"/bad\.yaml: sweep\.budget: given 'lots'"):
-        load_configs([bad, good, bad])
-    assert load_configs([bad, good]).sweep.budget == 5000  # what another value replaces is never read as one
+        load_config([bad, good, bad])
+    assert load_config([bad, good]).sweep.budget == 5000  # what another value replaces is never read as one
     with pytest.raises(InputError, match=r"unknown\.yaml: unknown key 'sweep\.budgte'"):
-        load_configs([good, write(folder, "sweep: {budgte: 1}", "unknown.yaml")])
+        load_config([good, write(folder, "sweep: {budgte: 1}", "unknown.yaml")])
     with pytest.raises(InputError, match=r"broken\.yaml, line [12]: not YAML"):
-        load_configs([good, write(folder, "sweep: {budget: [", "broken.yaml")])
+        load_config([good, write(folder, "sweep: {budget: [", "broken.yaml")])
     with pytest.raises(InputError, match="no such config: given 'none'"):
-        load_configs([good, "none"])
+        load_config([good, "none"])
     with pytest.raises(InputError, match=r"^override 'sweep\.budget=x'"):
-        load_configs([good], ["sweep.budget=x"])
+        load_config([good], ["sweep.budget=x"])
 
 
 def test_an_empty_file_is_the_defaults_and_gives_its_name(folder: Path) -> None:
     (folder / ".my sums.yaml").write_text("# nothing\n")
     assert load_config(str(folder / ".my sums.yaml")) == Config(name="my-sums")
-    assert load_configs([str(folder / ".my sums.yaml")], ["name=mine"]).name == "mine"
+    assert load_config([str(folder / ".my sums.yaml")], ["name=mine"]).name == "mine"
 
 
 @pytest.mark.parametrize(

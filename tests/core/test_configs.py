@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.core.config import load_config, load_configs
+from isojax.core.config import load_config
 from isojax.launch.planner import plan_cells, resolve_sweep_sizes
 from isojax.rl import algorithm
 
@@ -25,7 +25,7 @@ def test_it_parses_and_plans(path: Path) -> None:
 @pytest.mark.parametrize("preset", sorted((CONFIGS / "models").glob("*.yaml")), ids=lambda p: p.stem)
 def test_a_preset_goes_over_gsm8k(preset: Path) -> None:
     below, above = load_config(str(CONFIGS / "gsm8k.yaml")), load_config(str(preset))
-    both = load_configs([str(CONFIGS / "gsm8k.yaml"), str(preset)], ["cell.model.path=models/mine"])
+    both = load_config([str(CONFIGS / "gsm8k.yaml"), str(preset)], ["cell.model.path=models/mine"])
     assert both.cell.model == above.cell.model.model_copy(update={"path": "models/mine"})
     assert both.cell.prompt == below.cell.prompt.model_copy(update={"format": above.cell.prompt.format})
     assert (both.name, both.sweep, both.cell.data, both.cell.rl) == (
@@ -62,7 +62,7 @@ def test_a_recipe_goes_over_the_quickstart(preset: Path) -> None:
         "kl",
         "entropy",
     } <= above.cell.rl.model_fields_set and "learning_rate" not in above.cell.rl.model_fields_set
-    both = load_configs([str(CONFIGS / "quickstart.yaml"), f"recipes/{preset.stem}"])
+    both = load_config([str(CONFIGS / "quickstart.yaml"), f"recipes/{preset.stem}"])
     specific = {key: getattr(above.cell.rl, key) for key in above.cell.rl.model_fields_set}
     assert both == below.model_copy(
         update={"cell": below.cell.model_copy(update={"rl": below.cell.rl.model_copy(update=specific)})}

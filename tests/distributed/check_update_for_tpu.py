@@ -1,6 +1,6 @@
 """Prints the optimized HLO of an update, compiled for a v5e:2x2: a model of four layers, responses of two widths."""
 
-from isojax.core.config import load_configs
+from isojax.core.config import load_config
 from isojax.launch.local.compile_for_topology import programs_on_topology, topology_budget
 
 SETTINGS = (
@@ -11,6 +11,6 @@ SETTINGS = (
 TOPOLOGY = "v5e:2x2"
 
 if __name__ == "__main__":
-    config, _, budget = topology_budget(load_configs(["gsm8k", "models/qwen2.5-7b-instruct"], SETTINGS), TOPOLOGY)
+    config, _, budget = topology_budget(load_config(["gsm8k", "models/qwen2.5-7b-instruct"], SETTINGS), TOPOLOGY)
     program, arguments = programs_on_topology(config, budget.smallest_sizes(config.sweep), TOPOLOGY)["learn"]
     print(program.lower(*arguments).compile().as_text())

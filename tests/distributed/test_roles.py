@@ -91,7 +91,7 @@ def test_a_process_that_was_asked_to_end_is_heard_before_anything_begins() -> No
     with preemption.handle_sigterm():
         here.send(roles.PREEMPTED)
         here.send(("after it",))
-        assert there.incoming.get(timeout=10) == ("after it",) and preemption.requested()
+        assert there.incoming.get(timeout=10) == ("after it",) and preemption.REQUESTED.is_set()
     here.close()
     there.close()
 

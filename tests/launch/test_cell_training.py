@@ -46,7 +46,7 @@ def test_asked_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> N
     targets = [CellTarget(Cell(8, 4, seed), 1024) for seed in range(2)]
 
     def one_cell(*_: object) -> Exception:
-        preemption.request_preemption()
+        preemption.REQUESTED.set()
         return RuntimeError("no such luck")
 
     monkeypatch.setattr(local_runner, "train_cell", one_cell)
@@ -56,7 +56,7 @@ def test_asked_to_end_at_the_end_of_a_cell(monkeypatch: pytest.MonkeyPatch) -> N
             train_cells(setup, base, targets, display)
         with pytest.raises(Preempted):
             train_cells(setup, base, targets[1:], display)
-    assert not preemption.requested()
+    assert not preemption.REQUESTED.is_set()
 
 
 CELL = Cell(8, 4, 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from jax.errors import JaxRuntimeError
 
-from isojax.core.config import load_configs
+from isojax.core.config import load_config
 from isojax.core.errors import InputError, RunFailed
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.local.compile_for_topology import (
@@ -93,22 +93,22 @@ def test_without_libtpu_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch
 )
 def test_what_a_plan_for_tpus_does_not_know_is_refused(word: str, says: str) -> None:
     with pytest.raises(InputError, match=says):
-        topology_budget(load_configs(["quickstart"], [word]), "v5e:2x2")
+        topology_budget(load_config(["quickstart"], [word]), "v5e:2x2")
 
 
 def test_a_model_without_a_vocabulary_is_refused() -> None:
     with pytest.raises(InputError, match=r"cell.model.vocab is null.*models/llama"):
-        compile_for_topology(load_configs(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
+        compile_for_topology(load_config(["gsm8k"], ["run.compilation_cache=false"]), "v5e:2x2")
 
 
 def test_a_folder_that_only_the_hosts_have_needs_the_shape_in_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     chips = [SimpleNamespace(device_kind="TPU v5 lite")] * 4
     monkeypatch.setattr("isojax.launch.local.compile_for_topology.topology_devices", lambda _: chips)
     on_hosts = ["cell.model.path=/mnt/runs/models/qwen", "cell.task=jsonl:/mnt/runs/train.jsonl"]
-    config, _, budget = topology_budget(load_configs(["gsm8k", "models/qwen2.5-7b-instruct"], on_hosts), "v5e:2x2")
+    config, _, budget = topology_budget(load_config(["gsm8k", "models/qwen2.5-7b-instruct"], on_hosts), "v5e:2x2")
     assert config.cell.model.path is None and budget.cell.model.layers == 28
     with pytest.raises(InputError, match=r"cell\.model\.path = /mnt/runs/models/qwen: no such folder"):
-        topology_budget(load_configs(["gsm8k"], on_hosts), "v5e:2x2")
+        topology_budget(load_config(["gsm8k"], on_hosts), "v5e:2x2")
 
 
 def test_what_the_compiler_finds_too_large_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_compiler_that_aborts_does_not_end_the_command() -> None:
 
 def confirmed_sizes(monkeypatch: pytest.MonkeyPatch, compiler: Any, preset: str = "models/qwen2.5-7b-instruct") -> Any:
     """The sizes chosen for 16 chips of v5e, by this compiler."""
-    config = load_configs(["gsm8k", preset], ["run.mesh=fsdp=4,tensor=4"])
+    config = load_config(["gsm8k", preset], ["run.mesh=fsdp=4,tensor=4"])
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
     pairs = [(32, n) for n in config.sweep.n]
     mesh, memory = MeshShape(fsdp=4, tensor=4), int(15.75 * GIB)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from isojax.core.config import load_configs
+from isojax.core.config import load_config
 from isojax.distributed.sharding import Program
 from isojax.launch.local.local_runner import launch
 from isojax.launch.local.setup import SweepSetup
@@ -46,7 +46,7 @@ def test_what_a_run_holds_while_a_program_runs(
     problems = [{"prompt": str(i), "answer": str(i)} for i in range(80)]
     Path("problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     Path("text.yaml").write_text(json.dumps(CHAT_CONFIG))
-    config = load_configs(
+    config = load_config(
         ["text.yaml", recipe], [*words, "cell.sampling.response_length=32", "run.compilation_cache=false"]
     )
     others, before = jax.live_arrays(), held_bytes(on_host=False)  # of other tests, kept until the end

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from isojax.core.config import CellConfig, ModelConfig, SamplingConfig, SweepConfig, load_configs
+from isojax.core.config import CellConfig, ModelConfig, SamplingConfig, SweepConfig, load_config
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 from isojax.distributed.sharding import make_mesh
@@ -124,7 +124,7 @@ def test_a_mesh_splits_what_the_table_says() -> None:
 
 def test_a_recipe_adds_what_it_holds() -> None:
     kl, critic = (
-        CELL.model_copy(update={"rl": load_configs(["quickstart"], [word]).cell.rl})
+        CELL.model_copy(update={"rl": load_config(["quickstart"], [word]).cell.rl})
         for word in ("cell.rl.kl=0.1", CRITIC)
     )
     assert estimate(kl).breakdown["reference"] == 4 * NUMBERS
@@ -167,7 +167,7 @@ def xla_bytes(function: Any, arguments: tuple[Any, ...]) -> int:
 
 def compared(mesh: str, names: tuple[str, ...], words: tuple[str, ...]) -> dict[str, tuple[int, Any]]:
     """The planner's bytes, and the program, by its name."""
-    config = load_configs(names, words)
+    config = load_config(names, words)
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("cpu")})
     task = AbstractTask(cell.model.vocab) if cell.model.vocab else build_task(cell)
     shape = parse_mesh(mesh, 8)
@@ -258,14 +258,14 @@ PRESETS = ("qwen2.5-7b-instruct", "llama-3.1-8b-instruct", "qwen3-4b-instruct")
 def test_presets_fit_sixteen_chips_of_v5e(preset: str) -> None:
     """What configs/gsm8k.yaml leaves null is chosen: layers of the larger two are computed again."""
     v5e = v5e_budget(preset, MeshShape(fsdp=4, tensor=4))
-    sweep = chosen(load_configs(["gsm8k"], []).sweep, v5e)
+    sweep = chosen(load_config(["gsm8k"], []).sweep, v5e)
     assert sweep.remat == ("none" if preset == "qwen3-4b-instruct" else "layer")
     assert v5e.estimate(sweep).peak <= v5e.usable_memory
     assert sweep.decode_slots == 64 and sweep.microbatch is not None and sweep.microbatch > 1
 
 
 def v5e_budget(preset: str, mesh: MeshShape) -> DeviceBudget:
-    config = load_configs(["gsm8k", f"models/{preset}"], [])
+    config = load_config(["gsm8k", f"models/{preset}"], [])
     cell = config.cell.model_copy(update={"precision": config.cell.precision.for_platform("tpu")})
     pairs = sorted({(c.B_p, c.n) for c in plan_cells(config.sweep)})
     memory = int(2**30 * CHIPS["TPU v5 lite"][0])
@@ -282,14 +282,14 @@ def v5e_budget(preset: str, mesh: MeshShape) -> DeviceBudget:
     ],
 )
 def test_a_refusal_names_the_nearest_mesh(mesh: MeshShape, places: list[tuple[str, int]], suggested: str) -> None:
-    requested, v5e = load_configs(["gsm8k"], []).sweep, v5e_budget(PRESETS[0], mesh)
+    requested, v5e = load_config(["gsm8k"], []).sweep, v5e_budget(PRESETS[0], mesh)
     assert fit_to_memory(requested, v5e) is None
     assert suggested in suggest_fit(requested, v5e, places)
 
 
 def test_settings_that_stand_in_the_way_are_named() -> None:
     v5e = v5e_budget(PRESETS[0], MeshShape(fsdp=4, tensor=4))
-    requested = load_configs(["gsm8k"], ["sweep.microbatch=64"]).sweep
+    requested = load_config(["gsm8k"], ["sweep.microbatch=64"]).sweep
     assert fit_to_memory(requested, v5e) is None
     suggestion = suggest_fit(requested, v5e, [])
     assert re.search(r"It would fit with .*sweep.microbatch=32 .*sweep.remat=layer", suggestion)

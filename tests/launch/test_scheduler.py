@@ -78,7 +78,7 @@ class FakeGroup:
         reached = self.reaches.get(target.cell, [])
         on_status(StatusUpdate(progress=CellProgress(target.cell, reached.pop(0), None)) if reached else StatusUpdate())
         if isinstance(error, Preempted):
-            preemption.request_preemption()
+            preemption.REQUESTED.set()
             assert self.stopped.wait(20)
         if isinstance(error, Slow):
             time.sleep(0.3)
@@ -219,7 +219,7 @@ def test_asked_to_end_before_a_group_is_ready(schedule: RayScheduler, monkeypatc
     """A group that still prepares the sweep has nothing to save: it is not waited for."""
     monkeypatch.setattr(FakeGroup, "never", True)
     FakeGroup.trained.append(CellTarget(CELLS[0], 0))
-    threading.Timer(0.2, preemption.request_preemption).start()
+    threading.Timer(0.2, preemption.REQUESTED.set).start()
     began = time.monotonic()
     with pytest.raises(Preempted):
         schedule.run()
@@ -233,7 +233,7 @@ def test_what_was_not_waited_for_ends_by_itself(
     monkeypatch.setattr(scheduling, "SAVE_TIMEOUT", 0.0)
     FakeGroup.ends[CELLS[0]] = [Slow()]
     FakeGroup.ends[CELLS[1]] = [WorkerLost("Ray has not been started yet")]
-    threading.Timer(0.1, preemption.request_preemption).start()
+    threading.Timer(0.1, preemption.REQUESTED.set).start()
     with pytest.raises(Preempted, match="not all"):
         schedule.run()
     preemption._REQUESTED.clear()  # as on leaving handle_sigterm

@@ -13,15 +13,8 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 
-from isojax.core.config import (
-    BasePolicyConfig,
-    CellConfig,
-    Config,
-    DataConfig,
-    ModelConfig,
-    SamplingConfig,
-    save_config,
-)
+from isojax.core.config import CellConfig, Config, DataConfig, ModelConfig, SamplingConfig, save_config
+from isojax.core.config.model import BasePolicyConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.shapes import make_sampler_shapes

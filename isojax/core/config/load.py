@@ -62,15 +62,12 @@ def find_config(name_or_path: str) -> Path:
     raise InputError(f"no such config: given {name_or_path!r}, expected a YAML file or a name in {roots}. {hint}")
 
 
-def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
-    """The config that a name or path means, below dotted overrides such as "sweep.n=[2,4]"; InputError if unusable."""
-    return load_configs([name_or_path], overrides)
-
-
-def load_configs(names_or_paths: Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """Several configs in one, each over those before it: `gsm8k`, then `models/qwen2.5-7b-instruct`. Where none has a
-    name, the sweep is called as the first file is."""
-    paths = [find_config(name) for name in names_or_paths]
+def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:
+    """The config that a name or path means, below dotted overrides such as "sweep.n=[2,4]"; of several, each over those
+    before it: `gsm8k`, then `models/qwen2.5-7b-instruct`. Where none has a name, the sweep is called as the first file
+    is. InputError if unusable."""
+    names = [names_or_paths] if isinstance(names_or_paths, str) else names_or_paths
+    paths = [find_config(name) for name in names]
     config = load_yaml(Config, paths, overrides)
     file_name = re.sub(r"[^A-Za-z0-9._-]", "-", paths[0].stem).lstrip("._-")[:100]
     is_named = "name" in config.model_fields_set or not file_name

@@ -109,7 +109,7 @@ def train_cells(
     display.set_targets({target.cell: target.rollouts(setup.config) for target in targets})
 
     def worker(programs: SweepPrograms) -> None:
-        while not any(multiprocess.allgather(preemption.requested())):
+        while not any(multiprocess.allgather(preemption.REQUESTED.is_set())):
             try:
                 target = waiting.popleft()
             except IndexError:

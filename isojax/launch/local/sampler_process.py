@@ -39,6 +39,6 @@ def sample_for_trainers(role: Role, dry_run: bool) -> None:
 
 
 def _pass_preemption_on(role: Role) -> None:
-    preemption.wait()
+    preemption.REQUESTED.wait()
     for link in role.peers.values():
         link.send(PREEMPTED)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from isojax.core.config import Config, ProcessGroupConfig
+from isojax.core.config import Config
+from isojax.core.config.sweep import ProcessGroupConfig
 from isojax.core.errors import InputError
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
 

@@ -101,7 +101,7 @@ class RayActor:
 
     def stop(self) -> None:
         """Let the cell in training save its state and end."""
-        preemption.request_preemption()
+        preemption.REQUESTED.set()
 
     def close(self) -> None:
         """Disconnect from the other processes, and end the verifier."""

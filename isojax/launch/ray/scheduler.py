@@ -88,21 +88,21 @@ class RayScheduler:
             await self._run_groups()
         except asyncio.CancelledError:  # Ctrl-C; the second one raises KeyboardInterrupt
             signum = signal.SIGINT
-            preemption.request_preemption()
+            preemption.REQUESTED.set()
         except Exception:  # whatever ended the loop; it is raised again when the cells have saved
-            preemption.request_preemption()
+            preemption.REQUESTED.set()
             await self._save_cells()
             with suppress(InputError):  # what is recorded at a URL, for the fit
                 refresh(self.folder)
             raise
-        if preemption.requested():
+        if preemption.REQUESTED.is_set():
             saved = "saved their state" if await self._save_cells() else "not all saved their state"
             message = f"{self.folder} was asked to end; the runs in training have {saved}. Go on by --resume."
             raise Preempted(message, signum)
 
     async def _run_groups(self) -> None:
         """Start groups where cells wait, until all is done, or the sweep is asked to end."""
-        while not preemption.requested():
+        while not preemption.REQUESTED.is_set():
             if self.cell_queue.round_ended:
                 refresh(self.folder)  # what all groups have recorded
                 targets = self.cell_queue.next_round()
@@ -182,7 +182,7 @@ class RayScheduler:
 
     async def _train_cells(self, processes: RayProcessGroup, report: Callable[..., None]) -> bool:
         """Train cells until none is left or the sweep is asked to end; returns whether the processes can be closed."""
-        while not (self.cell_queue.finished or preemption.requested()):
+        while not (self.cell_queue.finished or preemption.REQUESTED.is_set()):
             if not self.cell_queue.waiting:
                 await asyncio.sleep(POLL_INTERVAL)
                 continue
@@ -228,7 +228,7 @@ class RayScheduler:
         slot.failed_in_a_row += 1
         slot.retry_at = time.monotonic() + POLL_SECONDS * 2**slot.failed_in_a_row
         self.open_error = f"{error}; {group.processes.log_tail()}"
-        if preemption.requested():
+        if preemption.REQUESTED.is_set():
             return
         print_line(f"warning: a process group on {group.processes.node_names} could not begin ({error})")
         if slot.failed_in_a_row > self.retries and not self.any_group_ready:
@@ -237,7 +237,7 @@ class RayScheduler:
     def _lose_cell(self, processes: RayProcessGroup, target: CellTarget, error: WorkerLost) -> None:
         """Start a lost cell again, unless that was tried often enough without progress."""
         cell = target.cell
-        if not preemption.requested():
+        if not preemption.REQUESTED.is_set():
             losses = self.cell_queue.count_loss(cell)
             if losses > self.retries:
                 C = self.cell_queue.status[cell].rollouts
