@@ -1,7 +1,5 @@
 """How large an input may be (docs/faults.md); the reader of what is larger refuses it and names the limit."""
 
-from typing import Any
-
 MAX_LINE_BYTES = 8 * 2**20  # of a line of a text file
 MAX_TEXT_BYTES = 2**29  # of a text file, unpacked
 MAX_LINES = 10**6  # of a text file
@@ -26,10 +24,3 @@ MAX_VOCAB = 2**22
 MAX_EVALUATIONS = 10_000  # values of the grid of C that the runs of a sweep are evaluated at
 MAX_CELLS = 10_000  # runs of a sweep
 MAX_REPLICATES = 10_000  # of a fit
-
-
-def depth(value: Any) -> int:
-    """How many lists and objects are within each other; RecursionError for a thousand or so."""
-    if not isinstance(value, dict | list):
-        return 0
-    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)

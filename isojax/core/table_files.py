@@ -15,7 +15,7 @@ from typing import Any, Literal
 from isojax.core import limits
 from isojax.core.atomic_files import open_file
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES, depth
+from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES
 from isojax.core.tabular import DataRow, DataTable, list_some, parse_number
 from isojax.core.yaml_files import flatten
 
@@ -107,7 +107,7 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
         if opened > limits.MAX_OBJECTS:
             raise ValueError(f"more than {limits.MAX_OBJECTS:,} lists and objects")
         value = json.loads(text)
-        if opened > MAX_DEPTH and depth(value) > MAX_DEPTH:
+        if opened > MAX_DEPTH and _depth(value) > MAX_DEPTH:
             raise ValueError(f"lists and objects more than {MAX_DEPTH} deep")
         return value
     except json.JSONDecodeError as e:
@@ -120,6 +120,13 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
     except (ValueError, RecursionError) as e:  # numbers of thousands of digits, lists nested too deeply
         reason = str(e).splitlines()[0]
         raise InputError(f"{path}, line {first_line}: cannot be read ({reason}). Correct or remove it.") from e
+
+
+def _depth(value: Any) -> int:
+    """How many lists and objects are within each other; RecursionError for a thousand or so."""
+    if not isinstance(value, dict | list):
+        return 0
+    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_count
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
-from isojax.runs.logs.log_table import FIELD_HELP
-from isojax.runs.logs.run_settings import read_settings
+from isojax.runs.logs.log_table import FIELD_HELP, read_settings
 from isojax.scaling.checks.ledger_check import check_ledgers
 
 FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.items())

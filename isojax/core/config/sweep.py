@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import count, takewhile
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
@@ -65,12 +66,8 @@ class EvalConfig(Section):
             span = f"from cell.eval.start = {self.start} to sweep.budget = {budget}"
             limit = f"expected at most {MAX_EVALUATIONS:,}; usual is 1.3"
             raise InputError(f"cell.eval.ratio = {self.ratio} takes {steps:.3g} steps {span}, {limit}.")
-        targets, k = [0], 0
-        while (target := math.ceil(round(self.start * self.ratio**k, 6))) <= budget:
-            if target != targets[-1]:
-                targets.append(target)
-            k += 1
-        return targets
+        grid = (math.ceil(round(self.start * self.ratio**k, 6)) for k in count())
+        return [0, *dict.fromkeys(takewhile(lambda target: target <= budget, grid))]
 
 
 class CellConfig(Section):

@@ -17,7 +17,6 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, SweepConfig, config_hash
 from isojax.core.errors import InputError, RunFailed, is_out_of_memory
 from isojax.core.nouns import Cell, CellProgress
-from isojax.core.preemption import Preempted
 from isojax.distributed import multiprocess
 from isojax.distributed.roles import divide_roles
 from isojax.launch.display import Display, console, print_disk_use, print_plan
@@ -104,7 +103,7 @@ def train_cells(
     """Train cells in one thread for each set of programs; returns those that failed. Preempted where cells are left."""
     waiting = deque(targets)  # threads may share it
     failures: list[tuple[Cell, Exception]] = []
-    preemptions: list[Preempted] = []
+    preemptions: list[preemption.Preempted] = []
     stopped_early: list[bool] = []
     display.set_targets({target.cell: target.rollouts(setup.config) for target in targets})
 
@@ -116,7 +115,7 @@ def train_cells(
                 return
             try:
                 error = train_cell(setup, programs, base_policy, target, display.update_cell, display.show_flags)
-            except Preempted as e:
+            except preemption.Preempted as e:
                 preemptions.append(e)
                 return
             if error is not None:
@@ -135,7 +134,7 @@ def train_cells(
         call.result()
     if preemptions or (stopped_early and waiting):
         before = "".join(f"; {cell.name} had failed before ({error})" for cell, error in failures)
-        raise Preempted(
+        raise preemption.Preempted(
             f"{setup.folder} was asked to end (SIGTERM); {len(preemptions)} runs in training have saved their state"
             f"{before}. Go on by --resume."
         )
@@ -165,7 +164,7 @@ def train_cell(
                 run_cell(programs, config, base_policy, target.cell_so_far, outputs)
         if is_primary:
             write_health(folder, cell, on_flags)
-    except Preempted:
+    except preemption.Preempted:
         raise
     except Exception as e:  # one cell's failure, of any kind, does not end the others; it is returned and shown
         if is_primary and isinstance(e, FloatingPointError):

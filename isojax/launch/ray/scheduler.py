@@ -19,7 +19,6 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell
-from isojax.core.preemption import Preempted
 from isojax.launch.display import Display, print_line
 from isojax.launch.ray.cell_queue import CellQueue
 from isojax.launch.ray.placement import ProcessGroupSpec, capacity
@@ -98,7 +97,7 @@ class RayScheduler:
         if preemption.REQUESTED.is_set():
             saved = "saved their state" if await self._save_cells() else "not all saved their state"
             message = f"{self.folder} was asked to end; the runs in training have {saved}. Go on by --resume."
-            raise Preempted(message, signum)
+            raise preemption.Preempted(message, signum)
 
     async def _run_groups(self) -> None:
         """Start groups where cells wait, until all is done, or the sweep is asked to end."""
@@ -190,7 +189,7 @@ class RayScheduler:
             failure = ""
             try:
                 await _in_thread(processes.train, target, partial(report, cell=target.cell))
-            except Preempted:
+            except preemption.Preempted:
                 self.cell_queue.put_back(target)
                 return True
             except WorkerLost as e:
@@ -221,7 +220,7 @@ class RayScheduler:
 
     def _lose_group(self, slot: GroupSlot, group: ActiveGroup, error: Exception) -> None:
         """Count that a group could not begin; raises an error that no other group would be spared."""
-        may_pass = isinstance(error, Preempted | RunFailed | WorkerLost)
+        may_pass = isinstance(error, preemption.Preempted | RunFailed | WorkerLost)
         may_pass = may_pass or (isinstance(error, InputError) and self.any_group_ready)
         if group.state == "ready" or not may_pass:
             raise error

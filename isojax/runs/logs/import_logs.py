@@ -22,9 +22,8 @@ from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
 from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.logs.log_evaluations import read_run_record
-from isojax.runs.logs.log_table import LogTable
+from isojax.runs.logs.log_table import LogTable, RunSettings, settings_of
 from isojax.runs.logs.resumed_runs import LogRun, join_resumed_runs
-from isojax.runs.logs.run_settings import RunSettings, settings_of
 
 
 @dataclass(frozen=True)

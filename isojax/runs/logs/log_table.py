@@ -1,4 +1,5 @@
-"""What an importer reads a log into: a table, whose columns may be known to be these fields."""
+"""What an importer reads a log into: a table, whose columns may be known to be these fields; and a user's small table
+for what the logs do not say, with the columns run, n, B_p (or B), seed, samples, devices, scale."""
 
 import json
 import re
@@ -9,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import parse_json, read_lines, read_objects
-from isojax.core.tabular import DataRow
+from isojax.core.table_files import parse_json, read_lines, read_objects, read_table
+from isojax.core.tabular import DataRow, check_unique_rows, is_blank, list_some, nearest_names, require_column
 
 # What a log's columns can be, and what a refusal and --help say of each.
 FIELD_HELP = {
@@ -44,6 +45,9 @@ LEDGER_FIELDS = {name: (name,) for name in FIELD_HELP if name != "scale"} | {
     "train:entropy": ("entropy",),
     "train:kl": ("kl",),
 }
+
+SETTING_FIELDS = ("n", "B_p", "B", "seed", "samples", "devices", "scale")  # of a user's table
+RunSettings = Mapping[str, Mapping[str, str]]  # of a user's table: run -> field -> number as text
 
 
 @dataclass(frozen=True)
@@ -118,3 +122,38 @@ def parse_message(message_class: Any, data: bytes, path: Path) -> Any:
         return message_class.FromString(data)
     except DecodeError as e:
         raise InputError(f"{path} is damaged ({e}); copy it again from where the run was.") from e
+
+
+def read_settings(path: Path) -> RunSettings:
+    """A table of settings; InputError where it lacks the column run, or has one that is no setting."""
+    table = read_table(path)
+    require_column(table, "run")
+    unknown = [name for name in table.columns if name not in ("run", *SETTING_FIELDS)]
+    if unknown:
+        place, expected = f"{path}, {table.header_position}", f"run and some of {', '.join(SETTING_FIELDS)}"
+        raise InputError(f"{place}: no setting {unknown[0]!r}; expected {expected}. Remove the column.")
+    if nameless := [row.location for row in table.rows if is_blank(row.values.get("run"))]:
+        raise InputError(f"{nameless[0]} names no run; expected one in each row. Fill it in, or remove the row.")
+    check_unique_rows(table, ["run"])
+    return {
+        str(row.values["run"]).strip(): {
+            name: str(row.values[name]) for name in SETTING_FIELDS if not is_blank(row.values.get(name))
+        }
+        for row in table.rows
+    }
+
+
+def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:
+    """What the settings, if any, say of a run by its name, id, path, file or a folder of it; InputError for nothing."""
+    if not settings:
+        return {}
+    path = Path(table.source)
+    stem = path.name.removesuffix(".gz")
+    names = [table.run, table.run_id, table.source, path.name, stem, Path(stem).stem, *reversed(path.parts[:-1])]
+    for name in filter(None, names):
+        if name in settings:
+            return settings[name]
+    wanted = table.run or path.name
+    (nearest,) = nearest_names(wanted, list(settings))
+    problem = f"--settings: no row for {table.label}; expected one with run = {wanted}"
+    raise InputError(f"{problem}. The nearest is {nearest!r}; the runs are {list_some(list(settings))}.")

@@ -2,7 +2,6 @@
 after any other turn the response is done. It goes with the verifier `integer:last_line` and the stop string "\\n"."""
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +18,6 @@ def reply(problem: Problem, turns: list[str]) -> str | None:
     return f"{int(call[1]) + int(call[2])}\n" if call else None
 
 
-@dataclass(frozen=True)
 class CalculatorSource:
     """All sums of three numbers of one or two digits; the id of a + b + c is a * 10^4 + b * 10^2 + c."""
 

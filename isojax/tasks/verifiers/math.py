@@ -213,11 +213,9 @@ def answers_equal(reference: str, response: str) -> bool | None:
     reference_number, response_number = parse_number(reference), parse_number(response)
     if reference_number and response_number:
         # 50% is 50 as well as 0.5 where the other side has no percent sign.
-        reference_scale = 100 if reference_number.percent and not response_number.percent else 1
-        response_scale = 100 if response_number.percent and not reference_number.percent else 1
-        reference_values = {reference_number.value, reference_number.value / reference_scale}
-        response_values = {response_number.value, response_number.value / response_scale}
-        if reference_values & response_values:
+        plain, percent = sorted((reference_number, response_number), key=lambda number: number.percent)
+        is_one_percent = percent.percent and not plain.percent
+        if percent.value == plain.value or (is_one_percent and percent.value == 100 * plain.value):
             return True
         return False if reference_number.decimal and response_number.decimal else None
     if reference_number and reference_number.decimal and _SCALE_WORD.search(response):

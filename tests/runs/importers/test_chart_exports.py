@@ -7,7 +7,7 @@ import pytest
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.runs.logs.import_logs import read_logs
-from isojax.runs.logs.run_settings import read_settings
+from isojax.runs.logs.log_table import read_settings
 
 WIDE = """\
 "Step","gsm8k-n4 - val-core/gsm8k/acc/mean@4","gsm8k-n4 - val-core/gsm8k/acc/mean@4__MIN",\
