@@ -17,7 +17,7 @@ from isojax.core.atomic_files import open_file
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES
 from isojax.core.tabular import DataRow, DataTable, list_some, parse_number
-from isojax.core.yaml_files import flatten
+from isojax.core.yaml_files import first_line, flatten
 
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 DELIMITERS = ",\t;"
@@ -100,8 +100,8 @@ def read_objects(path: Path, lines: Iterable[NumberedLine] | None = None) -> Ite
             yield DataRow(str(path), position, value, line_number - 1)
 
 
-def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
-    """One JSON value that begins on `first_line` of a file."""
+def parse_json(text: str, path: Path, line: int = 1) -> Any:
+    """One JSON value that begins on this line of a file."""
     try:
         opened = text.count("[") + text.count("{")
         if opened > limits.MAX_OBJECTS:
@@ -111,15 +111,14 @@ def parse_json(text: str, path: Path, first_line: int = 1) -> Any:
             raise ValueError(f"lists and objects more than {MAX_DEPTH} deep")
         return value
     except json.JSONDecodeError as e:
-        line_number = first_line + e.lineno - 1
+        line_number = line + e.lineno - 1
         is_part = e.msg == "Extra data" or len(text) == 1  # an object of many lines, or several on one
         fix = "Put one object on a line, in a .jsonl." if is_part else "Correct the line, or remove it."
         raise InputError(
             f"{path}, line {line_number}: not JSON ({e.msg} at column {e.colno}); expected a whole object. {fix}"
         ) from e
     except (ValueError, RecursionError) as e:  # numbers of thousands of digits, lists nested too deeply
-        reason = str(e).splitlines()[0]
-        raise InputError(f"{path}, line {first_line}: cannot be read ({reason}). Correct or remove it.") from e
+        raise InputError(f"{path}, line {line}: cannot be read ({first_line(e)}). Correct or remove it.") from e
 
 
 def _depth(value: Any) -> int:

@@ -20,7 +20,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e
 _READER_GONE = (errno.EPIPE, errno.EIO)  # of a pipe; of a terminal
 _EXIT_CODE_SIGPIPE = 128 + signal.SIGPIPE  # what a shell says of a program that wrote to a closed pipe
 
-_first_loss_at: float | None = None
+output_lost: float | None = None  # since when (Unix seconds) nobody reads what this process prints
 
 
 def format_number(x: float | None) -> str:
@@ -60,11 +60,6 @@ def note(message: object) -> None:
     print(f"note: {printable(message)}", file=sys.stderr)
 
 
-def output_lost_at() -> float | None:
-    """Since when (Unix seconds) nobody reads what this process prints; None while someone may."""
-    return _first_loss_at
-
-
 def guard_output(is_run: bool) -> None:
     """Decide what becomes of this process when its terminal, or the `head` behind it, goes away. A run goes on: what it
     prints is dropped, and SIGHUP is ignored by it and by the processes it starts. Another command ends, quietly."""
@@ -93,7 +88,7 @@ class _GuardedFile(io.FileIO):
         self._is_run = is_run
 
     def write(self, data: Any, /) -> int:
-        global _first_loss_at  # noqa: PLW0603 - of the process, as its streams are
+        global output_lost  # noqa: PLW0603 - of the process, as its streams are
         try:
             return super().write(data)
         except OSError as e:
@@ -102,7 +97,7 @@ class _GuardedFile(io.FileIO):
                 os.dup2(null_fd, self.fileno())  # for libraries and processes that write there too
                 os.close(null_fd)
             if self._is_run:  # what it prints is dropped
-                _first_loss_at = _first_loss_at or time.time()
+                output_lost = output_lost or time.time()
                 return memoryview(data).nbytes
             if e.errno in _READER_GONE:
                 raise SystemExit(_EXIT_CODE_SIGPIPE) from e

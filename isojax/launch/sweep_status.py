@@ -16,13 +16,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from isojax.core import terminal
 from isojax.core.atomic_files import read_file, write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Cell
 from isojax.core.table_files import paths_below, read_json_object
-from isojax.core.terminal import output_lost_at
 from isojax.launch.display import format_duration
 from isojax.launch.planner import plan_cells
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
@@ -64,8 +64,8 @@ class DriverStatus(BaseModel):
 
 
 def driver_status(ended: bool, cells: dict[str, CellStatus]) -> DriverStatus:
-    host, pid = socket.gethostname(), os.getpid()
-    return DriverStatus(time=time.time(), host=host, pid=pid, ended=ended, cells=cells, output_lost=output_lost_at())
+    host, pid, lost = socket.gethostname(), os.getpid(), terminal.output_lost
+    return DriverStatus(time=time.time(), host=host, pid=pid, ended=ended, cells=cells, output_lost=lost)
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def lost_output_recorded(folder: Path) -> Iterator[None]:
 
     def watch() -> None:
         while not ended.wait(OUTPUT_CHECK_SECONDS):
-            if output_lost_at() is not None:
+            if terminal.output_lost is not None:
                 return write_status(folder, driver_status(ended=False, cells={}))
 
     watcher = threading.Thread(target=watch, daemon=True, name="lost output")
@@ -87,7 +87,7 @@ def lost_output_recorded(folder: Path) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
-        if output_lost_at() is not None:
+        if terminal.output_lost is not None:
             write_status(folder, driver_status(ended=True, cells={}))
 
 

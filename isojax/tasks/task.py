@@ -47,7 +47,7 @@ class TextTask:
             problem = f"{self.folder}/config.json has no whole number vocab_size ({vocab!r})"
             raise InputError(f"{problem}; set cell.model.vocab.")
         self.vocab = vocab
-        self.source, self.prompt = source, prompt
+        self.problems, self.prompt = source.problems, prompt
         with readable(self.folder):
             self._token_bytes = token_bytes(self.tokenizer, self.vocab)
         self._stop_strings = [string.encode() for string in prompt.stop]
@@ -114,9 +114,6 @@ class TextTask:
                 f"cell.sampling.interrupt.text = {interrupt.text!r} holds an end token or a string of cell.prompt.stop."
             )
         return Interruption(interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None)
-
-    def problems(self, count: int, rng: np.random.Generator) -> list[Problem]:
-        return self.source.problems(count, rng)
 
     def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:
         return list(map(len, self._prompt_tokens(problems)))
@@ -228,8 +225,10 @@ class TextTask:
         self.start_verifier().check_problems(problems, [self._fill_template(problem) for problem in problems])
 
     def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
-        """Judge one response i32[its length] to each problem."""
-        return self.grade(problems, [self.decode(tokens) for tokens in responses])
+        """Judge one response i32[its length] to each problem. The verifier gets the template filled in, without chat
+        markup, for the prompt."""
+        prompts = [self._fill_template(problem) for problem in problems]
+        return self.start_verifier().grade(problems, prompts, [self.decode(tokens) for tokens in responses])
 
     def decode(self, tokens: np.ndarray) -> str:
         """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out; with
@@ -254,11 +253,6 @@ class TextTask:
             if stop_positions:
                 break
         return decoded
-
-    def grade(self, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
-        """The same of responses in text; the verifier's prompt is the template filled in, without chat markup."""
-        prompts = [self._fill_template(problem) for problem in problems]
-        return self.start_verifier().grade(problems, prompts, responses)
 
     def start_verifier(self) -> Checker:
         """The verifier, with its processes started; InputError where it cannot be used."""

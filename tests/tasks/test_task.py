@@ -17,6 +17,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks import task as task_module
 from isojax.tasks.problem_sources import InMemorySource
+from isojax.tasks.protocol import Grades
 from isojax.tasks.task import TextTask, build_task
 from tests.tasks.tokenizer_folders import byte_level, sentencepiece
 
@@ -47,6 +48,10 @@ def prompts(made: TextTask, problems: Sequence[Problem] = SUMS, prompt_length: i
 
 def ids(made: TextTask, text: str) -> np.ndarray:
     return np.array(made.tokenizer(text, add_special_tokens=False, truncation=False)["input_ids"], np.int32)
+
+
+def grade(made: TextTask, problems: Sequence[Problem], responses: Sequence[str]) -> Grades:
+    return made.grade_tokens(problems, [ids(made, response) for response in responses])
 
 
 def ends(made: TextTask, tokens: np.ndarray) -> int:
@@ -179,7 +184,7 @@ def test_a_response_that_ends_within_a_character(folder: Path) -> None:
 def test_grades_of_the_verifier(folder: Path) -> None:
     made = task(folder)
     made.start_verifier()
-    grades = made.grade([SUMS[0], SUMS[0], SUMS[2], SUMS[1]], ["19", "18", " 2\n", ""])
+    grades = grade(made, [SUMS[0], SUMS[0], SUMS[2], SUMS[1]], ["19", "18", " 2\n", ""])
     assert (
         grades.rewards.tolist() == [1, 0, 1, 0]
         and grades.parsed.tolist() == [True, True, True, False]
@@ -187,7 +192,7 @@ def test_grades_of_the_verifier(folder: Path) -> None:
     )
     made.close()
     made.close()
-    assert made.grade(SUMS[:1], ["19"]).rewards.tolist() == [1]  # its processes come back when they are needed
+    assert grade(made, SUMS[:1], ["19"]).rewards.tolist() == [1]  # its processes come back when they are needed
     made.close()
 
 
@@ -204,7 +209,7 @@ def test_a_users_verifier_gets_the_prompt_and_its_failures_are_shown(folder: Pat
         verifier=VerifierConfig(use=use),
     )
     made = TextTask(InMemorySource(SUMS), cell, num_workers=1)
-    grades = made.grade([SUMS[1], SUMS[0], SUMS[1]], ["a", "b", "x"])
+    grades = grade(made, [SUMS[1], SUMS[0], SUMS[1]], ["a", "b", "x"])
     assert grades.rewards.tolist() == [1, 0, 0] and grades.failures == {"error": 1}
     (example,) = made.start_verifier().failure_examples.items()
     assert example[0] == "error" and "problem 3" in example[1]

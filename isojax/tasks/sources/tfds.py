@@ -17,6 +17,7 @@ from isojax.core.nouns import Problem
 from isojax.core.registry import import_extra
 from isojax.core.table_files import parse_json
 from isojax.core.tabular import DataRow
+from isojax.core.yaml_files import first_line
 from isojax.tasks.problem_sources import drop_duplicates, random_subset, rows_to_problems, to_plain_json
 
 DATASET_NAME = "problems"
@@ -73,8 +74,7 @@ class TfdsSplits:
                 values = info.features.deserialize_example_np(records[i])
                 yield DataRow(location, f"record {i}", to_plain_json(values), first_number + i)
         except (RuntimeError, IndexError, OSError) as e:  # ArrayRecord's words for a file that was changed or is gone
-            reason = str(e).splitlines()[0][:200]
-            raise InputError(f"{location}: a damaged file ({reason}). Copy the data set again.") from e
+            raise InputError(f"{location}: a damaged file ({first_line(e)[:200]}). Copy the data set again.") from e
 
     def no_split_error(self, fault: str) -> InputError:
         splits_text = ", ".join(f"{name} ({size})" for name, size in self.sizes.items()) or "none"
@@ -136,10 +136,8 @@ def _open_builder(folder: Path) -> Any:
     try:
         builder = tfds.builder_from_directory(folder)
     except Exception as e:  # what TFDS raises for files it cannot read is documented nowhere
-        reason = str(e).splitlines()[0]
-        raise InputError(
-            f"{folder}: its dataset_info.json or features.json cannot be read ({reason}). Write the data set again."
-        ) from e
+        problem = f"its dataset_info.json or features.json cannot be read ({first_line(e)})"
+        raise InputError(f"{folder}: {problem}. Write the data set again.") from e
     file_format = builder.info.file_format and builder.info.file_format.file_suffix
     if file_format != "array_record":
         raise InputError(f"{folder}: its files are {file_format}, expected array_record; prepare it in that format.")
