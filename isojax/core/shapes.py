@@ -119,7 +119,5 @@ def row_padding(attention: str, rows: int, tokens: int, parts: int = 1) -> int:
 
 def bucket_widths(T: int) -> tuple[int, ...]:
     """The compiled widths of microbatches, rising: T, T/2, T/4, T/8, if whole and at least MIN_BUCKET_WIDTH."""
-    ascending = [T]
-    while len(ascending) < MAX_BUCKETS and ascending[0] % 2 == 0 and ascending[0] // 2 >= MIN_BUCKET_WIDTH:
-        ascending.insert(0, ascending[0] // 2)
-    return tuple(ascending)
+    divisors = [2**k for k in range(1, MAX_BUCKETS) if T % 2**k == 0 and T // 2**k >= MIN_BUCKET_WIDTH]
+    return (*(T // divisor for divisor in reversed(divisors)), T)

@@ -225,8 +225,7 @@ class TextTask:
         self.start_verifier().check_problems(problems, [self._fill_template(problem) for problem in problems])
 
     def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
-        """Judge one response i32[its length] to each problem. The verifier gets the template filled in, without chat
-        markup, for the prompt."""
+        """Judge one response i32[its length] to each problem; the prompt is the template filled in, no chat markup."""
         prompts = [self._fill_template(problem) for problem in problems]
         return self.start_verifier().grade(problems, prompts, [self.decode(tokens) for tokens in responses])
 

@@ -63,9 +63,8 @@ def find_config(name_or_path: str) -> Path:
 
 
 def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = ()) -> Config:
-    """The config that a name or path means, below dotted overrides such as "sweep.n=[2,4]"; of several, each over those
-    before it: `gsm8k`, then `models/qwen2.5-7b-instruct`. Where none has a name, the sweep is called as the first file
-    is. InputError if unusable."""
+    """The config that a name or path means, of several each over those before it, below overrides ("sweep.n=[2,4]").
+    Where none has a name, the sweep is called as the first file is. InputError for what cannot be used."""
     names = [names_or_paths] if isinstance(names_or_paths, str) else names_or_paths
     paths = [find_config(name) for name in names]
     config = load_yaml(Config, paths, overrides)

@@ -58,10 +58,4 @@ def to_tagged_json(value: Any) -> Any:
 
 def from_tagged_json(value: Any) -> Any:
     """What `to_tagged_json` was given; keys and values that JSON does not have are text."""
-    if isinstance(value, list):
-        return [from_tagged_json(v) for v in value]
-    if not isinstance(value, dict):
-        return value
-    if set(value) == {"(tuple)"}:
-        return tuple(from_tagged_json(v) for v in value["(tuple)"])
-    return {k: from_tagged_json(v) for k, v in value.items()}
+    return json.loads(json.dumps(value), object_hook=lambda x: tuple(x["(tuple)"]) if set(x) == {"(tuple)"} else x)
