@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from isojax.core.config import CellConfig, ModelConfig, PrecisionConfig, RLConfig, SamplingConfig, SweepConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner
@@ -79,7 +79,7 @@ class Update:
         assert selected.microbatch and selected.prefill_batch
         mesh = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
         pair = sizes.B_p, sizes.n
-        shapes = make_sampler_shapes([pair], 1, 32, selected.microbatch, sizes.P, sizes.T, selected.prefill_batch)
+        shapes = SamplerShapes([pair], 1, 32, selected.microbatch, sizes.P, sizes.T, selected.prefill_batch)
         step = TrainStep(cell, decoder, StopConditions((), None), shapes, mesh)
         sampler = build_sampler(decoder, shapes, mesh, sampling, StopConditions((), None))
         rng, rows = np.random.default_rng(0), shapes.problem_rows

@@ -32,7 +32,7 @@ from isojax.core.config import (
     VerifierConfig,
 )
 from isojax.core.nouns import Problem
-from isojax.core.shapes import SamplerShapes, make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh, shard_count
 from isojax.models.hf import hf_load
@@ -111,7 +111,7 @@ def report(
     decoder = registry.load("models.families", model.family, "build").build(model, task.vocab)
     on = make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
     sampling = SamplingConfig(prompt_length=lengths[0], response_length=lengths[1], temperature=0.6, top_p=top_p)
-    sampler_shapes = make_sampler_shapes([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)
+    sampler_shapes = SamplerShapes([(count, n)], shard_count(on), min(64, count * n), 256 // lengths[1], *lengths)
     selected = task.problems(count, np.random.default_rng(0))
     problems = ProblemArrays(
         *(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in task.encode(selected, lengths[0]))

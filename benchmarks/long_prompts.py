@@ -28,7 +28,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from isojax.core.config import RLConfig, SamplingConfig, load_config
-from isojax.core.shapes import SamplerShapes, make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import ROLLOUT_AXES, make_mesh, replicated, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
@@ -58,7 +58,7 @@ def main() -> None:
     for text in args.meshes.split():
         mesh, start = make_mesh(parse_mesh(text, 4), chips(args.topology)), time.perf_counter()
         sizes = shard_count(mesh), SLOTS, MICROBATCH, args.prompt, args.response
-        sampler_shapes = make_sampler_shapes([CELL], *sizes, prefill_batch=1, slots_per_prefix=SLOTS)
+        sampler_shapes = SamplerShapes([CELL], *sizes, prefill_batch=1, slots_per_prefix=SLOTS)
         result = {
             "sampler": sampler(decoder, sampler_shapes, mesh),
             "gradient": gradient(decoder, sampler_shapes, mesh),

@@ -26,7 +26,7 @@ import numpy as np
 
 from isojax.core.config import ModelConfig, SamplingConfig
 from isojax.core.nouns import Problem
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.families import llama
@@ -66,7 +66,7 @@ def samplers(
     """
     decoder, mesh = llama.build(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices())
     params = jax.device_put(jax.jit(decoder.init)(jax.random.key(0)), decoder.shardings(mesh))
-    sampler_shapes = make_sampler_shapes([(B_p, n)], 1, slots, slots, P, response)
+    sampler_shapes = SamplerShapes([(B_p, n)], 1, slots, slots, P, response)
     inputs = (
         decoder,
         sampler_shapes,

@@ -40,7 +40,7 @@ from jax import lax
 from scipy.special import log_ndtr
 
 from isojax.core.config import ModelConfig, SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.decode import Decoding, KVCache
@@ -96,7 +96,7 @@ class Counting(Decoding):
 
 def build(decoder: Decoder, rollouts: int, n: int, args: argparse.Namespace, stops: tuple[int, ...] = (END,)) -> Engine:
     """The sampler's engine for one device and so many rollouts a call."""
-    sampler_shapes = make_sampler_shapes([(rollouts // n, n)], 1, args.slots, 1, args.prompt, args.cap)
+    sampler_shapes = SamplerShapes([(rollouts // n, n)], 1, args.slots, 1, args.prompt, args.cap)
     sampling = SamplingConfig(prompt_length=args.prompt, response_length=args.cap)
     engine = build_engine(
         decoder, sampler_shapes, make_mesh(parse_mesh("auto", 1), jax.devices()), sampling, StopConditions(stops, None)

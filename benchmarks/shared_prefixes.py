@@ -21,7 +21,7 @@ import numpy as np
 
 from isojax.core import registry
 from isojax.core.config import ModelConfig, SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.hf import hf_load
@@ -53,7 +53,7 @@ def main() -> None:
         rng, cells = np.random.default_rng(0), [(args.problems, args.n)]
         samplers, times = {}, {}
         for width in (1, args.width):
-            sampler_shapes = make_sampler_shapes(
+            sampler_shapes = SamplerShapes(
                 cells, 1, args.slots, args.slots, length, args.response, args.problems, width
             )
             sampling = SamplingConfig(prompt_length=length, response_length=args.response)

@@ -21,7 +21,7 @@ import numpy as np
 
 from isojax.core import shapes
 from isojax.core.config import ModelConfig, RLConfig, SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.models.transformer import Decoder
@@ -57,7 +57,7 @@ def main() -> None:
 
     decoder, on = Decoder(MODEL, VOCAB), make_mesh(parse_mesh("auto", 1), jax.devices()[:1])
     params = decoder.init(jax.random.key(0))
-    sampler_shapes = make_sampler_shapes([(B_P, N)], 1, 16, M, P, T)
+    sampler_shapes = SamplerShapes([(B_P, N)], 1, 16, M, P, T)
     rng, rows, Q = np.random.default_rng(1), sampler_shapes.buffer_rows, sampler_shapes.problem_rows
     tokens, prompts = (rng.integers(0, VOCAB, shape).astype(np.int32) for shape in ((1, rows, T), (Q, P)))
     problems = ProblemArrays(prompts, np.full(Q, P, np.int32), np.zeros((Q, 1), np.int32), np.arange(Q, dtype=np.int32))

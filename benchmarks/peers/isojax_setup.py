@@ -10,7 +10,7 @@ from child import threads
 
 from isojax.core import registry
 from isojax.core.config import CellConfig, ModelConfig, PrecisionConfig, RLConfig, SamplingConfig, SweepConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh, shard_count
 from isojax.launch import planner
@@ -47,7 +47,7 @@ class Setup:
         )
         assert selected.decode_slots and selected.microbatch and selected.prefill_batch
         shards = shard_count(self.mesh)
-        self.sampler_shapes = make_sampler_shapes(
+        self.sampler_shapes = SamplerShapes(
             [(B_p, n)], shards, B_p * n // shards, selected.microbatch, length, new, min(4, selected.prefill_batch)
         )
         rows = self.sampler_shapes.problem_rows

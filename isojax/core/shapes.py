@@ -23,29 +23,53 @@ ASSUMED_TRAINING_PROBLEMS = 1000  # rows of that program's problem table, before
 
 @dataclass(frozen=True)
 class SamplerShapes:
-    """The static shapes of a sweep's programs; B_p and n are not among them."""
+    """The static shapes of a sweep's programs, which serve every (B_p, n) of `cells`."""
 
+    cells: Sequence[tuple[int, int]]
     shards: int  # parts of the mesh that each sample and train on rollouts of their own
     slots: int  # R, rollouts that a shard samples at a time
     microbatch: int  # m, rollouts of a shard in one forward and backward pass
-    prefill_batch: int  # g, problems that a shard prefills at once
-    prefix_entries: int  # G, prompts whose keys and values a shard holds
-    B_cap: int  # the most rollouts of a batch, over all shards
-    Q_cap: int  # the most problems of a batch, over all shards
-    n_cap: int  # the most rollouts of a problem
     prompt_length: int  # P, tokens
     response_length: int  # T, tokens
+    prefill_batch: int = 4  # g, problems that a shard prefills at once
     slots_per_prefix: int = 1  # W, slots of a prefix group, which share one prompt's keys and values (models/decode.py)
+
+    def __post_init__(self) -> None:
+        assert self.slots % self.slots_per_prefix == 0, (self.slots, self.slots_per_prefix)
+
+    @property
+    def B_cap(self) -> int:
+        """The most rollouts of a batch, over all shards."""
+        return max(B_p * n for B_p, n in self.cells)
+
+    @property
+    def Q_cap(self) -> int:
+        """The most problems of a batch, over all shards."""
+        return max(B_p for B_p, _ in self.cells)
+
+    @property
+    def prefix_entries(self) -> int:
+        """G, prompts whose keys and values a shard holds, with room for one prefill batch to spare."""
+        g, W, problems_per_shard = self.prefill_batch, self.slots_per_prefix, -(-self.Q_cap // self.shards)
+        # Each prefix group may need a prompt of its own.
+        most = self.slots // W + 1 if W > 1 else self.slots // min(n for _, n in self.cells) + 2
+        return g * -(-(min(most, problems_per_shard + (self.shards > 1)) + g) // g)
 
     @property
     def buffer_rows(self) -> int:
         """Rows of a shard's rollout buffers, padding included."""
         return -(-self.B_cap // self.shards) + max(self.slots, self.microbatch)
 
+    @property
+    def problem_rows(self) -> int:
+        """Rows of the problem buffers, padding included."""
+        return self.Q_cap + self.prefill_batch
+
     def joint_forward(self, positions_split: bool) -> bool:
         """Whether the update takes a block of prompts through the layers together with the responses to them: where
         these are one microbatch, unless devices split prompts' positions or responses have one token."""
-        most_responses = min(self.prefill_batch * self.n_cap, -(-self.B_cap // self.shards))  # of g prompts, on a shard
+        n_cap, rows_per_shard = max(n for _, n in self.cells), -(-self.B_cap // self.shards)
+        most_responses = min(self.prefill_batch * n_cap, rows_per_shard)  # of g prompts, on a shard
         return most_responses <= self.microbatch and self.response_length > 1 and not positions_split
 
     @property
@@ -53,49 +77,6 @@ class SamplerShapes:
         """Whether a CPU's sampler holds transposed weights: few slots, and many tokens of each in a call."""
         slot_refills = -(-self.B_cap // (self.shards * self.slots))
         return self.slots <= TRANSPOSE_MAX_SLOTS and slot_refills * self.response_length >= TRANSPOSE_MIN_STEPS
-
-    @property
-    def problem_rows(self) -> int:
-        """Rows of the problem buffers, padding included."""
-        return self.Q_cap + self.prefill_batch
-
-    def for_cells(self, cells: Sequence[tuple[int, int]], **changes: int) -> "SamplerShapes":
-        """The shapes that serve other (B_p, n), with changes to the other arguments of `make_sampler_shapes`."""
-        follow_from_cells = ("prefix_entries", "B_cap", "Q_cap", "n_cap")
-        arguments = {name: size for name, size in vars(self).items() if name not in follow_from_cells}
-        return make_sampler_shapes(cells, **arguments | changes)
-
-
-def make_sampler_shapes(
-    cells: Sequence[tuple[int, int]],
-    shards: int,
-    slots: int,
-    microbatch: int,
-    prompt_length: int,
-    response_length: int,
-    prefill_batch: int = 4,
-    slots_per_prefix: int = 1,
-) -> SamplerShapes:
-    """The shapes that serve every (B_p, n) of `cells`; the prefix table has room for one prefill batch to spare."""
-    assert slots % slots_per_prefix == 0, (slots, slots_per_prefix)
-    Q_cap, B_cap = max(B_p for B_p, _ in cells), max(B_p * n for B_p, n in cells)
-    problems_per_shard = -(-Q_cap // shards) + (shards > 1)
-    # Each prefix group may need a prompt of its own.
-    prefixes_needed = slots // min(n for _, n in cells) + 2 if slots_per_prefix == 1 else slots // slots_per_prefix + 1
-    prefix_entries = prefill_batch * -(-(min(prefixes_needed, problems_per_shard) + prefill_batch) // prefill_batch)
-    return SamplerShapes(
-        shards=shards,
-        slots=slots,
-        microbatch=microbatch,
-        prefill_batch=prefill_batch,
-        prefix_entries=prefix_entries,
-        B_cap=B_cap,
-        Q_cap=Q_cap,
-        n_cap=max(n for _, n in cells),
-        prompt_length=prompt_length,
-        response_length=response_length,
-        slots_per_prefix=slots_per_prefix,
-    )
 
 
 def layers_are_unrolled(platform: str, cache_dtype: str) -> bool:

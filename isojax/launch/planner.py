@@ -17,7 +17,7 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell
 from isojax.core.schedule import FittedSchedule, GradientSchedule, Stage, parse_schedule
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.launch.memory_model import DeviceSizes, MemoryEstimate, estimate_memory
@@ -172,7 +172,7 @@ class DeviceBudget:
         assert R and m and g and W, "the planner chooses them"
         pairs = pairs or self.pairs
         W = W if all(n >= W for _, n in pairs) else 1
-        shapes = make_sampler_shapes(pairs, self.mesh.shards, R, m, P, T, g, W)
+        shapes = SamplerShapes(pairs, self.mesh.shards, R, m, P, T, g, W)
         attention = with_kernels(sweep, self.mesh, self.backend, self.cell).forward_attention or "plain"
         return DeviceSizes(self.cell, sweep.remat == "layer", shapes, self.mesh, self.vocab, self.backend, attention)
 

@@ -3,6 +3,7 @@ with one seed meet the same draws at the same evaluation: a difference between t
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain, count
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -174,8 +175,9 @@ class Evaluator:
         self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
         self._stops = task.stops
         slots_per_prefix = trainer_shapes.slots_per_prefix
-        shapes = trainer_shapes.for_cells(
-            [(problems_per_call, samples_per_problem)],
+        shapes = replace(
+            trainer_shapes,
+            cells=[(problems_per_call, samples_per_problem)],
             slots_per_prefix=slots_per_prefix if samples_per_problem >= slots_per_prefix else 1,
         )
         grader: Any = DeviceGrader if is_on_device(task) else HostGrader

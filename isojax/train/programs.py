@@ -15,7 +15,7 @@ from isojax.core.errors import InputError
 from isojax.core.machine import release_freed_memory
 from isojax.core.nouns import Problem
 from isojax.core.schedule import GradientSchedule, parse_schedule
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.roles import Role
 from isojax.distributed.sharding import replicated, shape_on, shapes_with_shardings, shard_count
 from isojax.models.lora import policy_params
@@ -56,7 +56,7 @@ class SweepPrograms:
         self.moments_on_host = sweep.moments_on_host
         self.device_count = mesh.size + (sampler_mesh.size if sampler_mesh else 0)
         self.decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
-        self.shapes = make_sampler_shapes(
+        self.shapes = SamplerShapes(
             list(pairs),
             shard_count(mesh),
             slots=sweep.decode_slots,

@@ -36,7 +36,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import ROLLOUT_AXES, replicated, shard_count
 from isojax.launch.local.join_processes import join_processes
 from isojax.launch.process_group import parse_process_group
@@ -67,7 +67,7 @@ class Programs:
 
     def __init__(self, on: Mesh):
         self.on = on
-        self.sampler_shapes = make_sampler_shapes(list(CELLS.values()), shard_count(on), SLOTS, 8, PROMPT, RESPONSE)
+        self.sampler_shapes = SamplerShapes(list(CELLS.values()), shard_count(on), SLOTS, 8, PROMPT, RESPONSE)
         self.rows = NamedSharding(on, P(ROLLOUT_AXES))
         self.problems = ProblemArrays(
             *(np.resize(x, (self.sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(13, seed=4))

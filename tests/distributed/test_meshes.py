@@ -20,7 +20,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from isojax.core.config import RLConfig, SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import map_over_shards, shard_count
 from isojax.models.transformer import ComputeOptions, Decoder
 from isojax.rl.critic import CriticInputs, build_critic, critic_param_shapes, critic_param_shardings, critic_params
@@ -134,7 +134,7 @@ def gradient_of(axes: str, decoder: Decoder) -> Any:
     shapes alone.
     """
     on = mesh(axes)
-    sampler_shapes = make_sampler_shapes([(8, 4)], shard_count(on), 8, 5, P, T, 3)
+    sampler_shapes = SamplerShapes([(8, 4)], shard_count(on), 8, 5, P, T, 3)
     objective = PolicyObjective(
         decoder, RLConfig(kl=0.1), SamplingConfig(prompt_length=P, response_length=T), on.shape["tensor"] > 1
     )
@@ -221,7 +221,7 @@ def test_without_a_gradient_nothing_is_split() -> None:
 def critic_on(axes: str) -> tuple[np.ndarray, Any]:
     """A critic's values of 26 responses, and its gradient."""
     on, B_p, n = mesh(axes), 13, 2
-    sampler_shapes = make_sampler_shapes([(B_p, n)], shard_count(on), 4, 4, P, T)
+    sampler_shapes = SamplerShapes([(B_p, n)], shard_count(on), 4, 4, P, T)
     values, gradient = build_critic(DECODER, sampler_shapes, on)
     rng = np.random.default_rng(0)
     params = critic_params(DECODER, policy()) | {
@@ -273,7 +273,7 @@ def test_the_sampler_gathers_what_it_has_cast() -> None:
     """Once, before its loop, and half the bytes: each of its parameters as tensor splits it, in bfloat16."""
     on = mesh("data=2,fsdp=2,tensor=2")
     sampler_shapes, decoder = (
-        make_sampler_shapes([(8, 4)], 4, 8, 5, P, T),
+        SamplerShapes([(8, 4)], 4, 8, 5, P, T),
         DECODER.with_options(ComputeOptions(compute_dtype="bfloat16")),
     )
     sample = build_sampler(

@@ -16,7 +16,7 @@ import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig, SweepConfig
 from isojax.core.errors import InputError
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.attention_autotune import select_attention
 from isojax.models.transformer import ComputeOptions, Decoder
@@ -52,7 +52,7 @@ class Sampling:
 
     def __init__(self, axes: str, width: int, longest: int = P, decoder: Decoder = DECODER):
         self.on = mesh(axes)
-        self.sampler_shapes = make_sampler_shapes([(5, 4)], shard_count(self.on), SLOTS, 4, longest, T, PROMPTS, width)
+        self.sampler_shapes = SamplerShapes([(5, 4)], shard_count(self.on), SLOTS, 4, longest, T, PROMPTS, width)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(jax, "jit", quick_jit)
             settings = SamplingConfig(prompt_length=longest, response_length=T, temperature=1e-4)
@@ -121,7 +121,7 @@ def test_the_gradient_gathers_keys_and_values_alone() -> None:
     """Of a prompt's layers, 19 of 38 positions are on a device, in the MLP and in attention; what is gathered are a
     layer's keys and values, whose gradients go back in parts. Responses add up sums over the prompt."""
     on = mesh(EVERYWHERE)
-    sampler_shapes = make_sampler_shapes([(5, 4)], shard_count(on), SLOTS, 4, P, T, PROMPTS)
+    sampler_shapes = SamplerShapes([(5, 4)], shard_count(on), SLOTS, 4, P, T, PROMPTS)
     objective = PolicyObjective(DECODER, RLConfig(kl=0.0), SamplingConfig(prompt_length=P, response_length=T), True)
     gradient = build_gradient(objective, sampler_shapes, on, DECODER.logical_axes(), DECODER.shapes())
     rows = jnp.zeros((sampler_shapes.shards, sampler_shapes.buffer_rows))
@@ -155,7 +155,7 @@ def test_kernels_are_refused_and_the_plain_form_chosen(name: str) -> None:
 @pytest.mark.parametrize("options", [ComputeOptions(decode_attention="pallas"), ComputeOptions(cache_dtype="int8")])
 def test_a_sampler_that_holds_prompt_and_response_together_is_refused(options: ComputeOptions) -> None:
     """Also where its mesh is not the trainer's, whose attention was chosen."""
-    sampler_shapes = make_sampler_shapes([(5, 4)], 1, SLOTS, 4, P, T)
+    sampler_shapes = SamplerShapes([(5, 4)], 1, SLOTS, 4, P, T)
     inputs = (
         DECODER.with_options(options),
         sampler_shapes,

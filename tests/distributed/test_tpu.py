@@ -110,7 +110,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     from jax.sharding import NamedSharding, PartitionSpec
 
     from isojax.core import registry
-    from isojax.core.shapes import MAX_UPDATES_PER_CALL, bucket_widths, make_sampler_shapes
+    from isojax.core.shapes import MAX_UPDATES_PER_CALL, SamplerShapes, bucket_widths
     from isojax.distributed.sharding import replicated, shard_count
     from isojax.launch.planner import plan_cells, resolve_sweep_sizes
     from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
@@ -125,7 +125,7 @@ def programs(topology: str, mesh_text: str, config: Any, dtype: str) -> dict[str
     decoder = registry.load("models.families", config.cell.model.family, "build").build(config.cell.model, task.vocab)
     sweep, sampling = resolve_sweep_sizes(config.sweep, shard_count(mesh), config.cell), config.cell.sampling
     pairs = sorted({(cell.B_p, cell.n) for cell in plan_cells(sweep)})
-    sampler_shapes = make_sampler_shapes(
+    sampler_shapes = SamplerShapes(
         pairs,
         shard_count(mesh),
         sweep.decode_slots,

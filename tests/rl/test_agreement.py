@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import ProblemArrays
@@ -50,7 +50,7 @@ def test_sampler_and_trainer_agree_before_the_first_update(top_p: float, axes: s
     nucleus.
     """
     on = mesh(axes)
-    sampler_shapes = make_sampler_shapes([(B_p, n)], shard_count(on), 52, 16, P, T)
+    sampler_shapes = SamplerShapes([(B_p, n)], shard_count(on), 52, 16, P, T)
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, P + 1, sampler_shapes.problem_rows).astype(np.int32)
     prompts = rng.integers(4, V, (len(lengths), P)).astype(np.int32)

@@ -18,7 +18,7 @@ import pytest
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Problem
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import MeshShape
 from isojax.distributed.sharding import make_mesh, replicated, shapes_with_shardings, shard_count
 from isojax.rl.async_rl.async_rollouts import AsyncPrograms, AsyncRollouts
@@ -65,7 +65,7 @@ def order(B_p: int) -> FixedOrder:
 
 
 def sampler_shapes(axes: str):
-    return make_sampler_shapes(PAIRS, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
+    return SamplerShapes(PAIRS, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
 
 
 def programs_of(task: Any, axes: str, k: int, way: Way = "turns") -> AsyncPrograms:
@@ -220,14 +220,14 @@ def test_what_the_verifier_raises_arrives() -> None:
 def test_groups_that_do_not_divide_among_shards_are_refused() -> None:
     on = mesh("data=4")
     with pytest.raises(InputError, match="B_p = 6 is no multiple of the 4 shards"):
-        AsyncPrograms(recipe(1), DECODER, Parity(), make_sampler_shapes(PAIRS, 4, 12, 8, P, T), PAIRS, on)
+        AsyncPrograms(recipe(1), DECODER, Parity(), SamplerShapes(PAIRS, 4, 12, 8, P, T), PAIRS, on)
 
 
 def test_rollouts_in_progress_go_on_only_where_the_samplers_arrays_are_as_they_were() -> None:
     """A resumed sweep may have grown, or have another mesh, also one of as many shards."""
 
     def others(pairs: list[tuple[int, int]], axes: str) -> AsyncPrograms:
-        shapes = make_sampler_shapes(pairs, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
+        shapes = SamplerShapes(pairs, shard_count(mesh(axes)), 40, 8, P, T, prefill_batch=2)
         return AsyncPrograms(recipe(2), DECODER, Parity(), shapes, pairs, mesh(axes))
 
     made, table = programs("auto", 2), ProblemArrays(*(jax.numpy.asarray(x) for x in TABLE))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.core.shapes import SamplerShapes, make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.rl.train_step import drop_groups
 from isojax.sampling.batch import ProblemArrays, Rollouts, buffer_row_groups
 from tests.device import P, T, gather, quick_jit, random_problems, scatter
@@ -41,7 +41,7 @@ def batch(
     ("B_p", "n", "dropped"), [(13, 7, [0, 3, 4, 12]), (13, 7, []), (5, 4, [0, 1, 2, 4]), (5, 4, [0, 1, 2, 3, 4])]
 )
 def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, dropped: list[int]) -> None:
-    sampler_shapes = make_sampler_shapes(CELLS, shards, 8, 8, P, T)
+    sampler_shapes = SamplerShapes(CELLS, shards, 8, 8, P, T)
     problems, rollouts, advantages, flat = batch(sampler_shapes, B_p, n, dropped)
     groups, live = buffer_row_groups(sampler_shapes, jnp.int32(B_p), jnp.int32(n))
     used = live & ~jnp.isin(groups, jnp.array([*dropped, -1]))
@@ -67,7 +67,7 @@ def test_what_is_left_is_the_batch_of_the_others(shards: int, B_p: int, n: int, 
 @pytest.mark.parametrize("shards", [1, 4])
 def test_some_rollouts_of_a_group_make_a_batch_of_smaller_groups(shards: int) -> None:
     """3 of 7 rollouts of every problem but two."""
-    sampler_shapes = make_sampler_shapes(CELLS, shards, 8, 8, P, T)
+    sampler_shapes = SamplerShapes(CELLS, shards, 8, 8, P, T)
     problems, rollouts, advantages, flat = batch(sampler_shapes, 13, 7, [])
     selected = np.sort(
         np.random.default_rng(5).permuted(np.tile(np.arange(7), (13, 1)), axis=1)[:, :3] + 7 * np.arange(13)[:, None]

@@ -4,7 +4,7 @@ microbatches, no padding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import optax
 import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import ComputeOptions, Params
 from isojax.rl.advantages import RewardedBatch
@@ -89,8 +89,8 @@ class Program:
 
     def __post_init__(self) -> None:
         self.mesh = mesh(self.axes)
-        sampler_shapes = make_sampler_shapes(CELLS, shard_count(self.mesh), self.slots, self.microbatch, P, T)
-        self.sampler_shapes = replace(sampler_shapes, prefill_batch=self.prompts, prefix_entries=2 * self.prompts)
+        on = shard_count(self.mesh)
+        self.sampler_shapes = SamplerShapes(CELLS, on, self.slots, self.microbatch, P, T, self.prompts)
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
         cell = CellConfig(model=CONFIG, sampling=sampling, rl=RLConfig(kl=self.kl, entropy=self.entropy))
         decoder = DECODER.with_options(ComputeOptions(compute_dtype=self.compute, remat=self.remat))

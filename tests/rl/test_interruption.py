@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.rl.advantages import RewardedBatch, gae
 from isojax.rl.critic import generalised_advantages
 from isojax.rl.metric import values
@@ -66,7 +66,7 @@ def sampled() -> np.ndarray:
 def test_the_gradient_is_that_of_the_tokens_that_were_drawn(aggregation: str) -> None:
     """GRPO, scored whole and summed by hand, each aggregation over drawn tokens alone."""
     rl = RLConfig(aggregation=aggregation, max_grad_norm=1e9, clip=10.0)  # type: ignore[arg-type]
-    sampler_shapes = make_sampler_shapes([(B_P, N)], 1, N, 4, P, T)
+    sampler_shapes = SamplerShapes([(B_P, N)], 1, N, 4, P, T)
     sampling = SamplingConfig(prompt_length=P, response_length=T)
     step = TrainStep(CellConfig(model=CONFIG, sampling=sampling, rl=rl), DECODER, STOPS, sampler_shapes, mesh())
     logps = sampled()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig
-from isojax.core.shapes import make_sampler_shapes, row_padding
+from isojax.core.shapes import SamplerShapes, row_padding
 from isojax.distributed.sharding import shard_count
 from isojax.models.lora import policy_params, split_adapters
 from isojax.models.transformer import ComputeOptions, Decoder
@@ -83,7 +83,7 @@ def assert_gradient_of_whole_sequences(
     decoder: Decoder, params: Any, on: Any, T: int, m: int, merge: Callable[[Any], Any] = lambda params: params
 ) -> None:
     """Against a program that has whole sequences and, of adapters, the weights that `merge` makes with them."""
-    sampler_shapes = make_sampler_shapes([(B_P, N)], shard_count(on), 4, m, P, T, 2)
+    sampler_shapes = SamplerShapes([(B_P, N)], shard_count(on), 4, m, P, T, 2)
     problems = ProblemArrays(
         *(np.resize(x, (sampler_shapes.problem_rows, *x.shape[1:])) for x in random_problems(B_P, seed=4))
     )

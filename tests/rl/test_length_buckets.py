@@ -4,7 +4,6 @@ microbatches.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import RLConfig, SamplingConfig
-from isojax.core.shapes import bucket_widths, make_sampler_shapes
+from isojax.core.shapes import SamplerShapes, bucket_widths
 from isojax.distributed.sharding import shard_count
 from isojax.rl import logprobs
 from isojax.rl.gradient import (
@@ -115,9 +114,7 @@ def test_gradients_equal_a_dense_program(axes: str, m: int, monkeypatch: pytest.
     monkeypatch.setattr(logprobs, "MAX_DENSE_LOGITS", 0)
     monkeypatch.setattr(logprobs, "MAX_BLOCK_TOKENS", 7)
     on = mesh(axes)
-    sampler_shapes = replace(
-        make_sampler_shapes([(B_P, N)], shard_count(on), 8, m, P, WIDE), prefill_batch=2, prefix_entries=4
-    )
+    sampler_shapes = SamplerShapes([(B_P, N)], shard_count(on), 8, m, P, WIDE, prefill_batch=2)
     tokens, logps, mask, advantages = (jnp.asarray(scatter(sampler_shapes, x)) for x in ragged())
     weight = jnp.full(advantages.shape, 1 / mask.sum())
     responses = ResponseBatch(

@@ -5,7 +5,7 @@ other microbatches and padding."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.config.rl import CriticConfig
-from isojax.core.shapes import SamplerShapes, make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
 from isojax.rl import critic
@@ -214,8 +214,8 @@ class Update:
 
     @property
     def sampler_shapes(self) -> SamplerShapes:
-        plain = make_sampler_shapes([(self.largest, N)], shard_count(mesh(self.axes)), N, self.microbatch, P, T)
-        return replace(plain, prefill_batch=self.prompts, prefix_entries=2 * self.prompts)
+        shards = shard_count(mesh(self.axes))
+        return SamplerShapes([(self.largest, N)], shards, N, self.microbatch, P, T, self.prompts)
 
     def __call__(self) -> tuple[Params, Params | None, dict[str, float], list[bool]]:
         """Adam's first moment after one step is (1 - b1) times the gradient."""

@@ -13,7 +13,7 @@ import pytest
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, Problem
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import replicated, shapes_with_shardings, shard_count
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.metric import Metrics, merge_in_float32
@@ -131,7 +131,7 @@ class Twin:
 
     def __init__(self, axes: str) -> None:
         self.mesh = mesh(axes)
-        self.sampler_shapes = make_sampler_shapes([(B_p, n)], shard_count(self.mesh), 12, 8, P, T)
+        self.sampler_shapes = SamplerShapes([(B_p, n)], shard_count(self.mesh), 12, 8, P, T)
         assert self.sampler_shapes.problem_rows == B_p + 4
         self.cell = CellConfig(
             model=CONFIG, sampling=SamplingConfig(prompt_length=P, response_length=T, temperature=0.8), rl=RL

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import CellConfig, RLConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.rl.fused_rollouts import ProblemBatches, build_fused_update
 from isojax.rl.objective import make_coefficients
@@ -32,7 +32,7 @@ class Trainer:
 
     def __init__(self, axes: str = "auto", slots: int = 6):
         self.mesh = mesh(axes)
-        self.sampler_shapes = make_sampler_shapes(CELLS, shard_count(self.mesh), slots, 8, P, T)
+        self.sampler_shapes = SamplerShapes(CELLS, shard_count(self.mesh), slots, 8, P, T)
         self.program = build_fused_update(CELL, DECODER, Parity(), self.sampler_shapes, self.mesh)
         self.init = build_init_state(DECODER, self.mesh)
         self.base = placed(policy(), self.mesh)

@@ -13,7 +13,7 @@ import pytest
 from scipy.stats import chisquare
 
 from isojax.core.config import SamplingConfig
-from isojax.core.shapes import SamplerShapes, make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder
 from isojax.sampling import engine as engine_module
@@ -78,16 +78,16 @@ class Engine:
     axes: str = "auto"
     temperature: float = 1.0
     slots: int = 12
-    prompts: int | None = None
+    prompts: int = 4
     prefixes: int | None = None
     top_p: float = 1.0
     stops: StopConditions = NO_STRINGS
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
-        sampler_shapes = make_sampler_shapes(CELLS, shard_count(on), self.slots, 8, P, T)
-        g, G = self.prompts or sampler_shapes.prefill_batch, self.prefixes or sampler_shapes.prefix_entries
-        self.sampler_shapes: SamplerShapes = replace(sampler_shapes, prefill_batch=g, prefix_entries=G)
+        chosen = {} if self.prefixes is None else {"prefix_entries": self.prefixes}
+        shapes_class: type[SamplerShapes] = type("Shapes", (SamplerShapes,), chosen)
+        self.sampler_shapes = shapes_class(CELLS, shard_count(on), self.slots, 8, P, T, self.prompts)
         sampling = SamplingConfig(temperature=self.temperature, top_p=self.top_p)
         self.program = quick_jit(build_sampler(DECODER, self.sampler_shapes, on, sampling, self.stops))
         self.params = placed(policy(), on)
@@ -324,7 +324,7 @@ def test_a_split_vocabulary_is_drawn_from_in_place(top_p: float) -> None:
     """Of 4096 tokens on two devices, what crosses between them at a token are sums of blocks: never a row of logits."""
     V, on = 4096, mesh("data=4,tensor=2")
     decoder = Decoder(CONFIG, V)
-    sampler_shapes = make_sampler_shapes([(13, 7)], 4, 12, 8, P, T)
+    sampler_shapes = SamplerShapes([(13, 7)], 4, 12, 8, P, T)
     sample = quick_jit(build_sampler(decoder, sampler_shapes, on, SamplingConfig(top_p=top_p), NO_STRINGS))
     params = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), decoder.shapes(), decoder.shardings(on)
@@ -344,7 +344,7 @@ def close(one: tuple[np.ndarray, ...], two: tuple[np.ndarray, ...]) -> None:
 
 
 def test_the_shapes_by_hand() -> None:
-    g = make_sampler_shapes([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5, prefill_batch=2)
+    g = SamplerShapes([(16, 2), (13, 7), (5, 32)], 4, 12, 8, 6, 5, prefill_batch=2)
     # 160 rollouts over 4 shards and max(R, m) rows of padding; 16 problems and g of padding
     assert (g.B_cap, g.buffer_rows, g.Q_cap, g.problem_rows) == (160, 40 + 12, 16, 16 + 2)
     assert g.prefill_batch == 2 and g.prefix_entries % g.prefill_batch == 0
@@ -359,7 +359,7 @@ def test_the_shapes_by_hand() -> None:
 
 @pytest.mark.parametrize(("B_p", "n"), [(1, 1), (13, 7), (3, 5)])
 def test_rows_and_groups_of_the_buffers(B_p: int, n: int) -> None:
-    sampler_shapes = make_sampler_shapes([(13, 7), (5, 32)], 4, 12, 8, P, T)
+    sampler_shapes = SamplerShapes([(13, 7), (5, 32)], 4, 12, 8, P, T)
     groups, live = (np.asarray(x) for x in buffer_row_groups(sampler_shapes, jnp.int32(B_p), jnp.int32(n)))
     assert live.sum() == B_p * n
     assert gather(sampler_shapes, B_p * n, live).all()

@@ -16,7 +16,7 @@ import pytest
 from scipy.stats import chisquare
 
 from isojax.core.config import SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.decode import Decoding
 from isojax.models.transformer import Decoder, Params
@@ -106,7 +106,7 @@ class Case:
 @cache
 def compiled(case: Case) -> tuple[Any, ...]:
     on = mesh(case.axes)
-    sampler_shapes = make_sampler_shapes(CELLS, shard_count(on), case.R, 8, P, T, slots_per_prefix=case.W)
+    sampler_shapes = SamplerShapes(CELLS, shard_count(on), case.R, 8, P, T, slots_per_prefix=case.W)
     decoder = Decoder(CONFIG, case.vocab)
     params = jax.device_put(weights(case.vocab), decoder.shardings(on))
     return sampler_shapes, quick_jit(build_sampler(decoder, sampler_shapes, on, case.sampling, STOPS)), params

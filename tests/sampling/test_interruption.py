@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.sampling import engine
 from isojax.sampling.batch import ProblemArrays, Rollouts, response_tokens
@@ -72,7 +72,7 @@ class Case:
 
     def __post_init__(self) -> None:
         self.on = mesh(self.axes)
-        self.sampler_shapes = make_sampler_shapes(CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width)
+        self.sampler_shapes = SamplerShapes(CELLS, shard_count(self.on), 12, 8, P, T, slots_per_prefix=self.width)
         self.given = (
             DECODER,
             self.sampler_shapes,

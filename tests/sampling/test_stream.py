@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from isojax.core.config import SamplingConfig
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Decoder
 from isojax.sampling import engine
@@ -58,7 +58,7 @@ class Pair:
 
     def __post_init__(self) -> None:
         on = mesh(self.axes)
-        self.sampler_shapes = make_sampler_shapes(CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width)
+        self.sampler_shapes = SamplerShapes(CELLS, shard_count(on), SLOTS, 8, P, T, slots_per_prefix=self.width)
         inputs = (
             self.decoder,
             self.sampler_shapes,

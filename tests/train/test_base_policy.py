@@ -17,7 +17,7 @@ from isojax.core.config import CellConfig, Config, DataConfig, ModelConfig, Samp
 from isojax.core.config.model import BasePolicyConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.models.transformer import Decoder, Params
 from isojax.tasks.device import solvers
 from isojax.tasks.protocol import EncodedProblems, TokenizedProblems
@@ -108,7 +108,7 @@ def evaluator() -> Evaluator:
         mesh(),
         10,
         4,
-        make_sampler_shapes([(4, 4)], 1, 12, 8, 6, 4),
+        SamplerShapes([(4, 4)], 1, 12, 8, 6, 4),
         CellConfig(),
     )
 

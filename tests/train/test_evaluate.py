@@ -12,7 +12,7 @@ import pytest
 
 from isojax.core.config import CellConfig
 from isojax.core.nouns import Problem
-from isojax.core.shapes import make_sampler_shapes
+from isojax.core.shapes import SamplerShapes
 from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
 from isojax.sampling.batch import ProblemArrays
@@ -63,7 +63,7 @@ def build(axes: str = "auto", task: Any = TASK) -> Evaluator:
         on,
         PROBLEMS,
         SAMPLES,
-        make_sampler_shapes([(4, 4)], shard_count(on), 12, 8, P, T),
+        SamplerShapes([(4, 4)], shard_count(on), 12, 8, P, T),
         CellConfig(),
     )
 

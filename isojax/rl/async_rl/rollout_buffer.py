@@ -4,6 +4,7 @@ multiple of the number of shards."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -70,8 +71,9 @@ class SamplerPrograms:
         self.mesh, self.shards, self.ring_batches = mesh, sharding.shard_count(mesh), cell.rl.max_staleness + 1
         self.answer_length = shapes.response_length if is_on_device(task) else 0
         self.rows_per_shard = -(-shapes.B_cap // self.shards)  # the most rollouts that a batch has on a shard
-        self.ring_shapes = shapes.for_cells(
-            [(B_p * self.ring_batches, n) for B_p, n in pairs],
+        self.ring_shapes = replace(
+            shapes,
+            cells=[(B_p * self.ring_batches, n) for B_p, n in pairs],
             shards=self.shards,
             # It divides the groups that a batch has on a shard, so that no block of prompts spans two batches.
             prefill_batch=math.gcd(shapes.prefill_batch, *(B_p // self.shards for B_p, _ in pairs)),
