@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from isojax.core.config import VerifierConfig
 from isojax.core.nouns import Problem
 from isojax.tasks.grading import Checker
 
@@ -63,7 +64,7 @@ def main() -> None:
                 for change, w in wrong.items()
                 if w != value
             ]
-    with Checker("math", num_workers=inputs.workers) as checker:
+    with Checker(VerifierConfig(use="math"), num_workers=inputs.workers) as checker:
         began = time.perf_counter()
         grades = checker.grade(
             [p for _, p, _ in checks], [p.prompt for _, p, _ in checks], [response for *_, response in checks]

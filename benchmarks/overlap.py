@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from isojax.core.config import ModelConfig, SamplingConfig
+from isojax.core.config import ModelConfig, SamplingConfig, VerifierConfig
 from isojax.core.nouns import Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed.mesh_spec import parse_mesh
@@ -111,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rewards.py"
         path.write_text(REWARD.format(seconds=args.ms / 1000))
-        with Checker(f"function:{path}:reward", num_workers=args.workers) as checker:
+        with Checker(VerifierConfig(use=f"function:{path}:reward"), num_workers=args.workers) as checker:
             task = Task(checker)
             drawn = run(lambda rollouts, tokens: None)
 

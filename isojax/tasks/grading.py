@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from isojax.core.config import VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.nouns import MAIN_SCORE, Problem
@@ -108,26 +109,21 @@ class Checker(AbstractContextManager["Checker"]):
     """A verifier, and the processes it runs in where it needs them."""
 
     def __init__(
-        self,
-        verifier: str | Mapping[str, str],
-        timeout: float = 5.0,
-        memory_gib: float = 4.0,
-        num_workers: int | None = None,
-        weights: Mapping[str, float] | None = None,
+        self, config: VerifierConfig, num_workers: int | None = None, weights: Mapping[str, float] | None = None
     ) -> None:
-        """Start a worker. `timeout`: seconds per check; `memory_gib`: per worker; `num_workers`: None: one per core;
-        `weights`: of the scores of graded rewards, by name; rewards are binary without."""
-        loaded = load_verifier(verifier)
+        """Start a worker. `num_workers`: None: one per core; `weights`: of scores, by name; None: binary rewards."""
+        loaded = load_verifier(config.use)
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
         self.on_failure: FailureCallback = lambda kind, what_happened: None  # called, in any thread, with each of them
-        self._verifier, self._timeout = verifier, timeout
+        self._config = config
         # The problems of the first checks; None once one ended before its deadline.
         self._timed_out: list[int] | None = []
         self._lock = threading.Lock()
         self._pure, self._weights = loaded.pure, weights or {}
         self._check: Check | None = None if loaded.isolated else loaded.build()
         count = (num_workers or cores()) if loaded.isolated else 0
-        self._workers = [CheckWorker(verifier, int(memory_gib * 2**30), timeout) for _ in range(count)]
+        memory_bytes = int(config.memory_gib * 2**30)
+        self._workers = [CheckWorker(config.use, memory_bytes, config.timeout) for _ in range(count)]
         self._stop_workers = weakref.finalize(self, _stop_all, self._workers)  # also at the interpreter's exit
         if self._workers:
             self._workers[0].start()
@@ -196,12 +192,12 @@ class Checker(AbstractContextManager["Checker"]):
         enough = max(MIN_TIMEOUTS, MIN_WORKER_TIMEOUTS * len(self._workers))
         if len(self._timed_out) >= enough and len(set(self._timed_out)) >= MIN_PROBLEMS:
             count, self._timed_out = len(self._timed_out), None  # another worker's thread does not refuse again
-            verifier = str(self._verifier)
+            verifier = str(self._config.use)
             task = verifier.removeprefix("isojax.tasks.turns:")  # of a task of turns, whose reply is asked here
             setting = f"cell.verifier.use = {verifier}" if task == verifier else f"cell.task = {task}, its reply"
             raise InputError(
                 f"{setting}: none of its first {count} checks ended within "
-                f"cell.verifier.timeout = {self._timeout:g} s. Correct it, or raise the timeout."
+                f"cell.verifier.timeout = {self._config.timeout:g} s. Correct it, or raise the timeout."
             )
 
     def close(self) -> None:

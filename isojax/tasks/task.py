@@ -257,11 +257,10 @@ class TextTask:
         """The verifier, with its processes started; InputError where it cannot be used."""
         with self._checker_lock:
             if self._checker is None:
-                verifier, weights = self._verifier, self._score_weights
-                self._checker = Checker(verifier.use, verifier.timeout, verifier.memory_gib, self._num_workers, weights)
+                self._checker = Checker(self._verifier, self._num_workers, self._score_weights)
             if self._reply_check is not None and self._reply_checker is None:
-                check, verifier, checker = self._reply_check, self._verifier, self._checker
-                self._reply_checker = Checker(check, verifier.timeout, verifier.memory_gib, self._num_workers)
+                checker, reply = self._checker, self._verifier.with_settings(use=self._reply_check)
+                self._reply_checker = Checker(reply, self._num_workers)
                 # The other's is set later.
                 self._reply_checker.on_failure = lambda kind, happened: checker.on_failure(f"reply {kind}", happened)
             return self._checker

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from isojax.core.config import VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks import check_process, grading, guarded_process
@@ -90,7 +91,9 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checker(rewards: Path) -> Iterator[Checker]:
-    with Checker(f"function:{rewards}:reward", timeout=0.5, memory_gib=0.5, num_workers=2) as checker:
+    with Checker(
+        VerifierConfig(use=f"function:{rewards}:reward", timeout=0.5, memory_gib=0.5), num_workers=2
+    ) as checker:
         yield checker
 
 
@@ -175,22 +178,21 @@ def test_a_verifier_whose_first_checks_all_hang_is_refused(rewards: Path, monkey
     monkeypatch.setattr(grading, "MIN_WORKER_TIMEOUTS", 1)
     reported: list[tuple[str, str]] = []
     began = time.monotonic()
-    with Checker(f"function:{rewards}:reward", timeout=0.1, num_workers=2) as checker:
+    with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=0.1), num_workers=2) as checker:
         checker.on_failure = lambda *failure: reported.append(failure)
         with pytest.raises(InputError, match=r"none of its first 4 checks ended within cell.verifier.timeout = 0.1"):
             grade(checker, ["", *["sleep"] * 200])
         assert time.monotonic() - began < 15  # the other worker stops too, whichever has found it
         assert [kind for kind, _ in reported] == ["timeout"] and "no verdict within 0.1 s" in reported[0][1]
-    with Checker(f"function:{rewards}:reward", timeout=0.1, num_workers=1) as checker:
+    with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=0.1), num_workers=1) as checker:
         assert grade(checker, ["other", *["sleep"] * 4])[2] == {"timeout": 4}
 
 
 def test_a_deadline_is_each_checks_own(rewards: Path) -> None:
     path = rewards.with_name("slow.py")
     path.write_text("import time\ndef reward(completions):\n    time.sleep(0.1)\n    return [1]\n")
-    with Checker(
-        f"function:{path}:reward", timeout=0.5, num_workers=1
-    ) as checker:  # eight of 0.1 s pass a deadline of 0.5 s
+    # Eight of 0.1 s pass a deadline of 0.5 s.
+    with Checker(VerifierConfig(use=f"function:{path}:reward", timeout=0.5), num_workers=1) as checker:
         assert grade(checker, ["x"] * 8) == ([1.0] * 8, [True] * 8, {})
 
 
@@ -223,7 +225,7 @@ def test_large_responses_pass(checker: Checker) -> None:
 
 
 def test_a_worker_killed_while_idle_is_replaced(rewards: Path) -> None:
-    with Checker(f"function:{rewards}:pid", num_workers=1) as checker:
+    with Checker(VerifierConfig(use=f"function:{rewards}:pid"), num_workers=1) as checker:
         worker = checker._workers[0]._process
         assert worker is not None
         assert grade(checker, [str(worker.popen.pid)]) == ([1.0], [True], {})
@@ -249,7 +251,7 @@ def test_a_worker_that_cannot_be_started_again_is_tried_again(
 
     monkeypatch.setattr(check_process, "RESTART_PAUSE", 0.01)
     monkeypatch.setattr(guarded_process, "STOP_TIMEOUT", 0.1)
-    with Checker(f"function:{rewards}:reward", num_workers=1) as checker:
+    with Checker(VerifierConfig(use=f"function:{rewards}:reward"), num_workers=1) as checker:
         descriptors = len(os.listdir("/dev/fd"))
         receive = check_process.CheckWorker._receive
 
@@ -285,7 +287,7 @@ def test_threads_take_turns(checker: Checker) -> None:
 def test_an_interrupt_ends_the_checks_under_way(rewards: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with Checker(f"function:{rewards}:reward", timeout=60, num_workers=2) as checker:
+        with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=60), num_workers=2) as checker:
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             began = time.monotonic()
             with pytest.raises(KeyboardInterrupt):
@@ -304,7 +306,7 @@ def test_a_forks_verifier_says_where_it_runs(tmp_path: Path, monkeypatch: pytest
         InputError,
         match=r"fork_of_checks\.odd has no ISOLATED; expected both as the docstring of isojax\.tasks\.verifiers says",
     ):
-        Checker("fork_of_checks.odd")
+        Checker(VerifierConfig(use="fork_of_checks.odd"))
 
 
 def test_nothing_to_grade(checker: Checker) -> None:
@@ -312,7 +314,7 @@ def test_nothing_to_grade(checker: Checker) -> None:
 
 
 def test_a_problem_without_the_functions_column_ends_the_run(rewards: Path) -> None:
-    with Checker(f"function:{rewards}:column", num_workers=2) as checker:
+    with Checker(VerifierConfig(use=f"function:{rewards}:column"), num_workers=2) as checker:
         problems = [Problem(1, "?", "", columns={"level": 3}), Problem(2, "?", "", columns={"level": 4})]
         assert checker.grade(problems, ["?"] * 2, ["x"] * 2).rewards.tolist() == [1, 0]
         with pytest.raises(
@@ -323,7 +325,7 @@ def test_a_problem_without_the_functions_column_ends_the_run(rewards: Path) -> N
 
 
 def test_a_closed_checker_says_so(rewards: Path) -> None:
-    checker = Checker(f"function:{rewards}:reward", num_workers=1)
+    checker = Checker(VerifierConfig(use=f"function:{rewards}:reward"), num_workers=1)
     process = checker._workers[0]._process
     checker.close()
     assert process is not None and process.popen.wait(0) == -signal.SIGKILL
@@ -359,14 +361,15 @@ def test_what_cannot_start_is_said_at_once(
     if text is not None:
         Path("own.py").write_text(text)
     with pytest.raises(InputError, match=message):
-        Checker(use, memory_gib=0.5, num_workers=1)
+        Checker(VerifierConfig(use=use, memory_gib=0.5), num_workers=1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's signal on a closed pipe")
 def test_workers_and_their_children_die_with_a_parent_that_is_killed(rewards: Path, tmp_path: Path) -> None:
     program = (
         "from isojax.tasks.grading import Checker; from isojax.core.nouns import Problem; import sys\n"
-        f"c = Checker('function:{rewards}:reward', timeout=1000, num_workers=1)\n"
+        "from isojax.core.config import VerifierConfig\n"
+        f"c = Checker(VerifierConfig(use='function:{rewards}:reward', timeout=1000), num_workers=1)\n"
         "print(c._workers[0]._process.popen.pid, flush=True)\n"
         "c.grade([Problem(0, '', '')], [''], sys.argv[1:])"
     )
@@ -393,5 +396,5 @@ def test_a_worker_loads_no_jax_and_nothing_of_the_parents_main_module(rewards: P
         "    assert not heavy, heavy\n"
         "    return [1]\n"
     )
-    with Checker(f"function:{path}:reward", num_workers=1) as checker:
+    with Checker(VerifierConfig(use=f"function:{path}:reward"), num_workers=1) as checker:
         assert grade(checker, ["x"]) == ([1.0], [True], {}), checker.failure_examples

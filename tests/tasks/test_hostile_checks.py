@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from isojax.core.config import VerifierConfig
 from isojax.core.nouns import Problem
 from isojax.tasks.grading import Checker
 
@@ -118,7 +119,9 @@ def rewards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def checker(rewards: Path) -> Iterator[Checker]:
-    with Checker(f"function:{rewards}:reward", timeout=1.0, memory_gib=0.5, num_workers=1) as checker:
+    with Checker(
+        VerifierConfig(use=f"function:{rewards}:reward", timeout=1.0, memory_gib=0.5), num_workers=1
+    ) as checker:
         yield checker
 
 
@@ -190,7 +193,7 @@ def running(pid: int) -> bool:
 @pytest.mark.parametrize("how", ["daemon-hang", "daemon-crash", "daemon"])
 def test_what_has_left_its_session_dies_with_its_worker(rewards: Path, tmp_path: Path, how: str) -> None:
     mark = tmp_path / "pid"
-    with Checker(f"function:{rewards}:reward", timeout=1.0, num_workers=1) as checker:
+    with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=1.0), num_workers=1) as checker:
         grade(checker, [f"{how} {mark}"])
         pid = int(mark.read_text())
         assert running(pid) == (how == "daemon")  # a check that ends well may keep what it has started
@@ -203,7 +206,7 @@ def test_a_process_that_can_start_no_thread_is_replaced_and_the_check_repeated(c
 
 
 def test_no_descriptor_or_process_is_left_in_the_trainer(rewards: Path) -> None:
-    with Checker(f"function:{rewards}:reward", timeout=1.0, num_workers=1) as checker:
+    with Checker(VerifierConfig(use=f"function:{rewards}:reward", timeout=1.0), num_workers=1) as checker:
         grade(checker, ["good"])
         descriptors = len(os.listdir("/dev/fd"))
         for response in ("leak", "forge", "raise-shortage EMFILE", "good"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from isojax.core import registry
+from isojax.core.config import VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.grading import Checker
@@ -69,14 +70,14 @@ def test_integer(response: str, expected: tuple[bool, bool]) -> None:
 
 def test_integer_refuses_a_problem_whose_answer_is_none() -> None:
     with (
-        Checker("integer") as checker,
+        Checker(VerifierConfig(use="integer")) as checker,
         pytest.raises(InputError, match=r"problem 5: the verifier `integer` expects an integer as answer, given '1/2'"),
     ):
         checker.grade([Problem(5, "?", "1/2")], ["?"], ["1"])
 
 
 def test_verifiers_in_process_fill_grades() -> None:
-    with Checker("integer") as checker:
+    with Checker(VerifierConfig(use="integer")) as checker:
         grades = checker.grade([Problem(i, "?", str(i)) for i in range(4)], ["?"] * 4, ["0", "2", "two", ""])
     assert (
         grades.rewards.tolist() == [1, 0, 0, 0]
@@ -419,7 +420,7 @@ def test_math_of_words_after_a_number(check: Check, gold: str, response: str, ex
 
 
 def test_math_that_never_ends_costs_its_own_rollout() -> None:
-    with Checker("math", timeout=1, num_workers=1) as checker:
+    with Checker(VerifierConfig(use="math", timeout=1), num_workers=1) as checker:
         responses = [
             r"\boxed{5}",
             r"\boxed{9^{9^{9^{9^{9}}}} + x}",
@@ -443,7 +444,7 @@ def test_equal_responses_to_a_problem_are_checked_once(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(exact, "build", build)
     one, other = Problem(1, "?", "x"), Problem(2, "?", "x")
-    with Checker("exact") as checker:
+    with Checker(VerifierConfig(use="exact")) as checker:
         grades = checker.grade([one, one, other, one], ["?"] * 4, ["a", "b", "a", "a"])
     assert seen == ["a", "b", "a"] and grades.failures == {"error": 3}  # counted by rollout
 

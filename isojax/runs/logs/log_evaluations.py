@@ -3,7 +3,6 @@ from steps where a log has no rollouts, tokens from mean lengths where it has no
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -185,12 +184,9 @@ def _samples_per_problem(entry: StepEntry) -> int:
 
 
 def _mean_train_metrics(entries: Sequence[StepEntry]) -> dict[str, float]:
-    values_by_metric: dict[str, list[float]] = defaultdict(list)
-    for entry in entries:
-        for name, value in entry.values.items():
-            if is_training(name):
-                values_by_metric[entry.column_map.ledger_name(name)].append(value)
-    return {name: sum(values) / len(values) for name, values in values_by_metric.items()}
+    names = dict.fromkeys(name for entry in entries for name in entry.values if is_training(name))
+    values = {name: [entry.values[name] for entry in entries if name in entry.values] for name in names}
+    return {entries[0].column_map.ledger_name(name): sum(known) / len(known) for name, known in values.items()}
 
 
 def _cumulative_rollouts(entries: Sequence[StepEntry], column_map: ColumnMap, cell: Cell) -> list[int]:

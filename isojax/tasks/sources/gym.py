@@ -42,16 +42,15 @@ class GeneratorSource:
         """The first `count` distinct problems, in random order; fewer where the generator has fewer."""
         task_text = f"gym:{self.name} with {self.settings}"
         request = {**vars(self), "count": count}
-        with tempfile.TemporaryDirectory() as folder:
-            items_path = Path(folder) / "items.jsonl"
+        with tempfile.NamedTemporaryFile("r") as items_file:
             completed = subprocess.run(
-                [sys.executable, "-m", "isojax.tasks.sources.gym", json.dumps(request), str(items_path)],
+                [sys.executable, "-m", "isojax.tasks.sources.gym", json.dumps(request), items_file.name],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONHASHSEED": "0"},
                 check=False,
             )
-            items = [json.loads(line) for line in items_path.read_text().splitlines()] if items_path.exists() else []
+            items = list(map(json.loads, items_file))
         if errors := [item["error"] for item in items if "error" in item]:
             raise InputError(f"cell.task: {task_text}: {errors[0]}")
         if completed.returncode:
