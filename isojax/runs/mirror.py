@@ -61,11 +61,10 @@ class Mirror:
         self._uploaded |= {path: _stat_fingerprint(path) for _, path in downloads}
         return len(downloads)
 
-    def push(self, *paths: Path) -> None:
-        """Put files, or all in a folder, to the URL where they have changed, except checkpoints and hidden files;
-        RunFailed where they cannot be written, or another process has begun to write there."""
-        files = [file for path in paths for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-        for file in files:
+    def push(self, path: Path) -> None:
+        """Put a file, or all in a folder, to the URL where it has changed, except checkpoints and hidden files;
+        RunFailed where it cannot be written, or another process has begun to write there."""
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if not file.is_relative_to(self.local) or not file.is_file():
                 continue
             name, fingerprint = self._remote_name(file), _stat_fingerprint(file)

@@ -1,18 +1,28 @@
 """`cell.data`, `cell.prompt`, `cell.verifier`, `cell.reward`: problems, their text, checks of answers, and rewards."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section, check_names
+from isojax.core.config.section import Fraction, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_SETTING
 from isojax.core.nouns import MAIN_SCORE
 
 PANEL = "panel"  # the name of the training problems that every evaluation includes
 RESERVED_NAMES = ("train", "verl", PANEL)  # prefixes of metric names that no set of a user may have
+
+
+def check_names(names: Iterable[str], kind: str, reserved: Sequence[str] = ()) -> None:
+    """Raise where a name cannot be a part of a metric's or a folder's name, or is reserved."""
+    for name in names:
+        if name in reserved or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
+            others = f", other than {', '.join(reserved)}" if reserved else ""
+            rule = f"names of letters, digits, '.', '_' and '-', at most 100{others}. Rename the {kind} {name!r}"
+            raise PydanticCustomError("name", "{rule}", {"rule": rule})
 
 
 class DataConfig(Section):

@@ -49,12 +49,9 @@ def config_names() -> list[str]:
 
 def find_config(name_or_path: str) -> Path:
     """The YAML file meant by a path or a name: `quickstart`, `hard.yaml`, `../mine.yaml`."""
-    if Path(name_or_path).is_file():
-        return Path(name_or_path)
-    for root in config_roots():
-        for path in (root / name_or_path, root / f"{name_or_path}.yaml"):
-            if path.is_file():
-                return path
+    files = [root / name for root in config_roots() for name in (name_or_path, f"{name_or_path}.yaml")]
+    if found := next(filter(Path.is_file, [Path(name_or_path), *files]), None):
+        return found
     names = config_names()
     suggestions = difflib.get_close_matches(name_or_path, names, n=1)
     hint = f"Did you mean {suggestions[0]!r}?" if suggestions else f"Known names: {', '.join(names) or 'none'}."

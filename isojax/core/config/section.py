@@ -1,7 +1,5 @@
 """The base of every section of a config, and the numbers that it may hold."""
 
-import re
-from collections.abc import Iterable, Sequence
 from os.path import expanduser
 from typing import Annotated, Any, Self
 
@@ -16,15 +14,6 @@ NonNegativeInt = Annotated[int, Field(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, Field(gt=0, le=MAX_SETTING)]
 NonNegativeFloat = Annotated[float, Field(ge=0, le=MAX_SETTING)]
 FolderPath = Annotated[str, AfterValidator(expanduser)]  # a shell leaves the ~ of run.dir=~/runs as it is
-
-
-def check_names(names: Iterable[str], kind: str, reserved: Sequence[str] = ()) -> None:
-    """Raise where a name cannot be a part of a metric's or a folder's name, or is reserved."""
-    for name in names:
-        if name in reserved or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
-            others = f", other than {', '.join(reserved)}" if reserved else ""
-            rule = f"names of letters, digits, '.', '_' and '-', at most 100{others}. Rename the {kind} {name!r}"
-            raise PydanticCustomError("name", "{rule}", {"rule": rule})
 
 
 class Section(BaseModel):

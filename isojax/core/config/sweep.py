@@ -8,18 +8,10 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, RewardConfig, VerifierConfig
+from isojax.core.config.data import RESERVED_NAMES, DataConfig, PromptConfig, RewardConfig, VerifierConfig, check_names
 from isojax.core.config.model import BasePolicyConfig, ModelConfig, PrecisionConfig, SamplingConfig
 from isojax.core.config.rl import RLConfig
-from isojax.core.config.section import (
-    FolderPath,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Section,
-    check_names,
-)
+from isojax.core.config.section import FolderPath, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_EVALUATIONS, MAX_SAMPLES, MAX_SETTING, MAX_WORKERS
 from isojax.core.schedule import parse_schedule
