@@ -78,9 +78,8 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
         yield temp
         os.rename(temp, folder)
     except OSError as e:
-        raise InputError(
-            f"cannot write {folder}: {e.strerror or e}. Choose a place that you may write, with room for it."
-        ) from e
+        problem = f"cannot write {folder}: {e.strerror or e}"
+        raise InputError(f"{problem}. Choose a place that you may write, with room for it.") from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)
         with suppress(OSError):  # of one that holds something

@@ -114,9 +114,8 @@ def parse_json(text: str, path: Path, line: int = 1) -> Any:
         line_number = line + e.lineno - 1
         is_part = e.msg == "Extra data" or len(text) == 1  # an object of many lines, or several on one
         fix = "Put one object on a line, in a .jsonl." if is_part else "Correct the line, or remove it."
-        raise InputError(
-            f"{path}, line {line_number}: not JSON ({e.msg} at column {e.colno}); expected a whole object. {fix}"
-        ) from e
+        problem = f"not JSON ({e.msg} at column {e.colno})"
+        raise InputError(f"{path}, line {line_number}: {problem}; expected a whole object. {fix}") from e
     except (ValueError, RecursionError) as e:  # numbers of thousands of digits, lists nested too deeply
         raise InputError(f"{path}, line {line}: cannot be read ({first_line(e)}). Correct or remove it.") from e
 

@@ -80,9 +80,8 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         """All grades of all processes, in the order of `problems`; raises what grading has raised."""
         while self._futures:
             self._futures.popleft().result()
-        grades_by_process = multiprocess.allgather(
-            (self._rewards, self._parsed, self._failures + self._reply_failures, self._scores)
-        )
+        own_grades = self._rewards, self._parsed, self._failures + self._reply_failures, self._scores
+        grades_by_process = multiprocess.allgather(own_grades)
         rewards, parsed, failures, scores = zip(*grades_by_process, strict=True)
         counts = sum(failures, Counter[str]())
         # A process that has graded nothing has no names.

@@ -61,9 +61,8 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction | None = 
     parts = {part: read(f"{cell.task}#{part}_train", ALL_PROBLEMS, f"{part} problems") for part in data.mixture or {}}
     held_out = data.held_out or part_validation
     validation = read(held_out, data.validation, "validation problems") if held_out else None
-    extra_sets = {
-        name: read(source, data.validation, f"problems of {name}") for name, source in cell.eval.extra.items()
-    }
+    extra_sources = cell.eval.extra.items()
+    extra_sets = {name: read(source, data.validation, f"problems of {name}") for name, source in extra_sources}
     out_of_range: list[Problem] = []
     if data.mixture:
         training = mix_parts(parts, data.mixture, data.size, np.random.default_rng([data.seed, 3]))

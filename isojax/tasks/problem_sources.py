@@ -131,9 +131,8 @@ def _value_as_text(value: Any, row: DataRow, column: str) -> str:
     if is_blank(value):
         raise InputError(f"{location} is missing or empty, expected text or a number. {fix}")
     if not isinstance(value, str):
-        raise InputError(
-            f"{location} is {str(value)[:80]!r} ({type(value).__name__}), expected text or a number. {fix}"
-        )
+        received = f"{str(value)[:80]!r} ({type(value).__name__})"
+        raise InputError(f"{location} is {received}, expected text or a number. {fix}")
     try:
         value.encode()
     except UnicodeEncodeError as e:

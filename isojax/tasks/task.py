@@ -101,18 +101,16 @@ class TextTask:
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
         """`cell.sampling.interrupt` as tokens; InputError for a text that ends a response, or leaves it no room."""
-        tokens, *unless_tokens = (
-            self._tokenize([text], special=False)[0] for text in (interrupt.text, interrupt.unless) if text
-        )
+        texts = filter(None, (interrupt.text, interrupt.unless))
+        tokens, *unless_tokens = (self._tokenize([text], special=False)[0] for text in texts)
         if unless_tokens and (count := len(unless_tokens[0])) != 1:
             raise InputError(f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {count} tokens, expected one.")
         if interrupt.after + len(tokens) >= T:
             lengths = f"after {interrupt.after} tokens the text takes {len(tokens)} more"
             raise InputError(f"cell.sampling.interrupt: {lengths}, expected fewer than response_length = {T} in all.")
         if set(tokens) & set(self.stops.tokens) or any(stop in interrupt.text for stop in self.prompt.stop):
-            raise InputError(
-                f"cell.sampling.interrupt.text = {interrupt.text!r} holds an end token or a string of cell.prompt.stop."
-            )
+            problem = f"{interrupt.text!r} holds an end token or a string of cell.prompt.stop"
+            raise InputError(f"cell.sampling.interrupt.text = {problem}.")
         return Interruption(interrupt.after, tuple(tokens), unless_tokens[0][0] if unless_tokens else None)
 
     def prompt_lengths(self, problems: Sequence[Problem]) -> list[int]:

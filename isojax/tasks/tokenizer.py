@@ -96,9 +96,8 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | 
     if largest_id < 0:
         raise InputError(f"the tokenizer in {tokenizer.name_or_path} has no tokens. Copy its files again.")
     if largest_id >= vocab:
-        raise InputError(
-            f"the tokenizer in {tokenizer.name_or_path} has ids up to {largest_id}, the model's vocabulary has {vocab}."
-        )
+        problem = f"has ids up to {largest_id}, the model's vocabulary has {vocab}"
+        raise InputError(f"the tokenizer in {tokenizer.name_or_path} {problem}.")
     if _is_byte_level(tokenizer):
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 

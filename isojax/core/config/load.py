@@ -42,9 +42,8 @@ def config_roots() -> list[Path]:
 
 def config_names() -> list[str]:
     """The named configs: quickstart, models/smollm2-135m."""
-    return sorted(
-        {p.relative_to(root).with_suffix("").as_posix() for root in config_roots() for p in root.rglob("*.yaml")}
-    )
+    files = ((root, path) for root in config_roots() for path in root.rglob("*.yaml"))
+    return sorted({path.relative_to(root).with_suffix("").as_posix() for root, path in files})
 
 
 def find_config(name_or_path: str) -> Path:

@@ -33,9 +33,8 @@ TRAIN_COLUMNS = {
     "response_length": ("completions/mean_length",),
 }
 # How transformers' callbacks rename them for W&B and TensorBoard.
-CALLBACK_COLUMNS = {name: tuple(f"train/{column}" for column in columns) for name, columns in TRAIN_COLUMNS.items()} | {
-    "reward": ("eval/reward",)
-}
+CALLBACK_COLUMNS = {name: tuple(f"train/{column}" for column in columns) for name, columns in TRAIN_COLUMNS.items()}
+CALLBACK_COLUMNS["reward"] = ("eval/reward",)
 
 FIELDS = SAME_NAME_FIELDS | CONFIG_COLUMNS | TRAIN_COLUMNS | {"step": ("step",), "reward": ("eval_reward",)}
 

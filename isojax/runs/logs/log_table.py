@@ -135,12 +135,11 @@ def read_settings(path: Path) -> RunSettings:
     if nameless := [row.location for row in table.rows if is_blank(row.values.get("run"))]:
         raise InputError(f"{nameless[0]} names no run; expected one in each row. Fill it in, or remove the row.")
     check_unique_rows(table, ["run"])
-    return {
-        str(row.values["run"]).strip(): {
-            name: str(row.values[name]) for name in SETTING_FIELDS if not is_blank(row.values.get(name))
-        }
-        for row in table.rows
-    }
+    settings: dict[str, Mapping[str, str]] = {}
+    for run in (row.values for row in table.rows):
+        texts = {name: str(run[name]) for name in SETTING_FIELDS if not is_blank(run.get(name))}
+        settings[str(run["run"]).strip()] = texts
+    return settings
 
 
 def settings_of(table: LogTable, settings: RunSettings) -> Mapping[str, str]:

@@ -24,9 +24,8 @@ MIN_WIDTH, MAX_WIDTH = 3, 60  # numbers in a range
 
 _rng = np.random.default_rng(5)
 BISECT_PROBABILITY = _rng.uniform(0.1, 0.6, (MAX_WIDTH // 6 + 1, len(GAMES)))  # of a class of widths and a game
-_RANGES = np.array(
-    [(low, high) for low in range(100) for high in range(low + MIN_WIDTH - 1, min(100, low + MAX_WIDTH))], np.int64
-)
+_highs = [range(low + MIN_WIDTH - 1, min(100, low + MAX_WIDTH)) for low in range(100)]
+_RANGES = np.array([(low, high) for low, highs in enumerate(_highs) for high in highs], np.int64)
 
 
 def secret_number(game: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -75,10 +74,9 @@ class GuessTask:
     def encode(self, problems: list[Problem], prompt_length: int, response_length: int) -> EncodedProblems:
         """Prompts of 7 tokens, and answers of three, the secret and `?`."""
         if prompt_length != PROMPT_LENGTH or response_length < TURN_LENGTH:
-            raise InputError(
-                f"cell.sampling: the task `guess` takes prompt_length = {PROMPT_LENGTH} and response_length of at least"
-                f" {TURN_LENGTH}, given {prompt_length} and {response_length}; five guesses take 20."
-            )
+            sizes = f"prompt_length = {PROMPT_LENGTH} and response_length of at least {TURN_LENGTH}"
+            given = f"given {prompt_length} and {response_length}"
+            raise InputError(f"cell.sampling: the task `guess` takes {sizes}, {given}; five guesses take 20.")
         prompts = np.array([[TOKEN_ID[c] for c in p.prompt] for p in problems], np.int32)
         answers = np.full((len(problems), response_length), self.pad, np.int32)
         answers[:, :3] = [[TOKEN_ID[c] for c in p.answer + "?"] for p in problems]

@@ -60,9 +60,8 @@ class SolversTask:
 
     def __init__(self, operators: str = OPERATORS):
         if len(operators) < 2 or len(set(operators)) < len(operators) or set(operators) - set(OPERATORS):
-            raise InputError(
-                f"cell.task: solvers:{operators} is not two or more different operators of {OPERATORS}, as in ABCG."
-            )
+            expected = f"two or more different operators of {OPERATORS}, as in ABCG"
+            raise InputError(f"cell.task: solvers:{operators} is not {expected}.")
         self.operators = np.array([OPERATORS.index(o) for o in sorted(operators)])
         confusion = np.zeros((len(OPERATORS), len(OPERATORS)))
         for i, row in enumerate(CONFUSION_PROBABILITY):

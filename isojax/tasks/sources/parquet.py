@@ -47,9 +47,8 @@ def _read_rows(paths: list[Path]) -> Iterator[DataRow]:
                 names = file.schema_arrow.names
                 first_names = first_names or names
                 if set(names) != set(first_names):
-                    raise InputError(
-                        f"{path}: its columns are {', '.join(names)}, those of {paths[0]} {', '.join(first_names)}."
-                    )
+                    others = f"those of {paths[0]} {', '.join(first_names)}"
+                    raise InputError(f"{path}: its columns are {', '.join(names)}, {others}.")
                 _check_size(path, row_number + file.metadata.num_rows, size)
                 for batch in file.iter_batches(BATCH_ROWS):
                     size += batch.nbytes

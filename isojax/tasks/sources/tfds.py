@@ -129,9 +129,8 @@ def import_tfds() -> ModuleType:
 def _open_builder(folder: Path) -> Any:
     """The builder of a data set; InputError where the folder holds none that is read without TensorFlow."""
     if not (folder / "dataset_info.json").is_file():
-        raise InputError(
-            f"{folder} is no TFDS data set; expected its dataset_info.json, as in DIR/splits of `isojax difficulty`."
-        )
+        expected = "expected its dataset_info.json, as in DIR/splits of `isojax difficulty`"
+        raise InputError(f"{folder} is no TFDS data set; {expected}.")
     tfds = import_tfds()
     try:
         builder = tfds.builder_from_directory(folder)

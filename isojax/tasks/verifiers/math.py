@@ -73,9 +73,8 @@ def build(argument: str) -> Check:
         if is_same is None or not parsed:
             response_expressions = parse(response if stated is None else _in_math_mode(stated))
             parsed = parsed or bool(response_expressions)
-            is_same = math_verify.verify(
-                parse_reference(reference), response_expressions, allow_set_relation_comp=True, timeout_seconds=None
-            )
+            gold = parse_reference(reference)
+            is_same = math_verify.verify(gold, response_expressions, allow_set_relation_comp=True, timeout_seconds=None)
         return Verdict(bool(is_same), parsed)
 
     check(Problem(0, "", r"\frac{1}{2}"), "", r"\boxed{2^{-1}}")  # loads its parser, which takes longer than any check
@@ -179,9 +178,8 @@ def _is_unit(unit: str) -> bool:
     """Whether each word after a number is a unit's: of three letters or more, a known short one, or a link word."""
     unit_words = re.findall(r"[A-Za-z]+", unit.replace(".", ""))
     is_known = [len(word) >= 3 or _SHORT_UNITS.fullmatch(word) is not None for word in unit_words]
-    return not unit_words or (
-        any(is_known) and all(ok or word in _UNIT_LINK_WORDS for ok, word in zip(is_known, unit_words, strict=True))
-    )
+    words = zip(is_known, unit_words, strict=True)
+    return not unit_words or (any(is_known) and all(known or word in _UNIT_LINK_WORDS for known, word in words))
 
 
 def _parse_unsigned(text: str) -> tuple[Fraction | None, bool]:
