@@ -46,10 +46,8 @@ class EpochOrder(Iterator[np.ndarray]):
         if saved_state is not None:
             self.reward_sums_by_problem[:], self.rollout_counts[:] = saved_state["correct"], saved_state["rollouts"]
         if saved_state is not None and (first_update or batches_drawn):
-            positions = [
-                EpochPosition(epoch, batch_index, np.isin(np.arange(num_problems), excluded))
-                for epoch, batch_index, excluded in saved_state["positions"]
-            ]
+            saved, all_problems = saved_state["positions"], np.arange(num_problems)
+            positions = [EpochPosition(epoch, i, np.isin(all_problems, excluded)) for epoch, i, excluded in saved]
             self._unrecorded_positions.extend(positions[:batches_drawn])
             position = positions[batches_drawn]
         self._epoch_started = position.batch_index > 0  # what the epoch leaves out is decided
@@ -85,10 +83,8 @@ class EpochOrder(Iterator[np.ndarray]):
         """What an order needs to continue after the recorded batches, for JSON; None where their number is enough."""
         if self.drop_above is None:
             return None
-        positions = [
-            (position.epoch, position.batch_index, np.nonzero(position.excluded)[0].tolist())
-            for position in (*self._unrecorded_positions, self._position)
-        ]
+        next_positions = (*self._unrecorded_positions, self._position)
+        positions = [(p.epoch, p.batch_index, np.nonzero(p.excluded)[0].tolist()) for p in next_positions]
         counts = {"correct": self.reward_sums_by_problem.tolist(), "rollouts": self.rollout_counts.tolist()}
         return {"positions": positions, **counts}
 

@@ -133,15 +133,12 @@ class Checker(AbstractContextManager["Checker"]):
         rewards = [float(verdict.correct) for verdict in verdicts]
         if self._weights and verdicts:
             rewards, verdicts = zip(*(weigh_scores(v, self._weights) for v in verdicts), strict=True)
+        score_names = [name for name in self._weights if len(self._weights) > 1 or name != MAIN_SCORE]
         return Grades(
             rewards=np.array(rewards, np.float32),
             parsed=np.array([v.parsed for v in verdicts], bool),
             failures=self.note_failures(problems, verdicts),
-            scores={
-                name: np.array([v.scores_by_name()[name] for v in verdicts], np.float32)
-                for name in self._weights
-                if len(self._weights) > 1 or name != MAIN_SCORE
-            },
+            scores={name: np.array([v.scores_by_name()[name] for v in verdicts], np.float32) for name in score_names},
         )
 
     def judge(self, problems: Sequence[Problem], prompts: Sequence[str], responses: Sequence[str]) -> list[Verdict]:
@@ -194,10 +191,8 @@ class Checker(AbstractContextManager["Checker"]):
             verifier = str(self._config.use)
             task = verifier.removeprefix("isojax.tasks.turns:")  # of a task of turns, whose reply is asked here
             setting = f"cell.verifier.use = {verifier}" if task == verifier else f"cell.task = {task}, its reply"
-            raise InputError(
-                f"{setting}: none of its first {count} checks ended within "
-                f"cell.verifier.timeout = {self._config.timeout:g} s. Correct it, or raise the timeout."
-            )
+            limit = f"cell.verifier.timeout = {self._config.timeout:g} s. Correct it, or raise the timeout"
+            raise InputError(f"{setting}: none of its first {count} checks ended within {limit}.")
 
     def close(self) -> None:
         """End the workers and whatever their checks have started."""

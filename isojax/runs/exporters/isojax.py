@@ -44,8 +44,6 @@ def _config(recommendation: Recommendation, sweep_config: Config | None) -> Conf
         **WHOLE_GRID,
         **dict.fromkeys(("decode_slots", "microbatch", "prefill_batch")),
     }
-    return sweep_config.with_settings(
-        name=f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}",
-        cell={"eval": {"start": allocation.C / eval_grid.ratio**whole_ratios}},
-        sweep=sweep,
-    )
+    name = f"{sweep_config.name}-{allocation.B_p}x{allocation.n}-C{allocation.C}"
+    first_C = allocation.C / eval_grid.ratio**whole_ratios
+    return sweep_config.with_settings(name=name, cell={"eval": {"start": first_C}}, sweep=sweep)

@@ -95,11 +95,8 @@ def gather_runs(
     """The runs of a log's tables; each is taken for itself where its name says its settings; InputError as above."""
     if settings or any("{}" in text for text in field_map.values()):
         tables = [part for table in tables for part in _split_by_run(table, field_map, importer.FIELDS)]
-    return [
-        run
-        for table in tables
-        for run in group_rows(map_columns(table, {**settings_of(table, settings), **field_map}, importer.FIELDS))
-    ]
+    maps = (map_columns(table, {**settings_of(table, settings), **field_map}, importer.FIELDS) for table in tables)
+    return [run for column_map in maps for run in group_rows(column_map)]
 
 
 def _split_by_run(
@@ -225,11 +222,10 @@ def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun]
         is_enclosed = last + 1 < len(rows) and run_of_row[last + 1] is run_before
         goes_there_and_back = is_enclosed and rises[i - 1] and rises[last]
         if all(rises) or goes_there_and_back:
-            raise InputError(
-                f"{run.location}: two settings are mixed in one run: n = {run_before.n}, B_p = {run_before.B_p} (from"
-                f" {run_before.rows[0].position}), then n = {run.n}, B_p = {run.B_p}, while {clock_field} goes on"
-                f" rising; expected one setting. {_SEPARATE_RUNS_HINT} Where each n is a run of its own: --map run=n."
-            )
+            before = f"n = {run_before.n}, B_p = {run_before.B_p} (from {run_before.rows[0].position})"
+            after = f"n = {run.n}, B_p = {run.B_p}, while {clock_field} goes on rising; expected one setting"
+            hint = f"{_SEPARATE_RUNS_HINT} Where each n is a run of its own: --map run=n."
+            raise InputError(f"{run.location}: two settings are mixed in one run: {before}, then {after}. {hint}")
 
 
 def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) -> ImportedRuns:

@@ -62,15 +62,11 @@ class GeneratorSource:
             note(f"{task_text}: {len(items)} distinct problems among {size} items, fewer than {count}.")
         # Without `size`: the scorer makes no items.
         scorer_settings = {k: v for k, v in self.settings.items() if k != "size"}
-        problems = [
-            Problem(
-                item["index"],
-                item["question"],
-                item["entry"]["answer"] or "",  # None where many answers are right and the scorer tries the one given
-                columns={"gym": self.name, "settings": scorer_settings, "entry": item["entry"]},
-            )
-            for item in items
-        ]
+        problems: list[Problem] = []
+        for item in items:
+            answer = item["entry"]["answer"] or ""  # None where many are right and the scorer tries the one given
+            columns = {"gym": self.name, "settings": scorer_settings, "entry": item["entry"]}
+            problems.append(Problem(item["index"], item["question"], answer, columns=columns))
         return random_subset(problems, len(problems), rng)
 
 
