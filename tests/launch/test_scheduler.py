@@ -236,7 +236,7 @@ def test_what_was_not_waited_for_ends_by_itself(
     threading.Timer(0.1, preemption.REQUESTED.set).start()
     with pytest.raises(Preempted, match="not all"):
         schedule.run()
-    preemption._REQUESTED.clear()  # as on leaving handle_sigterm
+    preemption.REQUESTED.clear()  # as on leaving handle_sigterm
     time.sleep(0.6)
     assert FakeGroup.trained == [CellTarget(CELLS[0], 512)] and "lost" not in capsys.readouterr().err
 
