@@ -29,7 +29,7 @@ from pydantic import BaseModel, TypeAdapter
 from isojax.cli.app import COMMANDS
 from isojax.core.config import Config
 from isojax.core.nouns import EvalPoint, Quote, Recommendation
-from isojax.scaling.allocate.clocks import TimeBudget
+from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.curves.sweep_estimate import FitOptions
 from isojax.scaling.result import FitResult
 

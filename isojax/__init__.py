@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from isojax.report.figures.catalogue import plot
     from isojax.report.notebook import fit, read_runs
     from isojax.runs.study import load_study
-    from isojax.scaling.allocate.clocks import TimeBudget
+    from isojax.scaling.allocate.constraints import TimeBudget
     from isojax.scaling.allocate.quote import quote
     from isojax.scaling.allocate.recommend import recommend
     from isojax.scaling.compare import compare_sweeps as compare
@@ -33,7 +33,7 @@ _LAZY_NAMES = {
     "read_runs": ("isojax.report.notebook", "read_runs"),
     "fit": ("isojax.report.notebook", "fit"),
     "load_study": ("isojax.runs.study", "load_study"),
-    "TimeBudget": ("isojax.scaling.allocate.clocks", "TimeBudget"),
+    "TimeBudget": ("isojax.scaling.allocate.constraints", "TimeBudget"),
     "FitOptions": ("isojax.scaling.curves.sweep_estimate", "FitOptions"),
     "quote": ("isojax.scaling.allocate.quote", "quote"),
     "recommend": ("isojax.scaling.allocate.recommend", "recommend"),

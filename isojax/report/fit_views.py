@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from isojax.core.estimators import FloatArray
 from isojax.core.nouns import RunRecord
 from isojax.report.wording import format_percent, n_shares
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble
 from isojax.scaling.intervals import central_band
 from isojax.scaling.law.frontier import spread_indices
 from isojax.scaling.result import FitResult, FrontierFit, ScheduleRow
-from isojax.scaling.tracks import fixed_runs, group_by, make_track
+from isojax.scaling.tracks import FloatArray, fixed_runs, group_by, make_track
 
 CellKey = tuple[int, int]  # (B_p, n)
 RIBBON_DOUBLINGS, RIBBON_POINTS = 0.9, 90  # a ribbon's thickness at P(best) = 1: ribbons of n and 2n do not touch

@@ -18,7 +18,7 @@ from isojax.runs.importers import csv
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import gather_runs, to_run_records
 from isojax.runs.logs.log_table import LogTable
-from isojax.scaling.allocate.clocks import TimeBudget
+from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.quote import quote
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions

@@ -9,7 +9,7 @@ import pytest
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
-from isojax.scaling.allocate.clocks import TimeBudget
+from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import run_clock

@@ -30,8 +30,7 @@ from isojax.report.wording import (
     format_reward,
     join_commas,
 )
-from isojax.scaling.allocate.clocks import TimeBudget
-from isojax.scaling.allocate.constraints import EPSILON, FIXABLE
+from isojax.scaling.allocate.constraints import EPSILON, FIXABLE, TimeBudget
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences
 from isojax.scaling.tracks import group_by

@@ -7,11 +7,24 @@ from numbers import Integral, Real
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Allocation
-from isojax.scaling.allocate.clocks import TimeBudget
 from isojax.scaling.result import FitResult
 
 FIXABLE = ("B_p", "B", "M")
 EPSILON = 0.005  # a loss of reward that makes no difference
+MAX_SECONDS = 1e10
+
+
+@dataclass(frozen=True)
+class TimeBudget:
+    """Seconds of wall clock of one run or, `of_devices`, of all its devices together."""
+
+    seconds: float
+    of_devices: bool = False
+
+    def check(self) -> None:
+        """Refuse a budget that is no positive finite time."""
+        if not 0 < self.seconds <= MAX_SECONDS:
+            raise InputError(f"a budget of {self.seconds:g} seconds; expected more than 0 and at most {MAX_SECONDS:g}.")
 
 
 @dataclass(frozen=True)

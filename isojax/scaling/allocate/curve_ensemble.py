@@ -1,5 +1,5 @@
 """The curves of a fit and their replicates over the measured cells (B_p, n): every reward, interval and probability
-that a recommendation or a comparison states comes from these replicates."""
+that a recommendation or a comparison states comes from these replicates; and how long runs of the cells take."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -8,19 +8,38 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from isojax.core.errors import InputError
-from isojax.core.estimators import FloatArray
 from isojax.core.nouns import Interval
-from isojax.scaling.allocate.clocks import CellClocks, cell_clocks
-from isojax.scaling.allocate.constraints import AllocationRequest
+from isojax.scaling.allocate.constraints import AllocationRequest, TimeBudget
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, apply_problem_shift, from_curve_draws
 from isojax.scaling.intervals import LEVEL, central_band
 from isojax.scaling.result import FitResult
+from isojax.scaling.tracks import FloatArray, group_by
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 MEASURED_TOLERANCE = 1.05  # runs end at their last evaluation, a little before the budget
+NO_CLOCKS = (
+    "no run of this fit says how long its steps took (timing.jsonl, or the log's own step times); expected a budget of"
+    " rollouts. Give one, or name the folder of a sweep whose runs have their times; a fit.json without them has none."
+)
+
+
+@dataclass(frozen=True)
+class CellClocks:
+    """float[cells] each, the mean of a cell's runs: C rollouts take startup + C per_rollout seconds; NaN: not known."""
+
+    startup: FloatArray
+    per_rollout: FloatArray
+    devices: FloatArray
+
+    def rollouts(self, budget: TimeBudget) -> FloatArray:
+        """float[cells]: whole rollouts that a budget affords; 0 where a cell has no clock. InputError if none has."""
+        if np.isnan(self.per_rollout).all():
+            raise InputError(NO_CLOCKS)
+        seconds = budget.seconds / (self.devices if budget.of_devices else 1.0)
+        return np.nan_to_num(np.floor(np.maximum(seconds - self.startup, 0.0) / self.per_rollout))
 
 
 @dataclass(frozen=True)
@@ -130,6 +149,16 @@ class CurveEnsemble:
         within_epsilon = allowed & same_n & (expected_rewards >= expected_rewards.max() - epsilon)
         measured = within_epsilon & (C_spent <= self.samples.C_high * MEASURED_TOLERANCE)
         return int((measured if measured.any() else within_epsilon).argmax())
+
+
+def cell_clocks(fit: FitResult, keys: list[tuple[int, int]]) -> CellClocks:
+    timed_runs = (run for run in fit.runs if run.seconds_per_rollout is not None)
+    runs = group_by(timed_runs, lambda run: (run.B_p, run.n))
+    columns = [
+        [float(np.mean([getattr(run, name) for run in runs[key]])) if key in runs else np.nan for key in keys]
+        for name in ("startup_seconds", "seconds_per_rollout", "devices")
+    ]
+    return CellClocks(*map(np.array, columns))
 
 
 def load_ensemble(fit: FitResult) -> CurveEnsemble:

@@ -10,8 +10,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation, MeasuredCell, Recommendation
 from isojax.scaling.allocate import advice, allocators
-from isojax.scaling.allocate.clocks import TimeBudget
-from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest
+from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest, TimeBudget
 from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import plan_growing_run
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
