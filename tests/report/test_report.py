@@ -18,7 +18,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.report import wording
 from isojax.report.fit_views import frontier_views, measured_budget
-from isojax.report.page import charts, html_page
+from isojax.report.page import explorer, html_page
 from isojax.report.page.fit_sections import describe_n_path
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import (
@@ -265,10 +265,10 @@ def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
 
     fit, runs = make_sweep(metric="<b>avg</b>")
     for view in frontier_views(fit):
-        traces = [cell["trace"] for cell in charts.cell_traces(fit, runs)] + charts.frontier_traces(fit, view)
-        layout = charts.layouts(fit, runs)
+        traces = [cell["trace"] for cell in explorer.cell_traces(fit, runs)] + explorer.frontier_traces(fit, view)
+        layout = explorer.layouts(fit, runs)
         Figure(data=traces, layout=layout["reward"])
-        Figure(data=charts.law_traces(view), layout=layout["law"])
+        Figure(data=explorer.law_traces(view), layout=layout["law"])
         assert layout["reward"]["yaxis"]["title"]["text"].startswith("&lt;b&gt;avg&lt;/b&gt;")
 
 
@@ -283,14 +283,14 @@ def test_the_charts_show_runs_whose_n_grew(make_sweep: Any) -> None:
     fit = fit.model_copy(update={"schedules": (row, without_points)})
     assert len(fit.by_B_p) > 1
     for view in frontier_views(fit):
-        traces = charts.frontier_traces(fit, view)
+        traces = explorer.frontier_traces(fit, view)
         Figure(data=traces)
         shown = [trace for trace in traces if trace["meta"].get("role") == "schedule"]
         assert len(shown) == (view.B_p is None)  # as in the figure, in the view of all B_p alone
         for trace in shown:
             assert (trace["name"], trace["x"], trace["y"]) == ("&lt;i&gt;", [2e3, 2e4], [0.6, 0.99])
             assert trace["hovertext"][1].startswith("<b>&lt;i&gt;: 16x4, 16x8 from 9</b><br>C = 20k: measured 0.990")
-    assert charts.layouts(fit, runs)["reward"]["yaxis"]["range"][1] > 0.99
+    assert explorer.layouts(fit, runs)["reward"]["yaxis"]["range"][1] > 0.99
 
 
 def test_without_plotly_the_page_says_which_extra(make_sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,6 @@ from isojax.report.canvas import RenderedFigure, render_figure
 from isojax.report.figures.catalogue import FIGURES
 from isojax.report.fit_views import all_n, measured_budget
 from isojax.report.page import explorer, fit_sections, markup
-from isojax.report.page.charts import plotly_bundle
 from isojax.report.page.law_section import evidence_section, law_section
 from isojax.report.page.markup import Html, html_section, tag
 from isojax.report.wording import format_compact, format_count, format_interval, format_reward
@@ -29,7 +28,7 @@ OTHER_BUDGETS = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1, 2, 4)  # times the measured one
 
 def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], images: Images) -> str:
     """The page. `images` holds the figures that could be drawn, by their names in FIGURES."""
-    fit, bundle = fits[0], plotly_bundle()
+    fit, bundle = fits[0], explorer.plotly_bundle()
     budget_controls = Template(markup.read_page_file("budget.html"))  # page.js fills them
     note = markup.read_page_file("no_charts.html" if bundle is None else "charts.html")
     sections = [
