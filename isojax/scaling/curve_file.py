@@ -10,7 +10,7 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, require_column
-from isojax.scaling.checks.forecast import MIN_VISIBLE
+from isojax.scaling.curves.departures import MIN_VISIBLE
 from isojax.scaling.curves.single_run import MAX_FITTED_POINTS, MIN_POINTS, RunPoints, RunPosterior, sample_posterior
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, SEED, TAILS, central_band, central_interval

@@ -10,17 +10,15 @@ from isojax.core.nouns import IMPORTED, Cell, RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity, segment_evidence
-from isojax.scaling.checks.forecast import TRIAL_DRAWS, try_forecast
 from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode
+from isojax.scaling.curves.departures import TRIAL_DRAWS, try_forecast
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate, to_curve_draws
-from isojax.scaling.law.batch_law import fit_fixed_batches
-from isojax.scaling.law.frontier import compute_frontier, crossover_rows, frontier_rows
-from isojax.scaling.law.n_star_law import fit_n_star
+from isojax.scaling.law.frontier import compare_schedules, compute_frontier, crossover_rows, frontier_rows
+from isojax.scaling.law.n_star_law import fit_fixed_batches, fit_n_star
 from isojax.scaling.law.referee import judge_laws
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
-from isojax.scaling.schedules import compare_schedules
 from isojax.scaling.tracks import TracksByCell, base_reward, build_tracks, group_by_cell, require_fixed_runs, run_clock
 
 # The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.

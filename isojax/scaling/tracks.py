@@ -124,7 +124,7 @@ def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
 
 
 def run_clock(run: RunRecord) -> tuple[float, float] | None:
-    """(startup, seconds per rollout) of a run's wall clock, between evaluations at C > 0; None where it has none.""" ""
+    """(startup, seconds per rollout) of a run's wall clock, between evaluations at C > 0; None where it has none."""
     trained = [i for i, point in enumerate(run.points) if point.rollouts > 0]
     if len(run.device_hours) != len(run.points) or len(trained) < 2:
         return None

@@ -96,15 +96,13 @@ def test_aicc_by_hand():
 
 def test_known_variances_set_the_weights_and_enter_the_criterion():
     choice = choose_law([10, 100, 1000], [2, 2, 5], n_max=32, variance=[1, 1, 4], observations=30)
-    assert choice.laws["constant"].b == pytest.approx((2 + 2 + 5 / 4) / 2.25)
-    # chi2 of the line (30 observations) is below its 28 degrees of freedom: the variances stand, and no sigma is
-    # counted.
-    residual = (
-        np.array([2, 2, 5])
-        - choice.laws["linear"].b
-        - choice.laws["linear"].k * (np.arange(1, 4) - choice.laws["linear"].log10_C0)
-    )
-    assert choice.aicc["linear"] == pytest.approx(10 * float(residual**2 @ [1, 1, 1 / 4]) + 4 + 12 / 27)
+    # The constant is (2 + 2 + 5 / 4) / 2.25. chi2 of the line (30 observations) is below its 28 degrees of freedom: the
+    # variances stand, and no sigma is counted.
+    y, precision = np.array([2, 2, 5]), np.array([1, 1, 1 / 4])
+    from_constant = y - (2 + 2 + 5 / 4) / 2.25
+    assert choice.aicc["constant"] == pytest.approx(10 * float(from_constant**2 @ precision) + 2 + 4 / 28)
+    residual = y - np.polyval(np.polyfit([1, 2, 3], y, 1, w=np.sqrt(precision)), [1, 2, 3])
+    assert choice.aicc["linear"] == pytest.approx(10 * float(residual**2 @ precision) + 4 + 12 / 27)
 
 
 def test_variances_that_are_too_small_are_widened():

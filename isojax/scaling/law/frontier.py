@@ -1,7 +1,8 @@
 """The compute-optimal frontier: the upper envelope of the fitted curves, each inside its measured range (IsoCompute
 Playbook, arXiv:2603.12151, section 4.1, Fig. 6). A stretch shorter than `min_decades` goes to the neighbour that loses
 the least reward there, if that was measured to within `min_decades` of all of it (cells end at slightly different C).
-The replicates of the curves give the intervals of its rewards and of its crossovers."""
+The replicates of the curves give the intervals of its rewards and of its crossovers. Runs whose n changes along C are
+compared with the best fixed n at each C."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import root_scalar
 
+from isojax.core.nouns import Interval, RunRecord
+from isojax.core.schedule import schedule_text
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
-from isojax.scaling.curves.sweep_estimate import MIN_DECADES, PosteriorSamples, best_cells
-from isojax.scaling.intervals import OpenInterval, central_interval
-from isojax.scaling.result import CrossoverRow, FrontierRow
-from isojax.scaling.tracks import FloatArray
+from isojax.scaling.curves.sweep_estimate import MIN_DECADES, PosteriorSamples, SweepEstimate, best_cells
+from isojax.scaling.intervals import OpenInterval, central_band, central_interval
+from isojax.scaling.result import CrossoverRow, FrontierRow, SchedulePoint, ScheduleRow
+from isojax.scaling.tracks import FloatArray, RunTrack, build_tracks, evaluations_by_target, group_by
 
 GRID_POINTS_PER_DECADE = 60  # at least; the ends of the measured range are grid points
+LUCK_SEED = 3
 _SEARCH_PER_DECADE = 40  # of a replicate's crossings
 
 
@@ -183,3 +187,50 @@ def crossover_interval(
 def spread_indices(length: int, count: int) -> NDArray[np.intp]:
     """At most `count` of the indices 0 .. length - 1, evenly spread, both ends included."""
     return np.unique(np.linspace(0, length - 1, count).round().astype(int))
+
+
+def compare_schedules(
+    estimate: SweepEstimate, runs: Sequence[RunRecord], metric: str, compute: str
+) -> tuple[ScheduleRow, ...]:
+    """A row for each schedule, the mean of its seeds, at the evaluations that fixed cells were measured at too."""
+    tracks = build_tracks(runs, metric, compute) if runs else ()
+    by_name = group_by(tracks, lambda track: track.run.cell.schedule)
+    return tuple(_compare_schedule(estimate, name, seeds) for name, seeds in sorted(by_name.items()))
+
+
+def _compare_schedule(estimate: SweepEstimate, name: str, seeds: Sequence[RunTrack]) -> ScheduleRow:
+    shared = evaluations_by_target(seeds)  # all seeds were evaluated there, at about the same C
+    C, rewards = np.array([(C, R) for target, (_, C, R) in shared.items() if target]).reshape(-1, 2).T
+    curves = estimate.curves
+    measured = np.array([[c.C_low <= x <= c.C_high * (1 + 1e-9) for c in curves] for x in C]).reshape(-1, len(curves))
+    C, rewards, measured = C[measured.any(1)], rewards[measured.any(1)], measured[measured.any(1)]
+    reached = np.where(measured, np.array([curve_reward(c, C) for c in curves]).T, -np.inf)
+    best = reached.argmax(1)
+    points = [
+        SchedulePoint(C=x, reward=r, best_fixed=values[i], n=curves[i].n, B_p=curves[i].B_p)
+        for x, r, values, i in zip(C.tolist(), rewards.tolist(), reached.tolist(), best.tolist(), strict=True)
+    ]
+    gains = np.array([p.reward - p.best_fixed for p in points])
+    return ScheduleRow(
+        name=name,
+        stages=schedule_text(seeds[0].run.cell.stages, seeds[0].run.cell.n_max),
+        seeds=tuple(track.run.cell.seed for track in seeds),
+        evaluations=tuple(len(track.C) for track in seeds),
+        points=tuple(points),
+        gain=float(gains.mean()) if len(gains) else None,
+        interval=_gain_interval(estimate, C, rewards, len(seeds)) if len(gains) else None,
+    )
+
+
+def _gain_interval(estimate: SweepEstimate, C: FloatArray, rewards: FloatArray, num_seeds: int) -> Interval | None:
+    """Of the mean gain: the spread of the best fixed cells over the draws, and the luck of the schedule's runs."""
+    if estimate.draws is None or estimate.intervals is None:
+        return None
+    values = estimate.draws.curves_at(C[:, None])  # [points, replicates, cells]
+    is_measured = estimate.draws.is_measured(C, slack=0.0).T[:, None]
+    fixed = np.where(is_measured, values, -np.inf).max(-1).mean(0)
+    luck_sd = estimate.intervals.run_sd / np.sqrt(num_seeds)
+    noise_sd = estimate.intervals.noise_sd / np.sqrt(num_seeds * len(C))
+    luck = np.random.default_rng(LUCK_SEED).normal(0, float(np.hypot(luck_sd, noise_sd)), len(fixed))
+    low, high = central_band(rewards.mean() - fixed + luck)
+    return float(low), float(high)

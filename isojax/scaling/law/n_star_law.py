@@ -8,23 +8,27 @@ of these forms, with x = log10 C (or log10 M at a fixed batch B):
 `fit_n_star` fits one to a frontier: by `fit_law`, the paper's, through a centred running average over AVERAGING_WINDOW
 decades (the paper does not publish its window), or in mode "hierarchical" by `choose_law`, which weights points and
 chooses the form by AICc (Hurvich and Tsai 1989; where variances are known QAICc, Burnham and Anderson 2002, section
-2.5). Both saturate at most at twice the largest n measured. A fork adds a form by adding an entry to FORMS."""
+2.5). Both saturate at most at twice the largest n measured. A fork adds a form by adding an entry to FORMS.
+
+`fit_fixed_batches` fits n*(M) at each batch B, B_p* = B / n* (section 4.2, Figs. 9, 18, 19). A monotone n*(M) is
+rejected where, in 90% of the replicates, it loses more than MONOTONE_COST of reward on average over log M against the
+best n at each M. Only budgets that all cells reached count."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import expit
 
-from isojax.scaling.curves.hill import LN10
+from isojax.scaling.curves.hill import LN10, FittedCurve
 from isojax.scaling.curves.sigmoid_fit import START_COUNT, SigmoidPoints, fit_sigmoid
-from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, PosteriorSamples, best_cells
+from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, PosteriorSamples, SweepEstimate, best_cells
 from isojax.scaling.intervals import central_band
-from isojax.scaling.law.frontier import Frontier, spread_indices
-from isojax.scaling.result import Law, NStarBandRow, NStarFit
-from isojax.scaling.tracks import FloatArray, as_float64
+from isojax.scaling.law.frontier import Frontier, compute_frontier, crossover_rows, frontier_rows, spread_indices
+from isojax.scaling.result import FixedBatchFit, FrontierRow, Law, NStarBandRow, NStarFit, NStarOfMFit
+from isojax.scaling.tracks import FloatArray, as_float64, group_by
 
 MIN_DISTINCT_N = 3  # values of n that a law with a slope needs: two show only where one n overtakes the other
 
@@ -34,6 +38,9 @@ L_MARGIN = 1e-3  # of its range: a smaller L is at its bound
 MAX_SATURATION_RATIO = 2**0.5  # a law that saturates at more than this times its value where the data end is a guess
 AVERAGING_WINDOW = 0.25
 MAX_LAW_POINTS = 24  # of a frontier, to which its law is fitted
+MAX_BATCH_LAW_POINTS = 40  # of one at a fixed batch
+MAX_OBSERVATIONS = 20  # that the correlated points of such a law are worth
+MONOTONE_COST, REJECTION_CONFIDENCE = 0.001, 0.9
 BAND_POINTS = 40  # of a frontier, at which the replicates' best n gets an interval
 # Residuals of log2 n below this are rounding: all forms that reach it count as equally exact.
 EXACT_RESIDUAL = 1e-6
@@ -109,13 +116,6 @@ FORMS: dict[str, LawForm] = {
 }
 
 
-@dataclass(frozen=True)
-class LawChoice:
-    law: Law  # the best form's
-    aicc: dict[str, float | None]  # form -> AICc, the smallest best; None where the points are too few for the form
-    laws: dict[str, Law]  # of the forms that were fitted
-
-
 def log2_n_star(law: Law, C: ArrayLike) -> FloatArray:
     """log2 n*(C); C > 0, float[...] -> float[...]."""
     return FORMS[law.form].log2_n_star(law, np.log10(as_float64(C)))
@@ -150,7 +150,7 @@ def fit_n_star(
         steps = np.diff(np.log2(np.unique(n)))
         variance = log2_n_replicates.var(0) + (float(np.median(steps)) if len(steps) else 1.0) ** 2 / 12
     choice = choose_law(C[law_indices], log2_n, n_largest, variance, min(target_count, len(law_indices)))
-    return NStarFit(law=choice.law, no_effect=False, aicc=choice.aicc, band=band)
+    return choice.model_copy(update={"band": band})
 
 
 def log2_best_n(draws: PosteriorSamples, C: ArrayLike) -> FloatArray:
@@ -186,7 +186,7 @@ def choose_law(
     variance: ArrayLike | None = None,
     observations: int | None = None,
     falling: bool = False,
-) -> LawChoice:
+) -> NStarFit:
     """The form of n*(C) that points support, by weighted least squares and AICc, among the forms with at most as many
     parameters as distinct n and fewer than distinct C and observations (of which the points are worth so many; None: as
     many as there are points). log2_n: n at C float[points] > 0, whole or estimated; variance: float[points] > 0 of it,
@@ -203,7 +203,7 @@ def choose_law(
     scores = _aicc_scores(mean_squares, observation_count, None if variance is None else mean_variance)
     best_form = min(scores, key=lambda name: scores[name])  # of equal ones the first, which is the simplest
     aicc = {name: scores[name] if math.isfinite(scores.get(name, math.inf)) else None for name in FORMS}
-    return LawChoice(law=laws[best_form], aicc=aicc, laws=laws)
+    return NStarFit(law=laws[best_form], no_effect=False, aicc=aicc)
 
 
 def _aicc_scores(mean_squares: Mapping[str, float], observation_count: int, variance: float | None) -> dict[str, float]:
@@ -238,3 +238,59 @@ def law_limits(law: Law, C_low: float, C_high: float) -> Iterator[tuple[str, str
     if n_saturation > MAX_SATURATION_RATIO * n_at_end:
         text = f"it saturates at n = {n_saturation:.3g}, but has come to {n_at_end:.3g} where the data end"
         yield "law_beyond_data", f"{beyond}: {text}"
+
+
+def fit_fixed_batches(estimate: SweepEstimate) -> tuple[FixedBatchFit, ...]:
+    """One entry for each batch B with at least two cells, by rising B."""
+    curves_by_B = group_by(estimate.curves, lambda c: c.B_p * c.n)
+    return tuple(_fit_batch(B, group, estimate) for B, group in sorted(curves_by_B.items()) if len(group) > 1)
+
+
+def _fit_batch(B: int, curves: Sequence[FittedCurve], estimate: SweepEstimate) -> FixedBatchFit:
+    frontier, no_effect = compute_frontier(curves), estimate.no_effect
+    cell_draws = None if estimate.draws is None else estimate.draws.for_cells([c.key for c in curves])
+    points = [frontier.points[i] for i in spread_indices(len(frontier.points), 4 * MAX_BATCH_LAW_POINTS)]
+    return FixedBatchFit(
+        B=B,
+        frontier=frontier_rows(points, cell_draws),
+        crossovers=() if no_effect else crossover_rows(frontier, cell_draws),
+        n_star=_fit_n_star_of_M(B, points, cell_draws, no_effect, max(c.n for c in curves)),
+    )
+
+
+def _fit_n_star_of_M(
+    B: int, points: Sequence[FrontierRow], draws: PosteriorSamples | None, no_effect: bool | None, n_largest: int
+) -> NStarOfMFit:
+    """n*(M): the form AICc prefers, falling ones too; flagged where every monotone one is rejected."""
+    M, n = np.array([p.C for p in points]) / B, np.array([p.n for p in points])
+    if no_effect:
+        return NStarOfMFit(law=most_common_n_law(n), no_effect=True)
+    if no_effect is None:
+        return NStarOfMFit(law=fit_law(M, n, n_largest), no_effect=False)
+    law_indices = spread_indices(len(M), MAX_BATCH_LAW_POINTS)
+    M, log2_n = M[law_indices], np.log2(n[law_indices])
+    choice = choose_law(M, log2_n, n_largest, observations=min(len(M), MAX_OBSERVATIONS), falling=True)
+    n_star = NStarOfMFit(law=choice.law, no_effect=False, aicc=choice.aicc)
+    if draws is None:
+        return n_star
+    costs = monotone_cost(draws, M * B)
+    is_rejected = float(np.mean(costs > MONOTONE_COST)) >= REJECTION_CONFIDENCE
+    return n_star.model_copy(update={"monotone_rejected": is_rejected, "monotone_cost": float(np.median(costs))})
+
+
+def monotone_cost(draws: PosteriorSamples, C: FloatArray) -> FloatArray:
+    """float[Q]: the mean reward, over the C that all cells reached, that the best monotone n(C) loses to the best n."""
+    reached_by_all = draws.is_measured(C).all(0)
+    if not reached_by_all.any():
+        return np.zeros(len(draws.R0))
+    rewards = draws.rewards(C[reached_by_all])[:, np.argsort([n for _, n in draws.keys])]
+    best_monotone_sum = np.maximum(best_nondecreasing_sum(rewards), best_nondecreasing_sum(rewards[:, ::-1]))
+    return (rewards.max(1).sum(1) - best_monotone_sum) / rewards.shape[2]
+
+
+def best_nondecreasing_sum(rewards: FloatArray) -> FloatArray:
+    """float[Q]: the largest sum over G of R[q, j(g), g] (float[Q, J, G]) with j never falling."""
+    best_sum = rewards[:, :, 0]
+    for g in range(1, rewards.shape[2]):
+        best_sum = np.maximum.accumulate(best_sum, axis=1) + rewards[:, :, g]
+    return best_sum.max(1)

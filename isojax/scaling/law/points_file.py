@@ -14,8 +14,8 @@ from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, parse_number
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
 from isojax.scaling.law import n_star_law
-from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N, LawChoice
-from isojax.scaling.result import Law
+from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N
+from isojax.scaling.result import Law, NStarFit
 from isojax.scaling.tracks import FloatArray
 
 POINT_COLUMNS = ("n", "rollouts")
@@ -134,7 +134,7 @@ def describe_mixtures(table: DataTable, settings: Sequence[str], filters: Sequen
             yield f"{mixture}; --where {name}={distinct_values[0]} takes one of them"
 
 
-def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: LawChoice | None) -> Iterator[str]:
+def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: NStarFit | None) -> Iterator[str]:
     """The flags of a law fitted to points sorted by C; choice: None in mode "paper"."""
     distinct_n, parameter_count = np.unique(n), FORMS[law.form].parameter_count
     if len(distinct_n) == 1:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from isojax.scaling.curves.sweep_estimate import CURVE_REACH_DECADES, PosteriorSamples, SweepEstimate
 from isojax.scaling.intervals import central_band
-from isojax.scaling.law.batch_law import best_nondecreasing_sum
+from isojax.scaling.law.n_star_law import best_nondecreasing_sum
 from isojax.scaling.result import DecidingRun, LawVerdict
 from isojax.scaling.tracks import FloatArray, group_by
 
