@@ -20,7 +20,6 @@ from isojax.core.nouns import EvalPoint, RewardSums, RunRecord
 from isojax.runs.ledger import run_conflicts
 
 TRAIN_PREFIX = "train/"  # opens the name of a training metric
-TRAIN_REWARD = "reward"  # among EvalPoint.train
 COMPUTE_UNITS = ("rollouts", "tokens", "device_hours")
 KINDS_TEXT = ", ".join(f"{kind}@k" for kind in ESTIMATOR_KINDS[:-1]) + f" or {ESTIMATOR_KINDS[-1]}@k"
 _METRIC_NAME = re.compile(rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.join(ESTIMATOR_KINDS)})@(?P<k>[1-9]\d*)")

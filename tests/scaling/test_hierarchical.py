@@ -10,7 +10,6 @@ import pytest
 from scipy.optimize import least_squares
 
 from isojax.scaling.curves.hierarchical import (
-    PRIOR_TAU,
     ROBUST_THRESHOLD_SD,
     HierarchicalState,
     Scales,
@@ -22,6 +21,7 @@ from isojax.scaling.curves.hierarchical import (
 )
 from isojax.scaling.curves.posterior_mode import (
     PRIOR_RUN_SD,
+    PRIOR_TAU,
     estimate_run_sd,
     find_mode,
     fit_shape,
@@ -43,7 +43,7 @@ SCALES = Scales(0.008, 0.01, PRIOR_TAU, SWEEP.prior.mean, np.minimum(SWEEP.prior
 
 
 def unpacked(p):
-    return HierarchicalState(p[: 3 * J].reshape(J, 3), p[3 * J : 3 * J + J * S].reshape(J, S), p[3 * J + J * S :])
+    return HierarchicalState(p[: 3 * J].reshape(J, 3), p[3 * J : 3 * J + J * S].reshape(J, S), p[3 * J + J * S :], 1.0)
 
 
 def all_of(state):
@@ -71,17 +71,17 @@ def residuals(p, data=DATA, scales=SCALES):
 
 def test_the_cost_is_the_documented_one():
     state = initial_state(1.0, SWEEP)
-    assert minus_two_log_posterior(1.0, DATA, state, SCALES) == pytest.approx(
+    assert minus_two_log_posterior(DATA, state, SCALES) == pytest.approx(
         float((residuals(all_of(state)) ** 2).sum()), rel=1e-10
     )
 
 
 def test_the_mode_is_that_of_an_independent_optimiser():
-    result = find_mode(1.0, DATA, initial_state(1.0, SWEEP), SCALES, iterations=200)
+    result = find_mode(DATA, initial_state(1.0, SWEEP), SCALES, iterations=200)
     other = least_squares(
         residuals, all_of(initial_state(1.0, SWEEP)), x_scale="jac", xtol=1e-14, ftol=1e-14, gtol=1e-12
     )
-    assert minus_two_log_posterior(1.0, DATA, result, SCALES) == pytest.approx(2 * other.cost, rel=1e-9)
+    assert minus_two_log_posterior(DATA, result, SCALES) == pytest.approx(2 * other.cost, rel=1e-9)
     theirs = unpacked(other.x)
     assert result.theta == pytest.approx(theirs.theta, abs=1e-5)
     assert result.e == pytest.approx(theirs.e, abs=1e-5) and result.R0 == pytest.approx(theirs.R0, abs=1e-6)
@@ -91,12 +91,12 @@ def test_an_outlier_counts_less_and_by_how_much():
     """A residual of 30 noise_sd at C = 0, where s = 0: its precision is 1 / sqrt(1 + (30 / ROBUST)^2) of the
     others'.
     """
-    state = find_mode(1.0, DATA, initial_state(1.0, SWEEP), SCALES)
+    state = find_mode(DATA, initial_state(1.0, SWEEP), SCALES, iterations=60)
     y = DATA.y.copy()
     y[0, 0, 0] = state.R0 + 30 * SCALES.noise_sd
-    W = robust_precision(1.0, replace(DATA, y=y), state, SCALES)
+    W = robust_precision(replace(DATA, y=y), state, SCALES)
     assert W[0, 0, 0] * SCALES.noise_sd**2 == pytest.approx(1 / np.sqrt(1 + (30 / ROBUST_THRESHOLD_SD) ** 2))
-    moved = find_mode(1.0, replace(DATA, y=y), state, SCALES)
+    moved = find_mode(replace(DATA, y=y), state, SCALES, iterations=60)
     # Six evaluations at C = 0: a mean would move by 30 / 6 = 5 noise_sd.
     assert 0 < (moved.R0 - state.R0) / SCALES.noise_sd < 1.5
 
@@ -106,12 +106,12 @@ def test_covariances_are_those_of_a_hessian_by_differences():
     u = np.concatenate([[R0], np.zeros(K)])
     theta = np.array([(A, np.log10(mid), np.log(B)) for A, B, mid in CURVES.values()])
     u[1:] = np.linalg.lstsq(DATA.X.reshape(3 * J, K), theta.ravel(), rcond=None)[0]
-    state = HierarchicalState((DATA.X.reshape(3 * J, K) @ u[1:]).reshape(J, 3), np.zeros((J, S)), u)
-    data, scales = replace(DATA, y=predict_rewards(1.0, DATA, state)), replace(SCALES, u_mean=u)
+    state = HierarchicalState((DATA.X.reshape(3 * J, K) @ u[1:]).reshape(J, 3), np.zeros((J, S)), u, 1.0)
+    data, scales = replace(DATA, y=predict_rewards(DATA, state)), replace(SCALES, u_mean=u)
     p = all_of(state)
 
     def at(q):
-        return minus_two_log_posterior(1.0, data, unpacked(q), scales) / 2
+        return minus_two_log_posterior(data, unpacked(q), scales) / 2
 
     assert at(p) == pytest.approx(0, abs=1e-15)
     rows = np.array(
@@ -123,7 +123,7 @@ def test_covariances_are_those_of_a_hessian_by_differences():
         4 * np.outer(h, h)
     )
     C = np.linalg.inv(H)
-    of_cells, of_u = posterior_covariances(1.0, data, state, scales)
+    of_cells, of_u = posterior_covariances(data, state, scales)
     first = 3 * J + J * S
     assert np.sqrt(np.diag(of_u)) == pytest.approx(np.sqrt(np.diag(C[first:, first:])), rel=5e-3)
     for j in range(J):
@@ -138,7 +138,7 @@ def test_points_left_out_do_not_count():
     keep = DATA.x < 4.5
     y = np.where(keep, DATA.y, 0.9)
     masked = [replace(DATA, y=v, weight=DATA.weight * keep) for v in (DATA.y, y)]
-    a, b = (find_mode(1.0, data, initial_state(1.0, SWEEP), SCALES) for data in masked)
+    a, b = (find_mode(data, initial_state(1.0, SWEEP), SCALES, iterations=60) for data in masked)
     assert a.theta == pytest.approx(b.theta, abs=1e-12)
 
 
@@ -189,16 +189,16 @@ def random_start(sweep, seed):
     rng, J = np.random.default_rng(seed), len(sweep.keys)
     start = initial_state(1.0, sweep)
     theta = np.column_stack([rng.uniform(0.3, 1, J), rng.uniform(3, 5.5, J), rng.uniform(-0.8, 0.8, J)])
-    return HierarchicalState(theta, start.e, start.u)
+    return replace(start, theta=theta)
 
 
 @pytest.mark.parametrize(("noise", "run_sd"), [(0.0, 0.0), (0.01, 0.01)])
 def test_twenty_starts_end_in_one_optimum(noise, run_sd):
     sweep = packed(noise=noise, run_sd=run_sd, seed=3)
     scales = fit_shape(1.0, packed(noise=0.01, run_sd=0.01, seed=3)).scales
-    modes = [find_mode(1.0, sweep.data, random_start(sweep, seed), scales, iterations=400) for seed in range(20)]
+    modes = [find_mode(sweep.data, random_start(sweep, seed), scales, iterations=400) for seed in range(20)]
     # A second search takes the last steps, whose gain is below the tolerance of the first.
-    ends = [find_mode(1.0, sweep.data, mode, scales).theta for mode in modes]
+    ends = [find_mode(sweep.data, mode, scales, iterations=60).theta for mode in modes]
     assert np.ptp(ends, axis=0).max() < 1e-8  # reward, decades, log
 
 
@@ -234,7 +234,7 @@ def test_run_to_run_spread_and_where_it_is_from():
     assert one.scales.run_sd == PRIOR_RUN_SD and one.run_sd_from.startswith("assumed (0.01 of reward)")
     none = packed(noise=0.0)
     state = fit_shape(1.0, none).state
-    assert estimate_run_sd(1.0, none.data, state, 1e-12, None)[:2] == (
+    assert estimate_run_sd(none.data, state, 1e-12, None)[:2] == (
         pytest.approx(0, abs=1e-9),
         "none: the points have no noise",
     )

@@ -14,7 +14,7 @@ from numpyro.infer import MCMC, NUTS
 
 from isojax.scaling.checks.fit_flags import MAX_R_HAT
 from isojax.scaling.curves import posterior_draws
-from isojax.scaling.curves.hierarchical import PRIOR_TAU, Scales, robust_precision
+from isojax.scaling.curves.hierarchical import Scales, robust_precision
 from isojax.scaling.curves.hill import curve_value
 from isojax.scaling.curves.posterior_draws import (
     BINS_PER_RUN,
@@ -24,7 +24,7 @@ from isojax.scaling.curves.posterior_draws import (
     run_hmc_chains,
     sample_posterior,
 )
-from isojax.scaling.curves.posterior_mode import TAIL_PRIOR, fit_all_tails, fit_shape
+from isojax.scaling.curves.posterior_mode import PRIOR_TAU, TAIL_PRIOR, fit_all_tails, fit_shape
 from isojax.scaling.curves.sweep_estimate import FitOptions
 from tests.scaling.sweeps import CURVES, packed
 
@@ -81,7 +81,7 @@ def test_draws_have_the_moments_of_nuts():
     draws = run_hmc_chains(SWEEP.data, shapes, np.random.default_rng(1))
     mcmc = MCMC(NUTS(hierarchical_model, dense_mass=True), num_warmup=800, num_samples=4000, progress_bar=False)
     with jax.numpy_rank_promotion("allow"):
-        mcmc.run(jax.random.key(0), scales, robust_precision(1.0, SWEEP.data, fitted.state, scales))
+        mcmc.run(jax.random.key(0), scales, robust_precision(SWEEP.data, fitted.state, scales))
     nuts = mcmc.get_samples()
     ours = np.column_stack([draws.theta.reshape(len(draws.theta), -1), draws.R0])
     theirs = np.column_stack([np.asarray(nuts["theta"]).reshape(len(nuts["R0"]), -1), nuts["R0"]])
@@ -101,14 +101,14 @@ def test_the_same_generator_gives_the_same_draws():
 
 
 def test_chains_of_several_shapes_have_the_densities_of_their_own():
-    fits = sorted(fit_all_tails(SWEEP, None)[0], key=lambda f: -f.tail)[2::2]
+    fits = sorted(fit_all_tails(SWEEP, None)[0], key=lambda f: -f.state.tail)[2::2]
     rng = np.random.default_rng(0)
     run_sds, tails = np.array([0.01, 0.02, 0.03]), np.array([1.0, 1.0, 0.5, 0.0, 0.0])
-    targets = [_make_target(SWEEP.data, f, run_sds[: (tails == f.tail).sum()]) for f in fits]
+    targets = [_make_target(SWEEP.data, f, run_sds[: (tails == f.state.tail).sum()]) for f in fits]
     mode = np.concatenate([fits[0].state.theta.ravel(), [fits[0].state.R0]])
     v = mode + 0.02 * rng.standard_normal((5, len(mode)))
     potential, gradient = _join_targets(targets).value_and_gradient(v)
-    alone = [t.value_and_gradient(v[tails == f.tail]) for t, f in zip(targets, fits, strict=True)]
+    alone = [t.value_and_gradient(v[tails == f.state.tail]) for t, f in zip(targets, fits, strict=True)]
     assert potential == pytest.approx(np.concatenate([p for p, _ in alone]), rel=1e-6)
     assert gradient == pytest.approx(np.concatenate([g for _, g in alone]), rel=1e-6)
 
@@ -130,10 +130,10 @@ OPTIONS = FitOptions(replicates=60)
 @pytest.mark.parametrize("tail", [0.0, 1.0])
 def test_the_true_shape_is_the_likeliest(tail):
     modes, weights = fit_all_tails(packed(tail=tail, noise=0.001, points=25), None)
-    assert modes[0].tail == tail and weights[0] > 0.9
+    assert modes[0].state.tail == tail and weights[0] > 0.9
     assert (
         weights.sum() == pytest.approx(1)
-        and sorted(f.tail for f in modes) == sorted(TAIL_PRIOR)
+        and sorted(f.state.tail for f in modes) == sorted(TAIL_PRIOR)
         and (np.diff(weights) <= 0).all()
     )
 
@@ -141,7 +141,7 @@ def test_the_true_shape_is_the_likeliest(tail):
 def test_more_runs_of_one_form_are_no_more_evidence_for_a_shape():
     """Runs depart alike from each shape: the weights are nearly those of a third of the runs."""
     few, many = (fit_all_tails(packed(noise=0.004, seeds=seeds), None) for seeds in (1, 3))
-    few, many = ({f.tail: w for f, w in zip(modes, weights, strict=True)} for modes, weights in (few, many))
+    few, many = ({f.state.tail: w for f, w in zip(modes, weights, strict=True)} for modes, weights in (few, many))
     assert many == pytest.approx(few, abs=0.1) and max(many.values()) < 0.9
 
 
@@ -151,7 +151,7 @@ def test_a_short_look_tells_no_shape_and_all_take_part():
     """
     sweep = packed(curves={k: (A, B, 1e5) for k, (A, B, _) in CURVES.items()}, noise=0.01)
     modes, weights = fit_all_tails(sweep, None)
-    assert {f.tail: w for f, w in zip(modes, weights, strict=True)} == pytest.approx(TAIL_PRIOR, abs=0.2)
+    assert {f.state.tail: w for f, w in zip(modes, weights, strict=True)} == pytest.approx(TAIL_PRIOR, abs=0.2)
     result = sample_posterior(sweep, modes, weights, OPTIONS)
     assert len(set(result.tail.tolist())) >= 3 and result.theta.shape == (60, 3, 3)
 

@@ -1,7 +1,6 @@
 """pass@1 of a fixed panel of training problems (IsoCompute Playbook, arXiv:2603.12151, Figs. 11, 27 and section 5.1):
 under interference a share of problems stays at 0 while the mean rises."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +17,7 @@ from isojax.report import canvas
 from isojax.report.fit_views import FloatArray, all_n
 from isojax.report.wording import format_compact
 from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import as_float64
+from isojax.scaling.tracks import as_float64, group_by
 
 
 @dataclass(frozen=True)
@@ -40,17 +39,15 @@ class ProblemPanel:
 def compared_panels(fit: FitResult, runs: Sequence[RunRecord]) -> list[ProblemPanel]:
     """The smallest and the largest n (or the only one) of the B_p with the widest range of n, of equals the frontier's
     last; [] where no panel was recorded, rewards are graded, or problems differ."""
-    runs_by_cell: dict[int, dict[int, list[RunRecord]]] = defaultdict(lambda: defaultdict(list))  # B_p -> n -> runs
-    sizes = set()
-    for run in runs:
-        if all(PANEL in p.extra and p.samples and not p.graded for p in run.points):
-            runs_by_cell[run.cell.B_p][run.cell.n].append(run)
-            sizes |= {(len(p.extra[PANEL]), p.samples) for p in run.points}
+    usable_runs = [run for run in runs if all(PANEL in p.extra and p.samples and not p.graded for p in run.points)]
+    sizes = {(len(p.extra[PANEL]), p.samples) for run in usable_runs for p in run.points}
     if len(sizes) != 1:
         return []
     last_B_p = fit.joint.frontier[-1].B_p if fit.joint.frontier else None
-    B_p = max(runs_by_cell, key=lambda b: (max(runs_by_cell[b]) / min(runs_by_cell[b]), b == last_B_p, -b))
-    by_n = runs_by_cell[B_p]
+    groups = group_by(usable_runs, lambda run: run.cell.B_p).items()
+    by_B_p = {B_p: group_by(group, lambda run: run.cell.n) for B_p, group in groups}
+    B_p = max(by_B_p, key=lambda b: (max(by_B_p[b]) / min(by_B_p[b]), b == last_B_p, -b))
+    by_n = by_B_p[B_p]
     cells = [by_n[n] for n in sorted({min(by_n), max(by_n)})]
     shared_targets = sorted(set.intersection(*({p.target for p in run.points} for seeds in cells for run in seeds)))
     if not shared_targets or not shared_targets[-1]:

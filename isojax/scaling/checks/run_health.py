@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import EvalPoint, RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric
-from isojax.scaling.tracks import TRAIN_REWARD, FloatArray, metric_value, noise_sd, paired_lead, running_means
+from isojax.scaling.tracks import FloatArray, metric_value, noise_sd, paired_lead, running_means
 
+TRAIN_REWARD = "reward"  # among EvalPoint.train
 PERSISTENCE = 3
 MIN_CHANGE, Z_CHANGE = 0.02, 4.0  # a change of reward counts beyond both, in reward and in standard errors
 MIN_POINTS_FOR_SCATTER = 10

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isojax.scaling.checks.run_health import training_reward_fell
-from isojax.scaling.tracks import (
-    TRAIN_REWARD,
-    RunTrack,
-    TracksByCell,
-    evaluations_by_target,
-    noise_sd,
-    paired_lead,
-    running_means,
-)
+from isojax.scaling.checks.run_health import TRAIN_REWARD, training_reward_fell
+from isojax.scaling.tracks import RunTrack, TracksByCell, evaluations_by_target, noise_sd, paired_lead, running_means
 
 LAST_EVALUATIONS = 3
 MIN_DROP, Z_DROP = 0.05, 4.0  # in reward and in standard errors

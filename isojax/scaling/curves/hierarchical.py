@@ -23,11 +23,9 @@ ROBUST_THRESHOLD_SD = 3.0  # residuals beyond this many noise_sd count less
 LNB_RANGE = (float(np.log(0.1)), float(np.log(12.0)))
 MID_DECADES = 2.5  # mid may be this many decades outside the points
 TINY_SD = 1e-9  # stands for a standard deviation of 0
-PRIOR_TAU = np.array([0.005, 0.01, 0.04])  # of a cell around the surface: reward, decades, log
 PRIOR_STEP_SD = np.array([0.02, 0.02])  # of the surface from one n to the next, around a line: reward, decades
 PRIOR_CURVATURE_SD = 0.03  # of A's curvature: reward gained or lost against a line over three doublings of n
 PRIOR_SLOPE_LNB_SD = 0.10  # of ln B over three doublings of n
-POOLED_TAU = 1e-4  # tau of cells that share one curve
 
 
 @dataclass(frozen=True)
@@ -131,11 +129,12 @@ class Scales:
 
 @dataclass(frozen=True)
 class HierarchicalState:
-    """A solution: theta float[J, 3] = (A, mid, lnB); e float[J, S]; u float[1 + K] = (R0, gamma)."""
+    """A solution: theta float[J, 3] = (A, mid, lnB); e float[J, S]; u float[1 + K] = (R0, gamma); the curves' tail."""
 
     theta: FloatArray
     e: FloatArray
     u: FloatArray
+    tail: float
 
     @property
     def R0(self) -> float:
@@ -148,24 +147,22 @@ def progress_at_points(tail: float, data: SweepArrays, theta: FloatArray) -> tup
     return progress_gradient(data.x, theta[:, 1, None, None], theta[:, 2, None, None], tail)
 
 
-def predict_rewards(
-    tail: float, data: SweepArrays, state: HierarchicalState, with_run_effect: bool = True
-) -> FloatArray:
+def predict_rewards(data: SweepArrays, state: HierarchicalState, with_run_effect: bool = True) -> FloatArray:
     """float[J, S, P]: the model's reward at every point, of each run or, without its run effect, of its cell."""
-    s = progress_at_points(tail, data, state.theta)[0]
+    s = progress_at_points(state.tail, data, state.theta)[0]
     e = state.e[..., None] if with_run_effect else 0.0
     return state.R0 + (state.theta[:, 0, None, None] + e - state.R0) * s
 
 
-def robust_precision(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> FloatArray:
+def robust_precision(data: SweepArrays, state: HierarchicalState, scales: Scales) -> FloatArray:
     """float[J, S, P]: the precision of each point, less for outliers."""
-    residual = data.y - predict_rewards(tail, data, state)
+    residual = data.y - predict_rewards(data, state)
     return data.weight / (scales.noise_sd**2 * np.sqrt(1 + (residual / (ROBUST_THRESHOLD_SD * scales.noise_sd)) ** 2))
 
 
-def minus_two_log_posterior(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> float:
+def minus_two_log_posterior(data: SweepArrays, state: HierarchicalState, scales: Scales) -> float:
     """Minus twice the log posterior, up to a constant."""
-    scaled_residual = (data.y - predict_rewards(tail, data, state)) / scales.noise_sd
+    scaled_residual = (data.y - predict_rewards(data, state)) / scales.noise_sd
     loss = 2 * ROBUST_THRESHOLD_SD**2 * (np.sqrt(1 + (scaled_residual / ROBUST_THRESHOLD_SD) ** 2) - 1)
     surface_residual = state.theta - data.X @ state.u[1:]
     prior = (surface_residual**2 / scales.tau**2).sum() + (((state.u - scales.u_mean) / scales.u_sd) ** 2).sum()

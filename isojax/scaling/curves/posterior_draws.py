@@ -62,20 +62,18 @@ def sample_posterior(
 ) -> CurvePosterior:
     """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found, and mean curves."""
     best_fit, data, acceptance, r_hat = shape_fits[0], packed.data, None, None
-    mode_residuals = data.y - predict_rewards(best_fit.tail, data, best_fit.state)
+    mode_residuals = data.y - predict_rewards(data, best_fit.state)
     residuals_by_run = [mode_residuals[run][data.weight[run] > 0] for run in np.ndindex(data.weight.shape[:2])]
     draw_count = options.replicates or DEFAULT_DRAW_COUNT
     if best_fit.scales.noise_sd < NOISELESS_SD:
         theta = np.repeat(best_fit.state.theta[None], draw_count, axis=0)
-        R0, tail = np.full(draw_count, best_fit.state.R0), np.full(draw_count, best_fit.tail)
+        R0, tail = np.full(draw_count, best_fit.state.R0), np.full(draw_count, best_fit.state.tail)
     else:
         noise_sd = best_fit.scales.noise_sd * np.sqrt(_variance_inflation(residuals_by_run))
         scales = replace(best_fit.scales, noise_sd=noise_sd)
-        shape_fits = [
-            replace(f, scales=scales, state=find_mode(f.tail, data, f.state, scales, iterations=200))
-            for f in shape_fits
-        ]
-        *_, degrees_of_freedom = estimate_run_sd(best_fit.tail, data, shape_fits[0].state, noise_sd, options.run_sd)
+        modes = [find_mode(data, f.state, scales, iterations=200) for f in shape_fits]
+        shape_fits = [replace(f, scales=scales, state=mode) for f, mode in zip(shape_fits, modes, strict=True)]
+        *_, degrees_of_freedom = estimate_run_sd(data, shape_fits[0].state, noise_sd, options.run_sd)
         theta, R0, tail, acceptance, r_hat = _sample_tails(
             shape_fits, tail_probabilities, packed, degrees_of_freedom, options
         )
@@ -126,7 +124,7 @@ def _sample_tails(
     acceptance = float(np.average([draws.acceptance for draws in chunks], weights=[len(draws.R0) for draws in chunks]))
     positions = [p for draws in chunks for p in draws.positions]
     r_hat = _largest_r_hat([p[: HMC_ITERATIONS // 2] for p in positions]), _largest_r_hat(positions)
-    return theta, R0, np.array([f.tail for f in shape_fits])[shape_of_draw], acceptance, r_hat
+    return theta, R0, np.array([f.state.tail for f in shape_fits])[shape_of_draw], acceptance, r_hat
 
 
 def _largest_r_hat(positions_by_shape: Sequence[FloatArray]) -> float:
@@ -283,9 +281,9 @@ class _PotentialEnergy:
 
 
 def _make_target(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray) -> _PotentialEnergy:
-    (J, S, _), tail, state, scales = data.weight.shape, fit.tail, fit.state, fit.scales
-    precision = robust_precision(tail, data, state, scales)
-    residual = data.y - predict_rewards(tail, data, state, with_run_effect=False)
+    (J, S, _), state, scales = data.weight.shape, fit.state, fit.scales
+    precision = robust_precision(data, state, scales)
+    residual = data.y - predict_rewards(data, state, with_run_effect=False)
     usable = data.trained
     low, high = np.where(usable, data.x, np.inf).min(-1), np.where(usable, data.x, -np.inf).max(-1)
     relative_position = (data.x - low[..., None]) / np.maximum(high - low, 1e-9)[..., None]
@@ -299,7 +297,7 @@ def _make_target(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray) -> _Pote
     W = sum_by_bin(np.ones_like(precision))
     x, mean_residual = (sum_by_bin(values) / np.maximum(W, 1e-300) for values in (data.x, residual))
     bins = replace(data, x=x, y=mean_residual, weight=W)
-    y = predict_rewards(tail, bins, state, with_run_effect=False) + mean_residual
+    y = predict_rewards(bins, state, with_run_effect=False) + mean_residual
     at_zero = ~np.isfinite(data.x) & (data.weight > 0)
     W0 = float(precision[at_zero].sum())
     y0 = (precision[at_zero] * data.y[at_zero]).sum() / max(W0, 1e-300)
@@ -307,7 +305,7 @@ def _make_target(data: SweepArrays, fit: ShapeFit, run_sds: FloatArray) -> _Pote
     covariance = np.diag(np.tile(scales.tau**2, J)) + (X_flat * scales.u_sd[1:] ** 2) @ X_flat.T
     prior_terms = (X_flat @ scales.u_mean[1:], as_float64(np.linalg.inv(covariance)))
     run_precision = np.maximum(run_sds, 1e-9)[:, None, None] ** -2.0
-    shape_terms = np.array(tail), x, y, W, np.array(y0), np.array(W0)
+    shape_terms = np.array(state.tail), x, y, W, np.array(y0), np.array(W0)
     return _PotentialEnergy(*shape_terms, *prior_terms, run_precision, *data.theta_bounds)
 
 

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from isojax.scaling.curves.hierarchical import (
-    POOLED_TAU,
     PRIOR_STEP_SD,
-    PRIOR_TAU,
     TINY_SD,
     HierarchicalState,
     PackedSweep,
@@ -29,6 +27,8 @@ from isojax.scaling.tracks import FloatArray, as_float64
 TAIL_PRIOR = {1.0: 0.46, 0.75: 0.08, 0.5: 0.08, 0.25: 0.08, 0.0: 0.18, 2.0: 0.06, 5.0: 0.06}
 PRIOR_WEIGHT = 4.0
 PRIOR_RUN_SD = 0.01
+PRIOR_TAU = np.array([0.005, 0.01, 0.04])  # of a cell around the surface: reward, decades, log
+POOLED_TAU = 1e-4  # tau of cells that share one curve
 NOISELESS_SD = 1e-6  # below this the points are a computed curve, without variation between runs either
 SCALE_ROUNDS, MAX_SCALE_ROUNDS = 8, 60  # tau and the surface's steps are held after the first
 COST_TOLERANCE = 1e-13
@@ -42,7 +42,6 @@ _WEAK_SD = 10.0  # prior standard deviation of every column: none is favoured
 class ShapeFit:
     """The posterior mode of one shape, its standard deviations, and where run_sd comes from, in words."""
 
-    tail: float
     state: HierarchicalState
     scales: Scales
     run_sd_from: str
@@ -54,11 +53,11 @@ def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[lis
     best_fit = min(shape_fits, key=lambda f: f.scales.noise_sd)
     scales = best_fit.scales
     shape_fits = [
-        ShapeFit(f.tail, find_mode(f.tail, packed.data, f.state, scales, iterations=200), scales, best_fit.run_sd_from)
+        ShapeFit(find_mode(packed.data, f.state, scales, iterations=200), scales, best_fit.run_sd_from)
         for f in shape_fits
     ]
     runs = sum(map(len, packed.tracks))  # they depart alike from a wrong shape: its evidence is that of the mean run
-    costs = np.array([minus_two_log_posterior(f.tail, packed.data, f.state, scales) for f in shape_fits]) / runs
+    costs = np.array([minus_two_log_posterior(packed.data, f.state, scales) for f in shape_fits]) / runs
     tail_weights = np.array(list(TAIL_PRIOR.values())) * np.exp(-0.5 * (costs - costs.min()))
     order = np.argsort(costs, kind="stable")
     return [shape_fits[i] for i in order], tail_weights[order] / tail_weights.sum()
@@ -69,20 +68,20 @@ def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = No
     data, state = packed.data, initial_state(tail, packed)
     run_count = int((data.weight.sum(-1) > 0).sum())
     parameter_count = 1 + 2 * len(data.X) + run_count  # R0, three per cell, and one for each further seed of a cell
-    initial_noise_sd = np.sqrt(np.mean((data.y - predict_rewards(tail, data, state))[data.weight > 0] ** 2)) + 1e-4
+    initial_noise_sd = np.sqrt(np.mean((data.y - predict_rewards(data, state))[data.weight > 0] ** 2)) + 1e-4
     scales = Scales(float(initial_noise_sd), PRIOR_RUN_SD, PRIOR_TAU, packed.prior.mean, packed.prior.sd)
     run_sd_from = ""
     for i in range(MAX_SCALE_ROUNDS):
-        state = find_mode(tail, data, state, scales, iterations=12 if i < SCALE_ROUNDS else 40)
+        state = find_mode(data, state, scales, iterations=12 if i < SCALE_ROUNDS else 40)
         previous_noise_sd = scales.noise_sd
-        noise_sd = robust_noise_sd(data, data.y - predict_rewards(tail, data, state), parameter_count)
-        run_sd, run_sd_from, _ = estimate_run_sd(tail, data, state, noise_sd, stated_run_sd)
+        noise_sd = robust_noise_sd(data, data.y - predict_rewards(data, state), parameter_count)
+        run_sd, run_sd_from, _ = estimate_run_sd(data, state, noise_sd, stated_run_sd)
         scales = replace(scales, noise_sd=max(noise_sd, 1e-9), run_sd=run_sd)
         if i < SCALE_ROUNDS:
-            scales = _update_scales(tail, packed, state, scales)
+            scales = _update_scales(packed, state, scales)
         elif noise_sd <= 1e-9 or abs(np.log(noise_sd / previous_noise_sd)) < 1e-3:
             break
-    return ShapeFit(tail, find_mode(tail, data, state, scales, iterations=200), scales, run_sd_from)
+    return ShapeFit(find_mode(data, state, scales, iterations=200), scales, run_sd_from)
 
 
 def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
@@ -106,7 +105,7 @@ def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
     design = np.concatenate([data.X.reshape(3 * J, -1) * scale, np.eye(len(scale))])
     targets = np.concatenate([theta.reshape(-1), packed.prior.mean[1:] / scale])
     gamma = np.linalg.lstsq(design, targets, rcond=None)[0] * scale
-    return HierarchicalState(theta, np.zeros((J, S)), np.concatenate([[floor], gamma]))
+    return HierarchicalState(theta, np.zeros((J, S)), np.concatenate([[floor], gamma]), tail)
 
 
 def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: int) -> float:
@@ -120,14 +119,14 @@ def robust_noise_sd(data: SweepArrays, residuals: FloatArray, parameter_count: i
 
 
 def estimate_run_sd(
-    tail: float, data: SweepArrays, state: HierarchicalState, noise_sd: float, stated_run_sd: float | None
+    data: SweepArrays, state: HierarchicalState, noise_sd: float, stated_run_sd: float | None
 ) -> tuple[float, str, float]:
     """(run-to-run sd, its source in words, its degrees of freedom), from the spread of the seeds' offsets within cells
     less that of noise, under a prior worth PRIOR_WEIGHT seeds at PRIOR_RUN_SD."""
     if stated_run_sd is not None:
         return stated_run_sd, "as stated", 100.0
-    s = progress_at_points(tail, data, state.theta)[0]
-    residuals = data.y - predict_rewards(tail, data, state, with_run_effect=False)
+    s = progress_at_points(state.tail, data, state.theta)[0]
+    residuals = data.y - predict_rewards(data, state, with_run_effect=False)
     weight = (data.weight * s * s).sum(-1)
     is_informative = weight > 0.2
     offset = np.where(is_informative, (data.weight * s * residuals).sum(-1) / np.maximum(weight, 1e-9), 0.0)
@@ -147,9 +146,9 @@ def estimate_run_sd(
     return float(np.sqrt(variance)), source, PRIOR_WEIGHT + degrees_of_freedom
 
 
-def _update_scales(tail: float, packed: PackedSweep, state: HierarchicalState, scales: Scales) -> Scales:
+def _update_scales(packed: PackedSweep, state: HierarchicalState, scales: Scales) -> Scales:
     """tau and the standard deviations of the surface's steps: one step of expectation maximisation."""
-    cell_covariance, u_covariance = posterior_covariances(tail, packed.data, state, scales)
+    cell_covariance, u_covariance = posterior_covariances(packed.data, state, scales)
     surface_residual = state.theta - packed.data.X @ state.u[1:]
     sum_of_squares = (surface_residual**2).sum(0) + np.einsum("jcc->c", cell_covariance)
     tau = np.sqrt((PRIOR_WEIGHT * PRIOR_TAU**2 + sum_of_squares) / (PRIOR_WEIGHT + len(surface_residual)))
@@ -162,14 +161,12 @@ def _update_scales(tail: float, packed: PackedSweep, state: HierarchicalState, s
     return replace(scales, tau=tau, u_sd=u_sd)
 
 
-def find_mode(
-    tail: float, data: SweepArrays, initial_state: HierarchicalState, scales: Scales, iterations: int = 60
-) -> HierarchicalState:
-    """The posterior mode near `initial_state`; stops when the cost falls by less than COST_TOLERANCE of itself."""
-    state, current_cost, damping = initial_state, minus_two_log_posterior(tail, data, initial_state, scales), 1e-4
+def find_mode(data: SweepArrays, start: HierarchicalState, scales: Scales, iterations: int) -> HierarchicalState:
+    """The posterior mode near `start`; stops when the cost falls by less than COST_TOLERANCE of itself."""
+    state, current_cost, damping = start, minus_two_log_posterior(data, start, scales), 1e-4
     for _ in range(iterations):
-        trial = _gauss_newton_step(tail, data, state, scales, damping)
-        trial_cost = minus_two_log_posterior(tail, data, trial, scales)
+        trial = _damped_step(data, state, scales, damping)
+        trial_cost = minus_two_log_posterior(data, trial, scales)
         if trial_cost > current_cost or not np.isfinite(trial_cost):
             damping = damping * 10 + 1e-12
             if damping > 1e8:
@@ -182,15 +179,14 @@ def find_mode(
     return state
 
 
-def _gauss_newton_step(
-    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float
-) -> HierarchicalState:
+def _damped_step(data: SweepArrays, state: HierarchicalState, scales: Scales, damping: float) -> HierarchicalState:
     """One damped Gauss-Newton step, clipped to the bounds of theta."""
-    normal = _normal_equations(tail, data, state, scales)
+    normal = _normal_equations(data, state, scales)
     d_theta, du, _, _ = _solve_arrow(data, state, scales, damping, normal)
     theta_R0_step = np.column_stack([d_theta, np.full(len(d_theta), du[0])])
     de = (normal.g_e - np.einsum("jas,ja->js", normal.cross, theta_R0_step)) / normal.h_e
-    return HierarchicalState(np.clip(state.theta + d_theta, *data.theta_bounds), state.e + de, state.u + du)
+    theta = np.clip(state.theta + d_theta, *data.theta_bounds)
+    return replace(state, theta=theta, e=state.e + de, u=state.u + du)
 
 
 @dataclass(frozen=True)
@@ -204,11 +200,11 @@ class _NormalEquations:
     g_e: FloatArray  # [J, S]
 
 
-def _normal_equations(tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales) -> _NormalEquations:
-    s, ds_d_mid, ds_d_lnB = progress_at_points(tail, data, state.theta)
+def _normal_equations(data: SweepArrays, state: HierarchicalState, scales: Scales) -> _NormalEquations:
+    s, ds_d_mid, ds_d_lnB = progress_at_points(state.tail, data, state.theta)
     gain = state.theta[:, 0, None, None] + state.e[..., None] - state.R0
     residual = data.y - state.R0 - gain * s
-    W = robust_precision(tail, data, state, scales)
+    W = robust_precision(data, state, scales)
     J = np.stack([s, gain * ds_d_mid, gain * ds_d_lnB, 1 - s], axis=1)  # [J, 4, S, P]
     WJ = J * W[:, None]
     e_precision = 1 / max(scales.run_sd, TINY_SD) ** 2
@@ -243,11 +239,9 @@ def _solve_arrow(
     return f - F @ du, du, F, schur
 
 
-def posterior_covariances(
-    tail: float, data: SweepArrays, state: HierarchicalState, scales: Scales
-) -> tuple[FloatArray, FloatArray]:
+def posterior_covariances(data: SweepArrays, state: HierarchicalState, scales: Scales) -> tuple[FloatArray, FloatArray]:
     """Covariances at the mode: float[J, 3, 3] of each cell's theta minus its surface, float[1 + K, 1 + K] of u."""
-    normal = _normal_equations(tail, data, state, scales)
+    normal = _normal_equations(data, state, scales)
     _, _, F, schur = _solve_arrow(data, state, scales, 0.0, normal)
     u_covariance = as_float64(np.linalg.inv(schur))
     u_sensitivity = F.copy()  # theta - X gamma moves by -(F + X) du
@@ -285,6 +279,5 @@ def _deviance(shape_fit: ShapeFit, packed: PackedSweep, columns: FloatArray) -> 
     data = replace(packed.data, X=X)
     weak_sd = np.full(1 + 3 * K, _WEAK_SD)
     scales = replace(shape_fit.scales, tau=np.full(3, POOLED_TAU), u_mean=np.zeros_like(weak_sd), u_sd=weak_sd)
-    state = HierarchicalState(X @ gamma, shape_fit.state.e, np.concatenate([shape_fit.state.u[:1], gamma]))
-    mode = find_mode(shape_fit.tail, data, state, scales, iterations=100)
-    return minus_two_log_posterior(shape_fit.tail, data, mode, scales)
+    state = replace(shape_fit.state, theta=X @ gamma, u=np.concatenate([shape_fit.state.u[:1], gamma]))
+    return minus_two_log_posterior(data, find_mode(data, state, scales, iterations=100), scales)
