@@ -101,7 +101,7 @@ def test_the_same_generator_gives_the_same_draws():
 
 
 def test_chains_of_several_shapes_have_the_densities_of_their_own():
-    fits = sorted(fit_all_tails(SWEEP, None)[0], key=lambda f: -f.state.tail)[2::2]
+    fits = sorted(fit_all_tails(SWEEP, None), key=lambda f: -f.state.tail)[2::2]
     rng = np.random.default_rng(0)
     run_sds, tails = np.array([0.01, 0.02, 0.03]), np.array([1.0, 1.0, 0.5, 0.0, 0.0])
     targets = [_make_target(SWEEP.data, f, run_sds[: (tails == f.state.tail).sum()]) for f in fits]
@@ -115,12 +115,12 @@ def test_chains_of_several_shapes_have_the_densities_of_their_own():
 
 def test_chains_say_whether_they_were_long_enough(monkeypatch):
     """A step nearly as small as nothing leaves each chain where it began."""
-    fits, weights = fit_all_tails(SWEEP, None)
+    fits = fit_all_tails(SWEEP, None)
     options = FitOptions(replicates=400)
-    settled = sample_posterior(SWEEP, fits, weights, options)
+    settled = sample_posterior(SWEEP, fits, options)
     assert settled.r_hat[1] < MAX_R_HAT and 0.6 < settled.acceptance < 0.99
     monkeypatch.setattr(posterior_draws, "STEP_SIZE", 0.02)
-    creeping = sample_posterior(SWEEP, fits, weights, options)
+    creeping = sample_posterior(SWEEP, fits, options)
     assert creeping.acceptance > 0.99 and min(creeping.r_hat) > 2 * MAX_R_HAT
 
 
@@ -129,7 +129,8 @@ OPTIONS = FitOptions(replicates=60)
 
 @pytest.mark.parametrize("tail", [0.0, 1.0])
 def test_the_true_shape_is_the_likeliest(tail):
-    modes, weights = fit_all_tails(packed(tail=tail, noise=0.001, points=25), None)
+    modes = fit_all_tails(packed(tail=tail, noise=0.001, points=25), None)
+    weights = np.array([f.probability for f in modes])
     assert modes[0].state.tail == tail and weights[0] > 0.9
     assert (
         weights.sum() == pytest.approx(1)
@@ -141,7 +142,7 @@ def test_the_true_shape_is_the_likeliest(tail):
 def test_more_runs_of_one_form_are_no_more_evidence_for_a_shape():
     """Runs depart alike from each shape: the weights are nearly those of a third of the runs."""
     few, many = (fit_all_tails(packed(noise=0.004, seeds=seeds), None) for seeds in (1, 3))
-    few, many = ({f.state.tail: w for f, w in zip(modes, weights, strict=True)} for modes, weights in (few, many))
+    few, many = ({f.state.tail: f.probability for f in modes} for modes in (few, many))
     assert many == pytest.approx(few, abs=0.1) and max(many.values()) < 0.9
 
 
@@ -150,15 +151,15 @@ def test_a_short_look_tells_no_shape_and_all_take_part():
     shapes.
     """
     sweep = packed(curves={k: (A, B, 1e5) for k, (A, B, _) in CURVES.items()}, noise=0.01)
-    modes, weights = fit_all_tails(sweep, None)
-    assert {f.state.tail: w for f, w in zip(modes, weights, strict=True)} == pytest.approx(TAIL_PRIOR, abs=0.2)
-    result = sample_posterior(sweep, modes, weights, OPTIONS)
+    modes = fit_all_tails(sweep, None)
+    assert {f.state.tail: f.probability for f in modes} == pytest.approx(TAIL_PRIOR, abs=0.2)
+    result = sample_posterior(sweep, modes, OPTIONS)
     assert len(set(result.tail.tolist())) >= 3 and result.theta.shape == (60, 3, 3)
 
 
 def test_mean_curves_are_those_of_the_draws():
     sweep = packed(noise=0.005)
-    result = sample_posterior(sweep, *fit_all_tails(sweep, None), OPTIONS)
+    result = sample_posterior(sweep, fit_all_tails(sweep, None), OPTIONS)
     C = np.geomspace(1e3, 1e5, 9)
     for j in range(3):
         A, mid, lnB = (result.theta[:, j, i, None] for i in range(3))
@@ -169,11 +170,11 @@ def test_mean_curves_are_those_of_the_draws():
 
 def test_progress_is_reported_and_a_seed_repeats():
     sweep, calls = packed(), []
-    modes, weights = fit_all_tails(sweep, None)
+    modes = fit_all_tails(sweep, None)
     options = FitOptions(replicates=60, seed=7, on_progress=lambda done, of: calls.append((done, of)))
     a, b = (
-        sample_posterior(sweep, modes, weights, options),
-        sample_posterior(sweep, modes, weights, FitOptions(replicates=60, seed=7)),
+        sample_posterior(sweep, modes, options),
+        sample_posterior(sweep, modes, FitOptions(replicates=60, seed=7)),
     )
     assert (a.theta == b.theta).all() and calls[-1] == (60, 60) and calls == sorted(calls)
 
@@ -181,7 +182,7 @@ def test_progress_is_reported_and_a_seed_repeats():
 def test_residuals_are_noise_without_the_runs_luck():
     """Runs that lie off by .03 at their plateaus: what is left has the noise's size."""
     sweep = packed(noise=0.004, run_sd=0.03, seeds=4, points=30)
-    result = sample_posterior(sweep, *fit_all_tails(sweep, None), OPTIONS)
+    result = sample_posterior(sweep, fit_all_tails(sweep, None), OPTIONS)
     left = mean_curve_residuals(result, sweep)
     assert left[sweep.has_point].std() == pytest.approx(0.004, rel=0.15)
     assert result.evaluation_sd == pytest.approx(0.004, rel=0.15)

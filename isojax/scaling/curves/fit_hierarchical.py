@@ -31,8 +31,8 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
     if not usable:
         return SweepEstimate([], unfitted_cells)
     packed, log10_C_peaks = _leave_out_falls(pack_sweep(usable))
-    shape_fits, tail_probabilities = fit_all_tails(packed, options.run_sd)
-    posterior = sample_posterior(packed, shape_fits, tail_probabilities, options)
+    shape_fits = fit_all_tails(packed, options.run_sd)
+    posterior = sample_posterior(packed, shape_fits, options)
     point_residuals = mean_curve_residuals(posterior, packed)
     trained = packed.data.trained
     corrections = fit_corrections(

@@ -57,9 +57,7 @@ class _HmcDraws:
     positions: list[FloatArray]  # of each shape's chains [iterations, chains, d], in whitened coordinates
 
 
-def sample_posterior(
-    packed: PackedSweep, shape_fits: list[ShapeFit], tail_probabilities: FloatArray, options: FitOptions
-) -> CurvePosterior:
+def sample_posterior(packed: PackedSweep, shape_fits: list[ShapeFit], options: FitOptions) -> CurvePosterior:
     """options.replicates draws (DEFAULT_DRAW_COUNT where that is 0) of what `fit_all_tails` found, and mean curves."""
     best_fit, data, acceptance, r_hat = shape_fits[0], packed.data, None, None
     mode_residuals = data.y - predict_rewards(data, best_fit.state)
@@ -74,9 +72,7 @@ def sample_posterior(
         modes = [find_mode(data, f.state, scales, iterations=200) for f in shape_fits]
         shape_fits = [replace(f, scales=scales, state=mode) for f, mode in zip(shape_fits, modes, strict=True)]
         *_, degrees_of_freedom = estimate_run_sd(data, shape_fits[0].state, noise_sd, options.run_sd)
-        theta, R0, tail, acceptance, r_hat = _sample_tails(
-            shape_fits, tail_probabilities, packed, degrees_of_freedom, options
-        )
+        theta, R0, tail, acceptance, r_hat = _sample_tails(shape_fits, packed, degrees_of_freedom, options)
     return CurvePosterior(
         theta=theta,
         R0=R0,
@@ -99,14 +95,11 @@ def _variance_inflation(residuals_by_run: list[FloatArray]) -> float:
 
 
 def _sample_tails(
-    shape_fits: list[ShapeFit],
-    tail_probabilities: FloatArray,
-    packed: PackedSweep,
-    degrees_of_freedom: float,
-    options: FitOptions,
+    shape_fits: list[ShapeFit], packed: PackedSweep, degrees_of_freedom: float, options: FitOptions
 ) -> tuple[FloatArray, FloatArray, FloatArray, float, tuple[float, float]]:
     """(theta, R0, tail, acceptance, R-hat) of the draws; degrees_of_freedom: of the run-to-run standard deviation."""
     rng, draw_count = np.random.default_rng(options.seed), options.replicates or DEFAULT_DRAW_COUNT
+    tail_probabilities = np.array([f.probability for f in shape_fits])
     kept_probabilities = np.where(tail_probabilities >= MIN_TAIL_PROBABILITY, tail_probabilities, 0.0)
     draws_per_tail = rng.multinomial(draw_count, kept_probabilities / kept_probabilities.sum())
     shape_of_draw = np.repeat(np.arange(len(shape_fits)), draws_per_tail)

@@ -45,10 +45,11 @@ class ShapeFit:
     state: HierarchicalState
     scales: Scales
     run_sd_from: str
+    probability: float = 1.0  # of the shape's tail
 
 
-def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[list[ShapeFit], FloatArray]:
-    """(the mode of each tail, under the scales of the best one, by how well they explain the points; their weights)."""
+def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> list[ShapeFit]:
+    """The mode of each tail, under the scales of the best one, by how well they explain the points."""
     shape_fits = [fit_shape(tail, packed, stated_run_sd) for tail in TAIL_PRIOR]
     best_fit = min(shape_fits, key=lambda f: f.scales.noise_sd)
     scales = best_fit.scales
@@ -60,7 +61,7 @@ def fit_all_tails(packed: PackedSweep, stated_run_sd: float | None) -> tuple[lis
     costs = np.array([minus_two_log_posterior(packed.data, f.state, scales) for f in shape_fits]) / runs
     tail_weights = np.array(list(TAIL_PRIOR.values())) * np.exp(-0.5 * (costs - costs.min()))
     order = np.argsort(costs, kind="stable")
-    return [shape_fits[i] for i in order], tail_weights[order] / tail_weights.sum()
+    return [replace(shape_fits[i], probability=float(tail_weights[i] / tail_weights.sum())) for i in order]
 
 
 def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = None) -> ShapeFit:
