@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
+from isojax.scaling.law import frontier
 from isojax.scaling.law.frontier import compute_frontier
 
 
@@ -43,12 +44,15 @@ def test_a_curve_counts_only_where_measured():
     assert not gap.stretches[1].from_crossing
 
 
-def test_brief_stretch_goes_to_the_neighbour_that_costs_least():
+def test_brief_stretch_goes_to_the_neighbour_that_costs_least(monkeypatch):
     """n = 4 leads for .03 decades around the crossing of the two others, by .0019 at most."""
     middle = curve(4, 0.55, 2500.0)  # .55 C / (C + 2500) = .3 at C = 3000, where the others also cross
     lifted = curve(4, 0.5535, 2500.0)
-    assert [s.n for s in compute_frontier([SMALL, lifted, LARGE], min_decades=0).stretches] == [2, 4, 8]
-    brief = compute_frontier([SMALL, lifted, LARGE], min_decades=0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(frontier, "MIN_DECADES", 0)
+        assert [s.n for s in compute_frontier([SMALL, lifted, LARGE]).stretches] == [2, 4, 8]
+        patch.setattr(frontier, "MIN_DECADES", 0.05)
+        brief = compute_frontier([SMALL, lifted, LARGE])
     assert [s.n for s in brief.stretches] == [2, 8]
     assert [s.n for s in compute_frontier([SMALL, middle, LARGE]).stretches] == [2, 8]
     wide = curve(4, 0.58, 2500.0)

@@ -51,8 +51,7 @@ def fit_curve(
     formatting.check_figure_path(plot_path, "--plot")
     fit_document, data = fit_curve_file(data_file, x_column, y_column, fit_below, where or (), group_column)
     if plot_path is not None:
-        points = data.points
-        single_curve_figure(fit_document, points.C, points.R, points.run_index, data.seed_names).write(plot_path)
+        single_curve_figure(fit_document, data).write(plot_path)
     if as_json:
         print(formatting.json_text(fit_document))
         return

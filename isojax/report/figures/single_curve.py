@@ -5,27 +5,24 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from isojax.report import canvas
-from isojax.scaling.tracks import FloatArray
+from isojax.scaling.curve_file import CurveFilePoints
 
 MARKERS = "osD^v"
 HELD_OUT_COLOUR = "#2f6fb2"
 
 
-def single_curve_figure(
-    document: Mapping[str, Any], C: FloatArray, R: FloatArray, seed_index: NDArray[np.intp], seed_names: tuple[str, ...]
-) -> canvas.RenderedFigure:
-    """The fitted curve (`document` of `curve_file.fit_curve_file`), its interval and the points; the dashed line is R0.
-    C, R: float[points] >= 0; seed_index: int[points] into `seed_names`."""
+def single_curve_figure(document: Mapping[str, Any], data: CurveFilePoints) -> canvas.RenderedFigure:
+    """What `curve_file.fit_curve_file` gives: the curve, its interval and the points; the dashed line is R0."""
+    C, R = data.points.C, data.points.R
     fig, (ax,) = canvas.panel_grid(1, height=4.6)
     C_limit = np.inf if document["fit_below"] is None else document["fit_below"]
     _draw_curve(ax, document, C_limit)
-    for i, name in enumerate(seed_names):
+    for i, name in enumerate(data.seed_names):
         seed_text = canvas.escape_label(f", {document['group']} {name}") if name else ""
         style = {"s": 16, "alpha": 0.75, "lw": 0, "zorder": 3, "marker": MARKERS[i % len(MARKERS)]}
-        is_of_seed = (seed_index == i) & (C > 0)
+        is_of_seed = (data.points.run_index == i) & (C > 0)
         splits = ((canvas.INK, "fitted", C <= C_limit), (HELD_OUT_COLOUR, "held out", C > C_limit))
         for colour, split, is_of_split in splits:
             shown = is_of_seed & is_of_split

@@ -139,7 +139,7 @@ def try_forecast(
     prior_sd = PRIOR_SHARE * max(best_reward - float(np.mean(estimate.draws.R0)), 0.0)
     C_limit = max(float(t.C[-1]) for seeds in cells.values() for t in seeds) / MAX_EXTRAPOLATION
     visible = _visible_part(cells, C_limit)
-    errors = _trial_errors(cells, C_limit, refit, visible) if visible else []
+    errors = _trial_errors(cells, C_limit, refit(visible)) if visible else []
     if not errors:
         return ForecastTrial(departure_sd=prior_sd)
     error, chance_sd, evaluations = (np.array(column) for column in zip(*errors, strict=True))
@@ -167,12 +167,10 @@ def _visible_part(cells: TracksByCell, C_limit: float) -> TracksByCell:
     return visible if C_limit * MAX_EXTRAPOLATION >= MIN_RANGE * C_min else {}
 
 
-def _trial_errors(
-    cells: TracksByCell, C_limit: float, refit: Callable[[TracksByCell], SweepEstimate], visible: TracksByCell
-) -> list[tuple[float, float, int]]:
-    """Of each cell with a curve by the visible part: (predicted less measured reward, the mean over evaluations in the
-    upper half of the hidden decades; its sd by the curve's own uncertainty and noise; how many evaluations)."""
-    estimate = refit(visible)
+def _trial_errors(cells: TracksByCell, C_limit: float, estimate: SweepEstimate) -> list[tuple[float, float, int]]:
+    """Of each cell with a curve by the estimate of the visible part: (predicted less measured reward, the mean over
+    evaluations in the upper half of the hidden decades; its sd by the curve's own uncertainty and noise; their
+    number)."""
     if estimate.draws is None or estimate.intervals is None:
         return []
     draws, noise = estimate.draws, estimate.intervals

@@ -31,8 +31,7 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
     if not usable:
         return SweepEstimate([], unfitted_cells)
     packed, log10_C_peaks = _leave_out_falls(pack_sweep(usable))
-    shape_fits = fit_all_tails(packed, options.run_sd)
-    posterior = sample_posterior(packed, shape_fits, options)
+    posterior = sample_posterior(packed, fit_all_tails(packed, options.run_sd), options)
     point_residuals = mean_curve_residuals(posterior, packed)
     trained = packed.data.trained
     corrections = fit_corrections(
@@ -59,9 +58,9 @@ def estimate(cells: TracksByCell, metric: str, options: FitOptions) -> SweepEsti
         unfitted_cells,
         draws=PosteriorSamples.of_curves(curves, shift=shift, **parameters) if has_intervals else None,
         intervals=_describe_intervals(posterior, problem_count, options) if has_intervals else None,
-        no_effect=has_no_n_effect(packed, shape_fits[0]),
+        no_effect=has_no_n_effect(packed, posterior.likeliest),
         residuals=[point_residuals[run][trained[run]] for run in np.ndindex(trained.shape[:2]) if trained[run].any()],
-        noise_sd=posterior.scales.noise_sd,
+        noise_sd=posterior.likeliest.scales.noise_sd,
         parameter_count=1 + 2 * len(curves) + sum(map(len, packed.tracks)),
     )
 
@@ -161,8 +160,8 @@ def _describe_intervals(posterior: CurvePosterior, problem_count: int | None, op
         level=LEVEL,
         replicates=options.replicates,
         seed=options.seed,
-        run_sd=posterior.scales.run_sd,
-        run_sd_source=posterior.run_sd_from,
+        run_sd=posterior.likeliest.scales.run_sd,
+        run_sd_source=posterior.likeliest.run_sd_from,
         noise_sd=posterior.evaluation_sd,
         problems=problem_count,
         acceptance=posterior.acceptance,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import least_squares
 
-from isojax.scaling.curves.hierarchical import PackedSweep, Scales, SweepArrays, predict_rewards, robust_precision
+from isojax.scaling.curves.hierarchical import PackedSweep, SweepArrays, predict_rewards, robust_precision
 from isojax.scaling.curves.hill import LN10, curve_value, progress_and_slope, scaled_log_compute
 from isojax.scaling.curves.posterior_mode import NOISELESS_SD, TAIL_PRIOR, ShapeFit, estimate_run_sd, find_mode
 from isojax.scaling.curves.sweep_estimate import FitOptions
@@ -41,8 +41,7 @@ class CurvePosterior:
     R0: FloatArray  # [Q]
     tail: FloatArray  # [Q]
     mean_curves: FloatArray  # [J, 4], (A, log10 C_mid, ln exponent, tail) of each cell
-    scales: Scales  # at the likeliest mode
-    run_sd_from: str  # where its run_sd comes from
+    likeliest: ShapeFit
     evaluation_sd: float  # of one evaluation, from the differences of neighbours
     # Whether the chains were long enough; None where the points have no noise, so that nothing was sampled.
     acceptance: float | None  # the share of the last round's steps that were accepted
@@ -78,8 +77,7 @@ def sample_posterior(packed: PackedSweep, shape_fits: list[ShapeFit], options: F
         R0=R0,
         tail=tail,
         mean_curves=np.array([_mean_curve(theta[:, j], R0, tail, packed, j) for j in range(len(packed.keys))]),
-        scales=best_fit.scales,
-        run_sd_from=best_fit.run_sd_from,
+        likeliest=best_fit,
         evaluation_sd=difference_sd(residuals_by_run),
         acceptance=acceptance,
         r_hat=r_hat,
@@ -353,8 +351,8 @@ def mean_curve_residuals(posterior: CurvePosterior, packed: PackedSweep) -> Floa
     s = curve_value(C, 0.0, 1.0, np.exp(lnB), 10**mid, tail) * has_compute
     weight, residuals = packed.data.weight, packed.data.y - R0 - (A - R0) * s
     # The run effects that explain these residuals, shrunk by their prior.
-    noise_variance = max(posterior.scales.noise_sd, 1e-12) ** 2
-    run_precision = 1 / max(posterior.scales.run_sd, 1e-9) ** 2
+    noise_variance = max(posterior.likeliest.scales.noise_sd, 1e-12) ** 2
+    run_precision = 1 / max(posterior.likeliest.scales.run_sd, 1e-9) ** 2
     information = (weight * s * s).sum(-1) / noise_variance
     e = (weight * s * residuals).sum(-1) / noise_variance / (information + run_precision)
     return (residuals - e[..., None] * s) * weight

@@ -1,6 +1,6 @@
 """The compute-optimal frontier: the upper envelope of the fitted curves, each inside its measured range (IsoCompute
-Playbook, arXiv:2603.12151, section 4.1, Fig. 6). A stretch shorter than `min_decades` goes to the neighbour that loses
-the least reward there, if that was measured to within `min_decades` of all of it (cells end at slightly different C).
+Playbook, arXiv:2603.12151, section 4.1, Fig. 6). A stretch shorter than MIN_DECADES goes to the neighbour that loses
+the least reward there, if that was measured to within MIN_DECADES of all of it (cells end at slightly different C).
 The replicates of the curves give the intervals of its rewards and of its crossovers. Runs whose n changes along C are
 compared with the best fixed n at each C."""
 
@@ -49,7 +49,7 @@ class Frontier:
         return [(before, after) for before, after in pairwise(self.stretches) if before.n != after.n]
 
 
-def compute_frontier(curves: Sequence[FittedCurve], min_decades: float = MIN_DECADES) -> Frontier:
+def compute_frontier(curves: Sequence[FittedCurve]) -> Frontier:
     """The upper envelope of at least one curve; of equal rewards the smaller n, then the smaller B_p."""
     ordered_curves = sorted(curves, key=lambda c: (c.n, c.B_p))
     C_low, C_high = min(c.C_low for c in ordered_curves), max(c.C_high for c in ordered_curves)
@@ -59,8 +59,8 @@ def compute_frontier(curves: Sequence[FittedCurve], min_decades: float = MIN_DEC
     measured_rewards = np.stack([_measured_reward(c, log10_C, 1e-9) for c in ordered_curves])
     covered = np.isfinite(measured_rewards.max(0))
     C, log10_C, measured_rewards = C[covered], log10_C[covered], measured_rewards[:, covered]
-    nearly_measured = np.stack([_measured_reward(c, log10_C, min_decades) for c in ordered_curves])
-    winner = _merge_brief_stretches(log10_C, nearly_measured, measured_rewards.argmax(0), min_decades)
+    nearly_measured = np.stack([_measured_reward(c, log10_C, MIN_DECADES) for c in ordered_curves])
+    winner = _merge_brief_stretches(log10_C, nearly_measured, measured_rewards.argmax(0))
     winning_curves = [ordered_curves[i] for i in winner]
     points = tuple(
         FrontierRow(C=at, reward=float(curve_reward(c, at)), n=c.n, B_p=c.B_p)
@@ -88,17 +88,14 @@ def _runs_of_winner(winner: NDArray[np.intp]) -> list[tuple[int, int]]:
     return list(pairwise([0, *(np.flatnonzero(np.diff(winner)) + 1).tolist(), len(winner)]))
 
 
-def _merge_brief_stretches(
-    log10_C: FloatArray, rewards: FloatArray, winner: NDArray[np.intp], min_decades: float
-) -> NDArray[np.intp]:
+def _merge_brief_stretches(log10_C: FloatArray, rewards: FloatArray, winner: NDArray[np.intp]) -> NDArray[np.intp]:
     """The winner at each grid point without brief stretches; rewards float[curves, grid], -inf: not measured."""
     winner = winner.copy()
     edges = np.concatenate([log10_C[:1], (log10_C[1:] + log10_C[:-1]) / 2, log10_C[-1:]])
     while True:
         spans = _runs_of_winner(winner)
-        brief_spans = sorted(
-            (edges[b] - edges[a], i) for i, (a, b) in enumerate(spans) if edges[b] - edges[a] < min_decades
-        )
+        lengths = [(edges[b] - edges[a], i) for i, (a, b) in enumerate(spans)]
+        brief_spans = sorted((length, i) for length, i in lengths if length < MIN_DECADES)
         for _, i in brief_spans:
             a, b = spans[i]
             adjacent_cells = [int(winner[spans[j][0]]) for j in (i - 1, i + 1) if 0 <= j < len(spans)]
