@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from isojax.report.notebook import fit, read_runs
     from isojax.runs.study import load_study
     from isojax.scaling.allocate.constraints import TimeBudget
-    from isojax.scaling.allocate.quote import quote
-    from isojax.scaling.allocate.recommend import recommend
+    from isojax.scaling.allocate.recommend import quote, recommend
     from isojax.scaling.compare import compare_sweeps as compare
     from isojax.scaling.curves.sweep_estimate import FitOptions
 
@@ -35,7 +34,7 @@ _LAZY_NAMES = {
     "load_study": ("isojax.runs.study", "load_study"),
     "TimeBudget": ("isojax.scaling.allocate.constraints", "TimeBudget"),
     "FitOptions": ("isojax.scaling.curves.sweep_estimate", "FitOptions"),
-    "quote": ("isojax.scaling.allocate.quote", "quote"),
+    "quote": ("isojax.scaling.allocate.recommend", "quote"),
     "recommend": ("isojax.scaling.allocate.recommend", "recommend"),
     "compare": ("isojax.scaling.compare", "compare_sweeps"),
     "plot": ("isojax.report.figures.catalogue", "plot"),

@@ -19,8 +19,7 @@ from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import gather_runs, to_run_records
 from isojax.runs.logs.log_table import LogTable
 from isojax.scaling.allocate.constraints import TimeBudget
-from isojax.scaling.allocate.quote import quote
-from isojax.scaling.allocate.recommend import recommend
+from isojax.scaling.allocate.recommend import quote, recommend
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions
 from isojax.scaling.fit import fit as fit_runs
 from isojax.scaling.result import FitResult

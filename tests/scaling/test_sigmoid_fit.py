@@ -27,7 +27,7 @@ def parameters(fit):
 @pytest.mark.parametrize("true", WORLDS)
 def test_without_noise_the_parameters_are_exact(true, known, zero):
     C, R = run_of(*true, zero=zero)
-    fit = fit_sigmoid(curve_points(C, R, (0.0, 1.0), true[0] if known else None))
+    fit = fit_sigmoid(curve_points(C, R, true[0] if known else None))
     assert parameters(fit) == pytest.approx(true, rel=1e-6, abs=1e-6)
     assert fit.fitted_rewards == pytest.approx(R, abs=1e-8)
 
@@ -35,7 +35,7 @@ def test_without_noise_the_parameters_are_exact(true, known, zero):
 @pytest.mark.parametrize("true", WORLDS)
 def test_twenty_random_starts_find_one_optimum(true):
     C, R = run_of(*true, sd=0.01, seed=1)
-    points, rng = curve_points(C, R, (0.0, 1.0)), np.random.default_rng(2)
+    points, rng = curve_points(C, R), np.random.default_rng(2)
     starts = np.column_stack(
         [np.full(20, 0.2), np.full(20, 0.5), np.log(rng.uniform(0.3, 5, 20)), rng.uniform(3, 6, 20)]
     )
@@ -48,7 +48,7 @@ def test_twenty_random_starts_find_one_optimum(true):
 @pytest.mark.parametrize("sd", [0.02, 0.1])
 def test_the_fit_is_a_minimum_of_its_loss(sd):
     C, R = run_of(0.2, 0.7, 1.1, 3e4, sd=sd, seed=3)
-    best = parameters(fit_sigmoid(curve_points(C, R, (0.0, 1.0)), SCALE))
+    best = parameters(fit_sigmoid(curve_points(C, R), SCALE))
 
     def loss(R0, A, exponent, C_mid):
         residual = np.append(R0, curve_value(C[1:], R0, A, exponent, C_mid)) - R
@@ -61,17 +61,17 @@ def test_the_fit_is_a_minimum_of_its_loss(sd):
 
 def test_weights_count_as_repeated_points():
     C, R = run_of(0.2, 0.7, 1.1, 3e4, sd=0.02, seed=4)
-    points, counts = curve_points(C, R, (0.0, 1.0)), np.arange(len(C)) % 3 + 1
+    points, counts = curve_points(C, R), np.arange(len(C)) % 3 + 1
     weighted = fit_sigmoid(type(points)(**{**vars(points), "weight": counts.astype(float)}))
-    repeated = fit_sigmoid(curve_points(np.repeat(C, counts), np.repeat(R, counts), (0.0, 1.0)))
+    repeated = fit_sigmoid(curve_points(np.repeat(C, counts), np.repeat(R, counts)))
     assert parameters(weighted) == pytest.approx(parameters(repeated), rel=1e-6)
 
 
 def test_bounds_hold_and_are_met_where_the_truth_is_beyond_them():
     C = np.geomspace(1e3, 1e5, 20)
-    rising = fit_sigmoid(curve_points(C, 0.1 + 0.2 * np.log10(C / 1e3) ** 2, (0.0, 1.0)))
+    rising = fit_sigmoid(curve_points(C, 0.1 + 0.2 * np.log10(C / 1e3) ** 2))
     assert pytest.approx(1, abs=1e-9) == rising.A and "A" in rising.at_bounds
-    falling = fit_sigmoid(curve_points(C, 0.5 - 0.1 * np.log10(C / 1e3), (0.0, 1.0)))
+    falling = fit_sigmoid(curve_points(C, 0.5 - 0.1 * np.log10(C / 1e3)))
     assert falling.A == falling.R0 == pytest.approx(0.4, abs=0.01)
-    steep = fit_sigmoid(curve_points(C, np.where(C > 1e4, 0.8, 0.2), (0.0, 1.0)))
+    steep = fit_sigmoid(curve_points(C, np.where(C > 1e4, 0.8, 0.2)))
     assert "exponent" in steep.at_bounds

@@ -13,7 +13,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Quote, QuotedCell
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_compact, format_hours, format_percent
-from isojax.scaling.allocate.quote import quote as quote_reward
+from isojax.scaling.allocate.recommend import quote as quote_reward
 from isojax.scaling.checks.run_health import flag_sentences
 
 

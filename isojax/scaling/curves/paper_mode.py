@@ -57,7 +57,7 @@ def fit_points(
         return f"{distinct_count} record-breaking values of C > 0, at least {required} needed"
     if R0 is not None and R0 > 1 - 1e-6:
         return "the base policy's reward is 1 already"
-    fit = fit_sigmoid(curve_points(compute, rewards, (0.0, 1.0), R0), SOFT_L1_SCALE)
+    fit = fit_sigmoid(curve_points(compute, rewards, R0), SOFT_L1_SCALE)
     return FittedCurve(
         *key,
         R0=fit.R0,

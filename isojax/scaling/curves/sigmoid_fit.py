@@ -47,16 +47,14 @@ class Sigmoid:
     at_bounds: tuple[str, ...]  # of A, exponent and C_mid; R0 = 0 is a reward, no failure
 
 
-def curve_points(
-    C: FloatArray, rewards: FloatArray, reward_range: tuple[float, float], R0: float | None = None
-) -> SigmoidPoints:
+def curve_points(C: FloatArray, rewards: FloatArray, R0: float | None = None) -> SigmoidPoints:
     """Of a learning curve: rewards float[N] at C >= 0, some of them at C > 0."""
     with np.errstate(divide="ignore"):
         log10_C = np.log10(C)
     positive = log10_C[C > 0]
     lower = np.array([np.log(EXPONENT_BOUNDS[0]), positive.min() - C_MID_MARGIN_DECADES])
     upper = np.array([np.log(EXPONENT_BOUNDS[1]), positive.max() + C_MID_MARGIN_DECADES])
-    return SigmoidPoints(log10_C, rewards, np.ones_like(log10_C), lower, upper, reward_range, R0)
+    return SigmoidPoints(log10_C, rewards, np.ones_like(log10_C), lower, upper, (0.0, 1.0), R0)
 
 
 def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts: int = START_COUNT) -> Sigmoid:

@@ -111,16 +111,14 @@ def _merge_brief_stretches(log10_C: FloatArray, rewards: FloatArray, winner: NDA
             return winner
 
 
-def _takeover(
-    earlier_curve: FittedCurve, later_curve: FittedCurve, log10_C_low: float, log10_C_high: float
-) -> tuple[float, bool]:
+def _takeover(earlier: FittedCurve, later: FittedCurve, log10_C_low: float, log10_C_high: float) -> tuple[float, bool]:
     """C at which the later curve takes over between two grid points (root, else midpoint), and whether they cross."""
 
     def earlier_lead(x: float) -> float:
-        return float(curve_reward(earlier_curve, 10**x) - curve_reward(later_curve, 10**x))
+        return float(curve_reward(earlier, 10**x) - curve_reward(later, 10**x))
 
-    overlap_start = float(np.log10(max(earlier_curve.C_low, later_curve.C_low)))
-    overlap_end = float(np.log10(min(earlier_curve.C_high, later_curve.C_high)))
+    overlap_start = float(np.log10(max(earlier.C_low, later.C_low)))
+    overlap_end = float(np.log10(min(earlier.C_high, later.C_high)))
     a, b = max(log10_C_low, overlap_start), min(log10_C_high, overlap_end)
     if a < b and earlier_lead(a) * earlier_lead(b) < 0:
         return float(10 ** root_scalar(earlier_lead, bracket=(a, b)).root), True
