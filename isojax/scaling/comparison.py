@@ -108,10 +108,9 @@ def comparison_sentences(sweeps: Sequence[SweepSummary], C_high: float) -> Itera
         yield f"where n* levels off cannot be compared between {sweep.label} and {first.label}: {reason}"
     for sweep in sweeps:
         for cell in sweep.overfitting:
-            yield (
-                f"{sweep.label} overfits: training reward rises while validation falls at n = {cell.n}, "
-                f"B_p = {cell.B_p} from C = {cell.C:.4g} on ({cell.runs} {'run' if cell.runs == 1 else 'runs'})"
-            )
+            where = f"n = {cell.n}, B_p = {cell.B_p} from C = {cell.C:.4g} on"
+            runs = f"{cell.runs} {'run' if cell.runs == 1 else 'runs'}"
+            yield f"{sweep.label} overfits: training reward rises while validation falls at {where} ({runs})"
 
 
 def _describe_saturation(sweep: SweepSummary) -> str:
@@ -139,9 +138,8 @@ def _format_probability(p: float) -> str:
 
 
 def _describe_difference(first: SweepSummary, sweep: SweepSummary, difference: RewardDifference, C: float) -> str:
-    text = (
-        f"at C = {C:.4g} {sweep.label} reaches {sweep.at[-1].reward:.3f}, {difference.value:+.3f} against {first.label}"
-    )
+    reached = f"{sweep.at[-1].reward:.3f}, {difference.value:+.3f} against {first.label}"
+    text = f"at C = {C:.4g} {sweep.label} reaches {reached}"
     if difference.low is None or difference.high is None:
         return f"{text} (no intervals)"
     verdict = "more" if difference.low > 0 else "less" if difference.high < 0 else "no clear difference"

@@ -8,7 +8,7 @@ import pytest
 from isojax.scaling.curves.hill import ResidualCorrection
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, best_cells, to_curve_draws
 from isojax.scaling.intervals import central_interval
-from isojax.scaling.law.frontier import Frontier, crossover_interval, frontier_rows
+from isojax.scaling.law.frontier import Frontier, FrontierStretch, crossover_interval, frontier_rows
 from isojax.scaling.law.n_star_law import fit_n_star, log2_best_n
 from isojax.scaling.result import FrontierRow
 
@@ -83,9 +83,16 @@ def test_best_counts_measured_cells_alone():
     assert 2 ** log2_best_n(d, [1.5e4, 1e5])[0] == pytest.approx([8, 2])
 
 
+def crossing(draws, fitted):
+    """The interval of where n = 8 overtakes n = 2."""
+    (B_p, n), (other_B_p, other_n) = SMALL, LARGE
+    before, after = FrontierStretch(n, B_p, 1e2, fitted), FrontierStretch(other_n, other_B_p, fitted, 1e6)
+    return crossover_interval(draws, before, after)
+
+
 def test_crossings_are_those_of_the_replicates():
     targets = np.linspace(3000, 6000, 101)
-    low, high = crossover_interval(draws(targets + 2000), SMALL, LARGE, fitted_crossing=4500)
+    low, high = crossing(draws(targets + 2000), 4500)
     assert (low, high) == (pytest.approx(3150, rel=0.01), pytest.approx(5850, rel=0.01))
 
 
@@ -94,13 +101,13 @@ def test_open_ends():
     does.
     """
     late = np.concatenate([np.full(20, 5e6), np.linspace(3000, 6000, 80)])
-    low, high = crossover_interval(draws(late + 2000), SMALL, LARGE, fitted_crossing=4500)
+    low, high = crossing(draws(late + 2000), 4500)
     assert low is not None and high is None
     early = np.concatenate([np.full(20, -500.0), np.linspace(3000, 6000, 80)])
-    low, high = crossover_interval(draws(early + 2000), SMALL, LARGE, fitted_crossing=4500)
+    low, high = crossing(draws(early + 2000), 4500)
     assert low is None and high == pytest.approx(6000, rel=0.06)
     distant = draws([5000.0] * 3, low=(1e2, 1e5), high=(1e4, 1e6))
-    assert crossover_interval(distant, SMALL, LARGE, fitted_crossing=3000) == (None, None)  # never measured together
+    assert crossing(distant, 3000) == (None, None)  # never measured together
 
 
 def test_interval_and_probabilities_by_hand():

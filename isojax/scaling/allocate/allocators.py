@@ -29,9 +29,8 @@ def allocate_by_law(fit: FitResult, ensemble: CurveEnsemble, request: Allocation
         frontier_fit = fits_by_B_p.get(B_p, fit.joint)
         if B_p not in fits_by_B_p:
             B_ps_with_law = ", ".join(map(str, sorted(fits_by_B_p)))
-            request.reasons.append(
-                f"B_p = {B_p} has no law of its own (there is one for {B_ps_with_law}): the joint n*(C) is used"
-            )
+            no_law = f"B_p = {B_p} has no law of its own (there is one for {B_ps_with_law})"
+            request.reasons.append(f"{no_law}: the joint n*(C) is used")
     else:
         B_p, unstable_text = constraints.smallest_stable_B_p(fit)
         request.reasons.append(f"B_p = {B_p}: the smallest stable one measured{unstable_text}")
@@ -58,10 +57,8 @@ def _choose_n(
             n = min(max(n, n_smallest), n_largest)
             reasons.append(f"n = {n}: only {n_smallest} to {n_largest} were measured")
     else:
-        reasons.append(
-            f"C is outside the frontier ({C_low:.6g} to {C_high:.6g}): n is the law's alone, which saturates at "
-            f"{2 ** (law.b + law.L):.3g}"
-        )
+        outside = f"C is outside the frontier ({C_low:.6g} to {C_high:.6g})"
+        reasons.append(f"{outside}: n is the law's alone, which saturates at {2 ** (law.b + law.L):.3g}")
         if not n_smallest <= n <= n_largest:
             reasons.append(f"n = {n} was never measured ({n_smallest} to {n_largest} were)")
     if n_max is not None and n > n_max:
@@ -77,10 +74,8 @@ def _allocate_fixed_M(fit: FitResult, ensemble: CurveEnsemble, request: Allocati
         rewards = ensemble.expected_at_cell_budgets((ensemble.B * M).astype(np.float64))
         best_cell = max(fitting_cells, key=lambda i: (rewards[i], -ensemble.n[i], -ensemble.B_p[i]))
         allocation = Allocation(int(ensemble.B_p[best_cell]), int(ensemble.n[best_cell]), M)
-        request.reasons.append(
-            f"M = {M}: given; of {len(fitting_cells)} stable cells with B_p n <= {B}, {allocation.B_p}x{allocation.n} "
-            f"has the highest predicted reward at C = {allocation.C}"
-        )
+        best = f"{allocation.B_p}x{allocation.n} has the highest predicted reward at C = {allocation.C}"
+        request.reasons.append(f"M = {M}: given; of {len(fitting_cells)} stable cells with B_p n <= {B}, {best}")
         return allocation
     return _split_batch(request, B, _choose_n(fit, fit.joint, request, B, f"B_p n M <= C and B_max leave B = {B}"))
 
@@ -89,14 +84,12 @@ def _split_batch(request: AllocationRequest, B: int, n: int) -> Allocation:
     """B rollouts per update as B_p = B // n problems, for a fixed M or B that no measured cell need have."""
     if "M" in request.fix:
         M = request.fix["M"]
-        request.reasons.append(
-            f"M = {M}: given; no stable measured cell has B_p n <= {B}, so B_p = floor({B} / n) = {B // n}"
-        )
+        split = f"no stable measured cell has B_p n <= {B}, so B_p = floor({B} / n) = {B // n}"
+        request.reasons.append(f"M = {M}: given; {split}")
         return Allocation(B // n, n, M)
     allocation = constraints.allocate_updates(B // n, n, request.C)
-    request.reasons.append(
-        f"B = {B}: given, so B_p = B // n = {allocation.B_p} and M = floor(C / (n B_p)) = {allocation.M}"
-    )
+    split = f"B_p = B // n = {allocation.B_p} and M = floor(C / (n B_p)) = {allocation.M}"
+    request.reasons.append(f"B = {B}: given, so {split}")
     return allocation
 
 
@@ -137,10 +130,8 @@ def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_ce
         limits_text += f" {'and' if fix else 'with'} B_p n <= {request.B_max}"
     kind_text = ("" if "B_p" in fix else "stable ") + ("measured cell" if allowed.sum() == 1 else "measured cells")
     B_p, n, best_B_p = ensemble.B_p[chosen_cell], ensemble.n[chosen_cell], ensemble.B_p[best_cell]
-    request.reasons.append(
-        f"n = {n}: of {allowed.sum()} {kind_text}{limits_text}, {best_B_p}x{n} has the highest predicted reward "
-        f"({expected_rewards[best_cell]:.3f})"
-    )
+    best_text = f"{best_B_p}x{n} has the highest predicted reward ({expected_rewards[best_cell]:.3f})"
+    request.reasons.append(f"n = {n}: of {allowed.sum()} {kind_text}{limits_text}, {best_text}")
     if "B_p" in fix:
         return
     if B_p != best_B_p:
@@ -182,10 +173,8 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
     B_p, n = int(ensemble.B_p[smallest_cell]), int(ensemble.n[smallest_cell])
     if request.B_max is not None and request.B_max < B_p * n:
         problem = f"B_max = {request.B_max} is below every {'' if 'B_p' in request.fix else 'stable '}measured cell"
-        raise InputError(
-            f"{problem}, of which {B_p}x{n} is the smallest; expected B_max >= {B_p * n}. Raise B_max, or fix a "
-            "smaller B_p."
-        )
+        expected = f"expected B_max >= {B_p * n}. Raise B_max, or fix a smaller B_p."
+        raise InputError(f"{problem}, of which {B_p}x{n} is the smallest; {expected}")
     return constraints.allocate_updates(B_p, n, request.C)
 
 

@@ -112,9 +112,8 @@ def _make_request(ensemble: CurveEnsemble, budget: float | TimeBudget, request: 
     clocks = zip(ensemble.curves, ensemble.clocks.per_rollout, strict=True)
     untimed = [f"{curve.B_p}x{curve.n}" for curve, seconds in clocks if np.isnan(seconds)]
     not_compared = f"; not compared, as they have no clock: {', '.join(untimed)}" if untimed else ""
-    request.reasons.append(
-        f"{seconds} are {C:,.0f} rollouts in the fastest allowed cell, by the clocks of these runs{not_compared}"
-    )
+    fastest = f"{C:,.0f} rollouts in the fastest allowed cell"
+    request.reasons.append(f"{seconds} are {fastest}, by the clocks of these runs{not_compared}")
     return request
 
 
@@ -162,10 +161,8 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, ex
             )
         request.reasons.append(f"extrapolated: {statement}; {risks}")
     if C_measured_min > C:
-        request.reasons.append(
-            f"C = {C:.6g} is below the smallest measured C = {C_measured_min:.6g}: the prediction there "
-            "comes from the fitted curves alone"
-        )
+        below = f"C = {C:.6g} is below the smallest measured C = {C_measured_min:.6g}"
+        request.reasons.append(f"{below}: the prediction there comes from the fitted curves alone")
 
 
 def _explain_outcome(
@@ -175,27 +172,19 @@ def _explain_outcome(
     fit, curve = ensemble.fit, ensemble.curves[cell]
     name = f"{curve.B_p}x{curve.n}"
     if curve.key != (allocation.B_p, allocation.n):
-        reasons.append(
-            f"{allocation.B_p}x{allocation.n} has no curve: the expected reward is that of the nearest measured "
-            f"cell, {name}"
-        )
+        missing = f"{allocation.B_p}x{allocation.n} has no curve"
+        reasons.append(f"{missing}: the expected reward is that of the nearest measured cell, {name}")
     if curve.C_peak is not None and allocation.C > curve.C_peak:
-        reasons.append(
-            f"stop early: reward of {name} falls beyond C = {curve.C_peak:,.0f} (M = "
-            f"{int(curve.C_peak // allocation.B)}); what is expected is its peak"
-        )
+        peak = f"C = {curve.C_peak:,.0f} (M = {int(curve.C_peak // allocation.B)})"
+        reasons.append(f"stop early: reward of {name} falls beyond {peak}; what is expected is its peak")
     elif ensemble.is_beyond_data(cell, allocation.C):
         reasons.append(f"the expected reward is extrapolated: {name} was measured up to C = {curve.C_high:,.0f}")
     if fit.base_reward is not None and reward < fit.base_reward:
-        reasons.append(
-            f"that is less than the base policy's {fit.base_reward:.3f}: these runs made it worse, and no training is "
-            "the better choice"
-        )
+        loss = f"less than the base policy's {fit.base_reward:.3f}"
+        reasons.append(f"that is {loss}: these runs made it worse, and no training is the better choice")
     if fit.joint.n_star.no_effect:
-        reasons.append(
-            "n makes no difference here, by a test of all n together; take the fastest on your hardware of n = "
-            + ", ".join(map(str, likely_n))
-        )
+        fastest = f"take the fastest on your hardware of n = {', '.join(map(str, likely_n))}"
+        reasons.append(f"n makes no difference here, by a test of all n together; {fastest}")
 
 
 def _measured_cells(ensemble: CurveEnsemble, request: AllocationRequest) -> tuple[MeasuredCell, ...]:

@@ -132,11 +132,9 @@ def fall_flags(
     ]
     if unexplained_falls:
         more = f" and {len(unexplained_falls) - MAX_LISTED} more" if len(unexplained_falls) > MAX_LISTED else ""
-        text = (
-            f"reward falls past a peak: {', '.join(unexplained_falls[:MAX_LISTED])}{more}; no training reward shows "
-            "whether that is overfitting or a collapse; every number takes such a run as stopped at its peak"
-        )
-        yield _warning("falls_past_peak", text)
+        text = f"reward falls past a peak: {', '.join(unexplained_falls[:MAX_LISTED])}{more}"
+        unknown = "no training reward shows whether that is overfitting or a collapse"
+        yield _warning("falls_past_peak", f"{text}; {unknown}; every number takes such a run as stopped at its peak")
 
 
 def diagnostics_flags(
@@ -145,11 +143,9 @@ def diagnostics_flags(
     """Curves that do not fit, overfitting, ties over most of the range."""
     autocorrelation = diagnostics.autocorrelation
     if autocorrelation is not None and autocorrelation > MAX_AUTOCORRELATION:
-        text = (
-            f"residuals keep their sign along a run (autocorrelation {autocorrelation:.2f}): the curves have not quite "
-            "the shape of the data, or runs drift"
-        )
-        yield _warning("autocorrelated_residuals", text)
+        text = f"residuals keep their sign along a run (autocorrelation {autocorrelation:.2f})"
+        reason = "the curves have not quite the shape of the data, or runs drift"
+        yield _warning("autocorrelated_residuals", f"{text}: {reason}")
     for row in overfitted[:MAX_LISTED]:
         text = f"overfitting: B_p={row.B_p} n={row.n} seed {row.seed}: beyond C = {format_number(row.C)} {row.reason}"
         yield _warning("overfitting", text)

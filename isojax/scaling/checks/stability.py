@@ -68,12 +68,12 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
     evaluations_at = evaluations_by_target(seeds)
     if len(evaluations_at) < 2:
         return ""
-    mean_rewards = np.array([reward for _, _, reward in evaluations_at.values()])
+    evaluations, _, rewards = zip(*evaluations_at.values(), strict=True)
+    mean_rewards = np.array(rewards)
     width = min(LAST_EVALUATIONS, len(mean_rewards))
     means = running_means(mean_rewards, width)
     best_start = int(means.argmax())
     drop = float(means[best_start] - means[-1])
-    evaluations = [points for points, _, _ in evaluations_at.values()]
     windows = (evaluations[start : start + width] for start in (best_start, len(evaluations) - width))
     best, last = ([p for points in window for p in points] for window in windows)
     paired = paired_lead(best, last, metric)
@@ -82,10 +82,8 @@ def _drop_reason(seeds: Sequence[RunTrack], metric: str) -> str:
     limit = max(MIN_DROP, Z_DROP * se)
     if drop <= limit:
         return ""
-    return (
-        f"n={seeds[0].run.cell.n} ends at {means[-1]:.3f}, {drop:.3f} below its best {means[best_start]:.3f} "
-        f"(limit {limit:.3f})"
-    )
+    below = f"{drop:.3f} below its best {means[best_start]:.3f} (limit {limit:.3f})"
+    return f"n={seeds[0].run.cell.n} ends at {means[-1]:.3f}, {below}"
 
 
 def find_overfitting(tracks: Sequence[RunTrack], validation_sd: float | None) -> tuple[OverfittedRun, ...]:

@@ -150,19 +150,15 @@ def crossover_rows(
     rows = []
     for before, after in frontier.changes_of_n:
         if after.from_crossing or uncrossed_too:
-            low = high = None
-            if draws is not None:
-                low, high = crossover_interval(draws, (before.B_p, before.n), (after.B_p, after.n), after.C_low)
+            low, high = (None, None) if draws is None else crossover_interval(draws, before, after)
             rows.append(CrossoverRow(n_low=before.n, n_high=after.n, C=after.C_low, low=low, high=high))
     return tuple(rows)
 
 
-def crossover_interval(
-    draws: PosteriorSamples, low_cell: tuple[int, int], high_cell: tuple[int, int], fitted_crossing: float
-) -> OpenInterval:
-    """Where high_cell overtakes low_cell within their data; of several crossings nearest to that of the fitted curves.
-    A replicate in which high_cell leads throughout counts as -inf, one in which it never leads as +inf."""
-    pair = draws.for_cells([low_cell, high_cell])
+def crossover_interval(draws: PosteriorSamples, before: FrontierStretch, after: FrontierStretch) -> OpenInterval:
+    """Where a cell overtakes another within their data; of several crossings nearest to that of the fitted curves.
+    A replicate in which it leads throughout counts as -inf, one in which it never leads as +inf."""
+    pair = draws.for_cells([(before.B_p, before.n), (after.B_p, after.n)])
     log10_C_from, log10_C_to = float(np.log10(pair.C_low.max())), float(np.log10(pair.C_high.min()))
     if not log10_C_from < log10_C_to:
         return None, None
@@ -173,7 +169,7 @@ def crossover_interval(
     crosses = (lead[:, :-1] <= 0) & (lead[:, 1:] > 0)
     fraction = np.abs(lead[:, :-1]) / np.maximum(np.abs(lead[:, :-1]) + np.abs(lead[:, 1:]), 1e-300)
     crossings = np.where(crosses, log10_C[:-1] + fraction * np.diff(log10_C), np.inf)
-    nearest_crossing = crossings[np.arange(len(crossings)), np.abs(crossings - np.log10(fitted_crossing)).argmin(1)]
+    nearest_crossing = crossings[np.arange(len(crossings)), np.abs(crossings - np.log10(after.C_low)).argmin(1)]
     outside_range = np.where(lead[:, -1] > 0, -np.inf, np.inf)
     low, high = central_interval(np.where(crosses.any(1), nearest_crossing, outside_range))
     return None if low is None else 10**low, None if high is None else 10**high
