@@ -51,19 +51,16 @@ class AdaptivePolicy:
     def __post_init__(self) -> None:
         largest_cell = max(self.cells, key=lambda c: c.B)
         if (count := len(self._evaluation_targets(largest_cell))) < INITIAL_EVALUATIONS:
-            raise InputError(
-                f"sweep.strategy=adaptive: {largest_cell.name} has {count} evaluations up to C = {self.C_grid[-1]}, "
-                f"expected at least {INITIAL_EVALUATIONS}. Raise sweep.budget, lower cell.eval.start or "
-                "cell.eval.ratio, or take smaller B_p or n."
-            )
+            received = f"{largest_cell.name} has {count} evaluations up to C = {self.C_grid[-1]}"
+            fix = "Raise sweep.budget, lower cell.eval.start or cell.eval.ratio, or take smaller B_p or n."
+            raise InputError(f"sweep.strategy=adaptive: {received}, expected at least {INITIAL_EVALUATIONS}. {fix}")
         first_cells = [seeds[0] for seeds in self._seeds_by_cell(()).values()]
         first_round_rollouts = sum(cell.rollouts_to_reach(self._first_target(cell)) for cell in first_cells)
         if first_round_rollouts > self.allowed_rollouts:
             allowed_text = f"{self.allowed_rollouts}{' (half of the grid)' if self.total_rollouts is None else ''}"
-            raise InputError(
-                f"sweep.total_rollouts: given {allowed_text}, expected at least {first_round_rollouts}, which the "
-                "first round takes to begin every (B_p, n). Raise it or sweep.budget, or take fewer B_p or n."
-            )
+            expected = f"at least {first_round_rollouts}, which the first round takes to begin every (B_p, n)"
+            fix = "Raise it or sweep.budget, or take fewer B_p or n."
+            raise InputError(f"sweep.total_rollouts: given {allowed_text}, expected {expected}. {fix}")
 
     def next_round(self, runs: Sequence[RunRecord]) -> list[tuple[Cell, int]]:
         """Cells to run at the same time, longest first, and the C to train each to; [] at the end. None that failed."""

@@ -168,7 +168,5 @@ def comparison_notes(sweeps: Sequence[SweepSummary]) -> Iterator[str]:
     if all(s.difference is None or s.difference.low is None for s in sweeps):
         yield "no intervals: mode paper has none, nor has a fit made with --replicates 0"
     else:
-        yield (
-            "intervals of differences take the runs as independent; where they were evaluated on the same problems the "
-            "differences are known better than that"
-        )
+        paired = "where they were evaluated on the same problems the differences are known better than that"
+        yield f"intervals of differences take the runs as independent; {paired}"

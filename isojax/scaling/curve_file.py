@@ -220,10 +220,9 @@ def _flags(
     if not document["determined"]:
         gain_share = gain / max(document["A"] - document["R0"], 1e-12)
         low, high = document["intervals"]["A"]
-        yield (
-            f"the plateau is not determined: A = {document['A']:.3g} with interval {low:.3g} to {high:.3g}; "
-            f"at C = {C.max():.4g} the curve has made about {min(gain_share, 1):.0%} of its gain"
-        )
+        plateau = f"A = {document['A']:.3g} with interval {low:.3g} to {high:.3g}"
+        progress = f"at C = {C.max():.4g} the curve has made about {min(gain_share, 1):.0%} of its gain"
+        yield f"the plateau is not determined: {plateau}; {progress}"
     low, high = document["intervals"]["R0"]
     if C.min() > 0 and high - low > MAX_INTERVAL_SHARE * gain:
         yield f"R0 is not determined ({low:.3g} to {high:.3g}): no point at C = 0 shows where the run began"

@@ -56,10 +56,9 @@ def _describe_segments(fit: FitResult) -> str:
     rule = f"{length}, measured for its neighbours, ahead by two standard errors somewhere"
     verdicts = [wording.segment_verdict(segment)[0] for segment in fit.joint.segments]
     if None in verdicts:
-        return (
-            "Whether the joint frontier's segments hold is not judged: these runs do not record the right answers of"
-            " single problems. P(n is best) comes from the curves alone."
-        )
+        reason = "these runs do not record the right answers of single problems"
+        unjudged = f"Whether the joint frontier's segments hold is not judged: {reason}."
+        return f"{unjudged} P(n is best) comes from the curves alone."
     held = sum(map(bool, verdicts))
     return f"Of the joint frontier's segments {held} of {len(fit.joint.segments)} hold ({rule}); others may be noise."
 

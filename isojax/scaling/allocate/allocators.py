@@ -149,11 +149,10 @@ def _allocate_unmeasured(ensemble: CurveEnsemble, request: AllocationRequest) ->
     if request.time is not None:
         limits = {"B_max": request.B_max, **fix}
         given = [f"{name} = {value}" for name, value in limits.items() if value is not None]
-        raise InputError(
-            "no stable measured cell agrees with this budget and these limits"
-            f" ({', '.join([f'{request.time.seconds:,.6g} s', *given])}), and only clocks of measured cells are known;"
-            " expected a larger budget, one of rollouts, or other limits."
-        )
+        limits_text = ", ".join([f"{request.time.seconds:,.6g} s", *given])
+        problem = f"no stable measured cell agrees with this budget and these limits ({limits_text})"
+        expected = "expected a larger budget, one of rollouts, or other limits."
+        raise InputError(f"{problem}, and only clocks of measured cells are known; {expected}")
     if "M" in fix or "B" in fix:
         B = request.largest_B(fix["M"]) if "M" in fix else fix["B"]
         return _split_batch(request, B, _nearest_n(ensemble, request, ensemble.stable, B))

@@ -99,11 +99,9 @@ def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     if not mean_by_n or max(mean_by_n.values()) - min(mean_by_n.values()) <= MAX_STALENESS_DIFFERENCE:
         return
     listed = ", ".join(f"{staleness:.2f} at n = {n}" for n, staleness in mean_by_n.items())
-    text = (
-        f"staleness differs between n: rollouts come from policies that are {listed} updates old on average; a "
-        "difference between n may be one of staleness (cell.rl.max_staleness=0 trains without it)"
-    )
-    yield _warning("staleness_differs", text)
+    text = f"staleness differs between n: rollouts come from policies that are {listed} updates old on average"
+    caution = "a difference between n may be one of staleness (cell.rl.max_staleness=0 trains without it)"
+    yield _warning("staleness_differs", f"{text}; {caution}")
 
 
 def curve_flags(curves: Sequence[FittedCurve], unfitted_cells: Sequence[tuple[int, int, str]]) -> Iterator[FitFlag]:
