@@ -223,9 +223,8 @@ def _frontier_text(point: FrontierRow) -> str:
 def _crossover_trace(fit: FitResult, view: FrontierFit) -> PlotlyTrace:
     C = [row.C for row in view.crossovers]
     y = [fit_views.frontier_reward_at(view, c) for c in C]
-    hover = [
-        f"<b>{row.n_low} → {row.n_high}</b><br>at C = {wording.format_crossover(row, fit)}" for row in view.crossovers
-    ]
+    crossings = [(f"<b>{row.n_low} → {row.n_high}</b>", wording.format_crossover(row, fit)) for row in view.crossovers]
+    hover = [f"{change}<br>at C = {C_text}" for change, C_text in crossings]
     above = [0.0 if row.high is None else row.high - row.C for row in view.crossovers]
     below = [0.0 if row.low is None else row.C - row.low for row in view.crossovers]
     sizes = {"array": _round_digits(above), "arrayminus": _round_digits(below), "thickness": 1.3, "width": 4}

@@ -67,12 +67,11 @@ def _crossovers(fit: FitResult) -> Html:
     return html_table("Where one n overtakes another", headings, rows, text_columns=(1,))
 
 
+DECADES = "log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>"
 LAW_FORMULAS = {
     "constant": Html("log<sub>2</sub> n*(C) = b"),
-    "linear": Html("log<sub>2</sub> n*(C) = b + k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)"),
-    "sigmoid": Html(
-        "log<sub>2</sub> n*(C) = b + L / (1 + exp(−k (log<sub>10</sub> C − log<sub>10</sub> C<sub>0</sub>)))"
-    ),
+    "linear": Html(f"log<sub>2</sub> n*(C) = b + k ({DECADES})"),
+    "sigmoid": Html(f"log<sub>2</sub> n*(C) = b + L / (1 + exp(−k ({DECADES})))"),
 }
 CURVE_FORMULA = Html(
     "R(C) = R<sub>0</sub> + (A − R<sub>0</sub>) (1 − (1 + (2<sup>t</sup> − 1) "

@@ -10,12 +10,11 @@ from isojax.core.nouns import RunRecord, Spending
 from isojax.core.schedule import schedule_text
 from isojax.report import canvas
 from isojax.report.page import markup
-from isojax.report.page.markup import html_section, tag
 from isojax.report.wording import format_count, format_interval, format_percent, format_reward, join_commas
 
 
 def render_spending(folder: Path, spending: Spending, runs: Sequence[RunRecord]) -> str:
-    summary = tag("p", " ".join(describe_spending(spending, runs)))
+    summary = markup.tag("p", " ".join(describe_spending(spending, runs)))
     alt_text = f"{spending.metric} of all runs along C, and what was expected of the budget's end on the way"
     caption = (
         f"Left: {spending.metric} on validation problems, a colour for each n; dashed: pilots that did not go on. "
@@ -24,12 +23,12 @@ def render_spending(folder: Path, spending: Spending, runs: Sequence[RunRecord])
     )
     figure = canvas.render_figure(draw_spending(spending, runs))
     sections = [
-        html_section("answer", "What came of it", summary, markup.html_figure(figure.png, alt_text, caption)),
-        html_section("spent", "What was spent on what", _legs_table(spending, runs)),
-        html_section("fixed", "What a fixed n would have got", _fixed_table(spending, runs)),
+        markup.html_section("answer", "What came of it", summary, markup.html_figure(figure.png, alt_text, caption)),
+        markup.html_section("spent", "What was spent on what", _legs_table(spending, runs)),
+        markup.html_section("fixed", "What a fixed n would have got", _fixed_table(spending, runs)),
     ]
-    header = tag("header", tag("h1", f"{folder.name}: one budget, one policy"))
-    body = markup.join_html([header, tag("main", *sections)])
+    header = markup.tag("header", markup.tag("h1", f"{folder.name}: one budget, one policy"))
+    body = markup.join_html([header, markup.tag("main", *sections)])
     return markup.html_document(f"isojax: {folder.name}", body, [], "{}")
 
 

@@ -74,9 +74,8 @@ def _best_grid_fit(
     tail: float, log10_C: FloatArray, rewards_above_floor: FloatArray, run_one_hot: FloatArray, peak: float | None
 ) -> tuple[float, float, float]:
     """(residual sum of squares, fall per decade, its variance for unit noise) of the best curve of a grid."""
-    mids, ln_exponents = np.meshgrid(
-        np.linspace(log10_C.min() - 0.5, log10_C.max() + 0.7, 18), np.log(GRID_EXPONENTS), indexing="ij"
-    )
+    mid_grid = np.linspace(log10_C.min() - 0.5, log10_C.max() + 0.7, 18)
+    mids, ln_exponents = np.meshgrid(mid_grid, np.log(GRID_EXPONENTS), indexing="ij")
     log10_C_capped = log10_C if peak is None else np.minimum(log10_C, peak)
     s = progress_gradient(log10_C_capped, mids.reshape(-1, 1), ln_exponents.reshape(-1, 1), tail)[0]  # [grid, points]
     design = s[:, :, None] * run_one_hot  # a gain for each run, and one fall

@@ -197,9 +197,8 @@ def _run_round(
         chains = evaluate(np.where(inside, chains[0], 0.5 * chains[0]))
     for _ in range(HMC_ITERATIONS):
         momentum = rng.normal(size=position.shape)
-        trial, end_momentum = _leapfrog(
-            evaluate, chains, momentum, step_size * rng.uniform(0.6, 1.1, size=(len(position), 1))
-        )
+        varied_size = step_size * rng.uniform(0.6, 1.1, size=(len(position), 1))
+        trial, end_momentum = _leapfrog(evaluate, chains, momentum, varied_size)
         with np.errstate(invalid="ignore", over="ignore"):
             kinetic_change = 0.5 * (momentum**2 - end_momentum**2).sum(1, keepdims=True)
             accepted = np.log(rng.random((len(position), 1))) < chains[1] - trial[1] + kinetic_change

@@ -90,9 +90,8 @@ def initial_state(tail: float, packed: PackedSweep) -> HierarchicalState:
     data = packed.data
     J, S, _ = data.weight.shape
     floor = packed.base_reward if packed.base_reward is not None else float(np.min(data.y[data.weight > 0]))
-    mids, lnBs = np.meshgrid(
-        np.linspace(data.x_low - 0.5, data.x_high + 1.0, 25), np.log([0.4, 0.7, 1.0, 1.5, 2.2]), indexing="ij"
-    )
+    mid_grid = np.linspace(data.x_low - 0.5, data.x_high + 1.0, 25)
+    mids, lnBs = np.meshgrid(mid_grid, np.log([0.4, 0.7, 1.0, 1.5, 2.2]), indexing="ij")
     theta = np.zeros((J, 3))
     for j in range(J):
         x, rewards_above_floor = data.x[j][data.trained[j]], data.y[j][data.trained[j]] - floor
@@ -156,9 +155,8 @@ def _update_scales(packed: PackedSweep, state: HierarchicalState, scales: Scales
     u_sd, second_moment = scales.u_sd.copy(), state.u**2 + np.diag(u_covariance)
     for i, prior_sd in enumerate(PRIOR_STEP_SD):
         in_group = packed.prior.sd_group == i
-        u_sd[in_group] = np.sqrt(
-            (PRIOR_WEIGHT * prior_sd**2 + second_moment[in_group].sum()) / (PRIOR_WEIGHT + in_group.sum())
-        )
+        squares = PRIOR_WEIGHT * prior_sd**2 + second_moment[in_group].sum()
+        u_sd[in_group] = np.sqrt(squares / (PRIOR_WEIGHT + in_group.sum()))
     return replace(scales, tau=tau, u_sd=u_sd)
 
 
