@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from isojax.core.nouns import Interval
 from isojax.scaling.curve_file import fit_with_trial
 from isojax.scaling.curves.single_run import RunPoints, RunPosterior
 from isojax.scaling.intervals import LEVEL
@@ -48,7 +49,7 @@ class WatchedRun:
     measured: float  # the newest evaluation
     rollouts_left: float
     forecast: float | None
-    interval: tuple[float, float] | None
+    interval: Interval | None
     advice: Advice
     reason: str
     looks: tuple[Look, ...]
@@ -97,14 +98,12 @@ class RunWatch:
             next_look=next_look,
         )
 
-    def _advise(
-        self, left: float, interval: tuple[float, float] | None, looks_agree: bool, last: Look | None
-    ) -> tuple[Advice, str]:
+    def _advise(self, left: float, interval: Interval | None, agree: bool, last: Look | None) -> tuple[Advice, str]:
         if left == 0:
             return "stop", "the run has reached its end"
         if interval is None or last is None:
             return "go on", "it is too early for a forecast, or there are too few evaluations"
-        if not looks_agree:
+        if not agree:
             return "go on", "the forecasts contradict each other: the run has another form than the curve"
         if self.goal is not None and interval[1] < self.goal:
             return "stop", f"the end is below the goal of {self.goal:g}"
@@ -126,7 +125,7 @@ def make_look(C: FloatArray, R: FloatArray, C_end: float) -> Look:
     return Look(float(C[-1]), len(C), middle, low, high, float(np.median(now)))
 
 
-def intersect_looks(looks: Sequence[Look]) -> tuple[tuple[float, float] | None, bool]:
+def intersect_looks(looks: Sequence[Look]) -> tuple[Interval | None, bool]:
     """(what all looks hold, True); the newest look's interval and False where no value is in all of them."""
     if not looks:
         return None, True
