@@ -15,7 +15,7 @@ from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float
 from isojax.scaling.intervals import LEVEL, REPLICATES, SEED, central_band
 from isojax.scaling.law import n_star_law
 from isojax.scaling.law.n_star_law import FORMS, MIN_DISTINCT_N
-from isojax.scaling.result import Law, NStarFit
+from isojax.scaling.result import Law
 from isojax.scaling.tracks import FloatArray
 
 POINT_COLUMNS = ("n", "rollouts")
@@ -75,7 +75,7 @@ def _fit_points(C: FloatArray, n: FloatArray, mode: str) -> dict[str, Any]:
         "n_star": {**asdict(law), "aicc": None, "intervals": None, "no_effect": False, "band": None},
         "rmse": float(np.sqrt(np.mean((n_star_law.log2_n_star(law, C) - log2_n) ** 2))),
         "intervals": None,
-        "flags": list(_law_flags(C, n, law, choice)),
+        "flags": list(_law_flags(C, n, law, None if choice is None else choice.aicc)),
     }
     if choice is not None:
         method = f"case bootstrap: points drawn with replacement, form {law.form} held fixed"
@@ -134,8 +134,8 @@ def describe_mixtures(table: DataTable, settings: Sequence[str], filters: Sequen
             yield f"{mixture}; --where {name}={distinct_values[0]} takes one of them"
 
 
-def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: NStarFit | None) -> Iterator[str]:
-    """The flags of a law fitted to points sorted by C; choice: None in mode "paper"."""
+def _law_flags(C: FloatArray, n: FloatArray, law: Law, aicc: dict[str, float | None] | None) -> Iterator[str]:
+    """The flags of a law fitted to points sorted by C; aicc: None in mode "paper"."""
     distinct_n, parameter_count = np.unique(n), FORMS[law.form].parameter_count
     if len(distinct_n) == 1:
         text = f"all {len(n)} points have n = {distinct_n[0]:g}: n*(C) is taken as constant"
@@ -147,7 +147,7 @@ def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: NStarFit | None) 
     if law.form == "constant":
         text = f"no form is better supported than a constant, n = {2**law.b:.3g}"
         yield f"{text}: the points do not show n to change with C"
-    unsupported_forms = [] if choice is None else [name for name, score in choice.aicc.items() if score is None]
+    unsupported_forms = [name for name, score in (aicc or {}).items() if score is None]
     if unsupported_forms:
         counts = f"{len(distinct_n)} distinct n, {len(np.unique(C))} distinct C"
         yield f"the points are too few for {' and '.join(unsupported_forms)}: {counts}"
@@ -160,5 +160,5 @@ def _law_flags(C: FloatArray, n: FloatArray, law: Law, choice: NStarFit | None) 
     if n[-1] == n.max():
         text = f"the points end at their largest n ({n.max():g})"
         yield f"{text}: n*(C) levels off there only if larger n were tried too"
-    if choice is not None and len(n) > len(distinct_n):
+    if aicc is not None and len(n) > len(distinct_n):
         yield ("AICc and intervals take points as independent; those of one n share runs, so both may be too confident")
