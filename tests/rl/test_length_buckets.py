@@ -4,6 +4,7 @@ microbatches.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -69,7 +70,7 @@ def test_order_and_choices_by_hand() -> None:
     row = sort_by_length(length, part, jnp.int32(4), 1, 8)
     assert row.tolist() == [2, 3, 1, 0, 5, 4, 6, 7]
     widths = (2, 4, 8)
-    shapes = make_sampler_shapes([(3, 4)], 1, 6, 2, P, 8)
+    shapes = SamplerShapes([(3, 4)], 1, 6, 2, P, 8)
     first_block = microbatch_buckets(length[row], block(0, 4), shapes, widths).tolist()
     assert first_block[:2] == [2, 1]  # 8, 5 and 3, 2
     second_block = microbatch_buckets(length[row], block(4, 6), replace(shapes, microbatch=1), widths).tolist()
