@@ -32,12 +32,11 @@ from isojax.models.hf import hf_load
 from isojax.models.transformer import Decoder, Params
 from isojax.sampling.batch import LABEL_STREAM
 from isojax.tasks.problem_selection import ProblemSelection, best_constant, select_problems
-from isojax.tasks.protocol import TokenizedProblems
 from isojax.tasks.task import build_device_task, is_on_device
 from isojax.tasks.verifiers import verifier_files
 from isojax.train.checkpoint import CHECKSUM_KEY, json_checksum
 from isojax.train.demonstrations import train_base_policy
-from isojax.train.evaluate import VALIDATION_SET, Evaluator
+from isojax.train.evaluate import VALIDATION_SET
 from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
 
@@ -76,22 +75,6 @@ def _damaged(folder: Path, name: str) -> InputError:
     return InputError(f"{problem}; or remove {folder}, which is made again, and the cells that began from it.")
 
 
-@dataclass(frozen=True)
-class PolicyLabeller:
-    evaluator: Evaluator
-    params: Params
-    problem_set: TokenizedProblems
-    seed: int
-
-    def sum_rewards(self, problem_indices: Sequence[int], repeats: int) -> Sequence[float]:
-        """The sums over `repeats` x `samples_per_problem` rollouts, whose draws belong to their problem."""
-        block = self.problem_set.select(problem_indices)
-        counts = self.evaluator.evaluate(
-            self.params, block, seed=self.seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
-        )
-        return counts.reward_sums.tolist()
-
-
 def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Problem]) -> str:
     """16 hex digits that name what labels depend on: the policy, the problems, and how rollouts are made and judged."""
     sections = {"task", "model", "base", "prompt", "verifier", "sampling"}
@@ -112,13 +95,15 @@ def label_problems(
     label_key: str,
     problems: Sequence[Problem],
     attempts: int,
-    labeller: PolicyLabeller,
+    programs: SweepPrograms,
+    params: Params,
     on_progress: ProgressCallback,
     replaces_others: bool = False,
 ) -> list[Problem]:
-    """The problems with the base policy's sums of rewards over at least `attempts`; `path` holds those done, and what
-    it holds of other settings or problems is made again where `replaces_others`, else an InputError."""
-    evaluator = labeller.evaluator
+    """The problems with the base policy's sums of rewards over at least `attempts`, whose draws belong to their
+    problem; `path` holds those done, and what it holds of other settings or problems is made again where
+    `replaces_others`, else an InputError."""
+    evaluator, problem_set, seed = programs.labeller, programs.tokenize(problems), programs.cell_config.data.seed
     repeats = -(-attempts // evaluator.samples_per_problem)
     attempts = repeats * evaluator.samples_per_problem
     solved_by_id = multiprocess.run_on_primary(lambda: read_labels(path, label_key, attempts, replaces_others))
@@ -127,8 +112,10 @@ def label_problems(
         labelled = len(problems) - (len(unlabelled) - start)
         on_progress(f"labelled {labelled:,} of {len(problems):,} problems by avg@{attempts}", labelled / len(problems))
         block = unlabelled[start : start + evaluator.problems_per_call]
-        sums = zip(block, labeller.sum_rewards(block, repeats), strict=True)
-        newly_solved = {problems[i].id: reward_sum for i, reward_sum in sums}
+        counts = evaluator.evaluate(
+            params, problem_set.select(block), seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
+        )
+        newly_solved = {problems[i].id: solved for i, solved in zip(block, counts.reward_sums.tolist(), strict=True)}
         solved_by_id |= newly_solved
         if multiprocess.is_primary():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,14 +181,11 @@ def prepare_base_policy(
         multiprocess.barrier("the base policy is there")
 
         def label(problems: list[Problem]) -> list[Problem]:
-            labels_path, label_key = folder / LABELS_FILE, compute_label_key(cell, fingerprint, problems)
+            path, key = folder / LABELS_FILE, compute_label_key(cell, fingerprint, problems)
             base_params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder.base, programs.mesh)
-            params = programs.initial_params(base_params)
+            params, attempts = programs.initial_params(base_params), cell.data.attempts
             programs.labeller.compile()
-            labeller = PolicyLabeller(programs.labeller, params, programs.tokenize(problems), cell.data.seed)
-            return label_problems(
-                labels_path, label_key, problems, cell.data.attempts, labeller, on_progress, replaces_others=True
-            )
+            return label_problems(path, key, problems, attempts, programs, params, on_progress, replaces_others=True)
 
         selection = select_problems(cell, task, label)
         if multiprocess.is_primary():

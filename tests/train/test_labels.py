@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from isojax.core.config import CellConfig, DataConfig, PromptConfig, RLConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.train.base_policy import PolicyLabeller, compute_label_key, label_problems
+from isojax.train.base_policy import compute_label_key, label_problems
 
 PROBLEMS = [Problem(7 * i, f"p{i}", str(i)) for i in range(20)]
 
 
-class FakeLabeller(PolicyLabeller):
-    """A labeller that solves problem i in i mod 5 of 4 rollouts, 6 problems per call, and remembers what it was
+class FakeLabeller:
+    """Programs whose labeller solves problem i in i mod 5 of 4 rollouts, 6 problems per call, and remembers what it was
     asked.
     """
 
-    evaluator: Any = SimpleNamespace(problems_per_call=6, samples_per_problem=4)
+    problems_per_call, samples_per_problem = 6, 4
+    cell_config = CellConfig(task="addition")
 
     def __init__(self) -> None:
-        object.__setattr__(self, "asked", [])
+        self.labeller, self.asked = self, list[int]()
 
-    def sum_rewards(self, problem_indices: Sequence[int], repeats: int) -> Sequence[int]:
-        ids = [PROBLEMS[i].id for i in problem_indices]
+    def tokenize(self, problems: list[Problem]) -> SimpleNamespace:
+        return SimpleNamespace(select=lambda indices: [problems[i].id for i in indices])
+
+    def evaluate(self, params: None, ids: list[int], seed: int, evaluation: int, repeats: int, **_: int) -> Any:
         self.asked += ids
-        return [repeats * (i % 5) for i in ids]
+        return SimpleNamespace(reward_sums=np.array([repeats * (i % 5) for i in ids]))
 
 
-def label(path: Path, labeller: FakeLabeller, key: str = "key", attempts: int = 7) -> list[Problem]:
-    return label_problems(path, key, PROBLEMS, attempts, labeller, lambda text, done: None)
+def label(path: Path, programs: Any, key: str = "key", attempts: int = 7) -> list[Problem]:
+    return label_problems(path, key, PROBLEMS, attempts, programs, {}, lambda text, done: None)
 
 
 def test_a_label_for_each_problem_by_whole_evaluations(tmp_path: Path) -> None:

@@ -59,18 +59,25 @@ def launch(
         _run_sweep(config, resume, dry_run, process_group, not no_report)
 
 
-def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup, with_report: bool) -> None:
-    """The cells, the fit, the report. What ran is fitted and reported where some cells failed, too."""
+def run_cells(
+    config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup
+) -> tuple[Path | None, RunFailed | None]:
+    """Run the cells, here or on a Ray cluster; the sweep's folder (None where another process writes to it), and the
+    error that names the cells that failed, if any."""
     on_ray = config.run.ray is not None
     runner = importlib.import_module("isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner")
-    run_failure: RunFailed | None = None
     try:
-        sweep_dir: Path | None = runner.launch(config, resume, dry_run, process_group)
+        return runner.launch(config, resume, dry_run, process_group), None
     except RunFailed as e:
         if process_group.is_multi_process:
             raise
-        run_failure, sweep_dir = e, working_folder(config.run.dir, config.name)
-    if dry_run and on_ray:  # the driver of a run never imports jax
+        return working_folder(config.run.dir, config.name), e
+
+
+def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup, with_report: bool) -> None:
+    """The cells, the fit, the report. What ran is fitted and reported where some cells failed, too."""
+    sweep_dir, run_failure = run_cells(config, resume, dry_run, process_group)
+    if dry_run and config.run.ray is not None:  # the driver of a run never imports jax
         print_line(importlib.import_module("isojax.rl.algorithm").describe_algorithm(config.cell.rl))
     if dry_run or sweep_dir is None:
         return

@@ -20,16 +20,9 @@ from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
 from isojax.core.tabular import parse_number
+from isojax.report import wording
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import (
-    describe_advice,
-    describe_time,
-    format_hours,
-    format_percent,
-    format_range,
-    format_reward,
-    join_commas,
-)
+from isojax.report.wording import format_hours, format_percent, format_range, format_reward, join_commas
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE, TimeBudget
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences
@@ -92,7 +85,7 @@ def recommend(
         return
     console = SafeConsole()
     print_recommendation(console, recommendation, amount if isinstance(amount, int) else budget, fit.reward_name)
-    if sentence := describe_time(recommendation, price):
+    if sentence := wording.describe_time(recommendation, price):
         console.print(f"  {sentence}")
     print_notes(console, flag_sentences(fit.health))
     for number, path in enumerate(written):
@@ -204,7 +197,7 @@ def print_recommendation(
         console.print(_measured_cells_table(recommendation))
         if batch_table := _batch_table(recommendation):
             console.print(batch_table)
-    for sentence in (*recommendation.reasons, *describe_advice(recommendation)):
+    for sentence in (*recommendation.reasons, *wording.describe_advice(recommendation)):
         console.print(f"  {escape(sentence)}")
     for warning in recommendation.further_warnings:
         console.print(f"  [yellow]warning:[/yellow] {escape(warning)}")

@@ -4,12 +4,12 @@ import importlib
 import math
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from isojax.cli import options
+from isojax.cli.commands.launch_command import run_cells
 from isojax.cli.commands.recommend_command import parse_budget
 from isojax.cli.formatting import print_line
 from isojax.core.atomic_files import write_text
@@ -127,19 +127,11 @@ def _describe_pilots(config: Config) -> None:
 
 
 def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup) -> None:
-    on_ray = config.run.ray is not None
-    runner = importlib.import_module("isojax.launch.ray.ray_driver" if on_ray else "isojax.launch.local.local_runner")
-    run_failure: RunFailed | None = None
-    try:
-        folder: Path | None = runner.launch(config, resume, dry_run, process_group)
-    except RunFailed as e:  # of a pilot, maybe, and the others spent the budget
-        if process_group.is_multi_process:
-            raise
-        run_failure, folder = e, working_folder(config.run.dir, config.name)
+    folder, run_failure = run_cells(config, resume, dry_run, process_group)
     if dry_run or folder is None:
         return
     spending, runs = read_spending(folder), [run for run in read_runs([folder], warn) if run.points]
-    if spending is None or not runs or (run_failure and not spending.is_ended):
+    if spending is None or not runs or (run_failure and not spending.is_ended):  # of pilots, one may fail
         raise run_failure or RunFailed(f"{folder} has no run to report")
     page = importlib.import_module("isojax.report.page.spend_page")
     write_text(folder / PAGE_FILE, page.render_spending(folder, spending, runs))

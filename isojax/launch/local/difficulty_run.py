@@ -28,7 +28,7 @@ from isojax.runs.storage import exclusive_lock
 from isojax.tasks.problem_selection import drop_long_prompts
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
 from isojax.tasks.task import Task, is_on_device
-from isojax.train.base_policy import BasePolicy, PolicyLabeller, compute_label_key, label_problems
+from isojax.train.base_policy import BasePolicy, compute_label_key, label_problems
 from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
 
@@ -93,8 +93,8 @@ def _label_with_model(
     config: Config, task: Task, folder: Path, extremely_hard: bool, on_progress: ProgressCallback
 ) -> tuple[list[Problem], list[Problem]]:
     """(the problems labelled by `attempts`; those unsolved in 128 attempts, labelled by these)."""
-    cell, seed = config.cell, config.cell.data.seed
-    candidates = task.problems(cell.data.candidates, np.random.default_rng([seed, 0]))
+    cell = config.cell
+    candidates = task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))
     notes: list[str] = []
     problems = drop_long_prompts(cell, task, candidates, "problems", notes)
     for note in notes:
@@ -117,8 +117,7 @@ def _label_with_model(
     label_key = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 
     def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
-        labeller = PolicyLabeller(programs.labeller, params, programs.tokenize(problem_subset), seed)
-        return label_problems(folder / file_name, label_key, problem_subset, attempts, labeller, on_progress)
+        return label_problems(folder / file_name, label_key, problem_subset, attempts, programs, params, on_progress)
 
     labelled = label_subset(LABELS_FILE, problems, cell.data.attempts)
     unsolved = [p for p in labelled if not p.solved]
