@@ -137,7 +137,7 @@ def read_config(
     option_overrides = [f"{key}={value}" for key, value in options.items() if value is not None]
     config = load_config(configs, [*overrides, *option_overrides])
     if config.sweep.schedules:  # they may need a fit, which takes a while to import
-        config = importlib.import_module("isojax.launch.fitted_schedule").resolve_schedules(config)
+        config = importlib.import_module("isojax.launch.strategy").resolve_schedules(config)
     config_folders = [str(find_config(name).resolve().parent) for name in reversed(configs)]
     folders = list(dict.fromkeys([*config_folders, *config.run.plugin_folders]))
     registry.set_plugin_folders(folders)

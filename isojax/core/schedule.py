@@ -3,7 +3,7 @@
     32x4, 32x8 from 5000, 32x16 from 15000    these stages, B_p x n
     32x2 to 32x32 as C^0.5 from 2000          n, or B_p, doubles at C = 2000 and whenever C^0.5 has doubled again
     32x2 to 32x32 by gradient                 n follows the gradient's signal (train/growth.py)
-    n*(2C) of runs/quickstart at B_p=32       the best fixed n at 2 C in a sweep's fit (launch/fitted_schedule.py)
+    n*(2C) of runs/quickstart at B_p=32       the best fixed n at 2 C in a sweep's fit (launch/strategy.py)
 
 A stage begins with the first update after its C is reached."""
 

@@ -1,4 +1,5 @@
-"""In which order a sweep's rollouts are spent: all cells to the budget, or where n*(C) is least certain."""
+"""In which order a sweep's rollouts are spent: all cells to the budget, or where n*(C) is least certain; and schedules
+that a config takes from the fit of a sweep, made explicit before anything runs."""
 
 import json
 import math
@@ -15,7 +16,7 @@ from isojax.core.config import Config, EvalConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import failed_plugin
-from isojax.core.schedule import Stage
+from isojax.core.schedule import FittedSchedule, Stage, parse_schedule, schedule_text
 from isojax.core.terminal import warn
 from isojax.launch.display import print_line
 from isojax.launch.planner import plan_cells
@@ -23,7 +24,10 @@ from isojax.launch.spend_rounds import legs_to_train, spend_policy
 from isojax.launch.sweep_status import SUMMARY_FILE
 from isojax.runs.ledger import latest_point, read_run
 from isojax.scaling.adaptive import AdaptivePolicy
+from isojax.scaling.allocate.curve_ensemble import load_rollout_ensemble
+from isojax.scaling.allocate.growing_n import best_n_stages
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
+from isojax.scaling.result import read_fit_file
 from isojax.tasks.verifiers import describe_exception
 
 
@@ -68,6 +72,25 @@ def training_rounds(
         f"frontier: {summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid, "
         f"{summary['saved']:.0%} saved ({folder / SUMMARY_FILE})"
     )
+
+
+def resolve_schedules(config: Config) -> Config:
+    """The config with n*(a C) of a fit as stages; the folder of a run keeps them, whatever becomes of the fit."""
+    sweep = config.sweep
+    schedules = {name: _resolve_schedule(name, text, sweep.budget) for name, text in sweep.schedules.items()}
+    return config.with_settings(sweep={"schedules": schedules})
+
+
+def _resolve_schedule(name: str, text: str, budget: int) -> str:
+    schedule = parse_schedule(text)
+    if not isinstance(schedule, FittedSchedule):
+        return text
+    path = Path(schedule.run)
+    try:
+        ensemble = load_rollout_ensemble(read_fit_file(path / "fit.json" if path.is_dir() else path))
+        return schedule_text(best_n_stages(ensemble, schedule.B_p, schedule.ahead, float(budget)))
+    except InputError as e:
+        raise InputError(f"sweep.schedules.{name}: {e} The config.yaml of a run that has begun has its stages.") from e
 
 
 def check(config: Config, cells: Sequence[Cell]) -> None:

@@ -17,9 +17,9 @@ from isojax.core.config import load_config, save_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, Leg, RunRecord, Spending
 from isojax.core.schedule import Stage
-from isojax.launch.fitted_schedule import _resolve
 from isojax.launch.planner import plan_cells
 from isojax.launch.spend_rounds import spend_policy
+from isojax.launch.strategy import resolve_schedules
 from isojax.runs.ledger import write_run
 from isojax.runs.spend_file import write_spending
 from isojax.scaling.curves.hill import curve_value
@@ -275,5 +275,6 @@ def test_a_fit_of_tokens_says_nothing_of_a_run_in_rollouts(isojax: Command, tmp_
     path.write_text(altered(document(), compute="tokens").model_dump_json())
     code, out, err = isojax(*WATCH, "--sweep", path)
     assert (code, out) == (2, "") and "a fit in tokens; expected compute 'rollouts'" in err
+    schedules = {"grow": f"n*(2C) of {path} at B_p=16"}
     with pytest.raises(InputError, match=r"sweep.schedules.grow: a fit in tokens"):
-        _resolve("grow", f"n*(2C) of {path} at B_p=16", 10_000)
+        resolve_schedules(load_config("quickstart").with_settings(sweep={"schedules": schedules}))
