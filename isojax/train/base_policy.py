@@ -218,8 +218,7 @@ def _save_problems(
         "checkpoint": fingerprint, "text_files": text_fingerprint(model), "source": source, "notes": selection.notes,
         "best_constant": constant, "checksums": checksums,
     }  # fmt: skip
-    about_text = json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1)
-    write_text(folder / ABOUT_FILE, about_text + "\n")
+    write_text(folder / ABOUT_FILE, json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1) + "\n")
     write_text(folder / PROBLEMS_FILE, problems_text)
 
 

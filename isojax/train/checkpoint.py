@@ -98,13 +98,16 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            self.close()
+            self.wait()
         except RunFailed:
             if kind is None or issubclass(kind, Preempted):  # otherwise the error that ended the run is the one raised
                 raise
+        finally:
+            with ORBAX_LOCK, suppress(Exception):  # it raises the same again
+                self._manager.close()
 
     def save(self, state: TrainState, cursor: RunCursor, pending_rollouts: Any = None) -> None:
-        """Saves in the background, unless there is a checkpoint after as many updates; `close` waits for it.
+        """Saves in the background, unless there is a checkpoint after as many updates; `wait` waits for it.
         pending_rollouts: arrays of rollouts in progress."""
         trees = {"state": state_trees(state)} | ({} if pending_rollouts is None else {"pending": pending_rollouts})
         host_data = asdict(cursor) | {"checksums": array_checksums(trees)}
@@ -162,14 +165,6 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         with self._writing():
             self._manager.wait_until_finished()
         self._wait_for_upload()
-
-    def close(self) -> None:
-        """Waits until all is written, and closes."""
-        try:
-            self.wait()
-        finally:
-            with ORBAX_LOCK, suppress(Exception):  # it raises the same again
-                self._manager.close()
 
     def _wait_for_upload(self) -> None:
         upload, self._upload = self._upload, None

@@ -147,9 +147,8 @@ def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
     """What an evaluation needs of the rollouts 0 .. B-1 of a call, in addition to their rewards."""
     rows = batch.row_index(B, rollouts.tokens.shape[0])
     stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
-    first_responses = batch.response_tokens(rollouts, B)[::n]
     interrupted, turns = int((mask.sum(-1) < lengths).sum()), int(batch.count_turns(mask).sum())
-    return CallSamples(first_responses, ended=stopped, interrupted=interrupted, turns=turns)
+    return CallSamples(batch.response_tokens(rollouts, B)[::n], ended=stopped, interrupted=interrupted, turns=turns)
 
 
 def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:

@@ -35,35 +35,30 @@ def check(got: TrainState, like: TrainState, expected: TrainState) -> None:
 
 
 def test_nothing_saved(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoint")
-    assert checkpoints.restore(some_state("auto", 0)) is None
-    checkpoints.close()
+    with Checkpoints(tmp_path / "checkpoint") as checkpoints:
+        assert checkpoints.restore(some_state("auto", 0)) is None
 
 
 @pytest.mark.parametrize("axes", [MESHES[0], MESHES[1], "auto"])
 def test_back_bit_for_bit(tmp_path: Path, axes: str) -> None:
     """Saved on data=4,tensor=2."""
     saved, position = some_state(MESHES[0], 1), RunCursor(M=70, evaluation=9, tokens=123_456_789_012)
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(saved, position)
-    checkpoints.close()
-    again = Checkpoints(tmp_path)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(saved, position)
     like = some_state(axes, 2)
-    restored = again.restore(like)
-    again.close()
+    with Checkpoints(tmp_path) as again:
+        restored = again.restore(like)
     assert restored is not None and restored[1] == position
     check(restored[0], like, saved)
 
 
 def test_the_newest_of_several(tmp_path: Path) -> None:
-    checkpoints = Checkpoints(tmp_path)
     states = [some_state("auto", seed) for seed in range(3)]
-    for i, state in enumerate(states):
-        checkpoints.save(state, RunCursor(10 * i, i, 100 * i))
-    checkpoints.close()
-    again = Checkpoints(tmp_path)
-    restored = again.restore(states[0])
-    again.close()
+    with Checkpoints(tmp_path) as checkpoints:
+        for i, state in enumerate(states):
+            checkpoints.save(state, RunCursor(10 * i, i, 100 * i))
+    with Checkpoints(tmp_path) as again:
+        restored = again.restore(states[0])
     assert restored is not None and restored[1] == RunCursor(20, 2, 200)
     check(restored[0], states[0], states[2])
 
@@ -180,17 +175,15 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
 
 def test_saving_waits_for_no_later_change(tmp_path: Path) -> None:
     """The run goes on, and gives the saved buffers away, while they are being written."""
-    checkpoints = Checkpoints(tmp_path)
     state = some_state("auto", 3)
     remaining = jax.device_get(state)
     remaining = jax.tree.map(np.copy, remaining)
-    checkpoints.save(state, RunCursor(1, 1, 1))
-    jax.block_until_ready(jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 1, s), donate_argnums=0)(state))
-    checkpoints.close()
-    again = Checkpoints(tmp_path)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(state, RunCursor(1, 1, 1))
+        jax.block_until_ready(jax.jit(lambda s: jax.tree.map(lambda x: x * 0 + 1, s), donate_argnums=0)(state))
     like = some_state("auto", 4)
-    restored = again.restore(like)
-    again.close()
+    with Checkpoints(tmp_path) as again:
+        restored = again.restore(like)
     assert restored is not None
     check(restored[0], like, remaining)
 

@@ -59,8 +59,7 @@ def import_model(
     if from_hub:
         importlib.import_module("isojax.models.hf.hub_download").import_from_hub(source, revision, folder)
     else:
-        importer = importlib.import_module("isojax.models.smollm2")
-        importer.import_smollm2(None if smollm2 else Path(source), folder)
+        importlib.import_module("isojax.models.smollm2").import_smollm2(None if smollm2 else Path(source), folder)
     size = format_bytes(sum(file.stat().st_size for file in folder.iterdir()))
     print_line(f"model: {folder} ({size}); use it by cell.model.path={folder}")
 

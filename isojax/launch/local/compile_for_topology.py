@@ -32,7 +32,7 @@ from isojax.models.hf import hf_load
 from isojax.report.console import TextTable
 from isojax.rl import algorithm
 from isojax.tasks.protocol import StopConditions
-from isojax.tasks.task import Task, build_device_task, build_task
+from isojax.tasks.task import build_device_task, build_task
 from isojax.tasks.turns import describe_turns, find_reply
 from isojax.train.programs import SweepPrograms
 
@@ -83,13 +83,12 @@ def program_peak(function: Any, arguments: tuple[Any, ...]) -> int:
 
 
 def build_abstract_programs(
-    cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Task | AbstractTask
+    cell: CellConfig, sweep: SweepConfig, pairs: Sequence[tuple[int, int]], mesh: Mesh, task: Any
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """The jitted functions of a sweep that take the most memory, and their arguments' shapes, by name: `train` where
-    the device verifies; else `weights` of the sampler, `decode`, its chunk, and `learn`. `pairs`: every (B_p, n)."""
-    synchronous: Any = cell.with_settings(rl={"max_staleness": None})
-    any_task: Any = task
-    programs = SweepPrograms(synchronous, sweep, pairs, mesh, any_task)
+    the device verifies; else `weights` of the sampler, `decode`, its chunk, and `learn`. `pairs`: every (B_p, n).
+    `task`: a Task or an AbstractTask."""
+    programs = SweepPrograms(cell.with_settings(rl={"max_staleness": None}), sweep, pairs, mesh, task)
     rollouts: Any = programs.rollout_programs
     main_programs = rollouts.main_programs(programs.update_shapes(ASSUMED_TRAINING_PROBLEMS))
     return {name: (program.jitted, arguments) for name, (program, arguments) in main_programs.items()}
