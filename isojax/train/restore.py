@@ -1,6 +1,6 @@
 """A cell's state at its start: from its newest usable checkpoint, or from the base policy."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -8,7 +8,7 @@ from itertools import groupby
 import jax
 import numpy as np
 
-from isojax.core.nouns import Cell
+from isojax.core.nouns import Cell, Problem
 from isojax.core.terminal import warn
 from isojax.distributed.sharding import replicated
 from isojax.models.lora import policy_params
@@ -23,6 +23,7 @@ from isojax.train.programs import SweepPrograms
 
 # Epochs are numbered from here on where a schedule has changed B_p, so that none has an earlier one's order.
 EPOCHS_PER_SIZE = 2**20
+ProblemTables = tuple[ProblemArrays, ProblemArrays]  # of the host, and of the devices
 
 
 @dataclass
@@ -42,7 +43,8 @@ class OpenCell:
     def switch(self, cursor: RunCursor) -> None:
         """Go on with the B_p and n that the schedule has from here on; no rollout is in progress."""
         self.rollout_source.close()
-        self.problems = schedule_problems(self.problems, self.cell, cursor)
+        problems, tables = self.problems.problems, (self.problems.host_table, self.problems.problem_table)
+        self.problems = schedule_problems(self.programs, problems, tables, self.cell, cursor)
         self.rollout_source = self.programs.open_rollouts(self.problems)
 
 
@@ -57,6 +59,8 @@ def open_cell(
     """The cell's state, with all programs compiled; its RolloutSource ends with the context. A checkpoint after an
     evaluation that the ledger lacks (`is_recorded`) is of no use."""
     programs.compile(len(base_policy.training))
+    host_table = ProblemArrays(*programs.tokenize(base_policy.training).arrays)
+    tables = host_table, jax.device_put(host_table, replicated(programs.mesh))
     restored = None
     while restored is None:
         state, cursor, base_params = _restore_state(programs, base_policy, checkpoints, is_recorded)
@@ -64,7 +68,7 @@ def open_cell(
             warn(f"{cell.name}: rollouts in progress, of another mesh or grid, are sampled again")
             cursor = replace(cursor, pending=None)
         cell_so_far = cell if cursor.growth is None else cell.with_stages(cursor.growth["stages"])
-        problems = open_problems(programs, base_policy, cell_so_far, cursor)
+        problems = schedule_problems(programs, base_policy.training, tables, cell_so_far, cursor)
         source = programs.open_rollouts(problems)
         restored = OpenCell(programs, cell_so_far, state, cursor, base_params, problems, source)
         if cursor.pending is not None:
@@ -106,34 +110,22 @@ def _restore_state(
     return state, cursor, programs.frozen_params(base_params) if reads_base else {}
 
 
-def open_problems(programs: SweepPrograms, base_policy: BasePolicy, cell: Cell, cursor: RunCursor) -> CellProblems:
-    """The problems of a cell, and which of them the next batches have."""
-    host_table = ProblemArrays(*programs.tokenize(base_policy.training).arrays)
-    drop_above = programs.cell_config.rl.no_positive_resampling
-    problems = CellProblems(
-        cell=cell,
-        problems=base_policy.training,
-        host_table=host_table,
-        problem_table=jax.device_put(host_table, replicated(programs.mesh)),
-        problem_order=EpochOrder(len(base_policy.training), cell.B_p, cell.seed, drop_above=drop_above),
-        first_update=cursor.M,
-    )
-    return schedule_problems(problems, cell, cursor)
-
-
-def schedule_problems(problems: CellProblems, cell: Cell, cursor: RunCursor) -> CellProblems:
-    """The same problems with the B_p and n after so many updates, and their order. A new B_p begins a new epoch."""
+def schedule_problems(
+    programs: SweepPrograms, problems: Sequence[Problem], tables: ProblemTables, cell: Cell, cursor: RunCursor
+) -> CellProblems:
+    """The problems of a cell, with the B_p and n after so many updates, and which of them the next batches have. A new
+    B_p begins a new epoch."""
     span = cell.span_at(cursor.M)
     spans_by_B_p = [list(spans) for _, spans in groupby(cell.spans[: cell.spans.index(span) + 1], lambda s: s.B_p)]
     order = EpochOrder(
-        len(problems.problems),
+        len(problems),
         span.B_p,
         cell.seed,
         first_update=cursor.M - spans_by_B_p[-1][0].M,
         first_epoch=EPOCHS_PER_SIZE * (len(spans_by_B_p) - 1),
-        drop_above=problems.problem_order.drop_above,
+        drop_above=programs.cell_config.rl.no_positive_resampling,
         saved_state=cursor.order,
         batches_drawn=cursor.pending["next_batch"] - cursor.M if cursor.pending else 0,
     )
     span_cell, end_update = Cell(span.B_p, span.n, cell.seed), cell.next_switch(cursor.M)
-    return replace(problems, cell=span_cell, problem_order=order, first_update=cursor.M, end_update=end_update)
+    return CellProblems(span_cell, problems, *tables, order, first_update=cursor.M, end_update=end_update)
