@@ -43,22 +43,24 @@ def _cells_of_one_seed(sweep: SweepConfig) -> list[Cell]:
         if is_missing or len(set(values)) < len(values):
             raise InputError(f"sweep.{name}: given {list(values)}, expected at least one value, and each of them once.")
     if sweep.strategy == "spend":
-        return [Cell(sweep.B_p[0], n, 0, f"from-n{n}", (Stage(0, sweep.B_p[0], n),)) for n in sorted(sweep.n)]
-    kinds = len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)
-    if (cells := kinds * sweep.seeds) > MAX_CELLS:
-        raise InputError(f"sweep: B_p, n and seeds make {cells:,} runs, expected at most {MAX_CELLS:,}; take fewer.")
-    grid = [Cell(B_p, n, 0) for B_p, n in product(sweep.B_p, sweep.n) if B_p * n <= sweep.B_max]
-    lost_pairs = [(B_p, min(sweep.n)) for B_p in sweep.B_p if B_p not in {cell.B_p for cell in grid}]
-    lost_pairs += [(min(sweep.B_p), n) for n in sweep.n if n not in {cell.n for cell in grid}]
-    _refuse_over_limit(sweep, lost_pairs)
-    return grid + [_scheduled_cell(name, text) for name, text in sweep.schedules.items()]
+        cells = [Cell(sweep.B_p[0], n, 0, f"from-n{n}", (Stage(0, sweep.B_p[0], n),)) for n in sorted(sweep.n)]
+    else:
+        kinds = len(sweep.B_p) * len(sweep.n) + len(sweep.schedules)
+        if (runs := kinds * sweep.seeds) > MAX_CELLS:
+            raise InputError(f"sweep: B_p, n and seeds make {runs:,} runs, expected at most {MAX_CELLS:,}; take fewer.")
+        smallest_pairs = [(B_p, min(sweep.n)) for B_p in sweep.B_p] + [(min(sweep.B_p), n) for n in sweep.n]
+        _refuse_over_limit(sweep, smallest_pairs)
+        cells = [Cell(B_p, n, 0) for B_p, n in product(sweep.B_p, sweep.n) if B_p * n <= sweep.B_max]
+        cells += [_scheduled_cell(name, text) for name, text in sweep.schedules.items()]
+    _refuse_over_limit(sweep, [pair for cell in cells for pair in cell.pairs])
+    return cells
 
 
 def _refuse_over_limit(sweep: SweepConfig, pairs: list[tuple[int, int]]) -> None:
     """InputError for values of B_p and n, or stages of schedules, of which sweep.B_max leaves nothing."""
-    if pairs:
-        pairs_text = ", ".join(f"{B_p} x {n} = {B_p * n}" for B_p, n in dict.fromkeys(pairs))
-        raise InputError(f"B_p x n is over sweep.B_max = {sweep.B_max}: {pairs_text}; raise it or take smaller values.")
+    if over := [f"{B_p} x {n} = {B_p * n}" for B_p, n in dict.fromkeys(pairs) if B_p * n > sweep.B_max]:
+        problem = f"B_p x n is over sweep.B_max = {sweep.B_max}: {', '.join(over)}"
+        raise InputError(f"{problem}; raise it or take smaller values.")
 
 
 def _scheduled_cell(name: str, text: str) -> Cell:
@@ -70,22 +72,15 @@ def _scheduled_cell(name: str, text: str) -> Cell:
     return Cell(schedule[0].B_p, schedule[0].n, 0, name, schedule)
 
 
-def _valid_pairs(sweep: SweepConfig) -> list[tuple[int, int]]:
-    pairs = list(dict.fromkeys(pair for cell in _cells_of_one_seed(sweep) for pair in cell.pairs))
-    _refuse_over_limit(sweep, [(B_p, n) for B_p, n in pairs if B_p * n > sweep.B_max])
-    return pairs
-
-
 def plan_cells(sweep: SweepConfig) -> list[Cell]:
     """The cells of a sweep, longest first; InputError where the grid contradicts itself, B_max or the budget."""
-    pairs = _valid_pairs(sweep)
-    B_p, n = max(pairs, key=lambda pair: pair[0] * pair[1])
+    one_seed = _cells_of_one_seed(sweep)
+    B_p, n = max((pair for cell in one_seed for pair in cell.pairs), key=lambda pair: pair[0] * pair[1])
     if sweep.budget < B_p * n:
         raise InputError(
             f"sweep.budget: given {sweep.budget}, expected at least one update of the largest cell, "
             f"{B_p} x {n} = {B_p * n} rollouts."
         )
-    one_seed = _cells_of_one_seed(sweep)
     cells = [replace(cell, seed=1000 * sweep.seed + i) for cell in one_seed for i in range(sweep.seeds)]
     return sorted(cells, key=lambda cell: (-cell_cost(cell, sweep.budget), cell))
 
@@ -97,7 +92,7 @@ def resolve_sweep_sizes(sweep: SweepConfig, shards: int, cell: CellConfig) -> Sw
     R is the smallest ceil(B / shards), so that no cell begins with empty slots; g the smallest ceil(B_p / shards); m is
     R, but at most the g n rollouts of a block of prompts, since a microbatch does not reach into the next block.
     """
-    pairs = _valid_pairs(sweep)
+    pairs = {pair for cell in _cells_of_one_seed(sweep) for pair in cell.pairs}
     n = min(n for _, n in pairs)
     g = min(MAX_PREFILL_BATCH, *(math.ceil(B_p / shards) for B_p, _ in pairs))
     shard_rows = min(MAX_SHARD_ROWS, *(math.ceil(B_p * n / shards) for B_p, n in pairs))

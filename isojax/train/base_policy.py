@@ -119,15 +119,11 @@ def label_problems(
         solved_by_id |= newly_solved
         if multiprocess.is_primary():
             path.parent.mkdir(parents=True, exist_ok=True)
-            header = [] if path.exists() and path.stat().st_size else [labels_header(label_key)]
+            header = [] if path.exists() and path.stat().st_size else [json.dumps({"key": label_key})]
             rows = [{"id": i, "solved": solved, "attempts": attempts} for i, solved in newly_solved.items()]
             lines = [*header, *(json.dumps(row | {CHECKSUM_KEY: json_checksum(row)}) for row in rows)]
             append_bytes(path, "".join(line + "\n" for line in lines).encode())
     return [replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems]
-
-
-def labels_header(label_key: str) -> str:
-    return json.dumps({"key": label_key})
 
 
 def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool) -> dict[int, float]:
@@ -138,7 +134,7 @@ def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool
         os.truncate(path, len(complete) + len(newline))
     solved_by_id: dict[int, float] = {}
     lines = complete.splitlines()
-    if lines and lines[0] != labels_header(label_key).encode():
+    if lines and lines[0] != json.dumps({"key": label_key}).encode():
         if not replaces_others:
             raise InputError(f"{path} holds labels of other settings or problems than {label_key}; remove it.")
         warn(f"the labels in {path} are of other settings or problems; they are made again")

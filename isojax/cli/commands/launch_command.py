@@ -56,7 +56,19 @@ def launch(
         importlib.import_module("isojax.launch.local.compile_for_topology").compile_for_topology(config, topology)
         return
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):
-        _run_sweep(config, resume, dry_run, process_group, not no_report)
+        sweep_dir, run_failure = run_cells(config, resume, dry_run, process_group)
+        if dry_run and config.run.ray is not None:  # the driver of a run never imports jax
+            print_line(importlib.import_module("isojax.rl.algorithm").describe_algorithm(config.cell.rl))
+        if dry_run or sweep_dir is None:
+            return
+        try:  # what ran is fitted and reported where some cells failed, too
+            report = importlib.import_module("isojax.cli.commands.report_command")
+            report.fit_and_report(config, sweep_dir, not no_report)
+        except InputError as e:
+            failure = RunFailed(f"the cells are recorded in {sweep_dir}; the fit or report failed: {e}")
+            raise run_failure or failure from e
+        if run_failure is not None:
+            raise run_failure
 
 
 def run_cells(
@@ -72,18 +84,3 @@ def run_cells(
         if process_group.is_multi_process:
             raise
         return working_folder(config.run.dir, config.name), e
-
-
-def _run_sweep(config: Config, resume: bool, dry_run: bool, process_group: ProcessGroup, with_report: bool) -> None:
-    """The cells, the fit, the report. What ran is fitted and reported where some cells failed, too."""
-    sweep_dir, run_failure = run_cells(config, resume, dry_run, process_group)
-    if dry_run and config.run.ray is not None:  # the driver of a run never imports jax
-        print_line(importlib.import_module("isojax.rl.algorithm").describe_algorithm(config.cell.rl))
-    if dry_run or sweep_dir is None:
-        return
-    try:
-        importlib.import_module("isojax.cli.commands.report_command").fit_and_report(config, sweep_dir, with_report)
-    except InputError as e:
-        raise run_failure or RunFailed(f"the cells are recorded in {sweep_dir}; the fit or report failed: {e}") from e
-    if run_failure is not None:
-        raise run_failure

@@ -11,10 +11,9 @@ from typer import Option
 from isojax.cli.formatting import json_text, parse_count, print_line, to_json_value
 from isojax.cli.options import ConfigArguments, DryRunOption, JsonOption, MeshOption, ResumeOption, read_config
 from isojax.core.atomic_files import write_text
-from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch import lr_search as search
-from isojax.launch.lr_search import LaunchSweep, SearchPlan, rate_name, round_rate
+from isojax.launch.lr_search import RateResult, SearchPlan, rate_name, round_rate
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.mirror import working_folder
 
@@ -66,7 +65,14 @@ def lr_search(
         runner.launch(plan.rate_config(config, plan.rates[0]), resume, dry_run=True)
         print_plan(plan, as_json)
         return
-    document = run_plan(plan, config, resume, rates is None, runner.launch)
+    first_folder = Path(plan.folder, rate_name(min(plan.rates)))  # whose base policy all take
+
+    def evaluate(rate: float) -> RateResult:
+        return search.run_rate(plan.rate_config(config, rate), first_folder, resume, runner.launch)
+
+    result = search.search_rates(plan.rates, evaluate, extend=rates is None)
+    document = to_json_value(search.to_json(result, config, plan))
+    write_text(Path(plan.folder, "lr_search.json"), json_text(document) + "\n")
     print_search(document, as_json)
     if document["learning_rate"] is None:
         raise RunFailed(f"every rate is out or failed; what ran is recorded in {plan.folder}")
@@ -82,18 +88,6 @@ def read_rates(text: str) -> list[float]:
     if not numbers or len(rates) < len(numbers):
         raise InputError(f"--rates: given {text!r}, expected distinct numbers above 0 (to three digits), as 1e-4,3e-4.")
     return rates
-
-
-def run_plan(plan: SearchPlan, config: Config, resume: bool, extend: bool, launch: LaunchSweep) -> dict[str, Any]:
-    """Run every rate, each from the base policy of the first; write lr_search.json (returned)."""
-    folder = Path(plan.folder)
-    first_folder = folder / rate_name(min(plan.rates))
-    result = search.search_rates(
-        plan.rates, lambda rate: search.run_rate(plan.rate_config(config, rate), first_folder, resume, launch), extend
-    )
-    document = to_json_value(search.to_json(result, config, plan))
-    write_text(folder / "lr_search.json", json_text(document) + "\n")
-    return document
 
 
 def print_plan(plan: SearchPlan, as_json: bool) -> None:
