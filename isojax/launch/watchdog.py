@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from isojax.core.machine import keep_alive
@@ -37,7 +37,7 @@ TOKEN_VARIABLE = "ISOJAX_WATCHDOG_TOKEN"  # of the environment, which other user
 LOST, BYE, FAILED, NAME, HELLO = "lost", "bye", "failed", "name", "hello"
 
 
-class WatchdogClient:
+class WatchdogClient(AbstractContextManager["WatchdogClient"]):
     def __init__(
         self,
         process_id: int,
@@ -68,11 +68,12 @@ class WatchdogClient:
         if self._watchdog.stdout.readline().strip() == LOST.encode():
             on_peer_lost()
 
-    def close(self, succeeded: bool) -> None:
-        """Report to the watchdog that this process has done its part of the run, or ends by an error."""
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Report to the watchdog that this process has done its part of the run, or ends by an error, of whatever
+        kind: the others must learn of it."""
         assert self._watchdog.stdin is not None
         with suppress(OSError):
-            self._watchdog.stdin.write((BYE if succeeded else FAILED).encode())
+            self._watchdog.stdin.write((BYE if kind is None else FAILED).encode())
             self._watchdog.stdin.close()
         self._watchdog.wait()
 

@@ -57,7 +57,7 @@ class SweepPrograms:
         self.device_count = mesh.size + (sampler_mesh.size if sampler_mesh else 0)
         self.decoder = build_decoder(cell, sweep, task.vocab, mesh.devices.flat[0].platform)
         self.shapes = SamplerShapes(
-            list(pairs),
+            pairs,
             shard_count(mesh),
             slots=sweep.decode_slots,
             microbatch=sweep.microbatch,
@@ -112,8 +112,7 @@ class SweepPrograms:
 
     def update_shapes(self, num_problems: int) -> rollout_source.UpdateShapes:
         """The shapes of what the update reads in addition to a batch."""
-        base_shardings = self.decoder.base.shardings(self.mesh)
-        base_params = shapes_with_shardings(self.decoder.frozen_shapes(), base_shardings)
+        base_params = shapes_with_shardings(self.decoder.frozen_shapes(), self.decoder.base.shardings(self.mesh))
         answer_length = self.shapes.response_length if is_on_device(self.task) else 0
         scalar = replicated(self.mesh)
         return rollout_source.UpdateShapes(

@@ -32,7 +32,7 @@ listener and listener.close()
 print(watch._watchdog.pid, flush=True)
 how = sys.stdin.readline().strip()
 if how in ("well", "failed"):
-    watch.close(succeeded=how == "well")
+    watch.__exit__(None if how == "well" else RuntimeError)
     sys.exit(0 if how == "well" else 2)
 os.abort() if how == "abort" else time.sleep(60)
 """

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax._src import distributed as jax_distributed
@@ -29,42 +28,31 @@ def join_processes(process_group: ProcessGroup) -> Iterator[None]:
     if not process_group.is_multi_process:
         yield
         return
-    init_args: dict[str, Any] = {}
-    if not process_group.auto:
-        init_args = {
-            "coordinator_address": process_group.coordinator,
-            "num_processes": process_group.num_processes,
-            "process_id": process_group.process_id,
-            "coordinator_bind_address": _narrow_bind_address(process_group.coordinator),
-        }
-    if not process_group.detect_cluster:
-        init_args["cluster_detection_method"] = "deactivate"
+    given = None if process_group.auto else process_group
+    bind_address = given and _narrow_bind_address(given.coordinator)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM from core/preemption.py
     try:
         jax.distributed.initialize(
-            **init_args,
+            coordinator_address=given and given.coordinator,
+            num_processes=given and given.num_processes,
+            process_id=given and given.process_id,
+            coordinator_bind_address=bind_address,
+            cluster_detection_method=None if process_group.detect_cluster else "deactivate",
             initialization_timeout=JOIN_TIMEOUT,
             heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
             shutdown_timeout_seconds=SHUTDOWN_TIMEOUT,
         )
     except (RuntimeError, ValueError) as e:
-        group_text = "the cluster's description"
-        if not process_group.auto:
-            group_text = f"{process_group.num_processes} processes at {process_group.coordinator}"
+        group_text = f"{given.num_processes} processes at {given.coordinator}" if given else "the cluster's description"
         raise InputError(
             f"the processes of this run did not come together within {JOIN_TIMEOUT} seconds ({group_text}): "
             f"{str(e).splitlines()[0]}. Start all of them with the same --coordinator and --processes, and each with "
             "its own --process."
         ) from e
     check_even_devices([d.process_index for d in jax.devices()])
-    watchdog = _start_watchdog(process_group)
-    try:
+    with _start_watchdog(process_group):
         yield
         multiprocess.barrier("the run is over")
-    except BaseException:  # whatever ends this process, the others must learn of it
-        watchdog.close(succeeded=False)
-        raise
-    watchdog.close(succeeded=True)
     jax.distributed.shutdown()
 
 
