@@ -12,7 +12,7 @@ In a notebook, without jax:
     isojax.compare([law, other], ["a", "b"])          sweeps compared (scaling.comparison.SweepComparison)
 """
 
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,23 +29,22 @@ __all__ = ["FitOptions", "TimeBudget", "compare", "fit", "load_study", "plot", "
 
 # Name -> its module and its name there; a name is imported when it is first used.
 _LAZY_NAMES = {
-    "read_runs": ("isojax.report.notebook", "read_runs"),
-    "fit": ("isojax.report.notebook", "fit"),
-    "load_study": ("isojax.runs.study", "load_study"),
-    "TimeBudget": ("isojax.scaling.allocate.constraints", "TimeBudget"),
-    "FitOptions": ("isojax.scaling.curves.sweep_estimate", "FitOptions"),
-    "quote": ("isojax.scaling.allocate.recommend", "quote"),
-    "recommend": ("isojax.scaling.allocate.recommend", "recommend"),
-    "compare": ("isojax.scaling.compare", "compare_sweeps"),
-    "plot": ("isojax.report.figures.catalogue", "plot"),
+    "read_runs": "isojax.report.notebook:read_runs",
+    "fit": "isojax.report.notebook:fit",
+    "load_study": "isojax.runs.study:load_study",
+    "TimeBudget": "isojax.scaling.allocate.constraints:TimeBudget",
+    "FitOptions": "isojax.scaling.curves.sweep_estimate:FitOptions",
+    "quote": "isojax.scaling.allocate.recommend:quote",
+    "recommend": "isojax.scaling.allocate.recommend:recommend",
+    "compare": "isojax.scaling.compare:compare_sweeps",
+    "plot": "isojax.report.figures.catalogue:plot",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _LAZY_NAMES[name]
-    return getattr(import_module(module), attribute)
+    return resolve_name(_LAZY_NAMES[name])
 
 
 def __dir__() -> list[str]:

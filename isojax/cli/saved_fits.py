@@ -125,6 +125,5 @@ def _is_stale(result: FitResult, runs: Sequence[RunRecord]) -> bool:
     used = [run for run in runs if not (health.left_out and health_flags(run))]
     scheduled = {(s.name, *pair) for s in result.schedules for pair in zip(s.seeds, s.evaluations, strict=True)}
     ledger_points = {(run.cell.kind, run.cell.seed, len(run.points)) for run in used}
-    if ledger_points != point_keys(result.runs) | scheduled:
-        return True
-    return point_keys(flagged_runs(runs)) != point_keys(health.runs)
+    is_grown = ledger_points != point_keys(result.runs) | scheduled
+    return is_grown or point_keys(flagged_runs(runs)) != point_keys(health.runs)

@@ -42,7 +42,7 @@ class DeviceSizes:
         attention: str = "plain",
     ):
         model, precision = cell.model, cell.precision.for_platform(backend)
-        self.cell, self.remat, self.shapes, self.mesh, self.vocab = cell, remat, shapes, mesh, vocab
+        self.cell, self.remat, self.shapes, self.mesh = cell, remat, shapes, mesh
         self.L, self.D, self.H = model.layers, model.width, model.head_dim
         self.F, self.V = shard_size(model.mlp, mesh.tensor), shard_size(vocab, mesh.tensor)
         self.N, self.K = shard_size(model.heads, mesh.tensor), shard_size(model.kv_heads, mesh.tensor)

@@ -50,14 +50,13 @@ class WatchdogClient(AbstractContextManager["WatchdogClient"]):
     ):
         """`token`: a secret of the run's processes. `listener`: process 0's socket. A thread calls `on_peer_lost`."""
         name = f"process {process_id} of {num_processes} (on {socket.gethostname()}, pid {os.getpid()})"
-        passed_fds = () if listener is None else (listener.fileno(),)
-        arguments = {"name": name, "address": address, "port": port, "num_peers": num_processes - 1}
-        arguments["listener"] = next(iter(passed_fds), None)
+        fd, num_peers = None if listener is None else listener.fileno(), num_processes - 1
+        arguments = {"name": name, "address": address, "port": port, "listener": fd, "num_peers": num_peers}
         self._watchdog = subprocess.Popen(
             [sys.executable, "-m", "isojax.launch.watchdog", json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=passed_fds,
+            pass_fds=() if fd is None else (fd,),
             start_new_session=True,
             env={**os.environ, TOKEN_VARIABLE: token},
         )

@@ -30,6 +30,7 @@ from isojax.core import preemption
 from isojax.core.config import Config
 from isojax.core.nouns import Cell
 from isojax.distributed import multiprocess
+from isojax.models.lora import policy_params
 from isojax.rl.metric import Metrics, merge, merge_in_float32
 from isojax.rl.optimizer import TrainState, place_moments
 from isojax.rl.rollout_source import finish_batch
@@ -121,7 +122,7 @@ class CellTrainer:
     @property
     def policy_state(self) -> TrainState:
         """The state, with all of the policy's parameters: those that LoRA does not train are the base policy's."""
-        return self.opened.with_policy_params(self.state)
+        return self.state._replace(params=policy_params(self.state.params, self.opened.base_params))
 
     def train_to(self, target: int) -> None:
         """Updates until C reaches `target`; saves the state when it is due, or when the process must end."""

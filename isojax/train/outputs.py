@@ -62,8 +62,7 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
         lines.append(f"    {rollout}    {verdict}\n")
     old_text = path.read_bytes() if path.exists() else b""
     retained = old_text.partition(header)[0]
-    if not retained.endswith(b"\n"):  # a header that a kill or a full disk cut off
-        retained = retained[: retained.rfind(b"\n") + 1]
+    retained = retained[: retained.rfind(b"\n") + 1]  # without a header that a kill or a full disk cut off
     if len(retained) < len(old_text):
         os.truncate(path, len(retained))
     append_bytes(path, header + "".join(lines).encode())

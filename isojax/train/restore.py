@@ -36,10 +36,6 @@ class OpenCell:
     problems: CellProblems
     rollout_source: RolloutSource  # of the problems, as long as B_p and n stay
 
-    def with_policy_params(self, state: TrainState) -> TrainState:
-        """The state as a RolloutSource reads it, with all of the policy's parameters."""
-        return state._replace(params=policy_params(state.params, self.base_params))
-
     def switch(self, cursor: RunCursor) -> None:
         """Go on with the B_p and n that the schedule has from here on; no rollout is in progress."""
         self.rollout_source.close()
@@ -76,7 +72,7 @@ def open_cell(
                 source.restore(
                     cursor.pending,
                     restore_arrays=lambda template, M=cursor.M: checkpoints.restore_pending(M, template),
-                    params=restored.with_policy_params(state).params,
+                    params=policy_params(state.params, base_params),
                 )
             except CorruptCheckpoint:  # the one before it is taken
                 source.close()
