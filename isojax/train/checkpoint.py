@@ -177,19 +177,14 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
             try:
                 yield
             except Exception as e:  # whatever the file system raises, or Orbax around it
-                raise self._write_error(e) from e
-
-    def _write_error(self, error: Exception) -> RunFailed:
-        newest_complete = max(self._manager.all_steps(), default=None)
-        fallback = "none was written before"
-        if newest_complete is not None:
-            fallback = f"the one of update {newest_complete} is complete"
-        # Tensorstore's notes, of which either may come first, are left out.
-        error_text = " ".join(re.split(r"\[(?:source locations|tensorstore_spec)", str(error))[0].split())
-        if len(error_text) > 300:  # its beginning says what was written, its end why that failed
-            error_text = f"{error_text[:100]} ... {error_text[-190:]}"
-        problem = f"a checkpoint cannot be written to {self.folder} ({error_text})"
-        return RunFailed(f"{problem}; {fallback}. Solve that, and continue with --resume.")
+                steps = self._manager.all_steps()
+                fallback = f"the one of update {max(steps)} is complete" if steps else "none was written before"
+                # Tensorstore's notes, of which either may come first, are left out.
+                error_text = " ".join(re.split(r"\[(?:source locations|tensorstore_spec)", str(e))[0].split())
+                if len(error_text) > 300:  # its beginning says what was written, its end why that failed
+                    error_text = f"{error_text[:100]} ... {error_text[-190:]}"
+                problem = f"a checkpoint cannot be written to {self.folder} ({error_text})"
+                raise RunFailed(f"{problem}; {fallback}. Solve that, and continue with --resume.") from e
 
 
 def has_checkpoint(folder: Path, M: int) -> bool:

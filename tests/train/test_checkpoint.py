@@ -14,6 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from isojax.core.errors import RunFailed
 from isojax.rl.optimizer import TrainState, build_init_state, train_state_shardings
 from isojax.train.checkpoint import Checkpoints, RunCursor
 from tests.device import DECODER, MESHES, mesh, placed, policy
@@ -196,6 +197,6 @@ def test_why_a_state_cannot_be_written_is_said_without_tensorstores_notes(
     output = "UNKNOWN: Error writing: File too large [OS error 27: EFBIG] " + " ".join(
         f"[{note}='{'x' * 900}']" for note in notes
     )
-    with Checkpoints(tmp_path / "checkpoint") as checkpoints:
-        message = str(checkpoints._write_error(ValueError(output)))
-    assert "(UNKNOWN: Error writing: File too large [OS error 27: EFBIG])" in message
+    with Checkpoints(tmp_path) as checkpoints, pytest.raises(RunFailed) as failure, checkpoints._writing():
+        raise ValueError(output)
+    assert "(UNKNOWN: Error writing: File too large [OS error 27: EFBIG])" in str(failure.value)
