@@ -77,10 +77,8 @@ def plan_cells(sweep: SweepConfig) -> list[Cell]:
     one_seed = _cells_of_one_seed(sweep)
     B_p, n = max((pair for cell in one_seed for pair in cell.pairs), key=lambda pair: pair[0] * pair[1])
     if sweep.budget < B_p * n:
-        raise InputError(
-            f"sweep.budget: given {sweep.budget}, expected at least one update of the largest cell, "
-            f"{B_p} x {n} = {B_p * n} rollouts."
-        )
+        largest = f"the largest cell, {B_p} x {n} = {B_p * n} rollouts"
+        raise InputError(f"sweep.budget: given {sweep.budget}, expected at least one update of {largest}.")
     cells = [replace(cell, seed=1000 * sweep.seed + i) for cell in one_seed for i in range(sweep.seeds)]
     return sorted(cells, key=lambda cell: (-cell_cost(cell, sweep.budget), cell))
 

@@ -97,10 +97,9 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
     """InputError where the adaptive strategy has too few evaluations or rollouts, or a grid is given rollouts."""
     is_spend = config.sweep.strategy == "spend"
     if config.cell.rl.max_staleness is not None and (is_spend or any(cell.n_max for cell in cells)):
-        raise InputError(
-            f"cell.rl.max_staleness = {config.cell.rl.max_staleness} begins batches before the update that may change "
-            f"their n; expected null with {'isojax spend' if is_spend else 'a schedule by gradient'}."
-        )
+        problem = f"cell.rl.max_staleness = {config.cell.rl.max_staleness} begins batches before the update"
+        strategy = "isojax spend" if is_spend else "a schedule by gradient"
+        raise InputError(f"{problem} that may change their n; expected null with {strategy}.")
     if is_spend:
         spend_policy(config, cells)
     elif config.sweep.strategy == "adaptive":
@@ -108,10 +107,9 @@ def check(config: Config, cells: Sequence[Cell]) -> None:
             raise InputError("sweep.strategy=adaptive chooses among fixed n; expected no sweep.schedules with it.")
         adaptive_policy(config, cells)
     elif config.sweep.total_rollouts is not None:
-        raise InputError(
-            f"sweep.total_rollouts = {config.sweep.total_rollouts} with sweep.strategy=grid, "
-            "which spends sweep.budget on each run; expected sweep.strategy=adaptive, or sweep.budget alone."
-        )
+        problem = f"sweep.total_rollouts = {config.sweep.total_rollouts} with sweep.strategy=grid"
+        expected = "expected sweep.strategy=adaptive, or sweep.budget alone"
+        raise InputError(f"{problem}, which spends sweep.budget on each run; {expected}.")
 
 
 def check_evaluations(config: Config) -> None:

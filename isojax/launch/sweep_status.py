@@ -103,9 +103,8 @@ def read_status(folder: Path) -> DriverStatus | None:
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as e:
-        raise InputError(
-            f"cannot read {path}: {str(e).splitlines()[0]}. Remove it: the driver writes it again every few seconds."
-        ) from e
+        fix = "Remove it: the driver writes it again every few seconds"
+        raise InputError(f"cannot read {path}: {str(e).splitlines()[0]}. {fix}.") from e
 
 
 STALE_SECONDS = 60.0  # age of status.json from which on its driver counts as gone

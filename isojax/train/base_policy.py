@@ -149,9 +149,8 @@ def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool
             if type(problem_id) is not int or not 0 <= solved <= stored_attempts:
                 raise ValueError(f"id is {problem_id}, solved {solved} of {stored_attempts}")
         except (ValueError, KeyError, TypeError, AttributeError) as e:
-            raise InputError(
-                f"{path}, line {line_number} is no label ({e!r}); remove the file, and the problems are labelled again."
-            ) from e
+            fix = "remove the file, and the problems are labelled again"
+            raise InputError(f"{path}, line {line_number} is no label ({e!r}); {fix}.") from e
         if stored_attempts != attempts:
             labelled = f"{path}, line {line_number}: labelled by avg@{stored_attempts}"
             raise InputError(f"{labelled}, expected avg@{attempts}; remove it.")

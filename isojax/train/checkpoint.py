@@ -202,9 +202,8 @@ def restore_params(folder: Path, template: Params) -> tuple[Params, int] | None:
     try:
         state, _ = _read_arrays(folder.absolute() / str(M), "state", {"params": template})
     except CorruptCheckpoint as e:
-        raise InputError(
-            f"the checkpoint {folder / str(M)} is damaged ({e}). Move that folder away to take the one before it."
-        ) from e
+        fix = "Move that folder away to take the one before it"
+        raise InputError(f"the checkpoint {folder / str(M)} is damaged ({e}). {fix}.") from e
     return state["params"], M
 
 

@@ -35,10 +35,9 @@ def train(
     config = config if config.sweep.strategy == "grid" else config.with_settings(sweep=WHOLE_GRID)
     cells = plan_cells(config.sweep)
     if len(cells) > 1:
-        raise InputError(
-            f"this config holds {len(cells)} runs and `isojax train` runs one; choose it, for example by "
-            f"sweep.B_p=[{cells[0].B_p}] sweep.n=[{cells[0].n}] sweep.seeds=1, or run them all by `isojax launch`."
-        )
+        problem = f"this config holds {len(cells)} runs and `isojax train` runs one; choose it, for example by"
+        choice = f"sweep.B_p=[{cells[0].B_p}] sweep.n=[{cells[0].n}] sweep.seeds=1"
+        raise InputError(f"{problem} {choice}, or run them all by `isojax launch`.")
     process_group = parse_process_group(coordinator, processes, process)
     runner = importlib.import_module("isojax.launch.local.local_runner")
     with remote_workspace(config.run.dir, config.name, process_group.is_multi_process, dry_run):

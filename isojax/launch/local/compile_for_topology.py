@@ -229,8 +229,7 @@ def _planning_task(config: Config) -> Any:
         return build_task(config.cell)
     vocab = hf_load.resolve_model(config.cell.model).vocab
     if vocab is None:
-        raise InputError(
-            "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there are. "
-            "Add a model's config, such as models/llama-3.1-8b-instruct, or set cell.model.vocab."
-        )
+        problem = "cell.model.vocab is null and cell.task is in text: nothing says how many tokens there are"
+        fix = "Add a model's config, such as models/llama-3.1-8b-instruct, or set cell.model.vocab"
+        raise InputError(f"{problem}. {fix}.")
     return AbstractTask(vocab, StopConditions((0,), None, host_replies=find_reply(config.cell.task) is not None))

@@ -57,10 +57,8 @@ def label_difficulty(
         problem = "cell.model.path is not set: `isojax difficulty` labels problems in text with a language model"
         raise InputError(f"{problem}. The task {cell.task} labels its own problems when it is launched.")
     if splits_folder.exists():
-        raise InputError(
-            f"{splits_folder} exists: its problems are labelled already. "
-            f"Read them by cell.task=tfds:{splits_folder}#all, or choose another folder by --out."
-        )
+        fix = f"Read them by cell.task=tfds:{splits_folder}#all, or choose another folder by --out"
+        raise InputError(f"{splits_folder} exists: its problems are labelled already. {fix}.")
     import_tfds()  # a missing package is reported before hours of labelling
     with open_task(config) as task, exclusive_lock(folder):
         if not is_on_device(task):

@@ -47,9 +47,8 @@ def export_cell(
     except InputError as e:
         raise InputError(f"{e} Where the run's base model has moved, say so by --base FOLDER.") from e
     if model.path is None or model.vocab is None:
-        raise InputError(
-            f"{cell_folder}: without cell.model.path it has no tokenizer; give its folder by --base FOLDER."
-        )
+        problem = f"{cell_folder}: without cell.model.path it has no tokenizer"
+        raise InputError(f"{problem}; give its folder by --base FOLDER.")
     if adapter_only and model.lora is None:
         raise InputError(f"--adapter: {cell_folder} was trained without cell.model.lora; expected a run with it.")
     decoder = registry.load("models.families", model.family, "build").build(model, model.vocab)

@@ -50,17 +50,15 @@ def process_group_spec(config: Config, nodes: Sequence[Node]) -> ProcessGroupSpe
         return _gpu_group(config, group, max_gpus)
     has_tpus = any(node["Resources"].get("TPU", 0) for node in nodes)
     if has_tpus and group == ProcessGroupConfig(retries=group.retries):
-        raise InputError(
-            "run.process_group: the cluster has TPUs, and nothing says what a run takes of it; expected a slice, "
-            "such as run.process_group.tpu=v5e:4x4, or cores of its hosts, run.process_group.cpus=1."
-        )
+        expected = "a slice, such as run.process_group.tpu=v5e:4x4, or cores of its hosts, run.process_group.cpus=1"
+        problem = "run.process_group: the cluster has TPUs, and nothing says what a run takes of it"
+        raise InputError(f"{problem}; expected {expected}.")
     num_processes = group.processes or 1
     devices = _cell_mesh(config, num_processes * max(1, int(group.cpus or 1)), num_processes).devices
     if devices % num_processes:
-        raise InputError(
-            f"--mesh {config.run.mesh} takes {devices} devices, which {num_processes} processes "
-            f"(run.process_group.processes) cannot share alike; expected a multiple of {num_processes}."
-        )
+        problem = f"{num_processes} processes (run.process_group.processes) cannot share alike"
+        expected = f"expected a multiple of {num_processes}"
+        raise InputError(f"--mesh {config.run.mesh} takes {devices} devices, which {problem}; {expected}.")
     cpu_devices = devices // num_processes
     resources = {"CPU": group.cpus or float(cpu_devices), **group.resources}
     return ProcessGroupSpec(num_processes, resources, group.labels, cpu_devices)
@@ -80,11 +78,9 @@ def _gpu_group(config: Config, group: ProcessGroupConfig, max_gpus: int) -> Proc
     gpus_per_process = group.gpus or (mesh_gpus // group.processes if group.processes else min(mesh_gpus, max_gpus))
     num_processes = group.processes or math.ceil(mesh_gpus / gpus_per_process)
     if num_processes * gpus_per_process != mesh_gpus:
-        raise InputError(
-            f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {num_processes} processes of {gpus_per_process} have "
-            f"{num_processes * gpus_per_process}; expected as many. "
-            "Change the mesh, run.process_group.processes or run.process_group.gpus."
-        )
+        available = f"{num_processes} processes of {gpus_per_process} have {num_processes * gpus_per_process}"
+        problem = f"--mesh {config.run.mesh} takes {mesh_gpus} GPUs, {available}; expected as many"
+        raise InputError(f"{problem}. Change the mesh, run.process_group.processes or run.process_group.gpus.")
     resources = {"GPU": gpus_per_process, "CPU": group.cpus or 1.0, **group.resources}
     return ProcessGroupSpec(num_processes, resources, group.labels)
 
@@ -94,10 +90,8 @@ def _tpu_group(config: Config, group: ProcessGroupConfig, slice_text: str) -> Pr
 
     version, _, topology = slice_text.partition(":")
     if group.processes or group.gpus:
-        raise InputError(
-            "run.process_group.tpu with processes or gpus: a slice's chips belong to one run, with a process on each "
-            "of its hosts; leave them out."
-        )
+        reason = "a slice's chips belong to one run, with a process on each of its hosts"
+        raise InputError(f"run.process_group.tpu with processes or gpus: {reason}; leave them out.")
     try:
         version = tpu.get_tpu_version_from_type(version.replace("v5e", "v5litepod"))
         num_hosts, resources = tpu.get_tpu_worker_resources(

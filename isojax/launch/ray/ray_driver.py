@@ -35,10 +35,9 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
     """Run every cell of the sweep that is not finished, on the cluster of `run.ray`; returns the sweep's folder.
     InputError before any work, where the cluster does not answer or cannot hold a process group."""
     if process_group.is_multi_process or config.run.sampler_processes or config.run.sampler_mesh is not None:
-        raise InputError(
-            "--ray starts the processes of its process groups itself, and all their devices train; "
-            "leave out --processes, --process, --coordinator, run.sampler_processes and run.sampler_mesh."
-        )
+        excluded = "--processes, --process, --coordinator, run.sampler_processes and run.sampler_mesh"
+        problem = "--ray starts the processes of its process groups itself, and all their devices train"
+        raise InputError(f"{problem}; leave out {excluded}.")
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
     holds_run(folder, resume or dry_run)
     strategy.check(config, cells)
