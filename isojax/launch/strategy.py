@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, EvalConfig
@@ -28,6 +27,7 @@ from isojax.scaling.allocate.curve_ensemble import load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import best_n_stages
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.result import read_fit_file
+from isojax.scaling.tracks import group_by
 from isojax.tasks.verifiers import describe_exception
 
 
@@ -121,11 +121,9 @@ def check_evaluations(config: Config) -> None:
 
     def unfitted(evaluation: EvalConfig, budget: int) -> dict[tuple[int, int], str]:
         targets = evaluation.evaluation_targets(budget)[1:] if budget >= evaluation.start else []
-        C_by_cell: dict[tuple[int, int], list[NDArray[np.float64]]] = {}
-        for cell in fixed_cells:
-            C = np.unique([cell.rollouts_to_reach(target) for target in targets])
-            C_by_cell.setdefault((cell.B_p, cell.n), []).append(C)
-        return unfitted_reasons(C_by_cell)
+        C_by_run = {cell: np.unique(list(map(cell.rollouts_to_reach, targets))) for cell in fixed_cells}
+        pairs = group_by(fixed_cells, lambda cell: (cell.B_p, cell.n)).items()
+        return unfitted_reasons({pair: [C_by_run[cell] for cell in cells] for pair, cells in pairs})
 
     if not (reasons := unfitted(evaluation, sweep.budget)):
         return

@@ -104,6 +104,7 @@ def label_problems(
     problem; `path` holds those done, and what it holds of other settings or problems is made again where
     `replaces_others`, else an InputError."""
     evaluator, problem_set, seed = programs.labeller, programs.tokenize(problems), programs.cell_config.data.seed
+    evaluator.compile()
     repeats = -(-attempts // evaluator.samples_per_problem)
     attempts = repeats * evaluator.samples_per_problem
     solved_by_id = multiprocess.run_on_primary(lambda: read_labels(path, label_key, attempts, replaces_others))
@@ -179,7 +180,6 @@ def prepare_base_policy(
             path, key = folder / LABELS_FILE, compute_label_key(cell, fingerprint, problems)
             base_params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder.base, programs.mesh)
             params, attempts = programs.initial_params(base_params), cell.data.attempts
-            programs.labeller.compile()
             return label_problems(path, key, problems, attempts, programs, params, on_progress, replaces_others=True)
 
         selection = select_problems(cell, task, label)

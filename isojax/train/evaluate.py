@@ -173,12 +173,8 @@ class Evaluator:
         self.decoder, self.mesh, self.graded = decoder, mesh, cell.reward.kind == "graded"
         self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
         self._stops = task.stops
-        slots_per_prefix = trainer_shapes.slots_per_prefix
-        shapes = replace(
-            trainer_shapes,
-            cells=[(problems_per_call, samples_per_problem)],
-            slots_per_prefix=slots_per_prefix if samples_per_problem >= slots_per_prefix else 1,
-        )
+        W = trainer_shapes.slots_per_prefix if samples_per_problem >= trainer_shapes.slots_per_prefix else 1
+        shapes = replace(trainer_shapes, cells=[(problems_per_call, samples_per_problem)], slots_per_prefix=W)
         grader: Any = DeviceGrader if is_on_device(task) else HostGrader
         self._grader = grader(decoder, task, mesh, shapes, samples_per_problem, cell.sampling)
 

@@ -29,6 +29,8 @@ class FakeLabeller:
     def __init__(self) -> None:
         self.labeller, self.asked = self, list[int]()
 
+    def compile(self) -> None: ...
+
     def tokenize(self, problems: list[Problem]) -> SimpleNamespace:
         return SimpleNamespace(select=lambda indices: [problems[i].id for i in indices])
 

@@ -118,10 +118,8 @@ def _with_budget(config: Config, budget: str | None, resume: bool, process_group
 def _describe_pilots(config: Config) -> None:
     legs = importlib.import_module("isojax.launch.spend_rounds").spend_policy(config, plan_cells(config.sweep)).pilots()
     pilots = ", ".join(f"{leg.cell.B_p}x{leg.n}" for leg in legs)
-    share = sum(leg.C_end for leg in legs) / config.sweep.budget
-    print_line(
-        f"pilots, {share:.0%} of {config.sweep.budget:,} rollouts: {pilots} (B_p x n) to C = {legs[0].C_end:,} each"
-    )
+    share = f"{sum(leg.C_end for leg in legs) / config.sweep.budget:.0%} of {config.sweep.budget:,} rollouts"
+    print_line(f"pilots, {share}: {pilots} (B_p x n) to C = {legs[0].C_end:,} each")
     if config.cell.rl.lr_scaling == "constant":
         print_line(f"learning rate: {config.cell.rl.learning_rate:g} for every n")
 

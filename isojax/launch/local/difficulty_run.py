@@ -109,7 +109,6 @@ def _label_with_model(
     )
     sweep = select_attention(cell, resolve_sweep_sizes(sweep, mesh_shape.shards, cell), mesh)
     programs = SweepPrograms(cell, sweep, [decode_shape], mesh, task)
-    programs.labeller.compile()
     base_params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder.base, programs.mesh)
     params = programs.initial_params(base_params)
     label_key = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
