@@ -221,10 +221,8 @@ def describe_search(search: LrSearchResult) -> list[str]:
     if best is None or recommended is None:
         return [*sentences, "every rate is out: search lower ones (--rates), or correct what the flags say"]
     if tied_names := [rate_name(r.rate) for r in search.tied if r is not best]:
-        sentences.append(
-            f"{rate_name(best.rate)} is best, and within a standard error of the difference: {', '.join(tied_names)}; "
-            f"the lowest of them is taken, {rate_name(recommended.rate)}"
-        )
+        tie = f"{rate_name(best.rate)} is best, and within a standard error of the difference: {', '.join(tied_names)}"
+        sentences.append(f"{tie}; the lowest of them is taken, {rate_name(recommended.rate)}")
     if search.standard_error is None:
         sentences.append("one seed: without a second one nothing says how far rates differ by luck (--seeds 2)")
     rates = [r.rate for r in search.results]

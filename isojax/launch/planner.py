@@ -228,10 +228,8 @@ def fit_to_memory(requested: SweepConfig, budget: DeviceBudget) -> SweepConfig |
 def describe_shortage(sweep: SweepConfig, budget: DeviceBudget) -> str:
     memory = budget.estimate(sweep)
     needed = format_bytes(max(memory.peak, memory.weights_peak))
-    return (
-        f"{format_sizes(sweep)} are estimated to take {needed} of each device, and "
-        f"{format_bytes(budget.usable_memory)} of its {format_bytes(budget.device_memory)} may be planned with."
-    )
+    usable = f"{format_bytes(budget.usable_memory)} of its {format_bytes(budget.device_memory)}"
+    return f"{format_sizes(sweep)} are estimated to take {needed} of each device, and {usable} may be planned with."
 
 
 def suggest_fit(requested: SweepConfig, budget: DeviceBudget, device_counts: Iterable[tuple[str, int]]) -> str:

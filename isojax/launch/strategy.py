@@ -68,10 +68,8 @@ def training_rounds(
     summary = policy.summary(_recorded_runs(cells, folder, failures))
     failed = {cell.name: _describe_failure(error) for cell, error in failures}  # which a ledger need not say
     write_text(folder / SUMMARY_FILE, json.dumps(summary | {"failed": failed}, indent=1) + "\n")
-    print_line(
-        f"frontier: {summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid, "
-        f"{summary['saved']:.0%} saved ({folder / SUMMARY_FILE})"
-    )
+    spent = f"{summary['spent']:,} rollouts spent of the {summary['grid']:,} of the whole grid"
+    print_line(f"frontier: {spent}, {summary['saved']:.0%} saved ({folder / SUMMARY_FILE})")
 
 
 def resolve_schedules(config: Config) -> Config:

@@ -63,8 +63,7 @@ class CallSamples(NamedTuple):
     turns: int
 
 
-EvalKey = tuple[np.int32, np.int32, np.int32]  # seed, random stream, evaluation and repeat
-Call = tuple[TokenizedProblems, EvalKey]
+Call = tuple[TokenizedProblems, tuple[np.int32, np.int32, np.int32]]  # and seed, random stream, evaluation and repeat
 
 
 class DeviceGrader:

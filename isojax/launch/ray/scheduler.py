@@ -243,10 +243,8 @@ class RayScheduler:
                 reason = f"its process group was lost {losses} times at C = {C}, the last time because {error}"
                 self._finish_cell(cell, f"{reason}; {processes.log_tail()}")
                 return
-            print_line(
-                f"warning: run {cell.name}: its process group on {processes.node_names} was lost ({error}); "
-                f"started again from its checkpoint ({losses} of {self.retries})"
-            )
+            loss = f"run {cell.name}: its process group on {processes.node_names} was lost ({error})"
+            print_line(f"warning: {loss}; started again from its checkpoint ({losses} of {self.retries})")
         self.cell_queue.put_back(target)
 
     async def _save_cells(self) -> bool:
