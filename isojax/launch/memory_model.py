@@ -127,8 +127,6 @@ def kv_cache_bytes(s: DeviceSizes) -> int:
     """Bytes of the sampler's keys and values: of the slots, and of the table of prompts."""
     P, T, slots = s.prompt_positions, s.shapes.response_length, s.shapes.slots
     prompt_table = kv_bytes(s, s.shapes.prefix_entries, P, s.cache_bytes)
-    if s.shapes.slots_per_prefix == 1 and s.mesh.sequence == 1:  # prompt and response in one array (models/decode.py)
-        return prompt_table + kv_bytes(s, slots, P + T, s.cache_bytes)
     prefix_groups = slots // s.shapes.slots_per_prefix
     return prompt_table + kv_bytes(s, slots, T, s.cache_bytes) + kv_bytes(s, prefix_groups, P, s.cache_bytes)
 
@@ -203,9 +201,7 @@ def update_bytes(s: DeviceSizes) -> int:
     gathered_weights = 0  # each weight where it is used; of the embedding, rows alone
     if s.fsdp_shards > 1:
         gathered_weights = s.compute_bytes * (s.layer_params + num_policies * s.embedding_params)
-    cast_weights = 0
-    if s.compute_bytes != FLOAT_BYTES:
-        cast_weights = s.trained_bytes * s.compute_bytes // FLOAT_BYTES
+    cast_weights = 0 if s.compute_bytes == FLOAT_BYTES else s.trained_bytes * s.compute_bytes // FLOAT_BYTES
     joint_forward = s.shapes.joint_forward(s.mesh.sequence > 1)
     prefix_kv_values = 0 if joint_forward else 2 * s.L * s.prefill_tokens * s.K * s.H  # of all layers at once
     prefix_kv = s.compute_bytes * prefix_kv_values * num_policies

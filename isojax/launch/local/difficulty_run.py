@@ -5,7 +5,7 @@ avg@16 (the paper's section 3, Fig. 14): very_easy (.6, .9], easy [.3, .6], hard
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -33,11 +33,7 @@ from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
 
 LABELS_FILE, EXTRA_LABELS_FILE, TABLE_FILE, SPLITS_FOLDER = "labels.jsonl", "labels-128.jsonl", "labels.csv", "splits"
-DIFFICULTY_RANGES: Mapping[str, tuple[float, float]] = {
-    "very_easy": (0.6, 0.9),
-    "easy": (0.3, 0.6),
-    "hard": (0.0, 0.0625),
-}
+DIFFICULTY_RANGES = {"very_easy": (0.6, 0.9), "easy": (0.3, 0.6), "hard": (0.0, 0.0625)}
 EXTREMELY_HARD = "extremely_hard"
 EXTREMELY_HARD_ATTEMPTS = 128
 
@@ -68,9 +64,7 @@ def label_difficulty(
         labelled, unsolved = _label_with_model(config, task, folder, extremely_hard, on_progress)
     splits = split_into_parts(labelled, unsolved, held_out, cell.data.seed)
     write_text(folder / TABLE_FILE, _labels_csv(labelled))
-    ranges = dict(DIFFICULTY_RANGES)
-    if extremely_hard:
-        ranges[EXTREMELY_HARD] = (0.0, 0.0)
+    ranges = DIFFICULTY_RANGES | ({EXTREMELY_HARD: (0.0, 0.0)} if extremely_hard else {})
     unsolved_ids = {p.id for p in unsolved}
     labels = [(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
     labels += [(p.solved, p.attempts, difficulty_part(p) or UNUSED) for p in labelled if p.id not in unsolved_ids]

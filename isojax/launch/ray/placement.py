@@ -121,8 +121,6 @@ def capacity(spec: ProcessGroupSpec, nodes: Sequence[Node]) -> int:
         resources = node["Resources"]
         processes = min(int(resources.get(name, 0) / amount + 1e-9) for name, amount in spec.resources.items())
         processes_by_slice[labels.get(SLICE_LABEL, "") if spec.tpu_slice else ""] += processes
-    if not spec.tpu_slice:
-        return processes_by_slice[""] // spec.num_processes
     hosts_per_slice = spec.num_processes // spec.num_slices
     return sum(processes // hosts_per_slice for processes in processes_by_slice.values()) // spec.num_slices
 
