@@ -283,9 +283,7 @@ def autosize_sweep(requested: SweepConfig, budget: DeviceBudget, is_new_run: boo
     """The sweep with sizes that fit, where the run is new. Where nothing fits, InputError if the planner chose all; a
     warning if some are set, for estimates may be wrong."""
     check_moments(requested, budget)
-    sweep = requested
-    if is_new_run:
-        sweep = fit_to_memory(requested, budget) or budget.smallest_sizes(requested)
+    sweep = (fit_to_memory(requested, budget) or budget.smallest_sizes(requested)) if is_new_run else requested
     if not budget.fits(sweep):
         # A CPU's devices share its memory.
         doublings = range(MAX_MESH_GROWTH.bit_length()) if budget.backend != "cpu" else ()

@@ -93,7 +93,7 @@ def compute_label_key(cell: CellConfig, fingerprint: str, problems: Sequence[Pro
 def label_problems(
     path: Path,
     label_key: str,
-    problems: Sequence[Problem],
+    problems: list[Problem],
     attempts: int,
     programs: SweepPrograms,
     params: Params,

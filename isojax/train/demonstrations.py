@@ -48,9 +48,8 @@ def train_base_policy(cell: CellConfig, decoder: Decoder, task: DeviceTask, on_p
     """Supervised learning on the task's demonstrations, `base.steps` batches of `base.batch`: Muon for the matrices,
     Adam for the rest. On a CPU the cores share the pieces of a batch, whose gradients are added in a fixed order."""
     base_config, sampling = cell.base, cell.sampling
-    learning_rate = optax.warmup_cosine_decay_schedule(
-        0.0, base_config.learning_rate, WARMUP_STEPS, max(base_config.steps, WARMUP_STEPS + 1)
-    )
+    steps = max(base_config.steps, WARMUP_STEPS + 1)
+    learning_rate = optax.warmup_cosine_decay_schedule(0.0, base_config.learning_rate, WARMUP_STEPS, steps)
     optimizer = optax.contrib.muon(learning_rate)
     pieces = GRADIENT_PIECES if base_config.batch % GRADIENT_PIECES == 0 else 1
     rng = np.random.default_rng(base_config.seed)
