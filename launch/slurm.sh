@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # A SLURM job of GPU nodes, and a sweep on it.
 #
-#   python3 -m venv ~/.isojax && ~/.isojax/bin/pip install '.[ray,cuda]'      once, in the checkout; a folder that all nodes see
-#                                                                             without a checkout: 'isojax[ray,cuda]==0.1.0'
+#   python3 -m venv ~/.isojax && ~/.isojax/bin/pip install '.[ray,cuda,verify]'      once, in the checkout; a folder that all nodes see
+#                                                                             without a checkout: 'isojax[ray,cuda,verify]==0.1.0'
 #   sbatch launch/slurm.sh my.yaml               Ray inside the allocation: one cell per node, on all nodes at the same time
 #   MODE=one sbatch launch/slurm.sh my.yaml      all GPUs are one run: one process per GPU, cells one after the other
 #   scancel JOB                                  ends the job; the records stay
@@ -36,8 +36,8 @@ needs=isojax,jax
 [ "$MODE" != ray ] || needs=$needs,ray
 if ! srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 "$VENV/bin/python" -c "import $needs"; then
     echo "error: given VENV=$VENV, expected an environment on every node with $needs in it; the lines above say which is not. Prepare it
-before the job, in a folder that all nodes see: python3 -m venv $VENV && $VENV/bin/pip install 'isojax[ray,cuda]==0.1.0'
-(in isojax's checkout: '.[ray,cuda]')" >&2
+before the job, in a folder that all nodes see: python3 -m venv $VENV && $VENV/bin/pip install 'isojax[ray,cuda,verify]==0.1.0'
+(in isojax's checkout: '.[ray,cuda,verify]')" >&2
     exit 2
 fi
 export PATH=$VENV/bin:$PATH

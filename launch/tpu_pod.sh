@@ -28,7 +28,7 @@ RUNS=${RUNS:-${NFS:+/mnt/}runs}            # run.dir: where NFS is mounted, or a
 HEAD=${HEAD:-}                             # join: the head's address
 TOKEN=${TOKEN:-$HOME/.ray/auth_token}      # ray, join: the file of Ray's token, which is made if it does not exist
 CHECK=${CHECK:-1}                          # 0: do not check the config before a slice is created
-ISOJAX=${ISOJAX:-}                         # what to install: a wheel's file, or 'isojax[ray,tpu]==0.1.0'; by default this checkout's last commit
+ISOJAX=${ISOJAX:-}                         # what to install: a wheel's file, or 'isojax[ray,tpu,verify]==0.1.0'; by default this checkout's last commit
 CHECKOUT=$(dirname "${BASH_SOURCE[0]}")/..
 
 fail() { echo "error: $2" >&2 && exit "$1"; }
@@ -103,7 +103,7 @@ source_of_isojax() {
     *.whl) [ -f "$ISOJAX" ] || fail 2 "given ISOJAX=$ISOJAX, and there is no such file; expected isojax's wheel" ;;
     "")
         git -C "$CHECKOUT" cat-file -e HEAD:./isojax/__init__.py 2>/dev/null || fail 2 "this script is in no checkout of isojax whose \
-last commit the hosts could install; expected ISOJAX='isojax[ray,tpu]==0.1.0', or the file of a wheel: ISOJAX=isojax-0.1.0-py3-none-any.whl"
+last commit the hosts could install; expected ISOJAX='isojax[ray,tpu,verify]==0.1.0', or the file of a wheel: ISOJAX=isojax-0.1.0-py3-none-any.whl"
         ;;
     esac
 }
@@ -149,7 +149,7 @@ install() {
     fi
     if [ -f "$file" ]; then
         copy "$file" "${file##*/}"
-        requirement="isojax[ray,tpu] @ file://\$HOME/${file##*/}"
+        requirement="isojax[ray,tpu,verify] @ file://\$HOME/${file##*/}"
     fi
     [ -z "$folder" ] || rm -r "$folder"
     on all "set -e; python3 -m pip install -q --user uv; uv='python3 -m uv'; [ -d ~/.isojax ] || \$uv venv -q --python 3.12 ~/.isojax

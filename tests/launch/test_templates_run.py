@@ -213,7 +213,7 @@ def test_a_tpu_pod_is_made_installed_and_runs_one_command_on_every_host(stage: S
         "--spot",
     ]
     installs = [(host, words[-1]) for host, words in stage.asked("python3", "-m", "uv", "pip", "install")]
-    assert installs == [(host, f"isojax[ray,tpu] @ file://{stage.folder}/isojax.tar.gz") for host in "78"]
+    assert installs == [(host, f"isojax[ray,tpu,verify] @ file://{stage.folder}/isojax.tar.gz") for host in "78"]
     assert [host for host, _ in stage.asked("sudo", "mount", "-t", "nfs", "10.0.0.2:/runs", "/mnt/runs")] == ["7", "8"]
     (first, line), (second, same) = on_hosts(stage)
     assert (first, second) == ("7", "8") and line == same and "--processes" in line
@@ -268,7 +268,7 @@ def test_a_template_that_is_in_no_checkout_says_what_to_set(verb: str, stage: St
     """As `isojax template` writes it; nothing is created before it knows what the hosts install."""
     script = shutil.copytree(LAUNCH, stage.folder / "launch") / "tpu_pod.sh"
     said = stage.run(str(script), verb, "my.yaml", "--yes", code=2, NFS="10.0.0.2:/runs", ISOJAX="")
-    assert f"expected ISOJAX='isojax[ray,tpu]=={__version__}', or the file of a wheel" in said
+    assert f"expected ISOJAX='isojax[ray,tpu,verify]=={__version__}', or the file of a wheel" in said
     said = stage.run(str(script), verb, "my.yaml", "--yes", code=2, NFS="10.0.0.2:/runs", ISOJAX="isojax-1.whl")
     assert "given ISOJAX=isojax-1.whl, and there is no such file" in said
     assert not stage.asked("gcloud") and not stage.asked("isojax")
@@ -283,7 +283,7 @@ def test_a_pod_installs_a_wheel(stage: Stage) -> None:
     copies = [words[5:7] for _, words in stage.asked("gcloud", "compute", "tpus", "tpu-vm", "scp")]
     assert copies[0] == [f"dist/{wheel.name}", f"isojax:{wheel.name}"]
     installs = {words[-1] for _, words in stage.asked("python3", "-m", "uv", "pip", "install")}
-    assert installs == {f"isojax[ray,tpu] @ file://{stage.folder}/{wheel.name}"}
+    assert installs == {f"isojax[ray,tpu,verify] @ file://{stage.folder}/{wheel.name}"}
 
 
 def test_a_slice_that_gcloud_refuses_leaves_no_reminder(stage: Stage) -> None:
