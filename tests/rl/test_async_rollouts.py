@@ -236,6 +236,7 @@ def test_rollouts_in_progress_go_on_only_where_the_samplers_arrays_are_as_they_w
     source._publish_and_begin(policy())
     saved, _ = source.save()
     assert saved is not None and made.can_restore(saved) and others(PAIRS, "auto").can_restore(saved)
+    assert others([*PAIRS, (4, 4)], "auto").can_restore(saved)  # within the sizes that there were
     assert not others([*PAIRS, (6, 8)], "auto").can_restore(saved)
     assert not others(PAIRS, "sequence=4").can_restore(saved) and not others(PAIRS, "data=2").can_restore(saved)
 

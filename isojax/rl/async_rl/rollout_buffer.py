@@ -103,8 +103,10 @@ class SamplerPrograms:
     @property
     def state_layout(self) -> int:
         """Equal where a worker of these programs can go on with what another has saved; it is a checksum."""
+        ring = self.ring_shapes
+        sizes = replace(ring, cells=()), ring.B_cap, ring.Q_cap, ring.prefix_entries  # not the grid, which may grow
         shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), jax.eval_shape(self.init_state.jitted))
-        return crc32(f"{self.ring_shapes} {shapes}".encode())
+        return crc32(f"{sizes} {shapes}".encode())
 
     def batch_shapes(self) -> Rollouts:
         """The shapes of a batch's rollouts as `extract_batch` returns them."""
