@@ -171,7 +171,7 @@ def test_the_pointer_reads_values(opened: Any) -> None:
 def test_it_needs_no_plotly_to_answer(
     browser: Any, make_sweep: Any, tmp_path: Path, fits: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("isojax.report.page.html_page.plotly_bundle", lambda: None)
+    monkeypatch.setattr("isojax.report.page.explorer.plotly_bundle", lambda: None)
     (tmp_path / "r.html").write_text(
         html_page.render(tmp_path, [make_sweep()[0]], make_sweep()[1], {}), encoding="utf-8"
     )
