@@ -58,13 +58,14 @@ def header_comments(
     allocation, interval = recommendation.allocation, recommendation.interval
     interval_text = f", {interval[0]:.3f} to {interval[1]:.3f}" if interval else ""
     reward_text = f"Expected {recommendation.metric}: {recommendation.expected_reward:.3f}{interval_text}."
+    warmup = f" The rate is constant after {sweep_config.cell.rl.warmup} updates of warm-up." if sweep_config else ""
     lines = [
         f"isojax recommend: B_p = {allocation.B_p} problems per batch, n = {allocation.n} rollouts per problem, M = "
         f"{allocation.M} updates; C = {allocation.C} rollouts.",
         *([reward_text, *recommendation.reasons] if stage is None else [stage.note]),
         *([f"Risk: {recommendation.risk_summary}."] if recommendation.risks else []),
         *(f"warning: {warning}" for warning in recommendation.further_warnings),
-        f"{_learning_rate_text(allocation.B, sweep_config)} The key is {learning_rate_key}.",
+        f"{_learning_rate_text(allocation.B, sweep_config)} The key is {learning_rate_key}.{warmup}",
         *notes,
         *([f"Run: {how_to_run.format(file='FILE')}"] if how_to_run else []),
     ]
