@@ -165,9 +165,11 @@ def read_sweep_status(folder: Path, now: float | None = None, planned: Config | 
     for cell in _known_cells(folder, config, driver_cells):
         goal = cell.rollouts_to_reach(last_target) if strategy == "grid" else None
         if spending:
-            goal = spending.rollouts(cell) or None
-            if goal is None:  # its n had no pilot
+            goal = spending.rollouts(cell)
+            if goal == 0:  # its n had no pilot
                 continue
+            if cell.name == spending.cell.name and not spending.is_ended:  # the end of a leg is not the run's
+                goal = None
         cells.append(_cell_summary(folder, cell, goal, driver_cells.get(cell.name), driver_alive, locked, now))
     if spending and not spending.is_ended:  # between two legs
         state, name = "running" if locked or driver_alive else "interrupted", spending.cell.name

@@ -204,6 +204,7 @@ def test_of_a_spent_budget_only_cells_that_were_trained_are_shown(is_ended: bool
     write_spending(tmp_path, Spending(600, "avg@2", (Leg(first, 2, 0, 128),), is_ended=is_ended))
     cells = [(cell.cell, cell.state) for cell in read_sweep_status(tmp_path).cells]
     assert second.name == "from-n4-s0" and cells == [(first, "done" if is_ended else "interrupted")]
+    assert [cell.goal for cell in read_sweep_status(tmp_path).cells] == [128 if is_ended else None]
     with exclusive_lock(tmp_path):
         assert states(tmp_path) == ["done" if is_ended else "running"]
     (tmp_path / "spend.json").unlink()  # during the pilots
