@@ -91,8 +91,7 @@ def test_a_schedule_by_gradient_grows_and_leaves_the_same_bits_after_kills(isoja
 
 
 def test_a_sweep_of_fixed_and_growing_n(isojax: Any) -> None:
-    words = ("isojax.launch", "tiny.yaml", f"sweep.schedules={GROW}", "sweep.seeds=1", "sweep.B_max=128")
-    assert "n along a run against the best fixed n" in isojax.swept(*words, fit=True).stdout
+    isojax.swept("isojax.launch", "tiny.yaml", f"sweep.schedules={GROW}", "sweep.seeds=1", "sweep.B_max=128", fit=True)
     assert sorted(isojax.ledgers()) == ["8x2-s0", "8x4-s0", "grow-s0"]
     fit = json.loads((isojax.run() / "fit.json").read_text())
     (row,) = fit["schedules"]
@@ -101,6 +100,7 @@ def test_a_sweep_of_fixed_and_growing_n(isojax: Any) -> None:
     before = (isojax.run() / "fit.json").read_bytes()
     isojax.quick_ok("recommend", "runs/tiny", "--budget", "2000")
     assert (isojax.run() / "fit.json").read_bytes() == before  # the fit is of these ledgers
+    assert "n along a run against the best fixed n" in isojax.quick_ok("fit", "runs/tiny").stdout
     isojax.quick_ok("report", "runs/tiny")
     (sweep,) = json.loads(isojax.quick_ok("status", "runs/tiny", "--json").stdout)["sweeps"]
     assert {cell["name"]: cell["state"] for cell in sweep["cells"]}["grow-s0"] == "done"

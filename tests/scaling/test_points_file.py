@@ -47,8 +47,7 @@ def test_steps_give_the_law_back_as_well_as_rounding_lets_them_and_modes_agree(t
     assert grid[0] == pytest.approx(10**4.8, rel=1e-3) and all(p["low"] <= p["high"] for p in hierarchical["band"])
 
 
-def test_few_distinct_n_and_the_last_n_are_said(tmp_path, monkeypatch):
-    monkeypatch.setattr("isojax.scaling.law.points_file.REPLICATES", 20)
+def test_few_distinct_n_and_the_last_n_are_said(tmp_path):
     rows = [(n, c) for n, c in steps() if n in (8, 32, 64, 256, 512)]
     result = fit_points_file(write(tmp_path, rows))
     assert any(

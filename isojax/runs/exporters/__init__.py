@@ -72,6 +72,12 @@ def header_comments(
     return "".join(f"# {' '.join(line.split())}\n" for line in lines)  # a line break would end the comment
 
 
+def small_dataset_note(allocation: Allocation, epochs_key: str, other_settings: str = "") -> str:
+    """For trainers that end after so many passes over their dataset, also before M updates."""
+    prompts = allocation.B_p * allocation.M
+    return f"With a dataset of D < B_p M = {prompts} prompts, {other_settings}{epochs_key} is {prompts} / D."
+
+
 def _learning_rate_text(B: int, sweep_config: Config | None) -> str:
     """What the sweep's rule gives at this batch, or the rule alone (IsoCompute Playbook, section 3)."""
     if sweep_config is None:

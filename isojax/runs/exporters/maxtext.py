@@ -5,7 +5,7 @@ batch_size counts prompts, and a batch is one update. A run takes num_batches ba
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import header_comments
+from isojax.runs.exporters import header_comments, small_dataset_note
 
 HOW_TO_RUN = "python -m maxtext.trainers.post_train.rl.train_rl {file} model_name=... load_parameters_path=..."
 
@@ -20,9 +20,8 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "train_fraction": 1.0,
         "rl": {"num_generations": allocation.n, "num_iterations": 1},
     }
-    prompts = allocation.B_p * allocation.M
     notes = [
         "Put this file into the folder of MaxText's rl.yml, on which it builds.",
-        f"With a dataset of D < B_p M = {prompts} prompts, num_batches is D / B_p, and num_epoch is {prompts} / D.",
+        small_dataset_note(allocation, "num_epoch", "num_batches is D / B_p, and "),
     ]
     return header_comments(recommendation, sweep_config, "learning_rate", notes, HOW_TO_RUN) + yaml_text(config)

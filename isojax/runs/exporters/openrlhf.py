@@ -6,7 +6,7 @@ rollout is used once by the policy that drew it. It ends after max_samples promp
 from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
-from isojax.runs.exporters import header_comments
+from isojax.runs.exporters import header_comments, small_dataset_note
 
 HOW_TO_RUN = "grep -v '^#' {file} | xargs python -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path ..."
 
@@ -16,16 +16,15 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
     allocation = recommendation.allocation
     if allocation.n < 2:
         raise InputError(f"n = {allocation.n} rollouts per problem; OpenRLHF's group_norm expects at least 2.")
-    prompts = allocation.B_p * allocation.M
     arguments = {
         "rollout.batch_size": allocation.B_p,
         "rollout.n_samples_per_prompt": allocation.n,
         "train.batch_size": allocation.B,
         "train.max_epochs": 1,
         "train.num_episodes": 1,
-        "data.max_samples": prompts,
+        "data.max_samples": allocation.B_p * allocation.M,
         "algo.advantage.estimator": "group_norm",
     }
-    notes = [f"With a dataset of D < B_p M = {prompts} prompts, train.num_episodes is {prompts} / D."]
+    notes = [small_dataset_note(allocation, "train.num_episodes")]
     lines = [f"--{name} {value}\n" for name, value in arguments.items()]
     return header_comments(recommendation, sweep_config, "actor.adam.lr", notes, HOW_TO_RUN) + "".join(lines)

@@ -6,7 +6,7 @@ rl_training_config as a whole, so that what stands in it (the optimizer, max_ste
 from isojax.core.config import Config
 from isojax.core.nouns import Recommendation
 from isojax.core.yaml_files import yaml_text
-from isojax.runs.exporters import header_comments
+from isojax.runs.exporters import header_comments, small_dataset_note
 
 HOW_TO_RUN = "python -m tunix.cli.grpo_main BASE.yaml override_config_file={file}"
 
@@ -19,10 +19,9 @@ def render(recommendation: Recommendation, sweep_config: Config | None) -> str:
         "grpo_config": {"num_generations": allocation.n, "num_iterations": 1},
     }
     sizes = f"leave out mini_batch_size and max_steps, or set them to {allocation.B_p} and {allocation.M}"
-    prompts = allocation.B_p * allocation.M
     notes = [
         f"In rl_training_config of BASE.yaml {sizes}.",
-        f"With a dataset of D < B_p M = {prompts} prompts, num_batches is D / B_p, and num_train_epochs {prompts} / D.",
+        small_dataset_note(allocation, "num_train_epochs", "num_batches is D / B_p, and "),
     ]
     rate_key = "rl_training_config.actor_optimizer_config.learning_rate"
     return header_comments(recommendation, sweep_config, rate_key, notes, HOW_TO_RUN) + yaml_text(overrides)

@@ -96,8 +96,9 @@ def _keep_latest(
             if begins and starts_over and may_be_another:
                 raise InputError(
                     f"{row.location}: {column_map.clock_field} goes back to {clock}, where the run began"
-                    f" ({kept[0][1].location}), so nothing before counts. Name the earlier log first; leave out a start"
-                    " that failed; sort a file or split it; number seeds by --settings TABLE or --map seed=COLUMN."
+                    f" ({kept[0][1].location}), so nothing before would count. Name the earlier log first; leave out a"
+                    " start that failed; sort a file by step; split one that holds two runs; number seeds by --settings"
+                    " TABLE or --map seed=COLUMN."
                 )
             if not kept or clock != kept[-1][0]:
                 is_twice, earlier_is_twice = False, is_twice
