@@ -30,6 +30,14 @@ def format_number(x: float | None) -> str:
     return f"{x:.4g}" if abs(x) < 1000 and x != int(x) else f"{x:,.0f}"
 
 
+def format_hours(hours: float | None) -> str:
+    """ "45 s", "12.5 min" or "200 h"; "–" where it is not known."""
+    if hours is None:
+        return "–"
+    seconds = 3600 * hours
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min" if hours < 2 else f"{hours:,.3g} h"
+
+
 def printable(text: object) -> str:
     """A text from anywhere for a terminal: control characters as escapes (\\x1b), and a long one without its middle."""
     return shorten(clean(str(text)))

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from isojax.core.config import Config
 from isojax.core.nouns import Cell, CellProgress
-from isojax.core.terminal import warn
+from isojax.core.terminal import format_hours, warn
 from isojax.launch.planner import DeviceBudget, format_bytes, format_sizes
 from isojax.launch.time_estimate import GIB, Forecast
 from isojax.report.console import SafeConsole, TextTable
@@ -51,7 +51,7 @@ def print_plan(
         seconds = max(forecast.cell_seconds.values()) if is_spend else forecast.sweep_seconds
         scope = "at most, with the slowest n" if is_spend else "for the sweep"
         scope += " if all runs went to their end; sweep.strategy=adaptive spends less" * (sweep.strategy == "adaptive")
-        console.print(f"time: {format_duration(seconds)} {scope}, from {forecast.source}")
+        console.print(f"time: {format_hours(seconds / 3600)} {scope}, from {forecast.source}")
 
 
 def print_disk_use(config: Config, cells: Sequence[Cell], folder: Path, checkpoint_bytes: int) -> None:
@@ -82,7 +82,7 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
         if forecast:
             seconds = forecast.cell_seconds[cell.kind]
             rate = C / max(seconds, 1e-9) if cell.stages else forecast.rollouts_per_second[cell.B_p, cell.n]
-            row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_duration(seconds)]
+            row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_hours(seconds / 3600)]
         rows.append([*([cell.schedule or "–"] if config.sweep.schedules else []), *row])
     columns = ("schedule", *columns) if config.sweep.schedules else columns
     title = f"{config.name}: {len(cells)} run{'s' * (len(cells) > 1)} in {folder}"
@@ -92,14 +92,6 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
     sweep = config.sweep
     if over_limit := [f"{B_p} x {n}" for B_p, n in product(sweep.B_p, sweep.n) if B_p * n > sweep.B_max]:
         console.print(f"sweep.B_max = {sweep.B_max} leaves out {', '.join(over_limit)}")
-
-
-def format_duration(seconds: float) -> str:
-    """Seconds for a person: 2.5 min."""
-    for unit, unit_seconds in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * unit_seconds:
-            return f"{seconds / unit_seconds:,.1f} {unit}"
-    return f"{seconds:.1f} s"
 
 
 class Display:

@@ -23,7 +23,6 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Cell
 from isojax.core.table_files import paths_below, read_json_object
-from isojax.launch.display import format_duration
 from isojax.launch.planner import plan_cells
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
 from isojax.runs.mirror import is_url, is_written
@@ -197,7 +196,7 @@ def read_sweep_status(folder: Path, now: float | None = None, planned: Config | 
         if driver_cells and not running:
             lost = f"its driver ({driver_name}) has not written its status for {now - driver.time:.0f} s"
         if running and driver.output_lost is not None:
-            age = format_duration(now - driver.output_lost)
+            age = terminal.format_hours((now - driver.output_lost) / 3600)
             unread = f"nobody reads what {driver_name} prints, for {age}; it goes on. kill {driver.pid} saves its state"
     totals = rollouts, budget, rate, seconds_left
     command = resume_command(folder, config)

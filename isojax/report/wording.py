@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from isojax.core.nouns import Recommendation
-from isojax.core.terminal import format_number
+from isojax.core.terminal import format_hours, format_number
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N
 from isojax.scaling.result import CrossoverRow, DecidingRun, FitResult, FrontierFit, NStarFit, SegmentRow
 
@@ -140,14 +140,6 @@ def describe_deciding_run(run: DecidingRun | None) -> str:
         return "–"
     seed = "" if run.explained is None else f" (another seed; it explains {format_percent(run.explained)} of the doubt)"
     return f"B_p = {run.B_p}, n = {run.n} to C = {format_compact(run.C)}{seed}"
-
-
-def format_hours(hours: float | None) -> str:
-    """ "45 s", "12.5 min" or "200 h"; "–" where it is not known."""
-    if hours is None:
-        return "–"
-    seconds = 3600 * hours
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min" if hours < 2 else f"{hours:,.3g} h"
 
 
 def describe_time(recommendation: Recommendation, price: float | None) -> str:

@@ -165,9 +165,6 @@ def fit_frontier(
 
 def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:
     """A fit with the wall clock of the runs that it was made from, which no file of a fit holds."""
-    clocks = {}
-    for run in runs:
-        startup, per_rollout = run_clock(run) or (None, None)
-        clocks[run.cell] = {"startup_seconds": startup, "seconds_per_rollout": per_rollout, "devices": run.devices}
-    timed = [row.model_copy(update=clocks.get(Cell(row.B_p, row.n, row.seed))) for row in result.runs]
+    clocks = {run.cell: run_clock(run) for run in runs}
+    timed = [row.model_copy(update={"clock": clocks.get(Cell(row.B_p, row.n, row.seed))}) for row in result.runs]
     return result.model_copy(update={"runs": tuple(timed)})

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, model_validator
 
 from isojax.core.atomic_files import read_file
 from isojax.core.errors import InputError
@@ -14,6 +14,7 @@ from isojax.scaling.checks.run_health import RunHealth
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.intervals import Positive, Size
+from isojax.scaling.tracks import Clock
 
 SCHEMA_VERSION = 1
 Severity = Literal["info", "warning", "error"]
@@ -34,9 +35,8 @@ class FitFlag(ResultRow):
 
 
 class FittedRun(ResultRow):
-    """A run that was fitted; C_max and final_reward are those of its last evaluation. Its wall clock after C rollouts
-    is startup_seconds + C seconds_per_rollout (None: its times are not known). Times are no part of fit.json, which is
-    the same, to the bit, wherever and however often interrupted a sweep was run; timing.jsonl has them."""
+    """A run that was fitted; C_max and final_reward are those of its last evaluation. Its clock (None: not known) is no
+    part of fit.json, which is the same, to the bit, wherever and however often interrupted a sweep was run."""
 
     B_p: Size
     n: Size
@@ -45,9 +45,7 @@ class FittedRun(ResultRow):
     C_max: Annotated[float, Field(ge=0)]
     final_reward: float
     imported: bool = False  # from a log of another trainer
-    startup_seconds: float | None = Field(default=None, exclude=True)
-    seconds_per_rollout: float | None = Field(default=None, exclude=True)
-    devices: int = Field(default=1, exclude=True)
+    clock: InstanceOf[Clock] | None = Field(default=None, exclude=True)
 
 
 class IntervalSettings(ResultRow):

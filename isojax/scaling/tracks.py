@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.optimize import nnls
 
 from isojax.core.errors import InputError
 from isojax.core.estimators import ESTIMATOR_KINDS, FloatArray, estimate_at_k
@@ -25,6 +26,7 @@ KINDS_TEXT = ", ".join(f"{kind}@k" for kind in ESTIMATOR_KINDS[:-1]) + f" or {ES
 _METRIC_NAME = re.compile(rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.join(ESTIMATOR_KINDS)})@(?P<k>[1-9]\d*)")
 _CHI_SQUARE_MEDIAN = 0.455  # of one degree of freedom
 _BEND_VARIANCE = 1.5  # of a value minus the mean of its two neighbours, in variances of one value
+NEWTON_STEPS = 30
 _ROUNDING = 1e-9  # values of this size are residuals of a computed curve: their ratios mean nothing
 T = TypeVar("T")
 K = TypeVar("K")
@@ -122,16 +124,46 @@ def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
     return hours - hours[0] if run.points[0].rollouts == 0 else hours
 
 
-def run_clock(run: RunRecord) -> tuple[float, float] | None:
-    """(startup, seconds per rollout) of a run's wall clock, between evaluations at C > 0; None where it has none."""
-    trained = [i for i, point in enumerate(run.points) if point.rollouts > 0]
-    if len(run.device_hours) != len(run.points) or len(trained) < 2:
+@dataclass(frozen=True)
+class Clock:
+    """How long one run takes, or the runs of each cell (float[cells]; NaN: not known): C >= C_first rollouts take
+    startup + C per_rollout + log(C / C_first) per_efold seconds. The last term is that of evaluations spaced evenly in
+    log C; C_first is the first of them after the base policy's."""
+
+    startup: FloatArray
+    per_rollout: FloatArray
+    per_efold: FloatArray
+    C_first: FloatArray
+    devices: FloatArray
+
+    def seconds(self, C: FloatArray | float) -> FloatArray:
+        efolds = np.log(np.maximum(C / self.C_first, 1.0))
+        return self.startup + C * self.per_rollout + efolds * self.per_efold
+
+    def rollouts(self, seconds: FloatArray | float) -> FloatArray:
+        """The whole rollouts that these seconds are enough for; 0 where that is not known."""
+        C = np.maximum(seconds - self.startup, 0.0) / self.per_rollout  # if evaluations took no time
+        for _ in range(NEWTON_STEPS):  # in log C, in which the seconds are convex: from above, to the solution
+            slope = C * self.per_rollout + np.where(self.C_first < C, self.per_efold, 0.0)
+            C = C * np.exp((seconds - self.seconds(C)) / np.maximum(slope, _ROUNDING))
+        return np.floor(np.nan_to_num(C * (1 + _ROUNDING)))
+
+
+def run_clock(run: RunRecord) -> Clock | None:
+    """A run's clock between evaluations at C > 0; None where it has none. Least squares, in which the variance of the
+    seconds between two evaluations grows with their rollouts: it keeps the seconds in all."""
+    C = np.array([point.rollouts for point in run.points], dtype=np.float64)
+    if len(run.device_hours) != len(C) or (C > 0).sum() < 2:
         return None
-    first, last = trained[0], trained[-1]
-    seconds = [3600 * run.device_hours[i] / run.devices for i in (first, last)]
-    C_first, C_last = run.points[first].rollouts, run.points[last].rollouts
-    per_rollout = (seconds[1] - seconds[0]) / (C_last - C_first)
-    return (max(seconds[0] - C_first * per_rollout, 0.0), per_rollout) if per_rollout > 0 else None
+    seconds, C = 3600 * np.array(run.device_hours)[C > 0] / run.devices, C[C > 0]
+    if seconds[-1] <= seconds[0]:
+        return None
+    terms = np.stack([np.diff(C), np.diff(np.log(C))], axis=1)
+    per_rollout, per_efold = nnls(terms / np.sqrt(terms[:, :1]), np.diff(seconds) / np.sqrt(terms[:, 0]))[0]
+    if not per_rollout:
+        per_rollout, per_efold = (seconds[-1] - seconds[0]) / (C[-1] - C[0]), 0.0
+    startup = max(seconds[0] - C[0] * per_rollout, 0.0)
+    return Clock(*as_float64([startup, per_rollout, per_efold, C[0], run.devices]))
 
 
 def fixed_runs(runs: Iterable[RunRecord]) -> list[RunRecord]:

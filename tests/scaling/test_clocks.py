@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import astuple
 
+import numpy as np
 import pytest
 
 from isojax.core.errors import InputError
@@ -12,18 +14,17 @@ from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.allocate.recommend import recommend
 from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import run_clock
+from isojax.scaling.tracks import Clock, run_clock
 from tests.scaling.documents import document, hill, with_curve
 
-Clock = tuple[float, float]  # startup in seconds, seconds per rollout
 
-
-def timed(clocks: Mapping[int, Clock], devices: int = 1) -> FitResult:
-    """Hand-made curves whose cells of these n have clocks."""
+def timed(clocks: Mapping[int, tuple[float, float]], devices: int = 1, per_efold: float = 0.0) -> FitResult:
+    """Hand-made curves whose cells of these n have clocks of this startup and these seconds per rollout, and of these
+    seconds of evaluations while C grows e-fold, from C = 1000 on."""
     fit = document()
-    names = ("startup_seconds", "seconds_per_rollout")
-    times = {n: dict(zip(names, clock, strict=True)) | {"devices": devices} for n, clock in clocks.items()}
-    runs = tuple(run.model_copy(update=times.get(run.n, {})) for run in fit.runs)
+    rest = (per_efold, 1000.0, devices)
+    times = {n: Clock(*map(np.float64, (*clock, *rest))) for n, clock in clocks.items()}
+    runs = tuple(run.model_copy(update={"clock": times.get(run.n)}) for run in fit.runs)
     return fit.model_copy(update={"runs": runs})
 
 
@@ -87,11 +88,23 @@ def test_the_reason_for_M_has_the_rollouts_that_the_chosen_cells_clock_affords()
     assert reason == "M = floor(100,000 / (n B_p)) = 390" and r.allocation.M == 100_000 // (16 * 16) == 390
 
 
-def test_the_fastest_cell_counts_for_the_limit_only_where_it_may_be_chosen():
-    fit = timed({4: (0, 0.0001), 16: (0, 0.001), 64: (0, 0.001)})  # in 100 s n = 4 affords 1e6, ten times the data
+def test_the_chosen_cell_is_refused_beyond_four_times_the_measured_budget():
+    """In 100 s n = 4 affords 1e6, ten times the data, and n = 16, which is better even so, 1e5."""
+    assert recommend(timed({4: (0, 0.0001), 16: (0, 0.001), 64: (0, 0.001)}), TimeBudget(100)).times_measured == 1
+    fit = timed({4: (0, 0.001), 16: (0, 0.0001), 64: (0, 0.001)})
     with pytest.raises(InputError, match="10 times the largest measured C"):
         recommend(fit, TimeBudget(100))
-    assert recommend(fit, TimeBudget(100), fix={"B": 1024}).allocation.M == 97
+    assert recommend(fit, TimeBudget(100), fix={"B": 64}).allocation.M == 100_000 // 64
+    assert recommend(fit, TimeBudget(100), extrapolate=True).times_measured == 10
+
+
+def test_evaluations_take_time_evenly_in_log_C():
+    """10 s per e-fold from C = 1000 on: 46.05 s to C = 1e5, which with 100 s of rollouts are 146.05 s."""
+    fit = timed(dict.fromkeys((4, 16, 64), (0.0, 0.001)), per_efold=10.0)
+    r = recommend(fit, TimeBudget(146.06))
+    assert r.allocation.M == 390 and r.reasons[0].startswith("146.06 s of wall clock are 100,00")
+    assert r.hours == pytest.approx((99_840 * 0.001 + 10 * np.log(99.84)) / 3600)
+    assert recommend(fit, TimeBudget(0.9)).allocation.M == 900 // 64  # before the first evaluation
 
 
 def test_cells_without_a_clock_are_left_out():
@@ -133,10 +146,23 @@ def record(C: tuple[int, ...], hours: tuple[float, ...], devices: int) -> RunRec
 def test_the_clock_of_a_run():
     """100 s until the first evaluation after training, of which 2 s a rollout; the rest compiled programs."""
     hours = tuple(2 * s / 3600 for s in (40.0, 100.0, 116.0, 148.0))
-    assert run_clock(record((0, 8, 16, 32), hours, 2)) == pytest.approx((84.0, 2.0))
+    clock = run_clock(record((0, 8, 16, 32), hours, 2))
+    assert clock is not None and astuple(clock) == pytest.approx((84.0, 2.0, 0.0, 8, 2))
     assert run_clock(record((0, 8), hours[:2], 2)) is None  # a rate needs two evaluations after training began
     assert run_clock(record((0, 8, 16), (), 1)) is None
     assert run_clock(record((0, 8, 16), (0.0, 0.1, 0.1), 1)) is None  # a clock that stands
+
+
+def test_evaluations_spaced_in_log_C_have_a_clock_of_their_own():
+    """Each takes .5 s, and a rollout .001 s: while C grows e-fold, 1.25 evaluations at this spacing."""
+    C = [round(1000 * np.exp(0.8 * i)) for i in range(9)]
+    hours = tuple((5 + 0.001 * c + 0.5 * i) / 3600 for i, c in enumerate(C))
+    clock = run_clock(record((0, *C), (0.0, *hours), 1))
+    assert clock is not None and astuple(clock) == pytest.approx((5.0, 0.001, 0.625, 1000, 1), rel=1e-3)
+    assert float(clock.seconds(C[-1])) == pytest.approx(3600 * hours[-1])
+    evenly = [1000 * i for i in range(1, 10)]
+    clock = run_clock(record((0, *evenly), (0.0, *((1.5 * i + 5) / 3600 for i in range(1, 10))), 1))
+    assert clock is not None and astuple(clock) == pytest.approx((5.0, 0.0015, 0.0, 1000, 1))
 
 
 def test_a_cell_that_was_not_measured_has_no_clock():

@@ -11,8 +11,9 @@ from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core.errors import InputError
 from isojax.core.nouns import Quote, QuotedCell
+from isojax.core.terminal import format_hours
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import format_compact, format_hours, format_percent
+from isojax.report.wording import format_compact, format_percent
 from isojax.scaling.allocate.recommend import quote as quote_reward
 from isojax.scaling.checks.run_health import flag_sentences
 

@@ -20,9 +20,10 @@ from isojax.core.config import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Recommendation
 from isojax.core.tabular import parse_number
+from isojax.core.terminal import format_hours
 from isojax.report import wording
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import format_hours, format_percent, format_range, format_reward, join_commas
+from isojax.report.wording import format_percent, format_range, format_reward, join_commas
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE, TimeBudget
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences

@@ -16,8 +16,7 @@ from typer import Argument, Option
 from isojax.cli.formatting import json_text
 from isojax.cli.options import JsonOption, complete_run
 from isojax.core.errors import InputError
-from isojax.core.terminal import format_number
-from isojax.launch.display import format_duration
+from isojax.core.terminal import format_hours, format_number
 from isojax.launch.sweep_status import CellSummary, SweepStatus, read_sweep_status
 from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.mirror import refresh
@@ -87,7 +86,7 @@ def _cell_row(cell: CellSummary) -> tuple[str | Text, ...]:
     state = Text(cell.state, STATE_COLORS[cell.state]).append(" (flagged)" if cell.flags else "", "default")
     budget_share = "-" if cell.goal is None else f"{cell.rollouts / cell.goal:.0%}"
     reward = "-" if cell.reward is None else f"{cell.reward:.3f}"
-    last_point_age = "-" if cell.age is None else f"{format_duration(max(0.0, cell.age))} ago"
+    last_point_age = "-" if cell.age is None else f"{format_hours(max(0.0, cell.age) / 3600)} ago"
     numbers = (f"{cell.rollouts:,}", budget_share, reward, format_number(cell.rate), last_point_age)
     return cell.cell.name, state, *numbers, format_number(cell.attempts), cell.where
 
@@ -98,7 +97,7 @@ def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
     counts += [f"{count} {state}" for state in ("running", "interrupted", "failed") if (count := sweep.count(state))]
     summary = f"{', '.join(counts)}; {sweep.rollouts / sweep.budget:.0%} of {sweep.budget:,} rollouts"
     if sweep.rate and sweep.seconds_left is not None:
-        summary += f"; {format_number(sweep.rate)} rollouts/s, {format_duration(sweep.seconds_left)} left"
+        summary += f"; {format_number(sweep.rate)} rollouts/s, {format_hours(sweep.seconds_left / 3600)} left"
     yield summary
     if sweep.unread:
         yield f"[yellow]note:[/yellow] {escape(sweep.unread)}"

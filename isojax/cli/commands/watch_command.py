@@ -20,10 +20,11 @@ from isojax.core.config.load import load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord, Spending
 from isojax.core.schedule import Span
+from isojax.core.terminal import format_hours
 from isojax.launch.planner import plan_cells
 from isojax.launch.spend_rounds import current_spending
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import format_hours, format_percent
+from isojax.report.wording import format_percent
 from isojax.runs.ledger import RECORDS_FILE, default_metric, read_runs
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.find_logs import detect_format

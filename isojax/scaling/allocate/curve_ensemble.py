@@ -1,7 +1,7 @@
 """The curves of a fit and their replicates over the measured cells (B_p, n): every reward, interval and probability
 that a recommendation or a comparison states comes from these replicates; and how long runs of the cells take."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from statistics import NormalDist
 
 import numpy as np
@@ -14,32 +14,12 @@ from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, apply_problem_shift, from_curve_draws
 from isojax.scaling.intervals import LEVEL, central_band
 from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import FloatArray, group_by
+from isojax.scaling.tracks import Clock, FloatArray, group_by
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 MEASURED_TOLERANCE = 1.05  # runs end at their last evaluation, a little before the budget
-NO_CLOCKS = (
-    "no run of this fit says how long its steps took (timing.jsonl, or the log's own step times); expected a budget of"
-    " rollouts. Give one, or name the folder of a sweep whose runs have their times; a fit.json without them has none."
-)
-
-
-@dataclass(frozen=True)
-class CellClocks:
-    """float[cells] each, the mean of a cell's runs: C rollouts take startup + C per_rollout seconds; NaN: not known."""
-
-    startup: FloatArray
-    per_rollout: FloatArray
-    devices: FloatArray
-
-    def rollouts(self, budget: TimeBudget) -> FloatArray:
-        """float[cells]: whole rollouts that a budget affords; 0 where a cell has no clock. InputError if none has."""
-        if np.isnan(self.per_rollout).all():
-            raise InputError(NO_CLOCKS)
-        seconds = budget.seconds / (self.devices if budget.of_devices else 1.0)
-        return np.nan_to_num(np.floor(np.maximum(seconds - self.startup, 0.0) / self.per_rollout))
 
 
 @dataclass(frozen=True)
@@ -52,7 +32,7 @@ class CurveEnsemble:
     B_p: IntArray
     n: IntArray
     stable: BoolArray  # whether the cell's B_p is
-    clocks: CellClocks
+    clock: Clock  # float[cells] each, the mean of a cell's runs
 
     @property
     def B(self) -> IntArray:
@@ -106,10 +86,20 @@ class CurveEnsemble:
         width_above = np.hypot(max(0.0, interval[1] - reward), noise_half_width)
         return reward, (float(max(0.0, reward - width_below)), float(min(1.0, reward + width_above)))
 
-    def predict_hours(self, i: int, C: float) -> tuple[float, float] | tuple[None, None]:
-        """(wall clock of one run of cell i to C rollouts, its device hours) in hours; None where it has no clock."""
-        hours = float(self.clocks.startup[i] + C * self.clocks.per_rollout[i]) / 3600
-        return (None, None) if np.isnan(hours) else (hours, hours * float(self.clocks.devices[i]))
+    def predict_hours(self, i: int, C: float, C_done: float = 0.0) -> tuple[float, float] | tuple[None, None]:
+        """(wall clock of one run of cell i from C_done to C rollouts, its device hours) in hours; None where it has no
+        clock."""
+        before = self.clock.seconds(C_done)[i] if C_done else 0.0
+        hours = float(self.clock.seconds(C)[i] - before) / 3600
+        return (None, None) if np.isnan(hours) else (hours, hours * float(self.clock.devices[i]))
+
+    def affordable_rollouts(self, budget: TimeBudget) -> FloatArray:
+        """float[cells]: whole rollouts that a budget affords; 0 where a cell has no clock. InputError if none has."""
+        if np.isnan(self.clock.per_rollout).all():
+            problem = "no run of this fit says how long its steps took (timing.jsonl, or the log's own step times)"
+            fix = "Give one, or name the folder of a sweep whose runs have their times; a fit.json alone has none."
+            raise InputError(f"{problem}; expected a budget of rollouts. {fix}")
+        return self.clock.rollouts(budget.seconds / (self.clock.devices if budget.of_devices else 1.0))
 
     def is_beyond_data(self, i: int, C: float) -> bool:
         return bool(C > self.samples.C_high[i] * (1 + 1e-9))
@@ -125,7 +115,7 @@ class CurveEnsemble:
         """What each cell would spend (B_p n M where M is fixed, else all), and whether the request allows it."""
         fix, limit = request.fix, np.full(len(self.n), float(request.C))
         if request.time is not None:
-            limit = self.clocks.rollouts(request.time)
+            limit = self.affordable_rollouts(request.time)
         C_spent = self.B.astype(np.float64) * fix["M"] if "M" in fix else np.maximum(limit, 1.0)
         affordable = (C_spent <= limit) & (self.B <= limit)
         if request.B_max is not None:
@@ -151,14 +141,13 @@ class CurveEnsemble:
         return int((measured if measured.any() else within_epsilon).argmax())
 
 
-def cell_clocks(fit: FitResult, keys: list[tuple[int, int]]) -> CellClocks:
-    timed_runs = (run for run in fit.runs if run.seconds_per_rollout is not None)
-    runs = group_by(timed_runs, lambda run: (run.B_p, run.n))
-    columns = [
-        [float(np.mean([getattr(run, name) for run in runs[key]])) if key in runs else np.nan for key in keys]
-        for name in ("startup_seconds", "seconds_per_rollout", "devices")
-    ]
-    return CellClocks(*map(np.array, columns))
+def mean_clocks(fit: FitResult, keys: list[tuple[int, int]]) -> Clock:
+    """Of each of these cells (B_p, n), the mean of its runs' clocks."""
+    timed = [((run.B_p, run.n), astuple(run.clock)) for run in fit.runs if run.clock is not None]
+    clocks = group_by(timed, lambda pair: pair[0])
+    unknown = (np.nan,) * len(fields(Clock))
+    means = [np.mean([clock for _, clock in clocks[key]], 0) if key in clocks else unknown for key in keys]
+    return Clock(*np.transpose(means))
 
 
 def load_ensemble(fit: FitResult) -> CurveEnsemble:
@@ -171,7 +160,7 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
         B_p=np.array([c.B_p for c in curves], dtype=np.int64),
         n=np.array([c.n for c in curves], dtype=np.int64),
         stable=np.array([stable_by_B_p.get(c.B_p, True) for c in curves]),
-        clocks=cell_clocks(fit, [c.key for c in curves]),
+        clock=mean_clocks(fit, [c.key for c in curves]),
     )
 
 

@@ -72,30 +72,29 @@ def compare_n(ensemble: CurveEnsemble, B_p: int, n: int, C: FloatArray, R: Float
         raise InputError(f"the run has B_p x n = {B_p}x{n}, and the sweep measured {measured}; expected one of these.")
     offset = float(np.mean(R[-RECENT:] - ensemble.expected_rewards(C[-RECENT:])[:, own]))
     reward = float(ensemble.expected_rewards(C[-1])[own]) + offset
-    left, table = max(C_end - float(C[-1]), 0.0), CurveTable.of(ensemble, C_end)
+    C_done, C_end = float(C[-1]), max(C_end, float(C[-1]))
+    left, table = C_end - C_done, CurveTable.of(ensemble, C_end)
     now = np.full(ensemble.replicates, reward)
     as_it_is = table.go_on(own, now, left)
-    return [
-        _option(ensemble, i, table.go_on(i, now, left), as_it_is, left)
-        for i in np.flatnonzero(ensemble.B_p == B_p).tolist()
-    ]
-
-
-def _option(ensemble: CurveEnsemble, i: int, end: FloatArray, as_it_is: FloatArray, left: float) -> NOption:
-    gain, per_rollout = end - as_it_is, float(ensemble.clocks.per_rollout[i])
-    hours = None if np.isnan(per_rollout) else left * per_rollout / 3600
-    low, high = map(float, central_band(gain))
-    return NOption(
-        B_p=int(ensemble.B_p[i]),
-        n=int(ensemble.n[i]),
-        reward=float(end.mean()),
-        interval=ensemble.interval(end),
-        gain=float(gain.mean()),
-        gain_interval=(low, high),
-        p_better=float(np.mean(gain > 0)),
-        hours=hours,
-        device_hours=None if hours is None else hours * float(ensemble.clocks.devices[i]),
-    )
+    options = []
+    for i in np.flatnonzero(ensemble.B_p == B_p).tolist():
+        end = table.go_on(i, now, left)
+        gain = end - as_it_is
+        low, high = map(float, central_band(gain))
+        hours, device_hours = ensemble.predict_hours(i, C_end, C_done)
+        option = NOption(
+            B_p=int(ensemble.B_p[i]),
+            n=int(ensemble.n[i]),
+            reward=float(end.mean()),
+            interval=ensemble.interval(end),
+            gain=float(gain.mean()),
+            gain_interval=(low, high),
+            p_better=float(np.mean(gain > 0)),
+            hours=hours,
+            device_hours=device_hours,
+        )
+        options.append(option)
+    return options
 
 
 def plan_growing_run(ensemble: CurveEnsemble, cell: int, C_end: float, B_max: int | None) -> GrowingRun | None:

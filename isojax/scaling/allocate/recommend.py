@@ -10,6 +10,7 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Allocation, MeasuredCell, Quote, QuotedCell, Recommendation
+from isojax.core.terminal import format_number
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest, TimeBudget
 from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_rollout_ensemble
@@ -46,12 +47,12 @@ def recommend(
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     ensemble = load_rollout_ensemble(fit)
     request = _make_request(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, reasons=[]))
-    _check_extrapolation(ensemble, request, extrapolate)
     allocation = ALLOCATORS[fit.mode](fit, ensemble, request)
-    cell = min(  # the nearest in log n, then in log B_p
-        (abs(np.log2(c.n / allocation.n)), abs(np.log2(c.B_p / allocation.B_p)), i)
-        for i, c in enumerate(ensemble.curves)
-    )[-1]
+    distances = np.abs(np.log2(ensemble.B_p / allocation.B_p)), np.abs(np.log2(ensemble.n / allocation.n))
+    cell = int(np.lexsort(distances)[0])  # the nearest in log n, then in log B_p
+    if request.time is not None:  # which other cells may spend on more rollouts than this one
+        request = replace(request, C=float(ensemble.affordable_cells(request)[0][cell]))
+    _check_extrapolation(ensemble, request, extrapolate)
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     new_run = ensemble.predict_new_run(cell, allocation.C)[1]
     if new_run is not None and interval is not None:  # of the same problems: widened to hold that of any problems
@@ -101,16 +102,14 @@ def _make_request(ensemble: CurveEnsemble, budget: float | TimeBudget, request: 
     budget.check()
     if ensemble.fit.mode == "paper":
         raise InputError("a budget in time, of a fit in mode paper; expected mode hierarchical. Fit the runs again.")
-    rollouts = ensemble.clocks.rollouts(budget)
+    rollouts = ensemble.affordable_rollouts(budget)
     request = replace(request, C=max(float(rollouts.max()), 1.0), time=budget)
     request.check()
     allowed = ensemble.allowed_cells(request)[1]
     C = float(rollouts[allowed if allowed.any() else ensemble.stable].max(initial=0.0))
     request = replace(request, C=max(C, 1.0))
-    kind = "of all devices" if budget.of_devices else "of wall clock"
-    seconds = f"{budget.seconds:,.6g} s {kind}"
-    clocks = zip(ensemble.curves, ensemble.clocks.per_rollout, strict=True)
-    untimed = [f"{curve.B_p}x{curve.n}" for curve, seconds in clocks if np.isnan(seconds)]
+    seconds = f"{budget.seconds:,.6g} s of {'all devices' if budget.of_devices else 'wall clock'}"
+    untimed = [f"{ensemble.B_p[i]}x{ensemble.n[i]}" for i in np.flatnonzero(np.isnan(ensemble.clock.per_rollout))]
     not_compared = f"; not compared, as they have no clock: {', '.join(untimed)}" if untimed else ""
     fastest = f"{C:,.0f} rollouts in the fastest allowed cell"
     request.reasons.append(f"{seconds} are {fastest}, by the clocks of these runs{not_compared}")
@@ -146,8 +145,7 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, ex
     C, C_measured_max, C_measured_min = request.C, ensemble.C_measured_max, ensemble.samples.C_low.min()
     ratio = C / C_measured_max
     if ratio > MAX_EXTRAPOLATION * MEASURED_TOLERANCE:
-        times = f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.3g}"
-        statement = f"C = {C:.6g} is {times} times the largest measured C = {C_measured_max:.6g}"
+        statement = f"C = {C:.6g} is {format_number(ratio)} times the largest measured C = {C_measured_max:.6g}"
         risks = "no measurement supports more"
         if not ensemble.replicates:
             risks += "; this fit has no intervals to say how wrong it may be"
