@@ -46,13 +46,13 @@ def recommend(
     `with_details`: predict all measured cells, halting marks and the next run, which takes longer than the rest.
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     ensemble = load_rollout_ensemble(fit)
-    request = _make_request(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, reasons=[]))
+    request = _with_budget(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, []), extrapolate)
     allocation = ALLOCATORS[fit.mode](fit, ensemble, request)
     distances = np.abs(np.log2(ensemble.B_p / allocation.B_p)), np.abs(np.log2(ensemble.n / allocation.n))
     cell = int(np.lexsort(distances)[0])  # the nearest in log n, then in log B_p
     if request.time is not None:  # which other cells may spend on more rollouts than this one
         request = replace(request, C=float(ensemble.affordable_cells(request)[0][cell]))
-    _check_extrapolation(ensemble, request, extrapolate)
+        _check_extrapolation(ensemble, request, extrapolate)
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     new_run = ensemble.predict_new_run(cell, allocation.C)[1]
     if new_run is not None and interval is not None:  # of the same problems: widened to hold that of any problems
@@ -91,13 +91,16 @@ def recommend(
     )
 
 
-def _make_request(ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest) -> AllocationRequest:
+def _with_budget(
+    ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest, extrapolate: bool
+) -> AllocationRequest:
     """The request with its budget; of time, C is what the allowed cell of most rollouts affords."""
     if (mode := ensemble.fit.mode) not in ALLOCATORS:
         raise InputError(f"the fit's mode is {mode!r}; expected {' or '.join(ALLOCATORS)}. Run `isojax fit` again.")
     if not isinstance(budget, TimeBudget):
         request = replace(request, C=budget)
         request.check()
+        _check_extrapolation(ensemble, request, extrapolate)
         return request
     budget.check()
     if ensemble.fit.mode == "paper":
