@@ -5,7 +5,9 @@ what the fit says of them, and which n it recommends for the largest C measured,
 
 A reward counts as measured at a budget where its evaluation took between .7 of the budget and all of it; the mean over
 a cell's runs. "regret" is what the recommended n loses against the n with the highest mean: it is too high, because
-the highest of noisy means is too high. One JSON line per cut on standard output.
+the highest of noisy means is too high. "time_error" is by how much the hours of the whole run are predicted too high,
+as a share of them (the mean over runs), by the clocks of the evaluations up to C; null where runs have no times. One
+JSON line per cut on standard output.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,14 @@ from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.allocate.curve_ensemble import load_ensemble
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
+from isojax.scaling.tracks import select_points
 
 NEAR = 0.7  # the share of a budget from which on an evaluation counts as made at it
 
 
 def up_to(run: RunRecord, C: float) -> RunRecord:
     """The run's evaluations up to C."""
-    points = tuple(p for p in run.points if p.rollouts <= C)
-    return replace(run, points=points, device_hours=(), line_numbers=())
+    return select_points(run, slice(sum(p.rollouts <= C for p in run.points)))
 
 
 def mean_rewards(runs: Sequence[RunRecord], metric: str, C: float) -> dict[int, float]:
@@ -50,9 +51,12 @@ def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int)
     budget = min(*ends, int(MAX_EXTRAPOLATION * max(run.C_max for run in result.runs)))
     ensemble = load_ensemble(result)
     index = {curve.key: i for i, curve in enumerate(ensemble.curves)}
-    errors, inside = [], []
+    errors, inside, time_errors = [], [], []
     for run in runs:
         i = index.get((run.cell.B_p, run.cell.n))
+        hours = None if i is None else ensemble.predict_hours(i, run.points[-1].rollouts)[1]
+        if hours is not None and run.points[-1].rollouts > C:
+            time_errors.append(hours / run.device_hours[-1] - 1)
         for p in run.points:
             if p.rollouts > C and i is not None:  # a cell that was cut too short has no curve
                 predicted, interval = ensemble.predict_new_run(i, p.rollouts)
@@ -65,6 +69,7 @@ def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int)
         "inside": round(float(np.mean(inside)), 3),
         "mean_error": round(float(np.mean(errors)), 4),
         "mean_absolute_error": round(float(np.mean(np.abs(errors))), 4),
+        "time_error": round(float(np.mean(time_errors)), 3) if time_errors else None,
         "budget": budget,
         "n": advice.allocation.n,
         "n_probability": {n: round(p, 2) for n, p in (advice.n_probability or {}).items()},

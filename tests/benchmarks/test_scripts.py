@@ -283,7 +283,8 @@ def test_cost(scripts: Scripts) -> None:
 
 
 def test_cut_sweep(scripts: Scripts, tmp_path: Path) -> None:
-    """n = 8 is .3 above n = 2 at the end, so a fit of the first half of the rollouts recommends it."""
+    """n = 8 is .3 above n = 2 at the end, so a fit of the first half of the rollouts recommends it. All evaluations, which
+    are evenly spaced in log C, take 1 s."""
     runs = world(
         seeds=1, n=(2, 8), problems=200, ratio=1.4, budget=64_000, curve=lambda B_p, n: Hill(0.2, n / 10, 1.0, 8e3)
     )
@@ -295,7 +296,7 @@ def test_cut_sweep(scripts: Scripts, tmp_path: Path) -> None:
     C = [p.rollouts for run in runs.runs for p in run.points]
     assert line["hidden"] == sum(c > 32_000 for c in C) > 2 and line["inside"] > 0.5
     assert (line["n"], line["regret"]) == (8, 0.0) and line["measured"]["8"] - line["measured"]["2"] > 0.3
-    assert abs(line["mean_error"]) <= line["mean_absolute_error"] < 0.05
+    assert abs(line["mean_error"]) <= line["mean_absolute_error"] < 0.05 and abs(line["time_error"]) < 0.05
 
 
 def test_watch_replay(scripts: Scripts, tmp_path: Path) -> None:
