@@ -283,8 +283,8 @@ def test_cost(scripts: Scripts) -> None:
 
 
 def test_cut_sweep(scripts: Scripts, tmp_path: Path) -> None:
-    """n = 8 is .3 above n = 2 at the end, so a fit of the first half of the rollouts recommends it. All evaluations, which
-    are evenly spaced in log C, take 1 s."""
+    """n = 8 is .3 above n = 2 at the end, so a fit of the first half of the rollouts recommends it. Evaluations, evenly
+    spaced in log C, take 1 s each."""
     runs = world(
         seeds=1, n=(2, 8), problems=200, ratio=1.4, budget=64_000, curve=lambda B_p, n: Hill(0.2, n / 10, 1.0, 8e3)
     )
