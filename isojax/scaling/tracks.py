@@ -126,9 +126,8 @@ def _compute_axis(run: RunRecord, compute: str) -> FloatArray:
 
 @dataclass(frozen=True)
 class Clock:
-    """How long one run takes, or the runs of each cell (float[cells]; NaN: not known): C >= C_first rollouts take
-    startup + C per_rollout + log(C / C_first) per_efold seconds. The last term is that of evaluations spaced evenly in
-    log C; C_first is the first of them after the base policy's."""
+    """C >= C_first rollouts take startup + C per_rollout + log(C / C_first) per_efold seconds; the last term is that of
+    evaluations evenly spaced in log C from C_first on. Of one run, or float[cells] of each cell (NaN: not known)."""
 
     startup: FloatArray
     per_rollout: FloatArray

@@ -35,6 +35,7 @@ class AllocationRequest:
     B_max: int | None  # of one update
     fix: Mapping[str, int]  # at most one of FIXABLE, and its value
     epsilon: float  # reward that a smaller B_p may cost
+    extrapolate: bool  # answer beyond what the data support, too
     reasons: list[str]
     time: TimeBudget | None = None  # the budget, where it is one in time
 

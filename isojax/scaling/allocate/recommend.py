@@ -46,13 +46,13 @@ def recommend(
     `with_details`: predict all measured cells, halting marks and the next run, which takes longer than the rest.
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     ensemble = load_rollout_ensemble(fit)
-    request = _with_budget(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, []), extrapolate)
+    request = _with_budget(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, extrapolate, []))
     allocation = ALLOCATORS[fit.mode](fit, ensemble, request)
     distances = np.abs(np.log2(ensemble.B_p / allocation.B_p)), np.abs(np.log2(ensemble.n / allocation.n))
     cell = int(np.lexsort(distances)[0])  # the nearest in log n, then in log B_p
     if request.time is not None:  # which other cells may spend on more rollouts than this one
         request = replace(request, C=float(ensemble.affordable_cells(request)[0][cell]))
-        _check_extrapolation(ensemble, request, extrapolate)
+        _check_extrapolation(ensemble, request)
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     new_run = ensemble.predict_new_run(cell, allocation.C)[1]
     if new_run is not None and interval is not None:  # of the same problems: widened to hold that of any problems
@@ -91,16 +91,14 @@ def recommend(
     )
 
 
-def _with_budget(
-    ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest, extrapolate: bool
-) -> AllocationRequest:
+def _with_budget(ensemble: CurveEnsemble, budget: float | TimeBudget, request: AllocationRequest) -> AllocationRequest:
     """The request with its budget; of time, C is what the allowed cell of most rollouts affords."""
     if (mode := ensemble.fit.mode) not in ALLOCATORS:
         raise InputError(f"the fit's mode is {mode!r}; expected {' or '.join(ALLOCATORS)}. Run `isojax fit` again.")
     if not isinstance(budget, TimeBudget):
         request = replace(request, C=budget)
         request.check()
-        _check_extrapolation(ensemble, request, extrapolate)
+        _check_extrapolation(ensemble, request)
         return request
     budget.check()
     if ensemble.fit.mode == "paper":
@@ -144,7 +142,7 @@ def _compare_cells(ensemble: CurveEnsemble, request: AllocationRequest, chosen_n
     }
 
 
-def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, extrapolate: bool) -> None:
+def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest) -> None:
     C, C_measured_max, C_measured_min = request.C, ensemble.C_measured_max, ensemble.samples.C_low.min()
     ratio = C / C_measured_max
     if ratio > MAX_EXTRAPOLATION * MEASURED_TOLERANCE:
@@ -154,7 +152,7 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest, ex
             risks += "; this fit has no intervals to say how wrong it may be"
         if undetermined_cells := [f"{c.B_p}x{c.n}" for c in ensemble.curves if not c.determined]:
             risks += f"; the data do not determine the plateaus of {', '.join(undetermined_cells)}"
-        if not extrapolate:
+        if not request.extrapolate:
             sweep = advice.describe_supporting_sweep(ensemble, request, C / MAX_EXTRAPOLATION)
             raise InputError(
                 f"{statement}; expected at most {MAX_EXTRAPOLATION:g} times: {risks}. The cheapest sweep that supports "

@@ -18,7 +18,7 @@ from isojax.scaling.tracks import FloatArray
 GRID_SHAPE = (16, 40)  # starts in ln exponent and log10 C_mid
 START_COUNT = 8  # the best corners of the grid, from each of which a search starts
 MAX_STEPS = 200
-STEP_TOLERANCE = 1e-12
+TOLERANCE, COARSE_TOLERANCE = 1e-12, 1e-3  # of a search, and of those among which the best is found
 MAX_CORRECTION = 1e-6  # of a parameter where a search has ended
 BOUND_MARGIN = 1e-3  # of the range of ln exponent and log10 C_mid: nearer to its end than this, they are at their bound
 _TINY = 1e-300
@@ -58,14 +58,13 @@ def curve_points(C: FloatArray, rewards: FloatArray, R0: float | None = None) ->
 
 
 def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts: int = START_COUNT) -> Sigmoid:
-    """The best of the searches. robust_scale: residuals beyond count by a soft-L1 loss, searched for from where least
-    squares ended, because steps are small where all residuals count as outliers."""
-    searches = [search(points, start, None) for start in _best_corners(points, starts)]
+    """The best of coarse searches, refined. robust_scale: residuals beyond count by a soft-L1 loss, searched for from
+    where least squares ended, because steps are small where all residuals count as outliers."""
+    searches = [search(points, start, None, COARSE_TOLERANCE) for start in _best_corners(points, starts)]
     if robust_scale is not None:
-        searches = [search(points, found.x, robust_scale) for found in searches]
-    best = min(searches, key=lambda found: found.cost).x
-    R0, G, ln_exponent, log10_C_mid = _parameters(points, best)
-    phi = best[-2:]
+        searches = [search(points, found.x, robust_scale, COARSE_TOLERANCE) for found in searches]
+    best = search(points, min(searches, key=lambda found: found.cost).x, robust_scale).x
+    (R0, G, ln_exponent, log10_C_mid), phi = _parameters(points, best), best[-2:]
     margin = BOUND_MARGIN * (points.phi_upper - points.phi_lower)
     at_lower, at_upper = phi - points.phi_lower < margin, points.phi_upper - phi < margin
     at_bound = {
@@ -84,7 +83,7 @@ def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts
     )
 
 
-def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None) -> Any:
+def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None, tolerance: float = TOLERANCE) -> Any:
     """scipy's result, whose x is (R0 unless it is known, G / (largest reward - R0), ln exponent, log10 C_mid)."""
     low, high = points.reward_range
     root_weight, R0_known = np.sqrt(points.weight), points.R0 is not None
@@ -101,18 +100,22 @@ def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None)
 
     lower, upper = np.array([low, 0.0, *points.phi_lower]), np.array([high, 1.0, *points.phi_upper])
     settings: Any = {"method": "dogbox", "jac": jacobian, "x_scale": "jac", "max_nfev": MAX_STEPS}
-    settings |= {"ftol": None, "gtol": None, "xtol": STEP_TOLERANCE}
+    settings |= {"ftol": None, "gtol": None, "xtol": tolerance}
     if robust_scale is not None:
         settings |= {"loss": "soft_l1", "f_scale": robust_scale}
     found = least_squares(residuals, start, bounds=(lower[R0_known:], upper[R0_known:]), **settings)
+
+    if tolerance > TOLERANCE or found.active_mask.any():
+        return found
 
     def gradient(x: FloatArray) -> FloatArray:
         r = residuals(x)
         return jacobian(x).T @ (r if robust_scale is None else r / np.sqrt(1 + (r / robust_scale) ** 2))
 
     # The loss is flat to rounding around its minimum, which its gradient gives to more digits.
-    zero = root(gradient, found.x, tol=STEP_TOLERANCE).x
-    if not found.active_mask.any() and np.abs(zero - found.x).max() < MAX_CORRECTION:
+    with np.errstate(over="ignore", invalid="ignore"):  # far from it, where this may go
+        zero = root(gradient, found.x, tol=TOLERANCE).x
+    if np.abs(zero - found.x).max() < MAX_CORRECTION:
         found.x = zero
     return found
 
