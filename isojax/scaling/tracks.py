@@ -136,8 +136,7 @@ class Clock:
     devices: FloatArray
 
     def seconds(self, C: FloatArray | float) -> FloatArray:
-        efolds = np.log(np.maximum(C / self.C_first, 1.0))
-        return self.startup + C * self.per_rollout + efolds * self.per_efold
+        return self.startup + C * self.per_rollout + np.log(np.maximum(C / self.C_first, 1.0)) * self.per_efold
 
     def rollouts(self, seconds: FloatArray | float) -> FloatArray:
         """The whole rollouts that these seconds are enough for; 0 where that is not known."""

@@ -54,8 +54,11 @@ def read(path: Path) -> list[LogTable]:
                 notes.append("its last line is torn (the run still writes it, or was stopped): without its last value")
             values = _metric_values(match[2], is_torn)
             rows.append(DataRow(str(path), f"line {number}", {"step": int(match[1]), **values}, number - 1))
-        elif rows and rows[-1].index == number - 2 and not prefix and _WRAPPED.match(text) and len(notes) < 2:
-            notes.append(f"line {number} looks like the rest of line {number - 1}: lines must not be wrapped")
+        elif rows and rows[-1].index == number - 2 and not prefix and _WRAPPED.match(text):
+            if notes:  # one may be another program's output
+                fix = "expected all values of a step on one line. Copy the log's file, not what a terminal shows of it."
+                raise InputError(f"{path}, {notes[0]}, and so does line {number}; {fix}")
+            notes.append(f"line {number} looks like the rest of line {number - 1}, as if wrapped by a terminal")
     if not rows:
         expected = '"step:N - TAG:VALUE - ...", as verl prints for each step with trainer.logger=console'
         raise InputError(f"{path} has no line {expected}. Leave it out, save it as UTF-8, or name a format by --from.")
@@ -65,12 +68,12 @@ def read(path: Path) -> list[LogTable]:
     printed = re.sub(r"\\\n", " ", "\n".join(text for _, _, text in lines)).split("\n")
     commands = [(0, dict(_OVERRIDE.findall(x))) for x in printed if "verl." in x and "actor_rollout_" in x]
     for name in (*verl.CONFIG_COLUMNS["n"], *verl.REPEATS, *verl.CONFIG_COLUMNS["B_p"]):
-        settings = [(str(config[name]), number) for number, config in configs or commands if name in config]
-        first_lines = {text: number for text, number in reversed(settings) if "$" not in text}
-        if len(first_lines) > 1:
-            values, numbers = zip(*reversed(first_lines.items()), strict=True)
-            where = f" before line {' and '.join(map(str, numbers[1:]))}" if configs else ""
-            problem = f"{path} holds runs whose {name} is {', then '.join(values)}; expected one run"
+        found = ((str(config.get(name, "$")), number) for number, config in configs or commands)
+        settings = [(text, number) for text, number in found if "$" not in text]
+        if changes := [b for a, b in pairwise(settings) if a[0] != b[0]]:
+            values = ", then ".join(text for text, _ in (settings[0], *changes))
+            where = f" before line {' and '.join(str(number) for _, number in changes)}" if configs else ""
+            problem = f"{path} holds runs whose {name} is {values}; expected one run"
             raise InputError(f"{problem}. Split it{where}.")
     config = {name: value for _, source in (*commands, *configs[-1:]) for name, value in source.items()}
     config |= verl.derived_settings(config, rows)

@@ -140,22 +140,28 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     where its format says so, else the rows of one (B_p, n, seed) are. InputError where these change within a run."""
     table, metric_columns = column_map.table, [column_map.columns[name] for name in column_map.metric_fields]
     needed = [name for name in column_map.columns if is_validation(name) or name == column_map.clock_field]
-    rows = [row for row in table.rows if any(column in row.values for column in metric_columns)]
-    # A row with neither a validation metric nor the step is a training row whose steps are in another column.
-    rows = [row for row in rows if not all(is_blank(column_map.cell_value(name, row)) for name in needed)]
+    sizes = [name for name in ("n", "B_p", "B") if name in column_map]
+    rows, value_columns = list[DataRow](), [column_map.columns[name] for name in column_map.value_fields]
+    for row in table.rows:
+        blank = {name for name in (*needed, *sizes) if is_blank(column_map.cell_value(name, row))}
+        has_metric = any(column in row.values for column in metric_columns)
+        # A row with neither a validation metric nor the step is a training row whose steps are in another column.
+        is_known = not blank.issuperset(needed) and (has_metric or blank.isdisjoint(sizes))
+        if is_known and any(column in row.values for column in value_columns):
+            rows.append(row)
     if not rows:
         missing = ", ".join(metric_columns)
         raise InputError(f"{table.rows[0].location}: no row from there on has {missing}. Name columns with --map.")
     runs: dict[object, LogRun] = {}
     run_of_row: list[LogRun] = []
     for row in rows:
-        settings = _row_settings(row, column_map)
+        values = _row_settings(row, column_map)
         name = column_map.read("run", row) if "run" in column_map else ""
-        key: object = name if "run" in column_map or table.one_run else tuple(settings.values())
-        run = runs.setdefault(key, LogRun(column_map, name, **settings))
+        key: object = name if "run" in column_map or table.one_run else tuple(values.values())
+        run = runs.setdefault(key, LogRun(column_map, name, **values))
         run.rows.append(row)
         run_of_row.append(run)
-        changes = [f"{k} from {vars(run)[k]} to {value}" for k, value in settings.items() if value != vars(run)[k]]
+        changes = [f"{k} from {vars(run)[k]} to {value}" for k, value in values.items() if value != vars(run)[k]]
         if changes:
             run_label = f"the run {name!r}" if name else "one run"
             problem = f"{row.location}: {run_label} (from {run.rows[0].position}) changes {', '.join(changes)}"
@@ -186,7 +192,7 @@ def _reject_kinds_of_rows(run: LogRun) -> None:
 def _join_metrics(rows: list[DataRow], column_map: ColumnMap) -> list[DataRow]:
     """The rows of a run by their steps where these rise in each metric, and a file has one metric after another."""
     clocks = [column_map.read(column_map.clock_field, row) for row in rows]
-    for column in (column_map.columns[name] for name in column_map.metric_fields):
+    for column in (column_map.columns[name] for name in column_map.value_fields):
         steps = [clock for clock, row in zip(clocks, rows, strict=True) if not is_blank(row.values.get(column))]
         if any(a >= b for a, b in pairwise(steps)):
             return rows
@@ -302,7 +308,7 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
                 if len(values := {str(config.get(name)) for config in configs}) > 1:
                     yield f"these differ in {name} ({', '.join(sorted(values))}), so are they no seeds of one setting?"
             if any(run.column_map.read(run.column_map.clock_field, run.rows[0]) > 1 for run in unseeded_runs):
-                yield "some begin late; where one goes on with another, add --resumed, and without a name --map seed=0"
+                yield "some begin late; where one goes on with another, add --resumed --map seed=0"
 
 
 def _reject_copies(runs: Sequence[RunRecord]) -> None:

@@ -11,9 +11,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
 from isojax.core.tabular import DataRow, is_blank, list_some, parse_number
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation, rewards_within_one
-
-CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
-OTHER_FIELDS = (*CUMULATIVE_FIELDS, "step_seconds", "sampled_batches")  # that a row may have as well as metrics
+from isojax.runs.logs.log_table import CUMULATIVE_FIELDS, STEP_FIELDS
 
 
 @dataclass
@@ -84,7 +82,7 @@ def read_run_record(
     notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(entries, column_map)
     if training_rows := sum(any(map(is_training, x.values)) for x in entries_since_evaluation):
         notes.append(f"{training_rows} training rows after the last evaluation are left out")
-    if others := sum(not any(map(is_validation, x.values)) and not any(map(is_training, x.values)) for x in entries):
+    if others := sum(x.values.keys() <= {*CUMULATIVE_FIELDS} for x in entries):
         metric = column_map.columns[column_map.main_metric]
         notes.append(f"{others} rows without {metric}, which hold other values, are left out")
     devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
@@ -100,11 +98,15 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
         if entries and clock < entries[-1].clock:
             before = f"{entries[-1].clock} ({entries[-1].first_row.position})"
             problem = f"{row.location}: {clock_field} falls from {before} to {clock} within a run. Sort the file,"
-            fix = "split it before this line" if column_map.table.one_run else "split runs by --map run=COLUMN"
+            fix = (
+                "split it where this start begins, with its config"
+                if column_map.table.one_run
+                else "split runs by --map run=COLUMN"
+            )
             raise InputError(f"{problem} {fix}, or add --resumed where the run was resumed.")
         if not entries or clock > entries[-1].clock:
             entries.append(StepEntry(column_map, clock, row))
-        for name in (*column_map.metric_fields, *(name for name in OTHER_FIELDS if name in column_map.columns)):
+        for name in column_map.value_fields:
             _add_cell(entries[-1], name, row)
         others = (x for column, x in row.values.items() if column not in field_columns)
         entries[-1].has_other_values |= not all(map(is_blank, others))
@@ -130,7 +132,7 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
             entry.not_finite[name] = row
             return
     value = column_map.read(name, row)
-    if name in entry.values and not (name in CUMULATIVE_FIELDS and entry.values[name] == value):
+    if name in entry.values and not (name in (*CUMULATIVE_FIELDS, *STEP_FIELDS) and entry.values[name] == value):
         point = f"{column_map.describe_cell(name, row)}: the point at {column_map.clock_field} {entry.clock}"
         problem = f"{point} is there twice ({entry.values[name]!r} at {entry.rows[name].position} and {value!r} here)"
         fix = "add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN"
@@ -154,7 +156,7 @@ def _evaluation_metrics(entry: StepEntry) -> dict[str, float]:
     default; none where the entry holds other values only. InputError where one is due and its cell is empty."""
     column_map, main_field = entry.column_map, entry.column_map.main_metric
     validation_fields = sorted(filter(is_validation, column_map.columns), key=lambda name: name != main_field)
-    is_of_training = any(is_training(name) or name == "step_seconds" for name in entry.values)
+    is_of_training = any(is_training(name) or name in STEP_FIELDS for name in entry.values)
     if main_field in entry.values or not (entry.has_other_values or is_of_training):
         for name in (name for name in validation_fields if name in entry.rows):
             entry.require(name)

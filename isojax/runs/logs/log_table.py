@@ -36,6 +36,9 @@ FIELD_HELP = {
     "scale": "a number that multiplies the validation metrics, 0.01 for percent",
 }
 
+CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")
+STEP_FIELDS = ("step_seconds", "sampled_batches")  # of each step, with metrics or without
+
 # Columns named as in a ledger of our own need no map. Where a format's own `reward` is the training reward, its
 # importer takes SAME_NAME_FIELDS and says which column is which.
 _COUNTS = ("rollouts", "step", "n", "B_p", "B", "seed", "tokens", "device_hours", "devices", "samples")

@@ -39,11 +39,11 @@ class LogRun:
 
 def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> tuple[list[LogRun], list[str]]:
     """The runs, those with one id joined, and notes of what was joined. `on_request`: those with one name and setting
-    too (without a name, with one seed), and within a log a run goes on where its steps fall."""
+    too (without a name, or of a seed that the user gives, with one seed), and a log's run goes on where steps fall."""
     parts_by_run: dict[object, list[LogRun]] = defaultdict(list)
     for i, run in enumerate(runs):
         table = run.column_map.table
-        name = run.name or table.run
+        name = "" if "seed" in run.column_map.constants else run.name or table.run  # of a seed that the user gives
         named = (name, run.B_p, run.n, run.seed) if on_request and (name or run.seed is not None) else i
         parts_by_run[table.run_id or named].append(run)
     joined, notes = [], []
@@ -115,7 +115,7 @@ def _keep_latest(
 
 
 def _goes_back(kept: Sequence[tuple[int, DataRow]], clock: int, row: DataRow, column_map: ColumnMap) -> bool:
-    columns = [column_map.columns[name] for name in column_map.metric_fields]
+    columns = [column_map.columns[name] for name in column_map.value_fields]
     logged = [column for column in columns if not is_blank(row.values.get(column))]
     at_step = takewhile(lambda entry: entry[0] == clock, reversed(kept))
     return clock < kept[-1][0] or any(not is_blank(other.values.get(c)) for _, other in at_step for c in logged)

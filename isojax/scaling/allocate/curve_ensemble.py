@@ -14,7 +14,7 @@ from isojax.scaling.curves.hill import FittedCurve, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, apply_problem_shift, from_curve_draws
 from isojax.scaling.intervals import LEVEL, central_band
 from isojax.scaling.result import FitResult
-from isojax.scaling.tracks import Clock, FloatArray, group_by
+from isojax.scaling.tracks import Clock, FloatArray
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
@@ -87,17 +87,15 @@ class CurveEnsemble:
         return reward, (float(max(0.0, reward - width_below)), float(min(1.0, reward + width_above)))
 
     def predict_hours(self, i: int, C: float, C_done: float = 0.0) -> tuple[float, float] | tuple[None, None]:
-        """(wall clock of one run of cell i from C_done to C rollouts, its device hours) in hours; None where it has no
-        clock."""
-        before = self.clock.seconds(C_done)[i] if C_done else 0.0
-        hours = float(self.clock.seconds(C)[i] - before) / 3600
+        """Wall clock of a run of cell i from C_done to C rollouts, and device hours, in hours; None without a clock."""
+        hours = float(self.clock.seconds(C)[i] - (self.clock.seconds(C_done)[i] if C_done else 0.0)) / 3600
         return (None, None) if np.isnan(hours) else (hours, hours * float(self.clock.devices[i]))
 
     def affordable_rollouts(self, budget: TimeBudget) -> FloatArray:
         """float[cells]: whole rollouts that a budget affords; 0 where a cell has no clock. InputError if none has."""
         if np.isnan(self.clock.per_rollout).all():
             problem = "no run of this fit says how long its steps took (timing.jsonl, or the log's own step times)"
-            fix = "Give one, or name the folder of a sweep whose runs have their times; a fit.json alone has none."
+            fix = "Name a sweep's folder, not its fit.json, or import logs with --map step_seconds=COLUMN,devices=8."
             raise InputError(f"{problem}; expected a budget of rollouts. {fix}")
         return self.clock.rollouts(budget.seconds / (self.clock.devices if budget.of_devices else 1.0))
 
@@ -143,11 +141,9 @@ class CurveEnsemble:
 
 def mean_clocks(fit: FitResult, keys: list[tuple[int, int]]) -> Clock:
     """Of each of these cells (B_p, n), the mean of its runs' clocks."""
-    timed = [((run.B_p, run.n), astuple(run.clock)) for run in fit.runs if run.clock is not None]
-    clocks = group_by(timed, lambda pair: pair[0])
+    clocks = [[astuple(run.clock) for run in fit.runs if run.clock and (run.B_p, run.n) == key] for key in keys]
     unknown = (np.nan,) * len(fields(Clock))
-    means = [np.mean([clock for _, clock in clocks[key]], 0) if key in clocks else unknown for key in keys]
-    return Clock(*np.transpose(means))
+    return Clock(*np.transpose([np.mean(of_cell, 0) if of_cell else unknown for of_cell in clocks]))
 
 
 def load_ensemble(fit: FitResult) -> CurveEnsemble:

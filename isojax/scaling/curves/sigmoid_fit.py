@@ -99,11 +99,10 @@ def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None,
         return root_weight[:, None] * np.stack(columns, axis=1)
 
     lower, upper = np.array([low, 0.0, *points.phi_lower]), np.array([high, 1.0, *points.phi_upper])
-    settings: Any = {"method": "dogbox", "jac": jacobian, "x_scale": "jac", "max_nfev": MAX_STEPS}
-    settings |= {"ftol": None, "gtol": None, "xtol": tolerance}
-    if robust_scale is not None:
-        settings |= {"loss": "soft_l1", "f_scale": robust_scale}
-    found = least_squares(residuals, start, bounds=(lower[R0_known:], upper[R0_known:]), **settings)
+    loss: Any = {} if robust_scale is None else {"loss": "soft_l1", "f_scale": robust_scale}
+    settings: Any = loss | {"method": "dogbox", "jac": jacobian, "x_scale": "jac", "ftol": None, "gtol": None}
+    bounds = lower[R0_known:], upper[R0_known:]
+    found = least_squares(residuals, start, bounds=bounds, xtol=tolerance, max_nfev=MAX_STEPS, **settings)
 
     if tolerance > TOLERANCE or found.active_mask.any():
         return found

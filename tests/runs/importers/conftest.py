@@ -19,13 +19,13 @@ FIXTURES = Path(__file__).parent / "fixtures"
 def logged(tmp_path: Path) -> Callable[..., ImportedRuns]:
     """`logged(format, text or rows, *maps)`: one log, or several in a dictionary by file name."""
 
-    def run(format: str, logs: Any, *maps: str) -> ImportedRuns:
+    def run(format: str, logs: Any, *maps: str, resumed: bool = False) -> ImportedRuns:
         files = []
         for name, content in (logs if isinstance(logs, dict) else {f"log.{format}": logs}).items():
             file = tmp_path / name
             file.write_bytes(content if isinstance(content, bytes) else _text(content).encode())
             files.append(file)
-        return read_logs(files, format, parse_field_map(maps))
+        return read_logs(files, format, parse_field_map(maps), resumed=resumed)
 
     return run
 

@@ -105,7 +105,7 @@ def test_two_printed_dicts_are_no_csv_and_rows_of_numbers_are(tmp_path):
 def test_a_run_that_begins_late_may_be_a_resumed_one(logged):
     part = "step,acc\n{},0.5\n{},0.6\n"
     result = logged("csv", {"a.csv": part.format(0, 5), "b.csv": part.format(5, 10)}, "reward=acc", SETTINGS)
-    hint = "where one goes on with another, add --resumed, and without a name --map seed=0"
+    hint = "where one goes on with another, add --resumed --map seed=0"
     assert any(hint in note for note in result.notes)
     result = logged("csv", {"a.csv": part.format(0, 5), "b.csv": part.format(0, 6)}, "reward=acc", SETTINGS)
     assert not any("--resumed" in note for note in result.notes)
@@ -308,3 +308,29 @@ def test_a_sum_of_rewards_above_one_names_its_parts(logged):
     with pytest.raises(InputError, match=rf"is 1\.2, expected a number in \[0, 1\]\. Name one that is: {part}"):
         logged("jsonl", rows, SETTINGS, "reward=eval_reward")
     assert logged("jsonl", rows, SETTINGS, "reward=eval_rewards/accuracy/mean").runs
+
+
+@pytest.mark.parametrize("form", ["plain", "long", "wide"])
+def test_times_and_sampled_batches_of_rows_without_metrics_count(logged, form):
+    """Steps take 50 s and 2 batches of 4 prompts, those with an evaluation 150 s and 1: 7 batches and 400 s in 4."""
+    steps = [(0, 0.1, "", ""), (1, "", 2, 50), (2, 0.2, 1, 150), (3, "", 2, 50), (4, 0.3, 2, 150)]
+    names = ("acc", "batches", "seconds")
+    lines = ["step,acc,batches,seconds", *(",".join(map(str, row)) for row in steps)]
+    if form == "wide":
+        lines[0] = '"Step","a - acc","a - batches","a - seconds"'
+    if form == "long":
+        cells = [(row[0], name, x) for row in steps for name, x in zip(names, row[1:], strict=True) if x != ""]
+        lines = ["run,metric,step,value", *(f"a,{name},{step},{x}" for step, name, x in cells)]
+    fields = "reward=acc,sampled_batches=batches,sampled_B_p=4,step_seconds=seconds,devices=2"
+    result = logged("csv", {"a.csv": "\n".join([*lines, ""])}, fields, SETTINGS)
+    (run,) = result.runs
+    assert [p.rollouts for p in run.points] == [0, 3 * 32, 7 * 32]
+    assert run.device_hours == pytest.approx([0, 2 * 200 / 3600, 2 * 400 / 3600])
+    assert not any("left out" in note for note in result.notes)
+
+
+def test_parts_of_two_names_are_joined_by_the_seed_that_is_given(logged):
+    rows = ["a,0,0.1", "a,10,0.2", "a,20,0.3", "a-resumed,20,0.31", "a-resumed,30,0.4"]
+    text = "\n".join(["run,step,acc", *rows, ""])
+    (run,) = logged("csv", {"a.csv": text}, f"reward=acc,seed=0,{SETTINGS}", resumed=True).runs
+    assert [(p.M, *p.metrics.values()) for p in run.points] == [(0, 0.1), (10, 0.2), (20, 0.31), (30, 0.4)]

@@ -245,20 +245,29 @@ def test_a_batch_of_0_is_a_setting_that_is_not_used(tmp_path):
 
 def test_two_runs_in_one_file_are_to_be_split(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG + STEPS)
-    with pytest.raises(InputError, match=r"job.log, line 18: step falls from 6 .* split it before this line, or add"):
+    with pytest.raises(
+        InputError,
+        match=r"job.log, line 18: step falls from 6 .* split it where this start begins, with its config, or add",
+    ):
         read_logs([tmp_path / "job.log"], None, {})
     with pytest.raises(InputError, match=r"job.log, line 18: step goes back to 0, .*split one that holds two runs"):
         read_logs([tmp_path / "job.log"], None, {}, resumed=True)
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
-def test_lines_that_a_terminal_has_wrapped_are_noted(tmp_path, width):
-    """Twice, however many there are; tags after the wrap are not read."""
+def test_lines_that_a_terminal_has_wrapped_are_refused(tmp_path, width):
+    """A cut value is another number: .67 of .672. One such line may be another program's, and is noted."""
     steps = STEPS.replace(RAY, "").replace(" - response", " - actor/lr:np.float64(1e-06) - response")
     wrapped = "".join(line[i : i + width] + "\n" for line in steps.splitlines() for i in range(0, len(line), width))
     (tmp_path / "job.log").write_text(CONFIG + wrapped)
+    with pytest.raises(
+        InputError, match=r"looks like the rest of line \d+, .*and so does line \d+; .*Copy the log's file"
+    ):
+        read_logs([tmp_path / "job.log"], None, {}, resumed=True)
+    longest = max(steps.splitlines(), key=len)
+    (tmp_path / "job.log").write_text(CONFIG + steps.replace(longest, f"{longest[:width]}\n{longest[width:]}"))
     notes = [note for note in read_logs([tmp_path / "job.log"], None, {}, resumed=True).notes if "wrapped" in note]
-    assert len(notes) == 2 and "looks like the rest of line" in notes[0]
+    assert len(notes) == 1
 
 
 @pytest.mark.parametrize("between", ["12:00 - INFO: saved to /x\n", "epoch:3\n", f"{RAY}timing/x:0.5\n", NOISE, "\n"])
@@ -267,3 +276,12 @@ def test_other_lines_between_steps_are_no_rest(tmp_path, between):
     assert not any("wrapped" in note for note in read_logs([tmp_path / "job.log"], None, {}).notes)
     (tmp_path / "job.log").write_text(CONFIG + between.join(STEPS.replace(RAY, "").splitlines(True)))
     assert not any("wrapped" in note for note in read_logs([tmp_path / "job.log"], None, {}).notes)
+
+
+def test_settings_that_return_are_split_where_they_change(tmp_path):
+    configs = [CONFIG.replace("'n': 8", f"'n': {n}") for n in (16, 8, 16)]
+    (tmp_path / "job.log").write_text("".join(config + STEPS for config in configs))
+    per_start = (CONFIG + STEPS).count("\n")
+    lines = rf"before line {per_start + 1} and {2 * per_start + 1}\b"
+    with pytest.raises(InputError, match=rf"n is 16, then 8, then 16; .*{lines}"):
+        read_logs([tmp_path / "job.log"], None, {})
