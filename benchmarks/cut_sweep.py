@@ -55,7 +55,7 @@ def judge_cut(runs: Sequence[RunRecord], metric: str, C: float, replicates: int)
     for run in runs:
         i = index.get((run.cell.B_p, run.cell.n))
         hours = None if i is None else ensemble.predict_hours(i, run.points[-1].rollouts)[1]
-        if hours is not None and run.points[-1].rollouts > C:
+        if hours is not None and run.device_hours and run.points[-1].rollouts > C:
             time_errors.append(hours / run.device_hours[-1] - 1)
         for p in run.points:
             if p.rollouts > C and i is not None:  # a cell that was cut too short has no curve

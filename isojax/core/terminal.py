@@ -35,7 +35,8 @@ def format_hours(hours: float | None) -> str:
     if hours is None:
         return "–"
     seconds = 3600 * hours
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min" if hours < 2 else f"{hours:,.3g} h"
+    in_hours = f"{hours:.3g} h" if hours < 100 else f"{hours:,.0f} h"
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min" if hours < 2 else in_hours
 
 
 def printable(text: object) -> str:

@@ -27,6 +27,7 @@ _METRIC_NAME = re.compile(rf"(?:(?P<set>(?!train/|verl/)[^/]+)/)?(?P<kind>{'|'.j
 _CHI_SQUARE_MEDIAN = 0.455  # of one degree of freedom
 _BEND_VARIANCE = 1.5  # of a value minus the mean of its two neighbours, in variances of one value
 NEWTON_STEPS = 30
+MIN_INTERVALS, MIN_ROLLOUT_SHARE = 5, 0.1  # between evaluations, to tell their time from that of rollouts
 _ROUNDING = 1e-9  # values of this size are residuals of a computed curve: their ratios mean nothing
 T = TypeVar("T")
 K = TypeVar("K")
@@ -154,14 +155,15 @@ def run_clock(run: RunRecord) -> Clock | None:
     if len(run.device_hours) != len(C) or (C > 0).sum() < 2:
         return None
     seconds, C = 3600 * np.array(run.device_hours)[C > 0] / run.devices, C[C > 0]
-    if seconds[-1] <= seconds[0]:
+    rollouts, efolds, total = np.diff(C), np.diff(np.log(C)), seconds[-1] - seconds[0]
+    if total <= 0:
         return None
-    terms = np.stack([np.diff(C), np.diff(np.log(C))], axis=1)
-    per_rollout, per_efold = nnls(terms / np.sqrt(terms[:, :1]), np.diff(seconds) / np.sqrt(terms[:, 0]))[0]
-    if not per_rollout:
-        per_rollout, per_efold = (seconds[-1] - seconds[0]) / (C[-1] - C[0]), 0.0
-    startup = max(seconds[0] - C[0] * per_rollout, 0.0)
-    return Clock(*as_float64([startup, per_rollout, per_efold, C[0], run.devices]))
+    average = per_rollout = total / rollouts.sum()
+    if len(rollouts) >= MIN_INTERVALS:
+        terms = np.stack([rollouts, efolds], axis=1) / np.sqrt(rollouts)[:, None]
+        per_rollout = max(nnls(terms, np.diff(seconds) / np.sqrt(rollouts))[0][0], MIN_ROLLOUT_SHARE * average)
+    per_efold = max(total - per_rollout * rollouts.sum(), 0.0) / efolds.sum()
+    return Clock(*as_float64([max(seconds[0] - C[0] * per_rollout, 0.0), per_rollout, per_efold, C[0], run.devices]))
 
 
 def fixed_runs(runs: Iterable[RunRecord]) -> list[RunRecord]:

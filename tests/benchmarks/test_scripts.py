@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -283,15 +284,15 @@ def test_cost(scripts: Scripts) -> None:
 
 
 def test_cut_sweep(scripts: Scripts, tmp_path: Path) -> None:
-    """n = 8 is .3 above n = 2 at the end, so a fit of the first half of the rollouts recommends it. Evaluations, evenly
-    spaced in log C, take 1 s each."""
+    """n = 8 is .3 above n = 2 at the end, so a fit of the first half of the rollouts recommends it. Each evaluation
+    takes .5 s, and a rollout .1 ms."""
     runs = world(
         seeds=1, n=(2, 8), problems=200, ratio=1.4, budget=64_000, curve=lambda B_p, n: Hill(0.2, n / 10, 1.0, 8e3)
     )
     for run in runs.runs:
         ledger = Ledger(tmp_path / "cells" / run.cell.name, run.cell, "x")
-        for point in run.points:
-            ledger.append(point, seconds=1.0, devices=1)
+        for before, point in pairwise((run.points[0], *run.points)):
+            ledger.append(point, seconds=0.5 + 1e-4 * (point.rollouts - before.rollouts), devices=1)
     (line,) = scripts("cut_sweep", tmp_path, "--at", 32_000, "--replicates", 40)
     C = [p.rollouts for run in runs.runs for p in run.points]
     assert line["hidden"] == sum(c > 32_000 for c in C) > 2 and line["inside"] > 0.5

@@ -169,3 +169,18 @@ def test_a_cell_that_was_not_measured_has_no_clock():
     """The nearest cell's seconds of a rollout are not those of a batch of 12: neither hours nor a price follow."""
     r = recommend(timed(EQUAL), 1e5, fix={"B": 12})
     assert (r.allocation.B_p, r.allocation.n) == (3, 4) and (r.hours, r.device_hours) == (None, None)
+
+
+@pytest.mark.parametrize("last", [16.0, 16.01, 16.2])
+def test_few_evaluations_do_not_tell_their_time_from_that_of_rollouts(last):
+    """One slow interval among three evaluations: the whole time grows with C."""
+    hours = tuple(seconds / 3600 for seconds in (0.0, 10.0, 13.0, last))
+    clock = run_clock(record((0, 1000, 2000, 4000), hours, 1))
+    assert clock is not None and clock.per_efold == 0 and float(clock.rollouts(60.0)) == pytest.approx(26_000, rel=0.05)
+
+
+def test_of_a_time_that_does_not_grow_with_C_a_tenth_does():
+    C = [1000 * 2**i for i in range(9)]
+    clock = run_clock(record((0, *C), (0.0, *((5 + i) / 3600 for i in range(9))), 1))
+    assert clock is not None and float(clock.per_rollout) == pytest.approx(0.1 * 8 / 255_000)
+    assert float(clock.seconds(256_000.0)) == pytest.approx(13, rel=0.02)

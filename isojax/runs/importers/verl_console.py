@@ -56,8 +56,8 @@ def read(path: Path) -> list[LogTable]:
             rows.append(DataRow(str(path), f"line {number}", {"step": int(match[1]), **values}, number - 1))
         elif rows and rows[-1].index == number - 2 and not prefix and _WRAPPED.match(text):
             if notes:  # one may be another program's output
-                fix = "expected all values of a step on one line. Copy the log's file, not what a terminal shows of it."
-                raise InputError(f"{path}, {notes[0]}, and so does line {number}; {fix}")
+                problem = f"{path}, {notes[0]}, and so does line {number}; expected a step's values on one line"
+                raise InputError(f"{problem}. Copy the log's file, not a terminal's text, or remove these lines.")
             notes.append(f"line {number} looks like the rest of line {number - 1}, as if wrapped by a terminal")
     if not rows:
         expected = '"step:N - TAG:VALUE - ...", as verl prints for each step with trainer.logger=console'
@@ -68,13 +68,12 @@ def read(path: Path) -> list[LogTable]:
     printed = re.sub(r"\\\n", " ", "\n".join(text for _, _, text in lines)).split("\n")
     commands = [(0, dict(_OVERRIDE.findall(x))) for x in printed if "verl." in x and "actor_rollout_" in x]
     for name in (*verl.CONFIG_COLUMNS["n"], *verl.REPEATS, *verl.CONFIG_COLUMNS["B_p"]):
-        found = ((str(config.get(name, "$")), number) for number, config in configs or commands)
-        settings = [(text, number) for text, number in found if "$" not in text]
+        known = [(str(config[name]), number) for number, config in configs or commands if name in config]
+        settings = [(text, number) for text, number in known if "$" not in text]
         if changes := [b for a, b in pairwise(settings) if a[0] != b[0]]:
             values = ", then ".join(text for text, _ in (settings[0], *changes))
             where = f" before line {' and '.join(str(number) for _, number in changes)}" if configs else ""
-            problem = f"{path} holds runs whose {name} is {values}; expected one run"
-            raise InputError(f"{problem}. Split it{where}.")
+            raise InputError(f"{path} holds runs whose {name} is {values}; expected one run. Split it{where}.")
     config = {name: value for _, source in (*commands, *configs[-1:]) for name, value in source.items()}
     config |= verl.derived_settings(config, rows)
     run = str(config.get("trainer.experiment_name", ""))

@@ -14,7 +14,7 @@ from typing import Any
 from isojax.core.errors import InputError
 from isojax.core.nouns import RewardSums
 from isojax.core.tabular import DataRow, check_number, is_blank, list_some, nearest_names, parse_number
-from isojax.runs.logs.log_table import CUMULATIVE_FIELDS, FIELD_HELP, STEP_FIELDS, LogTable
+from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS, LogTable
 
 # The lowest value of each field that is a whole number.
 LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p": 1, "B": 1, "samples": 1, "devices": 1}
@@ -55,8 +55,9 @@ class ColumnMap:
         return [field for field in self.columns if is_validation(field) or is_training(field)]
 
     @property
-    def value_fields(self) -> list[str]:
-        return [*self.metric_fields, *(x for x in (*CUMULATIVE_FIELDS, *STEP_FIELDS) if x in self.columns)]
+    def step_columns(self) -> list[str]:
+        """The columns that have one value of each step: metrics, its seconds and its sampled batches."""
+        return [self.columns[field] for field in (*self.metric_fields, *STEP_FIELDS) if field in self.columns]
 
     @property
     def main_metric(self) -> str:

@@ -140,16 +140,15 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     where its format says so, else the rows of one (B_p, n, seed) are. InputError where these change within a run."""
     table, metric_columns = column_map.table, [column_map.columns[name] for name in column_map.metric_fields]
     needed = [name for name in column_map.columns if is_validation(name) or name == column_map.clock_field]
-    sizes = [name for name in ("n", "B_p", "B") if name in column_map]
-    rows, value_columns = list[DataRow](), [column_map.columns[name] for name in column_map.value_fields]
+    settings = [name for name in ("n", "B_p", "B", "sampled_B_p", "devices", "seed", "run") if name in column_map]
+    rows = []
     for row in table.rows:
-        blank = {name for name in (*needed, *sizes) if is_blank(column_map.cell_value(name, row))}
-        has_metric = any(column in row.values for column in metric_columns)
+        blank = {name for name in (*needed, *settings) if is_blank(column_map.cell_value(name, row))}
         # A row with neither a validation metric nor the step is a training row whose steps are in another column.
-        is_known = not blank.issuperset(needed) and (has_metric or blank.isdisjoint(sizes))
-        if is_known and any(column in row.values for column in value_columns):
+        says_its_run = blank.isdisjoint(settings) or any(column in row.values for column in metric_columns)
+        if says_its_run and not blank.issuperset(needed) and any(x in row.values for x in column_map.step_columns):
             rows.append(row)
-    if not rows:
+    if not any(column in row.values for row in rows for column in metric_columns):
         missing = ", ".join(metric_columns)
         raise InputError(f"{table.rows[0].location}: no row from there on has {missing}. Name columns with --map.")
     runs: dict[object, LogRun] = {}
@@ -171,7 +170,7 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     for run in runs.values():
         _reject_kinds_of_rows(run)
         run.rows = _join_metrics(run.rows, column_map)
-    return list(runs.values())
+    return [run for run in runs.values() if any(column in row.values for row in run.rows for column in metric_columns)]
 
 
 def _reject_kinds_of_rows(run: LogRun) -> None:
@@ -192,7 +191,7 @@ def _reject_kinds_of_rows(run: LogRun) -> None:
 def _join_metrics(rows: list[DataRow], column_map: ColumnMap) -> list[DataRow]:
     """The rows of a run by their steps where these rise in each metric, and a file has one metric after another."""
     clocks = [column_map.read(column_map.clock_field, row) for row in rows]
-    for column in (column_map.columns[name] for name in column_map.value_fields):
+    for column in column_map.step_columns:
         steps = [clock for clock, row in zip(clocks, rows, strict=True) if not is_blank(row.values.get(column))]
         if any(a >= b for a, b in pairwise(steps)):
             return rows
@@ -308,7 +307,7 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
                 if len(values := {str(config.get(name)) for config in configs}) > 1:
                     yield f"these differ in {name} ({', '.join(sorted(values))}), so are they no seeds of one setting?"
             if any(run.column_map.read(run.column_map.clock_field, run.rows[0]) > 1 for run in unseeded_runs):
-                yield "some begin late; where one goes on with another, add --resumed --map seed=0"
+                yield "some begin late: where one goes on with another, add --resumed, without one name --map seed=0"
 
 
 def _reject_copies(runs: Sequence[RunRecord]) -> None:

@@ -98,15 +98,11 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
         if entries and clock < entries[-1].clock:
             before = f"{entries[-1].clock} ({entries[-1].first_row.position})"
             problem = f"{row.location}: {clock_field} falls from {before} to {clock} within a run. Sort the file,"
-            fix = (
-                "split it where this start begins, with its config"
-                if column_map.table.one_run
-                else "split runs by --map run=COLUMN"
-            )
+            fix = "split it where a run starts" if column_map.table.one_run else "split runs by --map run=COLUMN"
             raise InputError(f"{problem} {fix}, or add --resumed where the run was resumed.")
         if not entries or clock > entries[-1].clock:
             entries.append(StepEntry(column_map, clock, row))
-        for name in column_map.value_fields:
+        for name in (*column_map.metric_fields, *CUMULATIVE_FIELDS, *STEP_FIELDS):
             _add_cell(entries[-1], name, row)
         others = (x for column, x in row.values.items() if column not in field_columns)
         entries[-1].has_other_values |= not all(map(is_blank, others))
@@ -117,8 +113,8 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
     """Add what a row has of a field, but for a NaN of a metric, or of a time, in a log that a trainer wrote, where
     nobody can correct it, or of a training metric that no --map names."""
     column_map = entry.column_map
-    column = column_map.columns[name]
-    if column not in row.values:
+    column = column_map.columns.get(name)
+    if column is None or column not in row.values or (name in STEP_FIELDS and name in entry.values):
         return
     cell_value = row.values[column]
     if is_blank(cell_value):
@@ -132,7 +128,7 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
             entry.not_finite[name] = row
             return
     value = column_map.read(name, row)
-    if name in entry.values and not (name in (*CUMULATIVE_FIELDS, *STEP_FIELDS) and entry.values[name] == value):
+    if name in entry.values and not (name in CUMULATIVE_FIELDS and entry.values[name] == value):
         point = f"{column_map.describe_cell(name, row)}: the point at {column_map.clock_field} {entry.clock}"
         problem = f"{point} is there twice ({entry.values[name]!r} at {entry.rows[name].position} and {value!r} here)"
         fix = "add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN"

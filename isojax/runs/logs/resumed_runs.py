@@ -115,7 +115,6 @@ def _keep_latest(
 
 
 def _goes_back(kept: Sequence[tuple[int, DataRow]], clock: int, row: DataRow, column_map: ColumnMap) -> bool:
-    columns = [column_map.columns[name] for name in column_map.value_fields]
-    logged = [column for column in columns if not is_blank(row.values.get(column))]
+    logged = [column for column in column_map.step_columns if not is_blank(row.values.get(column))]
     at_step = takewhile(lambda entry: entry[0] == clock, reversed(kept))
     return clock < kept[-1][0] or any(not is_blank(other.values.get(c)) for _, other in at_step for c in logged)

@@ -51,7 +51,7 @@ def recommend(
     distances = np.abs(np.log2(ensemble.B_p / allocation.B_p)), np.abs(np.log2(ensemble.n / allocation.n))
     cell = int(np.lexsort(distances)[0])  # the nearest in log n, then in log B_p
     if request.time is not None:  # which other cells may spend on more rollouts than this one
-        request = replace(request, C=float(ensemble.affordable_cells(request)[0][cell]))
+        request = replace(request, C=float(ensemble.affordable_rollouts(request.time)[cell]))
         _check_extrapolation(ensemble, request)
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     new_run = ensemble.predict_new_run(cell, allocation.C)[1]

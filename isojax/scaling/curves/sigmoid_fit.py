@@ -7,6 +7,7 @@ squares, and is scipy's, over (R0, G / (largest reward - R0), ln exponent, log10
 """
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from isojax.scaling.tracks import FloatArray
 
 GRID_SHAPE = (16, 40)  # starts in ln exponent and log10 C_mid
 START_COUNT = 8  # the best corners of the grid, from each of which a search starts
+REFINED_COUNT = 3  # of these searches, which are coarse
 MAX_STEPS = 200
 TOLERANCE, COARSE_TOLERANCE = 1e-12, 1e-3  # of a search, and of those among which the best is found
 MAX_CORRECTION = 1e-6  # of a parameter where a search has ended
@@ -58,12 +60,13 @@ def curve_points(C: FloatArray, rewards: FloatArray, R0: float | None = None) ->
 
 
 def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts: int = START_COUNT) -> Sigmoid:
-    """The best of coarse searches, refined. robust_scale: residuals beyond count by a soft-L1 loss, searched for from
+    """The best of the searches. robust_scale: residuals beyond count by a soft-L1 loss, searched for from
     where least squares ended, because steps are small where all residuals count as outliers."""
     searches = [search(points, start, None, COARSE_TOLERANCE) for start in _best_corners(points, starts)]
     if robust_scale is not None:
         searches = [search(points, found.x, robust_scale, COARSE_TOLERANCE) for found in searches]
-    best = search(points, min(searches, key=lambda found: found.cost).x, robust_scale).x
+    searches.sort(key=attrgetter("cost"))
+    best = min((search(points, found.x, robust_scale) for found in searches[:REFINED_COUNT]), key=attrgetter("cost")).x
     (R0, G, ln_exponent, log10_C_mid), phi = _parameters(points, best), best[-2:]
     margin = BOUND_MARGIN * (points.phi_upper - points.phi_lower)
     at_lower, at_upper = phi - points.phi_lower < margin, points.phi_upper - phi < margin

@@ -105,7 +105,7 @@ def test_two_printed_dicts_are_no_csv_and_rows_of_numbers_are(tmp_path):
 def test_a_run_that_begins_late_may_be_a_resumed_one(logged):
     part = "step,acc\n{},0.5\n{},0.6\n"
     result = logged("csv", {"a.csv": part.format(0, 5), "b.csv": part.format(5, 10)}, "reward=acc", SETTINGS)
-    hint = "where one goes on with another, add --resumed --map seed=0"
+    hint = "where one goes on with another, add --resumed, without one name --map seed=0"
     assert any(hint in note for note in result.notes)
     result = logged("csv", {"a.csv": part.format(0, 5), "b.csv": part.format(0, 6)}, "reward=acc", SETTINGS)
     assert not any("--resumed" in note for note in result.notes)
@@ -334,3 +334,36 @@ def test_parts_of_two_names_are_joined_by_the_seed_that_is_given(logged):
     text = "\n".join(["run,step,acc", *rows, ""])
     (run,) = logged("csv", {"a.csv": text}, f"reward=acc,seed=0,{SETTINGS}", resumed=True).runs
     assert [(p.M, *p.metrics.values()) for p in run.points] == [(0, 0.1), (10, 0.2), (20, 0.31), (30, 0.4)]
+
+
+def test_rows_of_a_step_may_share_sums_in_a_log_that_was_resumed(logged):
+    """A training row and an evaluation of one step, both with the tokens so far, are no second start."""
+    train = [{"step": s, "tokens": 10 * s, "t": 50, "train/reward": s / 100} for s in range(1, 11)]
+    both = [
+        [row, {"step": row["step"], "acc": 0.2, "tokens": row["tokens"]}][: 1 + (row["step"] % 5 == 0)] for row in train
+    ]
+    rows = [{"step": 0, "acc": 0.1, "tokens": 0}, *(row for pair in both for row in pair)]
+    fields = ("reward=acc,step_seconds=t,devices=1,train_reward=train/reward,tokens=tokens", SETTINGS)
+    result = logged("jsonl", rows, *fields, resumed=True)
+    (run,) = result.runs
+    assert [3600 * hours for hours in run.device_hours] == pytest.approx([0, 250, 500])
+    assert not any("resumed" in note for note in result.notes)
+
+
+def test_one_metric_after_another_over_rollouts(logged):
+    rows = [f"a,{name},{C},{x}" for name, x in (("acc", 0.2), ("train", 0.3)) for C in (0, 32, 64)]
+    text = "\n".join(["run,metric,rollouts,value", *rows, ""])
+    (run,) = logged("csv", {"a.csv": text}, "reward=acc,train_reward=train", SETTINGS).runs
+    assert [(p.rollouts, *p.metrics.values()) for p in run.points] == [(0, 0.2), (32, 0.2), (64, 0.2)]
+
+
+@pytest.mark.parametrize("extra", ["seed", "run", "devices", "n"])
+def test_a_row_with_a_time_alone_counts_where_it_says_its_run(logged, extra):
+    """Here it does not; and a run without an evaluation is none."""
+    sizes = {"n": 8, "B_p": 4, extra: 1}
+    rows = [{"step": 1, "t": 50}, {"step": 0, "acc": 0.1, **sizes}, {"step": 2, "acc": 0.2, "t": 50, **sizes}]
+    fields = "reward=acc,step_seconds=t" + ("" if extra == "devices" else ",devices=1")
+    (run,) = logged("jsonl", rows, fields).runs
+    assert [p.M for p in run.points] == [0, 2]
+    rows = [{"run": "b", "step": 1, "t": 50, **sizes}, *({"run": "a", **row} for row in rows[1:])]
+    assert len(logged("jsonl", rows, fields).runs) == 1

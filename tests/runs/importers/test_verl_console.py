@@ -247,7 +247,7 @@ def test_two_runs_in_one_file_are_to_be_split(tmp_path):
     (tmp_path / "job.log").write_text(CONFIG + STEPS + CONFIG + STEPS)
     with pytest.raises(
         InputError,
-        match=r"job.log, line 18: step falls from 6 .* split it where this start begins, with its config, or add",
+        match=r"job.log, line 18: step falls from 6 .* split it where a run starts, or add",
     ):
         read_logs([tmp_path / "job.log"], None, {})
     with pytest.raises(InputError, match=r"job.log, line 18: step goes back to 0, .*split one that holds two runs"):
