@@ -141,12 +141,12 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     table, metric_columns = column_map.table, [column_map.columns[name] for name in column_map.metric_fields]
     needed = [name for name in column_map.columns if is_validation(name) or name == column_map.clock_field]
     settings = [name for name in ("n", "B_p", "B", "sampled_B_p", "devices", "seed", "run") if name in column_map]
-    rows = []
+    rows, step_columns = list[DataRow](), column_map.step_columns
     for row in table.rows:
         blank = {name for name in (*needed, *settings) if is_blank(column_map.cell_value(name, row))}
         # A row with neither a validation metric nor the step is a training row whose steps are in another column.
         says_its_run = blank.isdisjoint(settings) or any(column in row.values for column in metric_columns)
-        if says_its_run and not blank.issuperset(needed) and any(x in row.values for x in column_map.step_columns):
+        if says_its_run and not blank.issuperset(needed) and any(column in row.values for column in step_columns):
             rows.append(row)
     if not any(column in row.values for row in rows for column in metric_columns):
         missing = ", ".join(metric_columns)

@@ -60,8 +60,8 @@ def curve_points(C: FloatArray, rewards: FloatArray, R0: float | None = None) ->
 
 
 def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts: int = START_COUNT) -> Sigmoid:
-    """The best of the searches. robust_scale: residuals beyond count by a soft-L1 loss, searched for from
-    where least squares ended, because steps are small where all residuals count as outliers."""
+    """The best of the searches. robust_scale: residuals beyond count by a soft-L1 loss, searched for from where least
+    squares ended, because steps are small where all residuals count as outliers."""
     searches = [search(points, start, None, COARSE_TOLERANCE) for start in _best_corners(points, starts)]
     if robust_scale is not None:
         searches = [search(points, found.x, robust_scale, COARSE_TOLERANCE) for found in searches]
