@@ -127,11 +127,13 @@ def classes_in(annotation: Any) -> Iterator[type]:
 
 
 def classes_below(cls: type, path: str, found: dict[type, str]) -> dict[type, str]:
-    """A class and those that its fields name, each with the dotted path of the first field that names it."""
+    """A class and those that its fields name, each with the dotted path of the first field that names it. A field that
+    no file holds names none."""
     if cls not in found:
         found[cls] = path
+        excluded = {name for name, field in getattr(cls, "model_fields", {}).items() if field.exclude}
         for name, annotation in typing.get_type_hints(cls).items():
-            for below in classes_in(annotation):
+            for below in () if name in excluded else classes_in(annotation):
                 classes_below(below, f"{path}.{name}".lstrip("."), found)
     return found
 
