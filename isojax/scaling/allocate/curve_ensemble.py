@@ -142,8 +142,7 @@ class CurveEnsemble:
 def mean_clocks(fit: FitResult, keys: list[tuple[int, int]]) -> Clock:
     """Of each of these cells (B_p, n), the mean of its runs' clocks."""
     clocks = [[astuple(run.clock) for run in fit.runs if run.clock and (run.B_p, run.n) == key] for key in keys]
-    unknown = (np.nan,) * len(fields(Clock))
-    return Clock(*np.transpose([np.mean(of_cell, 0) if of_cell else unknown for of_cell in clocks]))
+    return Clock(*np.transpose([np.mean(runs, 0) if runs else [np.nan] * len(fields(Clock)) for runs in clocks]))
 
 
 def load_ensemble(fit: FitResult) -> CurveEnsemble:

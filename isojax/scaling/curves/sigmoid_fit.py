@@ -7,7 +7,6 @@ squares, and is scipy's, over (R0, G / (largest reward - R0), ln exponent, log10
 """
 
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from isojax.scaling.tracks import FloatArray
 
 GRID_SHAPE = (16, 40)  # starts in ln exponent and log10 C_mid
 START_COUNT = 8  # the best corners of the grid, from each of which a search starts
-REFINED_COUNT = 3  # of these searches, which are coarse
 MAX_STEPS = 200
-TOLERANCE, COARSE_TOLERANCE = 1e-12, 1e-3  # of a search, and of those among which the best is found
+STEP_TOLERANCE = 1e-12
 MAX_CORRECTION = 1e-6  # of a parameter where a search has ended
 BOUND_MARGIN = 1e-3  # of the range of ln exponent and log10 C_mid: nearer to its end than this, they are at their bound
 _TINY = 1e-300
@@ -62,12 +60,12 @@ def curve_points(C: FloatArray, rewards: FloatArray, R0: float | None = None) ->
 def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts: int = START_COUNT) -> Sigmoid:
     """The best of the searches. robust_scale: residuals beyond count by a soft-L1 loss, searched for from where least
     squares ended, because steps are small where all residuals count as outliers."""
-    searches = [search(points, start, None, COARSE_TOLERANCE) for start in _best_corners(points, starts)]
+    searches = [search(points, start, None) for start in _best_corners(points, starts)]
     if robust_scale is not None:
-        searches = [search(points, found.x, robust_scale, COARSE_TOLERANCE) for found in searches]
-    searches.sort(key=attrgetter("cost"))
-    best = min((search(points, found.x, robust_scale) for found in searches[:REFINED_COUNT]), key=attrgetter("cost")).x
-    (R0, G, ln_exponent, log10_C_mid), phi = _parameters(points, best), best[-2:]
+        searches = [search(points, found.x, robust_scale) for found in searches]
+    best = min(searches, key=lambda found: found.cost).x
+    R0, G, ln_exponent, log10_C_mid = _parameters(points, best)
+    phi = best[-2:]
     margin = BOUND_MARGIN * (points.phi_upper - points.phi_lower)
     at_lower, at_upper = phi - points.phi_lower < margin, points.phi_upper - phi < margin
     at_bound = {
@@ -86,7 +84,7 @@ def fit_sigmoid(points: SigmoidPoints, robust_scale: float | None = None, starts
     )
 
 
-def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None, tolerance: float = TOLERANCE) -> Any:
+def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None) -> Any:
     """scipy's result, whose x is (R0 unless it is known, G / (largest reward - R0), ln exponent, log10 C_mid)."""
     low, high = points.reward_range
     root_weight, R0_known = np.sqrt(points.weight), points.R0 is not None
@@ -102,22 +100,19 @@ def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None,
         return root_weight[:, None] * np.stack(columns, axis=1)
 
     lower, upper = np.array([low, 0.0, *points.phi_lower]), np.array([high, 1.0, *points.phi_upper])
-    loss: Any = {} if robust_scale is None else {"loss": "soft_l1", "f_scale": robust_scale}
-    settings: Any = loss | {"method": "dogbox", "jac": jacobian, "x_scale": "jac", "ftol": None, "gtol": None}
-    bounds = lower[R0_known:], upper[R0_known:]
-    found = least_squares(residuals, start, bounds=bounds, xtol=tolerance, max_nfev=MAX_STEPS, **settings)
-
-    if tolerance > TOLERANCE or found.active_mask.any():
-        return found
+    settings: Any = {"method": "dogbox", "jac": jacobian, "x_scale": "jac", "max_nfev": MAX_STEPS}
+    settings |= {"ftol": None, "gtol": None, "xtol": STEP_TOLERANCE}
+    if robust_scale is not None:
+        settings |= {"loss": "soft_l1", "f_scale": robust_scale}
+    found = least_squares(residuals, start, bounds=(lower[R0_known:], upper[R0_known:]), **settings)
 
     def gradient(x: FloatArray) -> FloatArray:
         r = residuals(x)
         return jacobian(x).T @ (r if robust_scale is None else r / np.sqrt(1 + (r / robust_scale) ** 2))
 
     # The loss is flat to rounding around its minimum, which its gradient gives to more digits.
-    with np.errstate(over="ignore", invalid="ignore"):  # far from it, where this may go
-        zero = root(gradient, found.x, tol=TOLERANCE).x
-    if np.abs(zero - found.x).max() < MAX_CORRECTION:
+    zero = root(gradient, found.x, tol=STEP_TOLERANCE).x
+    if not found.active_mask.any() and np.abs(zero - found.x).max() < MAX_CORRECTION:
         found.x = zero
     return found
 
