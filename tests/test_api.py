@@ -40,10 +40,10 @@ def test_the_notebook_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(blocks) == 2
     for code in blocks:
         exec(code, names)
-    law, same_law = names["law"], names["same_law"]
-    assert isinstance(law, FitResult) and isinstance(names["advice"], Recommendation)
+    fit, same_fit = names["fit"], names["same_fit"]
+    assert isinstance(fit, FitResult) and isinstance(names["advice"], Recommendation)
     # The same curves; the counts of single problems, which widen intervals, are not in the table.
-    assert [c.A for c in same_law.curves] == pytest.approx([c.A for c in law.curves], abs=0.01)
+    assert [c.A for c in same_fit.curves] == pytest.approx([c.A for c in fit.curves], abs=0.01)
     assert [run.cell for run in names["runs"]] == [run.cell for run in isojax.read_runs("runs/many")]
     assert names["runs"][0].points[3].metrics == {"val_acc": names["evaluations"]["avg@4"][3]}
     assert isinstance(names["comparison"], SweepComparison) and Path("n_star.png").stat().st_size > 1000

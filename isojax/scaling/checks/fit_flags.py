@@ -60,7 +60,7 @@ def forecast_flags(forecast: ForecastTrial | None) -> Iterator[FitFlag]:
     text = (
         f"fitted up to C = {format_number(forecast.C_limit)} alone, the curves predict the rest with a mean error of "
         f"{forecast.mean_error:+.3f} (absolute {forecast.mean_absolute_error:.3f}), {forecast.inside:.0%} of the cells "
-        f"inside their interval; at 4 times its data a reward may be off by {forecast.departure_sd:.3f} for that (1 sd)"
+        f"inside their interval; so at 4 times its data a reward may be off by {forecast.departure_sd:.3f} (1 sd)"
     )
     yield _warning("forecast_missed", text) if forecast.inside < MIN_INSIDE else _info("forecast_tried", text)
 
