@@ -51,6 +51,7 @@ class RunCursor:
     sums: Metrics = field(default_factory=dict)  # the metrics of the updates since that evaluation, merged
     pending: dict[str, Any] | None = None  # rollouts in progress, as RolloutSource.save describes them
     growth: dict[str, Any] | None = None  # where the gradient decides on n: the stages so far, and its signal
+    seconds: float = 0.0  # of wall clock since that evaluation
 
 
 class CorruptCheckpoint(Exception):

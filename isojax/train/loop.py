@@ -107,7 +107,8 @@ class CellTrainer:
         growth = self.cursor.growth
         self.growth = GradientSignal(**growth["signal"]) if growth else GradientSignal()
         self.eval_sets = {name: self.programs.tokenize(problems) for name, problems in problem_sets.items()}
-        self.last_point_at = self.last_saved_at = time.monotonic()
+        self.last_saved_at = time.monotonic()
+        self.last_point_at = self.last_saved_at - self.cursor.seconds
         self.outputs.on_progress(self.C, None)
 
     @property
@@ -136,7 +137,8 @@ class CellTrainer:
                 self.fail()
             self.outputs.on_progress(self.C, None)
             # Clocks and signals differ between processes, and all must save at the same update: process 0's clock
-            # decides. Only the first save of an M is written, so at the target the save waits for the evaluation.
+            # decides. Only the first save of an M is written, so at the target the save waits for the evaluation
+            # (a stop does not: the evaluation comes after the resume).
             stop_and_save = multiprocess.allgather((preemption.REQUESTED.is_set(), self.checkpoint_due))
             stop, save_due = any(stop for stop, _ in stop_and_save), stop_and_save[0][1]
             if stop or (save_due and self.cursor.M < target_updates):
@@ -148,7 +150,6 @@ class CellTrainer:
         """Go on with another B_p or n where the schedule changes them, or the gradient's signal does."""
         if self.cell.n_max and (n := choose_n(self.cell, self.growth)) != self.opened.problems.cell.n:
             self.opened.cell, self.growth = next_stage(self.cell, self.C, n)
-            self.cursor = replace(self.cursor, growth=growth_state(self.cell, self.growth))
             self.opened.switch(self.cursor)
         elif self.opened.problems.end_update == self.cursor.M:
             self.opened.switch(self.cursor)
@@ -230,5 +231,6 @@ class CellTrainer:
     def save(self) -> None:
         meta, pending_rollouts = self.opened.rollout_source.save()
         state = place_moments(self.state, on_host=False) if self.programs.moments_on_host else self.state
-        self.checkpoints.save(state, replace(self.cursor, pending=meta), pending_rollouts)
+        cursor = replace(self.cursor, pending=meta, seconds=time.monotonic() - self.last_point_at)
+        self.checkpoints.save(state, cursor, pending_rollouts)
         self.last_saved_at = time.monotonic()
