@@ -51,7 +51,8 @@ def print_plan(
         seconds = max(forecast.cell_seconds.values()) if is_spend else forecast.sweep_seconds
         scope = "at most, with the slowest n" if is_spend else "for the sweep"
         scope += " if all runs went to their end; sweep.strategy=adaptive spends less" * (sweep.strategy == "adaptive")
-        console.print(f"time: {format_hours(seconds / 3600)} {scope}, from {forecast.source}")
+        without = "without base policy, labels, compilation and fit"
+        console.print(f"time: {format_hours(seconds / 3600)} {scope}, from {forecast.source}; {without}")
 
 
 def print_disk_use(config: Config, cells: Sequence[Cell], folder: Path, checkpoint_bytes: int) -> None:

@@ -118,7 +118,7 @@ class SelectedProblems(NamedTuple):
     key_data: Array
 
 
-def build_select_problems(mesh: Mesh) -> Program:
+def build_gather_problems(mesh: Mesh) -> Program:
     """`select(problem_table, index i32[problem_rows], seed, step) -> SelectedProblems`."""
 
     def select(problem_table: ProblemArrays, index: Array, seed: Array, step: Array) -> SelectedProblems:
@@ -174,14 +174,14 @@ class HostVerifiedPrograms(RolloutPrograms):
         moments_on_host: bool = False,
     ):
         self.task, self.shapes, self.mesh, self.nucleus = task, shapes, mesh, cell.sampling.top_p < 1
-        self.select_problems = build_select_problems(mesh)
+        self.gather_problems = build_gather_problems(mesh)
         self.stream = build_stream(decoder, shapes, mesh, cell.sampling, task.stops)
         update = build_update(cell, decoder, task, shapes, mesh, measures_signal)
         self.update = ParkedUpdate(update) if moments_on_host else Program(update)
 
     def compile(self, shapes: UpdateShapes) -> None:
         index, scalar = shape_on(replicated(self.mesh), (self.shapes.problem_rows,)), shape_on(replicated(self.mesh))
-        self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
+        self.gather_problems.compile(shapes.problem_table, index, scalar, scalar)
         batch = batch_shapes(self.shapes, self.mesh, shapes, self.nucleus)
         batch = batch._replace(rollouts=self.stream.compile(shapes.policy_params, batch.problems))
         self.update.compile(shapes.state, shapes.base_params, batch, shapes.coefficients)
@@ -206,7 +206,7 @@ class HostVerifiedRollouts(RolloutSource):
         programs, table, cell = self.programs, self.problems.problem_table, self.problems.cell
         index = next(self.problems.problem_order)
         table_rows = padded_index(index, programs.shapes.problem_rows)
-        selected = programs.select_problems(table, table_rows, np.int32(cell.seed), state.step)
+        selected = programs.gather_problems(table, table_rows, np.int32(cell.seed), state.step)
         batch_problems = [self.problems.problems[q] for q in index for _ in range(cell.n)]
         task = programs.task
         reply_tokens = task.reply_tokens if task.stops.host_replies else None

@@ -47,7 +47,7 @@ class TextTask:
             problem = f"{self.folder}/config.json has no whole number vocab_size ({vocab!r})"
             raise InputError(f"{problem}; set cell.model.vocab.")
         self.vocab = vocab
-        self.problems, self.prompt = source.problems, prompt
+        self.problems, self.prompt = source.problems, prompt  # `problems` is the source's function
         with readable(self.folder):
             self._token_bytes = token_bytes(self.tokenizer, self.vocab)
         self._stop_strings = [string.encode() for string in prompt.stop]

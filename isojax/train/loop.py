@@ -65,7 +65,7 @@ def is_finished(config: Config, folder: Path, ledger: PointLedger | None) -> boo
 def run_cell(
     programs: SweepPrograms, config: Config, base_policy: BasePolicy, cell: Cell, outputs: CellOutputs
 ) -> None:
-    """Trains one cell up to the last value of its grid of C within `config.sweep.budget`, which the launcher sets.
+    """Trains one cell up to the last value of its grid of C within `config.sweep.budget`, here that of this cell.
 
     Raises:
         FloatingPointError: loss or gradient were not finite in `max_consecutive_nonfinite` updates in a row.
@@ -89,7 +89,7 @@ def run_cell(
             trainer.train_to(eval_grid[trainer.cursor.evaluation + 1])
             reached = bisect_right(eval_grid, trainer.C) - 1  # an update may reach several targets
             trainer.evaluate(reached, eval_grid[reached])
-        trainer.save()
+        trainer.save()  # is_finished looks for it
 
 
 @dataclass
@@ -136,9 +136,8 @@ class CellTrainer:
             if self.is_failing:
                 self.fail()
             self.outputs.on_progress(self.C, None)
-            # Clocks and signals differ between processes, and all must save at the same update: process 0's clock
-            # decides. Only the first save of an M is written, so at the target the save waits for the evaluation
-            # (a stop does not: the evaluation comes after the resume).
+            # All processes save at the same update, by process 0's clock. Only the first save of an M is written, so at
+            # the target it waits for the evaluation; a process that must end saves at once, and evaluates when resumed.
             stop_and_save = multiprocess.allgather((preemption.REQUESTED.is_set(), self.checkpoint_due))
             stop, save_due = any(stop for stop, _ in stop_and_save), stop_and_save[0][1]
             if stop or (save_due and self.cursor.M < target_updates):
@@ -183,7 +182,7 @@ class CellTrainer:
             metrics = finish_batch(batch, result, problems.problem_order, problems.cell.n)
             # asynchronous: the new policy to the sampler
             metrics |= self.opened.rollout_source.finish_update(self.policy_state)
-            sums = merge_in_float32(sums, metrics)  # the same bits however many updates a batch has
+            sums = merge_in_float32(sums, metrics)  # as the fused program adds them: the same bits on both ways
         return sums
 
     def evaluate(self, eval_index: int, target: int) -> None:

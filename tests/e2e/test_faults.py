@@ -144,7 +144,8 @@ def sigterm(process: subprocess.Popen[str] | Fork, ledger: Path, lines: int) -> 
 
 def test_sigterm(isojax: Isojax, unbroken: Isojax) -> None:
     sigterm(isojax.start(*WORDS, "run.checkpoint_seconds=1000"), isojax.run() / CELL / "records.jsonl", 4)
-    assert (checkpoints := newest(isojax.run() / CELL)), "the state is saved because it was asked to end, and only then"
+    checkpoints = newest(isojax.run() / CELL)
+    assert checkpoints, "the state is saved because it was asked to end, and only then"
     saved = host_data(checkpoints[-1])
     isojax.swept(*WORDS)
     assert left(isojax) == left(unbroken)

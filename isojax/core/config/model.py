@@ -76,7 +76,7 @@ class BasePolicyConfig(Section):
 
 
 class PrecisionConfig(Section):
-    """The number formats. Trained parameters, Adam's moments, softmax, log-probabilities and sums are always float32."""
+    """Number formats. Trained parameters, Adam's moments, softmax, log-probabilities and sums are always float32."""
 
     compute: Literal["auto", "float32", "bfloat16"] = "auto"  # of matrix products; auto: float32 on CPUs, else bfloat16
     cache: Literal["auto", "float32", "bfloat16", "int8"] = "auto"  # of the sampler's keys and values; auto: as compute

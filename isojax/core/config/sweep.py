@@ -89,7 +89,7 @@ class SweepConfig(Section):
     schedules: dict[str, str] = Field(default_factory=dict)
     seeds: Annotated[int, Field(ge=1, le=1000)] = 1  # of each pair and schedule; they are 1000 * seed + 0, 1, ...
     seed: int = Field(default=0, ge=0, le=2_000_000)  # of the sweep
-    budget: Rollouts = 250_000  # C of each run, in rollouts
+    budget: Rollouts = 250_000  # C of each run, in rollouts; its last evaluation is due within it
     decode_slots: PositiveInt | None = None  # R, rollouts that a shard samples at a time
     microbatch: PositiveInt | None = None  # m, rollouts per shard in one forward and backward pass
     prefill_batch: PositiveInt | None = None  # g, problems that a shard prefills at once

@@ -191,7 +191,9 @@ class RayProcessGroup:
                 on_status(ray.get(self.workers[0].news.remote()))
                 ray.get(done)
             except ray.exceptions.RayError as e:
-                error = self._own_error(e)
+                cause = e.cause if isinstance(e, ray.exceptions.RayTaskError) else None
+                is_own = isinstance(cause, InputError | Preempted | RunFailed | WorkerLost)
+                error = cause if is_own else WorkerLost(_ray_error_line(e))  # another one of Ray's is a loss
                 if isinstance(first_error, RunFailed):
                     continue  # what follows a cell that failed is no loss
                 if isinstance(error, InputError | WorkerLost):
@@ -202,12 +204,6 @@ class RayProcessGroup:
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
-
-    def _own_error(self, error: Any) -> Exception:
-        """What a worker raised, where it is an error of ours; any other of Ray's is a loss."""
-        cause = error.cause if isinstance(error, self.ray.exceptions.RayTaskError) else None
-        is_own = isinstance(cause, InputError | Preempted | RunFailed | WorkerLost)
-        return cause if is_own else WorkerLost(_ray_error_line(error))
 
     def log_file(self, process_id: int) -> Path:
         return self.log_prefix.with_name(f"{self.log_prefix.name}-{process_id}.log")

@@ -21,7 +21,7 @@ EPS_WHITEN = 1e-8
 class RewardedBatch(NamedTuple):
     rewards: Float[Array, "*r"]  # 0 where `valid` is false
     lengths: Int[Array, "*r"]  # how many tokens of each response the policy drew
-    groups: Int[Array, "*r"]  # the number of each rollout's problem in the batch; 0 in padding rows too
+    groups: Int[Array, "*r"]  # each rollout's problem, 0 to B_p - 1, each in n valid rows; 0 in padding rows too
     valid: Bool[Array, "*r"]  # whether the row holds a rollout
     n: Int[Array, ""]  # rollouts per problem
     num_groups: int  # static; at least the number of groups B_p

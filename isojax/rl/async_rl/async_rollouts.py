@@ -69,7 +69,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
             )
         self.sampler = SamplerPrograms(cell, decoder, task, shapes, pairs, sampler_mesh or mesh)
         by_row = NamedSharding(mesh, P(ROLLOUT_AXES))
-        self.select_problems = rollout_source.build_select_problems(mesh)
+        self.gather_problems = rollout_source.build_gather_problems(mesh)
         self.to_trainer_layout = Program(jax.jit(self._to_trainer_layout, out_shardings=by_row))
         self.verify = Program(jax.jit(self._verify, out_shardings=replicated(mesh))) if is_on_device(task) else None
         self.update = Program(build_update(cell, decoder, task, shapes, mesh))
@@ -86,7 +86,7 @@ class AsyncPrograms(rollout_source.RolloutPrograms):
         params = shapes.policy_params if self.cast_to_send is None else self.cast_to_send.compile(shapes.policy_params)
         if self.role is None:
             self.sampler.compile(params)
-        self.select_problems.compile(shapes.problem_table, index, scalar, scalar)
+        self.gather_problems.compile(shapes.problem_table, index, scalar, scalar)
         self.to_trainer_layout.compile(shapes_with_shardings(self.sampler.batch_shapes(), on_all), scalar, scalar)
         if self.verify is not None:
             self.verify.compile(batch.problems, batch.rollouts, scalar, scalar)
@@ -228,7 +228,7 @@ class AsyncRollouts(rollout_source.RolloutSource):
     def _add_pending_batch(self, batch: int, index: np.ndarray) -> rollout_source.SelectedProblems:
         programs, problems = self.programs, self.problems
         rows = rollout_source.padded_index(index, programs.shapes.problem_rows)
-        selected = programs.select_problems(problems.problem_table, rows, np.int32(self.cell.seed), np.int32(batch))
+        selected = programs.gather_problems(problems.problem_table, rows, np.int32(self.cell.seed), np.int32(batch))
         self.pending_batches[batch] = index, selected
         if not is_on_device(programs.task):
             batch_problems = [problems.problems[q] for q in index for _ in range(self.cell.n)]
