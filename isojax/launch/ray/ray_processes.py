@@ -193,7 +193,7 @@ class RayProcessGroup:
             except ray.exceptions.RayError as e:
                 cause = e.cause if isinstance(e, ray.exceptions.RayTaskError) else None
                 is_own = isinstance(cause, InputError | Preempted | RunFailed | WorkerLost)
-                error = cause if is_own else WorkerLost(_ray_error_line(e))  # another one of Ray's is a loss
+                error = cause if is_own else WorkerLost(_ray_error_line(e))  # any other of Ray's is a loss
                 if isinstance(first_error, RunFailed):
                     continue  # what follows a cell that failed is no loss
                 if isinstance(error, InputError | WorkerLost):
