@@ -114,15 +114,16 @@ class Checkpoints(AbstractContextManager["Checkpoints"]):
         host_data = asdict(cursor) | {"checksums": array_checksums(trees)}
         if len(multiprocess.members()) < jax.process_count() and not multiprocess.is_multiprocess():
             trees = jax.device_get(trees)  # Orbax saves no array of one process alone, where there are several
-        host_args = ocp.args.JsonSave(host_data | {CHECKSUM_KEY: json_checksum(host_data)})
-        args = ocp.args.Composite(host=host_args, **{name: ocp.args.StandardSave(part) for name, part in trees.items()})
+        items: dict[str, Any] = {name: ocp.args.StandardSave(part) for name, part in trees.items()}
+        # The clock is an item of its own: all others are equal, bit for bit, in equal runs.
+        for name, data in (("clock", {"seconds": host_data.pop("seconds")}), ("host", host_data)):
+            items[name] = ocp.args.JsonSave(data | {CHECKSUM_KEY: json_checksum(data)})
         self._wait_for_upload()
         with self._writing():
             if cursor.M not in self._manager.all_steps():
-                self._manager.save(cursor.M, args=args)
+                self._manager.save(cursor.M, args=ocp.args.Composite(**items))
                 if self._start_upload:
-                    path = self.folder / str(cursor.M)
-                    self._upload = self._start_upload(path, self._manager.is_saving_in_progress)
+                    self._upload = self._start_upload(self.folder / f"{cursor.M}", self._manager.is_saving_in_progress)
 
     def restore(self, abstract_state: TrainState) -> tuple[TrainState, RunCursor] | None:
         """The newest undamaged state, sharded as `abstract_state` (arrays or ShapeDtypeStructs with shardings), and its
@@ -234,10 +235,13 @@ def _read_arrays(path: Path, name: str, template: Any) -> tuple[Any, RunCursor]:
 def _read_host_data(path: Path) -> dict[str, Any]:
     if others := [p for p in path.rglob("*") if not (p.is_file() or p.is_dir())]:  # a pipe would be waited for
         raise ValueError(f"{others[0].relative_to(path)} is no file")
-    host_data = json.loads(read_file(path / "host" / "metadata"))
-    if host_data.pop(CHECKSUM_KEY) != json_checksum(host_data):
-        raise ValueError("the cursor is not what was saved")
-    return host_data
+    result = {}
+    for name in ("host", "clock") if (path / "clock").exists() else ("host",):  # older checkpoints have no clock
+        data = json.loads(read_file(path / name / "metadata"))
+        if data.pop(CHECKSUM_KEY) != json_checksum(data):
+            raise ValueError("the cursor is not what was saved")
+        result |= data
+    return result
 
 
 def json_checksum(data: dict[str, Any]) -> int:

@@ -98,6 +98,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "what the host knew cut short": lambda c: _truncate(c / "host" / "metadata"),
     "what the host knew gone": lambda c: (c / "host" / "metadata").unlink(),
     "what the host knew changed": lambda c: _count_on(c / "host" / "metadata"),
+    "the clock cut short": lambda c: _truncate(c / "clock" / "metadata"),
     "everything gone": lambda c: [shutil.rmtree(c), c.mkdir()],
 }
 
@@ -113,6 +114,7 @@ def test_damaged_the_one_before_is_taken(tmp_path: Path, damage: str, capsys: py
         for i, state in enumerate(states, 1):
             checkpoints.save(state, RunCursor(10 * i, i, 100 * i))
     DAMAGES[damage](folder / "20")
+    shutil.rmtree(folder / "10" / "clock")  # older versions saved none
     with Checkpoints(folder) as checkpoints:
         restored = checkpoints.restore(states[0])
     assert restored is not None and restored[1] == RunCursor(10, 1, 100)

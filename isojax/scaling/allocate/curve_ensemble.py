@@ -139,15 +139,11 @@ class CurveEnsemble:
         return int((measured if measured.any() else within_epsilon).argmax())
 
 
-def mean_clocks(fit: FitResult, keys: list[tuple[int, int]]) -> Clock:
-    """Of each of these cells (B_p, n), the mean of its runs' clocks."""
-    clocks = [[astuple(run.clock) for run in fit.runs if run.clock and (run.B_p, run.n) == key] for key in keys]
-    return Clock(*np.transpose([np.mean(runs, 0) if runs else [np.nan] * len(fields(Clock)) for runs in clocks]))
-
-
 def load_ensemble(fit: FitResult) -> CurveEnsemble:
     curves = tuple(sorted(fit.curves, key=lambda c: (c.n, c.B_p)))
     stable_by_B_p = {v.B_p: v.stable for v in fit.stability}
+    clocks = [[astuple(run.clock) for run in fit.runs if run.clock and (run.B_p, run.n) == c.key] for c in curves]
+    mean_clocks = [np.mean(of_runs, 0) if of_runs else [np.nan] * len(fields(Clock)) for of_runs in clocks]
     return CurveEnsemble(
         fit=fit,
         curves=curves,
@@ -155,7 +151,7 @@ def load_ensemble(fit: FitResult) -> CurveEnsemble:
         B_p=np.array([c.B_p for c in curves], dtype=np.int64),
         n=np.array([c.n for c in curves], dtype=np.int64),
         stable=np.array([stable_by_B_p.get(c.B_p, True) for c in curves]),
-        clock=mean_clocks(fit, [c.key for c in curves]),
+        clock=Clock(*np.transpose(mean_clocks)),
     )
 
 
