@@ -65,8 +65,8 @@ def read_logs(
                 continue
             log_runs += [replace(run, may_be_skipped=len(logs) > 1) for run in runs]
             notes += [f"{table.source}: {note}" for table in tables for note in table.notes]
-    if not log_runs:
-        raise refusals[0] if refusals else InputError(f"the format {log_format} found no run in {paths[0]}.")
+    if not log_runs and not refusals:
+        raise InputError(f"the format {log_format} found no run in {paths[0]}.")
     log_runs, resumed_notes = join_resumed_runs(log_runs, resumed)
     imported = to_run_records(log_runs, refusals)
     return replace(imported, notes=(*dict.fromkeys(notes), *resumed_notes, *imported.notes))
@@ -252,7 +252,7 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
         notes += [f"{run.named_location}: {text}" for text in read[1]]
         not_finite += read[2]
     if not used:
-        raise refusals[0]
+        raise InputError(f"{refusals[0]}{f' {len(refusals)} logs or runs cannot be used.' * (len(refusals) > 1)}")
     notes = [*_assign_seeds([run for run, _ in used]), *notes]
     run_records = [replace(record, cell=replace(record.cell, seed=run.seed)) for run, record in used]
     _reject_copies(run_records)

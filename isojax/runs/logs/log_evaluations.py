@@ -37,9 +37,7 @@ def read_run_record(
     rows: Sequence[DataRow], column_map: ColumnMap, cell: Cell, source: str
 ) -> tuple[RunRecord, list[str], list[str]]:
     """One run as a record, what was left out, and what is not finite; InputError with the place of what is unusable."""
-    points: list[EvalPoint] = []
-    device_hours: list[float] = []
-    entries_since_evaluation: list[StepEntry] = []
+    points, device_hours, entries_since_evaluation = list[EvalPoint](), list[float](), list[StepEntry]()
     entries = _join_steps(rows, column_map)
     C = _cumulative_rollouts(entries, column_map, cell)
     estimates = _estimated_tokens(entries, C), _hours_of_steps(entries, column_map)
@@ -85,6 +83,8 @@ def read_run_record(
     if others := sum(x.values.keys() <= {*CUMULATIVE_FIELDS} for x in entries):
         metric = column_map.columns[column_map.main_metric]
         notes.append(f"{others} rows without {metric}, which hold other values, are left out")
+    if "step_seconds" in column_map.columns.keys() - column_map.detected and "devices" not in column_map:
+        notes.append("the seconds of steps give no device hours without the devices: --map devices=COLUMN, or =8")
     devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
     return RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices), notes, not_finite
 

@@ -76,8 +76,11 @@ def test_a_log_of_a_folder_whose_numbers_cannot_be_used_is_skipped(tmp_path):
     assert "numbered" not in str(result.notes)  # the run of n16b.jsonl takes no seed
     with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):  # named by the user, it is refused
         read_logs([tmp_path / "n4.jsonl", tmp_path / "n8.jsonl"], "jsonl", {"n": "n{}"})
-    for name in ("n4", "n16", "n16b"):
+    for name in ("n4", "n16"):
         (tmp_path / f"{name}.jsonl").unlink()
+    with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42.* 2 logs or runs cannot be used\.$"):
+        read_logs([tmp_path], "jsonl", {"n": "n{}"})
+    (tmp_path / "n16b.jsonl").unlink()
     with pytest.raises(InputError, match=r"n8\.jsonl, line 2: reward is 42"):  # the only one of its folder
         read_logs([tmp_path], "jsonl", {"n": "n{}"})
 

@@ -365,5 +365,8 @@ def test_a_row_with_a_time_alone_counts_where_it_says_its_run(logged, extra):
     fields = "reward=acc,step_seconds=t" + ("" if extra == "devices" else ",devices=1")
     (run,) = logged("jsonl", rows, fields).runs
     assert [p.M for p in run.points] == [0, 2]
+    assert ("--map devices=COLUMN" in "".join(logged("jsonl", rows, "reward=acc,step_seconds=t").notes)) == (
+        extra != "devices"
+    )
     rows = [{"run": "b", "step": 1, "t": 50, **sizes}, *({"run": "a", **row} for row in rows[1:])]
     assert len(logged("jsonl", rows, fields).runs) == 1
