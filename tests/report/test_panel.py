@@ -58,6 +58,7 @@ def test_without_panels_of_the_same_problems_there_is_nothing(fit: FitResult) ->
         assert compared_panels(fit, runs) == [] and panel_figure(fit, runs) is None
 
 
+@pytest.mark.slow
 def test_the_page_shows_it_and_which_runs_broke(made: tuple[Path, FitResult], make_sweep: Any) -> None:
     html = (made[0] / "report.html").read_text(encoding="utf-8")
     assert "pass@1 of a fixed panel of training problems" in html and "No run is flagged" in html

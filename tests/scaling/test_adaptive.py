@@ -88,6 +88,7 @@ def rising() -> World:
     return world(n=(2, 4, 8, 16, 32), seeds=2, run_sd=0.01, ratio=1.5, budget=100_000)
 
 
+@pytest.mark.slow
 def test_an_n_that_was_overtaken_stops_and_n_that_may_be_best_go_on() -> None:
     """n* goes from 2 to 16 or 32. Which of these gets the second seed is chance, so the mean of several worlds and of
     these n is compared.

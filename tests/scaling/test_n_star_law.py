@@ -128,6 +128,7 @@ def test_a_fall_is_followed_only_where_allowed():
     )
 
 
+@pytest.mark.slow
 def test_the_form_is_found_in_noise():
     C, sigmoid, result = np.logspace(4.5, 7, 40), Law("sigmoid", 6.0, 4.5, 5.8, 2.7), {"constant": 0, "sigmoid": 0}
     for seed in range(40):

@@ -141,6 +141,7 @@ def test_pilots_take_a_tenth_and_each_has_enough_updates() -> None:
     assert only.n == 1024
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("curves", "longest_n", "regret"), [(FAST_THEN_FAR, 32, 0.012), (ONE_IS_BEST, 2, 0.01)])
 def test_the_run_ends_near_the_best_fixed_n_and_within_the_budget(
     curves: Curves, longest_n: int, regret: float
