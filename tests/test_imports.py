@@ -62,7 +62,7 @@ PLUGIN_FOLDERS = {
 # data, and comments of all settings took 110, a report that holds on a phone and on paper 40; processes that only
 # sample took 380, logs whose names or folders mislead 20; draws that are kept between calls 4, where
 # n may grow 11, the disk that checkpoints take 23, the batches of verl's forks 25.
-MAX_LINES = 34_380
+MAX_LINES = 34_379
 MAX_FUNCTION_LINES, MAX_PARAMETERS = 60, 8
 
 

@@ -79,6 +79,8 @@ def test_sensitivity_is_where_most_cells_are():
     result = reward_sensitivity([flat_curve((16, 4)), flat_curve((64, 4)), flat_curve((64, 16))], None)
     assert result is not None and result.over_n.shared_value == 64 and result.over_n.spread == pytest.approx(0.25)
     assert result.over_B_p.shared_value == 4
+    a_little_less = reward_sensitivity([flat_curve((16, 4)), flat_curve((64, 4), 9.9e5), flat_curve((64, 16))], None)
+    assert a_little_less is not None and a_little_less.over_n.cells == 2  # its last update ended before
     early = reward_sensitivity(
         [flat_curve((16, 4), 1e3), flat_curve((64, 4)), flat_curve((64, 16))], None
     )  # 16x4 ended earlier

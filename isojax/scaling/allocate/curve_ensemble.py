@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import Interval
 from isojax.scaling.allocate.constraints import AllocationRequest, TimeBudget
-from isojax.scaling.curves.hill import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import MEASURED_TOLERANCE, FittedCurve, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, apply_problem_shift, from_curve_draws
 from isojax.scaling.intervals import LEVEL, central_band
 from isojax.scaling.result import FitResult
@@ -18,8 +18,6 @@ from isojax.scaling.tracks import Clock, FloatArray
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
-
-MEASURED_TOLERANCE = 1.05  # runs end at their last evaluation, a little before the budget
 
 
 @dataclass(frozen=True)

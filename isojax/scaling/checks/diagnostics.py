@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from isojax.scaling.curves.hill import FittedCurve, curve_reward
+from isojax.scaling.curves.hill import MEASURED_TOLERANCE, FittedCurve, curve_reward
 from isojax.scaling.curves.sweep_estimate import PosteriorSamples, SweepEstimate, best_cells
 from isojax.scaling.intervals import central_interval
 from isojax.scaling.law.frontier import Frontier, FrontierStretch
@@ -83,11 +83,11 @@ def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
 
 
 def reward_sensitivity(curves: Sequence[FittedCurve], draws: PosteriorSamples | None) -> RewardSensitivity | None:
-    """The spread of reward over n and over B_p at the largest C that most cells share; None for one cell."""
+    """The spread of reward over n and over B_p at the largest C that most cells reached; None for one cell."""
     if len(curves) < 2:
         return None
     C = float(np.median([c.C_high for c in curves])) * (1 - 1e-9)
-    measured_curves = [c for c in curves if c.C_low <= C <= c.C_high * (1 + 1e-6)]
+    measured_curves = [c for c in curves if c.C_low <= C <= c.C_high * MEASURED_TOLERANCE]
     over_n = _reward_spread(measured_curves, lambda c: c.B_p, C, draws)
     return RewardSensitivity(C=C, over_n=over_n, over_B_p=_reward_spread(measured_curves, lambda c: c.n, C, draws))
 

@@ -20,6 +20,7 @@ HILL_TAIL, STRETCHED_TAIL = 1.0, 0.0
 EXPONENT_BOUNDS = (0.05, 10.0)
 C_MID_MARGIN_DECADES = 2.0  # C_mid may be this many decades outside the points
 LN10 = float(np.log(10.0))
+MEASURED_TOLERANCE = 1.05  # times C_high: runs end at their last evaluation, a little before the budget
 FADE_DECADES = 0.3  # outside its knots a correction fades to 0 within so many
 _KNOT_CORRELATION = 0.7  # of a correction's error from one knot to the next
 _MIN_TAIL = 1e-6  # stands for the limit at tail = 0
