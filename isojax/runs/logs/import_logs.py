@@ -77,8 +77,7 @@ def _check_paths(paths: Sequence[Path]) -> None:
     for path in paths:
         if not path.exists():
             raise InputError(f"no such log: {path}. Expected a file that exists; check its name.")
-        earlier_path = path_by_target.setdefault(path.resolve(), path)
-        if earlier_path is not path:
+        if (earlier_path := path_by_target.setdefault(path.resolve(), path)) is not path:
             raise InputError(f"{path} is given twice (as {earlier_path} too), expected once; leave one out.")
 
 
@@ -252,7 +251,8 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
         notes += [f"{run.named_location}: {text}" for text in read[1]]
         not_finite += read[2]
     if not used:
-        raise InputError(f"{refusals[0]}{f' {len(refusals)} logs or runs cannot be used.' * (len(refusals) > 1)}")
+        in_all = f" {len(refusals)} logs or runs cannot be used." if len(refusals) > 1 else ""
+        raise InputError(f"{refusals[0]}{in_all}")
     notes = [*_assign_seeds([run for run, _ in used]), *notes]
     run_records = [replace(record, cell=replace(record.cell, seed=run.seed)) for run, record in used]
     _reject_copies(run_records)

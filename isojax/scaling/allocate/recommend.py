@@ -13,9 +13,9 @@ from isojax.core.nouns import Allocation, MeasuredCell, Quote, QuotedCell, Recom
 from isojax.core.terminal import format_number
 from isojax.scaling.allocate import advice, allocators
 from isojax.scaling.allocate.constraints import EPSILON, AllocationRequest, TimeBudget
-from isojax.scaling.allocate.curve_ensemble import MEASURED_TOLERANCE, CurveEnsemble, load_rollout_ensemble
+from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import plan_growing_run
-from isojax.scaling.curves.hill import curve_value
+from isojax.scaling.curves.hill import MEASURED_TOLERANCE, curve_value
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, TAILS
 from isojax.scaling.result import FitResult
