@@ -32,6 +32,7 @@ def run(rewards, n):
     groups = np.where(np.arange(ROWS) < B, np.arange(ROWS) // n, 0)
     out, zero_variance = group(jnp.array(padded), jnp.array(groups), jnp.arange(ROWS) < B, jnp.int32(n))
     assert (np.asarray(out)[B:] == 0).all()
+    assert not np.asarray(zero_variance)[B:].any()  # else the metric would count padding, as if above 1
     return np.asarray(out)[:B], float(np.asarray(zero_variance)[:B].mean())
 
 
@@ -67,6 +68,34 @@ def test_a_group_of_one_has_no_advantage() -> None:
     got, zero_variance = run([1.0, 0.0, 1.0], 1)
     assert got.tolist() == [0, 0, 0]
     assert zero_variance == 1
+
+
+def test_padding_rows_belong_to_no_group() -> None:
+    """Two groups of 2 in a buffer of 7 rows. The padding rows say group 0, as they do in every cell smaller than the
+    buffer, and hold numbers of their own: group 0's sum is 1 + 2, not 1 + 2 + 100 * 3.
+    """
+    valid = jnp.arange(7) < 4
+    groups = jnp.array([0, 0, 1, 1, 0, 0, 0])
+    values = jnp.array([1.0, 2, 3, 4, 100, 100, 100])
+    inputs = RewardedBatch(jnp.where(valid, values, 0), jnp.ones_like(groups), groups, valid, jnp.int32(2), GROUPS)
+
+    sums = np.asarray(inputs.group_sum(values))[:4]
+    sizes = np.asarray(inputs.group_sum(jnp.ones(7)))[:4]
+
+    assert sums.tolist() == [3, 3, 7, 7]
+    assert sizes.tolist() == [2, 2, 2, 2]
+
+
+def test_groups_of_equal_rewards_are_counted_without_the_padding() -> None:
+    """Rewards 1 1 | 0 1: one group of two is level. The padding rows, whose rewards are 0, say group 0 too."""
+    valid = jnp.arange(7) < 4
+    groups = jnp.array([0, 0, 1, 1, 0, 0, 0])
+    rewards = jnp.array([1.0, 1, 0, 1, 0, 0, 0])
+    inputs = RewardedBatch(rewards, jnp.ones_like(groups), groups, valid, jnp.int32(2), GROUPS)
+
+    level = np.asarray(zero_variance(inputs))
+
+    assert level.tolist() == [True, True, False, False, False, False, False]
 
 
 def test_groups_across_shards() -> None:
