@@ -18,8 +18,8 @@ from isojax.core.config.load import SHARE
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import use_huge_pages
 from isojax.core.preemption import Preempted
-from isojax.core.registry import failed_plugin
 from isojax.core.terminal import guard_output, printable, shorten
+from isojax.core.user_code import failed_plugin
 from isojax.runs.mirror import localize
 
 

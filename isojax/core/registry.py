@@ -7,17 +7,15 @@ import os
 import pkgutil
 import re
 import sys
-import traceback
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 
 from isojax.core.errors import InputError
+from isojax.core.user_code import describe_exception, note_plugin_file
 
 FOLDERS_VARIABLE = "ISOJAX_PLUGIN_FOLDERS"  # the processes that this one starts inherit it
-
-_own_files = set[str]()  # of the plug-ins that were loaded from elsewhere than isojax
 
 
 def set_plugin_folders(folders: Sequence[str]) -> None:
@@ -89,20 +87,14 @@ def _import_first(paths: Sequence[str | Path], name: str, kind: str) -> ModuleTy
         try:
             module = _import_file_once(path) if isinstance(path, Path) else importlib.import_module(path)
             if not module.__name__.startswith("isojax."):
-                _own_files.add(str(module.__file__))
+                note_plugin_file(str(module.__file__))
             return module
         except ModuleNotFoundError as e:
             if e.name is None or not str(path).startswith(e.name):
                 raise InputError(f"{kind} plug-in {name!r} needs the module {e.name}, which is not there.") from e
         except (Exception, SystemExit) as e:  # whatever the user's own module raises
-            raise InputError(f"{kind} plug-in {name!r} cannot be imported: {type(e).__name__}: {e}.") from e
+            raise InputError(f"{kind} plug-in {name!r} cannot be imported: {describe_exception(e)}.") from e
     return None
-
-
-def failed_plugin(error: BaseException) -> str:
-    """ "FILE, line N" where an error was raised in a plug-in from elsewhere than isojax, or in what that calls."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _own_files]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
 def import_extra(extra: str, purpose: str, *modules: str) -> ModuleType:

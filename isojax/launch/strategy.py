@@ -14,9 +14,9 @@ from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, EvalConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, RunRecord
-from isojax.core.registry import failed_plugin
 from isojax.core.schedule import FittedSchedule, Stage, parse_schedule, schedule_text
 from isojax.core.terminal import warn
+from isojax.core.user_code import describe_exception, failed_plugin
 from isojax.launch.display import print_line
 from isojax.launch.planner import plan_cells
 from isojax.launch.spend_rounds import legs_to_train, spend_policy
@@ -28,7 +28,6 @@ from isojax.scaling.allocate.growing_n import best_n_stages
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.result import read_fit_file
 from isojax.scaling.tracks import group_by
-from isojax.tasks.verifiers import describe_exception
 
 
 class CellTarget(NamedTuple):

@@ -13,6 +13,7 @@ from isojax.core import registry
 from isojax.core.config import RLConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.core.user_code import describe_exception
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.aggregations import CountedResponses
 from isojax.rl.losses import Clip, grpo
@@ -76,8 +77,7 @@ def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> An
     try:
         return jax.eval_shape(function)
     except Exception as e:  # whatever a user's own function raises
-        reason = " ".join(str(e).split()).rstrip(".")  # in one line
-        raise InputError(f"{setting}: {type(e).__name__}: {reason}; expected {expected}.") from e
+        raise InputError(f"{setting}: {describe_exception(e).rstrip('.')}; expected {expected}.") from e
 
 
 def loss_metrics(module: ModuleType, name: str) -> list[str]:

@@ -28,8 +28,9 @@ from typing import Any, BinaryIO
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.user_code import describe_exception
 from isojax.tasks.guarded_process import PR_SET_DUMPABLE, GuardedProcess, control_process
-from isojax.tasks.verifiers import Check, Verdict, describe_exception, load_verifier
+from isojax.tasks.verifiers import Check, Verdict, load_verifier
 
 CheckRequest = tuple[Problem, str, str]  # problem, prompt, response
 

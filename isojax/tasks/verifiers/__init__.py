@@ -11,7 +11,6 @@ InputError from `build`, or from a check whose problem cannot be judged at all, 
 else an isolated check raises costs its own rollout only; a check that is not isolated must raise nothing else.
 """
 
-import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -125,13 +124,3 @@ def refuse_argument(verifier: str, argument: str) -> None:
     """InputError where a verifier that takes no argument is given one."""
     if argument:
         raise InputError(f"cell.verifier.use: {verifier} takes no argument, given {argument!r}; write {verifier}.")
-
-
-def describe_exception(error: BaseException) -> str:
-    """An exception in one line: where it was raised, and its message (at most 500 characters)."""
-    texts = traceback.format_exception_only(error)  # of a SyntaxError its line first; then notes, as jax adds them
-    text = " ".join(texts[-1 if isinstance(error, SyntaxError) else 0].split())
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{Path(error.filename).name}:{error.lineno}: {text}"[:500]
-    frames = traceback.extract_tb(error.__traceback__)
-    return (f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {text}" if frames else text)[:500]

@@ -17,7 +17,8 @@ from typing import Any
 from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
-from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict, describe_exception
+from isojax.core.user_code import describe_exception
+from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict
 
 ISOLATED, PURE = True, False
 NO_SCORE = {MAIN_SCORE: math.nan}  # what the function returned is none, whatever the response
