@@ -22,8 +22,21 @@ from isojax.core.table_files import read_json_object
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
-from isojax.tasks.tokenizer import build_stop_table, end_tokens, load_tokenizer, readable, render_chats, token_bytes
+from isojax.tasks.tokenizer import (
+    added_beyond_vocabulary,
+    build_stop_table,
+    end_tokens,
+    load_tokenizer,
+    readable,
+    render_chats,
+    token_bytes,
+)
 from isojax.tasks.turns import check_device_reply, find_reply, plain_tokens, split_turns
+
+RESIZE_FIX = (
+    "Give the embedding the row: in transformers, model.resize_token_embeddings(len(tokenizer)), then "
+    "model.save_pretrained(FOLDER); or remove the token from tokenizer.json and tokenizer_config.json"
+)
 
 
 class TextTask:
@@ -50,11 +63,13 @@ class TextTask:
         self.problems, self.prompt = source.problems, prompt  # `problems` is the source's function
         with readable(self.folder):
             self._token_bytes = token_bytes(self.tokenizer, self.vocab)
+            self._added_beyond = added_beyond_vocabulary(self.tokenizer, self.vocab)
         self._stop_strings = [string.encode() for string in prompt.stop]
         transitions = build_stop_table(self._token_bytes, prompt.stop) if prompt.stop else None
         vocab_ids, end_ids = self.tokenizer.get_vocab(), set(end_tokens(self.tokenizer, self.folder))
         # A stop string may be a special token, which is no text.
-        end_ids |= {i for s in prompt.stop if (i := vocab_ids.get(s)) is not None and self._token_bytes[i] is None}
+        stop_ids = {i for s in prompt.stop if (i := vocab_ids.get(s)) is not None and i < self.vocab}
+        end_ids |= {i for i in stop_ids if self._token_bytes[i] is None}
         self.stops = StopConditions(tuple(sorted(end_ids)), transitions)
         self._check_formats()
         if sampling.interrupt is not None:
@@ -67,7 +82,7 @@ class TextTask:
             self.stops = replace(self.stops, host_replies=True)
             self._markup = self._find_markup() if prompt.format == "chat" else ("", "")
         pad = self.tokenizer.pad_token_id
-        self.pad = pad if isinstance(pad, int) else next(iter(self.stops.tokens), 0)
+        self.pad = pad if isinstance(pad, int) and pad < self.vocab else next(iter(self.stops.tokens), 0)
         self._verifier, self._num_workers = cell.verifier, num_workers
         self._score_weights = score_weights(cell.verifier, cell.reward)
         self._checker: Checker | None = None
@@ -78,8 +93,10 @@ class TextTask:
         """InputError where responses could not end, or prompts not be written."""
         prompt = self.prompt
         if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
-            problem = f"{self.folder}: the end tokens {outside_vocab}"
-            raise InputError(f"{problem} are outside the model's vocabulary of {self.vocab}.")
+            problem = (
+                f"{self.folder}: the end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab}"
+            )
+            raise InputError(f"{problem}. {RESIZE_FIX}, or correct eos_token_id in generation_config.json.")
         if not self.stops.tokens and not self._stop_strings:
             raise InputError(f"{self.folder}: no file of the model names an end token; give cell.prompt.stop.")
         if "{prompt}" not in prompt.template:
@@ -165,7 +182,13 @@ class TextTask:
         """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
         options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False}
         with self._tokenizer_lock, readable(self.folder):
-            return self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
+            rows = self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
+
+        if self._added_beyond and (unreadable := self._added_beyond.keys() & {i for ids in rows for i in ids}):
+            names = ", ".join(self._added_beyond[i] for i in sorted(unreadable))
+            problem = f"a prompt holds {names}, which the tokenizer in {self.folder} has beyond the model's vocabulary"
+            raise InputError(f"{problem} of {self.vocab}, so that no row of the embedding is its own. {RESIZE_FIX}.")
+        return rows
 
     def _render_chats(self, conversations: list[list[dict[str, str]]]) -> list[str]:
         last_conversations, texts = self._last_render

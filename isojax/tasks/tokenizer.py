@@ -89,15 +89,24 @@ def _check_sentencepiece(folder: Path, tokenizer: PreTrainedTokenizerBase) -> No
         raise InputError(f"{file}: transformers reads {reading}; add a tokenizer.json, or the right tokenizer_class.")
 
 
+def added_beyond_vocabulary(tokenizer: PreTrainedTokenizerBase, vocab: int) -> dict[int, str]:
+    """The added tokens that have no row in an embedding of `vocab` rows, such as a [PAD] that a trainer added: they
+    are never sampled, and do no harm while no prompt holds one. InputError where an ordinary token has no row, because
+    any text may need it: the tokenizer is another model's."""
+    beyond = {i: token for token, i in tokenizer.get_vocab().items() if i >= vocab}
+    if beyond.keys() - tokenizer.added_tokens_decoder.keys():
+        problem = f"has ids up to {max(beyond)}, the model's vocabulary has {vocab} rows"
+        fix = "Copy the tokenizer that belongs to the model, or the model that belongs to the tokenizer"
+        raise InputError(f"the tokenizer in {tokenizer.name_or_path} {problem}. {fix}.")
+    return beyond
+
+
 def token_bytes(tokenizer: PreTrainedTokenizerBase, vocab: int) -> list[bytes | None]:
     """The bytes that each id below `vocab` adds to a text (byte-level BPE, sentencepiece); None for special tokens."""
-    id_of_token = tokenizer.get_vocab()
-    largest_id = max(id_of_token.values(), default=-1)
-    if largest_id < 0:
+    beyond = added_beyond_vocabulary(tokenizer, vocab)
+    id_of_token = {token: i for token, i in tokenizer.get_vocab().items() if i not in beyond}
+    if not id_of_token:
         raise InputError(f"the tokenizer in {tokenizer.name_or_path} has no tokens. Copy its files again.")
-    if largest_id >= vocab:
-        problem = f"has ids up to {largest_id}, the model's vocabulary has {vocab}"
-        raise InputError(f"the tokenizer in {tokenizer.name_or_path} {problem}.")
     if _is_byte_level(tokenizer):
         from transformers.convert_slow_tokenizer import bytes_to_unicode
 

@@ -83,6 +83,32 @@ def test_the_tokenizers_own_first_token_is_kept(tmp_path: Path) -> None:
     assert llama.decode(ids(llama, "the cat")) == " the cat"
 
 
+def test_an_added_token_beyond_the_embedding_is_read_until_a_prompt_holds_it(tmp_path: Path) -> None:
+    """`<think>` is the last token, and the embedding has no row for it, as with the [PAD] that trainers add."""
+    made = task(byte_level(tmp_path, padding=-1))
+    assert made.vocab == len(made.tokenizer) - 1 and made.stops.tokens == (2,) and made.pad == 3
+    assert prompts(made)[0] == "12 + 7 ="
+    assert made.decode(ids(made, "the cat")) == "the cat"
+
+    held = Problem(0, "say <think> twice", "1")
+    for method in (made.prompt_lengths, made.prompt_texts):
+        with pytest.raises(InputError, match=r"a prompt holds <think>.*resize_token_embeddings"):
+            method([held])
+
+
+def test_a_padding_token_beyond_the_embedding_pads_with_another(tmp_path: Path) -> None:
+    folder = byte_level(tmp_path, padding=-1)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"pad_token": "<think>"}))
+    made = task(folder)
+    assert made.tokenizer.pad_token_id == made.vocab and made.pad in made.stops.tokens
+    assert made.encode(SUMS, 40).prompts.max() < made.vocab
+
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, made.vocab]}))
+    with pytest.raises(InputError, match=rf"end tokens \[{made.vocab}\] are outside.*resize_token_embeddings"):
+        task(folder)
+
+
 def test_a_chat_prompt_is_the_template_of_the_tokenizer(folder: Path) -> None:
     made = task(folder, format="chat", system="Be brief.", template="{prompt}?")
     chat = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n3 + 4 =?<|im_end|>\n<|im_start|>assistant\n"
