@@ -38,16 +38,19 @@ quickstart: $(VENV)/.stamp-run ## install, run the quickstart sweep (or go on wi
 # (pytest 9.2 has no groups: xdist 3.8 marks them in the tests' names, which can no longer be changed.)
 PYTEST := JAX_PLATFORMS=cpu $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
 
+# A file named by ARGS may hold tests of one kind alone: pytest then finds none of the other, and exits with 5.
+NONE_IS_FINE := $(if $(ARGS),|| [ $$? = 5 ])
+
 test: $(VENV)/.stamp-test ## install and run the fast tests, some minutes in all; ARGS="tests/cli/test_cli.py -x" passes on
-	$(PYTEST) -n $(JOBS) $(if $(findstring tests/,$(ARGS)),,-m "not slow") $(ARGS)
+	$(PYTEST) -n $(JOBS) -m "not slow" $(ARGS) $(NONE_IS_FINE)
 
 # Three at once on two cores: many of them wait for processes.
-test-slow: $(VENV)/.stamp-test ## the other tests: whole commands, several processes, Ray, compiling for TPUs
-	$(PYTEST) -n $(SLOW_JOBS) -m slow $(ARGS)
+test-slow: $(VENV)/.stamp-test ## the other tests: whole commands, several processes, Ray, compiling for TPUs; ARGS as for test
+	$(PYTEST) -n $(SLOW_JOBS) -m slow $(ARGS) $(NONE_IS_FINE)
 
 test-all: test test-slow ## every test
 
-lint: $(VENV)/.stamp-dev ## ruff and pyright
+lint: $(VENV)/.stamp-lint ## ruff and pyright; installs nothing that only tests or pages need
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -57,7 +60,7 @@ dist: $(VENV)/.stamp-dev ## build the sdist, and the wheel from it, into dist/, 
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 
-format: $(VENV)/.stamp-dev ## let ruff fix what it can
+format: $(VENV)/.stamp-lint ## let ruff fix what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
@@ -114,10 +117,15 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-venv pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[test]"
 	@touch $@ $(VENV)/.stamp-run
 
+$(VENV)/.stamp-lint: $(VENV)/.stamp-venv pyproject.toml
+	@echo "installing isojax[lint] into $(VENV) (once; a few minutes)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[lint]"
+	@touch $@
+
 $(VENV)/.stamp-dev: $(VENV)/.stamp-venv pyproject.toml
 	@echo "installing isojax[dev] into $(VENV) (once; a few minutes)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
-	@touch $@ $(VENV)/.stamp-test $(VENV)/.stamp-run
+	@touch $@ $(VENV)/.stamp-lint $(VENV)/.stamp-test $(VENV)/.stamp-run
 
 $(PEERS)/%/.stamp: benchmarks/peers/requirements-%.txt $(VENV)/.stamp-venv
 	@echo "installing $* into $(PEERS)/$* (once; a few minutes)"

@@ -72,10 +72,10 @@ class RayActor:
 
     def address(self) -> str:
         """HOST:PORT of this node, with a port that is free here, at which the processes can meet."""
-        import ray
+        from ray.util import get_node_ip_address
 
         with socket.create_server(("", 0)) as free_socket:
-            return f"{ray.util.get_node_ip_address()}:{free_socket.getsockname()[1]}"
+            return f"{get_node_ip_address()}:{free_socket.getsockname()[1]}"
 
     def open(
         self, config: Config, cells: list[Cell], token: str, process_group: ProcessGroup, cpu_devices: int | None

@@ -17,11 +17,12 @@ from isojax.runs.loggers import cell_hparams, point_scalars
 
 # How long the end of a cell waits for an upload; what is left stays in the cell's folder, for `wandb sync`.
 FINISH_SECONDS = 60.0
+PURPOSE = "run.loggers = wandb"
 
 
 def check() -> None:
     """InputError where the package is missing, or nobody is logged in."""
-    wandb = import_extra("wandb", "run.loggers = wandb", "wandb")
+    wandb = import_extra("wandb", PURPOSE, "wandb")
     try:
         if wandb.setup().settings.mode == "online":
             wandb.login(verify=False)
@@ -47,7 +48,7 @@ class WandbLogger:
 
 
 def begin(folder: Path, cell: Cell, config: Config) -> WandbLogger:
-    import wandb
+    wandb = import_extra("wandb", PURPOSE, "wandb")
 
     id_path = folder / "wandb" / "id"
     if not id_path.exists():
