@@ -39,6 +39,8 @@ def print_plan(
     print_cells(config, cells, folder, forecast)
     sweep, targets = config.sweep, config.run_targets(config.sweep.budget)
     console.print(f"{devices}; {len(targets)} evaluations per run, the last at C = {targets[-1]}")
+    if unused := describe_unused_budget(config):
+        console.print(unused, markup=False)
     console.print(f"sizes of each shard, chosen where they are not set: {format_sizes(sweep)}")
     memory = budget.estimate(sweep)
     breakdown = ", ".join(f"{name} {format_bytes(number)}" for name, number in memory.breakdown.items() if number)
@@ -53,6 +55,21 @@ def print_plan(
         scope += " if all runs went to their end; sweep.strategy=adaptive spends less" * (sweep.strategy == "adaptive")
         without = "without base policy, labels, compilation and fit"
         console.print(f"time: {format_hours(seconds / 3600)} {scope}, from {forecast.source}; {without}")
+
+
+def describe_unused_budget(config: Config) -> str:
+    """A run ends with its last evaluation within the budget: what is left of the budget after it, or "" where less
+    than a hundredth is."""
+    budget = config.sweep.budget
+    last_target = config.run_targets(budget)[-1]
+    if budget - last_target < budget / 100:
+        return ""
+
+    next_target = config.cell.eval.next_target(budget)
+    return (
+        f"of sweep.budget = {budget:,} the last {budget - last_target:,} rollouts are not trained, as no evaluation is "
+        f"due there: sweep.budget={last_target} leaves none, sweep.budget={next_target} has one more evaluation"
+    )
 
 
 def print_disk_use(config: Config, cells: Sequence[Cell], folder: Path, checkpoint_bytes: int) -> None:
@@ -70,8 +87,8 @@ def print_disk_use(config: Config, cells: Sequence[Cell], folder: Path, checkpoi
 
 
 def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast: Forecast | None = None) -> None:
-    final_target = config.run_targets(config.sweep.budget)[-1]
-    columns = ("B_p", "n", "B", "M", "C", "seeds", *(("rollouts/s", "a run takes") if forecast else ()))
+    final_target, rl = config.run_targets(config.sweep.budget)[-1], config.cell.rl
+    columns = ("B_p", "n", "B", "M", "C", "lr", "seeds", *(("rollouts/s", "a run takes") if forecast else ()))
     rows = []
     for cell in sorted({replace(c, seed=0) for c in cells}, key=lambda c: (c.schedule in config.sweep.schedules, c)):
         M = cell.updates_to_reach(final_target)
@@ -79,11 +96,13 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
         sizes = ((first.B_p, last.B_p), (first.n, last.n), (first.B, last.B))
         B_p, n, B = (f"{a}" if a == b else f"{a} to {b}" for a, b in sizes)
         C = cell.rollouts_after(M)
-        row = [B_p, n, B, str(M), str(C), str(config.sweep.seeds)]
+        rates = [f"{rl.learning_rate * rl.rate_factor(span.B):.2g}" for span in (first, last)]
+        rate = rates[0] if rates[0] == rates[1] else " to ".join(rates)
+        row = [B_p, n, B, str(M), str(C), rate, str(config.sweep.seeds)]
         if forecast:
             seconds = forecast.cell_seconds[cell.kind]
-            rate = C / max(seconds, 1e-9) if cell.stages else forecast.rollouts_per_second[cell.B_p, cell.n]
-            row += [f"{rate:,.{0 if rate >= 10 else 2}f}", format_hours(seconds / 3600)]
+            speed = C / max(seconds, 1e-9) if cell.stages else forecast.rollouts_per_second[cell.B_p, cell.n]
+            row += [f"{speed:,.{0 if speed >= 10 else 2}f}", format_hours(seconds / 3600)]
         rows.append([*([cell.schedule or "–"] if config.sweep.schedules else []), *row])
     columns = ("schedule", *columns) if config.sweep.schedules else columns
     title = f"{config.name}: {len(cells)} run{'s' * (len(cells) > 1)} in {folder}"

@@ -35,4 +35,9 @@ def test_no_line_of_a_plan_is_wider_than_the_terminal(
     words = " ".join(" ".join(lines).split())
     for part in ("rollouts/s", "memory of a device", "GiB at the peak of sampling", "time: ", "recipe: loss grpo"):
         assert part in words
+    # The grid of C is 1024, 1332, 1731, 2250, 2925, ...
+    assert "of sweep.budget = 2,500 the last 250 rollouts are not trained" in words
+    assert "sweep.budget=2250 leaves none, sweep.budget=2925 has one more evaluation" in words
+    # 1e-3 * sqrt(B / 1024) for B = 16 and 64; with a schedule from B = 16 to 32.
+    assert "0.00013" in words and "0.00025" in words and "0.00013 to 0.00018" in words
     assert "\\n" not in words and any(line.startswith("sizes of each shard") for line in lines)

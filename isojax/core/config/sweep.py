@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Iterator
 from itertools import count, takewhile
 from typing import Annotated, Literal
 
@@ -58,8 +59,14 @@ class EvalConfig(Section):
             span = f"from cell.eval.start = {self.start} to sweep.budget = {budget}"
             limit = f"expected at most {MAX_EVALUATIONS:,}; usual is 1.3"
             raise InputError(f"cell.eval.ratio = {self.ratio} takes {steps:.3g} steps {span}, {limit}.")
-        grid = (math.ceil(round(self.start * self.ratio**k, 6)) for k in count())
-        return [0, *dict.fromkeys(takewhile(lambda target: target <= budget, grid))]
+        return [0, *dict.fromkeys(takewhile(lambda target: target <= budget, self._grid()))]
+
+    def next_target(self, budget: int) -> int:
+        """The first C beyond the budget at which an evaluation would be due."""
+        return next(target for target in self._grid() if target > budget)
+
+    def _grid(self) -> Iterator[int]:
+        return (math.ceil(round(self.start * self.ratio**k, 6)) for k in count())
 
 
 class CellConfig(Section):
