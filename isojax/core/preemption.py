@@ -1,12 +1,15 @@
 """Preemption: schedulers send SIGTERM before they take a machine away, and a run saves its state before it ends."""
 
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 REQUESTED = threading.Event()  # whether the runs of this process are asked to end
+ANSWER = "stopping: SIGTERM came; runs save their state after the update they are in. A second SIGTERM ends at once.\n"
 
 
 class Preempted(Exception):
@@ -23,6 +26,9 @@ def handle_sigterm() -> Iterator[None]:
 
     def handler(signum: int, frame: FrameType | None) -> None:
         REQUESTED.set()
+        # Not by print: the signal may have come while another line is being printed.
+        with suppress(OSError):
+            os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, ANSWER.encode())
         signal.signal(signal.SIGTERM, previous_handler)
 
     previous_handler = signal.getsignal(signal.SIGTERM)

@@ -20,6 +20,7 @@ from isojax.report.console import SafeConsole, TextTable
 from isojax.runs.ledger import INCLUDE_FLAGGED
 
 console = SafeConsole(stderr=True)
+SECONDS_BETWEEN_LINES = 30.0  # of progress, where no terminal shows the live line
 
 
 def print_line(text: str) -> None:
@@ -114,6 +115,13 @@ def print_cells(config: Config, cells: list[Cell], folder: Path | str, forecast:
         console.print(f"sweep.B_max = {sweep.B_max} leaves out {', '.join(over_limit)}")
 
 
+def describe_minutes_left(minutes: float) -> str:
+    """How long the rollouts that are left take; of the last evaluation and save, which come after them, no estimate."""
+    if minutes <= 0:
+        return "last evaluation and save"
+    return "less than a minute left" if minutes < 1 else f"{minutes:.1f} min left"
+
+
 class Display:
     """Live progress of the sweep on standard error, and a line for each finished cell; `isojax status` shows more."""
 
@@ -126,7 +134,7 @@ class Display:
         self._ended_cells: set[Cell] = set()
         self._shown_failures: set[str] = set()
         self._lock = threading.Lock()
-        self._started_at = time.monotonic()
+        self._started_at = self._last_line_at = time.monotonic()
         note_column = TextColumn("{task.fields[note]}")
         columns = (TextColumn("{task.description}"), BarColumn(), note_column, TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, disable=not console.is_terminal)
@@ -159,7 +167,11 @@ class Display:
             self._rollouts_done[progress.cell] = progress.rollouts
             if progress.reward is not None:
                 self._rewards[progress.cell] = progress.reward
-            self._update_sweep_line()
+            sweep_line = self._update_sweep_line()
+
+            # A terminal has the live line. A file gets one now and then, so that its reader sees that the run goes on.
+            if not console.is_terminal and time.monotonic() - self._last_line_at >= SECONDS_BETWEEN_LINES:
+                self._print_line(f"run {progress.cell.name}: C = {progress.rollouts:,}; {sweep_line}")
 
     def show_verifier_failure(self, kind: str, what_happened: str) -> None:
         """Print the first failure of each kind; several processes may report the same kind."""
@@ -184,7 +196,11 @@ class Display:
                 self._rollouts_at_resume[cell] = self._target_rollouts[cell]
             elif not failed:
                 outcome = f"reward {self._rewards[cell]:.3f}"
-            print_line(f"run {cell.name}: {outcome}; {self._update_sweep_line()}")
+            self._print_line(f"run {cell.name}: {outcome}; {self._update_sweep_line()}")
+
+    def _print_line(self, text: str) -> None:
+        print_line(text)
+        self._last_line_at = time.monotonic()
 
     def _update_sweep_line(self) -> str:
         done, total = sum(self._rollouts_done.values()), sum(self._target_rollouts.values())
@@ -192,8 +208,11 @@ class Display:
             total = self._config.sweep.budget
         new_rollouts = done - sum(self._rollouts_at_resume.values())
         note = f"{len(self._ended_cells)} of {len(self._target_rollouts)} runs"
+        if self._rewards:
+            note += f", best reward {max(self._rewards.values()):.3f}"
         if new_rollouts > 0:
             rate = new_rollouts / max(1e-9, time.monotonic() - self._started_at)
-            note += f", {rate:,.0f} rollouts/s, {(total - done) / rate / 60:.1f} min left"
+            minutes_left = (total - done) / rate / 60
+            note += f", {rate:,.{0 if rate >= 10 else 1}f} rollouts/s, {describe_minutes_left(minutes_left)}"
         self._progress.update(self._sweep_task, completed=done, total=total, note=note)
         return note

@@ -26,6 +26,7 @@ from isojax.core.table_files import paths_below, read_json_object
 from isojax.launch.planner import plan_cells
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
 from isojax.runs.mirror import is_url, is_written
+from isojax.runs.progress_file import read_progress
 from isojax.runs.spend_file import read_spending
 
 # Of a sweep's folder; the last is what an adaptive sweep writes at its end.
@@ -241,6 +242,7 @@ def _cell_summary(
         state = "failed"
     elif locked and has_ledger:
         state = "running"
+        rollouts = max(rollouts, read_progress(cell_folder) or 0)
     return CellSummary(
         cell=cell,
         state=state,

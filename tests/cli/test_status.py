@@ -133,6 +133,19 @@ def test_a_sweep_at_a_url_runs_while_its_lease_is_fresh(age: float, state: str, 
     assert (result.running, result.cells[1].state) == (state == "running", state)
 
 
+def test_a_run_in_training_shows_what_it_sampled_since_its_last_evaluation(tmp_path: Path) -> None:
+    half = sweep(tmp_path) / "cells" / CELLS[1].name  # recorded to C = 128 of 512
+    (half / "progress.json").write_text('{"rollouts": 200}')
+
+    interrupted = read_sweep_status(tmp_path).cells[1]
+    with exclusive_lock(tmp_path):
+        running = read_sweep_status(tmp_path).cells[1]
+
+    # A killed run goes on from a checkpoint, which may be older than the file that the kill left.
+    assert (interrupted.state, interrupted.rollouts) == ("interrupted", 128)
+    assert (running.state, running.rollouts) == ("running", 200)
+
+
 def test_looking_stands_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sweep that starts in the instant of a look starts all the same."""
     looking = os.open(tmp_path / LOCK_FILE, os.O_RDONLY | os.O_CREAT)

@@ -35,6 +35,7 @@ from isojax.rl.async_rl.remote_worker import sample_jobs
 from isojax.runs.ledger import HEALTH_FILE, Ledger, read_run
 from isojax.runs.loggers import cell_loggers
 from isojax.runs.mirror import checkpoint_uploader
+from isojax.runs.progress_file import progress_file
 from isojax.runs.storage import exclusive_lock, run_in_thread
 from isojax.scaling.checks.run_health import health_flags
 from isojax.tasks.task import build_task, is_on_device
@@ -161,10 +162,17 @@ def train_cell(
         ledger = Ledger(folder, cell, config_hash(config.cell)) if is_primary else None
         if not is_finished(config, folder, ledger):
             start_upload = checkpoint_uploader((folder / CHECKPOINT_FOLDER).absolute())
-            outputs = CellOutputs(
-                folder, ledger, start_upload, lambda C, reward: on_progress(CellProgress(cell, C, reward))
-            )
-            with cell_loggers(ledger, cell, config) if ledger else nullcontext():
+            with (
+                cell_loggers(ledger, cell, config) if ledger else nullcontext(),
+                progress_file(folder) if ledger else nullcontext() as progress,
+            ):
+
+                def report(C: int, reward: float | None) -> None:
+                    on_progress(CellProgress(cell, C, reward))
+                    if progress:
+                        progress.update(C)
+
+                outputs = CellOutputs(folder, ledger, start_upload, report)
                 run_cell(programs, config, base_policy, target.cell_so_far, outputs)
         if is_primary:
             write_health(folder, cell, on_flags)
