@@ -119,6 +119,12 @@ class Problem:
     messages: tuple[Mapping[str, str], ...] = ()
     # Whatever else the source has for it (plain JSON); a user's verifier receives it.
     columns: Mapping[str, Any] = field(default_factory=dict)
+    location: str = field(default="", compare=False)  # of its row, such as "train.jsonl, line 12", for messages
+
+    @property
+    def name(self) -> str:
+        """What a message calls it."""
+        return self.location or f"problem {self.id}"
 
     @property
     def difficulty(self) -> float:

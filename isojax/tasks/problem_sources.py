@@ -19,10 +19,8 @@ from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow, is_blank
 from isojax.core.terminal import note, warn
 from isojax.core.yaml_files import YAML_ERRORS, check_yaml, first_line
-
-PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
-# A dot leads into an object. verl's schema comes first: its files may hold the solution under another of these names.
-ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "final_answer", "target", "output")
+from isojax.tasks.problem_columns import ANSWER_COLUMNS, PROMPT_COLUMNS, choose_column, column_value
+from isojax.tasks.text_literals import parse_messages
 
 _note_once, _warn_once = functools.cache(note), functools.cache(warn)  # a run opens a source several times
 
@@ -53,45 +51,21 @@ def random_subset(problems: Sequence[Problem], count: int, rng: np.random.Genera
 
 
 def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> list[Problem]:
-    """The rows as distinct problems; the first row decides which columns are read. An InputError names its place."""
-    problems: list[Problem] = []
-    prompt_column = answer_column = ""
-    for row in rows:
-        prompt_column = prompt_column or _find_column(row, "prompt", data.prompt_key, PROMPT_COLUMNS)
-        answer_column = answer_column or _find_column(row, "answer", data.answer_key, ANSWER_COLUMNS)
-        problems.append(_row_to_problem(row, prompt_column, answer_column))
-    if not problems:
+    """The rows as distinct problems; all rows together decide which columns are read. An InputError names its place."""
+    all_rows = list(rows)
+    if not all_rows:
         raise InputError(f"{source} holds no problem; expected at least one row with a prompt and an answer.")
+    prompt_column = choose_column(all_rows, "prompt", data.prompt_key, PROMPT_COLUMNS)
+    answer_column = choose_column(all_rows, "answer", data.answer_key, ANSWER_COLUMNS)
+    problems = [_row_to_problem(row, prompt_column, answer_column) for row in all_rows]
     return drop_duplicates(problems, source)
-
-
-def _find_column(row: DataRow, setting: str, configured_name: str | None, usual_names: tuple[str, ...]) -> str:
-    """The column that cell.data names, else the first of the usual names that this row has."""
-    names = (configured_name,) if configured_name else usual_names
-    filled_columns = [name for name in names if _column_value(row.values, name) is not None]
-    # A column that is there but empty is reported as empty later, not as missing here.
-    candidates = filled_columns or [name for name in names if name in row.values]
-    if not candidates:
-        expected = repr(configured_name) if configured_name else f"one of {', '.join(usual_names)}"
-        columns = ", ".join(row.values) or "(none)"
-        message = f"{row.location}: no {setting}: there are the columns {columns}"
-        raise InputError(f"{message}; expected {expected}. Name it by cell.data.{setting}_key=COLUMN.")
-    return candidates[0]
-
-
-def _column_value(columns: Mapping[str, Any], name: str) -> Any:
-    """The value of a column, or of a.b within an object; None where there is none."""
-    value: Any = columns.get(name)
-    if value is None and "." in name:
-        object_name, _, inner_name = name.partition(".")
-        inner = columns.get(object_name)
-        value = _column_value(inner, inner_name) if isinstance(inner, Mapping) else None
-    return value
 
 
 def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Problem:
     """One row as a problem; a list of {role, content} becomes `messages`, and verl's `ground_truth` stays as it is."""
-    prompt, answer = _column_value(row.values, prompt_column), _column_value(row.values, answer_column)
+    prompt, answer = column_value(row.values, prompt_column), column_value(row.values, answer_column)
+    if isinstance(prompt, str):
+        prompt = _messages_in_text(prompt, row, prompt_column) or prompt
     messages = _read_conversation(prompt, row, prompt_column) if isinstance(prompt, list) else ()
     prompt_text = messages[-1]["content"] if messages else _value_as_text(prompt, row, prompt_column)
     columns = {k: v for k, v in row.values.items() if k not in (prompt_column, answer_column)}
@@ -100,7 +74,19 @@ def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Pro
     if isinstance(answer, list):
         answer = answer[0] if len(answer) == 1 else json.dumps(answer, ensure_ascii=False)
     answer_text = _value_as_text(answer, row, answer_column)
-    return Problem(row.index, prompt_text, answer_text, messages=messages, columns=columns)
+    return Problem(row.index, prompt_text, answer_text, messages=messages, columns=columns, location=row.location)
+
+
+def _messages_in_text(text: str, row: DataRow, column: str) -> list[Any] | None:
+    """The messages of a prompt that is the text of a list of them, as a table of text holds it; None of another."""
+    try:
+        messages = parse_messages(text)
+    except ValueError as e:
+        fix = "Write the list itself in the row, with a role and a content for each message, or the text alone"
+        raise InputError(f"{row.location}: {column!r} is {e}: {text[:80]!r}. {fix}.") from e
+    if messages is not None:
+        _note_once(f"{row.source}: texts in {column!r} that write a list of messages are read as messages.")
+    return messages
 
 
 def _read_conversation(messages: list[Any], row: DataRow, column: str) -> tuple[dict[str, str], ...]:

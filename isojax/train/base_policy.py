@@ -204,7 +204,7 @@ def _save_problems(
         "left out": selection.out_of_range,
         **{f"{EXTRA_PREFIX}{name}": problems for name, problems in selection.extra_sets.items()},
     }
-    rows = [{**asdict(p), "split": split} for split, problems in problems_by_split.items() for p in problems]
+    rows = [_problem_row(p, split) for split, problems in problems_by_split.items() for p in problems]
     problems_text = "".join(json.dumps(row) + "\n" for row in rows)
     checksums = {PROBLEMS_FILE: crc32(problems_text.encode())}
     if (folder / PARAMS_FILE).exists():
@@ -215,6 +215,12 @@ def _save_problems(
     }  # fmt: skip
     write_text(folder / ABOUT_FILE, json.dumps(about | {CHECKSUM_KEY: json_checksum(about)}, indent=1) + "\n")
     write_text(folder / PROBLEMS_FILE, problems_text)
+
+
+def _problem_row(problem: Problem, split: str) -> dict[str, object]:
+    row = asdict(problem)
+    del row["location"]  # for messages about the user's file, before a run
+    return row | {"split": split}
 
 
 def _copy_base_policy(source: Path, folder: Path, cell: CellConfig, fingerprint: str) -> None:

@@ -118,7 +118,7 @@ def _record_to_problem(row: DataRow) -> Problem:
     messages, columns = (parse_json(row.values[name], Path(row.location)) for name in ("messages", "columns"))
     if not isinstance(messages, list) or not isinstance(columns, dict):
         raise InputError(f"{row.location}: messages is no JSON list, or columns no object. Write the data set again.")
-    return Problem(**{**row.values, "messages": tuple(messages), "columns": columns})
+    return Problem(**{**row.values, "messages": tuple(messages), "columns": columns, "location": row.location})
 
 
 def import_tfds() -> ModuleType:

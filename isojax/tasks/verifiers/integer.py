@@ -26,7 +26,7 @@ def check(problem: Problem, prompt: str, response: str) -> Verdict:
     reference_integer, response_integer = _parse_integer(problem.answer), _parse_integer(response)
     if reference_integer is None:
         mismatch = f"given {problem.answer[:80]!r}; set cell.verifier.use to another, such as math or exact"
-        raise InputError(f"problem {problem.id}: the verifier `integer` expects an integer as answer, {mismatch}.")
+        raise InputError(f"{problem.name}: the verifier `integer` expects an integer as answer, {mismatch}.")
     return Verdict(response_integer == reference_integer, response_integer is not None)
 
 

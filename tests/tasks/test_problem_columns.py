@@ -1,0 +1,102 @@
+"""Which columns hold prompt and answer: all rows decide, and where two columns compete the rows are named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from isojax.core.config import DataConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.problem_sources import open_source
+
+
+def read(path: Path, *rows: dict[str, Any], **data: Any) -> list[Problem]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = open_source(f"jsonl:{path}", DataConfig(**data)).problems(10**6, np.random.default_rng(0))
+    return sorted(problems, key=lambda p: p.id)
+
+
+def rows_with_drafts(*lacking: int, count: int = 8) -> list[dict[str, Any]]:
+    """Rows with an answer and a model's draft in `output`; those of the numbers `lacking` have the draft alone."""
+    rows: list[dict[str, Any]] = [{"question": f"{i}?", "answer": str(i), "output": "a draft"} for i in range(count)]
+    for i in lacking:
+        del rows[i]["answer"]
+    return rows
+
+
+def test_a_first_row_without_answer_makes_no_draft_the_answer(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as e:
+        read(tmp_path / "p.jsonl", *rows_with_drafts(0, 3))
+    assert str(e.value).startswith(f"{tmp_path / 'p.jsonl'}, line 1: the answer 'answer' is missing or empty")
+    assert "so is that of line 4" in str(e.value) and "'output' (in 8 of 8 rows)" in str(e.value)
+    assert "cell.data.answer_key=COLUMN" in str(e.value)
+
+
+@pytest.mark.parametrize("lacking", [[2], [7], [0, 1, 2, 3, 4, 5, 6]])
+@pytest.mark.parametrize("gap", ["absent", None, "", " ", float("nan"), []])
+def test_a_gap_anywhere_and_of_any_kind_is_named(tmp_path: Path, lacking: list[int], gap: Any) -> None:
+    rows = rows_with_drafts(*lacking)
+    if gap != "absent":
+        rows = [{**row, "answer": row.get("answer", gap)} for row in rows]
+    with pytest.raises(InputError, match=rf"p\.jsonl, line {lacking[0] + 1}: the answer 'answer' is missing"):
+        read(tmp_path / "p.jsonl", *rows)
+
+
+def test_the_named_column_is_the_one_that_is_read(tmp_path: Path) -> None:
+    problems = read(tmp_path / "p.jsonl", *rows_with_drafts(0), answer_key="output")
+    assert {p.answer for p in problems} == {"a draft"}
+    with pytest.raises(InputError, match=r"p\.jsonl, line 1: 'answer' is missing or empty"):
+        read(tmp_path / "p.jsonl", *rows_with_drafts(0), answer_key="answer")
+
+
+def test_columns_that_all_rows_fill_are_read_in_the_usual_order(tmp_path: Path) -> None:
+    rows = [{"solution": "so 3", "answer": "3", "output": None, "question": "q", "prompt": "p"}]
+    assert [(p.prompt, p.answer) for p in read(tmp_path / "p.jsonl", *rows)] == [("p", "3")]
+    # What a later column lacks is of no matter.
+    assert [p.answer for p in read(tmp_path / "p.jsonl", *rows, {"answer": "4", "prompt": "r"})] == ["3", "4"]
+
+
+def test_prompts_compete_as_answers_do(tmp_path: Path) -> None:
+    """Alpaca's rows have an instruction, and some an input beside it."""
+    rows = [{"instruction": f"{i}?", "input": "", "output": str(i)} for i in range(3)]
+    assert [p.prompt for p in read(tmp_path / "p.jsonl", *rows)] == ["0?", "1?", "2?"]
+    rows[1]["input"] = "of this text"
+    with pytest.raises(InputError, match=r"line 1: the prompt 'input' is missing .*so is that of line 3.*prompt_key"):
+        read(tmp_path / "p.jsonl", *rows)
+
+
+def test_two_files_in_one_have_no_common_column(tmp_path: Path) -> None:
+    rows = [{"question": "1?", "answer": "1"}, {"problem": "2?", "solution": "2"}]
+    with pytest.raises(InputError, match=r"line 2: the prompt 'question' is missing .*'problem' \(in 1 of 2 rows\)"):
+        read(tmp_path / "p.jsonl", *rows)
+
+
+def test_many_gaps_are_counted(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"line 1.*line 2, line 3, line 4, and of 5 more rows"):
+        read(tmp_path / "p.jsonl", *rows_with_drafts(*range(9), count=20))
+
+
+def test_a_column_that_is_empty_everywhere_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"question": f"{i}?", "answer": "", "final_answer": str(i)} for i in range(3)]
+    assert [p.answer for p in read(tmp_path / "p.jsonl", *rows)] == ["0", "1", "2"]
+    assert "'answer' is empty in every row; the answer is read from 'final_answer'" in capsys.readouterr().err
+
+
+def test_rows_of_parquet_are_named(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(rows_with_drafts(1)), tmp_path / "p.parquet")
+    with pytest.raises(InputError, match=r"p\.parquet, row 1: the answer 'answer' is missing or empty"):
+        open_source(f"parquet:{tmp_path}/p.parquet", DataConfig())
+
+
+def test_verls_object_written_as_text(tmp_path: Path) -> None:
+    """As pandas.to_csv writes verl's schema."""
+    row = {"prompt": "2?", "answer": "a draft", "reward_model": "{'ground_truth': '2', 'style': 'rule'}"}
+    (problem,) = read(tmp_path / "p.jsonl", row)
+    assert problem.answer == problem.columns["ground_truth"] == "2"
