@@ -26,6 +26,7 @@ from isojax.models.safetensors_io import fingerprint
 from isojax.report.figures.difficulty_histogram import UNUSED, draw_difficulty
 from isojax.runs.storage import exclusive_lock
 from isojax.tasks.problem_selection import drop_long_prompts
+from isojax.tasks.reference_check import check_references
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
 from isojax.tasks.task import Task, is_on_device
 from isojax.train.base_policy import BasePolicy, compute_label_key, label_problems
@@ -92,6 +93,7 @@ def _label_with_model(
     for note in notes:
         warn(note)
     if not is_on_device(task):
+        check_references(cell, task, [problems], refuse=not (folder / LABELS_FILE).exists())
         task.check_problems(problems)
     devices = jax.local_devices()
     mesh_shape = parse_mesh(config.run.mesh, len(devices))

@@ -34,6 +34,7 @@ from isojax.runs import loggers
 from isojax.runs.mirror import working_folder
 from isojax.tasks.grading import FailureCallback
 from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, LabelsNeeded, require_settings, select_problems
+from isojax.tasks.reference_check import check_references
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
 from isojax.train.base_policy import PARAMS_FILE, PROBLEMS_FILE, BasePolicy, prepare_base_policy
 from isojax.train.programs import SweepPrograms
@@ -225,9 +226,9 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
     config = multiprocess.run_on_primary(lambda: config_for_folder(resolved_config, folder, resume))
     check_data(config.cell.data)
     with open_task(config) as task:
-        check_problems(config, task, pairs)
-        budget = make_device_budget(config, pairs, cell_devices, task)
         is_new_run = not (folder / CONFIG_FILE).exists()
+        check_problems(config, task, pairs, is_new_run)
+        budget = make_device_budget(config, pairs, cell_devices, task)
         sweep = multiprocess.run_on_primary(lambda: autosize_sweep(config.sweep, budget, is_new_run))
         meshes = cell_devices.meshes()
         fastest = select_attention(config.cell, sweep, meshes[0][0])
@@ -244,8 +245,9 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
         yield SweepSetup(final_config, cells, folder, task, budget, cell_devices, programs)
 
 
-def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> None:
-    """InputError where problems do not fit the sampler, do not suffice for a batch or cannot be graded."""
+def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]], is_new_run: bool = True) -> None:
+    """InputError where problems do not fit the sampler, do not suffice for a batch or cannot be graded; in a new run
+    also where no response can be right."""
     cell, data = config.cell, config.cell.data
     if not is_on_device(task):
         require_settings(cell, task, LEARNING_RATE)
@@ -258,6 +260,8 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]]) -> 
     else:
         check_batch(pairs, len(selection.training))
         problem_sets = [selection.training, selection.validation, *selection.extra_sets.values()]
+    if not is_on_device(task):
+        check_references(cell, task, problem_sets, refuse=is_new_run)
     for problems in problem_sets:
         if not is_on_device(task):
             task.check_problems(problems)

@@ -1,0 +1,226 @@
+"""Whether a response can be right at all.
+
+Before a run each reference answer is graded against itself, as the file has it and as \\boxed{}, by
+the built-in verifier that will judge the responses. What no response can match is dead weight: its
+rollouts have reward 0, whatever the policy learns. Of a user's function and of a generator's scorer
+no right response is known, so their references are not looked at."""
+
+import re
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from isojax.core.config import CellConfig, VerifierConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.core.terminal import warn
+from isojax.tasks.grading import Checker
+from isojax.tasks.problem_columns import ANSWER_COLUMNS
+from isojax.tasks.task import TextTask
+from isojax.tasks.text_literals import parse_literal
+from isojax.tasks.verifiers import Verdict
+from isojax.tasks.verifiers.integer import build as build_integer
+from isojax.tasks.verifiers.math import reference_answer
+
+MAX_TOLERATED, MAX_TOLERATED_SHARE = 3, 0.01  # more than both, or more than half of all, are refused
+MAX_NAMED = 4  # in a message
+MAX_PROSE_WORDS = 12
+
+MISSING_ANSWERS = frozenset(
+    [
+        "n/a",
+        "na",
+        "#n/a",
+        "nan",
+        "<na>",
+        "nat",
+        "none",
+        "null",
+        "nil",
+        "undefined",
+        "missing",
+        "tbd",
+        "todo",
+        "-",
+        "--",
+        "?",
+    ]
+)
+_ARRAY = re.compile(r"(?:np\.|numpy\.|torch\.)?(?:array|tensor|u?int\d*|float\d*|str_)\(|\[\s*['\"]|\{\s*['\"]")
+_PROOF = re.compile(r"\b(?:proof|prove[dns]?|suppose|lemma|q\.?e\.?d)\b|\\(?:blacksquare|qed)\b|[∎■]", re.IGNORECASE)
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+_ARGUES = re.compile(r"\b(?:because|therefore|thus|hence|so|she|he|they|we)\b", re.IGNORECASE)
+_SENTENCES = re.compile(r"[A-Za-z)$][.!?]\s+[A-Z]")
+# Digits in groups whose separator is no decimal point: 1,234 or 1'234, 1.234.567, 12,34,567.
+_GROUPED_DIGITS = re.compile(
+    r"[+-]?(?:\d{1,3}(?:([,'’ _\u00a0\u202f])\d{3}(?:\1\d{3})*|(?:\.\d{3}){2,})|\d{1,2}(?:,\d{2})+,\d{3})"
+)
+
+Judge = Callable[[Sequence[Problem], Sequence[str], Sequence[str]], list[Verdict]]
+
+
+@dataclass(frozen=True)
+class UnmatchedReference:
+    """A problem whose reference no response matches, and why."""
+
+    problem: Problem
+    reason: str
+
+
+def check_references(cell: CellConfig, task: TextTask, problem_sets: Sequence[Sequence[Problem]], refuse: bool) -> None:
+    """InputError where more than a few references of a set can be matched by no response, as far as the verifier is a
+    built-in one; a warning of a few, and of all where `refuse` is not set, as of a run that goes on."""
+    config = cell.verifier
+    if isinstance(config.use, str):
+        _check_by_verifier(config.use, task.start_verifier().judge, problem_sets, refuse)
+        return
+    for use in dict.fromkeys(config.use.values()):
+        if use == "math":
+            with closing(
+                Checker(VerifierConfig(use=use, timeout=config.timeout, memory_gib=config.memory_gib))
+            ) as checker:
+                _check_by_verifier(use, checker.judge, problem_sets, refuse)
+        else:
+            _check_by_verifier(use, None, problem_sets, refuse)
+
+
+def _check_by_verifier(use: str, judge: Judge | None, problem_sets: Sequence[Sequence[Problem]], refuse: bool) -> None:
+    unmatched_sets = [find_unmatched(use, judge, problems) for problems in problem_sets]
+    total = sum(map(len, problem_sets))
+    unmatched = [one for unmatched_set in unmatched_sets for one in unmatched_set]
+    if not unmatched:
+        return
+
+    if use.startswith("integer"):  # it cannot judge a response to such a problem, which would end the run
+        count = f"{len(unmatched)} of {total} reference answers are no integers, the first: "
+        raise InputError(f"{count if len(unmatched) > 1 else ''}{unmatched[0].reason}")
+
+    is_too_many = any(
+        _too_many(len(unmatched_set), len(problems))
+        for unmatched_set, problems in zip(unmatched_sets, problem_sets, strict=True)
+    )
+    message = _describe(use, unmatched, total)
+    remedy = _remedy(unmatched[0].problem)
+    if refuse and is_too_many and use != "exact":  # which may be meant to compare such texts as they are
+        raise InputError(f"{message} {remedy}")
+    warn(f"{message} Their rewards stay 0. {remedy}")
+
+
+def _too_many(count: int, total: int) -> bool:
+    return count > max(MAX_TOLERATED, MAX_TOLERATED_SHARE * total) or count > total / 2
+
+
+def find_unmatched(use: str, judge: Judge | None, problems: Sequence[Problem]) -> list[UnmatchedReference]:
+    """The problems whose reference no response matches, in their order. `judge`: of the verifier math."""
+    if use == "math":
+        assert judge is not None
+        return _unmatched_by_math(judge, problems)
+    if use.startswith("integer"):
+        return _not_integers(problems)
+    if use == "exact":
+        return [
+            UnmatchedReference(p, reason) for p in problems if (reason := _missing(p.answer) or _collection(p.answer))
+        ]
+    return []
+
+
+def _not_integers(problems: Sequence[Problem]) -> list[UnmatchedReference]:
+    check = build_integer("")
+    unmatched = []
+    for problem in problems:
+        try:
+            check(problem, "", "")
+        except InputError as e:
+            unmatched.append(UnmatchedReference(problem, str(e)))
+    return unmatched
+
+
+def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[UnmatchedReference]:
+    problem_by_answer = {problem.answer: problem for problem in problems}  # equal answers are graded once
+    reason_by_answer = {answer: _unmatchable_form(answer) for answer in problem_by_answer}
+
+    # The reference as it is, its final answer in a box, and a number without its separators of thousands.
+    requests: list[tuple[str, str]] = []
+    boxed_answers = set[str]()
+    for answer in problem_by_answer:
+        final = reference_answer(answer)
+        if reason_by_answer[answer]:
+            continue
+        requests.append((answer, answer))
+        if final not in boxed_answers:  # of another solution with the same final answer
+            boxed_answers.add(final)
+            requests.append((answer, rf"\boxed{{{final}}}"))
+            if _GROUPED_DIGITS.fullmatch(final):
+                requests.append((answer, re.sub(r"[^0-9+-]", "", final)))
+
+    judged_problems = [problem_by_answer[answer] for answer, _ in requests]
+    verdicts = judge(judged_problems, [""] * len(requests), [response for _, response in requests])
+    wrong_finals: dict[str, str] = {}
+    for (answer, response), verdict in zip(requests, verdicts, strict=True):
+        if verdict.correct:
+            continue
+        what_happened = f" ({verdict.failure})" if verdict.failure else ""
+        reason = f"the response {response[-60:]!r} is not right by it{what_happened}"
+        if response == answer:
+            reason_by_answer[answer] = reason_by_answer[answer] or reason
+        else:
+            wrong_finals.setdefault(reference_answer(answer), reason)
+
+    unmatched = []
+    for problem in problems:
+        reason = reason_by_answer[problem.answer] or wrong_finals.get(reference_answer(problem.answer), "")
+        if reason:
+            unmatched.append(UnmatchedReference(problem, reason))
+    return unmatched
+
+
+def _unmatchable_form(answer: str) -> str:
+    """Why no response matches an answer of this form, though its own text does; empty where one may."""
+    final = reference_answer(answer)
+    if not final:
+        return "no answer after #### or in \\boxed{}"
+    return _missing(final) or _collection(final) or _prose(final)
+
+
+def _missing(answer: str) -> str:
+    return "a word for a missing answer" if answer.strip().lower() in MISSING_ANSWERS else ""
+
+
+def _collection(answer: str) -> str:
+    """Lists with texts in them, objects and arrays; a list of numbers alone may be an interval or a vector."""
+    text = answer.strip()
+    if not _ARRAY.match(text):
+        return ""
+    value = parse_literal(text)
+    kind = (
+        "an object" if isinstance(value, dict) else "a list" if text.startswith("[") else "an array as Python prints it"
+    )
+    return f"{kind}, expected one answer"
+
+
+def _prose(answer: str) -> str:
+    """A proof or a whole solution, which no response repeats."""
+    words = len(_WORD.findall(answer))
+    is_proof = words >= 1 and _PROOF.search(answer) is not None
+    is_argument = words >= 4 and bool(_SENTENCES.search(answer) or _ARGUES.search(answer))
+    is_prose = words > MAX_PROSE_WORDS or is_argument
+    has_lines = "\n" in answer.strip() and "\\begin" not in answer
+    return "a text without a final answer (after #### or in \\boxed{})" if is_proof or is_prose or has_lines else ""
+
+
+def _describe(use: str, unmatched: Sequence[UnmatchedReference], total: int) -> str:
+    named = []
+    for one in unmatched[:MAX_NAMED]:
+        answer = " ".join(one.problem.answer.split())
+        shown = answer if len(answer) <= 60 else f"{answer[:40]} ... {answer[-15:]}"
+        named.append(f"{one.problem.name}: {shown!r} ({one.reason})")
+    more = f"; and {len(unmatched) - MAX_NAMED} more" if len(unmatched) > MAX_NAMED else ""
+    claim = f"{len(unmatched)} of {total} reference answers can be matched by no response"
+    return f"{claim}, as cell.verifier.use = {use} judges: {'; '.join(named)}{more}."
+
+
+def _remedy(problem: Problem) -> str:
+    others = [name for name in ANSWER_COLUMNS if name in problem.columns]
+    column = f"COLUMN (there is {', '.join(others)})" if others else "COLUMN"
+    fix = f"Correct or remove these rows, or name the column of the answers by cell.data.answer_key={column}"
+    return f"{fix}, or judge by another verifier (docs/problems.md)."

@@ -1,0 +1,140 @@
+"""References that no response can match are named before a run, and refused where they are more than a few."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from isojax.core.config import CellConfig, DataConfig, ModelConfig, SamplingConfig, VerifierConfig
+from isojax.core.errors import InputError
+from isojax.core.nouns import Problem
+from isojax.tasks.grading import Checker
+from isojax.tasks.problem_sources import open_source
+from isojax.tasks.reference_check import check_references, find_unmatched
+from isojax.tasks.task import TextTask
+from tests.tasks.tokenizer_folders import byte_level
+
+
+@pytest.fixture(scope="module")
+def math_checker() -> Iterator[Checker]:
+    checker = Checker(VerifierConfig(use="math"), num_workers=1)
+    yield checker
+    checker.close()
+
+
+def unmatched(checker: Checker, *answers: str) -> dict[str, str]:
+    """Why no response matches, of those that none matches."""
+    problems = [Problem(i, "", answer) for i, answer in enumerate(answers)]
+    return {one.problem.answer: one.reason for one in find_unmatched("math", checker.judge, problems)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("N/A", "a word for a missing answer"),
+        ("None", "a word for a missing answer"),
+        (" nan ", "a word for a missing answer"),
+        ("We count them.\n#### N/A", "a word for a missing answer"),
+        ('["42", "forty-two"]', "a list, expected one answer"),
+        ("['42']", "a list, expected one answer"),
+        ("['42' '43']", "a list, expected one answer"),
+        ("{'value': '42'}", "an object, expected one answer"),
+        ("array(['42'], dtype=object)", "an array as Python prints it, expected one answer"),
+        ("np.float64(42.0)", "an array as Python prints it, expected one answer"),
+        ("Half of it is left.\n####", "no answer after ####"),
+        (r"so that \boxed{}", "no answer after ####"),
+        ("Proof. Suppose n is even.", "a text without a final answer"),
+        ("By symmetry both sides are equal. QED", "a text without a final answer"),
+        ("48 / 2 = 24\n48 + 24 = 72", "a text without a final answer"),
+        ("She sold 24 clips in May, so she sold 72 clips altogether", "a text without a final answer"),
+        ("12,34,567", "the response '1234567' is not right"),
+    ],
+)
+def test_what_no_response_matches(math_checker: Checker, answer: str, reason: str) -> None:
+    assert reason in unmatched(math_checker, "7", answer, "8").get(answer, "")
+
+
+def test_what_responses_match(math_checker: Checker) -> None:
+    answers = [
+        "42", "-3", "3.14", "1,234", "1,234,567", "50%", "$18", "7 apples", r"\frac{3}{4}", "3/4", r"2\sqrt{3}",
+        "x = 5", r"x^2 + 1", "(1, 2)", r"\{1, 2\}", "[1, 2]", r"(-\infty, 3]", "Evelyn", "no solution", "(B)",
+        r"\begin{pmatrix} 1 \\ 2\end{pmatrix}", "2 and 3", "She has 3 left.\n#### 3", r"Thus $x = 4$, so \boxed{4}.",
+    ]  # fmt: skip
+    assert unmatched(math_checker, *answers) == {}
+
+
+def test_a_wrong_final_answer_is_found_in_every_solution_that_ends_in_it(math_checker: Checker) -> None:
+    answers = ["one\n#### 12,34,567", "another\n#### 12,34,567", "a third\n#### 12"]
+    assert list(unmatched(math_checker, *answers)) == answers[:2]
+
+
+def test_other_verifiers() -> None:
+    problems = [Problem(i, "", answer) for i, answer in enumerate(["4", "1,234", "N/A", '["a", "b"]'])]
+    for use in ("integer", "integer:last_line"):
+        assert [one.problem.answer for one in find_unmatched(use, None, problems)] == ["N/A", '["a", "b"]']
+    assert [one.problem.answer for one in find_unmatched("exact", None, problems)] == ["N/A", '["a", "b"]']
+    assert find_unmatched("function:rewards.py:f", None, problems) == []
+
+
+def check(folder: Path, answers: list[object], use: str = "math", refuse: bool = True) -> None:
+    """As a run does, of problems in a file."""
+    path = folder / "train.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{i}?", "answer": a}) + "\n" for i, a in enumerate(answers)))
+    cell = CellConfig(
+        task=f"jsonl:{path}",
+        model=ModelConfig(path=str(byte_level(folder / "model"))),
+        sampling=SamplingConfig(prompt_length=20, response_length=9),
+        verifier=VerifierConfig(use=use),
+        data=DataConfig(attempts=0),
+    )
+    source = open_source(cell.task, cell.data)
+    problems = [*source.all_problems]  # type: ignore[attr-defined]
+    task = TextTask(source, cell, num_workers=1)
+    try:
+        check_references(cell, task, [problems], refuse)
+    finally:
+        task.close()
+
+
+def test_a_few_are_warned_of_with_file_and_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(tmp_path, [*range(10), "N/A", *range(11, 40)])
+    message = capsys.readouterr().err
+    assert message.startswith("warning: 1 of 40 reference answers can be matched by no response")
+    assert f"{tmp_path}/train.jsonl, line 11: 'N/A' (a word for a missing answer)" in message
+    check(tmp_path, [*range(40)])
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("answer", [["42", "forty-two"], '["42"]', "nan"])
+def test_more_than_a_few_are_refused_with_file_line_and_remedy(tmp_path: Path, answer: object) -> None:
+    answers = [answer if i % 9 == 5 else i for i in range(40)]  # 4 of 40
+    with pytest.raises(InputError) as e:
+        check(tmp_path, answers)
+    assert str(e.value).startswith("4 of 40 reference answers can be matched by no response")
+    assert f"{tmp_path}/train.jsonl, line 6: " in str(e.value) and "cell.data.answer_key=" in str(e.value)
+
+
+def test_most_of_a_few_rows_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="2 of 3 reference answers"):
+        check(tmp_path, ["None", "N/A", "3"])
+
+
+def test_a_run_that_goes_on_is_not_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(tmp_path, ["N/A"] * 20, refuse=False)
+    assert "20 of 20 reference answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("refuse", [True, False])
+def test_an_answer_that_is_no_integer_is_refused_with_its_line(tmp_path: Path, refuse: bool) -> None:
+    with pytest.raises(InputError, match=r"^\S+train\.jsonl, line 40: .* expects an integer as answer, given '3\.5'"):
+        check(tmp_path, [*range(39), "3.5"], "integer", refuse)
+    with pytest.raises(InputError, match=r"2 of 40 .* are no integers, the first: .*train\.jsonl, line 39: "):
+        check(tmp_path, [*range(38), "N/A", "3.5"], "integer", refuse)
+
+
+def test_words_for_nothing_may_be_labels_of_an_exact_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    check(tmp_path, ["none", "some"] * 10, use="exact")
+    assert "10 of 20 reference answers" in capsys.readouterr().err
