@@ -6,15 +6,11 @@ line `<!-- generated: NAME -->` of a page becomes what the function of GENERATED
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import io
 import json
 import posixpath
 import re
-import textwrap
-import tokenize
 import typing
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +24,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from isojax.cli.app import COMMANDS
 from isojax.core.config import Config
+from isojax.core.config.describe import field_comments, inherited_comments
 from isojax.core.nouns import EvalPoint, Quote, Recommendation
 from isojax.scaling.allocate.constraints import TimeBudget
 from isojax.scaling.curves.sweep_estimate import FitOptions
@@ -40,6 +37,7 @@ MOVED = {
     "CHANGELOG.md": "changelog.md",
     "benchmarks/README.md": "benchmarks.md",
 }
+SETTINGS_PAGE, FIRST_TABLE = "docs/reference/config.md", "## The top level"
 SHOWN = (".py", ".sh", ".yaml")  # files of a linked folder that become pages
 LINK = re.compile(r"(?<=\]\()(?!https?:|#)([^)#\s]+)")
 
@@ -145,11 +143,11 @@ def tables(cls: type, title: str = "", explained: bool = False) -> str:
     paths = classes_below(cls, "", {})
     links = {one.__name__: f"[{path}](#{path.lower().replace('.', '')})" for one, path in paths.items()}
     for one, path in paths.items():
-        comments = {name: text for base in reversed(one.__mro__) for name, text in field_comments(base).items()}
+        comments = inherited_comments(one)
         rows = ["key | type | default | meaning", "--- | --- | --- | ---"]
         for name, field in TypeAdapter(one).json_schema(mode="serialization")["properties"].items():
             classes = classes_in(typing.get_type_hints(one)[name])
-            below = [docstring(each).partition(". ")[0].rstrip(".").replace("*", "\\*") for each in classes]
+            below = [docstring(each).partition(". ")[0].rstrip(".") for each in classes]
             meaning = comments.get(name) or next(iter(below), "")
             if explained and not meaning:
                 raise ValueError(f"{path}.{name} has no comment in {one.__module__} that says what it is")
@@ -159,6 +157,12 @@ def tables(cls: type, title: str = "", explained: bool = False) -> str:
             rows.append(" | ".join(cell.replace("|", r"\|") for cell in row))
         text += f"## {path or title or cls.__name__}\n\n{docstring(one)}\n\n" + "\n".join(rows) + "\n\n"
     return text
+
+
+def settings_page() -> str:
+    """docs/reference/config.md, which the repository holds, so that it can be read where there is no site."""
+    text = (ROOT / SETTINGS_PAGE).read_text()
+    return text[: text.index(FIRST_TABLE)] + tables(Config, "The top level", explained=True).strip() + "\n"
 
 
 def fit_options() -> str:
@@ -173,28 +177,6 @@ def fit_options() -> str:
 def docstring(cls: type) -> str:
     """A class's docstring, without one that a dataclass makes of its fields."""
     return "" if (cls.__doc__ or "").startswith(f"{cls.__name__}(") else inspect.cleandoc(cls.__doc__ or "")
-
-
-def field_comments(cls: type) -> dict[str, str]:
-    """The comment of each field of a class, behind the field or above it."""
-    if not cls.__module__.startswith("isojax."):
-        return {}
-    source = textwrap.dedent(inspect.getsource(cls))
-    lines = source.splitlines()
-    comments = {
-        token.start[0]: token.string.lstrip("# ")
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT and not token.string.startswith("# fmt:")
-    }
-    texts: dict[str, str] = {}
-    for node in typing.cast(ast.ClassDef, ast.parse(source).body[0]).body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            first = node.lineno
-            while first - 1 in comments and lines[first - 2].lstrip().startswith("#"):
-                first -= 1
-            words = [comments[line] for line in range(first, node.end_lineno + 1) if line in comments]
-            texts[node.target.id] = " ".join(words)
-    return texts
 
 
 def type_text(schema: dict[str, Any], links: dict[str, str]) -> str:
@@ -219,7 +201,6 @@ def type_text(schema: dict[str, Any], links: dict[str, str]) -> str:
 
 GENERATED = {
     "commands": command_help,
-    "settings": lambda: tables(Config, "The top level", explained=True),
     "fit": lambda: tables(FitResult, "The file"),
     "records": lambda: tables(EvalPoint, "An evaluation"),
     "recommendation": lambda: tables(Recommendation),

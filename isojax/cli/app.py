@@ -60,6 +60,8 @@ COMMANDS = (
     LazyCommand("model", "Import and export language models."),
     LazyCommand("difficulty", "Label problems by the base model's avg@k, and split them by difficulty.", True),
     LazyCommand("lr-search", "Find the learning rate by short runs at one batch size.", True),
+    LazyCommand("clean", "Remove checkpoints of runs that are done."),
+    LazyCommand("settings", "Show settings of a config: their defaults and what they mean."),
     LazyCommand("template", "Write a script or manifest that starts sweeps on a cluster to launch/, or list them."),
 )
 USAGE_ERROR: Any = typer.BadParameter.__base__  # of an unknown command, option or value; typer does not name it

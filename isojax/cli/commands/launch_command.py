@@ -34,7 +34,7 @@ def launch(
     CONFIG is a YAML file, or the name of one in ./configs or among those isojax brings; the settings of later configs
     replace those of earlier ones.
 
-    Without CONFIG: quickstart.
+    Without CONFIG: quickstart. All settings, their defaults and what they mean: isojax settings.
 
     \b
     Examples

@@ -1,0 +1,45 @@
+"""`isojax settings`: what a config may set."""
+
+import difflib
+import textwrap
+from typing import Annotated
+
+from typer import Argument
+
+from isojax.cli.formatting import json_text, print_line
+from isojax.cli.options import JsonOption
+from isojax.core.config.describe import describe_settings
+from isojax.core.errors import InputError
+
+WIDTH = 100
+WORD_HELP = "Part of a setting's name, such as cell.rl or learning_rate; without one, all settings."
+
+
+def settings(
+    words: Annotated[list[str] | None, Argument(metavar="WORD", help=WORD_HELP)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show settings of a config: their defaults and what they mean.
+
+    Write a setting into a YAML file, or give it as NAME=VALUE after the names of the configs.
+
+    \b
+    Examples
+      isojax settings cell.rl
+      isojax settings validation learning_rate
+    """
+    all_settings = describe_settings()
+    chosen = [s for s in all_settings if not words or any(word in s.name for word in words)]
+    if not chosen:
+        names = [s.name for s in all_settings] + [s.name.rpartition(".")[2] for s in all_settings]
+        nearest = difflib.get_close_matches((words or [""])[0], names, n=1)
+        hint = f" Did you mean {nearest[0]!r}?" if nearest else ""
+        raise InputError(f"no setting has {' or '.join(words or [])} in its name; expected a part of one.{hint}")
+
+    if as_json:
+        print(json_text({"settings": chosen}))
+        return
+    for setting in chosen:
+        print_line(f"{setting.name} = {setting.default}")
+        for line in textwrap.wrap(setting.meaning, WIDTH):
+            print_line(f"    {line}")

@@ -1,0 +1,68 @@
+"""Checkpoints that nobody needs any more: those of runs that are done, but for the newest, or all of them.
+
+A checkpoint holds parameters and Adam's moments, three times the size of the policy. The newest one of a run is what
+`isojax model export` reads, and what a larger budget goes on from. Runs that are not done keep all: if their newest
+checkpoint is damaged, a resume goes on from the one before it.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from isojax.core.errors import InputError
+from isojax.launch.sweep_status import read_sweep_status
+from isojax.runs.mirror import MIRRORS, is_written
+
+CHECKPOINT_FOLDER = "checkpoint"  # in a run's folder
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is removed of one run."""
+
+    run: str  # its name, such as 16x8-s0
+    folders: tuple[Path, ...]
+    bytes: int
+
+
+def plan_removals(sweep_folder: Path, newest_too: bool) -> list[Removal]:
+    """What `remove` would remove of a sweep's runs that are done; InputError where the sweep runs, or is at a URL."""
+    if any(mirror.local == sweep_folder for mirror in MIRRORS):
+        raise InputError(
+            "the sweep is at a URL, of which no checkpoint is fetched; expected a folder. Remove "
+            f"cells/*/{CHECKPOINT_FOLDER} there by the storage's own tool, such as gcloud storage rm -r."
+        )
+    status = read_sweep_status(sweep_folder)
+    if is_written(sweep_folder):
+        raise InputError(f"{sweep_folder} is being written by a run; expected one that has ended. Wait, or end it.")
+
+    removals = []
+    for cell in status.cells:
+        checkpoint_folder = sweep_folder / "cells" / cell.cell.name / CHECKPOINT_FOLDER
+        if cell.state != "done" or not checkpoint_folder.is_dir():
+            continue
+
+        by_update = sorted(checkpoint_folder.glob("[0-9]*"), key=lambda path: int(path.name))
+        # Without its folder, not with an empty one, a run that is done counts as saved (train/checkpoint.py).
+        folders = (checkpoint_folder,) if newest_too else tuple(by_update[:-1])
+        if folders:
+            size = sum(folder_bytes(folder) for folder in folders)
+            removals.append(Removal(cell.cell.name, folders, size))
+    return removals
+
+
+def remove(removals: Sequence[Removal]) -> None:
+    """Remove the folders; InputError names one that cannot be removed."""
+    for removal in removals:
+        for folder in removal.folders:
+            try:
+                shutil.rmtree(folder)
+            except OSError as e:
+                raise InputError(
+                    f"cannot remove {folder}: {e.strerror or e}. Expected a folder that you may write."
+                ) from e
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
