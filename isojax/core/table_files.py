@@ -1,28 +1,28 @@
 """Files of rows: CSV, TSV and JSON lines, plain or gzipped. What cannot be read is refused with its file and line."""
 
-import csv
 import gzip
+import io
 import json
 import os
-import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from fnmatch import filter as match_names
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from isojax.core import limits
 from isojax.core.atomic_files import open_file
+from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COLUMNS, MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES
-from isojax.core.tabular import DataRow, DataTable, list_some, parse_number
+from isojax.core.limits import MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_LINE_BYTES
+from isojax.core.tabular import DataRow, DataTable, RowTable
 from isojax.core.yaml_files import first_line, flatten
 
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
-DELIMITERS = ",\t;"
+BLOCK_BYTES = 2**20  # of a text file, read at a time
 
-csv.field_size_limit(MAX_LINE_BYTES)
+OtherBytes = Literal["strict", "replace"]
 NumberedLine = tuple[int, str]  # a line's number, from 1, and its text with the line end
 
 
@@ -45,45 +45,82 @@ def paths_below(folder: Path, pattern: str = "*", nested: bool = True) -> list[P
 
 def read_table(path: Path) -> DataTable:
     """The file as a table: JSON lines where it is named .jsonl or opens with "{", else CSV with a header."""
-    lines = read_lines(path)
-    first = list(islice((line for line in lines if line[1].strip()), 1))
-    lines = chain(first, lines)
-    if path.suffix not in JSON_LINES_SUFFIXES and not any(text.lstrip().startswith("{") for _, text in first):
-        return read_csv(path, lines)
-    objects = read_objects(path, lines)
-    rows = tuple(DataRow(row.source, row.position, dict(flatten(row.values)), row.index) for row in objects)
-    columns = tuple(dict.fromkeys(name for row in rows for name in row.values))
-    if not columns:
+    text = read_text(path)
+    if path.suffix not in JSON_LINES_SUFFIXES and not text.lstrip().startswith("{"):
+        return parse_csv(path, text)
+    objects = read_objects(path, split_lines(text))
+    rows = RowTable.of([replace(row, values=dict(flatten(row.values))) for row in objects])
+    if not rows.names:
         raise InputError(f"{path} has no row of data: its objects hold no key; expected one key for each column.")
-    return DataTable(str(path), columns, rows, rows[0].position)
+    return DataTable(str(path), rows.names, rows, rows.place(0).position)
 
 
-def read_lines(path: Path, errors: Literal["strict", "replace"] = "strict") -> Iterator[NumberedLine]:
-    """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark. `errors`: refuse other bytes, or put U+FFFD."""
-    line_number = size = 0
+def read_text(path: Path) -> str:
+    """All of a UTF-8 file (a .gz unpacked), no byte-order mark."""
+    return "".join(text for _, text in _read_blocks(path, "strict"))
+
+
+def read_lines(path: Path, errors: OtherBytes = "strict") -> Iterator[NumberedLine]:
+    """The lines of a UTF-8 file (a .gz unpacked), no byte-order mark, read as far as they are asked for. `errors`:
+    refuse other bytes, or put U+FFFD."""
+    for line_number, text in _read_blocks(path, errors):
+        yield from split_lines(text, line_number)
+
+
+def split_lines(text: str, first_number: int = 1) -> Iterator[NumberedLine]:
+    """The lines of a text, which end at \\n alone."""
+    return enumerate(io.StringIO(text, newline="\n"), first_number)
+
+
+def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
+    """Some whole lines at a time, with the number of the first; InputError, with the line, for a file that cannot be
+    read, is too large, or is no text."""
+    line_number, size = 1, 0
+    unfinished = b""  # a line whose end has not been read yet
     try:
         with open_file(path) as packed, gzip.open(packed) if path.suffix.lower() == ".gz" else packed as f:
-            for line_number, data in enumerate(iter(lambda: f.readline(MAX_LINE_BYTES + 1), b""), 1):
-                if len(data) > MAX_LINE_BYTES:
-                    raise InputError(f"{path}, line {line_number}: expected at most {MAX_LINE_BYTES:,} bytes per line.")
+            while data := f.read1(BLOCK_BYTES):
+                _check_size(path, line_number, unfinished + data, size - len(unfinished))
                 size += len(data)
-                if line_number > limits.MAX_LINES or size > limits.MAX_TEXT_BYTES:
-                    most = f"at most {limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
-                    raise InputError(f"{path}, line {line_number}: expected {most}. Split the file, or leave some out.")
-                yield line_number, _decode(data, path, line_number, errors)
+
+                lines, end, tail = data.rpartition(b"\n")
+                if not end:
+                    unfinished += tail
+                    continue
+                block = unfinished + lines + end
+                unfinished = tail
+                yield line_number, _decode(block, path, line_number, errors)
+                line_number += block.count(b"\n")
     except (OSError, EOFError, zlib.error) as e:
         reason = (e.strerror if isinstance(e, OSError) else None) or e
-        location = f"{path}, line {line_number + 1}" if line_number else str(path)
+        location = f"{path}, line {line_number}" if size else str(path)
         raise InputError(f"cannot read {location}: {reason}; expected a text file, or a whole .gz of one.") from e
+    if unfinished:
+        yield line_number, _decode(unfinished, path, line_number, errors)
 
 
-def _decode(data: bytes, path: Path, line_number: int, errors: str) -> str:
+def _check_size(path: Path, line_number: int, block: bytes, size_before: int) -> None:
+    """InputError where a block, which begins at this line, passes a limit, names the line that does."""
+    if len(block.partition(b"\n")[0]) >= MAX_LINE_BYTES:
+        raise InputError(f"{path}, line {line_number}: expected at most {MAX_LINE_BYTES:,} bytes per line.")
+    line_count = block.count(b"\n") + (not block.endswith(b"\n"))
+    most_lines, most_bytes = limits.MAX_LINES - line_number + 1, limits.MAX_TEXT_BYTES - size_before
+    if line_count > most_lines or len(block) > most_bytes:
+        offending = line_number + min(most_lines, block.count(b"\n", 0, most_bytes))
+        most = f"at most {limits.MAX_LINES:,} lines and {limits.MAX_TEXT_BYTES:,} bytes, unpacked"
+        raise InputError(f"{path}, line {offending}: expected {most}. Split the file, or leave some out.")
+
+
+def _decode(block: bytes, path: Path, first_number: int, errors: OtherBytes) -> str:
     try:
-        text = data.decode("utf-8-sig" if line_number == 1 else "utf-8", errors)
+        text = block.decode("utf-8-sig" if first_number == 1 else "utf-8", errors)
     except UnicodeDecodeError as e:
-        byte = f"byte {e.object[e.start]:#04x} at position {e.start + 1}"
-        raise InputError(f"{path}, line {line_number}: not UTF-8 ({byte}); save the file as UTF-8, unpacked.") from e
-    if "\0" in text and errors == "strict":
+        line_number = first_number + e.object.count(b"\n", 0, e.start)
+        position = e.start - e.object.rfind(b"\n", 0, e.start)
+        problem = f"not UTF-8 (byte {e.object[e.start]:#04x} at position {position})"
+        raise InputError(f"{path}, line {line_number}: {problem}; save the file as UTF-8, unpacked.") from e
+    if errors == "strict" and (nul := text.find("\0")) >= 0:
+        line_number = first_number + text.count("\n", 0, nul)
         raise InputError(f"{path}, line {line_number}: a NUL byte, expected text; this looks like a binary file.")
     return text
 
@@ -130,7 +167,7 @@ def _depth(value: Any) -> int:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The object that a whole file holds."""
     texts, size = [], 0
-    for _, text in read_lines(path):
+    for _, text in _read_blocks(path, "strict"):
         texts.append(text)
         size += len(text)
         if size > MAX_DOCUMENT_BYTES:
@@ -139,50 +176,3 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{path}: given a {type(value).__name__} at the top, expected a JSON object.")
     return value
-
-
-def read_csv(path: Path, lines: Iterable[NumberedLine]) -> DataTable:
-    """CSV with a header, by commas, tabs or semicolons. Cells are text; blank rows and further headers are left out."""
-    numbered_lines = iter(lines)
-    is_empty = re.compile(r"\s*(sep=.\s*)?").fullmatch  # the latter: Excel's first line
-    first_number, first_text = next((line for line in numbered_lines if not is_empty(line[1])), (0, ""))
-    if not first_text:
-        raise InputError(f"{path} is empty; expected a header line with the columns' names and rows below it.")
-    texts = chain([first_text], (text for _, text in numbered_lines))
-    reader = csv.reader(texts, delimiter=max(DELIMITERS, key=first_text.count), strict=True)
-    lines_before = first_number - 1
-    rows: list[DataRow] = []
-    try:
-        header = _parse_header(path, first_number, next(reader))
-        line_number = lines_before + reader.line_num + 1
-        for cells in reader:
-            if any(cell.strip() for cell in cells) and tuple(map(str.strip, cells)) != header:
-                rows.append(_parse_csv_row(path, line_number, header, cells))
-            line_number = lines_before + reader.line_num + 1
-    except csv.Error as e:
-        line_number = lines_before + reader.line_num
-        raise InputError(f"{path}, line {line_number}: not CSV ({e}). Correct the quotes of that line.") from e
-    if not rows:
-        raise InputError(f"{path} has no row of data below its header (line {first_number}); expected at least one.")
-    return DataTable(str(path), header, tuple(rows), f"line {first_number}")
-
-
-def _parse_header(path: Path, line_number: int, cells: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(cell.strip() for cell in cells)
-    if len(names) > MAX_COLUMNS:
-        raise InputError(f"{path}, line {line_number}: {len(names):,} columns, expected at most {MAX_COLUMNS:,}.")
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise InputError(f"{path}, line {line_number}: the column {duplicate!r} is there twice; rename or remove one.")
-    if names[0].startswith("{") or all(parse_number(name) is not None for name in names):
-        raise InputError(f"{path}, line {line_number}: given {', '.join(names)}, expected a header of column names.")
-    return names
-
-
-def _parse_csv_row(path: Path, line_number: int, header: Sequence[str], cells: Sequence[str]) -> DataRow:
-    if len(cells) != len(header):
-        hint = " A number may hold no comma: export with decimal points." if len(cells) > len(header) else ""
-        expected = f"expected {len(header)} as in the header ({list_some(header)})"
-        raise InputError(f"{path}, line {line_number} has {len(cells)} cells, {expected}.{hint}")
-    values = dict(zip(header, (cell.strip() for cell in cells), strict=True))
-    return DataRow(str(path), f"line {line_number}", values, line_number - 1)

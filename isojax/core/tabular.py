@@ -1,23 +1,22 @@
-"""Rows that know their place in a file, and checks that name the file, row and column of an unusable cell."""
+"""Tables whose rows know their place in a file, held as columns; and checks that name the file, row and
+column of an unusable cell."""
 
 import difflib
 import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from isojax.core.columns import ABSENT, Column, is_blank, parse_number
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COLUMNS, MAX_COUNT, MAX_NAME, MAX_NUMBER
 
 MAX_LISTED = 20  # values and columns that a message lists
-_NUMBER_PATTERN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_NOT_FINITE = ("nan", "inf", "infinity")
 
 
 @dataclass(frozen=True)
@@ -32,33 +31,138 @@ class DataRow:
         return f"{self.source}, {self.position}"
 
 
+class RowSource(Protocol):
+    """Where a table's rows come from: a file that was read as columns, or rows that an importer made one by one."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    def column(self, name: str) -> Column: ...
+
+    def place(self, row: int) -> DataRow:
+        """A row's place; its values may be left out."""
+        ...
+
+
+class LinesOfFile:
+    """The columns of a file, and the line, from 1, that each row begins on."""
+
+    def __init__(self, source: str, line_numbers: NDArray[np.integer], columns: Mapping[str, Column]):
+        self.source, self.line_numbers, self.columns = source, line_numbers, columns
+        self.names = tuple(columns)
+
+    def __len__(self) -> int:
+        return len(self.line_numbers)
+
+    def column(self, name: str) -> Column:
+        return self.columns[name]
+
+    def place(self, row: int) -> DataRow:
+        line_number = int(self.line_numbers[row])
+        return DataRow(self.source, f"line {line_number}", {}, line_number - 1)
+
+
+class RowList:
+    """Rows as they are; a column is gathered from them where somebody asks for it."""
+
+    def __init__(self, rows: Sequence[DataRow]):
+        self.rows = rows
+        self.names = tuple(dict.fromkeys(name for row in rows for name in row.values))
+        self._columns: dict[str, Column] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def column(self, name: str) -> Column:
+        if name not in self._columns:
+            is_present = np.fromiter((name in row.values for row in self.rows), np.bool_, len(self))
+            values = [row.values[name] for row in self.rows if name in row.values]
+            self._columns[name] = Column.of(values, is_present)
+        return self._columns[name]
+
+    def place(self, row: int) -> DataRow:
+        return self.rows[row]
+
+
+class RowTable(Sequence[DataRow]):
+    """All rows of a source, or those whose numbers are given, as columns and, one at a time, as rows."""
+
+    def __init__(self, source: RowSource, row_numbers: NDArray[np.integer] | None = None):
+        self._source = source
+        self._is_whole = row_numbers is None
+        self._row_numbers = np.arange(len(source)) if row_numbers is None else row_numbers
+        self._columns: dict[str, Column] = {}
+
+    @classmethod
+    def of(cls, rows: Sequence[DataRow]) -> "RowTable":
+        return rows if isinstance(rows, RowTable) else cls(RowList(rows))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The columns that any of the rows has."""
+        return tuple(name for name in self._source.names if self.column(name).is_present.any())
+
+    def column(self, name: str) -> Column:
+        """The cells of a column; of a name that no row has, one that all rows lack."""
+        if name not in self._columns:
+            if name not in self._source.names:
+                column = Column.of((), np.zeros(len(self), np.bool_))
+            else:
+                column = self._source.column(name)
+                column = column if self._is_whole else column.take(self._row_numbers)
+            self._columns[name] = column
+        return self._columns[name]
+
+    def take(self, rows: NDArray[Any]) -> "RowTable":
+        """Some of the rows, by their numbers or by a mask."""
+        return RowTable(self._source, self._row_numbers[rows])
+
+    def with_columns(self, columns: Mapping[str, Column]) -> "RowTable":
+        """The same rows with these columns alone, each of the length of this table."""
+        return RowTable(_OtherColumns(self, columns))
+
+    def place(self, row: int) -> DataRow:
+        """A row whose values may be left out: its source, position, location and index."""
+        return self._source.place(self._row_numbers[row])
+
+    def __len__(self) -> int:
+        return len(self._row_numbers)
+
+    def __getitem__(self, row: Any) -> Any:
+        if isinstance(row, slice):
+            return self.take(np.arange(len(self))[row])
+        columns = {name: self.column(name) for name in self._source.names}
+        values = {name: column[row] for name, column in columns.items() if column.codes[row] != ABSENT}
+        return replace(self.place(row), values=values)
+
+
+class _OtherColumns:
+    """The places of a table's rows, with other columns."""
+
+    def __init__(self, table: RowTable, columns: Mapping[str, Column]):
+        self._table, self._columns = table, columns
+        self.names = tuple(columns)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def column(self, name: str) -> Column:
+        return self._columns[name]
+
+    def place(self, row: int) -> DataRow:
+        return self._table.place(row)
+
+
 @dataclass(frozen=True)
 class DataTable:
     """The rows of a file, at least one."""
 
     source: str  # the file, for messages
     columns: tuple[str, ...]  # of JSON lines, those of any row, with dots for objects within objects
-    rows: tuple[DataRow, ...]
+    rows: RowTable
     header_position: str  # the line that names the columns; of JSON lines, the first row's
-
-
-def is_blank(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
-
-
-def parse_number(cell_value: Any) -> float | None:
-    """The number in a cell: NaN if not finite, infinite if too large for a float, None where it holds no number."""
-    if isinstance(cell_value, str):
-        text = cell_value.strip()
-        if text.lower().lstrip("+-") in _NOT_FINITE:
-            return math.nan
-        return float(text) if _NUMBER_PATTERN.fullmatch(text) else None
-    if isinstance(cell_value, bool) or not isinstance(cell_value, (int, float)):
-        return None
-    try:
-        return float(cell_value)
-    except OverflowError:
-        return math.inf
 
 
 def check_number(
@@ -96,6 +200,37 @@ def check_number(
     return number
 
 
+def check_numbers(
+    column: Column,
+    cell: Callable[[int], str],
+    *,
+    expected: str = "a number",
+    minimum: float | None = None,
+    exclusive_minimum: float | None = None,
+    whole: bool = False,
+) -> NDArray[np.float64]:
+    """float[rows]: every cell of a column as `check_number` takes it; `cell` names the one of a row."""
+    numbers = column.numbers
+    with np.errstate(invalid="ignore"):  # whole numbers of what is not finite
+        is_usable = np.abs(numbers) <= (MAX_COUNT if whole else MAX_NUMBER)
+        if minimum is not None:
+            is_usable &= numbers >= minimum
+        if exclusive_minimum is not None:
+            is_usable &= numbers > exclusive_minimum
+        if whole:
+            is_usable &= numbers == np.trunc(numbers)
+    for row in np.flatnonzero(~is_usable):
+        check_number(
+            column[row],
+            cell(int(row)),
+            expected=expected,
+            minimum=minimum,
+            exclusive_minimum=exclusive_minimum,
+            whole=whole,
+        )
+    return numbers
+
+
 def require_column(table: DataTable, name: str) -> str:
     """The name itself, once the table is known to have that column."""
     if name not in table.columns:
@@ -121,9 +256,9 @@ def float_column(
     table: DataTable, name: str, minimum: float | None = None, exclusive_minimum: float | None = None
 ) -> NDArray[np.float64]:
     """A column as float[rows]; InputError where there is none, or at a cell that `check_number` refuses."""
-    require_column(table, name)
-    check = partial(check_number, minimum=minimum, exclusive_minimum=exclusive_minimum)
-    return np.array([check(row.values.get(name), f"{row.location}: {name}") for row in table.rows])
+    column = table.rows.column(require_column(table, name))
+    cell = lambda row: f"{table.rows.place(row).location}: {name}"  # noqa: E731
+    return check_numbers(column, cell, minimum=minimum, exclusive_minimum=exclusive_minimum)
 
 
 def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
@@ -135,25 +270,29 @@ def filter_rows(table: DataTable, filters: Sequence[str]) -> DataTable:
             raise InputError(f"--where: given {text!r}, expected COLUMN=VALUE, such as set=easy.")
         wanted_by_column.setdefault(require_column(table, name.strip()), []).append(value.strip())
     for name, wanted in wanted_by_column.items():
-        wanted_keys = [_comparison_key(value) for value in wanted]
-        rows = tuple(row for row in table.rows if _comparison_key(row.values.get(name)) in wanted_keys)
-        if not rows:
-            available = list(dict.fromkeys(_cell_text(row.values.get(name)) for row in table.rows))
+        wanted_keys = {_comparison_key(value) for value in wanted}
+        cells = list(table.rows.column(name))
+        is_wanted = np.array([_comparison_key(cell) in wanted_keys for cell in cells], np.bool_)
+        if not is_wanted.any():
+            available = list(dict.fromkeys(map(_cell_text, cells)))
             condition = " or ".join(f"{name}={value}" for value in wanted)
             raise InputError(f"{table.source}: --where {condition} matches no row; {name} has {list_some(available)}.")
-        table = replace(table, rows=rows)
+        table = replace(table, rows=table.rows.take(is_wanted))
     return table
 
 
 def check_unique_rows(table: DataTable, key_columns: Sequence[str]) -> None:
     """InputError where two rows agree in these columns."""
-    row_by_key: dict[tuple[Any, ...], DataRow] = {}
-    for row in table.rows:
-        key = tuple(_comparison_key(row.values.get(name)) for name in key_columns)
-        earlier_row = row_by_key.setdefault(key, row)
-        if earlier_row is not row:
-            key_text = ", ".join(f"{name} = {_cell_text(row.values.get(name))}" for name in key_columns)
-            raise InputError(f"{row.location}: {key_text}, as in {earlier_row.position} already; remove one of them.")
+    columns = [list(table.rows.column(name)) for name in key_columns]
+    row_by_key: dict[tuple[str | float, ...], int] = {}
+    for row, cells in enumerate(zip(*columns, strict=True)):
+        earlier_row = row_by_key.setdefault(tuple(map(_comparison_key, cells)), row)
+        if earlier_row != row:
+            key_text = ", ".join(f"{name} = {_cell_text(cell)}" for name, cell in zip(key_columns, cells, strict=True))
+            problem = (
+                f"{table.rows.place(row).location}: {key_text}, as in {table.rows.place(earlier_row).position} already"
+            )
+            raise InputError(f"{problem}; remove one of them.")
 
 
 def _cell_text(value: Any) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
-from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, is_blank, require_column
+from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, require_column
 from isojax.scaling.curves.departures import MIN_VISIBLE
 from isojax.scaling.curves.single_run import MAX_FITTED_POINTS, MIN_POINTS, RunPoints, RunPosterior, sample_posterior
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
@@ -80,15 +80,15 @@ def _read_points(
 ) -> CurveFilePoints:
     require_column(table, x_column)
     require_column(table, y_column)
-    rows_with_reward = tuple(row for row in table.rows if not is_blank(row.values.get(y_column)))
-    if not rows_with_reward:
+    rows_with_reward = table.rows.take(~table.rows.column(y_column).is_blank)
+    if not len(rows_with_reward):
         problem = f"{table.source}: {y_column} is empty in all {len(table.rows)} rows"
         raise InputError(f"{problem}; expected a reward in some. Give another --y.")
     reward_table = replace(table, rows=rows_with_reward)
     C, R = float_column(reward_table, x_column, minimum=0), float_column(reward_table, y_column)
-    seed_labels = [
-        "" if group is None else str(row.values.get(require_column(reward_table, group))) for row in rows_with_reward
-    ]
+    seed_labels = [""] * len(rows_with_reward)
+    if group is not None:
+        seed_labels = list(map(str, rows_with_reward.column(require_column(reward_table, group))))
     try:
         check_unique_rows(reward_table, (x_column,) if group is None else (group, x_column))
     except InputError as e:

@@ -6,13 +6,17 @@ wide    W&B's export of a chart: a column of steps, then RUN - METRIC for each r
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import eq
 from pathlib import Path
 
+import numpy as np
+
+from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
-from isojax.core.table_files import read_csv, read_lines
-from isojax.core.tabular import DataTable, is_blank
+from isojax.core.table_files import read_text
+from isojax.core.tabular import DataTable, RowTable
 from isojax.runs.importers import wandb
 from isojax.runs.logs.log_table import LEDGER_FIELDS, LogTable, check_log_file
 
@@ -32,9 +36,10 @@ MEANS_NOTE = "its values are means over runs, or over buckets of steps; else exp
 
 
 def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
-    """A table, in the wide form one per run; `whole_lines`: no last line without its end; InputError as `read_csv`."""
+    """A table, in the wide form one per run; `whole_lines`: no last line without its end; InputError as `parse_csv`."""
     check_log_file(path)
-    table = read_csv(path, (line for line in read_lines(path) if line[1].endswith("\n") or not whole_lines))
+    text = read_text(path)
+    table = parse_csv(path, text[: text.rfind("\n") + 1] if whole_lines else text)
     is_chart = len(table.columns) > 1 and all(" - " in name for name in table.columns[1:])
     if is_chart or any(name.endswith(BOUND_SUFFIXES) for name in table.columns):
         return list(_read_wide(table))
@@ -47,15 +52,14 @@ def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
 
 def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
     """Each row's value in a column of its metric's name, the other columns as they are."""
-    rows, metrics = [], dict[str, None]()
-    for row in table.rows:
-        name = str(row.values.get(metric, "")).strip()
-        if not name:
-            raise InputError(f"{row.location}: {metric} is empty; expected the name of a metric. Fill it in.")
-        others = {key: cell for key, cell in row.values.items() if key not in (metric, value)}
-        rows.append(replace(row, values={**others, name: row.values.get(value)}))
-        metrics[name] = None
-    return LogTable(table.source, tuple(rows), one_run=False, only_metric=next(iter(metrics)) * (len(metrics) == 1))
+    rows, names, values = table.rows, table.rows.column(metric), table.rows.column(value)
+    for row in np.flatnonzero(names.is_blank):
+        raise InputError(f"{rows.place(row).location}: {metric} is empty; expected the name of a metric. Fill it in.")
+    columns = {name: rows.column(name) for name in table.columns if name not in (metric, value)}
+    metrics = list(dict.fromkeys(names))
+    columns |= {name: values.where(names.ask(partial(eq, name))) for name in metrics}
+    only_metric = metrics[0] if len(metrics) == 1 else ""
+    return LogTable(table.source, rows.with_columns(columns), one_run=False, only_metric=only_metric)
 
 
 def _read_wide(table: DataTable) -> Iterator[LogTable]:
@@ -72,12 +76,19 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
     clock = "step" if re.search("step|update|iter", steps.lower()) else steps  # a chart may be over rollouts
     all_metrics = {metric for metrics in metrics_of_run.values() for metric in metrics.values()}
     only_metric = all_metrics.pop() if len(all_metrics) == 1 else ""
-    bounds = [(x, x.removesuffix("__MIN").removesuffix("__MAX")) for x in others]
-    is_mean = any(row.values[x] != row.values.get(mean, row.values[x]) for row in table.rows for x, mean in bounds)
+    notes = (MEANS_NOTE,) * _has_means(table.rows, others)
     for run, metrics in metrics_of_run.items():
-        rows = []
-        for row in table.rows:
-            values = {name: row.values[column] for column, name in metrics.items() if not is_blank(row.values[column])}
-            rows += [replace(row, values={clock: row.values[steps], **values})] if values else []
-        if rows:
-            yield LogTable(table.source, tuple(rows), notes=(MEANS_NOTE,) * is_mean, run=run, only_metric=only_metric)
+        columns = {name: table.rows.column(column) for column, name in metrics.items()}
+        columns = {name: column.where(~column.is_blank) for name, column in columns.items()}
+        is_logged = np.logical_or.reduce([column.is_present for column in columns.values()])
+        rows = table.rows.with_columns({clock: table.rows.column(steps), **columns}).take(is_logged)
+        if len(rows):
+            yield LogTable(table.source, rows, notes=notes, run=run, only_metric=only_metric)
+
+
+def _has_means(rows: RowTable, names: Sequence[str]) -> bool:
+    """Whether a bound of W&B's export differs from its curve somewhere, which then is a mean."""
+    bounds = [name for name in names if name.endswith(BOUND_SUFFIXES)]
+    curves = [name.removesuffix("__MIN").removesuffix("__MAX") for name in bounds]
+    pairs = [(rows.column(a), rows.column(b)) for a, b in zip(bounds, curves, strict=True) if b in names]
+    return any(x != y for bound, curve in pairs for x, y in zip(bound, curve, strict=True))

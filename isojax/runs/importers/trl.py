@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_NUMBER
-from isojax.core.table_files import parse_json, paths_below, read_lines
+from isojax.core.table_files import parse_json, paths_below, read_text
 from isojax.core.tabular import DataRow
 from isojax.runs.logs.log_table import SAME_NAME_FIELDS, LogTable, check_log_file
 
@@ -69,7 +69,7 @@ def read(path: Path) -> list[LogTable]:
     """A trainer_state.json or its log_history, a checkpoint's folder, or an output folder (its last), as one run."""
     file = _state_file(path)
     check_log_file(file)
-    state = parse_json("".join(text for _, text in read_lines(file)), file)
+    state = parse_json(read_text(file), file)
     history = state.get("log_history") if isinstance(state, dict) else state  # a list: saved by itself
     if not isinstance(history, list) or not history or not all(isinstance(entry, dict) for entry in history):
         raise InputError(f"{file}, line 1: no log_history there; expected TRL's {STATE_FILE}, or its log_history.")

@@ -7,8 +7,9 @@ from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
+from isojax.core.csv_text import DELIMITERS
 from isojax.core.errors import InputError
-from isojax.core.table_files import DELIMITERS, JSON_LINES_SUFFIXES, paths_below, read_lines
+from isojax.core.table_files import JSON_LINES_SUFFIXES, paths_below, read_lines
 from isojax.core.tabular import parse_number
 from isojax.runs.importers import csv, tensorboard, trl, verl_console
 from isojax.runs.logs.log_table import check_log_file

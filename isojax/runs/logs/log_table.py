@@ -3,15 +3,15 @@ for what the logs do not say, with the columns run, n, B_p (or B), seed, samples
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from isojax.core.errors import InputError
-from isojax.core.table_files import parse_json, read_lines, read_objects, read_table
-from isojax.core.tabular import DataRow, check_unique_rows, is_blank, list_some, nearest_names, require_column
+from isojax.core.table_files import parse_json, read_objects, read_table, read_text, split_lines
+from isojax.core.tabular import DataRow, RowTable, check_unique_rows, is_blank, list_some, nearest_names, require_column
 
 # What a log's columns can be, and what a refusal and --help say of each.
 FIELD_HELP = {
@@ -56,7 +56,7 @@ RunSettings = Mapping[str, Mapping[str, str]]  # of a user's table: run -> field
 @dataclass(frozen=True)
 class LogTable:
     source: str  # the file, as the user named it
-    rows: tuple[DataRow, ...]  # its entries in order; values are as the log has them (text, number, list or None)
+    rows: Sequence[DataRow]  # its entries in order; values are as the log has them (text, number, list or None)
     config: Mapping[str, Any] = field(default_factory=dict)  # what it says once for all its rows, as further columns
     one_run: bool = True  # whether the format holds one run per log, so that n and B_p cannot change in it
     notes: tuple[str, ...] = ()  # what was left out in reading
@@ -71,9 +71,14 @@ class LogTable:
         return f"{self.source} (run {self.run!r})" if self.run else self.source
 
     @cached_property
+    def cells(self) -> RowTable:
+        """The rows as columns."""
+        return RowTable.of(self.rows)
+
+    @cached_property
     def columns(self) -> list[str]:
         """Every column of any row, in the order they first appear, then the config's."""
-        return list(dict.fromkeys([*(name for row in self.rows for name in row.values), *self.config]))
+        return list(dict.fromkeys([*self.cells.names, *self.config]))
 
 
 # How files begin that are no text and no log of W&B or TensorBoard, and what to do with them.
@@ -100,8 +105,8 @@ def check_log_file(path: Path) -> None:
 def read_log_objects(path: Path) -> tuple[list[DataRow], tuple[str, ...]]:
     """The file's rows, at least one, and a note where its last line is torn; raises InputError as `read_objects`."""
     check_log_file(path)
-    lines = list(read_lines(path))
-    text = "".join(text for _, text in lines)
+    text = read_text(path)
+    lines = list(split_lines(text))
     if re.match(r"\s*\[\s*\{", text):
         lines = [(i, json.dumps(value)) for i, value in enumerate(parse_json(text, path), 1)]
         return [replace(row, position=f"entry {row.index + 1}") for row in read_objects(path, lines)], ()

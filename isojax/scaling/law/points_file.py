@@ -117,8 +117,7 @@ def _setting_columns(table: DataTable) -> list[str]:
     """The columns that describe a point's setting: text, and the numbers of SETTING_COLUMNS."""
 
     def is_text(name: str) -> bool:
-        values = [row.values.get(name) for row in table.rows]
-        return all(isinstance(v, str) and parse_number(v) is None for v in values if not is_blank(v))
+        return all(isinstance(v, str) and parse_number(v) is None for v in table.rows.column(name) if not is_blank(v))
 
     return [c for c in table.columns if c not in POINT_COLUMNS and (c in SETTING_COLUMNS or is_text(c))]
 
@@ -127,7 +126,7 @@ def describe_mixtures(table: DataTable, settings: Sequence[str], filters: Sequen
     """Several values of one setting in one law or curve."""
     filtered_columns = {text.partition("=")[0].strip() for text in filters}
     for name in (s for s in settings if s not in filtered_columns):
-        values = [str(row.values.get(name)) for row in table.rows if not is_blank(row.values.get(name))]
+        values = [str(value) for value in table.rows.column(name) if not is_blank(value)]
         distinct_values = list(dict.fromkeys(values))
         if 1 < len(distinct_values) <= min(MAX_SETTING_VALUES, len(values) // 2):
             mixture = f"the points mix {name} = {', '.join(distinct_values)} in one {fitted}"

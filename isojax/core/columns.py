@@ -1,0 +1,122 @@
+"""What a cell means, and a column of cells. A column keeps each value that occurs in it once, and per row
+which of them it has. What a value means (is it blank? which number is it?) is asked once a value, so that
+a log of a million rows is read in seconds."""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Mask = NDArray[np.bool_]
+ABSENT = -1  # the code of a row that lacks the column
+
+_NUMBER_PATTERN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NOT_FINITE = ("nan", "inf", "infinity")
+
+
+def is_blank(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
+
+
+def parse_number(cell_value: Any) -> float | None:
+    """The number in a cell: NaN if not finite, infinite if too large for a float, None where it holds no number."""
+    if isinstance(cell_value, str):
+        text = cell_value.strip()
+        if text.lower().lstrip("+-") in _NOT_FINITE:
+            return math.nan
+        return float(text) if _NUMBER_PATTERN.fullmatch(text) else None
+    if isinstance(cell_value, bool) or not isinstance(cell_value, (int, float)):
+        return None
+    try:
+        return float(cell_value)
+    except OverflowError:
+        return math.inf
+
+
+class CellValues:
+    """The values that occur in a column, and what is asked of each."""
+
+    def __init__(self, load: Callable[[], Sequence[Any]]):
+        self._load = load  # a file's texts become Python's where somebody asks for them: most columns are no field
+
+    @cached_property
+    def values(self) -> Sequence[Any]:
+        return self._load()
+
+    @cached_property
+    def is_blank(self) -> Mask:
+        """bool[values]"""
+        return self.ask(is_blank)
+
+    @cached_property
+    def numbers(self) -> NDArray[np.float64]:
+        """float[values], by `parse_number`, and NaN where that finds no number."""
+        numbers = map(parse_number, self.values)
+        return np.array([math.nan if number is None else number for number in numbers], np.float64)
+
+    def ask(self, question: Callable[[Any], bool]) -> Mask:
+        """bool[values]"""
+        return np.fromiter(map(question, self.values), np.bool_, len(self.values))
+
+
+class Column:
+    """The cells of a column: `codes` int[rows] says which of the values each row has, or ABSENT."""
+
+    def __init__(self, codes: NDArray[np.integer], cells: CellValues):
+        self.codes, self.cells = codes, cells
+
+    @classmethod
+    def of(cls, values: Sequence[Any], is_present: Mask | None = None) -> "Column":
+        """A value for each row, or for each that `is_present`."""
+        codes = np.arange(len(values), dtype=np.int32)
+        if is_present is not None:
+            codes = np.where(is_present, np.cumsum(is_present) - 1, ABSENT).astype(np.int32)
+        return cls(codes, CellValues(lambda: values))
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def __getitem__(self, row: int) -> Any:
+        """A row's cell; None where the row lacks the column."""
+        code = self.codes[row]
+        return None if code == ABSENT else self.cells.values[code]
+
+    def __iter__(self) -> Iterator[Any]:
+        values = self.cells.values
+        return (None if code == ABSENT else values[code] for code in self.codes.tolist())
+
+    def take(self, rows: NDArray[Any]) -> "Column":
+        """The cells of some rows, by their numbers or by a mask."""
+        return Column(self.codes[rows], self.cells)
+
+    def where(self, is_kept: Mask) -> "Column":
+        """Without the cells of the other rows, which then lack the column."""
+        return Column(np.where(is_kept, self.codes, ABSENT), self.cells)
+
+    @property
+    def is_present(self) -> Mask:
+        """bool[rows]"""
+        return self.codes != ABSENT
+
+    @property
+    def is_blank(self) -> Mask:
+        """bool[rows]; a row that lacks the column is blank in it."""
+        return self._by_row(self.cells.is_blank, True)
+
+    @property
+    def numbers(self) -> NDArray[np.float64]:
+        """float[rows]; NaN where a cell holds no number."""
+        return self._by_row(self.cells.numbers, math.nan)
+
+    def ask(self, question: Callable[[Any], bool]) -> Mask:
+        """bool[rows]; False where a row lacks the column. The question is asked once for each value."""
+        return self._by_row(self.cells.ask(question), False)
+
+    def _by_row(self, answers: NDArray[Any], of_absent: Any) -> NDArray[Any]:
+        if len(answers) == 0:
+            return np.full(len(self), of_absent, answers.dtype)
+        return np.where(self.is_present, answers[self.codes], of_absent)

@@ -1,0 +1,148 @@
+"""CSV with a header, by commas, tabs or semicolons, read as columns by pyarrow. Cells are text, without
+the spaces around them; rows without a value, and further headers, are left out. What cannot be read is
+refused with its file and line: pyarrow counts rows, and a row begins on a later line where cells before
+it are quoted over several lines."""
+
+import csv
+import io
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain
+from operator import eq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isojax.core.columns import CellValues, Column, Mask, parse_number
+from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COLUMNS, MAX_LINE_BYTES
+from isojax.core.tabular import DataTable, LinesOfFile, RowTable, list_some
+
+DELIMITERS = ",\t;"
+_BEFORE_HEADER = re.compile(r"\s*(sep=.\s*)?")  # blank lines, and Excel's first one
+
+csv.field_size_limit(MAX_LINE_BYTES)
+
+
+def parse_csv(path: Path, text: str) -> DataTable:
+    """The text of a file as a table with at least one row; InputError, with the line, where it is no such table."""
+    lines = io.StringIO(text, newline="\n")
+    numbered_lines = enumerate(lines, 1)
+    first_number, first_text = next((x for x in numbered_lines if not _BEFORE_HEADER.fullmatch(x[1])), (0, ""))
+    if not first_text:
+        raise InputError(f"{path} is empty; expected a header line with the columns' names and rows below it.")
+
+    delimiter = max(DELIMITERS, key=first_text.count)
+    reader = csv.reader(chain([first_text], lines), delimiter=delimiter, strict=True)
+    try:
+        header = _parse_header(path, first_number, next(reader))
+        first_row_line, text_below = first_number + reader.line_num, text[lines.tell() :]
+        has_lone_returns = text_below.count("\r") != text_below.count("\r\n")
+        if '"' in text_below or has_lone_returns:
+            deque(reader, maxlen=0)  # refuses what pyarrow would guess at, as text between a quote and the delimiter
+    except csv.Error as e:
+        line_number = first_number - 1 + reader.line_num
+        raise InputError(f"{path}, line {line_number}: not CSV ({e}). Correct the quotes of that line.") from e
+
+    if has_lone_returns:  # by Windows, which wrote the line ends of another program once more
+        text_below = text_below.replace("\r\r\n", "\r\n")
+    rows = _parse_rows(path, text_below, first_row_line, header, delimiter) if text_below.strip() else None
+    if not rows:
+        raise InputError(f"{path} has no row of data below its header (line {first_number}); expected at least one.")
+    return DataTable(str(path), header, rows, f"line {first_number}")
+
+
+def _parse_header(path: Path, line_number: int, cells: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(cell.strip() for cell in cells)
+    if len(names) > MAX_COLUMNS:
+        raise InputError(f"{path}, line {line_number}: {len(names):,} columns, expected at most {MAX_COLUMNS:,}.")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        raise InputError(f"{path}, line {line_number}: the column {duplicate!r} is there twice; rename or remove one.")
+    if names[0].startswith("{") or all(parse_number(name) is not None for name in names):
+        raise InputError(f"{path}, line {line_number}: given {', '.join(names)}, expected a header of column names.")
+    return names
+
+
+def _parse_rows(path: Path, text: str, first_line: int, header: Sequence[str], delimiter: str) -> RowTable:
+    """The rows of a text that begins on this line of the file; InputError for one with fewer cells, or more."""
+    import pyarrow.csv  # here, because no other command should wait for it
+
+    is_blank = re.compile(rf'[\s"{delimiter}]*').fullmatch
+    left_out: list[pyarrow.csv.InvalidRow] = []  # which have another number of cells than the header
+
+    def leave_out(row: pyarrow.csv.InvalidRow) -> str:
+        left_out.append(row)
+        return "skip"
+
+    has_quotes = '"' in text
+    data = text.encode()
+    names = [str(i) for i in range(len(header))]
+    text_column = pyarrow.dictionary(pyarrow.int32(), pyarrow.string())
+    table = pyarrow.csv.read_csv(
+        pyarrow.BufferReader(data),
+        # One block, as a row may not be longer than a block; one thread, as only then rows are numbered.
+        read_options=pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
+        parse_options=pyarrow.csv.ParseOptions(
+            delimiter=delimiter,
+            newlines_in_values=has_quotes,
+            ignore_empty_lines=False,
+            invalid_row_handler=leave_out,
+        ),
+        convert_options=pyarrow.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, text_column),
+            null_values=[],
+            strings_can_be_null=False,
+        ),
+    )
+    arrays = [column.combine_chunks() for column in table.columns]
+
+    row_count = table.num_rows + len(left_out)
+    is_read = np.ones(row_count, np.bool_)
+    is_read[[row.number - 1 for row in left_out]] = False
+    extra_lines = np.zeros(row_count, np.int64)  # of the cells of each row
+    if has_quotes:
+        extra_lines[is_read] = sum(map(_line_ends, arrays))
+        extra_lines[~is_read] = [row.text.count("\n") for row in left_out]
+    line_numbers = first_line + np.arange(row_count) + np.cumsum(extra_lines) - extra_lines
+
+    for row in left_out:
+        if not is_blank(row.text):
+            expected = f"expected {row.expected_columns} as in the header ({list_some(header)})"
+            is_long = row.actual_columns > row.expected_columns
+            hint = " A number may hold no comma: export with decimal points." if is_long else ""
+            location = f"{path}, line {line_numbers[row.number - 1]}"
+            raise InputError(f"{location} has {row.actual_columns} cells, {expected}.{hint}")
+
+    columns = {name: _column_of(array) for name, array in zip(header, arrays, strict=True)}
+    rows = RowTable(LinesOfFile(str(path), line_numbers[is_read], columns))
+    holds_data = _holds_data(columns, len(rows))
+    return rows if holds_data.all() else rows.take(holds_data)
+
+
+def _line_ends(array: Any) -> NDArray[np.int64]:
+    """int[rows]: how many line ends a quoted cell holds."""
+    import pyarrow.compute
+
+    by_text = pyarrow.compute.count_substring(array.dictionary, "\n")
+    return by_text.to_numpy()[array.indices.to_numpy()]
+
+
+def _column_of(array: Any) -> Column:
+    """A dictionary array of pyarrow, whose texts become Python's where somebody asks for them."""
+    return Column(array.indices.to_numpy(), CellValues(lambda: [text.strip() for text in array.dictionary.to_pylist()]))
+
+
+def _holds_data(columns: Mapping[str, Column], row_count: int) -> Mask:
+    """bool[rows]: neither blank in every column, nor the header once more."""
+    is_blank, is_header = np.ones(row_count, np.bool_), np.ones(row_count, np.bool_)
+    for name, column in columns.items():
+        is_blank &= column.is_blank
+        is_header &= column.ask(partial(eq, name))
+        if not (is_blank | is_header).any():
+            break  # most columns are never asked for, and stay as pyarrow has them
+    return ~(is_blank | is_header)
