@@ -19,6 +19,7 @@ from isojax.report.wording import format_count
 from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 from isojax.runs.logs.log_table import FIELD_HELP, read_settings
+from isojax.runs.logs.source_words import SourceChoice
 from isojax.scaling.checks.ledger_check import check_ledgers
 
 FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.items())
@@ -46,6 +47,8 @@ Fields
 """
 FILES_HELP = "Logs of one format, or folders of them; a log of a folder that cannot be read is skipped."
 SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices."
+ONLY_HELP = "Take only logs and runs with this word, or pattern with *, in their path or name, as val. Repeatable."
+LEAVE_OUT_HELP = "Leave out logs and runs with this word, or pattern with *, in their path or name. Repeatable."
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
 
@@ -60,14 +63,18 @@ def import_logs(
     map_options: MapOption = None,
     settings_file: Annotated[Path | None, Option("--settings", metavar="FILE", help=SETTINGS_HELP)] = None,
     resumed: ResumedOption = False,
+    only: Annotated[list[str] | None, Option(metavar="WORD", help=ONLY_HELP)] = None,
+    leave_out: Annotated[list[str] | None, Option("--leave-out", metavar="WORD", help=LEAVE_OUT_HELP)] = None,
 ) -> None:
     field_map = parse_field_map(map_options or [])
     check_output_folder(out)
     settings = {} if settings_file is None else read_settings(settings_file)
     with SafeConsole(stderr=True).status("reading and writing"):
-        imported = read_logs(files, log_format, field_map, settings, resumed)
+        choice = SourceChoice(tuple(only or ()), tuple(leave_out or ()))
+        imported = read_logs(files, log_format, field_map, settings, resumed, choice=choice)
         manifest = {"format": log_format, "files": [str(path) for path in files], "map": field_map}
-        write_ledgers(imported, out, manifest | {"settings": settings, "resumed": resumed})
+        manifest |= {"settings": settings, "resumed": resumed, "only": choice.only, "leave_out": choice.leave_out}
+        write_ledgers(imported, out, manifest)
     for text in imported.skipped:
         terminal.warn(f"skipped: {text}")
     for note in imported.notes:

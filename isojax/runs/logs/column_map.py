@@ -15,6 +15,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import RewardSums
 from isojax.core.tabular import DataRow, check_number, is_blank, list_some, nearest_names, parse_number
 from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS, LogTable
+from isojax.runs.logs.run_columns import RUN_COLUMNS_HINT, number_columns
 
 # The lowest value of each field that is a whole number.
 LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p": 1, "B": 1, "samples": 1, "devices": 1}
@@ -183,7 +184,7 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
     elif "step" in columns and "_step" in table.columns:
         table = _fill_steps(table, {**columns, **detected}, metrics)
     column_map = ColumnMap(table, {**columns, **detected}, constants, frozenset(detected))
-    _require_fields(column_map, table)
+    _require_fields(column_map, table, known_columns)
     return column_map
 
 
@@ -302,13 +303,15 @@ def _may_be_validation(name: str, table: LogTable, highest: float = 100) -> bool
     return all(0 <= x <= highest for x in numbers) and not all(x.is_integer() for x in numbers)
 
 
-def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
+def _require_fields(column_map: ColumnMap, table: LogTable, known_columns: Mapping[str, Sequence[str]]) -> None:
     missing = [] if any(map(is_validation, column_map.columns)) else ["reward"]
     missing += [field for field, sources in REQUIRED_FIELDS.items() if not any(name in column_map for name in sources)]
     if "sampled_batches" in column_map and not any(name in column_map for name in ("sampled_B_p", "rollouts")):
         missing.append("sampled_B_p")
     if missing:
-        hints = (f"no column is known to be {x} ({FIELD_HELP[x]}); type {_mapping_hint(x, table)}" for x in missing)
+        hints = [f"no column is known to be {x} ({FIELD_HELP[x]}); type {_mapping_hint(x, table)}" for x in missing]
+        if missing[0] == "reward" and _columns_may_be_runs(table, known_columns):
+            hints.insert(1, f"or, where each column is a run, {RUN_COLUMNS_HINT}")
         raise InputError(f"{table.source}: {'; '.join(hints)}. The columns are {list_some(table.columns)}.")
     field_by_name: dict[tuple[str, bool], str] = {}
     for field in column_map.metric_fields:
@@ -318,6 +321,15 @@ def _require_fields(column_map: ColumnMap, table: LogTable) -> None:
             raise InputError(f"{table.source}: {other} and {field} are both called {name} in a ledger; type {rename}.")
     if "counts" in column_map and "samples" not in column_map:
         raise InputError(f"{table.source}: say of how many rollouts per problem counts are, as --map samples=4.")
+
+
+def _columns_may_be_runs(table: LogTable, known_columns: Mapping[str, Sequence[str]]) -> bool:
+    """Whether each column of numbers may be a run: none is named like a metric, or all are named alike but for digits
+    (acc_n4, acc_n8)."""
+    names = [] if table.run else number_columns(table, {}, known_columns)
+    metric_names = (_VALIDATION_COLUMN, _TRAINING_COLUMN, _REWARD, _NO_REWARD)
+    is_metric = any(pattern.search(name) for pattern in metric_names for name in names)
+    return len(names) > 1 and (not is_metric or len({re.sub(r"\d+", "", name) for name in names}) == 1)
 
 
 def _mapping_hint(field: str, table: LogTable) -> str:

@@ -16,7 +16,7 @@ from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import load, require_constant
-from isojax.core.tabular import DataRow, is_blank
+from isojax.core.tabular import DataRow, is_blank, list_some
 from isojax.runs.importers import csv
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
@@ -24,6 +24,16 @@ from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.logs.log_evaluations import read_run_record
 from isojax.runs.logs.log_table import LogTable, RunSettings, settings_of
 from isojax.runs.logs.resumed_runs import LogRun, join_resumed_runs
+from isojax.runs.logs.run_columns import split_run_columns
+from isojax.runs.logs.source_words import (
+    TAKE_ALL,
+    SourceChoice,
+    depth_of_shared_folder,
+    other_words,
+    path_below,
+    reject_mixed_sources,
+)
+from isojax.runs.logs.tag_files import group_tag_files, join_tags
 
 
 @dataclass(frozen=True)
@@ -42,34 +52,61 @@ def read_logs(
     settings: RunSettings | None = None,
     resumed: bool = False,
     whole_lines: bool = False,
+    choice: SourceChoice = TAKE_ALL,
 ) -> ImportedRuns:
     """Logs of one format (an importer's name or module path; None: as they look) as runs; InputError, with its place,
     for what has no use. Of a folder, a log that has none is skipped. `settings`: what the logs do not say; `resumed`:
     runs of one name (or seed) are one run, and so are the parts of a log whose steps fall. `whole_lines`: of CSV, whose
-    end shows no tear, a last line without a line end is left out."""
+    end shows no tear, a last line without a line end is left out. `choice`: which logs and runs are taken."""
     _check_paths(paths)
     log_format = log_format or detect_format(paths)
     importer = load("runs.importers", log_format, "read")
     require_constant(importer, "FIELDS")
-    log_runs, notes, refusals = list[LogRun](), list[str](), list[InputError]()
-    for path in paths:
-        logs = logs_of_folder(path, importer) if path.is_dir() else [path]
-        for log in logs:
-            try:
-                tables = _read_tables(log, importer, whole_lines)
-                runs = gather_runs(tables, field_map, settings or {}, importer)
-            except InputError as e:
-                if len(logs) == 1:
-                    raise
-                refusals.append(e)
+    log_runs, notes, refusals, left_out = list[LogRun](), list[str](), list[InputError](), 0
+    depth = depth_of_shared_folder([path if path.is_dir() else path.parent for path in paths])
+    for logs, may_be_skipped in _logs_of_paths(paths, importer):
+        source = path_below(depth, str(logs[0]))
+        if not choice.may_take(source):
+            left_out += 1
+            continue
+        try:
+            tables = [table for log in logs for table in _read_tables(log, importer, whole_lines)]
+            tables = join_tags(logs, tables, field_map)
+            runs = gather_runs(tables, field_map, settings or {}, importer)
+        except InputError as e:
+            if not choice.takes(source):
+                left_out += 1
                 continue
-            log_runs += [replace(run, may_be_skipped=len(logs) > 1) for run in runs]
-            notes += [f"{table.source}: {note}" for table in tables for note in table.notes]
+            if not may_be_skipped:
+                raise
+            refusals.append(e)
+            continue
+        taken = [run for run in runs if choice.takes(source, run.name, run.column_map.table.run)]
+        left_out += len(runs) - len(taken)
+        log_runs += [replace(run, may_be_skipped=may_be_skipped) for run in taken]
+        tables_of_runs = [run.column_map.table for run in taken]
+        notes += [f"{table.source}: {note}" for table in (*tables, *tables_of_runs) for note in table.notes]
     if not log_runs and not refusals:
+        if left_out:
+            raise InputError(f"--only and --leave-out take none of the {left_out} logs or runs; expected one or more.")
         raise InputError(f"the format {log_format} found no run in {paths[0]}.")
+    if left_out:
+        notes.append(f"{left_out} logs or runs are left out, as --only and --leave-out say")
     log_runs, resumed_notes = join_resumed_runs(log_runs, resumed)
     imported = to_run_records(log_runs, refusals)
     return replace(imported, notes=(*dict.fromkeys(notes), *resumed_notes, *imported.notes))
+
+
+def _logs_of_paths(paths: Sequence[Path], importer: ModuleType) -> Iterator[tuple[tuple[Path, ...], bool]]:
+    """The logs that the paths name, each with its files, and whether one that has no use is skipped, as one of several
+    in a folder is."""
+    is_one_of_several: dict[Path, bool] = {}
+    for path in paths:
+        logs = logs_of_folder(path, importer) if path.is_dir() else [path]
+        is_one_of_several |= dict.fromkeys(logs, len(logs) > 1)
+    groups = group_tag_files(list(is_one_of_several)) if importer is csv else [(log,) for log in is_one_of_several]
+    for logs in groups:
+        yield logs, all(is_one_of_several[log] for log in logs)
 
 
 def _check_paths(paths: Sequence[Path]) -> None:
@@ -92,10 +129,21 @@ def gather_runs(
     tables: Sequence[LogTable], field_map: Mapping[str, str], settings: RunSettings, importer: ModuleType
 ) -> list[LogRun]:
     """The runs of a log's tables; each is taken for itself where its name says its settings; InputError as above."""
+    mapped_tables = [
+        part for table in tables for part in split_run_columns(table, field_map, settings, importer.FIELDS)
+    ]
     if settings or any("{}" in text for text in field_map.values()):
-        tables = [part for table in tables for part in _split_by_run(table, field_map, importer.FIELDS)]
-    maps = (map_columns(table, {**settings_of(table, settings), **field_map}, importer.FIELDS) for table in tables)
-    return [run for column_map in maps for run in group_rows(column_map)]
+        mapped_tables = [
+            replace(mapped, table=part)
+            for mapped in mapped_tables
+            for part in _split_by_run(mapped.table, mapped.field_map, importer.FIELDS)
+        ]
+    log_runs = list[LogRun]()
+    for mapped in mapped_tables:
+        own_settings = settings_of(mapped.table, settings)
+        runs = group_rows(map_columns(mapped.table, {**own_settings, **mapped.field_map}, importer.FIELDS))
+        log_runs += [replace(run, seed_is_stated="seed" in own_settings) for run in runs]
+    return log_runs
 
 
 def _split_by_run(
@@ -253,6 +301,7 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
     if not used:
         in_all = f" {len(refusals)} logs or runs cannot be used." if len(refusals) > 1 else ""
         raise InputError(f"{refusals[0]}{in_all}")
+    reject_mixed_sources([run for run, _ in used])
     notes = [*_assign_seeds([run for run, _ in used]), *notes]
     run_records = [replace(record, cell=replace(record.cell, seed=run.seed)) for run, record in used]
     _reject_copies(run_records)
@@ -302,6 +351,8 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
         if unseeded_runs and len(cell_runs) > 1:
             numbering = ", ".join(f"{run.label} is {run.seed}" for run in unseeded_runs)
             yield f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}"
+            if words := other_words([run.label for run in unseeded_runs]):
+                yield f"the names of these differ in {list_some(words)}, so are they no seeds of one setting?"
             configs = [run.column_map.table.config for run in unseeded_runs]
             for name in sorted(filter(_NO_SEED.search, set[str]().union(*configs))):
                 if len(values := {str(config.get(name)) for config in configs}) > 1:

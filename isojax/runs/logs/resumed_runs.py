@@ -21,6 +21,8 @@ class LogRun:
     seed: int | None
     rows: list[DataRow] = field(default_factory=list)
     may_be_skipped: bool = False  # in a folder with other logs, where it cannot be used
+    seed_is_stated: bool = False  # by the user's table of settings, for this run
+    parts: tuple[str, ...] = ()  # of a run that was resumed: the logs that it was joined from
 
     @property
     def location(self) -> str:
@@ -30,6 +32,11 @@ class LogRun:
     def named_location(self) -> str:
         name = self.name or self.column_map.table.run
         return f"{self.location} (run {name!r})" if name else self.location
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The log that it was read from; of a run that was resumed, the logs."""
+        return self.parts or (self.column_map.table.source,)
 
     @property
     def label(self) -> str:
@@ -76,7 +83,8 @@ def _join(parts: Sequence[LogRun]) -> LogRun:
     constants = {field: number for part in parts for field, number in part.column_map.constants.items()}
     detected = frozenset().union(*(part.column_map.detected for part in parts))
     column_map = replace(parts[-1].column_map, columns=columns, constants=constants, detected=detected)
-    return replace(parts[-1], column_map=column_map, rows=[])
+    sources = tuple(dict.fromkeys(part.column_map.table.source for part in parts))
+    return replace(parts[-1], column_map=column_map, rows=[], parts=sources)
 
 
 def _keep_latest(

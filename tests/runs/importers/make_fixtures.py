@@ -1,5 +1,5 @@
 """Write tests/logs/fixtures/ with the real writers: `python tests/runs/importers/make_fixtures.py
-csv|tensorboard|wandb|wandb_resumed|verl|verl_console|trl`.
+csv|names|tensorboard|wandb|wandb_resumed|verl|verl_console|trl`.
 
 Each function needs the packages it imports, and none of them is needed by the tests (wandb and tensorboardX, of the
 extra test, read). Made with torch 2.13.0, tensorboard 2.21.0, wandb 0.31.0, trl 1.16.0 (transformers 5.23) and verl
@@ -62,6 +62,23 @@ def make_csv() -> None:
         for n in (4, 8, 16):
             for step in range(2, STEPS + 1):
                 out.writerow(["base", n, B_P, step, step * B_P, step * B_P * n, round(accuracy(n, step), 5)])
+
+
+def make_names() -> None:
+    """A pivot, whose columns are runs, and folders of each run with a file for training and one for validation."""
+    steps = range(0, STEPS + 1, EVERY)
+    runs = {f"n{n}-s{seed}": (n, seed) for n in (4, 8) for seed in (0, 1)}
+    with (FIXTURES / "pivot.csv").open("w", newline="") as f:
+        out = csv.writer(f, lineterminator="\n")
+        out.writerow(["Step", *runs])
+        for step in steps:
+            out.writerow([step, *(round(accuracy(n, step) + seed / 100, 5) for n, seed in runs.values())])
+    for n in (4, 8):
+        folder = FIXTURES / "splits" / f"n{n}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for split, metric in (("train", training_reward), ("validation", accuracy)):
+            rows = [f"{step},{round(metric(n, step), 5)}\n" for step in steps]
+            (folder / f"{split}.csv").write_text("step,acc\n" + "".join(rows))
 
 
 def make_tensorboard() -> None:

@@ -1,0 +1,176 @@
+"""What the path of a log and the name of its run say was measured: train, val, loss, gsm8k. Two logs of one (B_p, n)
+whose names differ in such a word are two curves of one run, or of two benchmarks, and no two seeds."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from isojax.core.errors import InputError
+from isojax.core.tabular import list_some
+from isojax.runs.logs.resumed_runs import LogRun
+
+TRAINING = frozenset({"train", "training", "trn", "trainset"})
+HELD_OUT = frozenset(
+    {"val", "valid", "validation", "valset", "dev", "devset", "eval", "evals", "evaluation", "evalset"}
+    | {"test", "testing", "tst", "testset", "held", "heldout", "holdout"}
+)
+METRICS = frozenset(
+    {"acc", "accuracy", "loss", "losses", "reward", "rewards", "score", "scores", "return", "returns", "format"}
+    | {"entropy", "kl", "length", "lengths", "grad", "gradnorm", "correct", "correctness", "em", "f1", "ppl"}
+    | {"perplexity", "pass", "maj", "mean", "avg", "average", "median", "std", "stderr", "min", "max", "best", "worst"}
+)
+BENCHMARKS = frozenset(
+    {"gsm", "gsm8k", "aime", "amc", "hmmt", "math500", "olympiad", "olympiadbench", "minerva", "gpqa", "mmlu"}
+    | {"humaneval", "mbpp", "livecodebench", "lcb", "codeforces", "ifeval", "bbh", "svamp", "asdiv", "hellaswag"}
+)
+WORDS = TRAINING | HELD_OUT | METRICS | BENCHMARKS
+SEED_WORDS = frozenset(
+    {"seed", "seeds", "run", "runs", "rep", "repeat", "replica", "replicate", "trial", "try", "attempt", "copy"}
+    | {"job", "slurm", "part", "offline", "version", "rerun", "csv", "jsonl", "json", "log", "txt", "out", "wandb"}
+)
+
+# "pass@4", "mean_at_8" and "aime 2025" are each one word with its number: pass@1 and pass@4 are two metrics.
+_METRIC_AT_K = re.compile(r"(?i)(?<![a-z])(pass|maj|mean|avg|best|worst|acc)_?(?:@|at)_?(\d+)")
+_NUMBERED_SET = re.compile(r"(?i)(?<![a-z])(aime|amc|hmmt|math)[-_ ]?(\d{2,4})(?!\d)")
+_PIECE = re.compile(r"[A-Za-z0-9]+")
+_PART_OF_PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # "accVal" and "n8val" have parts
+MAX_NAMED = 4  # sources that a message names
+_WORD_OR_SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[bB](?![A-Za-z0-9])|[A-Za-z]{2,}")
+_SHORTEST_PART = 3  # letters; shorter ones stand by chance between the digits of a run's id
+
+
+def words_of_source(text: str) -> frozenset[str]:
+    """The words of a path or a name that say what was measured, in small letters, each as a whole: `trainer`,
+    `constrained` and `Qwen2.5-Math` have none."""
+    text = _METRIC_AT_K.sub(r" \1\2 ", text)
+    text = _NUMBERED_SET.sub(r" \1\2 ", text)
+    found: set[str] = set()
+    for piece in _PIECE.findall(text):
+        word = piece.lower()
+        stem = word.rstrip("0123456789")
+        is_numbered = stem in {"pass", "maj", "mean", "avg", "best", "worst"} or stem in BENCHMARKS
+        if word in WORDS or (is_numbered and stem != word):
+            found.add(word)
+            continue
+        parts = (part.lower() for part in _PART_OF_PIECE.findall(piece))
+        found |= {part for part in parts if part in WORDS and len(part) >= _SHORTEST_PART}
+    return frozenset(found)
+
+
+def other_words(texts: Sequence[str]) -> list[str]:
+    """The words, and sizes of models such as 7B, in which names of runs differ, but for those that count seeds."""
+    parts = [{part.lower() for part in _WORD_OR_SIZE.findall(text)} - SEED_WORDS for text in texts]
+    return sorted(set[str]().union(*parts) - set.intersection(*parts))
+
+
+def depth_of_shared_folder(folders: Sequence[Path]) -> int:
+    """The number of leading parts that all folders share: what lies above says nothing of one log."""
+    depth = 0
+    for parts in zip(*(folder.parts for folder in folders), strict=False):
+        if len({*parts}) > 1:
+            break
+        depth += 1
+    return depth
+
+
+def path_below(depth: int, source: str) -> str:
+    """A path without so many leading parts."""
+    return "/".join(Path(source).parts[depth:])
+
+
+@dataclass(frozen=True)
+class SourceChoice:
+    """Which logs and runs are taken, by words, or patterns with *, of their paths and names; of several in `only`, any
+    will do."""
+
+    only: tuple[str, ...] = ()
+    leave_out: tuple[str, ...] = ()
+
+    def takes(self, *names: str) -> bool:
+        """Whether a source is taken that has these names: its path, and its run's name."""
+        return self.may_take(*names) and (not self.only or any(_has_word(word, names) for word in self.only))
+
+    def may_take(self, *names: str) -> bool:
+        """Whether nothing of these names is left out; whether a name has a word of `only` may not be known yet."""
+        return not any(_has_word(word, names) for word in self.leave_out)
+
+
+TAKE_ALL = SourceChoice()
+
+
+def _has_word(word: str, names: Iterable[str]) -> bool:
+    names = [name for name in names if name]
+    if re.search(r"[*?\[]", word):
+        return any(fnmatchcase(text, word) for name in names for text in (name, Path(name).name))
+    pattern = re.compile(rf"(?i)(?<![a-z]){re.escape(word)}(?![a-z])")
+    return any(pattern.search(name) or word.lower() in words_of_source(name) for name in names)
+
+
+@dataclass(frozen=True)
+class _Source:
+    label: str
+    words: frozenset[str]
+    setting: tuple[int, int]  # B_p, n
+
+
+def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
+    """InputError where logs of one (B_p, n) differ in a word that says what was measured, unless the user's table
+    numbers their seeds; or where some n were measured in training, and others in validation."""
+    runs = [run for run in runs if not run.seed_is_stated]
+    depth = depth_of_shared_folder([Path(source).parent for run in runs for source in run.sources])
+    sources = [source for run in runs for source in _sources_of(run, depth)]
+    sources_by_setting: dict[tuple[int, int], list[_Source]] = defaultdict(list)
+    for source in sources:
+        sources_by_setting[source.setting].append(source)
+    for (B_p, n), alike in sources_by_setting.items():
+        if len({source.words for source in alike}) > 1:
+            raise InputError(f"B_p = {B_p}, n = {n}: {_describe_difference(alike)}")
+    of_training = [source for source in sources if source.words & TRAINING and not source.words & HELD_OUT]
+    held_out = [source for source in sources if source.words & HELD_OUT and not source.words & TRAINING]
+    if of_training and held_out:
+        raise InputError(f"n would be compared across two metrics: {_describe_difference([*of_training, *held_out])}")
+
+
+def _sources_of(run: LogRun, depth: int) -> list[_Source]:
+    """A run's source; of one that was resumed, those of its parts. `depth`: of the folder that all runs share."""
+    name = run.name or run.column_map.table.run
+    words_of_name = words_of_source(name)
+    sources = []
+    for source in run.sources:
+        label = f"{source} (run {name!r})" if name else source
+        words = words_of_source(path_below(depth, source)) | words_of_name
+        sources.append(_Source(label, words, (run.B_p, run.n)))
+    return sources
+
+
+def _describe_difference(sources: Sequence[_Source]) -> str:
+    """Which sources differ in which words, and what to type to take those of one."""
+    shared = frozenset.intersection(*(source.words for source in sources))
+    first_by_words: dict[frozenset[str], _Source] = {}
+    for source in sources:
+        first_by_words.setdefault(source.words - shared, source)
+    # What was measured on held-out problems is what most will want to fit, so it is named first.
+    first_by_words = dict(sorted(first_by_words.items(), key=lambda item: not item[0] & HELD_OUT))
+    differing = sorted(frozenset().union(*first_by_words))
+    labels = " and ".join(source.label for source in list(first_by_words.values())[:MAX_NAMED])
+    choices = [_options_to_take(words, list(first_by_words)) for words in first_by_words]
+    takes = zip(choices, first_by_words.values(), strict=True)
+    remedies = list_some([f"{options} (for {source.label})" for options, source in takes if options])
+    words = " and ".join(differing)
+    problem = f"{labels} differ in what their names say was measured ({words}), so they are no seeds of one setting"
+    numbering = "where they are seeds after all, number them by --settings TABLE, with the columns run and seed"
+    return f"{problem}; expected one measurement of each run. Add {remedies}; {numbering}."
+
+
+def _options_to_take(chosen: frozenset[str], groups: Sequence[frozenset[str]]) -> str:
+    """The options that take the sources of one group of words: without those of the others, which also keeps logs that
+    have none of the words; where that is not possible, only those with a word of its own."""
+    others = [words - chosen for words in groups if words != chosen]
+    if all(others):
+        words_to_leave_out = sorted({min(words) for words in others})
+        return " ".join(f"--leave-out {word}" for word in words_to_leave_out)
+    own_words = chosen.difference(*(words for words in groups if words != chosen))
+    return f"--only {min(own_words)}" if own_words else ""

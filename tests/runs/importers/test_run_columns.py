@@ -1,0 +1,146 @@
+"""Tables whose columns are runs, and the files that TensorBoard's page offers for each tag of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.core.nouns import Cell
+from isojax.runs.logs.import_logs import read_logs
+from isojax.runs.logs.log_table import read_settings
+
+PIVOT = "Step,0.6b,14b,8b\n0,.10,.30,.20\n10,.15,,.25\n20,.20,NaN,.30\n30,.25,.60,.35\n"
+NAMED = PIVOT.replace("0.6b,14b,8b", "n4-s0,n4-s1,n8-s0")
+TABLE = "run,n,B_p\n0.6b,4,16\n14b,8,16\n8b,16,32\n"
+TAG_HEADER = "Wall time,Step,Value\n"
+
+
+def points_of(run) -> list[tuple[int, float]]:
+    return [(point.rollouts, point.metrics["reward"]) for point in run.points]
+
+
+@pytest.mark.parametrize("maps", [{"reward": "*"}, {}])
+def test_a_pivot_with_a_table_of_its_runs(tmp_path, maps):
+    """C = step x B_p x n; a cell that is empty, or NaN, was not logged."""
+    (tmp_path / "pivot.csv").write_text(PIVOT)
+    (tmp_path / "settings.csv").write_text(TABLE)
+    result = read_logs([tmp_path / "pivot.csv"], None, maps, read_settings(tmp_path / "settings.csv"))
+    assert [run.cell for run in result.runs] == [Cell(16, 4, 0), Cell(16, 8, 0), Cell(32, 16, 0)]
+    assert points_of(result.runs[0]) == [(0, 0.1), (640, 0.15), (1280, 0.2), (1920, 0.25)]
+    assert points_of(result.runs[1]) == [(0, 0.3), (3840, 0.6)]
+    assert ("are read as runs, as --map 'reward=*' says" in str(result.notes)) == (not maps)
+
+
+@pytest.mark.parametrize("reward", ["reward=*,", ""])
+def test_a_pivot_whose_names_say_n_and_seed(logged, reward):
+    runs = logged("csv", NAMED, f"{reward}n=n{{}},seed=s{{}},B_p=16").runs
+    assert [run.cell for run in runs] == [Cell(16, 4, 0), Cell(16, 4, 1), Cell(16, 8, 0)]
+    assert points_of(runs[2]) == [(0, 0.2), (1280, 0.25), (2560, 0.3), (3840, 0.35)]
+
+
+def test_a_pattern_around_the_star(logged):
+    text = "update,val/acc_n4,val/acc_n8,train/acc_n4,loss\n0,.1,.2,.3,2\n5,.2,.4,.6,1\n"
+    runs = logged("csv", text, "reward=val/acc_*,n=n{},B_p=2,step=update").runs
+    assert [(run.cell, [p.metrics for p in run.points]) for run in runs] == [
+        (Cell(2, 4, 0), [{"val/acc": 0.1}, {"val/acc": 0.2}]),
+        (Cell(2, 8, 0), [{"val/acc": 0.2}, {"val/acc": 0.4}]),
+    ]
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_a_pivot_of_pandas_or_excel(logged, separator):
+    """With an index and an epoch, which are no runs."""
+    text = "Unnamed: 0,step,epoch,n4,n8\n0,0,.1,.1,.2\n1,10,.2,.3,.4\n".replace(",", separator)
+    assert [run.cell for run in logged("csv", text, "reward=*,n=n{},B_p=2").runs] == [Cell(2, 4, 0), Cell(2, 8, 0)]
+
+
+def test_lines_of_json_may_be_a_pivot_too(logged):
+    rows = [{"step": i, "n4": 0.1 * i, "n8": 0.2 * i} for i in range(3)]
+    assert [run.cell.n for run in logged("jsonl", rows, "reward=*,n=n{},B_p=2").runs] == [4, 8]
+
+
+def test_wandbs_chart_takes_the_star_too(logged):
+    text = "Step,n4 - val/acc,n4 - val/acc__MIN,n8 - val/acc\n0,.1,.1,.1\n1,.2,.2,.3\n"
+    assert logged("csv", text, "reward=*,n=n{},B_p=4").runs == logged("csv", text, "n=n{},B_p=4").runs
+
+
+def test_what_a_pivot_lacks_is_said_with_what_to_type(logged, tmp_path):
+    """The advice of each refusal, followed, leads on to the import."""
+    with pytest.raises(InputError, match=r"where each column is a run, add --map 'reward=\*'"):
+        logged("csv", PIVOT)
+    lines = "the lines run,n,B_p 0.6b,8,32 14b,8,32 8b,8,32"
+    with pytest.raises(
+        InputError, match=rf"nothing says n and B_p of the run 0\.6b .*{lines}.*--settings settings\.csv"
+    ):
+        logged("csv", PIVOT, "reward=*")
+    (tmp_path / "settings.csv").write_text("run,n,B_p\n0.6b,8,32\n14b,8,32\n8b,8,32\n")
+    settings = read_settings(tmp_path / "settings.csv")
+    result = read_logs([tmp_path / "log.csv"], None, {"reward": "*"}, settings)
+    assert [run.cell.seed for run in result.runs] == [0, 1, 2]
+    assert "the names of these differ in 0.6b, 14b, 8b" in str(result.notes)
+    with pytest.raises(InputError, match=r"no column is known to count updates, .* as --map step=when"):
+        logged("csv", PIVOT.replace("Step", "when"), "reward=*,n=8,B_p=8,")
+    with pytest.raises(InputError, match=r"--map reward=val_\* matches no column with numbers"):
+        logged("csv", PIVOT, "reward=val_*,n=8,B_p=8")
+
+
+def test_metrics_are_not_taken_for_runs(logged):
+    """Without a star, a table of metrics is asked for its reward; with one, a loss beside runs is refused."""
+    metrics = "step,val/a,val/b,loss\n0,.1,.2,.3\n1,.2,.3,.2\n"
+    with pytest.raises(InputError) as refusal:
+        logged("csv", metrics, "n=8,B_p=8")
+    assert "reward=*" not in str(refusal.value)
+    with pytest.raises(InputError, match=r"differ in what their names say was measured \(loss\)"):
+        logged("csv", NAMED.replace("n8-s0", "loss"), "reward=*,n=4,B_p=8")
+
+
+def write_tags(folder: Path, values: dict[str, list[float]]) -> Path:
+    folder.mkdir()
+    for name, series in values.items():
+        rows = [f"{1.7e9 + 60 * i},{10 * i},{value}\n" for i, value in enumerate(series)]
+        (folder / f"{name}.csv").write_text(TAG_HEADER + "".join(rows))
+    return folder
+
+
+TAGS = {
+    "run-n8-s0-tag-val_acc": [0.1, 0.2, 0.3],
+    "run-n8-s0-tag-train_acc": [0.4, 0.5, 0.6],
+    "run-n8-s0-tag-loss": [0.9, 0.8, 0.7],
+    "run-n8-s1-tag-val_acc": [0.15, 0.25, 0.35],
+    "run-n8-s1-tag-train_acc": [0.45, 0.55, 0.65],
+}
+
+
+@pytest.mark.parametrize("tag", ["val/acc", "val_acc"])
+def test_tags_of_one_run_are_one_log(tmp_path, tag):
+    folder = write_tags(tmp_path / "tags", TAGS)
+    maps = {"n": "n{}", "seed": "s{}", "B_p": "4", "reward": tag, "train_reward": "train/acc"}
+    for paths in ([folder], sorted(folder.iterdir())):
+        runs = read_logs(paths, None, maps).runs
+        assert [run.cell for run in runs] == [Cell(4, 8, 0), Cell(4, 8, 1)]
+        assert [(p.M, p.metrics[tag], p.train["reward"]) for p in runs[0].points] == [
+            (0, 0.1, 0.4), (10, 0.2, 0.5), (20, 0.3, 0.6)
+        ]  # fmt: skip
+
+
+def test_which_tag_is_asked(tmp_path):
+    folder = write_tags(tmp_path / "tags", TAGS)
+    with pytest.raises(InputError, match=r"run-n8-s0-tag-\*\.csv: no column .* --map reward=val_acc"):
+        read_logs([folder], None, {"n": "n{}", "B_p": "4"})
+
+
+def test_runs_of_train_and_validation_in_tag_files_are_refused(tmp_path):
+    """A tag of one name, in the runs n8/train and n8/validation."""
+    names = [f"run-n8_{kind}-tag-epoch_acc" for kind in ("train", "validation")]
+    folder = write_tags(tmp_path / "tags", {name: [0.1, 0.2, 0.3] for name in names})
+    with pytest.raises(InputError, match=r"run 'n8_validation'\) and .*run 'n8_train'\) differ .*--leave-out train"):
+        read_logs([folder], None, {"n": "n{}", "B_p": "4"})
+
+
+def test_files_that_are_only_named_like_tags_are_read_by_themselves(tmp_path):
+    for seed in (0, 1):
+        (tmp_path / f"run-n8-tag-{seed}.csv").write_text(f"step,acc\n0,.1\n1,.{seed + 2}\n")
+    runs = read_logs([tmp_path], None, {"n": "n{}", "B_p": "4", "reward": "acc"}).runs
+    assert [run.cell.seed for run in runs] == [0, 1]
