@@ -39,6 +39,7 @@ from isojax.train.demonstrations import train_base_policy
 from isojax.train.evaluate import VALIDATION_SET
 from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
+from isojax.train.verifier_copies import keep_verifier_files
 
 PARAMS_FILE, ABOUT_FILE = "params.safetensors", "about.json"
 PROBLEMS_FILE, LABELS_FILE = "problems.jsonl", "labels.jsonl"
@@ -187,6 +188,8 @@ def prepare_base_policy(
             for note in selection.notes:
                 warn(note)
             with_constant = not is_on_device(task) and cell.reward.kind == "binary"
+            if not is_on_device(task):
+                keep_verifier_files(folder, cell.verifier.use)
             _save_problems(folder, cell.model, selection, fingerprint, with_constant)
         multiprocess.barrier("the problems are chosen")
     return load_base_policy(folder, cell, fingerprint, text_fingerprint(cell.model))

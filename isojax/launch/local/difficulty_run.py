@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import norm
 
 from isojax.core.atomic_files import write_text
-from isojax.core.config import Config, DataConfig, config_hash
+from isojax.core.config import CellConfig, Config, DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.terminal import warn
@@ -30,6 +30,7 @@ from isojax.tasks.reference_check import check_references
 from isojax.tasks.sources.tfds import import_tfds, write_dataset
 from isojax.tasks.task import Task, is_on_device
 from isojax.train.base_policy import BasePolicy, compute_label_key, label_problems
+from isojax.train.label_settings import describe_label_settings, label_differences, read_label_settings
 from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
 
@@ -54,8 +55,7 @@ def label_difficulty(
         problem = "cell.model.path is not set: `isojax difficulty` labels problems in text with a language model"
         raise InputError(f"{problem}. The task {cell.task} labels its own problems when it is launched.")
     if splits_folder.exists():
-        fix = f"Read them by cell.task=tfds:{splits_folder}#all, or choose another folder by --out"
-        raise InputError(f"{splits_folder} exists: its problems are labelled already. {fix}.")
+        raise _labelled_already(splits_folder, cell)
     import_tfds()  # a missing package is reported before hours of labelling
     with open_task(config) as task, exclusive_lock(folder):
         if not is_on_device(task):
@@ -70,16 +70,24 @@ def label_difficulty(
     labels = [(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
     labels += [(p.solved, p.attempts, difficulty_part(p) or UNUSED) for p in labelled if p.id not in unsolved_ids]
     draw_difficulty(labels, ranges, folder)
-    metadata = {
-        "model": cell.model.path,
-        "task": cell.task,
-        "temperature": cell.sampling.temperature,
-        "top_p": cell.sampling.top_p,
-        "seed": cell.data.seed,
-        "cell": config_hash(cell),
-    }
-    write_dataset(splits_folder, splits, metadata)
+    write_dataset(splits_folder, splits, describe_label_settings(cell))
     return splits
+
+
+def _labelled_already(splits_folder: Path, cell: CellConfig) -> InputError:
+    """Says of the data set that is there whether its labels are those that were asked for."""
+    old_labels = f"read them by cell.task=tfds:{splits_folder}#all"
+    stored = read_label_settings(splits_folder)
+    differences = label_differences(stored, cell) if stored else []
+    for key, value in (("cell.task", cell.task), ("cell.data.attempts", cell.data.attempts)):
+        before = stored.get(key.rpartition(".")[2], value)
+        if before != value:
+            differences.append(f"{key} = {before} (now {value})")
+    if differences:
+        problem = f"{splits_folder} exists, and its labels are others than these: they were made with"
+        return InputError(f"{problem} {'; '.join(differences)}. Choose another folder by --out, or {old_labels}.")
+    problem = f"{splits_folder} exists: its problems are labelled already"
+    return InputError(f"{problem}. {old_labels[0].upper()}{old_labels[1:]}, or choose another folder by --out.")
 
 
 def _label_with_model(

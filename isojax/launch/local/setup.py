@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from isojax.core.config import Config, DataConfig, PrecisionConfig, save_config
+from isojax.core.config import CellConfig, Config, DataConfig, PrecisionConfig, save_config
 from isojax.core.errors import InputError
 from isojax.core.machine import cores, reserve_gpu_memory, silence_libtpu
 from isojax.core.nouns import Cell
@@ -37,7 +37,9 @@ from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, LabelsNeeded,
 from isojax.tasks.reference_check import check_references
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
 from isojax.train.base_policy import PARAMS_FILE, PROBLEMS_FILE, BasePolicy, prepare_base_policy
+from isojax.train.label_settings import warn_of_other_labels
 from isojax.train.programs import SweepPrograms
+from isojax.train.verifier_copies import check_verifier_files
 
 
 @dataclass(frozen=True)
@@ -228,6 +230,8 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
     with open_task(config) as task:
         is_new_run = not (folder / CONFIG_FILE).exists()
         check_problems(config, task, pairs, is_new_run)
+        if not is_on_device(task):
+            multiprocess.run_on_primary(lambda: check_text_settings(config.cell, folder / BASE_FOLDER, is_new_run))
         budget = make_device_budget(config, pairs, cell_devices, task)
         sweep = multiprocess.run_on_primary(lambda: autosize_sweep(config.sweep, budget, is_new_run))
         meshes = cell_devices.meshes()
@@ -267,6 +271,13 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]], is_
             task.check_problems(problems)
         elif problems:
             tokenize(task, cell.sampling, problems)
+
+
+def check_text_settings(cell: CellConfig, base_folder: Path, is_new_run: bool) -> None:
+    """A warning of labels made with other settings; InputError where the verifier of a resumed sweep has changed."""
+    warn_of_other_labels(cell)
+    if not is_new_run:
+        check_verifier_files(base_folder, cell.verifier.use)
 
 
 def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: str) -> None:

@@ -1,0 +1,107 @@
+"""With which settings a data set of `isojax difficulty` was labelled, and how those of a run differ from them.
+
+A label is an avg@k of one policy, one prompt, one way to sample and one verifier. Under others the
+same problem is easier or harder, and its part of the data set another one."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isojax.core.atomic_files import read_file
+from isojax.core.config import CellConfig, config_hash
+from isojax.core.table_files import read_json_object
+from isojax.core.terminal import note, warn
+from isojax.core.yaml_files import flatten
+from isojax.models import safetensors_io
+from isojax.tasks.verifiers import verifier_files
+
+METADATA_FILE = "metadata.json"  # in the folder of a data set
+MAX_SHOWN_CHARACTERS = 80
+
+
+def describe_label_settings(cell: CellConfig) -> dict[str, Any]:
+    """What labels depend on, as plain JSON, for the metadata of a data set."""
+    model_folder = Path(str(cell.model.path))
+    return {
+        "model": cell.model.path,
+        "task": cell.task,
+        "temperature": cell.sampling.temperature,
+        "top_p": cell.sampling.top_p,
+        "seed": cell.data.seed,
+        "attempts": cell.data.attempts,
+        "cell": config_hash(cell),
+        "checkpoint": safetensors_io.fingerprint(model_folder),
+        "text_files": safetensors_io.text_fingerprint(model_folder),
+        "settings": _settings(cell),
+        "verifier_files": _hash_verifier_files(cell),
+    }
+
+
+def read_label_settings(folder: Path) -> dict[str, Any]:
+    """What the metadata of a data set says of its labels; empty where it is another's, or has none."""
+    path = folder / METADATA_FILE
+    metadata = read_json_object(path) if path.is_file() else {}
+    return metadata if {"model", "task", "temperature"} <= set(metadata) else {}
+
+
+def label_differences(stored: Mapping[str, Any], cell: CellConfig) -> list[str]:
+    """What was different when problems were labelled, as far as the metadata `stored` has it."""
+    differences: list[str] = []
+    model_folder = Path(str(cell.model.path))
+    if "checkpoint" not in stored:
+        if stored["model"] != cell.model.path:
+            differences.append(_difference("cell.model.path", stored["model"], cell.model.path))
+    elif stored["checkpoint"] != safetensors_io.fingerprint(model_folder):
+        differences.append(f"other weights, those of {stored['model']} (now {cell.model.path})")
+    if stored.get("text_files") not in (None, safetensors_io.text_fingerprint(model_folder)):
+        differences.append(f"another tokenizer or chat template than that in {cell.model.path}")
+
+    settings = _settings(cell)
+    sampling = {f"cell.sampling.{key}": stored[key] for key in ("temperature", "top_p") if key in stored}
+    for key, value in (stored.get("settings") or sampling).items():
+        if key in settings and settings[key] != value:
+            differences.append(_difference(key, value, settings[key]))
+
+    files = _hash_verifier_files(cell)
+    for name, digest in stored.get("verifier_files", {}).items():
+        if name in files and files[name] != digest:
+            differences.append(f"another {name}: this file of the verifier has changed")
+    return differences
+
+
+def warn_of_other_labels(cell: CellConfig) -> None:
+    """A warning where a run chooses its problems by labels that were made with other settings than its own."""
+    kind, _, argument = cell.task.partition(":")
+    folder, _, splits = argument.partition("#")
+    chooses_by_label = cell.data.attempts or cell.data.mixture or splits not in ("", "all")
+    stored = read_label_settings(Path(folder).expanduser()) if kind == "tfds" and chooses_by_label else {}
+    if not stored:
+        return
+    if differences := label_differences(stored, cell):
+        effect = "How hard these problems are for the base policy of this run may differ from their labels"
+        fix = "label again by `isojax difficulty` with the settings of this run and another --out"
+        warn(f"{folder}: its labels were made with {'; '.join(differences)}. {effect}: {fix}.")
+    elif "settings" not in stored:
+        gap = "its metadata does not record the prompt and the verifier of its labels"
+        note(f"{folder}: {gap}, so that these are not compared with those of this run.")
+
+
+def _settings(cell: CellConfig) -> dict[str, Any]:
+    sections = {"prompt": True, "reward": True, "sampling": True, "verifier": {"use"}}
+    values = cell.model_dump(mode="json", include=sections, exclude={"sampling": {"prompt_length"}})
+    return dict(flatten(values, "cell."))
+
+
+def _hash_verifier_files(cell: CellConfig) -> dict[str, str]:
+    return {path.name: hashlib.sha256(read_file(path)).hexdigest()[:16] for path in verifier_files(cell.verifier.use)}
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    return f"{key} = {_shown(before)} (now {_shown(now)})"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    half = MAX_SHOWN_CHARACTERS // 2
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:half]} ... {text[-half:]}"

@@ -1,0 +1,40 @@
+"""The files of a user's verifier as they were when a sweep began, kept in `base/`.
+
+A resumed sweep that judged by others would compare runs of two rewards. What such a file imports is
+not compared."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+from isojax.core.atomic_files import read_file, write_bytes
+from isojax.core.errors import InputError
+from isojax.tasks.verifiers import verifier_files
+
+COPIES_FOLDER = "verifier_files"  # in the folder of the base policy
+
+
+def keep_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None:
+    """Copy the files that `cell.verifier.use` names."""
+    for file, copy in _copies(base_folder, use):
+        write_bytes(copy, read_file(file))
+
+
+def check_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None:
+    """InputError where one of them has changed since; of a sweep that kept none nothing is known."""
+    for file, copy in _copies(base_folder, use):
+        if not copy.is_file() or read_file(copy) == read_file(file):
+            continue
+        lines_before, lines_now = (read_file(path).decode(errors="replace").splitlines() for path in (copy, file))
+        matcher = difflib.SequenceMatcher(None, lines_before, lines_now, autojunk=False)
+        changed = [line + 1 for tag, _, _, line, _ in matcher.get_opcodes() if tag != "equal"]
+        place = f", first in line {changed[0]}" if changed else " (in its line ends)"
+        problem = f"cell.verifier.use: {file} has changed since this sweep began{place}"
+        reason = "its runs would be judged by two rewards"
+        fix = f"Put the old one back (cp {copy} {file}), or choose another name=NAME for a new sweep"
+        raise InputError(f"{problem} (diff {copy} {file}); {reason}. {fix}.")
+
+
+def _copies(base_folder: Path, use: str | Mapping[str, str]) -> list[tuple[Path, Path]]:
+    """Each file of the verifier, and where its copy is."""
+    return [(file, base_folder / COPIES_FOLDER / f"{i}-{file.name}") for i, file in enumerate(verifier_files(use))]
