@@ -15,10 +15,10 @@ from isojax.core.config import CellConfig, DataConfig, ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
+from isojax.tasks.answers.final_answer import reference_answer
 from isojax.tasks.problem_sources import dedup_text, open_source, random_subset
 from isojax.tasks.task import Task, TextTask, build_device_task, is_on_device
 from isojax.tasks.turns import find_reply
-from isojax.tasks.verifiers.math import reference_answer
 
 ALL_PROBLEMS = 2**31 - 1  # every problem of a source
 LENGTHS, LEARNING_RATE = ("cell.sampling.prompt_length", "cell.sampling.response_length"), "cell.rl.learning_rate"

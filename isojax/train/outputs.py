@@ -11,9 +11,9 @@ import numpy as np
 
 from isojax.core.atomic_files import append_bytes
 from isojax.core.nouns import EvalPoint, Problem
+from isojax.tasks.answers.final_answer import reference_answer
 from isojax.tasks.task import Task, is_on_device
 from isojax.tasks.turns import split_turns
-from isojax.tasks.verifiers.math import reference_answer
 from isojax.train.checkpoint import StartUpload
 from isojax.train.evaluate import EvalCounts
 

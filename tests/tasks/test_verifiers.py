@@ -1,9 +1,6 @@
 """What each verifier holds for right, wrong and no answer at all."""
 
 import math
-import re
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,6 @@ from isojax.tasks.verifiers import (
     verl,
     weigh_scores,
 )
-from isojax.tasks.verifiers import math as maths
 
 RIGHT, WRONG, NONE = (True, True), (False, True), (False, False)  # (right, answered)
 
@@ -242,198 +238,6 @@ def test_the_users_files_of_a_verifier(tmp_path: Path, monkeypatch: pytest.Monke
         assert verifier_files(use) == files, use
 
 
-@pytest.mark.parametrize(
-    ("answer", "stated"),
-    [
-        ("She makes 9 * 2 = <<9*2=18>>18.\n#### 18", "18"),
-        ("#### 1,000 ", "1,000"),
-        (r"So $x = \boxed{\frac{1}{2}}$.", r"\frac{1}{2}"),
-        (r"\boxed{1}, then \boxed{\text{(\{a\}, b)}}", r"\text{(\{a\}, b)}"),
-        (r"$\boxed 7$", "7"),
-        (r"$\dfrac{3}{4}$", r"\frac{3}{4}"),
-        ("42", "42"),
-    ],
-)
-def test_gold_answers(answer: str, stated: str) -> None:
-    assert maths.reference_answer(answer) == stated
-
-
-@pytest.mark.parametrize(
-    ("response", "stated"),
-    [
-        (r"So \boxed{\frac{1}{2}} and \boxed{3", r"\frac{1}{2}"),
-        (r"\boxed{1} no, \boxed{2}. The answer is 3. #### 4", "2"),
-        (r"\boxed{}", ""),
-        ("The answer is 3.\n#### 4\nQuestion: how many? #", "4"),
-        ("The answer is $18 per day, which is $20", "$18 per day"),
-        ("The answer is 18.", "18"),
-        ("The answer is: $\\frac{1}{2}$.", r"\frac{1}{2}"),
-        ("**Answer:** 18", "18"),
-        ("Answer: **18**.", "18"),
-        ("The answer is 3.5 hours, because 7/2 = 3.5", "3.5 hours"),
-        ("the final answer is x = 2, y = 3", "x = 2, y = 3"),
-        ("The answer is\n\n18\n\nNext", "18"),
-        ("The answer is 1. No: the answer is 2!", "2"),
-        (r"answer: \[ 5 \]", "5"),
-        ("It is 18", None),
-    ],
-)
-def test_final_answers(response: str, stated: str | None) -> None:
-    assert maths.stated_answer(response) == stated
-
-
-def test_a_response_that_repeats_boxes_is_read_in_one_pass() -> None:
-    assert maths.stated_answer(r"\boxed{7} " + r"\boxed{" * 100_000) == "7"
-
-
-def test_a_response_that_repeats_itself_after_its_answer_is_read_in_one_pass() -> None:
-    began = time.monotonic()
-    for repeated in (", but", ", " + " " * 9, "** ", " and a"):
-        maths.stated_answer("The answer is 7" + repeated * 20_000)
-        maths.stated_answer("The answer is $7$" + repeated * 20_000)
-    maths.stated_answer("The answer is 7" + " " * 20_000 + "x")
-    assert time.monotonic() - began < 5
-
-
-def pairs(table: str) -> list[tuple[str, str]]:
-    """(answer, response) of a table: `answer | response`, several to a line between semicolons."""
-    return [
-        (a.strip(), b.strip())
-        for a, b in (cell.split(" | ") for cell in table.replace("\n", " ; ").split(" ; ") if cell.strip())
-    ]
-
-
-NUMBERS = pairs(r"""
-    72 | 72.0 ; 72 | $72 ; 72 | 72. ; 72 | 072 ; 1234 | 1,234 ; 1234 | 1{,}234 ; 1234.5 | \$1,234.50 ; -5 | −5
-    -5 | - 5 ; -5 | -$5 ; 50\% | 50 ; 50\% | 0.5 ; 50 | 50% ; 90 | 90^\circ ; 90 | 90° ; 12 | 12\text{ cm}
-    12 | 12 \text{ cm}^2 ; 18 | 18 dollars per day ; 0.5 | \frac{1}{2} ; \frac{1}{2} | 2/4 ; 1.5 | 1 1/2
-    \frac34 | .75 ; 1\frac{1}{2} | 3/2 ; 10000 | 10 000 ; 7 | 7\, ; 120 | 1.2 \times 10^2 ; 3 | x=3 ; x=3 | 3
-    6 | \frac{36}{6} ; 11,\! 111 | 11111 ; \frac{-1}{2} | -0.5 ; 5\% | 0.05 ; p=\frac{3}{4} | 0.75 ; 3:2 | 3:2
-""")
-NOT_NUMBERS = pairs(r"""
-    72 | 73 ; 72 | 27 ; 72 | -72 ; 72 | 720 ; 72 | 7.2 ; 5 | 5 and a half ; 3 | 3 million ; 0.5 | 50 ; 50 | 0.5
-    18 | 18 \text{ or } 19 ; 18 | 18, 19 ; 2 | 1,2,3 ; 1 | 1/0 ; 0.33 | 1/3 ; 3 | x ; 5 | 5x ; -5 | 5
-    6 | 5 or 6
-""")
-ALGEBRA = pairs(r"""
-    \sqrt{8} | 2\sqrt{2} ; \dfrac{\sqrt3}{2} | \frac{\sqrt{3}}{2} ; \frac{\pi}{6} | \pi/6 ; 3\pi | 3 \pi
-    (1,2] | \left(1, 2\right] ; (-\infty,2)\cup(3,\infty) | (3,\infty) \cup (-\infty,2) ; \{1,2\} | \{2,1\}
-    2, 3 | 3, 2 ; (1, -2) | \left(1,-2\right) ; x^2-1 | (x-1)(x+1) ; y=2x+1 | y = 1+2x ; 3+4i | 4i+3
-    1 \pm \sqrt{2} | 1+\sqrt2, 1-\sqrt2 ; \log_2 8 | 3 ; 5! | 120
-    \begin{pmatrix} 1 \\ 2 \end{pmatrix} | \begin{pmatrix}1\\2\end{pmatrix} ; 10^{-3} | 0.001
-    x \in [1,2] | [1,2] ; x<3 | x < 3 ; 2^{10} | 1024 ; \frac{x+1}{2} | \frac{1}{2}x+\frac12
-    3\sqrt{2}\text{ cm} | 3\sqrt2 ; [1,5) | 1 \leq x < 5 ; 1 \le x < 5 | [1,5) ; \pm 3 | 3, -3 ; \sqrt[3]{2} | 2^{1/3}
-    -\frac{1}{2}x | \frac{x}{-2} ; \cot x | \frac{\cos x}{\sin x} ; \infty | \infty
-""")
-NOT_ALGEBRA = pairs(r"""
-    \sqrt{8} | 2\sqrt{3} ; (1,2] | [1,2] ; (1,2] | (1,3] ; (1, -2) | (-2, 1) ; \{1,2\} | \{1,3\} ; \{1,2\} | 1
-    3+4i | 3-4i ; x^2-1 | x^2+1 ; \begin{pmatrix}1\\2\end{pmatrix} | \begin{pmatrix}2\\1\end{pmatrix} ; 3\pi | 3
-    x<3 | x>3 ; y=2x+1 | y=2x-1 ; \frac{\pi}{6} | \frac{\pi}{3}
-""")
-WORDS = pairs(r"""
-    \text{Evelyn} | Evelyn ; even | \text{Even} ; \text{(B)} | B ; (C) | \textbf{(C)}
-    no solution | \text{no  solution} ; \text{6:30 p.m.} | 6:30 p.m. ; \text{June 20} | June 20
-""")
-NOT_WORDS = pairs(r"""
-    \text{even} | veen ; \text{Evelyn} | \text{Briana} ; B | C ; \text{even} | 5 ; no solution | 0
-""")
-
-
-@pytest.fixture(scope="module")
-def check() -> Check:
-    return maths.build("")
-
-
-FORMS = ("\\boxed{{{}}}", "#### {}", "The answer is {}.", "The answer is ${}$.")
-
-
-@pytest.mark.parametrize(("gold", "given"), NUMBERS + ALGEBRA + WORDS)
-def test_math_right(check: Check, gold: str, given: str) -> None:
-    for form in FORMS[: 1 if "$" in given else 4]:
-        assert judged(check, gold, f"We find 17, 3 then {form.format(given)}") == RIGHT, form
-    assert judged(check, f"So \\boxed{{{gold}}}.", f"\\boxed{{{given}}}") == RIGHT
-
-
-@pytest.mark.parametrize(("gold", "given"), NOT_NUMBERS + NOT_ALGEBRA + NOT_WORDS)
-def test_math_wrong(check: Check, gold: str, given: str) -> None:
-    for form in FORMS:
-        assert judged(check, gold, f"We find {gold}; then {form.format(given)}") == WRONG, form
-
-
-@pytest.mark.parametrize(
-    ("response", "expected"),
-    [
-        ("18", RIGHT),
-        ("There are 5, so 9 * 2 = 18 dollars.", RIGHT),
-        ("There are 18, so 9 * 2 = 19.", WRONG),
-        ("She makes $18.", RIGHT),
-        ("no idea", NONE),
-        ("", NONE),
-        (r"\boxed{}", NONE),
-        ("The answer is", NONE),
-        ("She makes \\boxed{18", NONE),
-        ("The answer is \nnot known", WRONG),
-    ],
-)
-def test_math_of_a_response_that_does_not_state_its_answer(
-    check: Check, response: str, expected: tuple[bool, bool]
-) -> None:
-    assert judged(check, "Janet sells 9.\n#### 18", response) == expected
-
-
-@pytest.mark.parametrize(
-    ("gold", "response", "expected"),
-    [
-        ("12", "The answer is 12 xy.", WRONG),
-        ("12", "The answer is 12 x y.", WRONG),
-        ("12", "#### 12 ab", WRONG),
-        ("12", "The answer is 12 a.", WRONG),
-        ("12", "The answer is 12 b.", WRONG),
-        ("12", "The answer is 12 cm.", RIGHT),
-        ("12", "The answer is 12 sq. ft", RIGHT),
-        ("12", "The answer is $12 a day.", RIGHT),
-        ("12", "\\boxed{12ab}", WRONG),
-        ("12", "\\boxed{12cm}", RIGHT),
-        ("12", "The answer is 12 of them.", RIGHT),
-        ("12", "The answer is 12 km/h.", RIGHT),
-        ("12", "The answer is 12 p.m.", RIGHT),
-        ("1", "the answer is $1$ billion", WRONG),
-        ("1", "the answer is \\(1\\) billion.", WRONG),
-        ("1", "the answer is **1** billion", WRONG),
-        ("1", "the answer is $1$ and a half", WRONG),
-        ("5", "the answer is $5$ or $6$.", WRONG),
-        ("1 billion", "the answer is $1$ billion", RIGHT),
-        ("5", "the answer is $5$ and the others are 3.", RIGHT),
-        ("5", "the answer is $5$ dollars, a half of 10.", RIGHT),
-        ("5", "The answer is 5, but actually 7", WRONG),
-        ("5", "The answer is 5 but actually 7", WRONG),
-        ("5", "The answer is $5$, but actually $7$.", WRONG),
-        ("5", "The answer is 5, no, 7.", WRONG),
-        ("7", "The answer is 5, but actually 7", RIGHT),
-        ("5", "The answer is 5, but units were not asked for.", RIGHT),
-        ("5", "The answer is 5, but see above. 7 is not it.", RIGHT),
-        ("5", "The answer is 5, since 2 + 3 = 5.", RIGHT),
-    ],
-)
-def test_math_of_words_after_a_number(check: Check, gold: str, response: str, expected: tuple[bool, bool]) -> None:
-    assert judged(check, gold, response) == expected
-
-
-def test_math_that_never_ends_costs_its_own_rollout() -> None:
-    with Checker(VerifierConfig(use="math", timeout=1), num_workers=1) as checker:
-        responses = [
-            r"\boxed{5}",
-            r"\boxed{9^{9^{9^{9^{9}}}} + x}",
-            r"\boxed{\frac{10}{2}}",
-            r"\boxed{5}",
-            "\\boxed{" * 50_000 + "5" + "}" * 50_000,
-        ]
-        problem = Problem(3, "?", "5")
-        grades = checker.grade([problem] * 5, ["?"] * 5, responses)
-    assert grades.rewards.tolist() == [1, 0, 1, 1, 1]
-    assert set(grades.failures) <= {"timeout", "memory"}
-
-
 def test_equal_responses_to_a_problem_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
@@ -447,9 +251,3 @@ def test_equal_responses_to_a_problem_are_checked_once(monkeypatch: pytest.Monke
     with Checker(VerifierConfig(use="exact")) as checker:
         grades = checker.grade([one, one, other, one], ["?"] * 4, ["a", "b", "a", "a"])
     assert seen == ["a", "b", "a"] and grades.failures == {"error": 3}  # counted by rollout
-
-
-def test_math_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "math_verify", None)
-    with pytest.raises(InputError, match=re.escape('pip install "isojax[verify]"')):
-        maths.build("")

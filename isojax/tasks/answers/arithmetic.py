@@ -1,0 +1,367 @@
+"""Whether two expressions have one value: exactly where they are rational, else by numbers of up to 250 digits, at
+several points where they have variables.
+
+No algebra is done, so nothing grows out of hand; numbers of more than MAX_BITS are left to floating point.
+"""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil, comb, factorial, floor, isqrt
+from typing import Any
+
+from isojax.tasks.answers.expression import Apply, Node, Number, Quantity, Series, Symbol
+
+MAX_BITS = 100_000  # of an exact number
+MAX_FACTORIAL = 5_000
+MAX_TERMS = 5_000  # of a sum or a product
+MAX_EXPONENT_BITS = 64  # of an exponent in floating point
+DIGITS = (50, 120, 250)
+SAME_DIGITS = 20  # two numbers whose difference has lost fewer of its DIGITS[0] digits are not equal
+NUM_POINTS = 5
+
+Value = Any  # a real or complex number of mpmath
+
+
+class Inexact(Exception):
+    """An expression without an exact rational value here."""
+
+
+class Undefined(Exception):
+    """An expression without a value: a variable, a division by 0, a number out of range."""
+
+
+def exact_value(node: Node) -> Fraction:
+    """The rational number that an expression without variables is; Inexact where it is none, or is too long."""
+    match node:
+        case Number(value):
+            return value
+        case Quantity(value):
+            return exact_value(value)
+        case Apply(function, arguments):
+            value = _apply_exactly(function, [exact_value(argument) for argument in arguments])
+            if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
+                raise Inexact
+            return value
+        case Series():
+            return _series_exactly(node)
+    raise Inexact
+
+
+def _apply_exactly(function: str, values: list[Fraction]) -> Fraction:
+    first, last = values[0], values[-1]
+    match function:
+        case "+":
+            return sum(values, Fraction(0))
+        case "*":
+            return first * last
+        case "/" if last:
+            return first / last
+        case "negate":
+            return -first
+        case "percent":
+            return first / 100
+        case "abs":
+            return abs(first)
+        case "floor":
+            return Fraction(floor(first))
+        case "ceil":
+            return Fraction(ceil(first))
+        case "^":
+            return _power_exactly(first, last)
+        case "root" if last == 2 and first >= 0:
+            return _square_root_exactly(first)
+        case "!" if first.denominator == 1 and 0 <= first <= MAX_FACTORIAL:
+            return Fraction(factorial(int(first)))
+        case "binom" if first.denominator == last.denominator == 1 and 0 <= last <= first <= MAX_FACTORIAL:
+            return Fraction(comb(int(first), int(last)))
+    raise Inexact
+
+
+def _power_exactly(base: Fraction, exponent: Fraction) -> Fraction:
+    if exponent.denominator != 1 or (base == 0 and exponent <= 0):
+        raise Inexact
+    num_bits = base.numerator.bit_length() + base.denominator.bit_length()
+    if abs(exponent) * num_bits > MAX_BITS:
+        raise Inexact
+    return base ** int(exponent)
+
+
+def _square_root_exactly(value: Fraction) -> Fraction:
+    numerator, denominator = isqrt(value.numerator), isqrt(value.denominator)
+    if numerator**2 != value.numerator or denominator**2 != value.denominator:
+        raise Inexact
+    return Fraction(numerator, denominator)
+
+
+def _series_exactly(series: Series) -> Fraction:
+    total = Fraction(0 if series.is_sum else 1)
+    for index in _indices(exact_value(series.low), exact_value(series.high)):
+        term = exact_value(substitute(series.term, {series.index: Number(Fraction(index))}))
+        total = total + term if series.is_sum else total * term
+        if total.numerator.bit_length() > MAX_BITS:
+            raise Inexact
+    return total
+
+
+def _indices(low: Fraction, high: Fraction) -> range:
+    if low.denominator != 1 or high.denominator != 1 or high - low > MAX_TERMS:
+        raise Inexact
+    return range(int(low), int(high) + 1)
+
+
+def substitute(node: Node, values: Mapping[str, Node]) -> Node:
+    """An expression with other expressions in place of its variables."""
+    match node:
+        case Symbol(name, is_constant=False):
+            return values.get(name, node)
+        case Apply(function, arguments):
+            return Apply(function, tuple(substitute(argument, values) for argument in arguments))
+        case Series():
+            own = {name: value for name, value in values.items() if name != series_name(node)}
+            low, high = substitute(node.low, values), substitute(node.high, values)
+            return Series(node.is_sum, node.index, low, high, substitute(node.term, own))
+        case Quantity(value, unit):
+            return Quantity(substitute(value, values), unit)
+    return node
+
+
+def series_name(series: Series) -> str:
+    """Its index, as a variable's name."""
+    return series.index
+
+
+def variables(node: Node) -> frozenset[str]:
+    """The names of an expression's variables."""
+    match node:
+        case Symbol(name, is_constant):
+            return frozenset() if is_constant else frozenset([name])
+        case Apply(arguments=arguments):
+            return frozenset[str]().union(*map(variables, arguments))
+        case Series():
+            return variables(node.low) | variables(node.high) | (variables(node.term) - {node.index})
+        case Quantity(value):
+            return variables(value)
+        case Number():
+            return frozenset()
+    raise Undefined(f"{type(node).__name__} in an expression")
+
+
+def functions(node: Node) -> Iterator[str]:
+    """The names of the functions and constants that an expression has."""
+    match node:
+        case Symbol(name, is_constant=True):
+            yield name
+        case Apply(function, arguments):
+            yield function
+            for argument in arguments:
+                yield from functions(argument)
+        case Series():
+            yield "series"
+            for part in (node.low, node.high, node.term):
+                yield from functions(part)
+        case Quantity(value):
+            yield from functions(value)
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Floating-point arithmetic of any precision; `context` is an mpmath.MPContext of its own."""
+
+    context: Any
+
+    def value(self, node: Node, digits: int) -> Value:
+        """An expression without variables, in so many digits; Undefined where it has no finite value."""
+        self.context.dps = digits
+        try:
+            result = self._value(node)
+        except (ArithmeticError, ValueError, TypeError, RecursionError, MemoryError, self.context.NoConvergence) as e:
+            raise Undefined(str(e)) from e
+        if not self.context.isfinite(result):
+            raise Undefined("infinite")
+        return result
+
+    def _value(self, node: Node) -> Value:
+        context = self.context
+        match node:
+            case Number(value):
+                return context.mpf(value.numerator) / value.denominator
+            case Symbol("pi", is_constant=True):
+                return context.pi * 1
+            case Symbol("e", is_constant=True):
+                return context.e * 1
+            case Symbol("i", is_constant=True):
+                return context.mpc(0, 1)
+            case Quantity(value):
+                return self._value(value)
+            case Apply(function, arguments):
+                return self._apply(function, [self._value(argument) for argument in arguments])
+            case Series():
+                return self._series(node)
+        raise Undefined(str(node))
+
+    def _series(self, series: Series) -> Value:
+        low, high = self._value(series.low), self._value(series.high)
+        if not (self.context.isint(low) and self.context.isint(high)) or high - low > MAX_TERMS:
+            raise Undefined("bounds")
+        total = self.context.mpf(0 if series.is_sum else 1)
+        for index in range(int(low), int(high) + 1):
+            term = self._value(substitute(series.term, {series.index: Number(Fraction(index))}))
+            total = total + term if series.is_sum else total * term
+        return total
+
+    def _apply(self, function: str, values: list[Value]) -> Value:
+        context = self.context
+        first, last = values[0], values[-1]
+        match function:
+            case "+":
+                return sum(values[1:], first)
+            case "*":
+                return first * last
+            case "/":
+                return first / last
+            case "negate":
+                return -first
+            case "percent":
+                return first / 100
+            case "degree":
+                return first * context.pi / 180
+            case "abs":
+                return abs(first)
+            case "floor" | "ceil":
+                return getattr(context, function)(first)
+            case "^":
+                return self._power(first, last)
+            case "root":
+                return context.sqrt(first) if last == 2 else self._root(first, last)
+            case "!":
+                self._check_size(first)
+                return context.factorial(first)
+            case "binom":
+                self._check_size(first)
+                self._check_size(last)
+                return context.binomial(first, last)
+            case "exp":
+                return self._power(context.e * 1, first)
+            case "ln":
+                return context.log(first)
+            case "log":
+                return context.log(first) / context.log(last if len(values) == 2 else 10)
+        names = {"arcsin": "asin", "arccos": "acos", "arctan": "atan"}
+        self._check_size(first)
+        return getattr(context, names.get(function, function))(first)
+
+    def _check_size(self, value: Value) -> None:
+        if value != 0 and self.context.mag(value) > MAX_EXPONENT_BITS:
+            raise Undefined("too large")
+
+    def _power(self, base: Value, exponent: Value) -> Value:
+        self._check_size(exponent)
+        return self.context.power(base, exponent)
+
+    def _root(self, radicand: Value, index: Value) -> Value:
+        is_odd_of_negative = self.context.isint(index) and int(index) % 2 == 1
+        if is_odd_of_negative and self.context.im(radicand) == 0 and self.context.re(radicand) < 0:
+            return -self.context.power(-radicand, 1 / index)
+        return self.context.power(radicand, 1 / index)
+
+    # --- comparisons
+
+    def equal(self, first: Node, second: Node) -> bool:
+        """Whether two expressions have one value wherever both have one; of none, whether they are one tree."""
+        if first == second:
+            return True
+        names = sorted(variables(first) | variables(second))
+        if not names:
+            return self._equal_numbers(first, second)
+        is_complex = "i" in {*functions(first), *functions(second)}
+        num_compared = 0
+        for point in self._points(names, first, second):
+            at_first, at_second = substitute(first, point), substitute(second, point)
+            try:
+                values = [self.value(node, DIGITS[0]) for node in (at_first, at_second)]
+            except Undefined:
+                continue
+            if not is_complex and any(abs(self.context.im(value)) > abs(value) * 1e-30 for value in values):
+                continue  # outside the domain of one of them
+            if not self._equal_numbers(at_first, at_second):
+                return False
+            num_compared += 1
+        return num_compared >= 2
+
+    def _equal_numbers(self, first: Node, second: Node) -> bool:
+        try:
+            return exact_value(first) == exact_value(second)
+        except (Inexact, ArithmeticError, RecursionError):
+            pass
+        try:
+            return self._vanishes(first, second)
+        except Undefined:
+            return False
+
+    def _vanishes(self, first: Node, second: Node) -> bool:
+        """Whether a difference gets smaller with each digit more. A number, however small, stays what it is."""
+        differences: list[Value] = []
+        for digits in DIGITS:
+            values = [self.value(node, digits) for node in (first, second)]
+            difference, size = abs(values[0] - values[1]), max(map(abs, values))
+            if difference > size * self.context.mpf(10) ** -SAME_DIGITS and differences:
+                return False
+            differences.append(difference)
+        if differences[-1] == 0:
+            return True
+        largest = max(differences[:-1])
+        return largest == 0 or differences[-1] < largest * self.context.mpf(10) ** -60
+
+    def _points(self, names: list[str], *nodes: Node) -> Iterator[Mapping[str, Node]]:
+        """Values of the variables: fractions of both signs, or positive integers where only these may do."""
+        draw = random.Random(68)
+        needs_integers = bool({"series", "!", "binom"} & {name for node in nodes for name in functions(node)})
+        for number in range(NUM_POINTS):
+            if needs_integers:
+                yield {name: Number(Fraction(draw.randint(4, 12))) for name in names}
+            else:
+                sign = -1 if number > NUM_POINTS // 2 else 1
+                yield {name: Number(sign * Fraction(draw.randint(100, 4000), 1009)) for name in names}
+
+    def proportional(self, first: Node, second: Node) -> Value | None:
+        """The factor by which one expression with variables is the other everywhere; None where there is none."""
+        names = sorted(variables(first) | variables(second))
+        if not names:
+            return None
+        factors: list[Value] = []
+        for point in self._points(names, first, second):
+            try:
+                numerator = self.value(substitute(first, point), DIGITS[0])
+                denominator = self.value(substitute(second, point), DIGITS[0])
+            except Undefined:
+                continue
+            if denominator == 0 or numerator == 0:
+                return None
+            factors.append(numerator / denominator)
+        if len(factors) < 2:
+            return None
+        spread = max(abs(factor - factors[0]) for factor in factors)
+        return factors[0] if spread < abs(factors[0]) * self.context.mpf(10) ** -SAME_DIGITS else None
+
+    def order(self, first: Node, second: Node) -> int:
+        """-1, 0 or 1 as the first of two real numbers is smaller, equal or larger; Undefined where one is not real."""
+        if self._equal_numbers(first, second):
+            return 0
+        difference = self.value(first, DIGITS[1]) - self.value(second, DIGITS[1])
+        if self.context.im(difference) != 0:
+            raise Undefined("not real")
+        return -1 if difference < 0 else 1
+
+    def is_rounded(self, rounded: Number, node: Node) -> bool:
+        """Whether a decimal of at least six digits behind its point, and six that count, is a value cut or rounded."""
+        if rounded.decimals is None or rounded.decimals < 6:
+            return False
+        if abs(rounded.value) * 10**rounded.decimals < 10**5:
+            return False
+        try:
+            difference = abs(self.value(node, DIGITS[0]) - self._value(rounded))
+        except Undefined:
+            return False
+        return bool(difference * 10**rounded.decimals < 1)

@@ -1,0 +1,307 @@
+"""Where a text says its answer: in tags, in its last box, after ####, after "the answer is" or in its last sentence."""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from isojax.tasks.answers.sentence import value_in_sentence
+from isojax.tasks.answers.spelling import INLINE_MATH, MAX_ANSWER_LENGTH, has_words, normalize_answer
+
+_THINKING = r"think(?:ing)?|thoughts?|reasoning|scratchpad|reflection"
+_THINKING_END = re.compile(rf"</(?:{_THINKING})>|<\|end_of_thought\|>", re.IGNORECASE)
+_THINKING_START = re.compile(rf"<(?:{_THINKING})>|<\|begin_of_thought\|>", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<(/?)(?:final_)?answer>", re.IGNORECASE)
+
+_BOX_COMMAND = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{$])")
+_BRACE = re.compile(r"(?<!\\)[{}]")
+_BETWEEN_BOXES = re.compile(
+    r"[\s,;$]*(?:\\\))?[\s,;$]*"
+    r"(?:\\(?:text|mathrm|mbox)\s*\{[\s,]*(?:and|or)\s*\}|\\q?quad|\\[,;: ]|and|or|also|either)?"
+    r"[\s,;$]*(?:\\\()?[\s,;$]*"
+)
+_BEHIND_BOX = re.compile(
+    r"[ ]*(?:\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\\?%|\^\s*\{?\\circ\}?|°"
+    r"|\$?[ ]*(?:hundred|thousand|million|billion|trillion|dozen)s?\b)"
+)
+_TAKEN_BACK = re.compile(
+    r"[\s$)\\]*,?\s*(?:or\b(?!,?\s*equivalently)|is\s+(?:not\b|wrong\b|incorrect\b|false\b)|(?:isn|wasn)['’]t\b|\?)",
+    re.IGNORECASE,
+)
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?:not|never|cannot)|n['’]t)\s*(?:be\s*|equal(?:\s+to)?\s*|=\s*)?[\s$\\(\[:*]*$", re.IGNORECASE
+)
+
+_HEADING = re.compile(r"^[ \t]*#{4,}[ \t]*([^\n]*)$|(?<=[^#\n])####(?!#)[ \t]*([^\n]*)", re.MULTILINE)
+_HEADING_WORDS = re.compile(
+    r"(?:step|part|case|problem|question|solution|answer|final|method|approach|check|verif|note|conclusion|result"
+    r"|explanation|reasoning|summary|understand|calculat|comput|find|given|setup|analysis|example|idea)\w*\b",
+    re.IGNORECASE,
+)
+_NUMBERED_HEADING = re.compile(r"\d+[.):]\s*[A-Za-z*]|(?:step|part|case)\s*\d+|\(?[a-z]\)\s+[A-Za-z]", re.IGNORECASE)
+_LABEL = re.compile(r"(?:the\s+)?(?:final\s+)?(?:answer|result|solution)\b\s*(?:is\b)?\s*:?", re.IGNORECASE)
+
+_ANSWER_IS = re.compile(
+    r"\banswers?(?:[ ]+(?:to|for|of)[ ][^.\n:?!=]{1,60}?)?\s*(?:\\?\*\*)?\s*"
+    r"(?:(?:is|are|was|(?:would|should|must|will|has[ ]to)[ ]be|equals?|comes[ ](?:out[ ])?to)\b|:|=)"
+    r"(?:\s*:)?(?:\s*\*\*)?\s*",
+    re.IGNORECASE,
+)
+_CLAUSE_START = re.compile(r"[.,;:!?\n]")
+_CLAUSE_DENIES = re.compile(
+    r"\b(?:not|never|cannot|doubt|wrong|incorrect|mistaken|false|unlikely|if|unless|whether|guess|tempting|suppose|say"
+    r"|might|could|may|possible|assum\w+|estimate\w*|neither|nobody|no\s+one|deny|denies|claims?)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+_VALUE_WORDS = r"half|halves|thirds?|quarters?|fifths?|tenths?|dozens?|hundreds?|thousands?|[mbtr]+illions?|or"
+_SCALE = rf"[\s-]*(?:and\s+)?(?:(?:an?|one|two|three)[\s-]+)?(?:{_VALUE_WORDS})\b"
+# "5, but actually 7", where another number follows in the sentence: what is stated then is not 5
+_RETRACTION = (
+    r"\s+(?:but|actually|wait|no|sorry|rather|however|hmm|I mean|maybe|perhaps|possibly|probably|though)"
+    r"\b(?=[^\n.;!?]{0,80}?[0-9])"
+)
+_CONTINUATION = re.compile(
+    rf"{_SCALE}|,?{_RETRACTION}|[\s,]*(?:and\s*|or\s*)?[$0-9\\+*/^-]|[\s,]*(?:is\s+)?(?:not\b|wrong\b|incorrect\b)",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(
+    rf"[.!?]?\*\*(?!{_SCALE}|,?{_RETRACTION})|[.!?](?=\s|$)|\n|;|,(?!{_RETRACTION})\s+(?!and\b|or\b)(?=[A-Za-z]{{2,}})"
+    r"|(?<!\s)\s+(?=(?:because|since|which|where|so|as)\b)",
+    re.IGNORECASE,
+)
+_NEXT_TAKES_BACK = re.compile(
+    r"[.!]?[ *$]*\s?(?:No|Wait|Actually|Sorry|Hmm|Oops|Correction|Scratch that|Not|Or|Let me re\w*)\b[^\n]*[0-9]"
+)
+_DISPLAY_MATH = re.compile(r"\$\$\s*(.+?)\s*\$\$|\\\[\s*(.+?)\s*\\\]", re.DOTALL)
+_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
+MAX_LAST_LINES = 4000  # characters at the end of a text that states no answer
+
+
+class Form(Enum):
+    """How a text states its answer."""
+
+    WHOLE = "whole"  # nothing but the answer: in a box
+    SENTENCE = "sentence"  # what follows "the answer is" or ####, or stands between tags
+    NOWHERE = "nowhere"  # somewhere in what the text says last
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A normalized answer; an empty one says that the text ends without an answer."""
+
+    text: str
+    form: Form
+
+
+def final_answer(response: str) -> Statement:
+    """What a response says at its end, behind its thinking; an empty WHOLE answer where it takes its answer back, or
+    does not end it."""
+    response = _behind_thinking(response)
+    tag = _last_tag(response)
+    if tag is not None and _last_box_start(response) < tag[1]:
+        inside = final_answer(tag[0]) if tag[0].strip() else Statement("", Form.WHOLE)
+        return inside if inside.form is not Form.NOWHERE else Statement(inside.text, Form.SENTENCE)
+    boxed = last_box(response)
+    if boxed is not None:
+        return Statement(normalize_answer(boxed), Form.WHOLE)
+    marked = _behind_hashes(response)
+    if marked is not None:
+        return Statement(marked, Form.SENTENCE)
+    stated = _behind_answer_is(response)
+    if stated is not None:
+        return Statement(stated, Form.SENTENCE)
+    return Statement(_last_lines(response), Form.NOWHERE)
+
+
+def reference_answer(answer: str) -> str:
+    """The answer that a reference solution states: after its last ####, else in its last \\boxed{}, else all of it."""
+    if "####" in answer:
+        return normalize_answer(answer.rpartition("####")[2])
+    boxed = last_box(answer)
+    return normalize_answer(boxed or answer)
+
+
+# --- thinking and tags
+
+
+def _behind_thinking(response: str) -> str:
+    """What follows the last end of thinking; nothing where the thinking does not end."""
+    if "<" not in response:
+        return response
+    end = start = -1
+    for match in _THINKING_END.finditer(response):
+        end = match.end()
+    for match in _THINKING_START.finditer(response):
+        start = match.end()
+    if start > end:
+        return ""
+    return response if end < 0 else response[end:]
+
+
+def _last_tag(response: str) -> tuple[str, int] | None:
+    """What the last <answer> holds, to its </answer> or to the end, and where that is."""
+    if "<" not in response:
+        return None
+    start = end = -1
+    for tag in _ANSWER_TAG.finditer(response):
+        if not tag[1]:
+            start, end = tag.end(), -1
+        elif end < 0:
+            end = tag.start()
+    if start < 0:
+        return None
+    end = end if end >= 0 else len(response)
+    return response[start:end], end
+
+
+# --- boxes
+
+
+@dataclass(frozen=True)
+class _Box:
+    command: int  # where \boxed begins
+    start: int
+    end: int  # of what it holds
+    behind: int
+
+
+def last_box(text: str) -> str | None:
+    """What the last \\boxed{...} holds, with the boxes that stand right before it; "" where it does not end, is denied
+    or taken back, and None where there is none."""
+    if "boxed" not in text and "fbox" not in text:
+        return None
+    boxes, open_command = _boxes(text)
+    if not boxes:
+        return None if open_command < 0 else ""
+    last = max(boxes, key=lambda box: box.start)
+    if open_command > last.command:
+        return ""
+    content = text[last.start : last.end]
+    if _DENIED_BEFORE.search(text[max(0, last.command - 40) : last.command]):
+        return ""
+    if _TAKEN_BACK.match(text, last.behind):
+        return ""
+    if behind := _BEHIND_BOX.match(text, last.behind):
+        content = f"{content} {behind[0].replace('$', '')}"
+    return _with_boxes_before(text, boxes, last, content)
+
+
+def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -> str:
+    """A list of boxes with nothing but commas, "and" or "or" between them, each once."""
+    by_end = {box.behind: box for box in boxes}
+    contents, first = [content], last
+    ends = sorted(by_end)
+    while ends and (end := max((e for e in ends if e <= first.command), default=None)) is not None:
+        between = text[end : first.command]
+        if len(between) > 40 or not _BETWEEN_BOXES.fullmatch(between):
+            break
+        first = by_end[end]
+        own = text[first.start : first.end]
+        if own.strip() != contents[0].strip():
+            contents.insert(0, own)
+        ends = [e for e in ends if e < end]
+    return ", ".join(contents)
+
+
+def _boxes(text: str) -> tuple[list[_Box], int]:
+    """All boxes that end, and where the last one begins that does not (-1: there is none); in one pass."""
+    commands = {match.end(): match.start() for match in _BOX_COMMAND.finditer(text)}
+    boxes: list[_Box] = []
+    for start, command in commands.items():
+        if text[start] != "{":  # \boxed 7
+            content = re.match(r"[^\s$]*", text[start : start + MAX_ANSWER_LENGTH])
+            end = start + (content.end() if content else 0)
+            boxes.append(_Box(command, start, end, end))
+    open_braces: list[int] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            open_braces.append(brace.start())
+        elif open_braces:
+            start = open_braces.pop()
+            if start in commands:
+                boxes.append(_Box(commands[start], start + 1, brace.start(), brace.end()))
+    return boxes, max((commands[start] for start in open_braces if start in commands), default=-1)
+
+
+def _last_box_start(text: str) -> int:
+    return max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+
+
+# --- #### and "the answer is"
+
+
+def _behind_hashes(response: str) -> str | None:
+    """What follows the last #### that is no heading."""
+    if "####" not in response:
+        return None
+    last = None
+    for match in _HEADING.finditer(response):
+        marked = match[1] if match[1] is not None else match[2]
+        if not _is_heading(marked, response[match.end() :]):
+            last = marked
+    if last is None:
+        return None
+    label = _LABEL.match(last.strip("* "))
+    return normalize_answer(last.strip("* ")[label.end() :] if label else last)
+
+
+def _is_heading(line: str, following: str) -> bool:
+    """Whether a line behind #### heads what follows: "Step 1", "2. Answer", or other words than an answer's."""
+    content = line.strip(" *:#")
+    if not content:
+        return True
+    label = _LABEL.match(content)
+    if label:
+        return not content[label.end() :].strip(" *:")
+    if _NUMBERED_HEADING.match(content) or _HEADING_WORDS.match(content):
+        return True
+    is_words = not re.search(r"[0-9$\\]", content) and len(content) > 2
+    return is_words and bool(following.strip()) and not re.match(r"\s*(?:Question|Q:|Problem)\b", following)
+
+
+def _behind_answer_is(response: str) -> str | None:
+    """What follows the last "the answer is" that is neither denied nor asked."""
+    for match in reversed(list(_ANSWER_IS.finditer(response))):
+        clause = _CLAUSE_START.split(response[max(0, match.start() - 80) : match.start()])[-1]
+        if _CLAUSE_DENIES.search(clause):
+            continue
+        remaining = response[match.end() :]
+        statement, end = _first_sentence(remaining)
+        if remaining[end : end + 1] == "?":
+            continue
+        if _NEXT_TAKES_BACK.match(remaining, end):
+            return _last_lines(remaining[end:].partition("\n")[0])
+        return statement
+    return None
+
+
+def _first_sentence(text: str) -> tuple[str, int]:
+    """The answer that a text begins with, and where it ends."""
+    math = INLINE_MATH.match(text)
+    if math and not _CONTINUATION.match(text, math.end()):
+        content = next(group for group in math.groups() if group is not None)
+        if not has_words(content):
+            return normalize_answer(content), math.end()
+    end = _SENTENCE_END.search(text)
+    stop = end.start() if end else len(text)
+    return normalize_answer(text[:stop]), stop
+
+
+# --- texts that state no answer
+
+
+def _last_lines(response: str) -> str:
+    """The end of a text, its display math in one line each."""
+    end = response[-MAX_LAST_LINES:]
+    return _DISPLAY_MATH.sub(lambda match: f"${' '.join((match[1] or match[2]).split())}$", end).strip()
+
+
+def last_value(text: str) -> str | None:
+    """The value in the last sentence of a text that has one; None where there is none, or it is left open."""
+    for sentence in reversed(_SENTENCES.split(text)):
+        if re.search(r"[0-9]|\$[^$]+\$|\\[(\[]", sentence):
+            if sentence.rstrip().endswith("?"):
+                return None
+            return value_in_sentence(
+                re.sub(r"^[#>*\s-]+(?=[^\s0-9.])|^#+\s*|[.!:]+\s*$", "", sentence), is_statement=False
+            )
+    return None

@@ -1,0 +1,43 @@
+"""The spelling of an answer: what two texts may differ in and still say the same, letter by letter."""
+
+import re
+
+MAX_ANSWER_LENGTH = 200  # characters of a number, and of words that are an answer
+
+INLINE_MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}")
+_SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])|[\u00a0\u2009\u202f]")
+_TAGS = re.compile(r"</?(?:answer|final_answer|final|b|strong|boxed)>", re.IGNORECASE)
+# A space that keeps two numbers, or two words, apart.
+_IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])|(?<=[0-9])\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[0-9])")
+
+
+def normalize_answer(text: str) -> str:
+    """An answer without spacing, dollars around it and a full stop; minus signs and fractions in one spelling."""
+    text = _TAGS.sub("", text) if "<" in text else text
+    text = re.sub(r"[\u2212\u2013\ufe63\uff0d]", "-", text.replace("{,}", ","))
+    text = _SPACES.sub(" ", re.sub(r"\\!\s*", "", text))
+    text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|textstyle)(?![A-Za-z])", "", text)
+    text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace("\\%", "%")
+    text = text.strip().removesuffix(".").strip("* \t\n")
+    while math_match := INLINE_MATH.fullmatch(text):
+        text = next(group for group in math_match.groups() if group is not None).strip().removesuffix(".")
+    return text.strip()
+
+
+def canonical_text(text: str) -> str:
+    """A normalized text without the spacing, and the LaTeX around words, that make no difference."""
+    return _IDLE_SPACE.sub("", _LATEX_TEXT.sub(r"\1", text).strip()).rstrip(".")
+
+
+def has_words(text: str) -> bool:
+    """Whether plain words stand in it, outside LaTeX's commands and their text."""
+    return re.search(r"(?<![\\A-Za-z])[A-Za-z]{3,}", _LATEX_TEXT.sub("", text)) is not None
+
+
+def as_words(text: str) -> str | None:
+    """A normalized text as words in small letters, where it is nothing else: `\\text{Evelyn}`, `(B)`, "no solution"."""
+    plain = " ".join(_LATEX_TEXT.sub(r"\1", text).split()).strip("().' ")
+    if re.fullmatch(r"[A-Z]|(?=.*[A-Za-z]{3})[A-Za-z][A-Za-z ,.'-]*", plain):
+        return plain.casefold()
+    return None
