@@ -15,11 +15,19 @@ Mask = NDArray[np.bool_]
 ABSENT = -1  # the code of a row that lacks the column
 
 _NUMBER_PATTERN = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_MISSING = frozenset(("", "nan", "-nan", "none", "null", "na", "n/a", "<na>", "#n/a"))
 _NOT_FINITE = ("nan", "inf", "infinity")
 
 
 def is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a cell says that there is no value: blank, or as pandas, NumPy, R and W&B write it."""
+    if isinstance(value, str):
+        return value.strip().lower() in _MISSING
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def parse_number(cell_value: Any) -> float | None:
@@ -41,16 +49,12 @@ class CellValues:
     """The values that occur in a column, and what is asked of each."""
 
     def __init__(self, load: Callable[[], Sequence[Any]]):
+        self._answers: dict[Callable[[Any], bool], Mask] = {}
         self._load = load  # a file's texts become Python's where somebody asks for them: most columns are no field
 
     @cached_property
     def values(self) -> Sequence[Any]:
         return self._load()
-
-    @cached_property
-    def is_blank(self) -> Mask:
-        """bool[values]"""
-        return self.ask(is_blank)
 
     @cached_property
     def numbers(self) -> NDArray[np.float64]:
@@ -59,8 +63,10 @@ class CellValues:
         return np.array([math.nan if number is None else number for number in numbers], np.float64)
 
     def ask(self, question: Callable[[Any], bool]) -> Mask:
-        """bool[values]"""
-        return np.fromiter(map(question, self.values), np.bool_, len(self.values))
+        """bool[values]; asked once, also where many runs share a column."""
+        if question not in self._answers:
+            self._answers[question] = np.fromiter(map(question, self.values), np.bool_, len(self.values))
+        return self._answers[question]
 
 
 class Column:
@@ -68,6 +74,15 @@ class Column:
 
     def __init__(self, codes: NDArray[np.integer], cells: CellValues):
         self.codes, self.cells = codes, cells
+
+    @classmethod
+    def constant(cls, value: Any, row_count: int) -> "Column":
+        return cls(np.zeros(row_count, np.int32), CellValues(lambda: [value]))
+
+    @classmethod
+    def absent(cls, row_count: int) -> "Column":
+        """One that every row lacks."""
+        return cls(np.full(row_count, ABSENT, np.int32), CellValues(list))
 
     @classmethod
     def of(cls, values: Sequence[Any], is_present: Mask | None = None) -> "Column":
@@ -97,6 +112,12 @@ class Column:
         """Without the cells of the other rows, which then lack the column."""
         return Column(np.where(is_kept, self.codes, ABSENT), self.cells)
 
+    def or_else(self, value: Any) -> "Column":
+        """With this value in the rows that lack the column."""
+        last_code = len(self.cells.values)
+        codes = np.where(self.is_present, self.codes, last_code)
+        return Column(codes, CellValues(lambda: [*self.cells.values, value]))
+
     @property
     def is_present(self) -> Mask:
         """bool[rows]"""
@@ -105,7 +126,12 @@ class Column:
     @property
     def is_blank(self) -> Mask:
         """bool[rows]; a row that lacks the column is blank in it."""
-        return self._by_row(self.cells.is_blank, True)
+        return self._by_row(self.cells.ask(is_blank), True)
+
+    @property
+    def is_missing(self) -> Mask:
+        """bool[rows]; a row that lacks the column is missing in it."""
+        return self._by_row(self.cells.ask(is_missing), True)
 
     @property
     def numbers(self) -> NDArray[np.float64]:

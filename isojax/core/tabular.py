@@ -4,7 +4,7 @@ column of an unusable cell."""
 import difflib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -108,7 +108,7 @@ class RowTable(Sequence[DataRow]):
         """The cells of a column; of a name that no row has, one that all rows lack."""
         if name not in self._columns:
             if name not in self._source.names:
-                column = Column.of((), np.zeros(len(self), np.bool_))
+                column = Column.absent(len(self))
             else:
                 column = self._source.column(name)
                 column = column if self._is_whole else column.take(self._row_numbers)
@@ -118,6 +118,14 @@ class RowTable(Sequence[DataRow]):
     def take(self, rows: NDArray[Any]) -> "RowTable":
         """Some of the rows, by their numbers or by a mask."""
         return RowTable(self._source, self._row_numbers[rows])
+
+    def group_by(self, keys: Iterable[Hashable]) -> dict[Any, "RowTable"]:
+        """The rows by their keys, in the order in which these appear."""
+        code_of_key: dict[Hashable, int] = {}
+        codes = np.fromiter((code_of_key.setdefault(key, len(code_of_key)) for key in keys), np.int64, len(self))
+        order = np.argsort(codes, kind="stable")
+        row_numbers = np.split(order, np.searchsorted(codes[order], np.arange(1, len(code_of_key))))
+        return {key: self.take(rows) for key, rows in zip(code_of_key, row_numbers, strict=False)}
 
     def with_columns(self, columns: Mapping[str, Column]) -> "RowTable":
         """The same rows with these columns alone, each of the length of this table."""

@@ -3,17 +3,19 @@
 import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import filter as glob_filter
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from isojax.core.columns import Column, Mask
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COUNT, MAX_NUMBER
 from isojax.core.nouns import RewardSums
-from isojax.core.tabular import DataRow, check_number, is_blank, list_some, nearest_names, parse_number
+from isojax.core.tabular import DataRow, RowTable, check_number, is_blank, list_some, nearest_names, parse_number
 from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS, LogTable
 from isojax.runs.logs.run_columns import RUN_COLUMNS_HINT, number_columns
 
@@ -26,6 +28,15 @@ METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
 _DOT_OF_THOUSANDS, _DECIMALS = re.compile(r"\s*[1-9]\d{0,2}(\.\d{3})+\s*"), re.compile(r"\s*(0|\d{4,})\.\d{3}\s*")
 _TWO_MEANINGS = ", where the point may divide thousands or decimals; expected a whole number, without a point."
 _MEAN_AT_K = re.compile(r"(?:mean|avg)@([1-9]\d*)$")
+
+
+def _may_divide_thousands(value: Any) -> bool:
+    """ "1.000", which is 1 or 1000"""
+    return isinstance(value, str) and _DOT_OF_THOUSANDS.fullmatch(value) is not None
+
+
+def _has_decimals(value: Any) -> bool:
+    return _DECIMALS.fullmatch(str(value)) is not None
 
 
 def is_validation(field: str) -> bool:
@@ -80,10 +91,25 @@ class ColumnMap:
         column = self.columns.get(field)
         return None if column is None else row.values.get(column, self.table.config.get(column))
 
+    def cells(self, field: str, rows: RowTable) -> Column:
+        """`cell_value` of every row."""
+        if field in self.constants:
+            return Column.constant(self.constants[field], len(rows))
+        name = self.columns.get(field)
+        if name is None:
+            return Column.absent(len(rows))
+        column = rows.column(name)
+        is_everywhere = name not in self.table.config or column.is_present.all()
+        return column if is_everywhere else column.or_else(self.table.config[name])
+
     def describe_cell(self, field: str, row: DataRow) -> str:
         """ "runs.csv, line 7: reward (column val/acc)"."""
         column = self.columns.get(field, field)
         return f"{row.location}: {field}" + (f" (column {column})" if column != field else "")
+
+    def is_unlogged(self, field: str, rows: RowTable) -> Mask:
+        """bool[rows]: where neither a row nor the log has a value of a field."""
+        return self.table.is_unlogged(self.cells(field, rows))
 
     def read(self, field: str, row: DataRow) -> Any:
         """A row's number (finite, or whole), counts, or name of its run; InputError where there is none."""
@@ -95,12 +121,36 @@ class ColumnMap:
         if field == "step" and isinstance(value, str):
             value = re.sub(r"/\d+$", "", value)  # of all of them, as ms-swift's "10/560"
         lowest = LOWEST_VALUES.get(field)
-        if lowest is not None and _DOT_OF_THOUSANDS.fullmatch(str(value)):
-            cells = (str(other.values.get(self.columns.get(field, field))) for other in self.table.rows)
-            if isinstance(value, str) and not any(map(_DECIMALS.fullmatch, cells)):
-                raise InputError(f"{cell} is {value}{_TWO_MEANINGS}")
+        if lowest is not None and _may_divide_thousands(value) and not self._has_decimals(field):
+            raise InputError(f"{cell} is {value}{_TWO_MEANINGS}")
         number = check_number(value, cell, expected=expected or "a number", minimum=lowest, whole=lowest is not None)
         return number if lowest is None else int(number)
+
+    def _has_decimals(self, field: str) -> bool:
+        """Whether a cell of the log has a point that can divide no thousands."""
+        return bool(self.cells(field, self.table.cells).ask(_has_decimals).any())
+
+    def read_all(self, field: str, rows: RowTable) -> list[Any]:
+        """`read` of every row: plain numbers as a column, any other cell by itself."""
+        if field == "counts":
+            return [self.read(field, row) for row in rows]
+        column, lowest = self.cells(field, rows), LOWEST_VALUES.get(field)
+        if field == "run":
+            for row in np.flatnonzero(column.is_blank):
+                self.read(field, rows[row])
+            return list(map(str, column))
+
+        numbers = column.numbers
+        if lowest is None:
+            is_plain = np.abs(numbers) <= MAX_NUMBER
+            values = numbers.tolist()
+        else:
+            is_whole = (numbers >= lowest) & (numbers <= MAX_COUNT) & (numbers == np.trunc(numbers))
+            is_plain = is_whole & ~column.ask(_may_divide_thousands)
+            values = np.where(is_plain, numbers, 0).astype(np.int64).tolist()
+        for row in np.flatnonzero(~is_plain):
+            values[row] = self.read(field, rows[row])
+        return values
 
     def _read_counts(self, value: Any, row: DataRow) -> RewardSums:
         """The correct rollouts of each problem, of a list or its text ("[1, 0, 4]"); floats where one is not whole."""
@@ -176,8 +226,8 @@ def map_columns(table: LogTable, field_map: Mapping[str, str], known_columns: Ma
         detected.pop("samples", None)  # it counts something else
     metrics = [column for field, column in {**columns, **detected}.items() if is_validation(field)]
     if "step" in detected:  # the first that all evaluations have
-        evaluations = [row.values for row in table.rows if not all(is_blank(row.values.get(x)) for x in metrics)]
-        steps = (x for x in known_columns["step"] if all(not is_blank(values.get(x)) for values in evaluations))
+        evaluations = table.cells.take(_is_evaluation(table, table.cells, metrics))
+        steps = (x for x in known_columns["step"] if not table.is_unlogged(evaluations.column(x)).any())
         detected["step"] = next(steps, detected["step"])
         if detected["step"] == "_step" and "rollouts" not in {**columns, **detected}:
             _reject_logging_calls(table, {**columns, **detected}, metrics)
@@ -221,49 +271,64 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     return int(numbers.pop())
 
 
+def _is_evaluation(table: LogTable, rows: RowTable, metrics: Sequence[str]) -> Mask:
+    """bool[rows]: where a row of a log has a value of one of these columns."""
+    is_evaluation = np.zeros(len(rows), np.bool_)
+    for name in metrics:
+        is_evaluation |= ~table.is_unlogged(rows.column(name))
+    return is_evaluation
+
+
 def _reject_logging_calls(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> None:
     """InputError where, in a run, W&B's _step, which counts calls of wandb.log, is no count of updates."""
     settings = [columns[field] for field in ("run", "n", "B_p", "B", "seed") if field in columns]
-    values_by_run: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in table.rows:
-        values_by_run[tuple(str(row.values.get(name)) for name in settings)].append(row.values)
-    for run in values_by_run.values():
+    texts = [map(str, table.cells.column(name)) for name in settings]
+    runs = table.cells.group_by(zip(*texts, strict=True)) if settings else {(): table.cells}
+    for run in runs.values():
         for name in (x for x in table.columns if re.search("^(?!ray/).*(step|update|iter)", x.lower())):
-            rows = [values for values in run if not is_blank(values.get(name))]
-            steps = [x for values in rows if (x := parse_number(values[name])) is not None and x.is_integer()]
-            is_clock = len(set(steps)) > 1 and len(steps) == len(rows) and steps == sorted(steps)
-            if is_clock and steps != [parse_number(values.get("_step")) for values in rows]:
+            logged = run.take(~table.is_unlogged(run.column(name)))
+            steps, calls = logged.column(name).numbers, logged.column("_step").numbers
+            are_counts = np.isfinite(steps).all() and (steps == np.trunc(steps)).all()
+            is_clock = are_counts and len(set(steps.tolist())) > 1 and (np.diff(steps) >= 0).all()
+            if is_clock and not np.array_equal(steps, calls):
                 problem = f"{table.label}: _step counts calls of wandb.log, and {name} has other numbers"
                 raise InputError(f"{problem}; name the one that counts updates: --map step={name} or --map step=_step.")
-        if _evaluates_in_own_calls(run, metrics):
+        if _evaluates_in_own_calls(table, run, metrics):
             problem = f"{table.label}: _step counts calls of wandb.log, and evaluations are calls of their own"
             fix = "Name a column that counts updates: --map step=COLUMN; or, if it is one, --map step=_step"
             raise InputError(f"{problem}. {fix}.")
 
 
-def _evaluates_in_own_calls(run: Sequence[Mapping[str, Any]], metrics: Sequence[str]) -> bool:
+def _evaluates_in_own_calls(table: LogTable, run: RowTable, metrics: Sequence[str]) -> bool:
     """Whether evaluations lie between rows of training, have only those columns in common with them that all rows have,
     and are counted with them by a _step that leaves no number out."""
-    steps = [parse_number(values.get("_step")) or 0.0 for values in run]
-    logged = [{name for name, value in values.items() if not is_blank(value)} for values in run]
-    calls = "".join("e" if names & set(metrics) else "t" for names in logged)
-    if not re.search("te+t", calls) or any(b - a != 1 for a, b in pairwise(steps)):
+    steps = np.nan_to_num(run.column("_step").numbers, nan=0.0)
+    if not (np.diff(steps) == 1).all():
         return False
-    training, evaluations = ([x for x, c in zip(logged, calls, strict=True) if c == kind] for kind in "te")
-    shared = set[str]().union(*training) & set[str]().union(*evaluations)
-    return shared == set.intersection(*logged) and all(shared < names for names in training)
+    is_evaluation = _is_evaluation(table, run, metrics)
+    if not re.search("te+t", "".join("e" if x else "t" for x in is_evaluation.tolist())):
+        return False
+
+    logged = np.stack([~table.is_unlogged(run.column(name)) for name in run.names])  # bool[columns, rows]
+    shared = logged[:, is_evaluation].any(axis=1) & logged[:, ~is_evaluation].any(axis=1)
+    of_all_rows = logged.all(axis=1)
+    columns_of_training = logged[:, ~is_evaluation].sum(axis=0)
+    return bool((shared == of_all_rows).all() and (columns_of_training > shared.sum()).all())
 
 
 def _fill_steps(table: LogTable, columns: Mapping[str, str], metrics: Sequence[str]) -> LogTable:
     """A log of one run with the step logged last, or 0, in the rows of metrics that have none."""
-    rows, step, last = list[DataRow](), columns["step"], 0
     if not table.one_run and any(field in columns for field in CONSTANT_FIELDS):
         return table
-    for row in table.rows:
-        last = last if is_blank(row.values.get(step)) else row.values[step]
-        is_evaluation = not all(is_blank(row.values.get(name)) for name in metrics)
-        rows.append(replace(row, values={**row.values, step: last}) if is_evaluation else row)
-    return replace(table, rows=tuple(rows))
+    steps = table.cells.column(columns["step"])
+    is_unlogged = table.is_unlogged(steps)
+    logged_steps = steps.where(~is_unlogged).or_else(0)
+    last_logged = np.maximum.accumulate(np.where(is_unlogged, 0, np.arange(len(steps))))
+    codes = np.where(_is_evaluation(table, table.cells, metrics), logged_steps.codes[last_logged], steps.codes)
+
+    other_columns = {name: table.cells.column(name) for name in table.cells.names}
+    filled = other_columns | {columns["step"]: Column(codes, logged_steps.cells)}
+    return replace(table, rows=table.cells.with_columns(filled))
 
 
 def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map: Mapping[str, str]) -> str | None:
@@ -273,8 +338,8 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
         if field == name == "reward" and matches:  # which may be the training reward, the last to choose
             others = [x for x in table.columns if x not in field_map.values() and _may_be_validation(x, table)]
             matches = [*others, name]
-            rows = [row.values for row in table.rows if not is_blank(row.values.get(name))]
-            signs = [x for x in TRAINING_SIGNS if not all(is_blank(values.get(x)) for values in rows)]
+            rows = table.cells.take(~table.is_unlogged(table.cells.column(name)))
+            signs = [x for x in TRAINING_SIGNS if not table.is_unlogged(rows.column(x)).all()]
             if signs and not others and "train_reward" not in {*table.columns, *field_map}:
                 problem = f"{table.source}: with {' and '.join(signs)}, reward may be a training reward"
                 fix = "Name a validation metric: --map reward=COLUMN; or fit the training reward: --map reward=reward"
@@ -299,8 +364,10 @@ def _may_be_validation(name: str, table: LogTable, highest: float = 100) -> bool
     """By its name, and by numbers in [0, 1] or percent, not all of them whole."""
     if not _VALIDATION_COLUMN.search(name) or _TRAINING_COLUMN.match(name) or _NO_REWARD.search(name):
         return False
-    numbers = [x for row in table.rows if math.isfinite(x := parse_number(row.values.get(name)) or 0.0)]
-    return all(0 <= x <= highest for x in numbers) and not all(x.is_integer() for x in numbers)
+    numbers = table.cells.column(name).numbers
+    numbers = numbers[np.isfinite(numbers)]
+    is_in_range = (numbers >= 0) & (numbers <= highest)
+    return bool(is_in_range.all() and (numbers != np.trunc(numbers)).any())
 
 
 def _require_fields(column_map: ColumnMap, table: LogTable, known_columns: Mapping[str, Sequence[str]]) -> None:

@@ -9,14 +9,17 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations, pairwise
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import NamedTuple
+
+import numpy as np
 
 from isojax.core.atomic_files import atomic_folder, write_text
+from isojax.core.columns import Mask
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.registry import load, require_constant
-from isojax.core.tabular import DataRow, is_blank, list_some
+from isojax.core.tabular import RowTable, is_blank, list_some
 from isojax.runs.importers import csv
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
@@ -153,10 +156,8 @@ def _split_by_run(
     column = next((name for name in names if name in table.columns), None)
     if column is None:
         return [table]
-    rows_by_run: dict[str, list[DataRow]] = defaultdict(list)
-    for row in table.rows:
-        rows_by_run[str(row.values.get(column, ""))].append(row)
-    return [replace(table, rows=tuple(rows), run=name) for name, rows in rows_by_run.items()]
+    names = ("" if name is None else str(name) for name in table.cells.column(column))
+    return [replace(table, rows=rows, run=name) for name, rows in table.cells.group_by(names).items()]
 
 
 def check_output_folder(out: Path) -> None:
@@ -186,98 +187,136 @@ def group_rows(column_map: ColumnMap) -> list[LogRun]:
     """The runs of one log, in the order they begin, by the values of a `run` column; without one, the log is one run
     where its format says so, else the rows of one (B_p, n, seed) are. InputError where these change within a run."""
     table, metric_columns = column_map.table, [column_map.columns[name] for name in column_map.metric_fields]
-    needed = [name for name in column_map.columns if is_validation(name) or name == column_map.clock_field]
-    settings = [name for name in ("n", "B_p", "B", "sampled_B_p", "devices", "seed", "run") if name in column_map]
-    rows, step_columns = list[DataRow](), column_map.step_columns
-    for row in table.rows:
-        blank = {name for name in (*needed, *settings) if is_blank(column_map.cell_value(name, row))}
-        # A row with neither a validation metric nor the step is a training row whose steps are in another column.
-        says_its_run = blank.isdisjoint(settings) or any(column in row.values for column in metric_columns)
-        if says_its_run and not blank.issuperset(needed) and any(column in row.values for column in step_columns):
-            rows.append(row)
-    if not any(column in row.values for row in rows for column in metric_columns):
+    rows = _rows_of_runs(column_map)
+    if not _has_any(rows, metric_columns).any():
         missing = ", ".join(metric_columns)
         raise InputError(f"{table.rows[0].location}: no row from there on has {missing}. Name columns with --map.")
-    runs: dict[object, LogRun] = {}
-    run_of_row: list[LogRun] = []
-    for row in rows:
-        values = _row_settings(row, column_map)
-        name = column_map.read("run", row) if "run" in column_map else ""
-        key: object = name if "run" in column_map or table.one_run else tuple(values.values())
-        run = runs.setdefault(key, LogRun(column_map, name, **values))
-        run.rows.append(row)
-        run_of_row.append(run)
-        changes = [f"{k} from {vars(run)[k]} to {value}" for k, value in values.items() if value != vars(run)[k]]
-        if changes:
-            run_label = f"the run {name!r}" if name else "one run"
-            problem = f"{row.location}: {run_label} (from {run.rows[0].position}) changes {', '.join(changes)}"
+
+    settings = _read_settings(rows, column_map)
+    names = column_map.read_all("run", rows) if "run" in column_map else [""] * len(rows)
+    keys = names if "run" in column_map or table.one_run else settings
+    first_row_of_key: dict[object, int] = {}
+    first_rows = [first_row_of_key.setdefault(key, row) for row, key in enumerate(keys)]
+    for row, first in enumerate(first_rows):
+        if settings[row] != settings[first]:
+            before, after = settings[first]._asdict(), settings[row]._asdict()
+            changes = ", ".join(f"{k} from {before[k]} to {after[k]}" for k in before if before[k] != after[k])
+            run_label = f"the run {names[row]!r}" if names[row] else "one run"
+            problem = f"{rows.place(row).location}: {run_label} (from {rows.place(first).position}) changes {changes}"
             raise InputError(f"{problem}; expected one setting. {_SEPARATE_RUNS_HINT}")
-    if "run" not in column_map and len(runs) > 1:
-        _reject_mixed_settings(rows, run_of_row, column_map)
-    for run in runs.values():
+    if "run" not in column_map and len(first_row_of_key) > 1:
+        _reject_mixed_settings(rows, first_rows, settings, column_map)
+
+    runs = []
+    for first, run_rows in rows.group_by(first_rows).items():
+        run = LogRun(column_map, names[first], *settings[first], rows=run_rows)
         _reject_kinds_of_rows(run)
         run.rows = _join_metrics(run.rows, column_map)
-    return [run for run in runs.values() if any(column in row.values for row in run.rows for column in metric_columns)]
+        runs += [run] if _has_any(run.rows, metric_columns).any() else []
+    return runs
+
+
+def _has_any(rows: RowTable, columns: Sequence[str]) -> Mask:
+    """bool[rows]: where a row has one of these columns, if only a blank cell of it."""
+    has_any = np.zeros(len(rows), np.bool_)
+    for column in columns:
+        has_any |= rows.column(column).is_present
+    return has_any
+
+
+def _rows_of_runs(column_map: ColumnMap) -> RowTable:
+    """The rows that say their run's settings and have a value of a step. A row with neither a validation metric nor the
+    step is a training row whose steps are in another column."""
+    rows = column_map.table.cells
+    needed = [name for name in column_map.columns if is_validation(name) or name == column_map.clock_field]
+    settings = [name for name in ("n", "B_p", "B", "sampled_B_p", "devices", "seed", "run") if name in column_map]
+    metric_columns = [column_map.columns[name] for name in column_map.metric_fields]
+
+    lacks_setting, lacks_needed = np.zeros(len(rows), np.bool_), np.ones(len(rows), np.bool_)
+    for name in settings:
+        lacks_setting |= column_map.cells(name, rows).is_blank
+    for name in needed:
+        lacks_needed &= column_map.is_unlogged(name, rows)
+    says_its_run = ~lacks_setting | _has_any(rows, metric_columns)
+    return rows.take(says_its_run & ~lacks_needed & _has_any(rows, column_map.step_columns))
 
 
 def _reject_kinds_of_rows(run: LogRun) -> None:
     """Refuse a `split` that goes to and fro in a run's evaluations, train or val, and the like: they are two curves."""
     used = set(run.column_map.columns.values())
-    metric = run.column_map.columns[run.column_map.main_metric]
-    rows = [row for row in run.rows if not is_blank(row.values.get(metric))]
-    for column in (x for x in run.column_map.table.columns if x not in used and _KIND_COLUMN.fullmatch(x)):
-        texts = [str(x) for row in rows if isinstance(x := row.values.get(column), str | bool) and not is_blank(x)]
+    kind_columns = [x for x in run.column_map.table.columns if x not in used and _KIND_COLUMN.fullmatch(x)]
+    if not kind_columns or run.column_map.table.one_run:
+        return
+    rows = run.rows.take(~run.column_map.is_unlogged(run.column_map.main_metric, run.rows))
+    for column in kind_columns:
+        texts = [str(x) for x in rows.column(column) if isinstance(x, str | bool) and not is_blank(x)]
         kinds, changes = list(dict.fromkeys(texts)), sum(a != b for a, b in pairwise(texts))
-        if 2 <= len(kinds) <= changes and not run.column_map.table.one_run:
+        if 2 <= len(kinds) <= changes:
             separate = "" if "run" in run.column_map else f" Where each is a run of its own: --map run={column}."
-            problem = f"{rows[0].location}: from there on, {column} is {' or '.join(kinds)} by turns within a run"
+            location = rows.place(0).location
+            problem = f"{location}: from there on, {column} is {' or '.join(kinds)} by turns within a run"
             fix = f"Keep the rows of one, as {column} = {kinds[0]}, or remove the column if it distinguishes none"
             raise InputError(f"{problem}; expected one curve. {fix}.{separate}")
 
 
-def _join_metrics(rows: list[DataRow], column_map: ColumnMap) -> list[DataRow]:
+def _join_metrics(rows: RowTable, column_map: ColumnMap) -> RowTable:
     """The rows of a run by their steps where these rise in each metric, and a file has one metric after another."""
-    clocks = [column_map.read(column_map.clock_field, row) for row in rows]
+    clocks = np.array(column_map.read_all(column_map.clock_field, rows))
+    if (np.diff(clocks) >= 0).all():
+        return rows
     for column in column_map.step_columns:
-        steps = [clock for clock, row in zip(clocks, rows, strict=True) if not is_blank(row.values.get(column))]
-        if any(a >= b for a, b in pairwise(steps)):
+        steps = clocks[~column_map.table.is_unlogged(rows.column(column))]
+        if (np.diff(steps) <= 0).any():
             return rows
-    return [rows[i] for i in sorted(range(len(rows)), key=clocks.__getitem__)]
+    return rows.take(np.argsort(clocks, kind="stable"))
 
 
-def _row_settings(row: DataRow, column_map: ColumnMap) -> dict[str, Any]:
-    n = column_map.read("n", row)
-    seed = column_map.read("seed", row) if "seed" in column_map else None
+class _Settings(NamedTuple):
+    B_p: int
+    n: int
+    seed: int | None
+
+
+def _read_settings(rows: RowTable, column_map: ColumnMap) -> list[_Settings]:
+    """The setting of each row; InputError where it lacks one, or where two of them contradict each other."""
+    ns = column_map.read_all("n", rows)
+    seeds = column_map.read_all("seed", rows) if "seed" in column_map else [None] * len(rows)
+    Bs = column_map.read_all("B", rows) if "B" in column_map else None
     if "B_p" in column_map:
-        B_p = column_map.read("B_p", row)
-        if "B" in column_map and (B := column_map.read("B", row)) != B_p * n:
-            problem = f"{row.location}: B = {B}, but B_p n = {B_p * n}"
+        B_ps = column_map.read_all("B_p", rows)
+        for row in np.flatnonzero(np.array(Bs) != np.array(B_ps) * np.array(ns)) if Bs is not None else ():
+            problem = f"{rows.place(row).location}: B = {Bs[row]}, but B_p n = {B_ps[row] * ns[row]}"
             raise InputError(f"{problem}. Correct one, or name one that is right: --map B_p=COLUMN or B=COLUMN.")
-        return {"B_p": B_p, "n": n, "seed": seed}
-    B = column_map.read("B", row)
-    if B % n:
-        raise InputError(f"{row.location}: B = {B} is no multiple of n = {n}; expected B = B_p n, rollouts per update.")
-    return {"B_p": B // n, "n": n, "seed": seed}
+    else:
+        for row in np.flatnonzero(np.array(Bs) % np.array(ns)):
+            problem = f"{rows.place(row).location}: B = {Bs[row]} is no multiple of n = {ns[row]}"
+            raise InputError(f"{problem}; expected B = B_p n, rollouts per update.")
+        B_ps = [B // n for B, n in zip(Bs, ns, strict=True)]
+    return list(map(_Settings, B_ps, ns, seeds))
 
 
-def _reject_mixed_settings(rows: Sequence[DataRow], run_of_row: Sequence[LogRun], column_map: ColumnMap) -> None:
-    """Refuse settings that change while the steps go on rising, as one run's rows do, not several runs'."""
+def _reject_mixed_settings(
+    rows: RowTable, first_rows: Sequence[int], settings: Sequence[_Settings], column_map: ColumnMap
+) -> None:
+    """Refuse settings that change while the steps go on rising, as one run's rows do, not several runs'. `first_rows`:
+    for each row, the first one of its run."""
     clock_field = column_map.clock_field
-    clocks = [column_map.read(clock_field, row) for row in rows]
+    clocks = column_map.read_all(clock_field, rows)
     rises = [a < b for a, b in pairwise(clocks)]
-    last_row_of_run = {id(run): i for i, run in enumerate(run_of_row)}
-    for i in range(1, len(rows)):
-        run, run_before = run_of_row[i], run_of_row[i - 1]
-        if run is run_before or rows[i] is not run.rows[0]:
-            continue
-        last = last_row_of_run[id(run)]
-        is_enclosed = last + 1 < len(rows) and run_of_row[last + 1] is run_before
+    all_rise = all(rises)
+    last_row_of_run = {first: row for row, first in enumerate(first_rows)}
+    for i in list(last_row_of_run)[1:]:  # the rows that begin a run, but for the first
+        run_before = first_rows[i - 1]
+        last = last_row_of_run[i]
+        is_enclosed = last + 1 < len(rows) and first_rows[last + 1] == run_before
         goes_there_and_back = is_enclosed and rises[i - 1] and rises[last]
-        if all(rises) or goes_there_and_back:
-            before = f"n = {run_before.n}, B_p = {run_before.B_p} (from {run_before.rows[0].position})"
-            after = f"n = {run.n}, B_p = {run.B_p}, while {clock_field} goes on rising; expected one setting"
+        if all_rise or goes_there_and_back:
+            position_before = rows.place(run_before).position
+            before = f"n = {settings[run_before].n}, B_p = {settings[run_before].B_p} (from {position_before})"
+            after = f"n = {settings[i].n}, B_p = {settings[i].B_p}, while {clock_field} goes on rising"
+            problem = f"two settings are mixed in one run: {before}, then {after}; expected one setting"
             hint = f"{_SEPARATE_RUNS_HINT} Where each n is a run of its own: --map run=n."
-            raise InputError(f"{run.location}: two settings are mixed in one run: {before}, then {after}. {hint}")
+            raise InputError(f"{rows.place(i).location}: {problem}. {hint}")
 
 
 def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) -> ImportedRuns:

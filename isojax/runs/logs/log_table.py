@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from isojax.core.columns import Column, Mask
 from isojax.core.errors import InputError
 from isojax.core.table_files import parse_json, read_objects, read_table, read_text, split_lines
 from isojax.core.tabular import DataRow, RowTable, check_unique_rows, is_blank, list_some, nearest_names, require_column
@@ -74,6 +75,11 @@ class LogTable:
     def cells(self) -> RowTable:
         """The rows as columns."""
         return RowTable.of(self.rows)
+
+    def is_unlogged(self, cells: Column) -> Mask:
+        """bool[rows]: where one of its columns has no value. In tables that people export, NaN says so
+        too; in its own log, a trainer writes it where a value was not finite."""
+        return cells.is_blank if self.one_run else cells.is_missing
 
     @cached_property
     def columns(self) -> list[str]:

@@ -2,11 +2,12 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
+from isojax.core.columns import is_blank, is_missing
 from isojax.core.errors import InputError
-from isojax.core.tabular import DataRow, is_blank
+from isojax.core.tabular import DataRow, RowTable
 from isojax.runs.logs.column_map import ColumnMap
 
 
@@ -19,14 +20,14 @@ class LogRun:
     B_p: int
     n: int
     seed: int | None
-    rows: list[DataRow] = field(default_factory=list)
+    rows: RowTable
     may_be_skipped: bool = False  # in a folder with other logs, where it cannot be used
     seed_is_stated: bool = False  # by the user's table of settings, for this run
     parts: tuple[str, ...] = ()  # of a run that was resumed: the logs that it was joined from
 
     @property
     def location(self) -> str:
-        return self.rows[0].location
+        return self.rows.place(0).location
 
     @property
     def named_location(self) -> str:
@@ -60,10 +61,11 @@ def join_resumed_runs(runs: Sequence[LogRun], on_request: bool) -> tuple[list[Lo
             joined += parts
             continue
         run = _join(parts)
-        run.rows, repeated = _keep_latest([part.rows for part in parts], run.column_map, on_request)
+        latest_rows, repeated = _keep_latest([part.rows for part in parts], run.column_map, on_request)
+        run.rows = RowTable.of(latest_rows)
         joined.append(run)
         if len(parts) > 1 or repeated:
-            logs = " and ".join(dict.fromkeys(part.rows[0].source for part in parts))
+            logs = " and ".join(dict.fromkeys(part.rows.place(0).source for part in parts))
             what = f"{repeated} rows of steps that were repeated count once, as they were logged last"
             notes.append(f"{run.name or run.column_map.table.run or 'a run'} was resumed ({logs}): {what}")
     return joined, notes
@@ -84,7 +86,7 @@ def _join(parts: Sequence[LogRun]) -> LogRun:
     detected = frozenset().union(*(part.column_map.detected for part in parts))
     column_map = replace(parts[-1].column_map, columns=columns, constants=constants, detected=detected)
     sources = tuple(dict.fromkeys(part.column_map.table.source for part in parts))
-    return replace(parts[-1], column_map=column_map, rows=[], parts=sources)
+    return replace(parts[-1], column_map=column_map, parts=sources)
 
 
 def _keep_latest(
@@ -123,6 +125,7 @@ def _keep_latest(
 
 
 def _goes_back(kept: Sequence[tuple[int, DataRow]], clock: int, row: DataRow, column_map: ColumnMap) -> bool:
-    logged = [column for column in column_map.step_columns if not is_blank(row.values.get(column))]
+    is_unlogged = is_blank if column_map.table.one_run else is_missing
+    logged = [column for column in column_map.step_columns if not is_unlogged(row.values.get(column))]
     at_step = takewhile(lambda entry: entry[0] == clock, reversed(kept))
-    return clock < kept[-1][0] or any(not is_blank(other.values.get(c)) for _, other in at_step for c in logged)
+    return clock < kept[-1][0] or any(not is_unlogged(other.values.get(c)) for _, other in at_step for c in logged)
