@@ -35,6 +35,7 @@ FEW = ("sweep.budget=400", "--no-report")  # for two processes that wait for eac
 FORK = {
     "my_module.py": "docs/extending.md",
     "my_problems.py": "docs/extending.md",
+    "my_words.py": "docs/extending.md",
     "my_advantage.py": "docs/extending.md",
     "make_problems.py": "docs/tutorials/own-model.md",
     "rewards.py": "docs/tutorials/own-model.md",

@@ -33,6 +33,7 @@ from isojax.report.console import TextTable
 from isojax.rl import algorithm
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import build_device_task, build_task
+from isojax.tasks.task_defaults import with_task_defaults
 from isojax.tasks.turns import describe_turns, find_reply
 from isojax.train.programs import SweepPrograms
 
@@ -120,7 +121,8 @@ def topology_budget(config: Config, topology: str) -> tuple[Config, list[Any], D
         console.print(f"{model.path} is not on this machine: the plan takes the model's shape from the config")
         model = model.model_copy(update={"path": None})
     model = hf_load.resolve_model(model)
-    config = config.with_settings(cell={"model": model, "precision": precision})
+    cell = with_task_defaults(config.cell).with_settings(model=model, precision=precision)
+    config = config.model_copy(update={"cell": cell})
     task, devices = _planning_task(config), topology_devices(topology)
     chip_gib, _ = find_chip(devices[0].device_kind)
     mesh, memory = parse_mesh(config.run.mesh, len(devices)), int(GIB * (config.run.device_memory or chip_gib))

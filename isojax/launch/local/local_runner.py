@@ -66,7 +66,7 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             print_disk_use(config, cells, folder, budget.checkpoint_bytes(setup.config.sweep))
             console.print(describe_algorithm(config.cell.rl), markup=False)
             if setup.task.stops.has_turns:
-                console.print(describe_turns(config.cell), markup=False)
+                console.print(describe_turns(setup.config.cell), markup=False)
             if dry_run:
                 print_remaining(setup.config, folder, resume)
             else:

@@ -36,6 +36,7 @@ from isojax.tasks.grading import FailureCallback
 from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, LabelsNeeded, require_settings, select_problems
 from isojax.tasks.reference_check import check_references
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
+from isojax.tasks.task_defaults import with_task_defaults
 from isojax.train.base_policy import PARAMS_FILE, PROBLEMS_FILE, BasePolicy, prepare_base_policy
 from isojax.train.label_settings import warn_of_other_labels
 from isojax.train.programs import SweepPrograms
@@ -156,7 +157,9 @@ def start_jax(config: Config) -> None:
 
 
 def resolve_config(config: Config) -> Config:
-    """The config with its model's shape, read from its checkpoint if any, and its precision on this backend."""
+    """The config with what its task's file brings along, its model's shape, read from its checkpoint if any, and its
+    precision on this backend."""
+    config = config.model_copy(update={"cell": with_task_defaults(config.cell)})
     model = hf_load.resolve_model(config.cell.model)
     hf_load.check_weights(model)
     precision = config.cell.precision.for_platform(jax.default_backend())
