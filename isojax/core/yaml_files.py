@@ -3,7 +3,7 @@
 import difflib
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,9 +158,12 @@ def _type_error(error: ValidationError, layers: Sequence[tuple[str, Any]], file_
     return InputError(f"{source}: {key}: given {value!r} ({type(value).__name__}), expected {expected}.{hint}")
 
 
-def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -> M:
+def load_yaml(
+    model: type[M], paths: Sequence[Path], overrides: Sequence[str], unset_by_null: Collection[str] = ()
+) -> M:
     """The files as a `model`, each over those before it, below overrides such as "sweep.n=[2,4]"; raises InputError.
-    Sections are merged key by key; anything else is replaced whole, a map of the user's names too."""
+    Sections are merged key by key; anything else is replaced whole, a map of the user's names too. A null for one of
+    the dotted names `unset_by_null` is as if nothing had set it."""
     known_keys = config_keys(model)
     layers = [(str(path), _read_yaml(path, known_keys)) for path in paths]
     merged = {key: value for _, leaves in layers for key, value in leaves.items()}
@@ -171,6 +174,8 @@ def load_yaml(model: type[M], paths: Sequence[Path], overrides: Sequence[str]) -
         for key, value in leaves.items():
             old_value = merged.get(key)
             merged[key] = old_value | value if reaches_into_map and isinstance(old_value, dict) else value
+
+    merged = {key: value for key, value in merged.items() if value is not None or key not in unset_by_null}
     file_names = ", ".join(map(str, paths))
     try:
         nested = OmegaConf.create()

@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 
 from isojax.core.config import CellConfig, DataConfig, ModelConfig
+from isojax.core.config.load import LEARNING_RATE, PROMPT_LENGTH, RESPONSE_LENGTH
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
@@ -21,7 +22,7 @@ from isojax.tasks.task import Task, TextTask, build_device_task, is_on_device
 from isojax.tasks.turns import find_reply
 
 ALL_PROBLEMS = 2**31 - 1  # every problem of a source
-LENGTHS, LEARNING_RATE = ("cell.sampling.prompt_length", "cell.sampling.response_length"), "cell.rl.learning_rate"
+LENGTHS = (PROMPT_LENGTH, RESPONSE_LENGTH)
 MEASURED_PROBLEMS = 1000
 PROMPT_QUANTILE, PROMPT_MULTIPLE = 0.99, 16
 REASONING_TOKENS = 512  # of a response, where the context has room
@@ -85,6 +86,12 @@ def select_problems(cell: CellConfig, task: Task, label: LabelFunction | None = 
             training, validation = split_by_difficulty(candidates, data)  # the training problems above, split
     assert validation is not None  # a mixture validates on problems of a part
     training, overlapping = drop_overlap(training, validation)
+    if overlapping and not training:
+        raise InputError(
+            f"all {overlapping} training problems of {cell.task} are among the {len(validation)} that validate"
+            f"{f', of {held_out}' if held_out else ''}: cell.data.validation = {data.validation} takes them all. Lower "
+            "it, or name other problems by cell.data.held_out."
+        )
     if overlapping:
         notes.append(f"{overlapping} training problems are also in the validation set: they are not trained on")
     if len(validation) < data.validation:
@@ -127,7 +134,10 @@ def drop_long_prompts(
     lengths = task.prompt_lengths(problems)
     fitting_problems = [p for p, length in zip(problems, lengths, strict=True) if length <= prompt_length]
     if not fitting_problems:
-        raise InputError(f"{description}: none of {len(problems)} prompts has at most {limit}; raise it.")
+        needed = int(np.quantile(lengths, PROMPT_QUANTILE, method="higher"))
+        sizes = f"the shortest has {min(lengths)}, 99% have at most {needed}, the longest has {max(lengths)}"
+        problem = f"{description}: none of {len(problems)} prompts has at most {limit}"
+        raise InputError(f"{problem}: {sizes}; raise it.")
     if dropped := len(problems) - len(fitting_problems):
         notes.append(f"{dropped} of {len(problems)} {description} dropped: their prompts have more than {limit}")
     return fitting_problems

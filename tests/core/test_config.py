@@ -372,3 +372,19 @@ def test_a_folder_below_the_home_folder_is_there(monkeypatch: pytest.MonkeyPatch
     config = load_config("quickstart", ["run.dir=~/runs", "cell.model.path=~/models/lm"])
     assert (config.run.dir, config.cell.model.path) == ("/home/ada/runs", "/home/ada/models/lm")
     assert load_config("quickstart", ["run.dir=gs://bucket/~/runs"]).run.dir == "gs://bucket/~/runs"
+
+
+def test_null_leaves_a_setting_that_is_proposed_unset(tmp_path: Path) -> None:
+    """What a text task must set, and what `launch` proposes values for: a null asks for the proposal again."""
+    (tmp_path / "mine.yaml").write_text(
+        "cell:\n  sampling: {prompt_length: 32, response_length: null}\n  rl: {learning_rate: 1.0e-5}\n"
+    )
+    words = ["cell.sampling.prompt_length=null", "cell.rl.learning_rate=null"]
+
+    as_written = load_config(str(tmp_path / "mine.yaml")).cell
+    config = load_config(str(tmp_path / "mine.yaml"), words).cell
+
+    assert as_written.sampling.model_fields_set == {"prompt_length"}
+    assert config.sampling.model_fields_set == set() and "learning_rate" not in config.rl.model_fields_set
+    with pytest.raises(InputError, match="temperature"):
+        load_config(str(tmp_path / "mine.yaml"), ["cell.sampling.temperature=null"])

@@ -67,8 +67,16 @@ def test_a_set_is_split_and_a_note_counts_long_prompts(tmp_path: Path) -> None:
     assert got.notes == [
         "2 of 22 problems dropped: their prompts have more than cell.sampling.prompt_length = 3 tokens"
     ]
-    with pytest.raises(InputError, match="none of 22 prompts has at most"):
+    # Words: 20 prompts of 2, one of 7, one of 6.
+    needed = "tokens: the shortest has 2, 99% have at most 7, the longest has 7; raise it"
+    with pytest.raises(InputError, match=f"none of 22 prompts has at most .* = 1 {needed}"):
         chosen(cell(task, P=1))
+
+
+def test_a_validation_set_that_takes_all_training_problems_is_named(tmp_path: Path) -> None:
+    task = write(tmp_path / "a.jsonl", [f"problem {i}" for i in range(4)])
+    with pytest.raises(InputError, match=r"all 4 training problems .* are among the 4 that validate, of jsonl:"):
+        chosen(cell(task, held_out=task))
 
 
 def test_what_also_stands_in_a_held_out_set_is_not_trained_on(tmp_path: Path) -> None:

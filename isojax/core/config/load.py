@@ -19,6 +19,12 @@ HASH_VERSION = 1
 PACKAGE = Path(__file__).resolve().parents[2]
 SHARE = PACKAGE / "share" if (PACKAGE / "share").is_dir() else PACKAGE.parent  # holds configs/, docs/ and launch/
 
+# What a text task must set, and values of which are proposed where they are not set. A null leaves them unset, as if no
+# file had them, and so asks for the proposal again.
+PROMPT_LENGTH, RESPONSE_LENGTH = "cell.sampling.prompt_length", "cell.sampling.response_length"
+LEARNING_RATE = "cell.rl.learning_rate"
+PROPOSED_SETTINGS = (PROMPT_LENGTH, RESPONSE_LENGTH, LEARNING_RATE)
+
 
 class Config(Section):
     """One sweep: its name and three sections."""
@@ -63,7 +69,7 @@ def load_config(names_or_paths: str | Sequence[str], overrides: Sequence[str] = 
     Where none has a name, the sweep is called as the first file is. InputError for what cannot be used."""
     names = [names_or_paths] if isinstance(names_or_paths, str) else names_or_paths
     paths = [find_config(name) for name in names]
-    config = load_yaml(Config, paths, overrides)
+    config = load_yaml(Config, paths, overrides, unset_by_null=PROPOSED_SETTINGS)
     file_name = re.sub(r"[^A-Za-z0-9._-]", "-", paths[0].stem).lstrip("._-")[:100]
     is_named = "name" in config.model_fields_set or not file_name
     return config if is_named else config.model_copy(update={"name": file_name})

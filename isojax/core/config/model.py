@@ -103,8 +103,10 @@ class InterruptConfig(Section):
 class SamplingConfig(Section):
     """How rollouts are drawn."""
 
-    prompt_length: PositiveInt = 6  # P, the most tokens of a prompt; a text task must set it
-    response_length: PositiveInt = 4  # T, the most tokens of a response; a text task must set it
+    # P, the most tokens of a prompt; a text task must set it, and null proposes a value for it.
+    prompt_length: PositiveInt = 6
+    # T, the most tokens of a response; a text task must set it, and null proposes a value for it.
+    response_length: PositiveInt = 4
     temperature: PositiveFloat = 1.0  # of the softmax
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # the probability mass of the nucleus
     interrupt: InterruptConfig | None = None  # what ends a response that goes on for too long

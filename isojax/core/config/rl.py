@@ -52,7 +52,8 @@ class RLConfig(Section):
     max_staleness: int | None = Field(default=None, ge=0, le=64)
     # An update whose loss or gradient is not finite is skipped and counted; after so many in a row the run breaks off.
     max_consecutive_nonfinite: PositiveInt = 8
-    learning_rate: PositiveFloat = 1e-3  # at B = lr_reference_batch; a text task must set it
+    # At B = lr_reference_batch; a text task must set it, and null proposes a value for it.
+    learning_rate: PositiveFloat = 1e-3
     # Times what the learning rate is at another B: 1 (constant), B / lr_reference_batch (linear), or its root (sqrt).
     lr_scaling: Literal["constant", "linear", "sqrt"] = "sqrt"
     lr_reference_batch: PositiveInt = 1024  # rollouts per update

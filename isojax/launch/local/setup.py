@@ -3,7 +3,7 @@
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +13,11 @@ import jax
 from jax.sharding import Mesh
 
 from isojax.core.config import CellConfig, Config, DataConfig, PrecisionConfig, save_config
+from isojax.core.config.load import LEARNING_RATE
 from isojax.core.errors import InputError
 from isojax.core.machine import cores, reserve_gpu_memory, silence_libtpu
-from isojax.core.nouns import Cell
+from isojax.core.nouns import Cell, Problem
+from isojax.core.terminal import note
 from isojax.distributed import multiprocess
 from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
@@ -33,7 +35,7 @@ from isojax.rl import algorithm
 from isojax.runs import loggers
 from isojax.runs.mirror import working_folder
 from isojax.tasks.grading import FailureCallback
-from isojax.tasks.problem_selection import LEARNING_RATE, LENGTHS, LabelsNeeded, require_settings, select_problems
+from isojax.tasks.problem_selection import LENGTHS, LabelsNeeded, require_settings, select_problems
 from isojax.tasks.reference_check import check_references
 from isojax.tasks.task import Task, build_task, is_on_device, tokenize
 from isojax.tasks.task_defaults import with_task_defaults
@@ -211,6 +213,8 @@ class SweepSetup:
         source = Path(self.config.run.base_from) / BASE_FOLDER if self.config.run.base_from else None
         base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, on_progress, source)
         check_batch([pair for cell in self.cells for pair in cell.pairs], len(base_policy.training))
+        if self.config.cell.data.attempts:  # else `check_problems` has said it
+            _note_problem_counts(base_policy.training, base_policy.validation)
         if multiprocess.is_primary():
             save_config(self.config, folder / CONFIG_FILE)
         return base_policy
@@ -266,6 +270,7 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]], is_
         check_batch(pairs, min(remaining, data.size or remaining))
     else:
         check_batch(pairs, len(selection.training))
+        _note_problem_counts(selection.training, selection.validation)
         problem_sets = [selection.training, selection.validation, *selection.extra_sets.values()]
     if not is_on_device(task):
         check_references(cell, task, problem_sets, refuse=is_new_run)
@@ -281,6 +286,11 @@ def check_text_settings(cell: CellConfig, base_folder: Path, is_new_run: bool) -
     warn_of_other_labels(cell)
     if not is_new_run:
         check_verifier_files(base_folder, cell.verifier.use)
+
+
+def _note_problem_counts(training: Sequence[Problem], validation: Sequence[Problem]) -> None:
+    if multiprocess.is_primary():
+        note(f"{len(training):,} problems train, {len(validation):,} validate (cell.data.validation)")
 
 
 def check_precision(precision: PrecisionConfig, mesh_shape: MeshShape, backend: str) -> None:
