@@ -1,11 +1,12 @@
 """Reads and writes the safetensors files of a model's folder; pickles (*.bin, *.pt) are never opened."""
 
+import functools
 import hashlib
 import json
 import math
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +17,17 @@ from safetensors.numpy import save_file
 
 from isojax.core.atomic_files import atomic_folder
 from isojax.core.errors import InputError
-from isojax.core.table_files import paths_below, read_json_object
+from isojax.core.terminal import warn
+from isojax.models.weight_files import INDEX_FILE, plain_name, read_weight_map, weight_files
 
-SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 DTYPES = ("F32", "BF16", "F16")  # of weights that can be read, as files name them
 # Of a model's folder: what decides how text is read, and how a response ends.
 TEXT_FILES = (
     "generation_config.json", "*token*.json", "*.model", "vocab.json", "merges.txt", "tekken.json", "chat_template*"
 )  # fmt: skip
 MAX_FILE_BYTES = 5_000_000_000
+LFS_POINTER = b"version https://git-lfs"
+_warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 
 TensorSources = Mapping[str, tuple[tuple[int, ...], Callable[[], np.ndarray]]]  # name -> shape, and how to get it
 
@@ -44,47 +47,55 @@ class StoredTensor:
             return f.get_slice(self.name)[index]
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The folder's model.safetensors, the index's files, or all there are; InputError where some are missing."""
-    if (folder / SINGLE_FILE).is_file():
-        return [folder / SINGLE_FILE]
-    if paths := [folder / name for name in indexed_names(folder)]:
-        if missing := [path.name for path in paths if not path.is_file()]:
-            raise InputError(f"{folder}: {INDEX_FILE} names {', '.join(missing)}, which is not there. Copy it too.")
-        return paths
-    if paths := [path for path in paths_below(folder, "*.safetensors", nested=False) if path.is_file()]:
-        return paths
-    pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-    found_instead = "it has none"
-    if pickles:
-        found_instead = f"it has {', '.join(pickles[:3])}, and pickles can run code, so only safetensors are read"
-    raise InputError(
-        f"{folder}: expected {SINGLE_FILE} or {INDEX_FILE} with its files; {found_instead}. Get the *.safetensors of "
-        "the same model, or convert it with transformers: model.save_pretrained(FOLDER)."
-    )
-
-
-def indexed_names(folder: Path) -> list[str]:
-    """The files that the folder's index names; none where there is no index."""
-    if not (folder / INDEX_FILE).is_file():
-        return []
-    names = read_json_object(folder / INDEX_FILE).get("weight_map")
-    if not isinstance(names, dict) or not names:
-        raise InputError(f"{folder / INDEX_FILE}: has no weight_map (tensor -> file). Copy it again.")
-    return sorted({Path(str(name)).name for name in names.values()})
-
-
 def read_headers(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a model's folder, by name; InputError where a file is damaged."""
-    tensors = {}
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, "np") as f:
-                for name in f.keys():  # noqa: SIM118 (safe_open is no mapping)
-                    header = f.get_slice(name)
-                    tensors[name] = StoredTensor(file, name, header.get_dtype(), tuple(header.get_shape()))
-        except (OSError, SafetensorError) as e:
-            raise InputError(f"{file}: not a whole safetensors file ({e}). Copy it again.") from e
+    """Every tensor of a model's folder, by its plain name. The index decides where a tensor is read; InputError where
+    a file is damaged, or where without an index a tensor is stored twice."""
+    files = weight_files(folder)
+    copies: dict[str, list[StoredTensor]] = {}
+    for file in files:
+        for tensor in _read_header(file):
+            copies.setdefault(plain_name(tensor.name), []).append(tensor)
+
+    weight_map = read_weight_map(folder)
+    if not set(weight_map.values()) & {file.name for file in files}:
+        weight_map = {}  # model.safetensors is read in its place
+    tensors = {name: _choose_copy(folder, name, found, weight_map.get(name)) for name, found in copies.items()}
+
+    if twice := [name for name, found in copies.items() if len(found) > 1]:
+        name = twice[0]
+        others = ", ".join(sorted({copy.file.name for copy in copies[name]} - {tensors[name].file.name}))
+        example = f"{name} is read from {tensors[name].file.name}, as {INDEX_FILE} says, not from {others}"
+        _warn_once(f"{folder}: {len(twice)} tensors are stored in several files: {example}.")
+    return tensors
+
+
+def _choose_copy(folder: Path, name: str, copies: list[StoredTensor], indexed_file: str | None) -> StoredTensor:
+    """The copy of a tensor in the file that the index names, or the only one."""
+    chosen = [copy for copy in copies if indexed_file in (None, copy.file.name)]
+    if not chosen:
+        stored = f"which lacks it; {copies[0].file.name} has it"
+        fix = "Write folder and index again, by model.save_pretrained(FOLDER) in transformers"
+        raise InputError(f"{folder / INDEX_FILE}: weight_map puts {name} in {indexed_file}, {stored}. {fix}.")
+    if len(chosen) > 1:
+        places = " and ".join(f"in {copy.file.name} as {copy.name}" for copy in chosen)
+        fix = f"Remove the files of the older save, or put {INDEX_FILE} back, which says which one is the model's"
+        raise InputError(f"{folder}: {name} is stored {len(chosen)} times, {places}. {fix}.")
+    return chosen[0]
+
+
+def _read_header(file: Path) -> list[StoredTensor]:
+    tensors = []
+    try:
+        with safe_open(file, "np") as f:
+            for name in f.keys():  # noqa: SIM118 (safe_open is no mapping)
+                header = f.get_slice(name)
+                tensors.append(StoredTensor(file, name, header.get_dtype(), tuple(header.get_shape())))
+    except (OSError, SafetensorError) as e:
+        with suppress(OSError), file.open("rb") as head:
+            if head.read(len(LFS_POINTER)) == LFS_POINTER:
+                problem = f"{file}: is a pointer of Git LFS, not the weights themselves"
+                raise InputError(f"{problem}. In the clone of the repository: git lfs pull") from e
+        raise InputError(f"{file}: not a whole safetensors file ({e}). Copy it again.") from e
     return tensors
 
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from isojax.core import registry
-from isojax.core.config import RopeScaling
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_LAYERS, MAX_SETTING, MAX_VOCAB, MAX_WIDTH
+from isojax.models.hf.config_values import FIX, read_number, read_size, require_value
+from isojax.models.hf.quantised import CONFIG_KEYS, describe_quantised_config
+from isojax.models.hf.rope_config import rope_settings
 
 LAYER_PREFIX = "model.layers.{layer}."
 TENSOR_NAMES = {
@@ -32,9 +33,15 @@ QK_NORM_TENSOR_NAMES = {
     "blocks.query_norm": LAYER_PREFIX + "self_attn.q_norm.weight",
     "blocks.key_norm": LAYER_PREFIX + "self_attn.k_norm.weight",
 }
-DEFAULT_ROPE = {"rope_theta": 10_000.0}  # transformers' own, where a config.json has none (Llama 1 and 2)
-MAX_SIZES = {"num_hidden_layers": MAX_LAYERS, "vocab_size": MAX_VOCAB, "original_max_position_embeddings": MAX_SETTING}
-FIX = "Correct the file, or fetch it again."
+
+# How architectures end that are no decoder of text, and what they are.
+OTHER_KINDS = {
+    "ForSequenceClassification": "a classifier or reward model, with a score in the place of the head",
+    "ForTokenClassification": "a classifier or reward model, with scores in the place of the head",
+    "RewardModel": "a reward model, with a score in the place of the head",
+    "ForConditionalGeneration": "a model of images, sound or pairs of texts",
+    "WithValueHead": "a policy with a value head of TRL",
+}
 
 
 def find_family(architecture: str) -> str:
@@ -43,11 +50,22 @@ def find_family(architecture: str) -> str:
     modules = {name: registry.load("models.families", name, "settings") for name in families}
     family_of = {a: name for name, module in modules.items() for a in module.ARCHITECTURES}
     if architecture not in family_of:
-        raise InputError(
-            f"config.json: architectures names {architecture!r}, which no family here runs; expected one of "
-            f"{', '.join(sorted(family_of))}. A family of your own is a file like isojax/models/families/qwen3.py."
-        )
+        expected = f"which no family here runs; expected one of {', '.join(sorted(family_of))}"
+        fix = "A family of your own is a file like isojax/models/families/qwen3.py."
+        for ending, kind in OTHER_KINDS.items():
+            if architecture.endswith(ending):
+                fix = f"It is {kind}; give the language model that it was made from, or one of these families."
+        raise InputError(f"config.json: architectures names {architecture!r}, {expected}. {fix}")
     return family_of[architecture]
+
+
+def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
+    """InputError where model_type names another family than `architectures`: transformers goes by the one, and servers
+    by the other."""
+    model_type = config_json.get("model_type")
+    if model_type != family and model_type in registry.plugin_names(("models.families",), ("settings",)):
+        both = f"architectures = {config_json['architectures']!r}, and model_type = {model_type!r}"
+        raise InputError(f"config.json: {both}, which is another family. Correct the one that is wrong.")
 
 
 def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
@@ -56,8 +74,10 @@ def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None)
     require_value(config_json, "hidden_act", "silu", "the decoder's MLP is SwiGLU")
     for key in ("mlp_bias", "use_sliding_window"):
         require_value(config_json, key, False, "the decoder has no such thing")
-    if config_json.get("quantization_config"):
-        raise InputError("config.json: quantization_config is set; expected float weights. Dequantise them first.")
+    for key in CONFIG_KEYS:
+        if config_json.get(key):
+            raise InputError(describe_quantised_config(key, config_json[key]))
+    check_layer_types(config_json)
     width, heads = read_size(config_json, "hidden_size"), read_size(config_json, "num_attention_heads")
     if config_json.get("head_dim") is None and head_dim is None and width % heads:
         problem = f"config.json: no head_dim, and hidden_size = {width} is no multiple of num_attention_heads = {heads}"
@@ -79,55 +99,16 @@ def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None)
     }
 
 
-def rope_settings(config_json: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_base and rope_scaling, from `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (5)."""
-    key = "rope_scaling" if config_json.get("rope_scaling") else "rope_parameters"
-    rope_config = config_json.get(key) or {}
-    if not isinstance(rope_config, Mapping):
-        raise InputError(f"config.json: {key} = {rope_config!r}; expected an object with rope_type. {FIX}")
-    theta_source = next((c for c in (rope_config, config_json) if "rope_theta" in c), DEFAULT_ROPE)
-    rope_base = read_number(theta_source, "rope_theta")
-    rope_type = rope_config.get("rope_type", rope_config.get("type", "default"))
-    if rope_type not in ("default", "llama3"):
-        raise InputError(
-            f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. Within the original "
-            "context, where such a model needs no stretching, remove it from a copy of config.json."
-        )
-    for section in (config_json, rope_config):
-        require_value(section, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
-    if rope_type == "default":
-        return {"rope_base": rope_base, "rope_scaling": None}
-    scaling = RopeScaling(
-        factor=read_number(rope_config, "factor", key),
-        low_freq_factor=read_number(rope_config, "low_freq_factor", key),
-        high_freq_factor=read_number(rope_config, "high_freq_factor", key),
-        original_max_position_embeddings=read_size(rope_config, "original_max_position_embeddings", section=key),
-    )
-    return {"rope_base": rope_base, "rope_scaling": scaling}
-
-
-def require_value(config_json: Mapping[str, Any], key: str, allowed: Any, reason: str) -> None:
-    """InputError where `key` is set to anything but `allowed`, which is also what absent and null mean."""
-    value = config_json.get(key)
-    if value is not None and value != allowed:
-        raise InputError(f"config.json: {key} = {value!r}; expected {allowed!r}: {reason}. This model cannot run here.")
-
-
-def read_size(config_json: Mapping[str, Any], key: str, default: int | None = None, section: str = "") -> int:
-    value = default if config_json.get(key) is None else config_json[key]
-    most = MAX_SIZES.get(key, MAX_WIDTH)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise _invalid_value(config_json, key, section, f"a whole number, at least 1 and at most {most:,}")
-    return value
-
-
-def read_number(config_json: Mapping[str, Any], key: str, section: str = "") -> float:
-    value = config_json.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= MAX_SETTING:
-        raise _invalid_value(config_json, key, section, f"a number above 0, at most {MAX_SETTING:,}")
-    return float(value)
-
-
-def _invalid_value(config_json: Mapping[str, Any], key: str, section: str, expected: str) -> InputError:
-    description = f"{key} = {config_json[key]!r}" if key in config_json else f"no {key}"
-    return InputError(f"config.json: {f'{section} has ' if section else ''}{description}; expected {expected}. {FIX}")
+def check_layer_types(config_json: Mapping[str, Any]) -> None:
+    """InputError where a layer has another attention than the decoder's, whatever use_sliding_window says, or where
+    their number is another than num_hidden_layers."""
+    layer_types = config_json.get("layer_types")
+    if layer_types is None:
+        return
+    others = sorted({str(kind) for kind in layer_types} - {"full_attention"}) if isinstance(layer_types, list) else []
+    if others or not isinstance(layer_types, list):
+        held = ", ".join(others) or repr(layer_types)
+        expected = "expected full_attention for each layer: the decoder has no other"
+        raise InputError(f"config.json: layer_types has {held}; {expected}. This model cannot run here.")
+    if len(layer_types) != (layers := read_size(config_json, "num_hidden_layers")):
+        raise InputError(f"config.json: {len(layer_types)} layer_types, and num_hidden_layers = {layers}. {FIX}")

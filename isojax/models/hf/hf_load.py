@@ -4,7 +4,6 @@ A checkpoint stores one matrix per layer, [out, in], with heads joined; a decode
 [L, in..., out...]. The embedding alone is stored as it is used, [V, D].
 """
 
-import functools
 import math
 import re
 from collections import defaultdict
@@ -23,18 +22,18 @@ from isojax.core import registry
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
-from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
-from isojax.models.hf.hf_config import find_family
-from isojax.models.safetensors_io import DTYPES, StoredTensor, read_headers
+from isojax.models.folder_kinds import CONFIG_FILE, describe_folder
+from isojax.models.hf.hf_config import check_model_type, find_family
+from isojax.models.hf.tensor_kinds import EMBEDDING, HEAD
+from isojax.models.hf.weight_checks import check_tensors
+from isojax.models.safetensors_io import StoredTensor, read_headers
 from isojax.models.transformer import Decoder, Params
 
-CONFIG_FILE = "config.json"
 SOURCE_FILE = "model_source.json"  # where `isojax model import` took the folder from
-MAX_LISTED = 4
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # ORG/NAME
 HUB_NAME = rf"(hf:/|https:/huggingface\.co/)?({HUB_ID}|[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?"  # of a Path
-_warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
+FINITE_BLOCK = 2**20  # values that are checked at a time
 Region = tuple[tuple[int, int], ...]  # of a parameter: first and end index on each axis
 
 
@@ -104,6 +103,8 @@ def resolve_model(model: ModelConfig) -> ModelConfig:
     try:
         is_own = model.family not in registry.file_names(["models.families"])
         family = model.family if is_own else find_family(str(architectures[0]))
+        if not is_own:
+            check_model_type(config_json, family)
         settings = registry.load("models.families", family, "settings").settings(config_json)
     except InputError as e:
         raise InputError(f"{folder}/{e}") from e
@@ -131,7 +132,8 @@ def read_config(folder: Path) -> dict[str, Any]:
             fix = f"If it is a model hub's: {command}, and then cell.model.path=models/{Path(repository).name}"
         raise InputError(f"cell.model.path = {folder}: no such folder; {expected}. {fix}")
     if not (folder / CONFIG_FILE).is_file():
-        raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. Copy the whole folder of the model.")
+        fix = describe_folder(folder) or "Copy the whole folder of the model."
+        raise InputError(f"{folder}: has no {CONFIG_FILE}; {expected}. {fix}")
     return read_json_object(folder / CONFIG_FILE)
 
 
@@ -140,45 +142,30 @@ def read_source(folder: Path) -> dict[str, Any] | None:
     return read_json_object(folder / SOURCE_FILE) if (folder / SOURCE_FILE).is_file() else None
 
 
-def check_tensors(folder: Path, layouts: list[WeightLayout], stored_tensors: Mapping[str, StoredTensor]) -> None:
-    """InputError unless each needed tensor has its shape and a known dtype; unused ones are named on stderr."""
-    mismatches = []
-    for weight in layouts:
-        for name in weight.tensor_names:
-            stored, shape = stored_tensors.get(name), list(weight.stored_shape)
-            if stored is None:
-                mismatches.append(f"{name} is missing, expected shape {shape}")
-            elif list(stored.shape) != shape:
-                mismatches.append(f"{name} has shape {list(stored.shape)} in {stored.file.name}, expected {shape}")
-            elif stored.dtype not in DTYPES:
-                dtypes = ", ".join(DTYPES)
-                mismatches.append(f"{name} is stored as {stored.dtype} in {stored.file.name}, expected {dtypes}")
-    if mismatches:
-        remainder = f"; and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
-        raise InputError(
-            f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: "
-            f"{'; '.join(mismatches[:MAX_LISTED])}{remainder}. Copy the whole folder of one model."
-        )
-    known_names = {name for weight in layouts for name in weight.tensor_names} | {"lm_head.weight"}
-    unused = sorted(name for name in stored_tensors.keys() - known_names if not name.endswith("rotary_emb.inv_freq"))
-    if unused:
-        shown = ", ".join(unused[:MAX_LISTED]) + (", ..." if len(unused) > MAX_LISTED else "")
-        _warn_once(f"{folder} holds {len(unused)} tensors that this architecture does not use: {shown}")
-
-
 def check_weights(config: ModelConfig) -> None:
-    """InputError unless the weights of a resolved `config.path` are there as `load` needs them; reads headers alone."""
+    """InputError unless the weights of a resolved `config.path` are there as `load` needs them. Reads headers alone,
+    and a head that a tied model stores."""
     if config.path is not None:
         decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
-        check_tensors(Path(config.path), weight_layouts(config, decoder), read_headers(Path(config.path)))
+        _checked_tensors(Path(config.path), config, weight_layouts(config, decoder))
+
+
+def _checked_tensors(folder: Path, config: ModelConfig, layouts: list[WeightLayout]) -> dict[str, StoredTensor]:
+    """The folder's tensors by name, which are as config.json says."""
+    stored_tensors = read_headers(folder)
+    if config.tied and EMBEDDING not in stored_tensors and HEAD in stored_tensors:
+        stored_tensors[EMBEDDING] = stored_tensors.pop(HEAD)  # of two tied tensors, safetensors may store either
+    expected_shapes = {name: weight.stored_shape for weight in layouts for name in weight.tensor_names}
+    check_tensors(folder, config, expected_shapes, stored_tensors)
+    return stored_tensors
 
 
 def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Params:
     """The checkpoint's parameters in float32 by `decoder.shardings(mesh)`; each process reads what its devices hold.
-    InputError, before any is read, where a tensor is missing or has another shape or dtype."""
-    stored_tensors = read_headers(folder)
+    InputError, before any is read, where a tensor is missing or has another shape or dtype, and where one holds values
+    that are no finite numbers."""
     layouts = weight_layouts(config, decoder)
-    check_tensors(folder, layouts, stored_tensors)
+    stored_tensors = _checked_tensors(folder, config, layouts)
     shardings = dict(flatten(decoder.shardings(mesh)))
     order = sorted(layouts, key=lambda w: -math.prod(w.shape))  # largest first
     params = {weight.key: load_weight(weight, stored_tensors, shardings[weight.key]) for weight in order}
@@ -202,5 +189,21 @@ def load_weight(
         for layer_values, name in zip(by_layer, names, strict=True):
             stored = stored_tensors[name].read(stored_index)
             layer_values[...] = (stored.T if layout.transposed else stored).reshape(layer_values.shape)
+            if not _is_finite(layer_values):
+                raise InputError(_describe_non_finite(stored_tensors[name]))
         arrays += [jax.block_until_ready(jax.device_put(values, device)) for device in devices]
     return jax.make_array_from_single_device_arrays(layout.shape, sharding, arrays)
+
+
+def _is_finite(values: np.ndarray) -> bool:
+    """Whether no value is NaN or infinite; by blocks, so that it takes little memory."""
+    flat = values.reshape(-1)
+    return all(np.isfinite(flat[i : i + FINITE_BLOCK]).all() for i in range(0, flat.size, FINITE_BLOCK))
+
+
+def _describe_non_finite(tensor: StoredTensor) -> str:
+    values = tensor.read(tuple(slice(0, size) for size in tensor.shape)).astype(np.float32)
+    nans, infinities = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+    held = f"{tensor.name} holds {nans:,} NaN and {infinities:,} infinite values of {values.size:,}"
+    fix = "Fetch the model again, or take an earlier checkpoint: a run that diverged leaves such weights"
+    return f"{tensor.file}: {held}; expected finite numbers. {fix}."

@@ -15,7 +15,8 @@ from huggingface_hub.utils import httpx
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.models.hf import hf_export, hf_load
-from isojax.models.safetensors_io import INDEX_FILE, SINGLE_FILE, indexed_names, new_model_folder, weight_files
+from isojax.models.safetensors_io import new_model_folder
+from isojax.models.weight_files import INDEX_FILE, SINGLE_FILE, indexed_names, weight_files
 
 SMALL_FILES = [hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES]
 

@@ -1,0 +1,210 @@
+"""Says what a folder holds that is no model as isojax reads it, and which command makes a model of it.
+
+Each kind of folder that trainers and tools leave has one function here, which knows it by the names of its files. Files
+are never opened, but for small JSON ones.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from isojax.core.table_files import paths_below, read_json_object
+from isojax.core.tabular import list_some
+
+CONFIG_FILE, WEIGHT_PATTERN = "config.json", "*.safetensors"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
+PROMPT_ADAPTERS = ("PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING")  # which no weight can hold
+PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+# Pickles of a trainer that hold no weights.
+TRAINER_PICKLES = ("optim", "scheduler", "rng_state", "training_args", "scaler", "random_states", "trainer_state")
+ORBAX_FILES = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process_0")
+NEW = "models/merged"  # where the commands write
+TOKENIZER = f"then copy the tokenizer's files to {NEW}"
+CONFIG_AND_TOKENIZER = f"then copy {CONFIG_FILE} and the tokenizer's files to {NEW}"
+
+
+def describe_folder(folder: Path) -> str:
+    """What the folder holds and what makes a model of it, in sentences; empty where nobody knows it."""
+    return next(filter(None, (describe(folder) for describe in KINDS)), "")
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether config.json and weights are there, as far as names tell."""
+    return (folder / CONFIG_FILE).is_file() and any(
+        path.name not in ADAPTER_WEIGHTS for path in paths_below(folder, WEIGHT_PATTERN, nested=False)
+    )
+
+
+def _broken_links(folder: Path) -> str:
+    broken = [path.name for path in paths_below(folder, nested=False) if path.is_symlink() and not path.exists()]
+    if not broken:
+        return ""
+    fix = "Copy the folder with what its links point to, by cp -rL, or fetch the model again"
+    return f"It has links to files that are not there: {list_some(broken)}. {fix}."
+
+
+def _isojax_run(folder: Path) -> str:
+    levels = [folder, *folder.absolute().parents[:3]]
+    sweep = next((f for f in levels if (f / "config.yaml").is_file() and (f / "cells").is_dir()), None)
+    if sweep is None:
+        return ""
+    runs = paths_below(sweep / "cells", nested=False)
+    run = next((run for run in runs if run in levels or run.absolute() in levels), next(iter(runs), sweep / "cells"))
+    return f"It belongs to a sweep of isojax, {sweep}. Write a run's policy as a model: isojax model export {run} {NEW}"
+
+
+def _hub_cache(folder: Path) -> str:
+    caches = [folder] if (folder / "snapshots").is_dir() else sorted(folder.glob("models--*"))
+    caches = [cache for cache in caches if (cache / "snapshots").is_dir()]
+    commits = [path for cache in caches for path in paths_below(cache / "snapshots", nested=False) if path.is_dir()]
+    if not commits:
+        return ""
+    snapshots = list_some(list(map(str, commits)))
+    return f"It is a cache of huggingface_hub; a model's files are in its snapshots: give {snapshots}."
+
+
+def _adapter(folder: Path) -> str:
+    names = [name for name in (ADAPTER_CONFIG, *ADAPTER_WEIGHTS) if (folder / name).is_file()]
+    if not names:
+        return ""
+
+    settings = read_json_object(folder / ADAPTER_CONFIG) if ADAPTER_CONFIG in names else {}
+    base, method = settings.get("base_model_name_or_path"), settings.get("peft_type", "LORA")
+    adapter = f"It holds an adapter of PEFT ({list_some(names)}), whose base model is {base or 'not named'}"
+    if method in PROMPT_ADAPTERS:
+        return f"{adapter}. An adapter of type {method} cannot be merged into weights: give the base model itself."
+    merge = f"M.from_pretrained('{folder}').merge_and_unload().save_pretrained('{NEW}')"
+    command = python_command("from peft import AutoPeftModelForCausalLM as M", merge)
+    return f"{adapter}. Merge the two: {command}; {TOKENIZER}."
+
+
+def _verl(folder: Path) -> str:
+    candidates = [folder, folder / "actor", *sorted(folder.glob("global_step_*/actor"))]
+    candidates += [folder.absolute().parent] if folder.name == "huggingface" else []
+    for actor in candidates:
+        shards = sorted(path.name for path in actor.glob("model_world_size_*_rank_*.pt"))
+        if shards:
+            what = f"The weights are in {actor}, as FSDP's shards of verl ({list_some(shards)})"
+            return f"{what}. Merge them: {_verl_command('fsdp', actor)}"
+        if (actor / "dist_ckpt").is_dir():
+            what = f"The weights are in {actor / 'dist_ckpt'}, as Megatron's shards of verl"
+            return f"{what}. Merge them: {_verl_command('megatron', actor)}"
+    return ""
+
+
+def _verl_command(backend: str, actor: Path) -> str:
+    return f"python -m verl.model_merger merge --backend {backend} --local_dir {actor} --target_dir {NEW}"
+
+
+def _deepspeed(folder: Path) -> str:
+    states = [*folder.glob("*_model_states.pt"), *folder.glob("global_step*/*_model_states.pt")]
+    if not states:
+        return ""
+    checkpoint = folder if states[0].parent != folder else folder.absolute().parent  # that of the file `latest`
+    script = checkpoint / "zero_to_fp32.py"
+    program = str(script) if script.is_file() else "-m deepspeed.utils.zero_to_fp32"
+    command = f"python {program} {checkpoint} {NEW} --safe_serialization"
+    return f"It holds DeepSpeed's shards, such as {states[0].name}. Merge them: {command}; {CONFIG_AND_TOKENIZER}."
+
+
+def _megatron(folder: Path) -> str:
+    parts = [*folder.glob("latest_checkpointed_iteration.txt"), *folder.glob("iter_*"), *folder.glob("mp_rank_*")]
+    if not parts and not (folder / "common.pt").is_file():
+        return ""
+    load = f"B.from_hf_pretrained('BASE').export_ckpt(megatron_path='{folder}', hf_path='{NEW}')"
+    command = python_command("from megatron.bridge import AutoBridge as B", load)
+    return f"It is a checkpoint of Megatron. With the base model as BASE, export it: {command}; {TOKENIZER}."
+
+
+def _accelerate(folder: Path) -> str:
+    sharded = next((path for path in sorted(folder.glob("pytorch_model_fsdp_*")) if path.is_dir()), None)
+    if sharded is None and folder.name.startswith("pytorch_model_fsdp_"):
+        sharded = folder
+    if sharded is None:
+        return ""
+    command = f"accelerate merge-weights {sharded} {NEW}"
+    return f"The weights are FSDP's shards of accelerate, in {sharded}. Merge them: {command}; {CONFIG_AND_TOKENIZER}."
+
+
+def _distributed_checkpoint(folder: Path) -> str:
+    parts = sorted(folder.glob("*.distcp")) or sorted(folder.glob("*/*.distcp"))
+    if not parts:
+        return ""
+    convert = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {parts[0].parent} merged.pt"
+    save = f"then load merged.pt into the model in transformers and model.save_pretrained('{NEW}')"
+    return f"It holds shards of torch.distributed.checkpoint, such as {parts[0].name}. Join them: {convert}; {save}."
+
+
+def _model_below(folder: Path) -> str:
+    models = [path for path in paths_below(folder, nested=False) if path.is_dir() and holds_model(path)]
+    if not models:
+        return ""
+    return f"A model is in the folder below: give {list_some(list(map(str, models)))}."
+
+
+def _gguf(folder: Path) -> str:
+    files = sorted(path.name for path in folder.glob("*.gguf"))
+    if not files:
+        return ""
+    imports = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
+    load = "; ".join(f"{x}.from_pretrained('{folder}', gguf_file='{files[0]}').save_pretrained('{NEW}')" for x in "MT")
+    original = "Take the model that it was made from, as *.safetensors"
+    return f"It holds llama.cpp's file, {list_some(files)}. {original}, or convert it: {python_command(imports, load)}."
+
+
+def _meta(folder: Path) -> str:
+    files = sorted(path.name for path in folder.glob("consolidated*.pth"))
+    if not files:
+        return ""
+    command = "python -m transformers.models.llama.convert_llama_weights_to_hf"
+    convert = f"{command} --input_dir {folder} --model_size SIZE --llama_version VERSION --output_dir {NEW}"
+    hub = "Take the model hub's *.safetensors, isojax model import ORG/NAME"
+    return f"It holds Meta's own format, {list_some(files)}. {hub}, or convert it with transformers 4: {convert}"
+
+
+def describe_pickles(folder: Path) -> str:
+    """How weights in pickles become safetensors; empty where there are none."""
+    names = sorted(path.name for pattern in PICKLE_PATTERNS for path in folder.glob(pattern))
+    files = [name for name in names if not name.startswith(TRAINER_PICKLES)]
+    weights = [name for name in files if name == "pytorch_model.bin" or name.startswith("pytorch_model-0")]
+    if not files:
+        return ""
+    if not weights or not (folder / CONFIG_FILE).is_file():
+        save = f"model.load_state_dict(torch.load(FILE, weights_only=True)) and model.save_pretrained('{NEW}')"
+        return f"It holds pickles, {list_some(files)}. Where one is the model's weights: in transformers, {save}."
+    save = f"M.from_pretrained('{folder}').save_pretrained('{NEW}')"
+    convert = python_command("from transformers import AutoModelForCausalLM as M", save)
+    return f"Convert {list_some(weights)}, if you trust who made it: {convert}; {TOKENIZER}."
+
+
+def _other_frameworks(folder: Path) -> str:
+    options = {"flax_model*.msgpack": "from_flax=True", "tf_model*.h5": "from_tf=True"}
+    for pattern, option in options.items():
+        if files := sorted(path.name for path in folder.glob(pattern)):
+            save = f"M.from_pretrained('{folder}', {option}).save_pretrained('{NEW}')"
+            convert = python_command("from transformers import AutoModelForCausalLM as M", save)
+            return f"It holds {list_some(files)}. Convert it with transformers 4: {convert}; {TOKENIZER}."
+
+    compiled = [*folder.glob("*.onnx"), *folder.glob("*.engine"), *folder.glob("openvino_model.*")]
+    if compiled:
+        fix = "Give the model that it was made from, as *.safetensors"
+        return f"It holds a model compiled for inference, {list_some([path.name for path in compiled])}. {fix}."
+
+    if any(
+        (folder / name).exists() for name in ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process_0")
+    ):
+        fix = (
+            "Restore it in the program that wrote it, and write the weights as *.safetensors under transformers' names"
+        )
+        return f"It is a checkpoint of Orbax, from a JAX program. {fix}."
+    return ""
+
+
+KINDS: tuple[Callable[[Path], str], ...] = (
+    _broken_links, _isojax_run, _hub_cache, _verl, _adapter, _deepspeed, _accelerate, _megatron,
+    _distributed_checkpoint, _model_below, _gguf, _meta, describe_pickles, _other_frameworks,
+)  # fmt: skip
+
+
+def python_command(imports: str, statement: str) -> str:
+    """The two as a shell's command."""
+    return f'python -c "{imports}; {statement}"'

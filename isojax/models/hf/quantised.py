@@ -1,0 +1,89 @@
+"""Recognises quantised weights, by config.json or by the tensors themselves, and says what makes floats of them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")  # the last two: compressed-tensors, MLX
+METHOD_KEYS = ("quant_method", "quant_algo", "quant_type")
+
+# The last part of a tensor's name -> the method that stores such tensors; the surest first.
+METHOD_OF_SUFFIX = {
+    "weight_scale_inv": "fp8",
+    "qzeros": "gptq or awq",
+    "qweight": "gptq or awq",
+    "g_idx": "gptq or awq",
+    "absmax": "bitsandbytes",
+    "quant_map": "bitsandbytes",
+    "SCB": "bitsandbytes",
+    "weight_packed": "compressed-tensors",
+    "weight_shape": "compressed-tensors",
+    "weight_scale": "compressed-tensors or fp8",
+    "weight_scale_2": "modelopt",
+    "scales": "mlx",
+    "blocks": "mxfp4",
+}
+FLOAT8_DTYPES = ("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+INTEGER_DTYPES = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64", "F4", "F6_E2M3", "F6_E3M2")
+
+# What transformers makes floats of while it loads a model, if it is told so by this class.
+CONFIG_CLASS_OF_METHOD = {
+    "fp8": "FineGrainedFP8Config",
+    "compressed-tensors": "CompressedTensorsConfig",
+    "mxfp4": "Mxfp4Config",
+}
+
+
+def describe_quantised_config(key: str, value: Any) -> str:
+    """What a key of CONFIG_KEYS says, and the remedy."""
+    settings = value if isinstance(value, Mapping) else {}
+    method = next((str(settings[name]) for name in METHOD_KEYS if settings.get(name)), "")
+    if not method and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
+        method = "bitsandbytes"
+    if not method:
+        method = {"compression_config": "compressed-tensors", "quantization": "mlx"}.get(key, "quantised")
+
+    leftover = f"If the weights are floats all the same, as after a merge, remove {key} from config.json"
+    return f"config.json: {key} is set: the weights are quantised ({method}); {dequantise_fix(method)} {leftover}."
+
+
+def describe_quantised_tensors(dtypes: Mapping[str, str]) -> str:
+    """What quantised tensors a checkpoint holds, by names and dtypes as its files name them, and the remedy; empty for
+    floats."""
+    by_last_part = {_last_part(name): name for name in dtypes}
+    suffix = next((suffix for suffix in METHOD_OF_SUFFIX if suffix in by_last_part), "")
+    float8 = next((name for name, dtype in dtypes.items() if dtype in FLOAT8_DTYPES), "")
+    integers = [name for name, dtype in dtypes.items() if dtype in INTEGER_DTYPES and name.endswith("_proj.weight")]
+    example = by_last_part[suffix] if suffix else float8 or next(iter(integers), "")
+    if not example:
+        return ""
+
+    method = METHOD_OF_SUFFIX.get(suffix, "")
+    if float8 and method in ("", "compressed-tensors or fp8"):
+        method = "fp8"
+    held = f"its weights are quantised ({method or dtypes[example]}), as {example} shows, a tensor of {dtypes[example]}"
+    lost_config = " That reads quantization_config, which config.json has lost: fetch it again."
+    return f"{held}; {dequantise_fix(method)}{lost_config if method in CONFIG_CLASS_OF_METHOD else ''}"
+
+
+def dequantise_fix(method: str) -> str:
+    """How floats are made of the weights of a method: a command where there is one."""
+    original = "expected float weights: take the model that it was quantised from"
+    config_class = CONFIG_CLASS_OF_METHOD.get(method)
+    if method == "mlx":
+        return f"{original}, or dequantise it: mlx_lm.convert --hf-path FOLDER --mlx-path NEW --dequantize."
+    if method == "bitsandbytes":
+        imports = "from transformers import AutoModelForCausalLM as M"
+        model = "M.from_pretrained('FOLDER').dequantize()"
+    elif config_class:
+        imports = f"from transformers import AutoModelForCausalLM as M, {config_class} as Q"
+        model = "M.from_pretrained('FOLDER', quantization_config=Q(dequantize=True))"
+    else:
+        return f"{original}, because transformers cannot dequantise it."
+    command = f"python -c \"{imports}; {model}.save_pretrained('NEW')\", where transformers and accelerate are"
+    return f"{original}, or dequantise it: {command}; then copy the tokenizer to NEW."
+
+
+def _last_part(name: str) -> str:
+    """`qweight` of `model.layers.0.mlp.up_proj.qweight`; of mxfp4's `gate_up_proj_blocks`, `blocks`."""
+    last = name.rsplit(".", 1)[-1]
+    return "blocks" if last.endswith("_blocks") else last

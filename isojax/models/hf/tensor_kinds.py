@@ -1,0 +1,123 @@
+"""Explains a checkpoint whose tensors are not as config.json says, by what they are called and how large they are: what
+they are, and what makes a model of them."""
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from isojax.core.config import ModelConfig
+from isojax.models.folder_kinds import CONFIG_AND_TOKENIZER, NEW, TOKENIZER, python_command
+from isojax.models.hf.hf_config import LAYER_PREFIX, TENSOR_NAMES
+from isojax.models.safetensors_io import StoredTensor
+
+Shapes = Mapping[str, tuple[int, ...]]  # of the tensors that a model needs, by name
+
+ADAPTER_PART = re.compile(r"(^|\.)(lora_|base_layer\.|modules_to_save\.|original_module\.|ia3_|hada_|oft_)")
+LAYER_NUMBER = re.compile(re.escape(LAYER_PREFIX).replace(r"\{layer\}", r"(\d+)"))
+HEAD, EMBEDDING = TENSOR_NAMES["unembed"], TENSOR_NAMES["embed"]
+COPY = "Copy the whole folder of one model."
+
+# Parts of the names that other programs give a decoder's tensors -> whose names they are.
+FOREIGN_NAMES = {
+    "tok_embeddings.": "Meta's and Mistral's own",
+    "decoder.layers.": "Megatron's",
+    "gpt_neox.": "GPT-NeoX's",
+    "transformer.h.": "GPT-2's",
+    ".qkv_proj.": "those of queries, keys and values in one matrix",
+    ".W_pack.": "those of queries, keys and values in one matrix",
+}
+
+
+def describe_adapters(unused_names: Collection[str]) -> str:
+    """What the adapters are among tensors that the model does not need, and the remedy; empty where there are none."""
+    adapters = sorted(name for name in unused_names if ADAPTER_PART.search(name))
+    if not adapters:
+        return ""
+    held = f"holds adapters beside the base weights, not merged into them, such as {adapters[0]}"
+    merge = f"model.merge_and_unload().save_pretrained('{NEW}') on the model of PEFT"
+    return f"{held}. Merge them in the program that wrote this folder: {merge}; {TOKENIZER}."
+
+
+def explain_mismatch(folder: Path, config: ModelConfig, expected: Shapes, stored: Mapping[str, StoredTensor]) -> str:
+    """What to do where tensors are missing or have other shapes or dtypes than config.json says."""
+    missing = [name for name in expected if name not in stored]
+    needed = [stored[name] for name in expected if name in stored]
+    if missing == [HEAD]:
+        fix = "If the model is tied, as small ones are, set tie_word_embeddings to true in config.json"
+        return f"{fix}; else copy the file with {HEAD}."
+    if any(0 in tensor.shape for tensor in needed):
+        fix = f"python zero_to_fp32.py CHECKPOINT {NEW} --safe_serialization, of the trainer's checkpoint"
+        return (
+            f"Empty tensors are what DeepSpeed's ZeRO-3 writes of weights that it holds in shards. Merge these: {fix}."
+        )
+    if any(tensor.dtype == "F64" for tensor in needed):
+        load = f"M.from_pretrained('{folder}', dtype='float32').save_pretrained('{NEW}')"
+        command = python_command("from transformers import AutoModelForCausalLM as M", load)
+        return f"Convert them to float32: {command}; {TOKENIZER}."
+    if missing:
+        return _explain_names(folder, config, missing, stored)
+    return _explain_shapes(config, stored)
+
+
+def _explain_names(folder: Path, config: ModelConfig, missing: list[str], stored: Mapping[str, StoredTensor]) -> str:
+    prefixes = {name.removesuffix(EMBEDDING) for name in stored if name.endswith("." + EMBEDDING)}
+    if prefixes:
+        prefix = min(prefixes)
+        rename = _rename_command(folder, f"k.removeprefix('{prefix}')")
+        return f"Names begin with {prefix!r}, which is no part of the model. Write them without it: {rename}"
+
+    if all(name.removeprefix("model.") in stored for name in missing if name != HEAD):
+        saved = "The names lack 'model.', as AutoModel writes a model without its head"
+        if config.tied:
+            command = _rename_command(folder, "'model.' + k")
+            return f"{saved}. Write them with it: {command}"
+        return f"{saved}. Save the whole one, AutoModelForCausalLM: model.save_pretrained('{NEW}')."
+
+    for part, whose in FOREIGN_NAMES.items():
+        if example := next((name for name in stored if part in name), None):
+            fix = "Write the model with transformers' names in the program that it comes from"
+            return f"Names are {whose}, such as {example}. {fix}."
+
+    layers, missing_layers = _layer_numbers(stored), _layer_numbers(missing)
+    if layers and missing_layers and min(missing_layers) > max(layers):
+        held = f"The files hold {max(layers) + 1} layers, and config.json says num_hidden_layers = {config.layers}"
+        return f"{held}. Correct it, or copy the files that are missing."
+    return COPY
+
+
+def _rename_command(folder: Path, new_name: str) -> str:
+    read = f"t = {{k: v for f in glob.glob('{folder}/*.safetensors') for k, v in load_file(f).items()}}"
+    write = f"save_file({{{new_name}: v for k, v in t.items()}}, '{NEW}/model.safetensors', {{'format': 'pt'}})"
+    imports = "import glob, os; from safetensors.numpy import load_file, save_file"
+    command = python_command(imports, f"os.makedirs('{NEW}'); {read}; {write}")
+    return f"{command}; {CONFIG_AND_TOKENIZER}."
+
+
+def _explain_shapes(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> str:
+    """The values of config.json that the shapes of the embedding and of the first layer are right for."""
+
+    def rows(key: str) -> int:
+        return stored[TENSOR_NAMES[key].format(layer=0)].shape[0]
+
+    stored_rows = {key: rows(key) for key in ("embed", "blocks.query", "blocks.key", "blocks.gate")}
+    head_dim = max(stored_rows["blocks.query"] // config.heads, 1)
+    fitting = {
+        "vocab_size": (stored_rows["embed"], config.vocab),
+        "head_dim": (head_dim, config.head_dim),
+        "num_key_value_heads": (stored_rows["blocks.key"] // head_dim, config.kv_heads),
+        "intermediate_size": (stored_rows["blocks.gate"], config.mlp),
+    }
+    changes = [f"{key} = {value:,} instead of {given:,}" for key, (value, given) in fitting.items() if value != given]
+    if not changes:
+        return COPY
+    reason = "if the files are this model's, as after the embedding was resized"
+    return f"The shapes fit {', '.join(changes)}: correct config.json {reason}; else {COPY[0].lower()}{COPY[1:]}"
+
+
+def _layer_numbers(names: Collection[str]) -> set[int]:
+    return {int(match[1]) for match in map(LAYER_NUMBER.match, names) if match}
+
+
+def unused_layers(config: ModelConfig, names: Collection[str]) -> int:
+    """How many layers the tensors are of beyond those of config.json."""
+    return max(_layer_numbers(names), default=-1) + 1 - config.layers

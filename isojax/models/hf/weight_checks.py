@@ -1,0 +1,100 @@
+"""Checks a checkpoint before its weights are read: the tensors against config.json, and a stored head against the flag
+that ties it to the embedding."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from isojax.core.config import ModelConfig
+from isojax.core.errors import InputError
+from isojax.core.terminal import warn
+from isojax.models.folder_kinds import ADAPTER_CONFIG, CONFIG_FILE
+from isojax.models.hf.quantised import describe_quantised_tensors
+from isojax.models.hf.tensor_kinds import (
+    EMBEDDING,
+    HEAD,
+    Shapes,
+    describe_adapters,
+    explain_mismatch,
+    unused_layers,
+)
+from isojax.models.safetensors_io import DTYPES, StoredTensor
+from isojax.models.weight_files import INDEX_FILE, read_weight_map
+
+MAX_LISTED = 4
+COMPARED_VALUES = 2**22  # at a time, of a head and an embedding
+_warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
+
+
+def check_tensors(folder: Path, config: ModelConfig, expected: Shapes, stored: Mapping[str, StoredTensor]) -> None:
+    """InputError unless each of the `expected` tensors has its shape and a known dtype, and no other one says that the
+    weights are quantised, lack their adapters, or have another head; other unused ones are named on stderr."""
+    unused = sorted(stored.keys() - expected.keys() - {HEAD})
+    dtypes = {name: tensor.dtype for name, tensor in stored.items()}
+    if description := describe_adapters(unused) or describe_quantised_tensors(dtypes):
+        raise InputError(f"{folder}: {description}")
+
+    mismatches = _mismatches(folder, expected, stored)
+    if mismatches:
+        remainder = f"; and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
+        listed = "; ".join(mismatches[:MAX_LISTED]) + remainder
+        fix = explain_mismatch(folder, config, expected, stored)
+        raise InputError(f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: {listed}. {fix}")
+
+    if config.tied and HEAD in stored:
+        _check_head(folder, stored[HEAD], stored[EMBEDDING])
+    _warn_of_unused(folder, config, unused)
+
+
+def _mismatches(folder: Path, expected: Shapes, stored: Mapping[str, StoredTensor]) -> list[str]:
+    weight_map = read_weight_map(folder)
+    mismatches = []
+    for name, shape in expected.items():
+        tensor = stored.get(name)
+        if tensor is None:
+            indexed = f", though {INDEX_FILE} puts it in {weight_map[name]}" if name in weight_map else ""
+            mismatches.append(f"{name} is missing, expected shape {list(shape)}{indexed}")
+        elif tensor.shape != shape:
+            mismatches.append(f"{name} has shape {list(tensor.shape)} in {tensor.file.name}, expected {list(shape)}")
+        elif tensor.dtype not in DTYPES:
+            dtypes = ", ".join(DTYPES)
+            mismatches.append(f"{name} is stored as {tensor.dtype} in {tensor.file.name}, expected {dtypes}")
+    return mismatches
+
+
+def _check_head(folder: Path, head: StoredTensor, embedding: StoredTensor) -> None:
+    """InputError where a tied model stores a head of its own. transformers 5 computes logits by the stored head, and
+    vLLM by the embedding, so neither can be taken for granted."""
+    row = _first_different_row(head, embedding)
+    if row is not None:
+        problem = f"{folder}: {CONFIG_FILE} ties the head to the embedding, but {HEAD} in {head.file.name} differs"
+        where = f"from {EMBEDDING} in {embedding.file.name}, at row {row}"
+        fix = f"Set tie_word_embeddings to false in {CONFIG_FILE}, if the head was trained; else remove {HEAD}"
+        raise InputError(f"{problem} {where}. {fix} from its file.")
+
+
+def _first_different_row(first: StoredTensor, second: StoredTensor) -> int | None:
+    if first.shape != second.shape:
+        return 0
+    rows, columns = first.shape
+    step = max(1, COMPARED_VALUES // columns)
+    for start in range(0, rows, step):
+        part = (slice(start, min(start + step, rows)), slice(0, columns))
+        differs = first.read(part).astype(np.float32) != second.read(part).astype(np.float32)
+        if differs.any():
+            return start + int(np.flatnonzero(differs.any(axis=1))[0])
+    return None
+
+
+def _warn_of_unused(folder: Path, config: ModelConfig, unused: list[str]) -> None:
+    if (folder / ADAPTER_CONFIG).is_file():
+        _warn_once(f"{folder}: the adapter of {ADAPTER_CONFIG} is not applied to the weights beside it.")
+    if (extra := unused_layers(config, unused)) > 0:
+        held = f"the files hold {config.layers + extra} layers, and isojax reads the first {config.layers}"
+        _warn_once(f"{folder}: {held}, as num_hidden_layers in {CONFIG_FILE} says. Correct it if it is wrong.")
+    names = [name for name in unused if not name.endswith("rotary_emb.inv_freq")]
+    if names:
+        shown = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
+        _warn_once(f"{folder} holds {len(names)} tensors that this architecture does not use: {shown}")
