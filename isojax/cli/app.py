@@ -53,7 +53,7 @@ COMMANDS = (
     LazyCommand("quote", "Say what a reward costs: rollouts, hours and money, for each n."),
     LazyCommand("report", "Rebuild a sweep's figures and report.html from its ledgers and its fit.json."),
     LazyCommand("compare", "Compare sweeps."),
-    LazyCommand("records", "Import other trainers' logs, and check ledgers before a fit."),
+    LazyCommand("records", "Import other trainers' logs, join imports, and check ledgers before a fit."),
     LazyCommand("watch", "Forecast the reward that a run will have at its end, and advise whether to stop it."),
     LazyCommand("fit-curve", "Fit a reward curve to one run, or to several seeds of it."),
     LazyCommand("fit-law", "Fit n*(C) to the points of a file."),

@@ -153,6 +153,19 @@ def describe_time(recommendation: Recommendation, price: float | None) -> str:
     return f"takes {format_hours(hours)} on {machine}, by the measured times of these runs{cost}"
 
 
+def describe_devices(measured: Sequence[int], devices: int | None) -> str:
+    """What an answer in hours assumes of the devices; "" where no run has a clock."""
+    if not measured:
+        return ""
+    measured_on = f"{' or '.join(map(str, measured))} {'device' if measured == [1] else 'devices'}"
+    if devices is None:
+        return f"time: on {measured_on}, as the records say of these runs (for another number: --devices N)"
+    if [devices] == measured:
+        return f"time: on {measured_on}, as these runs"
+    here = "1 device" if devices == 1 else f"{devices} devices"
+    return f"time: on {here}, assumed to take as many device hours as these runs on {measured_on}"
+
+
 def describe_advice(recommendation: Recommendation) -> list[str]:
     """Its risk, what its run should reach on its way, and what to measure next: a sentence each."""
     sentences = [f"Risk: {recommendation.risk_summary}."] if recommendation.risks else []

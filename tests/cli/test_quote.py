@@ -27,6 +27,17 @@ def test_the_table_and_the_document(isojax: Isojax, sweep: Path) -> None:
     assert cell["cost"] == pytest.approx(36 * cell["device_hours"]) == pytest.approx(72 * cell["hours"])
 
 
+def test_on_other_devices(isojax: Isojax, sweep: Path) -> None:
+    """As many device hours as on the 2 devices of the records."""
+    of_records = json.loads(isojax("quote", str(sweep), "--reward", "0.5", "--json")[1])["cells"][0]
+    code, out, _ = isojax("quote", str(sweep), "--reward", "0.5", "--devices", "8", "--json")
+    on_8 = json.loads(out)["cells"][0]
+    assert code == 0 and on_8["hours"] == pytest.approx(of_records["hours"] / 4)
+    assert on_8["device_hours"] == pytest.approx(of_records["device_hours"])
+    out = isojax("quote", str(sweep), "--reward", "0.5", "--devices", "8")[1]
+    assert out.startswith("time: on 8 devices, assumed to take as many device hours as these runs on 2 devices")
+
+
 def test_what_most_runs_never_reach(isojax: Isojax, sweep: Path) -> None:
     code, out, _ = isojax("quote", str(sweep), "--reward", "0.69")
     assert code == 0 and "never to never" in out and "100%" in out and out.count("*") == 1

@@ -277,6 +277,47 @@ def test_a_budget_in_time_or_money(isojax: Isojax) -> None:
     assert answer["hours"] == pytest.approx(99.84 / 3600) and answer["device_hours"] == pytest.approx(2 * 99.84 / 3600)
 
 
+def test_a_budget_in_time_on_other_devices(isojax: Isojax) -> None:
+    """A rollout takes 2 ms of one device: 100 s of 8 devices are 400,000 rollouts, M = floor(400,000 / 256)."""
+    recommend = partial(isojax, "recommend", str(write_timed_sweep(Path("sweep"))))
+    code, out, _ = recommend("--budget", "100s")
+    assert code == 0 and out.startswith("time: on 2 devices, as the records say of these runs (for another number: --d")
+    code, out, _ = recommend("--budget", "100s", "--devices", "8")
+    assert code == 0 and "for 100s: B_p = 16, n = 16, M = 1562" in out and "takes 100 s on 8 devices" in out
+    assert out.startswith("time: on 8 devices, assumed to take as many device hours as these runs on 2 devices")
+    _, out, _ = recommend("--budget", "100s", "--devices", "1")
+    assert "M = 195" in out and out.startswith("time: on 1 device, assumed")
+    _, out, _ = recommend("--budget", "100s", "--devices", "2")
+    assert "M = 390" in out and out.startswith("time: on 2 devices, as these runs")
+    _, out, _ = recommend("--budget", "2usd", "--price", "36", "--devices", "8")  # the same device hours, in less time
+    assert "M = 390" in out and "takes 25 s on 8 devices" in out
+    _, out, _ = recommend("--budget", "1e5", "--devices", "8", "--json")
+    answer = json.loads(out)
+    assert answer["devices"] == 8 and answer["hours"] == pytest.approx(99.84 / 4 / 3600)
+    assert answer["device_hours"] == pytest.approx(2 * 99.84 / 3600)
+    for timing in Path("sweep").glob("cells/*/timing.jsonl"):
+        timing.unlink()
+    assert "the records of sweep have no times" in error_of(recommend("--budget", "1e5", "--devices", "8"))
+
+
+def test_a_day_by_seconds_since_the_start(isojax: Isojax) -> None:
+    """60 s of start-up, then 164 s for each update of 32 x 8 rollouts, on 8 devices: (86,400 - 60) / 164 = 526.5."""
+    lines = ["n,step,acc,seconds"]
+    for n in (4, 8):
+        for step in range(0, 301, 25):
+            C = 32 * n * step
+            lines.append(f"{n},{step},{0.1 + 0.05 * (n == 8) + 0.4 * C / (C + 20_000):.5f},{60 + 20.5 * n * step}")
+    Path("log.csv").write_text("\n".join(lines) + "\n")
+    maps = "reward=acc,B_p=32,devices=8"
+    by_step = isojax("records", "import", "log.csv", "--map", f"{maps},step_seconds=seconds", "--out", "wrong")
+    assert "rises at every step" in error_of(by_step)
+    code, _, err = isojax("records", "import", "log.csv", "--map", f"{maps},elapsed_seconds=seconds", "--out", "run")
+    assert code == 0, err
+    code, out, _ = isojax("recommend", "run", "--budget", "24h", "--json")
+    answer = json.loads(out)
+    assert code == 0 and (answer["B_p"], answer["n"], answer["M"]) == (32, 8, 526)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -5,15 +5,17 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from isojax.cli.commands.recommend_command import PRICE_HELP, check_price
+from isojax.cli.commands.recommend_command import DEVICES_HELP, PRICE_HELP, check_price, fit_on_devices
 from isojax.cli.formatting import json_text, print_notes
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_SIZE
 from isojax.core.nouns import Quote, QuotedCell
 from isojax.core.terminal import format_hours
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import format_compact, format_percent
+from isojax.report.wording import describe_devices, format_compact, format_percent
+from isojax.scaling.allocate.devices import measured_devices
 from isojax.scaling.allocate.recommend import quote as quote_reward
 from isojax.scaling.checks.run_health import flag_sentences
 
@@ -22,6 +24,7 @@ def quote(
     run: Annotated[Path, Argument(help="A sweep's folder or a fit.json.", autocompletion=complete_run)],
     reward: Annotated[float, Option(metavar="R", help="The validation reward to reach, such as 0.6.")],
     price: Annotated[float | None, Option(metavar="MONEY", help=PRICE_HELP)] = None,
+    devices: Annotated[int | None, Option(metavar="N", min=1, max=MAX_SIZE, help=DEVICES_HELP)] = None,
     include_flagged: IncludeFlaggedOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -34,17 +37,21 @@ def quote(
     Examples
       isojax quote runs/quickstart --reward 0.6
       isojax quote runs/quickstart --reward 0.6 --price 2.5 --json
+      isojax quote runs/quickstart --reward 0.6 --devices 8
     """
     check_price(price)
-    fit = read_fit(run, include_flagged)
+    fit_as_measured = read_fit(run, include_flagged)
+    fit = fit_on_devices(fit_as_measured, devices, run)
     quoted = quote_reward(fit, reward)
     if price is not None and all(cell.hours is None for cell in quoted.cells):
         raise InputError(f"--price: the records of {run} have no times, by which a price could be known.")
     if as_json:
         cells = [vars(cell) | {"cost": _cost(cell, price)} for cell in quoted.cells]
-        print(json_text({**vars(quoted), "cells": cells}))
+        print(json_text({**vars(quoted), "cells": cells, "devices": devices}))
         return
     console = SafeConsole()
+    if sentence := describe_devices(measured_devices(fit_as_measured), devices):
+        console.print(sentence)
     console.print(_table(quoted, price))
     level = format_percent(quoted.level)
     console.print(f"Of a new run, with {level} intervals; * fewest rollouts. Never: not by C = {quoted.horizon:,.0f}.")

@@ -18,6 +18,7 @@ from isojax.core import registry
 from isojax.core.atomic_files import write_text
 from isojax.core.config import load_config
 from isojax.core.errors import InputError
+from isojax.core.limits import MAX_SIZE
 from isojax.core.nouns import Recommendation
 from isojax.core.tabular import parse_number
 from isojax.core.terminal import format_hours
@@ -25,8 +26,11 @@ from isojax.report import wording
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.wording import format_percent, format_range, format_reward, join_commas
 from isojax.scaling.allocate.constraints import EPSILON, FIXABLE, TimeBudget
+from isojax.scaling.allocate.curve_ensemble import TIMES_HINT
+from isojax.scaling.allocate.devices import measured_devices, on_devices
 from isojax.scaling.allocate.recommend import recommend as choose
 from isojax.scaling.checks.run_health import flag_sentences
+from isojax.scaling.result import FitResult
 from isojax.scaling.tracks import group_by
 
 BAR_WIDTH = 20
@@ -34,6 +38,7 @@ B_MAX_HELP = "Largest batch B_p n that fits your hardware."
 EXTRAPOLATE_HELP = "Answer beyond 4 times the largest measured C too."
 BUDGET_HELP = "Rollouts to spend, as 1e6; or a wall clock, as 90s, 30m, 200h, 3d; or money, as 500usd (--price)."
 PRICE_HELP = "Price of a device for an hour, in the same money."
+DEVICES_HELP = "Answer for so many devices, as 8, at as many device hours; else for those of the measured runs."
 FOR_HELP = "Whose config: isojax, verl, trl, openrlhf, tunix, maxtext, nemo_rl, or a module of yours."
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 GROWING_HELP = "Write the recommended schedule of n in place of the allocation; for verl and trl as a series of runs."
@@ -44,6 +49,7 @@ def recommend(
     run: Annotated[Path, Argument(help="A sweep's folder or a fit.json.", autocompletion=complete_run)],
     budget: Annotated[str, Option(metavar="C|TIME|MONEY", help=BUDGET_HELP)],
     price: Annotated[float | None, Option(metavar="MONEY", help=PRICE_HELP)] = None,
+    devices: Annotated[int | None, Option(metavar="N", min=1, max=MAX_SIZE, help=DEVICES_HELP)] = None,
     B_max: Annotated[int | None, Option("--B-max", metavar="N", min=1, help=B_MAX_HELP)] = None,
     fix: Annotated[list[str] | None, Option(metavar="M=..|B=..|B_p=..", help="Hold this at a value.")] = None,
     epsilon: Annotated[float, Option(metavar="E", help="A loss of reward that makes no difference to you.")] = EPSILON,
@@ -64,6 +70,7 @@ def recommend(
       isojax recommend runs/quickstart --budget 5e5
       isojax recommend runs/quickstart --budget 5e5 --B-max 512 --fix B_p=32
       isojax recommend runs/quickstart --budget 2m
+      isojax recommend runs/quickstart --budget 2m --devices 8
       isojax recommend runs/quickstart --budget 1usd --price 12
       isojax recommend runs/quickstart --budget 5e5 --write best.yaml
       isojax train best.yaml
@@ -71,7 +78,8 @@ def recommend(
     """
     amount, fixed = parse_budget(budget, price), parse_fixed_values(fix or ())
     exporter = load_exporter(framework, write, growing)
-    fit = read_fit(run, include_flagged)
+    fit_as_measured = read_fit(run, include_flagged)
+    fit = fit_on_devices(fit_as_measured, devices, run)
     recommendation = choose(fit, amount, B_max, fixed or None, extrapolate, epsilon)
     if price is not None and recommendation.device_hours is None:
         cell = f"B_p = {recommendation.allocation.B_p}, n = {recommendation.allocation.n}"
@@ -81,10 +89,12 @@ def recommend(
         allocation = {name: getattr(recommendation.allocation, name) for name in ("B_p", "n", "M", "B", "C")}
         answer = {name: value for name, value in vars(recommendation).items() if name != "allocation"}
         cost = None if price is None or recommendation.device_hours is None else price * recommendation.device_hours
-        request = {"budget": amount if isinstance(amount, int) else budget, "cost": cost}
+        request = {"budget": amount if isinstance(amount, int) else budget, "cost": cost, "devices": devices}
         print(json_text({**request, **allocation, **answer, "health": fit.health}))
         return
     console = SafeConsole()
+    if isinstance(amount, TimeBudget) or devices is not None:
+        console.print(wording.describe_devices(measured_devices(fit_as_measured), devices))
     print_recommendation(console, recommendation, amount if isinstance(amount, int) else budget, fit.reward_name)
     if sentence := wording.describe_time(recommendation, price):
         console.print(f"  {sentence}")
@@ -94,6 +104,16 @@ def recommend(
         file, folder, name = map(shlex.quote, (str(path), str(path.parent), path.stem))
         how = template.format(file=file, folder=folder, name=name)
         print_line(f"wrote {path}; run it {'then ' * (number > 0)}with: {how}")
+
+
+def fit_on_devices(fit: FitResult, devices: int | None, run: Path) -> FitResult:
+    """The fit with its clocks on so many devices; InputError where it has none."""
+    if devices is None:
+        return fit
+    if not measured_devices(fit):
+        problem = f"--devices: the records of {run} have no times, which depend on the devices"
+        raise InputError(f"{problem}; expected some. Leave it out, or {TIMES_HINT}.")
+    return on_devices(fit, devices)
 
 
 def load_exporter(framework: str | None, write: Path | None, growing: bool) -> ModuleType:

@@ -1,4 +1,4 @@
-"""`isojax records import|check`: other trainers' logs into ledgers, and what ledgers hold before a fit."""
+"""`isojax records import|merge|check`: other trainers' logs into ledgers, and what ledgers hold before a fit."""
 
 import shlex
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from isojax.runs.logs.column_map import parse_field_map
 from isojax.runs.logs.import_logs import check_output_folder, read_logs, write_ledgers
 from isojax.runs.logs.log_table import FIELD_HELP, read_settings
 from isojax.runs.logs.source_words import SourceChoice
+from isojax.runs.merge_runs import merge_runs, write_merged
 from isojax.scaling.checks.ledger_check import check_ledgers
 
 FIELDS_HELP = "\n".join(f"  {name:17}{words}" for name, words in FIELD_HELP.items())
@@ -52,7 +53,7 @@ LEAVE_OUT_HELP = "Leave out logs and runs with this word, or pattern with *, in 
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
 
-app = new_app(no_args_is_help=True, help="Import other trainers' logs, and check ledgers before a fit.")
+app = new_app(no_args_is_help=True, help="Import other trainers' logs, join imports, and check ledgers before a fit.")
 
 
 @app.command("import", help=IMPORT_HELP)
@@ -79,9 +80,34 @@ def import_logs(
         terminal.warn(f"skipped: {text}")
     for note in imported.notes:
         terminal.note(note)
-    SafeConsole().print(_runs_table(imported.runs, f"{format_count(len(imported.runs), 'run')} in {out}"))
+    _print_written(imported.runs, out)
+
+
+def _print_written(runs: Sequence[RunRecord], out: Path) -> None:
+    SafeConsole().print(_runs_table(runs, f"{format_count(len(runs), 'run')} in {out}"))
     folder = shlex.quote(str(out))
     print_line(f"next: isojax records check {folder}, then isojax fit {folder}")
+
+
+@app.command()
+def merge(
+    paths: Annotated[list[Path], Argument(metavar="RUN", help="Folders that `isojax records import` wrote.")],
+    out: Annotated[Path, Option(metavar="DIR", help=OUT_HELP)],
+) -> None:
+    """Join imports into one folder, which `isojax recommend` and every other command takes like a sweep: logs of
+    several formats, or with several maps. Seeds that both have are numbered anew. DIR is written whole or not at all.
+
+    \b
+    Examples
+      isojax records merge runs/verl runs/wandb --out runs/both
+    """
+    check_output_folder(out)
+    with SafeConsole(stderr=True).status("reading and writing"):
+        runs, notes = merge_runs(paths)
+        write_merged(runs, out, paths, notes)
+    for note in notes:
+        terminal.note(note)
+    _print_written(runs, out)
 
 
 @app.command()

@@ -24,6 +24,7 @@ FIELDS = LEDGER_FIELDS | {
     "step": ("step", *wandb.FIELDS["step"], "global_step/max_steps", "Step"),
     "reward": (*LEDGER_FIELDS["reward"], *wandb.FIELDS["reward"]),
     "sampled_batches": wandb.FIELDS["sampled_batches"],
+    "elapsed_seconds": ("elapsed_seconds", *wandb.FIELDS["elapsed_seconds"], "wall_time", "Wall time"),
     "run": (*LEDGER_FIELDS["run"], "run_name", "run_id", "Run", "Name"),
 }
 SUFFIXES = (".csv", ".tsv")

@@ -23,7 +23,8 @@ FLOAT_FORMATS, STRING = {1: "<f", 2: "<d"}, 7  # by tensorboard.DataType
 ARGUMENTS_TAG = "args/text_summary"  # where transformers writes the training arguments, as JSON
 HPARAMS_TAG = "_hparams_/session_start_info"  # where SummaryWriter.add_hparams and isojax write a run's settings
 
-FIELDS = wandb.FIELDS | {"step": ("M", "step")}
+WALL_TIME = "wall_time"  # of an event, as a Unix time
+FIELDS = wandb.FIELDS | {"step": ("M", "step"), "elapsed_seconds": (WALL_TIME,)}
 
 ScalarSeries = dict[str, list[tuple[int, float]]]  # tag -> (step, value) in the order written
 
@@ -41,10 +42,11 @@ def read(path: Path) -> list[LogTable]:
     series: ScalarSeries = defaultdict(list)
     config: dict[str, Any] = {}
     notes: list[str] = []
+    time_at_step: dict[int, float] = {}
     # A run that was killed before its first flush leaves an empty file.
     for file in [file for file in files if file.stat().st_size] or files:
         relogged = 0
-        for tag, points in _read_series(file, config, notes).items():
+        for tag, points in _read_series(file, config, notes, time_at_step).items():
             if series[tag] and points[0][0] <= series[tag][0][0] < series[tag][-1][0]:
                 problem = f"{file} logs {tag} again from step {points[0][0]}, so it may be another run"
                 raise InputError(f"{problem}. Give each run its own folder, and remove a start that failed.")
@@ -63,18 +65,22 @@ def read(path: Path) -> list[LogTable]:
         for step, value in points:
             values_at.setdefault((step, repeats[step]), {clock: step})[tag] = value
             repeats[step] += 1
+    for (step, _), values in values_at.items():
+        values.setdefault(WALL_TIME, time_at_step[step])
     rows = tuple(DataRow(str(path), f"step {step}", values) for (step, _), values in sorted(values_at.items()))
     return [LogTable(str(path), rows, config | trl.rollouts_per_step(config), notes=tuple(notes))]
 
 
-def _read_series(file: Path, config: dict[str, Any], notes: list[str]) -> ScalarSeries:
-    """A file's scalars by tag; `config` gets the settings it holds, `notes` what was left out."""
+def _read_series(file: Path, config: dict[str, Any], notes: list[str], time_at_step: dict[int, float]) -> ScalarSeries:
+    """A file's scalars by tag; `config` gets the settings it holds, `notes` what was left out, `time_at_step` the Unix
+    time of the last scalar of each step."""
     series: ScalarSeries = defaultdict(list)
     for event in _read_events(file, notes):
         for value in event.summary.value:
             scalar = _scalar_of(value)
             if scalar is not None:
                 series[value.tag].append((event.step, scalar))
+                time_at_step[event.step] = event.wall_time
             elif value.tag == ARGUMENTS_TAG and value.tensor.dtype == STRING and value.tensor.string_val:
                 with suppress(ValueError, RecursionError):  # another text than what transformers' callback writes
                     config |= trl.plain_arguments(json.loads(value.tensor.string_val[0]))

@@ -32,6 +32,7 @@ FIELDS = {
     "reward": ("avg@*", *verl.METRIC_COLUMNS, *trl.CALLBACK_COLUMNS["reward"]),
     **{name: (*columns, *trl.CALLBACK_COLUMNS[name]) for name, columns in verl.TRAIN_COLUMNS.items()},
     "step_seconds": verl.STEP_SECONDS,
+    "elapsed_seconds": ("_runtime",),
     "devices": ("devices", *verl.CONFIG_COLUMNS["devices"]),
 }
 

@@ -243,7 +243,7 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     the file's, else (but where a word of these ends so, as gen4 with n4) in the log's path: 8 in runs/n8/log.jsonl."""
     number = parse_number(text)
     if field == "scale" and number is None:
-        raise InputError(f"--map scale={text}: expected a number, such as scale=0.01 for percent.")
+        raise InputError(f"--map scale={text}: expected a number, such as scale=0.01 for percent, or auto.")
     if number is None and "{}" not in text:
         (nearest,) = nearest_names(text, table.columns)
         problem = f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r}"

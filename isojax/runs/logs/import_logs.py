@@ -27,6 +27,7 @@ from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.logs.log_evaluations import read_run_record
 from isojax.runs.logs.log_table import LogTable, RunSettings, settings_of
 from isojax.runs.logs.resumed_runs import LogRun, join_resumed_runs
+from isojax.runs.logs.reward_scale import AUTO_SCALE, scale_runs
 from isojax.runs.logs.run_columns import split_run_columns
 from isojax.runs.logs.source_words import (
     TAKE_ALL,
@@ -144,8 +145,16 @@ def gather_runs(
     log_runs = list[LogRun]()
     for mapped in mapped_tables:
         own_settings = settings_of(mapped.table, settings)
-        runs = group_rows(map_columns(mapped.table, {**own_settings, **mapped.field_map}, importer.FIELDS))
-        log_runs += [replace(run, seed_is_stated="seed" in own_settings) for run in runs]
+        own_map = {**own_settings, **mapped.field_map}
+        is_auto = own_map.get("scale") == AUTO_SCALE
+        if is_auto:
+            del own_map["scale"]
+        runs = group_rows(map_columns(mapped.table, own_map, importer.FIELDS))
+        for run in runs:
+            run.seed_is_stated = "seed" in own_settings
+            run.scale_is_stated = "scale" in own_settings and "scale" not in mapped.field_map
+            run.scale_is_auto = is_auto
+        log_runs += runs
     return log_runs
 
 
@@ -325,7 +334,9 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
     if len(runs) > MAX_CELLS:
         raise InputError(f"the logs hold {len(runs):,} runs, expected at most {MAX_CELLS:,}. {_SEPARATE_RUNS_HINT}")
     _reject_different_metrics(runs)
-    refusals, notes, not_finite, used = list(refusals), list[str](), list[str](), list[tuple[LogRun, RunRecord]]()
+    runs, notes = scale_runs(runs)
+    places_by_note: dict[str, list[str]] = {}
+    refusals, not_finite, used = list(refusals), list[str](), list[tuple[LogRun, RunRecord]]()
     for run in runs:
         try:
             read = read_run_record(run.rows, run.column_map, Cell(run.B_p, run.n, 0), run.named_location)
@@ -335,11 +346,14 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
             refusals.append(e)
             continue
         used.append((run, read[0]))
-        notes += [f"{run.named_location}: {text}" for text in read[1]]
+        places_by_note |= {text: [*places_by_note.get(text, ()), run.named_location] for text in read[1]}
         not_finite += read[2]
     if not used:
         in_all = f" {len(refusals)} logs or runs cannot be used." if len(refusals) > 1 else ""
         raise InputError(f"{refusals[0]}{in_all}")
+    for text, (place, *others) in places_by_note.items():
+        more = f" and {len(others)} more runs" if others else ""
+        notes.append(f"{place}{more}: {text}")
     reject_mixed_sources([run for run, _ in used])
     notes = [*_assign_seeds([run for run, _ in used]), *notes]
     run_records = [replace(record, cell=replace(record.cell, seed=run.seed)) for run, record in used]

@@ -12,6 +12,7 @@ from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
 from isojax.core.tabular import DataRow, is_blank, list_some, parse_number
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation, rewards_within_one
 from isojax.runs.logs.log_table import CUMULATIVE_FIELDS, STEP_FIELDS
+from isojax.runs.logs.run_seconds import check_durations, seconds_so_far
 
 
 @dataclass
@@ -40,7 +41,8 @@ def read_run_record(
     points, device_hours, entries_since_evaluation = list[EvalPoint](), list[float](), list[StepEntry]()
     entries = _join_steps(rows, column_map)
     C = _cumulative_rollouts(entries, column_map, cell)
-    estimates = _estimated_tokens(entries, C), _hours_of_steps(entries, column_map)
+    hours_of_entries, clock_notes = _hours_of_entries(entries, column_map)
+    estimates = _estimated_tokens(entries, C), hours_of_entries
     for entry, rollouts, estimated_tokens, hours in zip(entries, C, *estimates, strict=True):
         entries_since_evaluation.append(entry)
         metrics = _evaluation_metrics(entry)
@@ -78,20 +80,21 @@ def read_run_record(
         where = not_finite[0] if not_finite else f"{rows[0].location}: the run from there on has no {columns}"
         raise InputError(f"{where}; expected an evaluation.")
     notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(entries, column_map)
+    notes += clock_notes
     if training_rows := sum(any(map(is_training, x.values)) for x in entries_since_evaluation):
         notes.append(f"{training_rows} training rows after the last evaluation are left out")
-    if others := sum(x.values.keys() <= {*CUMULATIVE_FIELDS} for x in entries):
+    if others := sum(x.values.keys() <= {*CUMULATIVE_FIELDS, "elapsed_seconds"} for x in entries):
         metric = column_map.columns[column_map.main_metric]
         notes.append(f"{others} rows without {metric}, which hold other values, are left out")
-    if "step_seconds" in column_map.columns.keys() - column_map.detected and "devices" not in column_map:
-        notes.append("the seconds of steps give no device hours without the devices: --map devices=COLUMN, or =8")
     devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
     return RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices), notes, not_finite
 
 
 def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntry]:
     """The rows of each step joined; InputError for steps (or rollouts) that fall, or a value given twice at a step."""
-    clock_field, field_columns = column_map.clock_field, set(column_map.columns.values())
+    clock_field = column_map.clock_field
+    # A clock that all rows have does not tell what a row is: it counts as a further value.
+    field_columns = {column for name, column in column_map.columns.items() if name != "elapsed_seconds"}
     entries: list[StepEntry] = []
     for row in rows:
         clock = column_map.read(clock_field, row)
@@ -104,6 +107,7 @@ def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntr
             entries.append(StepEntry(column_map, clock, row))
         for name in (*column_map.metric_fields, *CUMULATIVE_FIELDS, *STEP_FIELDS):
             _add_cell(entries[-1], name, row)
+        _add_elapsed_seconds(entries[-1], row)
         others = (x for column, x in row.values.items() if column not in field_columns)
         entries[-1].has_other_values |= not all(map(is_blank, others))
     return entries
@@ -134,6 +138,15 @@ def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
         fix = "add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN"
         raise InputError(f"{problem}; expected once. Remove one, {fix}.")
     entry.values[name], entry.rows[name] = value, row
+
+
+def _add_elapsed_seconds(entry: StepEntry, row: DataRow) -> None:
+    """The time of a step is that of its last row; a time that nobody mapped may be of another kind, and left out."""
+    column_map, name = entry.column_map, "elapsed_seconds"
+    cell_value = row.values.get(column_map.columns.get(name, ""))
+    if is_blank(cell_value) or (name in column_map.detected and parse_number(cell_value) is None):
+        return
+    entry.values[name], entry.rows[name] = column_map.read(name, row), row
 
 
 def _describe_not_finite(entries: Sequence[StepEntry], column_map: ColumnMap) -> list[str]:
@@ -214,13 +227,51 @@ def _estimated_tokens(entries: Sequence[StepEntry], C: Sequence[int]) -> list[fl
     return tokens
 
 
-def _hours_of_steps(entries: Sequence[StepEntry], column_map: ColumnMap) -> list[float] | list[None]:
-    """Device hours at each entry, from the seconds of each step; a step without them took as long as the others. None
-    where the seconds of a step or the devices are not known, or the clock is no step."""
-    seconds = _sum_over_steps(entries, "step_seconds")
-    if not seconds or "devices" not in column_map or "step" not in column_map:
-        return [None] * len(entries)
-    return [total * column_map.read("devices", entries[0].first_row) / 3600 for total in seconds]
+def _hours_of_entries(
+    entries: Sequence[StepEntry], column_map: ColumnMap
+) -> tuple[list[float] | list[None], list[str]]:
+    """(device hours at each entry, notes), from the seconds so far or those of each step; a step without them took as
+    long as the others. None where they, or the devices, are not known, or the clock is no step. InputError where a
+    column that the user mapped is of the other kind."""
+    seconds, notes = _seconds_of_entries(entries, column_map)
+    mapped = column_map.columns.keys() - column_map.detected
+    if "devices" not in column_map and "device_hours" in column_map:
+        devices = "--map devices=COLUMN, or =8; or say it later: isojax recommend --devices 8"
+        return [None] * len(entries), [f"device hours without the devices count as those of one: {devices}"]
+    if "devices" not in column_map:
+        is_asked = mapped & {"step_seconds", "elapsed_seconds"}
+        missing = "the seconds give no device hours without the devices: --map devices=COLUMN, or =8"
+        return [None] * len(entries), [missing] if is_asked else []
+    if not seconds:
+        return [None] * len(entries), notes
+    return [total * column_map.read("devices", entries[0].first_row) / 3600 for total in seconds], notes
+
+
+def _seconds_of_entries(entries: Sequence[StepEntry], column_map: ColumnMap) -> tuple[list[float], list[str]]:
+    """(seconds from the start to each entry, notes); [] where they are not known."""
+    mapped = column_map.columns.keys() - column_map.detected
+    if mapped >= {"step_seconds", "elapsed_seconds"}:
+        problem = f"{entries[0].first_row.location}: both step_seconds and elapsed_seconds are mapped"
+        raise InputError(f"{problem}; expected one. Leave one out.")
+    note, durations = "", [entry.values["step_seconds"] for entry in entries if "step_seconds" in entry.values]
+    may_be_elapsed = "step_seconds" in mapped or column_map.columns.get("step_seconds") == "step_seconds"
+    if durations and may_be_elapsed:
+        first = next(entry for entry in entries if "step_seconds" in entry.values)
+        note = check_durations(durations, column_map.describe_cell("step_seconds", first.first_row))
+    has_durations = bool(durations) and "step" in column_map and "elapsed_seconds" not in mapped
+    elapsed = [entry for entry in entries if "elapsed_seconds" in entry.values]
+    if has_durations or not elapsed:
+        seconds = _sum_over_steps(entries, "step_seconds") if "step" in column_map else []
+        return seconds, [note] if note else []
+    cell = column_map.describe_cell("elapsed_seconds", elapsed[0].first_row)
+    logged = [entry.values.get("elapsed_seconds") for entry in entries]
+    try:
+        seconds, note = seconds_so_far([entry.clock for entry in entries], logged, cell)
+    except InputError:
+        if "elapsed_seconds" in mapped:
+            raise
+        return [], []  # a known name, of something else
+    return seconds, [note] if note else []
 
 
 def _sum_over_steps(entries: Sequence[StepEntry], name: str) -> list[float]:
@@ -228,7 +279,9 @@ def _sum_over_steps(entries: Sequence[StepEntry], name: str) -> list[float]:
     known = [entry.values[name] for entry in entries if name in entry.values]
     if min(known, default=-1) < 0:
         return []
-    mean, sums, total, last_step = sum(known) / len(known), list[float](), 0.0, 0
+    # Step 0 trains nothing, so what it took stands for no other step.
+    of_updates = [entry.values[name] for entry in entries if name in entry.values and entry.clock > 0] or known
+    mean, sums, total, last_step = sum(of_updates) / len(of_updates), list[float](), 0.0, 0
     for entry in entries:
         missing = max(entry.clock - last_step - 1, 0)  # steps that are not in the log
         own = entry.values.get(name, mean if entry.clock > last_step else 0.0)

@@ -29,12 +29,13 @@ FIELD_HELP = {
     "tokens": "response tokens sampled for training so far",
     "response_length": "mean response tokens per rollout (tokens are summed from it)",
     "device_hours": "device hours so far",
-    "step_seconds": "wall-clock seconds of a step (with devices, device hours are summed from it)",
+    "step_seconds": "wall-clock seconds of each step (with devices, device hours are summed from it)",
+    "elapsed_seconds": "wall-clock seconds since the start, or a Unix time (with devices, for device hours)",
     "devices": "devices that train a run",
     "train_reward": "mean training reward",
     "counts": "correct rollouts (or the sum of graded rewards) of each validation problem, as a list",
     "samples": "rollouts per validation problem",
-    "scale": "a number that multiplies the validation metrics, 0.01 for percent",
+    "scale": "a number that multiplies the validation metrics: 0.01 for percent; auto: by each run's own rewards",
 }
 
 CUMULATIVE_FIELDS = ("rollouts", "tokens", "device_hours")

@@ -23,6 +23,8 @@ class LogRun:
     rows: RowTable
     may_be_skipped: bool = False  # in a folder with other logs, where it cannot be used
     seed_is_stated: bool = False  # by the user's table of settings, for this run
+    scale_is_stated: bool = False  # likewise
+    scale_is_auto: bool = False  # the run's own rewards decide whether they are percent
     parts: tuple[str, ...] = ()  # of a run that was resumed: the logs that it was joined from
 
     @property

@@ -18,6 +18,8 @@ from isojax.scaling.tracks import Clock, FloatArray
 
 IntArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
+# How the times of runs that were imported become known.
+TIMES_HINT = "import logs with --map devices=8 and step_seconds=COLUMN, of each step, or elapsed_seconds=COLUMN, so far"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class CurveEnsemble:
         """float[cells]: whole rollouts that a budget affords; 0 where a cell has no clock. InputError if none has."""
         if np.isnan(self.clock.per_rollout).all():
             problem = "no run of this fit says how long its steps took (timing.jsonl, or the log's own step times)"
-            fix = "Name a sweep's folder, not its fit.json, or import logs with --map step_seconds=COLUMN,devices=8."
+            fix = f"Name a sweep's folder, not its fit.json, or {TIMES_HINT}."
             raise InputError(f"{problem}; expected a budget of rollouts. {fix}")
         return self.clock.rollouts(budget.seconds / (self.clock.devices if budget.of_devices else 1.0))
 

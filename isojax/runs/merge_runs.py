@@ -1,0 +1,77 @@
+"""Folders of imported runs joined into one, which every command takes as a sweep: imports of logs of several formats,
+or with several maps."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+from isojax.core.atomic_files import atomic_folder, write_text
+from isojax.core.errors import InputError
+from isojax.core.nouns import IMPORTED, Cell, RunRecord
+from isojax.core.tabular import list_some
+from isojax.runs.ledger import default_metric, ledger_folders, read_run, write_run
+from isojax.runs.logs.column_map import METRIC_AT_K
+
+
+def merge_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
+    """(all runs of these folders by cell, notes). A run whose cell is taken gets the next free seed, as each import
+    numbered its seeds by itself. InputError where a run is there twice, or was not imported, or where the runs have no
+    metric in common."""
+    runs = [read_run(folder) for path in paths for folder in ledger_folders([path])]
+    for run in runs:
+        if run.cell_hash != IMPORTED:
+            problem = f"{run.source} was trained by isojax, expected runs that `isojax records import` wrote"
+            raise InputError(f"{problem}. `isojax fit` and `isojax report` take several folders of trained runs.")
+    _reject_same_run(runs)
+    cells: set[Cell] = set()
+    merged, renumbered = list[RunRecord](), list[str]()
+    for run in runs:
+        cell = run.cell
+        if cell in cells:
+            cell = next(free for seed in count() if (free := replace(cell, seed=seed)) not in cells)
+            renumbered.append(f"{run.source} is {cell.name}")
+        cells.add(cell)
+        merged.append(replace(run, cell=cell))
+    merged.sort(key=lambda run: run.cell)
+    _require_metric(merged)
+    notes = [f"seeds that were there twice are numbered anew: {list_some(renumbered)}"] if renumbered else []
+    return merged, notes
+
+
+def _require_metric(runs: Sequence[RunRecord]) -> None:
+    """InputError where a run lacks the metric that a fit of all takes."""
+    metric = default_metric(runs)
+    other = next((run for run in runs if not all(metric in point.metrics for point in run.points)), None)
+    if other is None:
+        return
+    problem = f"{runs[0].source} has the validation metric {metric}, and {other.source} has {default_metric([other])}"
+    fix = f"Where they are one, import these logs again under its name: --map {_metric_option(metric)}=COLUMN"
+    raise InputError(f"{problem}; expected one of all runs. {fix}.")
+
+
+def _metric_option(metric: str) -> str:
+    return metric if METRIC_AT_K.fullmatch(metric) else f"metric:{metric}"
+
+
+def _reject_same_run(runs: Sequence[RunRecord]) -> None:
+    """A run that counts as two seeds would make every interval too narrow."""
+    earlier_by_points: dict[str, RunRecord] = {}
+    for run in runs:
+        is_constant = len({repr(point.metrics) for point in run.points}) == 1  # so may be two runs of all 0
+        key = f"{run.cell.B_p} {run.cell.n} {run.points}"
+        earlier = earlier_by_points.setdefault(key, run)
+        if earlier is not run and not is_constant:
+            raise InputError(f"{earlier.source} and {run.source} hold the same run; leave one out.")
+
+
+def write_merged(runs: Sequence[RunRecord], out: Path, paths: Sequence[Path], notes: Sequence[str]) -> None:
+    """Write the ledgers below `out`, a folder that is new or empty, and merge.json: the folders, and each cell's
+    ledger."""
+    with atomic_folder(out) as temp:
+        for run in runs:
+            write_run(temp / "cells" / run.cell.name, run)
+        cells = {run.cell.name: run.source for run in runs}
+        document = {"merged": [str(path) for path in paths], "cells": cells, "notes": list(notes)}
+        write_text(temp / "merge.json", json.dumps(document, indent=1) + "\n")

@@ -1,0 +1,30 @@
+"""The clocks of a fit on another number of devices than its runs were trained on."""
+
+from dataclasses import replace
+
+from isojax.scaling.result import FitResult
+
+
+def measured_devices(fit: FitResult) -> list[int]:
+    """The numbers of devices on which the runs with a clock were trained."""
+    return sorted({int(row.clock.devices) for row in fit.runs if row.clock is not None})
+
+
+def on_devices(fit: FitResult, devices: int) -> FitResult:
+    """The fit with its clocks on so many devices, which take the same device hours: twice the devices, half the time.
+    More devices than a batch keeps busy take longer than that."""
+    rows = []
+    for row in fit.runs:
+        if row.clock is None:
+            rows.append(row)
+            continue
+        ratio = row.clock.devices / devices
+        clock = replace(
+            row.clock,
+            startup=row.clock.startup * ratio,
+            per_rollout=row.clock.per_rollout * ratio,
+            per_efold=row.clock.per_efold * ratio,
+            devices=row.clock.devices / ratio,
+        )
+        rows.append(row.model_copy(update={"clock": clock}))
+    return fit.model_copy(update={"runs": tuple(rows)})

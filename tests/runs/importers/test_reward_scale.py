@@ -1,0 +1,74 @@
+"""Percent in one log of several, and rewards in [0, 1] in the others: asked for, or decided by each run's rewards."""
+
+from __future__ import annotations
+
+import pytest
+
+from isojax.core.errors import InputError
+from isojax.runs.logs.import_logs import read_logs
+from isojax.runs.logs.log_table import read_settings
+
+MAPS = {"n": "n{}", "B_p": "8", "reward": "acc"}
+REWARDS = [0.1, 0.25, 0.4]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """n = 4 in percent, n = 8 not, and n = 16 all 0, which is the same in both."""
+    (tmp_path / "logs").mkdir()
+    for n, factor in ((4, 100), (8, 1), (16, 0)):
+        rows = [f"{10 * i},{round(reward * factor, 6)}\n" for i, reward in enumerate(REWARDS)]
+        (tmp_path / f"logs/n{n}.csv").write_text("step,acc\n" + "".join(rows))
+    return tmp_path / "logs"
+
+
+def rewards_by_n(result):
+    return {run.cell.n: [point.metrics["acc"] for point in run.points] for run in result.runs}
+
+
+@pytest.mark.parametrize("scale", [{}, {"scale": "0.01"}])
+def test_a_mixture_is_refused(folder, scale):
+    expected = (
+        r"n4\.csv, line 2: rewards reach 40, as of percent, and those of .*n8\.csv, line 2 reach 0\.4; .*scale=auto"
+    )
+    with pytest.raises(InputError, match=expected):
+        read_logs([folder], None, MAPS | scale)
+    with pytest.raises(InputError, match=expected):
+        read_logs(sorted(folder.iterdir()), None, MAPS | scale)
+
+
+def test_each_runs_own_rewards_decide(folder):
+    result = read_logs([folder], None, MAPS | {"scale": "auto"})
+    assert rewards_by_n(result) == {4: pytest.approx(REWARDS), 8: REWARDS, 16: [0, 0, 0]}
+    (note,) = result.notes
+    assert note.startswith("scale=auto: rewards are percent in ") and "n4.csv" in note and "n8" not in note
+
+
+def test_a_table_says_the_scale_of_each(folder, tmp_path):
+    (tmp_path / "table.csv").write_text("run,scale\nn4,0.01\nn8,1\nn16,1\n")
+    result = read_logs([folder], None, MAPS, read_settings(tmp_path / "table.csv"))
+    assert rewards_by_n(result) == {4: pytest.approx(REWARDS), 8: REWARDS, 16: [0, 0, 0]}
+
+
+def test_runs_of_one_file(logged):
+    text = "run,step,acc\n" + "".join(
+        f"n{n},{i},{r * f}\n" for n, f in ((4, 100), (8, 1)) for i, r in enumerate(REWARDS)
+    )
+    with pytest.raises(InputError, match=r"run 'n4'\): rewards reach 40"):
+        logged("csv", text, "n=n{},B_p=8,reward=acc")
+    assert rewards_by_n(logged("csv", text, "n=n{},B_p=8,reward=acc,scale=auto"))[4] == pytest.approx(REWARDS)
+
+
+def test_all_percent_or_none_needs_one_scale(logged):
+    text = "step,acc\n0,10\n1,25\n2,40\n"
+    assert rewards_by_n(logged("csv", text, "n=8,B_p=8,reward=acc,scale=0.01")) == {8: pytest.approx(REWARDS)}
+    with pytest.raises(InputError, match=r"line 2: .* is 10, expected a number in \[0, 1\].*Percent: --map scale=0.01"):
+        logged("csv", text, "n=8,B_p=8,reward=acc")
+    result = logged("csv", "step,acc\n0,.1\n1,.25\n", "n=8,B_p=8,reward=acc,scale=0.01")
+    assert "the highest reward is 0.25 before scale=0.01 makes it less: are these percent?" in result.notes
+
+
+def test_one_wrong_row_is_named_itself(logged):
+    logs = {"n4.csv": "step,acc\n0,.1\n1,42\n2,.3\n", "n8.csv": "step,acc\n0,.1\n1,.2\n2,.3\n"}
+    with pytest.raises(InputError, match=r"n4\.csv, line 3: .* is 42, expected a number in \[0, 1\]"):
+        logged("csv", logs, "n=n{},B_p=8,reward=acc")
