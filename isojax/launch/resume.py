@@ -11,6 +11,7 @@ from isojax.core.terminal import warn
 from isojax.core.yaml_files import flatten
 from isojax.launch.display import print_line
 from isojax.launch.planner import plan_cells
+from isojax.launch.prompt_date import with_new_date, with_saved_date
 from isojax.launch.sweep_status import CONFIG_FILE, STATUS_FILE, read_sweep_status, resume_command
 
 BASE_FOLDER, LOGS_FOLDER = "base", "logs"
@@ -37,10 +38,12 @@ def holds_run(folder: Path, resume: bool) -> bool:
 
 
 def config_for_folder(config: Config, folder: Path, resume: bool) -> Config:
-    """The config this folder is run with: a resumed run keeps its static sizes. InputError where it cannot go on."""
+    """The config this folder is run with: a resumed run keeps its static sizes and the day in its prompts. InputError
+    where it cannot go on."""
     if not holds_run(folder, resume):
-        return config
+        return with_new_date(config, folder / BASE_FOLDER)
     saved_config = load_config(str(folder / CONFIG_FILE))
+    config = with_saved_date(config, saved_config, folder)
     try:
         check_resume(saved_config, config)
     except InputError as e:

@@ -16,11 +16,20 @@ from isojax.core import registry
 from isojax.core.config import CellConfig, InterruptConfig, SamplingConfig
 from isojax.core.config.data import score_weights
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_PROMPT_CHARACTERS
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
+from isojax.tasks.context_limit import describe_excess
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
+from isojax.tasks.prompt_checks import (
+    TurnEnd,
+    check_generation_prompt,
+    check_message_markup,
+    check_raw_template,
+    find_markup,
+    find_turn_end,
+)
+from isojax.tasks.prompts import RESIZE_FIX, PromptWriter
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
 from isojax.tasks.tokenizer import (
     added_beyond_vocabulary,
@@ -28,15 +37,9 @@ from isojax.tasks.tokenizer import (
     end_tokens,
     load_tokenizer,
     readable,
-    render_chats,
     token_bytes,
 )
 from isojax.tasks.turns import check_device_reply, find_reply, plain_tokens, split_turns
-
-RESIZE_FIX = (
-    "Give the embedding the row: in transformers, model.resize_token_embeddings(len(tokenizer)), then "
-    "model.save_pretrained(FOLDER); or remove the token from tokenizer.json and tokenizer_config.json"
-)
 
 
 class TextTask:
@@ -52,9 +55,8 @@ class TextTask:
         if model.path is None:
             raise InputError("cell.model.path is not set; give a folder such as `isojax model import smollm2` writes.")
         self.folder = Path(model.path)
-        self.tokenizer = load_tokenizer(self.folder)
-        self._tokenizer_lock = threading.Lock()  # a tokenizer is not safe to share between threads
-        self._last_render: tuple[list[Any], list[str]] = [], []  # each evaluation shows the same problems
+        self.warnings: list[str] = []  # what is doubtful before anything is sampled, each in a line
+        self.tokenizer = load_tokenizer(self.folder, self.warnings)
         vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
             problem = f"{self.folder}/config.json has no whole number vocab_size ({vocab!r})"
@@ -63,15 +65,11 @@ class TextTask:
         self.problems, self.prompt = source.problems, prompt  # `problems` is the source's function
         with readable(self.folder):
             self._token_bytes = token_bytes(self.tokenizer, self.vocab)
-            self._added_beyond = added_beyond_vocabulary(self.tokenizer, self.vocab)
-        self._stop_strings = [string.encode() for string in prompt.stop]
-        transitions = build_stop_table(self._token_bytes, prompt.stop) if prompt.stop else None
-        vocab_ids, end_ids = self.tokenizer.get_vocab(), set(end_tokens(self.tokenizer, self.folder))
-        # A stop string may be a special token, which is no text.
-        stop_ids = {i for s in prompt.stop if (i := vocab_ids.get(s)) is not None and i < self.vocab}
-        end_ids |= {i for i in stop_ids if self._token_bytes[i] is None}
-        self.stops = StopConditions(tuple(sorted(end_ids)), transitions)
-        self._check_formats()
+            beyond = added_beyond_vocabulary(self.tokenizer, self.vocab)
+        self._writer = PromptWriter(self.folder, self.tokenizer, prompt, beyond)
+        self.stops = self._find_stops()
+        if excess := describe_excess(self.folder, sampling):
+            self.warnings.append(excess)
         if sampling.interrupt is not None:
             interruption = self._encode_interruption(sampling.interrupt, sampling.response_length)
             self.stops = replace(self.stops, interruption=interruption)
@@ -80,7 +78,7 @@ class TextTask:
             if sampling.interrupt is not None:
                 raise InputError("cell.sampling.interrupt and a task of turns exclude each other; leave the first out.")
             self.stops = replace(self.stops, host_replies=True)
-            self._markup = self._find_markup() if prompt.format == "chat" else ("", "")
+            self._markup = self._reply_markup() if prompt.format == "chat" else ("", "")
         pad = self.tokenizer.pad_token_id
         self.pad = pad if isinstance(pad, int) and pad < self.vocab else next(iter(self.stops.tokens), 0)
         self._verifier, self._num_workers = cell.verifier, num_workers
@@ -89,16 +87,38 @@ class TextTask:
         self._reply_checker: Checker | None = None
         self._checker_lock = threading.Lock()
 
-    def _check_formats(self) -> None:
-        """InputError where responses could not end, or prompts not be written."""
-        prompt = self.prompt
-        if outside_vocab := [i for i in self.stops.tokens if i >= self.vocab]:
+    def _find_stops(self) -> StopConditions:
+        """The end tokens and stop strings of the files, the config and the chat template; InputError where responses
+        could not end, or prompts not be written."""
+        strings = list(self.prompt.stop)
+        end_ids = set(end_tokens(self.tokenizer, self.folder))
+        vocab_ids = self.tokenizer.get_vocab()
+        # A stop string may be a special token, which is no text.
+        stop_ids = {i for s in strings if (i := vocab_ids.get(s)) is not None and i < self.vocab}
+        end_ids |= {i for i in stop_ids if self._token_bytes[i] is None}
+        if outside_vocab := sorted(i for i in end_ids if i >= self.vocab):
             problem = (
                 f"{self.folder}: the end tokens {outside_vocab} are outside the model's vocabulary of {self.vocab}"
             )
             raise InputError(f"{problem}. {RESIZE_FIX}, or correct eos_token_id in generation_config.json.")
-        if not self.stops.tokens and not self._stop_strings:
+
+        self._check_settings()
+        turn_end = self._find_turn_end(end_ids) if self.prompt.format == "chat" else TurnEnd()
+        self.warnings += turn_end.warnings
+        end_ids.update(turn_end.tokens)
+        strings += turn_end.strings
+        if not end_ids and not strings:
             raise InputError(f"{self.folder}: no file of the model names an end token; give cell.prompt.stop.")
+
+        if self.prompt.format == "raw":
+            self._check_raw_prompts(end_ids)
+        self._stop_strings = [string.encode() for string in strings]
+        transitions = build_stop_table(self._token_bytes, strings) if strings else None
+        return StopConditions(tuple(sorted(end_ids)), transitions)
+
+    def _check_settings(self) -> None:
+        """InputError where the settings of cell.prompt contradict each other or the tokenizer."""
+        prompt = self.prompt
         if "{prompt}" not in prompt.template:
             template = f"cell.prompt.template = {prompt.template!r}"
             raise InputError(f"{template} has no place for the problem; write {{prompt}} there.")
@@ -111,15 +131,32 @@ class TextTask:
         for name, setting in (("system", prompt.system or None), ("thinking", prompt.thinking)):
             if setting is not None:
                 raise InputError(f"cell.prompt.{name} = {setting!r} is part of a chat; set cell.prompt.format=chat.")
-        ids = self._tokenize(["1"])[0]
-        if ids and ids[-1] in self.stops.tokens:
+
+    def _find_turn_end(self, end_ids: set[int]) -> TurnEnd:
+        """What ends an assistant's turn beside `end_ids` and cell.prompt.stop; other doubts become warnings."""
+        markup = find_markup(self._writer)
+        self.warnings += check_message_markup(self._writer, markup)
+        if markup is None:
+            return TurnEnd()
+        turn_end = find_turn_end(self._writer, markup, self._token_bytes, end_ids, self.prompt.stop)
+        if warning := check_generation_prompt(markup, self._writer, end_ids | set(turn_end.tokens)):
+            self.warnings.append(warning)
+        return turn_end
+
+    def _check_raw_prompts(self, end_ids: set[int]) -> None:
+        ids = self._writer.tokenize(["1"])[0]
+        if ids and ids[-1] in end_ids:
             fault = f"the tokenizer in {self.folder} ends every text with its end token ({ids[-1]})"
-            raise InputError(f"{fault}; set add_eos_token to false in tokenizer_config.json.")
+            raise InputError(
+                f"{fault}; set add_eos_token to false in tokenizer_config.json, or take it out of tokenizer.json."
+            )
+        if warning := check_raw_template(self._writer, end_ids, self.prompt.stop):
+            self.warnings.append(warning)
 
     def _encode_interruption(self, interrupt: InterruptConfig, T: int) -> Interruption:
         """`cell.sampling.interrupt` as tokens; InputError for a text that ends a response, or leaves it no room."""
         texts = filter(None, (interrupt.text, interrupt.unless))
-        tokens, *unless_tokens = (self._tokenize([text], special=False)[0] for text in texts)
+        tokens, *unless_tokens = (self._writer.tokenize([text], special=False)[0] for text in texts)
         if unless_tokens and (count := len(unless_tokens[0])) != 1:
             raise InputError(f"cell.sampling.interrupt.unless = {interrupt.unless!r} is {count} tokens, expected one.")
         if interrupt.after + len(tokens) >= T:
@@ -149,66 +186,18 @@ class TextTask:
 
     def prompt_texts(self, problems: Sequence[Problem]) -> list[str]:
         """Each problem's prompt as the model reads it, with its special tokens and the markup of its chat."""
-        prompt_tokens = self._prompt_tokens(problems)
-        with self._tokenizer_lock, readable(self.folder):
-            return [str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in prompt_tokens]
+        return self._writer.decode(self._prompt_tokens(problems))
 
     def _prompt_tokens(self, problems: Sequence[Problem]) -> list[list[int]]:
-        if self.prompt.format == "chat" and problems:
-            return self._tokenize(self._render_chats([self._chat_messages(p) for p in problems]), special=False)
-        for problem in problems:
-            if (length := len(problem.messages)) > 1:
-                conversation = f"problem {problem.id} is a conversation of {length} messages"
-                raise InputError(f"{conversation}; set cell.prompt.format=chat.")
-        return self._tokenize([self._fill_template(problem) for problem in problems]) if problems else []
+        return self._writer.tokens(problems)
 
-    def _chat_messages(self, problem: Problem) -> list[dict[str, str]]:
-        messages = [dict(message) for message in problem.messages[:-1]]
-        if self.prompt.system:
-            if messages and messages[0]["role"] == "system":
-                two_prompts = f"problem {problem.id} has a system message of its own"
-                raise InputError(f"{two_prompts}, and cell.prompt.system is set; remove one.")
-            messages.insert(0, {"role": "system", "content": self.prompt.system})
-        return [*messages, {"role": "user", "content": self._fill_template(problem)}]
-
-    def _fill_template(self, problem: Problem) -> str:
-        template, text = self.prompt.template, problem.prompt
-        if (size := len(template) + template.count("{prompt}") * len(text)) > MAX_PROMPT_CHARACTERS:
-            problem_text = f"problem {problem.id} in cell.prompt.template takes {size:,} characters"
-            raise InputError(f"{problem_text}, expected at most {MAX_PROMPT_CHARACTERS:,}. Shorten or remove it.")
-        return template.replace("{prompt}", text)
-
-    def _tokenize(self, texts: list[str], special: bool = True) -> list[list[int]]:
-        """Ids, with the special tokens that the tokenizer adds by default (BOS where the model has one), or without."""
-        options: dict[str, Any] = {"padding": False, "truncation": False, "verbose": False}
-        with self._tokenizer_lock, readable(self.folder):
-            rows = self.tokenizer(texts, add_special_tokens=special, **options)["input_ids"]
-
-        if self._added_beyond and (unreadable := self._added_beyond.keys() & {i for ids in rows for i in ids}):
-            names = ", ".join(self._added_beyond[i] for i in sorted(unreadable))
-            problem = f"a prompt holds {names}, which the tokenizer in {self.folder} has beyond the model's vocabulary"
-            raise InputError(f"{problem} of {self.vocab}, so that no row of the embedding is its own. {RESIZE_FIX}.")
-        return rows
-
-    def _render_chats(self, conversations: list[list[dict[str, str]]]) -> list[str]:
-        last_conversations, texts = self._last_render
-        if conversations != last_conversations:
-            thinking = {} if self.prompt.thinking is None else {"enable_thinking": self.prompt.thinking}
-            texts = render_chats(self.tokenizer, conversations, {"add_generation_prompt": True, **thinking})
-            self._last_render = conversations, texts
-        return texts
-
-    def _find_markup(self) -> tuple[str, str]:
-        """What the chat template writes before and after a user's message that follows an assistant's."""
-        texts = "First message.", "Second message.", "Third message."
-        roles = "user", "assistant", "user"
-        messages = [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
-        _, second, rest = self._render_chats([messages])[0].partition(texts[1])
-        before, third, after = rest.partition(texts[2])
-        if not second or not third:
+    def _reply_markup(self) -> tuple[str, str]:
+        """What the chat template writes before and after a reply of the task, which is a user's message."""
+        markup = find_markup(self._writer)
+        if markup is None:
             problem = f"the chat template in {self.folder} leaves out earlier messages of the assistant"
             raise InputError(f"{problem}; a task of turns needs them. Set cell.prompt.format=raw, or another template.")
-        return before, after
+        return markup.before, markup.after
 
     def reply_tokens(
         self, problems: Sequence[Problem], responses: Sequence[np.ndarray]
@@ -221,7 +210,7 @@ class TextTask:
         verdicts = self._reply_checker.judge(problems, [""] * len(problems), turns)
         before, after = self._markup
         texts = [before + v.message + after if v.parsed and not v.failure and v.message else "" for v in verdicts]
-        contexts = [np.array(ids, np.int32) for ids in self._tokenize(texts, special=False)]
+        contexts = [np.array(ids, np.int32) for ids in self._writer.tokenize(texts, special=False)]
         for i, (context, response) in enumerate(zip(contexts, responses, strict=True)):
             if len(context) and context[0] in self.stops.tokens and response[-1] in self.stops.tokens:
                 contexts[i] = context[1:]  # the policy has written the end token that the markup begins with
@@ -229,7 +218,7 @@ class TextTask:
 
     def _turn_texts(self, tokens: np.ndarray) -> list[str]:
         """A response's turns as text: the policy's up to their stop, replies without the markup of a chat."""
-        before, after = (self._text(self._tokenize([text], special=False)[0]) for text in self._markup)
+        before, after = (self._text(self._writer.tokenize([text], special=False)[0]) for text in self._markup)
         return [
             self._text((~turn).tolist()).removeprefix(before).removesuffix(after)
             if turn[0] < 0
@@ -243,11 +232,11 @@ class TextTask:
 
     def check_problems(self, problems: Sequence[Problem]) -> None:
         """InputError where the verifier cannot judge a problem; one in processes tries the first problem only."""
-        self.start_verifier().check_problems(problems, [self._fill_template(problem) for problem in problems])
+        self.start_verifier().check_problems(problems, self._writer.texts(problems))
 
     def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
-        """Judge one response i32[its length] to each problem; the prompt is the template filled in, no chat markup."""
-        prompts = [self._fill_template(problem) for problem in problems]
+        """Judge one response i32[its length] to each problem; a verifier gets the prompt as the model reads it."""
+        prompts = self._writer.texts(problems)
         return self.start_verifier().grade(problems, prompts, [self.decode(tokens) for tokens in responses])
 
     def decode(self, tokens: np.ndarray) -> str:

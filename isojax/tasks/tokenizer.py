@@ -15,6 +15,8 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +25,13 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_PROMPT_CHARACTERS
 from isojax.core.table_files import read_json_object
+from isojax.tasks.tokenizer_file import CONFIG_FILE, TOKENIZER_FILE, read_as_written
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-TOKENIZER_FILES = ("tokenizer.json", *SENTENCEPIECE_FILES, "vocab.json", "tiktoken.model", "tekken.json")
+TOKENIZER_FILES = (TOKENIZER_FILE, *SENTENCEPIECE_FILES, "vocab.json", "tiktoken.model", "tekken.json")
 SENTENCEPIECE_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how sentencepiece writes a space
 PROBE_TEXT = "The 12 cats sat on 3 mats."
 MAX_STOP_BYTES = 512  # of all stop strings
@@ -40,27 +43,45 @@ SECONDS, SECONDS_PER_CONVERSATION = 10.0, 0.02
 logging.getLogger("transformers").addFilter(lambda record: "PyTorch was not found" not in record.getMessage())
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the folder is run."""
+def load_tokenizer(folder: Path, notes: list[str] | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer in a model's folder as a hub gives it; nothing is fetched and no code of the folder is run. Where
+    transformers would tokenise otherwise than the folder's tokenizer.json, the file decides, and `notes` says it."""
     if not folder.is_dir():
         raise InputError(f"cell.model.path: no such folder: {folder}; expected one of a model's files.")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise InputError(f"cell.model.path: {folder} has no tokenizer; expected one of {', '.join(TOKENIZER_FILES)}.")
-    from transformers import AutoTokenizer, LlamaTokenizer
+    from transformers import LlamaTokenizer
 
-    no_tokenizer_json = not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file()
+    has_tokenizer_json = (folder / TOKENIZER_FILE).is_file()
+    has_config = (folder / CONFIG_FILE).is_file()
     with readable(folder):
-        if no_tokenizer_json and (folder / "tokenizer.model").is_file():
+        if (folder / "tokenizer.model").is_file() and not has_tokenizer_json and not has_config:
             # Llama 1 and 2 came so; AutoTokenizer of transformers 5 would lose the leading space and the BOS token.
             tokenizer = LlamaTokenizer.from_pretrained(folder, local_files_only=True, add_bos_token=True)
         else:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            tokenizer = _load_by_class(folder)
+        if has_tokenizer_json:
+            tokenizer = read_as_written(folder, tokenizer, [] if notes is None else notes)
     if not isinstance(tokenizer.model_max_length, int | float):
         received = type(tokenizer.model_max_length).__name__
         raise InputError(f"{folder / 'tokenizer_config.json'}: model_max_length is a {received}, expected a number.")
-    if not (folder / "tokenizer.json").is_file():
+    if not has_tokenizer_json:
         _check_sentencepiece(folder, tokenizer)
     return tokenizer
+
+
+def _load_by_class(folder: Path) -> PreTrainedTokenizerBase:
+    """By the class that the folder's files name; by tokenizer.json alone where that class cannot hold its vocabulary,
+    and has no code of its own in the folder."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception:
+        config = read_json_object(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+        if "auto_map" in config or not (folder / TOKENIZER_FILE).is_file():
+            raise
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 @contextmanager
@@ -187,12 +208,17 @@ def build_stop_table(bytes_of_id: Sequence[bytes | None], strings: Sequence[str]
 
 
 def render_chats(
-    tokenizer: PreTrainedTokenizerBase, conversations: Sequence[list[dict[str, str]]], options: Mapping[str, Any]
+    tokenizer: PreTrainedTokenizerBase,
+    conversations: Sequence[list[dict[str, str]]],
+    options: Mapping[str, Any],
+    moment: datetime | None = None,
 ) -> list[str]:
-    """Each conversation as text; InputError where the template refuses one, or takes too much."""
+    """Each conversation as text; InputError where the template refuses one, or takes too much. `moment`: what a
+    template that asks for the time is told (None: the time)."""
     seconds = SECONDS + SECONDS_PER_CONVERSATION * len(conversations)
     arguments = {**tokenizer.special_tokens_map, **options, "chat_template": tokenizer.get_chat_template()}
-    lines = [{"seconds": seconds, "arguments": arguments}, *conversations]
+    settings = {"seconds": seconds, "arguments": arguments, "moment": (moment or datetime.now()).isoformat()}
+    lines = [settings, *conversations]
     command = [sys.executable, "-m", "isojax.tasks.tokenizer"]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     completed = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -208,17 +234,29 @@ def render_chats(
     return texts
 
 
+@dataclass(frozen=True)
+class _FrozenClock:
+    """Stands for the class datetime, of which a template's strftime_now takes now()."""
+
+    moment: datetime
+
+    def now(self) -> datetime:
+        return self.moment
+
+
 def _serve() -> None:
     """The process. It handles no alarm: that ends a template that loops."""
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils import chat_template_utils
 
     settings = json.loads(sys.stdin.readline())
+    # What strftime_now of a template asks; it is no argument of a template, and no other code of this process asks it.
+    vars(chat_template_utils)["datetime"] = _FrozenClock(datetime.fromisoformat(settings["moment"]))
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     signal.setitimer(signal.ITIMER_REAL, settings["seconds"])
     reply: dict[str, str] = {}
     for line in sys.stdin:
         try:
-            (reply["text"],), _ = render_jinja_template([json.loads(line)], **settings["arguments"])
+            (reply["text"],), _ = chat_template_utils.render_jinja_template([json.loads(line)], **settings["arguments"])
             if (count := len(reply["text"])) > MAX_PROMPT_CHARACTERS:
                 reply = {"error": f"{count:,} characters, expected at most {MAX_PROMPT_CHARACTERS:,}"}
         except MemoryError:

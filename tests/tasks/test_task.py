@@ -15,7 +15,7 @@ import pytest
 from isojax.core.config import CellConfig, InterruptConfig, ModelConfig, PromptConfig, SamplingConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks import task as task_module
+from isojax.tasks import prompts as prompts_module
 from isojax.tasks.problem_sources import InMemorySource
 from isojax.tasks.protocol import Grades
 from isojax.tasks.task import TextTask, build_task
@@ -121,12 +121,12 @@ def test_a_chat_prompt_is_the_template_of_the_tokenizer(folder: Path) -> None:
 def test_a_template_is_filled_in_once_for_the_problems_that_each_evaluation_shows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time is a process. Other problems are another call, whatever was shown before."""
-    made, calls, render = task(folder, format="chat"), [], task_module.render_chats
-    monkeypatch.setattr(task_module, "render_chats", lambda *words: (calls.append(len(words[1])), render(*words))[1])
+    """Each time is a process. Of other problems, those that were not shown before are rendered."""
+    made, calls, render = task(folder, format="chat"), [], prompts_module.render_chats
+    monkeypatch.setattr(prompts_module, "render_chats", lambda *words: (calls.append(len(words[1])), render(*words))[1])
     first = made.prompt_texts(SUMS[:2])
     assert made.prompt_texts(list(SUMS[:2])) == first and calls == [2]
-    assert made.prompt_texts(SUMS[1:]) == [first[1], first[1].replace("3 + 4", "1 + 1")] and calls == [2, 2]
+    assert made.prompt_texts(SUMS[1:]) == [first[1], first[1].replace("3 + 4", "1 + 1")] and calls == [2, 1]
 
 
 def test_a_sources_own_conversation(folder: Path) -> None:
@@ -226,7 +226,8 @@ def test_a_users_verifier_gets_the_prompt_and_its_failures_are_shown(folder: Pat
     (tmp_path / "mine.py").write_text(
         "def fn(prompts, completions, **columns):\n"
         "    assert 'x' not in completions[0]\n"
-        "    return [float(p == 'Add: 3 + 4 =') for p in prompts]\n"
+        "    chat = '<|im_start|>user\\nAdd: 3 + 4 =<|im_end|>\\n<|im_start|>assistant\\n'\n"
+        "    return [float(p == chat) for p in prompts]\n"
     )
     use = f"function:{tmp_path / 'mine.py'}:fn"
     cell = CellConfig(

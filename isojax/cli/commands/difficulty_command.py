@@ -8,7 +8,7 @@ from rich.progress import Progress
 from typer import Option
 
 from isojax.cli.formatting import print_line
-from isojax.cli.options import ConfigArguments, MeshOption, read_config
+from isojax.cli.options import ConfigArguments, DryRunOption, MeshOption, read_config
 from isojax.report.console import SafeConsole, TextTable
 
 HELD_OUT_HELP = "Problems of each part held out for validation, at most half."
@@ -21,6 +21,7 @@ def difficulty(
     held_out: Annotated[int, Option(metavar="N", min=0, help=HELD_OUT_HELP)] = 300,
     extremely_hard: Annotated[bool, Option("--extremely-hard", help=HARD_HELP)] = False,
     mesh: MeshOption = None,
+    dry_run: DryRunOption = False,
 ) -> None:
     """Label problems by the base model's avg@k, and split them by difficulty.
 
@@ -31,12 +32,16 @@ def difficulty(
     \b
     Examples
       isojax difficulty smollm2_cpu cell.data.candidates=500
+      isojax difficulty smollm2_cpu --dry-run                     how many problems and rollouts
       isojax difficulty gsm8k models/qwen2.5-7b-instruct cell.model.path=FOLDER --extremely-hard
       isojax launch my.yaml cell.task=tfds:difficulty/gsm8k/splits 'cell.data.mixture={hard: 0.5, easy: 0.5}'
     """
     config = read_config(words, mesh, None)
     folder = out or Path("difficulty") / config.name
     difficulty_run = importlib.import_module("isojax.launch.local.difficulty_run")
+    if dry_run:
+        difficulty_run.print_labelling_plan(config, folder)
+        return
     stderr_console = SafeConsole(stderr=True)
     with Progress(console=stderr_console, disable=not stderr_console.is_terminal) as progress:
         task = progress.add_task("reading the model and the problems", total=1.0)

@@ -1,5 +1,6 @@
 """`cell.data`, `cell.prompt`, `cell.verifier`, `cell.reward`: problems, their text, checks of answers, and rewards."""
 
+import datetime
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -51,6 +52,20 @@ class PromptConfig(Section):
     system: str = ""  # the system message of a chat; empty: none
     thinking: bool | None = None  # passed to chat templates that have such a switch (Qwen3)
     stop: tuple[str, ...] = ()  # strings that end a response
+    # The day that a chat template which asks for it is told, such as 2026-11-29, or with a time as 2026-11-29T14:05;
+    # null: the day on which the sweep is planned, which is stored with it.
+    date: str | None = None
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _check_date(cls, value: Any) -> str | None:
+        text = value.isoformat() if isinstance(value, datetime.date) else value  # as YAML may read it
+        try:
+            if text is not None:
+                datetime.datetime.fromisoformat(text)
+        except (TypeError, ValueError) as e:
+            raise PydanticCustomError("date", "a day such as 2026-11-29, or with a time as 2026-11-29T14:05") from e
+        return text
 
 
 class VerifierConfig(Section):

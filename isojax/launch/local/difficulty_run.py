@@ -19,8 +19,10 @@ from isojax.core.nouns import Problem
 from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
-from isojax.launch.local.setup import open_task, resolve_config, start_jax
+from isojax.launch.display import print_line
+from isojax.launch.local.setup import open_task, print_warnings, resolve_config, start_jax
 from isojax.launch.planner import resolve_sweep_sizes
+from isojax.launch.prompt_date import describe_date, store_date, with_new_date
 from isojax.models.attention_autotune import select_attention
 from isojax.models.safetensors_io import fingerprint
 from isojax.report.figures.difficulty_histogram import UNUSED, draw_difficulty
@@ -46,18 +48,11 @@ def label_difficulty(
     """Label at most `cell.data.candidates` problems, and write all that the module says; returns the splits.
     `held_out` problems of each part are for validation; `extremely_hard` samples unsolved ones 128 times. InputError,
     before any work, where the problems, the model or the folder cannot be used."""
-    start_jax(config)
-    config = resolve_config(config)
-    attempts = config.cell.data.attempts or DataConfig().attempts
-    config = config.with_settings(cell={"data": {"attempts": attempts}})
-    cell, splits_folder = config.cell, folder / SPLITS_FOLDER
-    if not cell.model.path:
-        problem = "cell.model.path is not set: `isojax difficulty` labels problems in text with a language model"
-        raise InputError(f"{problem}. The task {cell.task} labels its own problems when it is launched.")
-    if splits_folder.exists():
-        raise _labelled_already(splits_folder, cell)
-    import_tfds()  # a missing package is reported before hours of labelling
+    config = _prepare(config, folder)
+    cell = config.cell
     with open_task(config) as task, exclusive_lock(folder):
+        print_warnings(task)
+        store_date(cell, folder)
         if not is_on_device(task):
             task.start_verifier().on_failure = lambda kind, what_happened: warn(
                 f"verifier {kind}, each of reward 0; the first: {what_happened}"
@@ -70,8 +65,38 @@ def label_difficulty(
     labels = [(p.solved, p.attempts, EXTREMELY_HARD) for p in unsolved]
     labels += [(p.solved, p.attempts, difficulty_part(p) or UNUSED) for p in labelled if p.id not in unsolved_ids]
     draw_difficulty(labels, ranges, folder)
-    write_dataset(splits_folder, splits, describe_label_settings(cell))
+    write_dataset(folder / SPLITS_FOLDER, splits, describe_label_settings(cell))
     return splits
+
+
+def print_labelling_plan(config: Config, folder: Path) -> None:
+    """What `label_difficulty` would do, and what is doubtful of it; InputError where it would refuse. Nothing is
+    written or sampled."""
+    config = _prepare(config, folder)
+    cell = config.cell
+    with open_task(config) as task:
+        problems = _read_problems(cell, task, folder)
+        rollouts = len(problems) * cell.data.attempts
+        print_line(f"{len(problems):,} problems by avg@{cell.data.attempts}, {rollouts:,} rollouts: labels in {folder}")
+        if date_line := describe_date(cell):
+            print_line(date_line)
+        print_warnings(task)
+
+
+def _prepare(config: Config, folder: Path) -> Config:
+    """The config with all that labels depend on; InputError where model or folder cannot be used."""
+    start_jax(config)
+    config = resolve_config(config)
+    attempts = config.cell.data.attempts or DataConfig().attempts
+    config = config.with_settings(cell={"data": {"attempts": attempts}})
+    if not config.cell.model.path:
+        problem = "cell.model.path is not set: `isojax difficulty` labels problems in text with a language model"
+        raise InputError(f"{problem}. The task {config.cell.task} labels its own problems when it is launched.")
+    config = with_new_date(config, folder)
+    if (folder / SPLITS_FOLDER).exists():
+        raise _labelled_already(folder / SPLITS_FOLDER, config.cell)
+    import_tfds()  # a missing package is reported before hours of labelling
+    return config
 
 
 def _labelled_already(splits_folder: Path, cell: CellConfig) -> InputError:
@@ -90,11 +115,8 @@ def _labelled_already(splits_folder: Path, cell: CellConfig) -> InputError:
     return InputError(f"{problem}. {old_labels[0].upper()}{old_labels[1:]}, or choose another folder by --out.")
 
 
-def _label_with_model(
-    config: Config, task: Task, folder: Path, extremely_hard: bool, on_progress: ProgressCallback
-) -> tuple[list[Problem], list[Problem]]:
-    """(the problems labelled by `attempts`; those unsolved in 128 attempts, labelled by these)."""
-    cell = config.cell
+def _read_problems(cell: CellConfig, task: Task, folder: Path) -> list[Problem]:
+    """The problems to label; InputError where they cannot be read or graded."""
     candidates = task.problems(cell.data.candidates, np.random.default_rng([cell.data.seed, 0]))
     notes: list[str] = []
     problems = drop_long_prompts(cell, task, candidates, "problems", notes)
@@ -103,6 +125,15 @@ def _label_with_model(
     if not is_on_device(task):
         check_references(cell, task, [problems], refuse=not (folder / LABELS_FILE).exists())
         task.check_problems(problems)
+    return problems
+
+
+def _label_with_model(
+    config: Config, task: Task, folder: Path, extremely_hard: bool, on_progress: ProgressCallback
+) -> tuple[list[Problem], list[Problem]]:
+    """(the problems labelled by `attempts`; those unsolved in 128 attempts, labelled by these)."""
+    cell = config.cell
+    problems = _read_problems(cell, task, folder)
     devices = jax.local_devices()
     mesh_shape = parse_mesh(config.run.mesh, len(devices))
     mesh = make_mesh(mesh_shape, devices)

@@ -23,9 +23,18 @@ from isojax.distributed.roles import PREEMPTED, Role, divide_roles
 from isojax.distributed.sharding import shapes_with_shardings
 from isojax.launch.display import Display, console, print_disk_use, print_plan
 from isojax.launch.local.join_processes import check_shared_folder, join_processes
-from isojax.launch.local.setup import SweepSetup, assign_devices, forecast_sweep, open_sweep, resolve_config, start_jax
+from isojax.launch.local.setup import (
+    SweepSetup,
+    assign_devices,
+    forecast_sweep,
+    open_sweep,
+    print_warnings,
+    resolve_config,
+    start_jax,
+)
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup, sampler_processes
+from isojax.launch.prompt_date import describe_date
 from isojax.launch.resume import print_remaining
 from isojax.launch.strategy import CellTarget, raise_cell_failures, training_rounds
 from isojax.launch.sweep_status import lost_output_recorded
@@ -65,11 +74,14 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
             print_plan(setup.config, cells, folder, devices.description, budget, forecast)
             print_disk_use(config, cells, folder, budget.checkpoint_bytes(setup.config.sweep))
             console.print(describe_algorithm(config.cell.rl), markup=False)
+            if date_line := describe_date(setup.config.cell):
+                console.print(date_line, markup=False)
             if setup.task.stops.has_turns:
                 console.print(describe_turns(setup.config.cell), markup=False)
             if dry_run:
                 print_remaining(setup.config, folder, resume)
-            else:
+            print_warnings(setup.task)
+            if not dry_run:
                 with ExitStack() as stack:
                     if is_primary:
                         stack.enter_context(exclusive_lock(folder))

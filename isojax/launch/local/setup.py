@@ -17,7 +17,7 @@ from isojax.core.config.load import LEARNING_RATE
 from isojax.core.errors import InputError
 from isojax.core.machine import cores, reserve_gpu_memory, silence_libtpu
 from isojax.core.nouns import Cell, Problem
-from isojax.core.terminal import note
+from isojax.core.terminal import note, warn
 from isojax.distributed import multiprocess
 from isojax.distributed.device_probe import device_memory, measure_rates
 from isojax.distributed.mesh_spec import MeshShape, parse_mesh
@@ -26,6 +26,7 @@ from isojax.distributed.sharding import make_mesh
 from isojax.launch import strategy, time_estimate
 from isojax.launch.planner import DeviceBudget, autosize_sweep, host_memory, with_kernels
 from isojax.launch.process_group import check_multi_process, sampler_processes
+from isojax.launch.prompt_date import store_date
 from isojax.launch.resume import BASE_FOLDER, config_for_folder
 from isojax.launch.sweep_status import CONFIG_FILE
 from isojax.launch.time_estimate import GIB
@@ -191,6 +192,13 @@ def open_task(config: Config) -> Iterator[Task]:
         task.close()
 
 
+def print_warnings(task: Task) -> None:
+    """What is doubtful of tokenizer, chat template and lengths; the last lines of a plan, which a reader sees."""
+    if not is_on_device(task) and multiprocess.is_primary():
+        for warning in task.warnings:
+            warn(warning)
+
+
 @dataclass(frozen=True)
 class SweepSetup:
     config: Config  # with all sizes chosen
@@ -210,6 +218,7 @@ class SweepSetup:
         if multiprocess.is_primary() and not (folder / CONFIG_FILE).exists():
             for name in (PROBLEMS_FILE, PARAMS_FILE):  # of settings that may have changed since
                 (folder / BASE_FOLDER / name).unlink(missing_ok=True)
+            store_date(self.config.cell, folder / BASE_FOLDER)
         source = Path(self.config.run.base_from) / BASE_FOLDER if self.config.run.base_from else None
         base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, on_progress, source)
         check_batch([pair for cell in self.cells for pair in cell.pairs], len(base_policy.training))

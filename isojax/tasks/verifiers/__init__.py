@@ -3,7 +3,7 @@
 A verifier's file has
 
     ISOLATED: bool                   whether its checks may hang, crash or exhaust memory; they then run in workers
-    PURE: bool                       whether a verdict depends on problem and response only; equal ones are checked once
+    PURE: bool                       whether a verdict depends on its arguments only; equal ones are checked once
     build(argument: str) -> Check    makes the check, from the text after the colon of `cell.verifier.use`; in the
                                      worker where ISOLATED
 
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
         return {MAIN_SCORE: float(self.correct)} if self.scores is None else self.scores
 
 
-Check = Callable[[Problem, str, str], Verdict]  # (problem, the prompt template filled in, response)
+Check = Callable[[Problem, str, str], Verdict]  # (problem, the prompt as the model reads it, response)
 
 
 class LoadedVerifier(NamedTuple):

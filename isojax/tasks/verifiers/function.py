@@ -2,8 +2,10 @@
 
     def my_reward(prompts, completions, answer, **columns) -> list[float]
 
-It is called with lists of one: the prompt's and the response's text, the reference answer, and every column of the
-problem that it names (all where it takes `**columns`). Binary rewards: a score of 1 is correct, any other is not.
+It is called with lists of one: the prompt as the model reads it, with the markup of its chat and what the chat template
+has begun for the policy (a <think>); the response's text, the reference answer, and every column of the problem that it
+names (all where it takes `**columns`). Where it names `problem_text`, it gets the problem's own text. Binary rewards: a
+score of 1 is correct, any other is not.
 """
 
 import importlib
@@ -21,6 +23,7 @@ from isojax.core.user_code import describe_exception
 from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict
 
 ISOLATED, PURE = True, False
+PROBLEM_TEXT = "problem_text"  # a parameter beside TRL's
 NO_SCORE = {MAIN_SCORE: math.nan}  # what the function returned is none, whatever the response
 
 
@@ -35,6 +38,8 @@ def build(argument: str) -> Check:
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         arguments = {**problem.columns, "prompts": prompt, "completions": response, "answer": problem.answer}
+        if PROBLEM_TEXT in parameter_names:
+            arguments.setdefault(PROBLEM_TEXT, problem.prompt)
         if missing := [name for name in required_names if name not in arguments]:
             lack = f"which problem {problem.id} does not have; it has {', '.join(sorted(arguments))}"
             raise InputError(f"cell.verifier.use: {argument} takes {', '.join(missing)}, {lack}.")

@@ -2,6 +2,7 @@
 
     def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float | dict
 
+A function that also has a parameter `prompt_str` gets the prompt as the model reads it, with the markup of its chat.
 data_source, ground_truth (or reward_model's, else the answer) and extra_info are the problem's columns. Of a dict,
 binary rewards take "acc" where there is one, else "score": 1 is correct, any other is not. Graded rewards take "score",
 or the entries that `cell.reward.weights` names.
@@ -19,14 +20,19 @@ from isojax.tasks.verifiers.function import load_function, score_to_verdict
 
 ISOLATED, PURE = True, False
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
+PROMPT_PARAMETER = "prompt_str"  # which verl does not pass
 
 
 def build(argument: str) -> Check:
     """The check that calls the function; InputError where it cannot be imported, or does not take verl's arguments."""
     compute_score = load_function("verl", argument, default_name="compute_score")
+    takes_prompt = False
     try:
         with suppress(ValueError):  # some functions written in C do not name their parameters
-            inspect.signature(compute_score).bind(**dict.fromkeys(PARAMETERS))
+            signature = inspect.signature(compute_score)
+            takes_prompt = PROMPT_PARAMETER in signature.parameters
+            optional = (PROMPT_PARAMETER,) if takes_prompt else ()
+            signature.bind(**dict.fromkeys((*PARAMETERS, *optional)))
     except TypeError as e:
         problem = f"the function cannot be called as verl calls it ({e})"
         raise InputError(f"cell.verifier.use: {argument}: {problem}; expected {', '.join(PARAMETERS)}.") from e
@@ -38,6 +44,7 @@ def build(argument: str) -> Check:
             solution_str=response,
             ground_truth=problem.columns.get("ground_truth", reward_model.get("ground_truth", problem.answer)),
             extra_info=problem.columns.get("extra_info"),
+            **({PROMPT_PARAMETER: prompt} if takes_prompt else {}),
         )
         if isinstance(score, Mapping):
             if "acc" not in score and "score" not in score:
