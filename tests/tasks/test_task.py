@@ -434,3 +434,68 @@ def test_a_task_without_text_cannot_be_interrupted() -> None:
     cell = CellConfig(task="solvers", sampling=SamplingConfig(response_length=100, interrupt=InterruptConfig(after=2)))
     with pytest.raises(InputError, match=r"cell\.sampling\.interrupt is set and cell\.task = solvers writes no text"):
         build_task(cell)
+
+
+PREFILLED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+REWARDS = """\
+import re
+def whole(completions, prompts, **columns):
+    assert sorted(columns) == ["answer"]
+    return [float(bool(re.search(r"assistant\\n<think>\\n[^<]*</think>", p + c))) for p, c in zip(prompts, completions)]
+def own_text(completions, problem_text):
+    return [float(text in ("12 + 7 =", "3 + 4 =")) for text in problem_text]
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, prompt_str=""):
+    return float(prompt_str.endswith("<|im_start|>assistant\\n<think>\\n") and "</think>" in solution_str)
+def as_verl(data_source, solution_str, ground_truth, extra_info=None):
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("use", "rewards"),
+    [
+        ("function:{}:whole", [1, 0]),
+        ("function:{}:own_text", [1, 1]),
+        ("verl:{}", [1, 0]),
+        ("verl:{}:as_verl", [1, 1]),
+    ],
+)
+def test_a_reward_sees_what_the_chat_template_has_begun_for_the_policy(
+    tmp_path: Path, use: str, rewards: list[float]
+) -> None:
+    folder, file = byte_level(tmp_path / "lm", chat=PREFILLED), tmp_path / "rewards.py"
+    file.write_text(REWARDS)
+    cell = CellConfig(
+        model=ModelConfig(path=str(folder)),
+        prompt=PromptConfig(format="chat", template="Add: {prompt}"),
+        verifier=VerifierConfig(use=use.format(file)),
+    )
+    made = TextTask(InMemorySource(SUMS), cell, num_workers=1)
+    grades = grade(made, SUMS[:2], ["12 and 7.\n</think>\n19", "7"])
+    assert grades.rewards.tolist() == rewards and grades.failures == {}
+    made.close()
+
+
+def test_a_reward_of_a_raw_prompt_sees_the_template_filled_in(tmp_path: Path) -> None:
+    """Without the BOS that the tokenizer adds: it is no text of the user's."""
+    (tmp_path / "rewards.py").write_text("def f(prompts, completions): return [p == 'Add: 3 + 4 =' for p in prompts]\n")
+    cell = CellConfig(
+        model=ModelConfig(path=str(byte_level(tmp_path / "lm", bos=True))),
+        prompt=PromptConfig(template="Add: {prompt}"),
+        verifier=VerifierConfig(use=f"function:{tmp_path / 'rewards.py'}:f"),
+    )
+    made = TextTask(InMemorySource(SUMS), cell, num_workers=1)
+    assert grade(made, SUMS[:2], ["19", "7"]).rewards.tolist() == [0, 1]
+    made.close()
+
+
+def test_grading_renders_no_prompt_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, calls, render = task(folder, format="chat"), [], prompts_module.render_chats
+    monkeypatch.setattr(prompts_module, "render_chats", lambda *words: (calls.append(len(words[1])), render(*words))[1])
+    made.encode(SUMS, 40)
+    grade(made, [SUMS[0]] * 5 + [SUMS[1]] * 5, ["19"] * 10)
+    assert calls == [3]
+    made.close()
