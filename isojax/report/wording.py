@@ -1,5 +1,6 @@
 """How the report and the command line write numbers, and sentences about a law, a segment and a crossover."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from isojax.core.nouns import Recommendation
@@ -33,6 +34,12 @@ def format_reward(x: float | None) -> str:
     return "–" if x is None else f"{x:.3f}"
 
 
+def metric_phrase(metric: str) -> str:
+    """ "validation avg@4"; of a log's metric whose name says that already, "val/acc", its name alone."""
+    says_it = re.search(r"(?:^|[^a-z])(?:val|valid|validation|eval|test)(?:[^a-z]|$)", metric.lower())
+    return metric if says_it else f"validation {metric}"
+
+
 def format_percent(x: float) -> str:
     """A share as a percentage: .9 -> "90%"."""
     return f"{100 * x:.3g}%"
@@ -42,6 +49,12 @@ def n_shares(n_probability: Mapping[int, float]) -> list[tuple[int, str, float]]
     """(n, "12%", 0.123): the probability to be the best of each n that has one to speak of."""
     shares = [(n, share) for n, share in sorted(n_probability.items()) if share >= MIN_SHOWN_PROBABILITY]
     return [(n, format_percent(round(share, 2)), round(share, 3)) for n, share in shares]
+
+
+def every_n_share(n_probability: Mapping[int, float]) -> list[tuple[int, str, float]]:
+    """As `n_shares`, with those that have none to speak of, which a reader would miss: (n, "under 1%", 0.001)."""
+    spoken_of = {n: (n, text, share) for n, text, share in n_shares(n_probability)}
+    return [spoken_of.get(n, (n, "under 1%", round(share, 3))) for n, share in sorted(n_probability.items())]
 
 
 def format_range(bounds: Sequence[float | None] | None, formatter: Callable[[float], str] = format_reward) -> str:

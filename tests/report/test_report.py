@@ -272,6 +272,45 @@ def test_the_charts_traces_are_plotlys(make_sweep: Any) -> None:
         assert layout["reward"]["yaxis"]["title"]["text"].startswith("&lt;b&gt;avg&lt;/b&gt;")
 
 
+def test_ticks_are_labelled_as_budgets() -> None:
+    assert explorer.budget_ticks(950.0, 12_000.0) == {
+        "tickvals": [1e3, 2e3, 5e3, 1e4],
+        "ticktext": ["1k", "2k", "5k", "10k"],
+    }
+    assert explorer.budget_ticks(900.0, 1e7)["ticktext"] == ["1k", "10k", "100k", "1M", "10M"]
+
+
+def test_the_charts_say_where_data_end_and_where_the_base_policy_is(make_sweep: Any) -> None:
+    fit, runs = make_sweep()
+    reward, law = (explorer.layouts(fit, runs)[name]["meta"] for name in ("reward", "law"))
+
+    assert reward["measured_to"] == law["measured_to"] == max(run.C_max for run in fit.runs)
+    assert reward["base"] == pytest.approx(fit.base_reward, abs=1e-5) and law["base"] is None
+
+
+def test_every_n_has_its_probability() -> None:
+    assert wording.every_n_share({8: 0.9961, 4: 0.0039, 16: 0.0}) == [
+        (4, "under 1%", 0.004),
+        (8, "100%", 0.996),
+        (16, "under 1%", 0.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metric", "phrase"),
+    [
+        ("avg@4", "validation avg@4"),
+        ("hard/avg@4", "validation hard/avg@4"),
+        ("val/acc", "val/acc"),
+        ("val-core/gsm8k/acc/mean@1", "val-core/gsm8k/acc/mean@1"),
+        ("eval_reward", "eval_reward"),
+        ("medieval/acc", "validation medieval/acc"),
+    ],
+)
+def test_a_metric_is_not_called_validation_twice(metric: str, phrase: str) -> None:
+    assert wording.metric_phrase(metric) == phrase
+
+
 def test_the_charts_show_runs_whose_n_grew(make_sweep: Any) -> None:
     from plotly.graph_objects import Figure
 

@@ -38,8 +38,8 @@ FIGURES: dict[str, FigureSpec] = {
         n_star_figure,
         "The compute-optimal n against C, both on log axes, with P(best) of each n and the fitted law.",
         "Dots: the n on the frontier. The ribbon of each n is as thick as the probability that this n is the best at "
-        "that C: where one ribbon stands alone the choice is clear, where there are several it is not. The red line is "
-        "the fitted law, dashed beyond the measured budgets.",
+        "that C: where one ribbon stands alone the choice is clear, where there are several it is not. An n without a "
+        "ribbon is nowhere likely to be the best. The red line is the fitted law, dashed beyond the measured budgets.",
     ),
     "fixed_batch": FigureSpec(
         fixed_batch_figure,

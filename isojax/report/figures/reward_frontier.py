@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 
 from isojax.core.nouns import RunRecord
 from isojax.report import canvas, fit_views
-from isojax.report.wording import UNITS, format_compact, format_reward
+from isojax.report.wording import UNITS, format_compact, format_reward, metric_phrase
 from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit, ScheduleRow
 
@@ -28,7 +28,7 @@ def frontier_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
     views = sorted(fit_views.frontier_views(fit), key=lambda view: view.B_p is None)  # the joint panel last
     fig, axes = canvas.panel_grid(len(views), height=4.6)
     colours = canvas.n_palette(fit_views.all_n(fit))
-    reward_label = f"validation reward ({canvas.escape_label(fit.metric)})"
+    reward_label = f"reward ({canvas.escape_label(metric_phrase(fit.metric))})"
     for i, (ax, view) in enumerate(zip(axes, views, strict=True)):
         B_ps = fit_views.B_p_of_view(fit, view)
         _draw_runs(ax, fit, [run for run in runs if run.cell.B_p in B_ps], colours, faint=view.B_p is None)

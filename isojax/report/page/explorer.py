@@ -8,7 +8,7 @@ trace's `meta` names what it shows. Text is escaped, because plotly reads some H
 import html
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import log10
+from math import ceil, floor, log10
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from isojax.scaling.result import FitResult, FrontierFit, FrontierRow
 PlotlyTrace = dict[str, Any]
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 CURVE_POINTS, FRONTIER_POINTS, CELL_POINTS, LAW_POINTS = 44, 90, 36, 60
+MAX_DECADES_WITH_MINOR_LABELS = 3.5
 EDGE = 1 + 1e-9  # budgets this close to the end of the frontier belong to it
 MIN_SHOWN_REGRET = 0.0005
 
@@ -78,7 +79,7 @@ def _worded_row(
         "high": interval[1],
         "reward": format_reward(reward),
         "interval": "" if interval == (None, None) else format_range(interval),
-        "probabilities": wording.n_shares(shares),
+        "probabilities": wording.every_n_share(shares),
         "extrapolated": False,
         "words": f"P(n = {n} is the best) = {format_percent(round(shares.get(n, 0.0), 2))}." if shares else "",
     }
@@ -259,10 +260,15 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     ns = all_n(fit)
     n_range = [log10(ns[0] / 1.6), log10(ns[-1] * 2.2)]
     n_axis = {"type": "log", "tickvals": ns, "ticktext": [str(n) for n in ns], "range": n_range, "title": {"text": "n"}}
-    low_C, high_C = min(curve.C_low for curve in fit.curves), wording.LAW_REACH * max(run.C_max for run in fit.runs)
-    C_range = [log10(low_C) - 0.04, log10(high_C) + 0.04]
+    low_C, measured_to = min(curve.C_low for curve in fit.curves), max(run.C_max for run in fit.runs)
+    high_C = wording.LAW_REACH * measured_to
     C_title = {"text": f"C ({UNITS[fit.compute]})", "standoff": 6}
-    C_axis = {"type": "log", "range": C_range, "title": C_title, "dtick": "D2"}
+    C_axis = {
+        "type": "log",
+        "range": [log10(low_C) - 0.04, log10(high_C) + 0.04],
+        "title": C_title,
+        **budget_ticks(low_C, high_C),
+    }
     low, high = fit_views.reward_range(fit, runs)
     span = (high - low) or 0.1
     level = interval_level(fit)
@@ -272,4 +278,18 @@ def layouts(fit: FitResult, runs: Sequence[RunRecord]) -> dict[str, Any]:
     legend = {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0, "groupclick": "togglegroup"}
     margin = {"l": 56, "r": 12, "t": 34, "b": 48}
     shared = {"hovermode": "closest", "margin": margin, "xaxis": C_axis, "legend": legend}
-    return {"reward": {**shared, "yaxis": reward_axis}, "law": {**shared, "yaxis": n_axis, "showlegend": False}}
+    # What page.js draws as shapes: where the data end, and the base policy, whose C = 0 has no place on a log axis.
+    base = None if fit.base_reward is None else round(fit.base_reward, 5)
+    return {
+        "reward": {**shared, "yaxis": reward_axis, "meta": {"measured_to": measured_to, "base": base}},
+        "law": {**shared, "yaxis": n_axis, "showlegend": False, "meta": {"measured_to": measured_to, "base": None}},
+    }
+
+
+def budget_ticks(low_C: float, high_C: float) -> dict[str, Any]:
+    """plotly's ticks at 1, 2 and 5 times powers of ten, each labelled as a budget: 20k, where plotly's own is a 2."""
+    exponents = range(floor(log10(low_C)), ceil(log10(high_C)) + 1)
+    leading_digits = (1, 2, 5) if log10(high_C / low_C) < MAX_DECADES_WITH_MINOR_LABELS else (1,)
+    ticks = [digit * 10.0**exponent for exponent in exponents for digit in leading_digits]
+    shown = [C for C in ticks if low_C * 0.9 <= C <= high_C * 1.1]
+    return {"tickvals": shown, "ticktext": [format_compact(C) for C in shown]}

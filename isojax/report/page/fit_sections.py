@@ -10,7 +10,7 @@ from isojax.core.nouns import RunRecord
 from isojax.report import wording
 from isojax.report.fit_views import all_n, runs_by_cell
 from isojax.report.page.markup import Html, bullet_list, html_fold, html_section, html_table, join_html, tag
-from isojax.report.wording import format_compact, format_interval, format_percent, format_reward
+from isojax.report.wording import format_compact, format_interval, format_percent, format_reward, metric_phrase
 from isojax.scaling.checks.run_health import flag_sentences
 from isojax.scaling.result import FitDiagnostics, FitResult
 from isojax.scaling.tracks import group_by, metric_value
@@ -46,7 +46,9 @@ def describe_gain(fit: FitResult) -> str:
     start = "reaches" if base is None else f"goes from {format_reward(base)} (base policy) to"
     ratio_text = f", {best.final_reward / base:.2f} times the base" if base else ""
     run_text = f"(n = {best.n}, B_p = {best.B_p}, seed {best.seed}){ratio_text}"
-    return f"Validation {fit.metric} {start} {format_reward(best.final_reward)} at the end of the best run {run_text}."
+    metric = metric_phrase(fit.metric)
+    metric = metric if metric == fit.metric else metric[0].upper() + metric[1:]  # a log's name stays as it is
+    return f"{metric} {start} {format_reward(best.final_reward)} at the end of the best run {run_text}."
 
 
 def _describe_segments(fit: FitResult) -> str:
@@ -106,7 +108,7 @@ def rewards_section(fit: FitResult, run_records: Sequence[RunRecord]) -> Html:
         rows.append(row)
     headings = ["B_p × n", "base", "final, mean of seeds", "ratio", "final of each seed"]
     headings += [*(f"{metric}, final" for metric in extra_rewards), "C reached", "evaluations"]
-    table = html_table(f"Validation {fit.metric} before and after training", headings, rows)
+    table = html_table(f"{metric_phrase(fit.metric)} before and after training", headings, rows)
     return html_fold("rewards", "Reward of each cell", table)
 
 

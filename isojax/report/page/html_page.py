@@ -80,7 +80,7 @@ def _answer_card(fit: FitResult) -> Html:
             headline = f"n makes no difference here. {headline}"
         base = "" if fit.base_reward is None else f", from {format_reward(fit.base_reward)} for the base policy"
         reward = row["reward"] + format_interval((row["low"], row["high"]))
-        sentences = [f"Expected validation {fit.metric}: {reward}{base}.", row["words"]]
+        sentences = [f"Expected {wording.metric_phrase(fit.metric)}: {reward}{base}.", row["words"]]
         if fit.compute == "rollouts":
             sentences += wording.describe_advice(recommend(fit, measured_budget(fit)))
     symbols = tag("p", "n: rollouts per problem; B_p: problems per batch; M: updates; C = B_p · n · M.", cls="soft")

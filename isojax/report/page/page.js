@@ -157,12 +157,24 @@
   // Six pixels to each side, in the axis's own units (plotly's sizes in pixels fail on log axes).
   const around = (axis, value) => [-6, 6].map((pixels) => axis.p2d(axis.d2p(value) + pixels));
 
+  // What stays whatever the budget: where the data end, and the base policy's reward.
+  function landmarks({ measured_to, base }) {
+    const soft = token("--soft"), font = { color: soft, size: 10 };
+    const beyond = { type: "rect", layer: "below", xref: "x", yref: "paper", x0: measured_to, x1: 10 * measured_to, y0: 0, y1: 1, fillcolor: token("--line"), opacity: 0.35, line: { width: 0 },
+      label: { text: "not measured", textposition: "bottom left", font } };
+    if (base === null) return [beyond];
+    const start = { type: "line", layer: "below", xref: "paper", yref: "y", x0: 0, x1: 1, y0: base, y1: base, line: { color: soft, width: 1, dash: "dash" },
+      label: { text: `base policy ${base.toFixed(3)}`, textposition: "start", yanchor: "bottom", font } };
+    return [beyond, start];
+  }
+
   // The chosen budget: a line from bottom to top, the interval, and a point. Shapes, because they move without redrawing the curves.
   function shapes(kind, axes) {
     const row = state.row, accent = token("--accent"), C = state.C;
-    if (row === null) return [];
+    const background = landmarks(state.fit.layouts[kind].meta);
+    if (row === null) return background;
     const line = (more) => ({ type: "line", layer: "above", xref: "x", yref: "y", x0: C, x1: C, line: { color: accent, width: 1.2, dash: "dot" }, ...more });
-    const drawn = [line({ yref: "paper", y0: 0, y1: 1 })];
+    const drawn = [...background, line({ yref: "paper", y0: 0, y1: 1 })];
     if (row.why !== undefined) return drawn;
     const y = kind === "law" ? row.n : row.y;
     if (kind === "reward" && row.low !== null && row.high !== null) {
