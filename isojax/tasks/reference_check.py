@@ -14,13 +14,13 @@ from isojax.core.config import CellConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.terminal import warn
+from isojax.tasks.answers.final_answer import reference_answer
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_columns import ANSWER_COLUMNS
 from isojax.tasks.task import TextTask
 from isojax.tasks.text_literals import parse_literal
 from isojax.tasks.verifiers import Verdict
 from isojax.tasks.verifiers.integer import build as build_integer
-from isojax.tasks.verifiers.math import reference_answer
 
 MAX_TOLERATED, MAX_TOLERATED_SHARE = 3, 0.01  # more than both, or more than half of all, are refused
 MAX_NAMED = 4  # in a message
@@ -160,7 +160,7 @@ def _unmatched_by_math(judge: Judge, problems: Sequence[Problem]) -> list[Unmatc
         if verdict.correct:
             continue
         what_happened = f" ({verdict.failure})" if verdict.failure else ""
-        reason = f"the response {response[-60:]!r} is not right by it{what_happened}"
+        reason = f"the response {response[-60:]!r} is wrong by it{what_happened}"
         if response == answer:
             reason_by_answer[answer] = reason_by_answer[answer] or reason
         else:

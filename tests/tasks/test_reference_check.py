@@ -45,12 +45,12 @@ def unmatched(checker: Checker, *answers: str) -> dict[str, str]:
         ("array(['42'], dtype=object)", "an array as Python prints it, expected one answer"),
         ("np.float64(42.0)", "an array as Python prints it, expected one answer"),
         ("Half of it is left.\n####", "no answer after ####"),
-        (r"so that \boxed{}", "no answer after ####"),
+        (r"so that \boxed{}", r"the response 'so that \\boxed{}' is wrong"),
         ("Proof. Suppose n is even.", "a text without a final answer"),
         ("By symmetry both sides are equal. QED", "a text without a final answer"),
         ("48 / 2 = 24\n48 + 24 = 72", "a text without a final answer"),
         ("She sold 24 clips in May, so she sold 72 clips altogether", "a text without a final answer"),
-        ("12,34,567", "the response '1234567' is not right"),
+        ("12,34,567", "the response '1234567' is wrong"),
     ],
 )
 def test_what_no_response_matches(math_checker: Checker, answer: str, reason: str) -> None:
