@@ -302,7 +302,8 @@ class Recommendation:
     # n -> the share of replicates in which it holds the best cell; None also where no measured cell may be chosen.
     n_probability: dict[int, float] | None
     equal_n: tuple[int, ...]  # the n whose best cell's prediction is at most epsilon below the best of all
-    # Expected loss of reward against the best measured cell at this budget; None where none may be chosen.
+    # Expected loss of reward against the best measured cell at this budget; None where none may be chosen, or where the
+    # sweep shows nothing.
     regret: float | None
     regret_interval: Interval | None
     halting_marks: tuple[HaltingMark, ...]  # by rising C; empty without replicates
@@ -315,6 +316,8 @@ class Recommendation:
     device_hours: float | None
     epsilon: float  # a loss of reward that makes no difference, as requested
     level: float  # of the intervals
+    # Of a sweep that shows nothing: what was seen and why, a sentence without its capital. No n is then better.
+    nothing_learnt: str = ""
 
     @property
     def risk_summary(self) -> str:
@@ -330,7 +333,8 @@ class QuotedCell:
     C: float | None  # rollouts until one new run has the reward, the median
     low: float | None
     high: float | None  # None: the interval ends with never
-    p_never: float  # the probability that the run has not reached it by the horizon
+    # The probability that the run has not reached it by the horizon; None where the sweep shows nothing.
+    p_never: float | None
     M: int | None  # updates, of the median
     hours: float | None  # wall clock of the median; None where the cell has no clock
     device_hours: float | None
@@ -345,5 +349,7 @@ class Quote:
     metric: str
     horizon: float  # C; what is not reached by it counts as never
     level: float  # of the intervals
-    best_n: int  # of the lowest median
+    best_n: int | None  # of the lowest median; None where the sweep shows nothing
     cells: tuple[QuotedCell, ...]  # by n, each of the B_p that reaches the reward soonest
+    nothing_learnt: str = ""  # of a sweep that shows nothing: what was seen and why, without the sentence's capital
+    highest: float | None = None  # of such a sweep, what the reward may be at most, by the interval of its evaluations

@@ -120,6 +120,11 @@ def law_is_drawn(view: FrontierFit) -> bool:
     return values == 1 or values >= MIN_DISTINCT_N
 
 
+def nothing_learnt_sentence(text: str) -> str:
+    """The first sentence of every answer about a sweep that shows nothing, from the text of its flag."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
 def describe_law(view: FrontierFit) -> str:
     law = view.n_star.law
     if view.n_star.no_effect:

@@ -109,16 +109,18 @@ def _frontier_path(ensemble: CurveEnsemble, C: FloatArray) -> FrontierPath:
 
 
 def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: FrontierPath) -> SweepSummary:
-    rows, no_effect = [], fit.joint.n_star.no_effect
+    rows, no_effect, all_n = [], fit.joint.n_star.no_effect, sorted(set(ensemble.n.tolist()))
     for g, C in enumerate(path.C.tolist()):
         n_low, n_high = (None if n is None else int(n) for n in central_interval(path.n_draws[:, g], discrete=True))
+        if fit.nothing_learnt:  # any may be the best
+            n_low, n_high = all_n[0], all_n[-1]
         low, high = central_interval(path.reward_draws[:, g])
         rows.append(comparison.BudgetRow(C, int(path.n[g]), n_low, n_high, float(path.reward[g]), low, high))
     overfitting_runs = group_by(fit.overfitting, lambda run: (run.B_p, run.n))
     return SweepSummary(
         label=label,
         base_reward=fit.base_reward,
-        n=tuple(sorted(set(ensemble.n.tolist()))),
+        n=tuple(all_n),
         B_p=tuple(sorted(set(ensemble.B_p.tolist()))),
         no_effect=no_effect,
         at=tuple(rows[i] for i in spread_indices(len(rows), N_BUDGETS)),
@@ -128,6 +130,8 @@ def _summarize(label: str, fit: FitResult, ensemble: CurveEnsemble, path: Fronti
             comparison.OverfittedCell(*cell, len(runs), min(run.C for run in runs))
             for cell, runs in sorted(overfitting_runs.items())
         ),
+        nothing_learnt=fit.nothing_learnt,
+        evaluation_size=fit.evaluation_size,
     )
 
 

@@ -72,6 +72,8 @@ class SweepSummary:
     overfitting: tuple[OverfittedCell, ...]
     difference: RewardDifference | None = None  # against the first sweep; None for itself
     earlier: EarlierSaturation | None = None  # likewise, and None where nothing can be said
+    nothing_learnt: str = ""  # of a sweep that shows nothing: what was seen and why
+    evaluation_size: str = ""  # of such a sweep, what its intervals rest on
 
 
 @dataclass(frozen=True)
@@ -89,9 +91,12 @@ class SweepComparison:
 
 
 def comparison_sentences(sweeps: Sequence[SweepSummary], C_high: float) -> Iterator[str]:
-    """What each sweep shows, and how it differs from the first up to C_high."""
+    """What each sweep shows, and how it differs from the first up to C_high; first of all, which show nothing."""
     first, *others = sweeps
     for sweep in sweeps:
+        if sweep.nothing_learnt:
+            yield f"{sweep.label}: {sweep.nothing_learnt}"
+    for sweep in (sweep for sweep in sweeps if not sweep.nothing_learnt):
         yield f"{sweep.label}: {_describe_saturation(sweep)}"
     for sweep in others:
         if sweep.difference is not None:
@@ -103,7 +108,10 @@ def comparison_sentences(sweeps: Sequence[SweepSummary], C_high: float) -> Itera
         reason = "they share fewer than two values of n"
         if sweep.difference is not None and sweep.difference.low is None:
             reason = "a fit has no intervals"
-        if no_effect_labels:
+        nothing_labels = [s.label for s in (first, sweep) if s.nothing_learnt]
+        if nothing_labels:
+            reason = f"no run learnt anything in {' and '.join(nothing_labels)}"
+        elif no_effect_labels:
             reason = f"n makes no difference in {' and '.join(no_effect_labels)}"
         yield f"where n* levels off cannot be compared between {sweep.label} and {first.label}: {reason}"
     for sweep in sweeps:
@@ -160,6 +168,9 @@ def _describe_earlier(first: SweepSummary, sweep: SweepSummary, earlier: Earlier
 
 def comparison_notes(sweeps: Sequence[SweepSummary]) -> Iterator[str]:
     """What limits the comparison."""
+    for sweep in sweeps:
+        if sweep.evaluation_size:
+            yield f"{sweep.label}: {sweep.evaluation_size}"
     for name in ("n", "B_p"):
         values_by_label = {s.label: getattr(s, name) for s in sweeps}
         if len(set(values_by_label.values())) > 1:

@@ -10,8 +10,26 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, require_column
+from isojax.scaling.checks.learning import (
+    MIN_OF_ONE_RUN,
+    SAME_REWARD,
+    NothingLearnt,
+    describe,
+    shows_something,
+    size_by_step,
+)
 from isojax.scaling.curves.departures import MIN_VISIBLE
-from isojax.scaling.curves.single_run import MAX_FITTED_POINTS, MIN_POINTS, RunPoints, RunPosterior, sample_posterior
+from isojax.scaling.curves.flat_sweep import evaluation_sd, level_draws
+from isojax.scaling.curves.single_run import (
+    MAX_FITTED_POINTS,
+    MIN_POINTS,
+    PARTICLES,
+    RunPoints,
+    RunPosterior,
+    find_reward_range,
+    flat_posterior,
+    sample_posterior,
+)
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, SEED, TAILS, central_band, central_interval
 from isojax.scaling.law.points_file import describe_mixtures
@@ -24,6 +42,7 @@ CLEAR_AUTOCORRELATION = 0.3  # of the noise: flagged where the interval is above
 MAX_INTERVAL_SHARE = 0.5  # an interval of A wider than this share of the gain measured does not determine it
 DEPARTURE_SHARE = 0.04  # standard deviation of a departure at four times the data, as a share of the curve's gain
 BAND_POINTS = 120
+PERCENT = 100.0  # rewards from 0 to this, some above 1, may be percentages
 METHOD = "posterior of the curve, its tail and the noise, by sequential Monte Carlo"
 
 
@@ -58,8 +77,9 @@ def fit_curve_file(
     in_fit = np.ones(len(points.C), dtype=bool) if below is None else points.C <= below
     fitted_points = points.select(in_fit)
     _require_enough_points(path, x_column, points, fitted_points, below)
-    posterior, trial = fit_with_trial(fitted_points)
-    document = {
+    flat = _find_flat(fitted_points, y_column)
+    posterior, trial = fit_with_trial(fitted_points) if flat is None else (_flat_posterior(flat, fitted_points), None)
+    document: dict[str, Any] = {
         "kind": "curve",
         "file": str(path),
         "x": x_column,
@@ -71,8 +91,74 @@ def fit_curve_file(
         "trial": trial,
         "beyond": None if below is None else _prediction_errors(posterior, points.select(~in_fit)),
     }
-    document["flags"] = [*mixtures, *_flags(posterior, fitted_points, document, file_points.rows_without_reward)]
+    document["nothing_learnt"] = "" if flat is None else flat.nothing.text
+    if flat is None:
+        document["flags"] = [*mixtures, *_flags(posterior, fitted_points, document, file_points.rows_without_reward)]
+    else:
+        document |= _describe_flat(flat, document)
+        document["flags"] = [*mixtures, *_flat_flags(flat, y_column, file_points.rows_without_reward)]
     return document, file_points
+
+
+@dataclass(frozen=True)
+class _UnitRun:
+    """One seed, its rewards in [0, 1]."""
+
+    C: FloatArray
+    R: FloatArray
+
+
+@dataclass(frozen=True)
+class _FlatCurve:
+    """Points that show nothing."""
+
+    nothing: NothingLearnt
+    reward_range: tuple[float, float]  # of the rewards that it counts as 0 and 1
+
+    def to_reward(self, value: float) -> float:
+        low, high = self.reward_range
+        return low + (high - low) * value
+
+
+def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
+    """What points that show nothing stand at, of few points only where all are equal; None of any others."""
+    low, high = reward_range = find_reward_range(points.R)
+    if (low, high) != (0.0, 1.0) and points.R.min() >= 0 and points.R.max() <= PERCENT:
+        low, high = reward_range = (0.0, PERCENT)
+    unit_rewards = (points.R - low) / (high - low)
+    seeds = [points.run_index == i for i in range(points.seeds)]
+    runs = [_UnitRun(points.C[seed], unit_rewards[seed]) for seed in seeds if seed.any()]
+    size, is_constant = size_by_step(unit_rewards), np.ptp(unit_rewards) <= SAME_REWARD
+    if (len(points.C) < MIN_OF_ONE_RUN and not is_constant) or shows_something([runs], size):
+        return None
+    return _FlatCurve(describe(runs, size, y_column, "nothing was learnt", (), reward_range), reward_range)
+
+
+def _flat_posterior(flat: _FlatCurve, points: RunPoints) -> RunPosterior:
+    levels = level_draws(flat.nothing, PARTICLES)
+    C_high = float(points.C.max())
+    return flat_posterior(C_high, levels, evaluation_sd(flat.nothing), points.seeds, flat.reward_range)
+
+
+def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, Any]:
+    """A curve without a gain has no exponent and no C_mid; its reward is the mean of all points."""
+    level = flat.to_reward(flat.nothing.level)
+    intervals = document["intervals"] | {"exponent": (None, None), "C_mid": (None, None)}
+    band = [row | {"reward": level} for row in document["band"]]
+    method = f"one reward, as uncertain as an evaluation of {flat.nothing.size.rollouts:,.0f} rollouts leaves it"
+    changed: dict[str, Any] = {"R0": level, "A": level, "exponent": None, "C_mid": None, "intervals": intervals}
+    changed |= {"determined": False, "band": band, "draws": document["draws"] | {"method": method}}
+    if document["beyond"] is not None:
+        changed["beyond"] = document["beyond"] | {"predicted_at_end": level}
+    return changed
+
+
+def _flat_flags(flat: _FlatCurve, y_column: str, rows_without_reward: int) -> Iterator[str]:
+    yield flat.nothing.text
+    size = flat.nothing.size
+    yield f"one evaluation is taken to have {size.rollouts:,.0f} rollouts ({size.source})"
+    if rows_without_reward:
+        yield f"{rows_without_reward} rows without {y_column} are left out"
 
 
 def _read_points(

@@ -10,15 +10,17 @@ from isojax.core.nouns import IMPORTED, Cell, RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity, segment_evidence
+from isojax.scaling.checks.learning import find_nothing_learnt
 from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode
 from isojax.scaling.curves.departures import TRIAL_DRAWS, try_forecast
+from isojax.scaling.curves.flat_sweep import can_be_flat, flat_estimate
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate, to_curve_draws
 from isojax.scaling.law.frontier import compare_schedules, compute_frontier, crossover_rows, frontier_rows
 from isojax.scaling.law.n_star_law import fit_fixed_batches, fit_n_star
 from isojax.scaling.law.referee import judge_laws
-from isojax.scaling.result import FitFlag, FitResult, FittedRun, FrontierFit
+from isojax.scaling.result import FitFlag, FitResult, FittedRun, ForecastTrial, FrontierFit
 from isojax.scaling.tracks import TracksByCell, base_reward, build_tracks, group_by_cell, require_fixed_runs, run_clock
 
 # The runs of each (B_p, n), metric and options -> curves and, where the mode has them, their replicates.
@@ -56,12 +58,18 @@ def fit_all_runs(
     usable_runs = require_fixed_runs(runs)
     tracks = build_tracks(usable_runs, metric, compute)
     cells = group_by_cell(tracks)
-    estimate = MODES[mode](cells, metric, options)
-    _require_a_curve(estimate, len(usable_runs), mode)
-    trial_options = replace(options, replicates=min(replicates, TRIAL_DRAWS), on_progress=None)
-    forecast = try_forecast(cells, estimate, lambda part: MODES[mode](part, metric, trial_options))
-    if estimate.draws is not None and forecast is not None:
-        estimate = replace(estimate, draws=replace(estimate.draws, departure_sd=forecast.departure_sd))
+    scheduled_runs = [run for run in runs if run.cell.schedule]
+
+    scheduled = build_tracks(scheduled_runs, metric, compute) if scheduled_runs else ()
+    nothing = find_nothing_learnt(cells, metric, scheduled)
+    if nothing is not None and can_be_flat(cells):
+        estimate, forecast = flat_estimate(cells, nothing, options), None
+        _require_a_curve(estimate, len(usable_runs), mode)
+    else:
+        nothing, estimate = None, MODES[mode](cells, metric, options)
+        _require_a_curve(estimate, len(usable_runs), mode)
+        estimate, forecast = _try_forecast(cells, estimate, metric, options)
+
     joint, by_B_p, frontier_flags = _fit_frontiers(estimate, cells, metric)
     stability = assess_stability(cells, metric, {c.key for c in estimate.curves if c.C_peak is not None})
     overfitting = find_overfitting(tracks, estimate.noise_sd)
@@ -77,15 +85,16 @@ def fit_all_runs(
         joint=joint,
         by_B_p=by_B_p,
         by_B=fit_fixed_batches(estimate),
-        sensitivity=reward_sensitivity(estimate.curves, estimate.draws),
+        sensitivity=None if estimate.is_flat else reward_sensitivity(estimate.curves, estimate.draws),
         draws=None if estimate.draws is None else to_curve_draws(estimate.draws),
         forecast=forecast,
         referee=judge_laws(estimate),
         diagnostics=diagnostics,
         overfitting=overfitting,
         stability=stability,
-        schedules=compare_schedules(estimate, [run for run in runs if run.cell.schedule], metric, compute),
+        schedules=compare_schedules(estimate, scheduled_runs, metric, compute),
         flags=(
+            *fit_flags.nothing_flags(nothing),
             *fit_flags.effect_flags(estimate),
             *fit_flags.data_flags(cells),
             *fit_flags.forecast_flags(forecast),
@@ -94,10 +103,21 @@ def fit_all_runs(
             *frontier_flags,
             *fit_flags.fall_flags(estimate.curves, stability, overfitting),
             *fit_flags.diagnostics_flags(diagnostics, overfitting, len(estimate.curves)),
-            *fit_flags.mode_flags(mode),
+            *(() if estimate.is_flat else fit_flags.mode_flags(mode)),
         ),
     )
     return with_clocks(result, usable_runs)
+
+
+def _try_forecast(
+    cells: TracksByCell, estimate: SweepEstimate, metric: str, options: FitOptions
+) -> tuple[SweepEstimate, ForecastTrial | None]:
+    """The estimate with departures beyond its data, and the trial that says how large they are."""
+    trial_options = replace(options, replicates=min(options.replicates, TRIAL_DRAWS), on_progress=None)
+    forecast = try_forecast(cells, estimate, lambda part: MODES[options.mode](part, metric, trial_options))
+    if estimate.draws is None or forecast is None:
+        return estimate, forecast
+    return replace(estimate, draws=replace(estimate.draws, departure_sd=forecast.departure_sd)), forecast
 
 
 def _fitted_runs(cells: TracksByCell) -> tuple[FittedRun, ...]:
@@ -150,9 +170,11 @@ def fit_frontier(
     measured_n = {n for _, n in cells}
     targets = {p.target for seeds in cells.values() for t in seeds for p in t.run.points if p.rollouts > 0}
     frontier = compute_frontier(curves)
-    segments = segment_evidence(frontier, cells, metric)
+    segments = () if estimate.is_flat else segment_evidence(frontier, cells, metric)
     crossovers = crossover_rows(frontier, draws, uncrossed_too=estimate.no_effect is None)
     n_star = fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), len(targets))
+    if estimate.is_flat:  # the n that a tie names first is none that leads
+        n_star = n_star.model_copy(update={"band": None})
     frontier_fit = FrontierFit(
         B_p=B_p,
         frontier=frontier_rows(frontier.points, draws),

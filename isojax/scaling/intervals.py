@@ -5,6 +5,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import Field
+from scipy.special import betaincinv
 
 from isojax.core.limits import MAX_COUNT, MAX_NUMBER
 from isojax.scaling.tracks import FloatArray
@@ -33,3 +34,27 @@ def central_band(values: FloatArray, discrete: bool = False) -> tuple[FloatArray
     """The lower and upper bounds along the first axis of finite replicates: float[Q, ...] -> two float[...]."""
     low, high = np.quantile(values, TAILS, axis=0, method="nearest" if discrete else "linear")
     return low, high
+
+
+def share_quantiles(share: float, rollouts: float, levels: ArrayLike) -> FloatArray:
+    """Quantiles at `levels`, float[...], of what the true share may be where a `share` of N `rollouts` was right: at
+    .05 and .95 the bounds of Clopper and Pearson (1934). k = share N need not be whole. At 0 of N the bound is 3 / N,
+    the rule of three, and at N of N it is 1 - 3 / N."""
+    u = np.asarray(levels, dtype=np.float64)
+    hits = min(max(share * rollouts, 0.0), rollouts)
+    misses = rollouts - hits
+    # Below the median the bound from below (a share of 0 has none), above it the bound from above.
+    lower = betaincinv(hits, misses + 1, u) if hits > 0 else np.zeros_like(u)
+    upper = betaincinv(hits + 1, misses, u) if misses > 0 else np.ones_like(u)
+    quantiles = np.where(u < 0.5, lower, upper)
+    # 1 - .05^(1 / N) is a little less than 3 / N, which is what people expect to read.
+    outer = u >= TAILS[1]
+    quantiles = np.where(outer & (hits < 1e-9), np.maximum(quantiles, min(1.0, 3 / rollouts)), quantiles)
+    inner = u <= TAILS[0]
+    return np.where(inner & (misses < 1e-9), np.minimum(quantiles, max(0.0, 1 - 3 / rollouts)), quantiles)
+
+
+def share_interval(share: float, rollouts: float) -> tuple[float, float]:
+    """The central LEVEL of the same; the share itself is inside."""
+    low, high = share_quantiles(share, rollouts, TAILS).tolist()
+    return min(low, share), max(high, share)

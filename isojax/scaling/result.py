@@ -279,6 +279,9 @@ class ScheduleRow(ResultRow):
 
 
 GRADED_FLAG = "graded_rewards"  # the code of the flag of runs whose rewards are graded
+# Codes of the flags of a sweep that shows nothing: no reward rises, or all are 1 from the start. Such a fit is flat.
+NOTHING_LEARNT, NOTHING_TO_LEARN = "nothing_learnt", "nothing_to_learn"
+EVALUATION_SIZE = "evaluation_size"  # the code of the flag that says what their intervals rest on
 
 
 class FitResult(ResultRow):
@@ -316,6 +319,17 @@ class FitResult(ResultRow):
     def reward_name(self) -> str:
         """What its metric measures, in words."""
         return "mean reward" if any(flag.code == GRADED_FLAG for flag in self.flags) else "reward"
+
+    @property
+    def nothing_learnt(self) -> str:
+        """Of a sweep that shows nothing: what was seen and why, a sentence without its capital; "" of any other."""
+        codes = (NOTHING_LEARNT, NOTHING_TO_LEARN)
+        return next((flag.text for flag in self.flags if flag.code in codes), "")
+
+    @property
+    def evaluation_size(self) -> str:
+        """Of a sweep that shows nothing: the rollouts of an evaluation, on which intervals rest; "" of any other."""
+        return next((flag.text for flag in self.flags if flag.code == EVALUATION_SIZE), "")
 
 
 def read_fit_file(path: Path) -> FitResult:

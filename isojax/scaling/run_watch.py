@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from isojax.core.nouns import Interval
+from isojax.scaling.checks.learning import NothingLearnt
 from isojax.scaling.curve_file import fit_with_trial
 from isojax.scaling.curves.single_run import RunPoints, RunPosterior
 from isojax.scaling.intervals import LEVEL
@@ -55,6 +56,7 @@ class WatchedRun:
     looks: tuple[Look, ...]
     looks_agree: bool
     next_look: float | None  # C
+    nothing_learnt: str = ""  # of a run whose reward has not risen so far: what was seen and why
 
 
 @dataclass
@@ -65,8 +67,9 @@ class RunWatch:
     goal: float | None = None
     _looks: dict[tuple[float, int], Look] = field(default_factory=dict)
 
-    def update(self, C: FloatArray, R: FloatArray) -> WatchedRun:
-        """The evaluations so far, C >= 0 rising and R: float[points] each, at least one."""
+    def update(self, C: FloatArray, R: FloatArray, nothing: NothingLearnt | None = None) -> WatchedRun:
+        """The evaluations so far, C >= 0 rising and R: float[points] each, at least one. `nothing`: where these show
+        that nothing was learnt, the reward is expected to stay, within what they and the forecasts allow."""
         looks, next_look = [], None
         for share in LOOK_SHARES:
             C_look = share * self.C_end
@@ -82,6 +85,9 @@ class RunWatch:
         interval, looks_agree = intersect_looks(looks)
         last = looks[-1] if looks else None
         forecast = None if last is None or interval is None else float(np.clip(last.reward, *interval))
+        if nothing is not None and interval is not None:
+            low, high = nothing.interval
+            interval, forecast = (min(interval[0], low), max(interval[1], high)), nothing.level
         left = max(self.C_end - float(C[-1]), 0.0)
         advice, reason = self._advise(left, interval, looks_agree, last)
         return WatchedRun(
@@ -96,6 +102,7 @@ class RunWatch:
             looks=tuple(looks),
             looks_agree=looks_agree,
             next_look=next_look,
+            nothing_learnt="" if nothing is None else nothing.text,
         )
 
     def _advise(self, left: float, interval: Interval | None, agree: bool, last: Look | None) -> tuple[Advice, str]:

@@ -65,8 +65,10 @@ def test_the_largest_n_that_leads_at_every_C_is_not_the_last_word(best, codes):
     assert [flag.code for flag in flags] == codes
 
 
-def test_a_forecast_of_no_reward_at_all_is_not_missed():
-    """Where every reward is 0, so is the noise, and what is left of the error is rounding."""
+def test_no_reward_at_all_is_no_forecast():
+    """Where every reward is 0, nothing says how far a forecast may be off."""
     tracks = [run(16, n, s, [0, *np.geomspace(1e3, 1e5, 12).round()], np.zeros(13)) for n in (4, 16) for s in (0, 1)]
-    codes = {flag.code for flag in fit([t.run for t in tracks], replicates=20).flags}
-    assert "forecast_tried" in codes and "forecast_missed" not in codes
+    document = fit([t.run for t in tracks], replicates=20)
+    codes = {flag.code for flag in document.flags}
+    assert document.forecast is None and document.flags[0].code == "nothing_learnt"
+    assert "forecast_tried" not in codes and "forecast_missed" not in codes

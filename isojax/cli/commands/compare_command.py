@@ -6,7 +6,7 @@ from typing import Annotated
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.formatting import check_figure_path, json_text, print_line, print_notes
+from isojax.cli.formatting import check_figure_path, json_text, print_line, print_notes, print_nothing_learnt
 from isojax.cli.options import JsonOption, complete_run
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError
@@ -77,6 +77,8 @@ def _load_fit(run: Path, metric: str | None) -> FitResult:
 def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     """n* and the frontier at a few budgets, then what follows from them in sentences."""
     sweeps = comparison.sweeps
+    for sweep in sweeps:
+        print_nothing_learnt(console, sweep.nothing_learnt, sweep.label)
     C_columns = [f"C = {format_number(row.C)}" for row in sweeps[0].at]
     best_n = [[sweep.label, *(_format_best_n(sweep, row) for row in sweep.at)] for sweep in sweeps]
     rewards = [[sweep.label, format_reward(sweep.base_reward)] for sweep in sweeps]
@@ -85,7 +87,8 @@ def print_comparison(console: SafeConsole, comparison: SweepComparison) -> None:
     title = f"best n ({comparison.metric} against {comparison.compute})"
     console.print(TextTable(title, ["sweep", *C_columns], best_n, text_columns=1))
     console.print(TextTable("frontier reward", ["sweep", "base", *C_columns], rewards, text_columns=1))
-    for sentence in comparison.sentences:
+    said_first = {f"{sweep.label}: {sweep.nothing_learnt}" for sweep in sweeps}
+    for sentence in (sentence for sentence in comparison.sentences if sentence not in said_first):
         console.print(f"  {escape(sentence)}")
     print_notes(console, comparison.notes)
 

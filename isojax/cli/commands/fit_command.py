@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from rich.markup import escape
 from typer import Option
 
-from isojax.cli.formatting import json_text, print_notes, to_json_value
+from isojax.cli.formatting import json_text, print_notes, print_nothing_learnt, to_json_value
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, RunsArgument
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
@@ -74,29 +74,39 @@ def fit(
 
 def print_fit(console: SafeConsole, fit: FitResult) -> None:
     """The curves, which n leads where, the crossovers, n*(C) and the flags, with intervals where the fit has them."""
+    print_nothing_learnt(console, fit.nothing_learnt)
     level = "" if fit.intervals is None else format_percent(fit.intervals.level)
     columns = ("B_p", "n", "R0", "A", level, "exponent", "C_mid")
     title = "reward(C) from R0 to the plateau A, half way at C_mid (? : plateau not reached)"
     console.print(TextTable(title, columns, map(_curve_row, fit.curves)))
+    if fit.nothing_learnt:
+        console.print("no n leads: all stand at one reward, so there is no frontier, no crossover and no law n*(C)")
+    else:
+        _print_frontier(console, fit, level)
+    if fit.referee:
+        console.print(f"[bold]published laws of n[/bold]: {wording.describe_verdicts(fit)} (docs/laws.md)")
+    if fit.schedules:
+        columns = ("schedule", "stages", "seeds", "gain", level)
+        console.print(TextTable("n along a run against the best fixed n at each C", columns, _schedule_rows(fit)))
+    further_flags = fit.flags[1:] if fit.nothing_learnt else fit.flags
+    print_notes(console, (f"{flag.text} ({flag.code})" for flag in further_flags))
+
+
+def _curve_row(curve: FittedCurve) -> list[str]:
+    plateau = format_number(curve.A) + ("" if curve.determined else " ?")
+    interval = format_range(curve.A_interval, format_number)
+    has_shape = curve.A != curve.R0
+    shape = (format_number(curve.exponent), format_number(curve.C_mid)) if has_shape else ("–", "–")
+    return [str(curve.B_p), str(curve.n), format_number(curve.R0), plateau, interval, *shape]
+
+
+def _print_frontier(console: SafeConsole, fit: FitResult, level: str) -> None:
     columns = ("from C", "to C", "n", "B_p", "reward", "to reward", level)
     console.print(TextTable("frontier: which n leads", columns, _frontier_rows(fit.joint)))
     for row in fit.joint.crossovers:
         C = wording.format_crossover(row, fit)
         console.print(escape(f"n = {row.n_low} gives way to n = {row.n_high} at C = {C}"))
     _print_law(console, fit.joint, level)
-    if fit.referee:
-        console.print(f"[bold]published laws of n[/bold]: {wording.describe_verdicts(fit)} (docs/laws.md)")
-    if fit.schedules:
-        columns = ("schedule", "stages", "seeds", "gain", level)
-        console.print(TextTable("n along a run against the best fixed n at each C", columns, _schedule_rows(fit)))
-    print_notes(console, (f"{flag.text} ({flag.code})" for flag in fit.flags))
-
-
-def _curve_row(curve: FittedCurve) -> list[str]:
-    plateau = format_number(curve.A) + ("" if curve.determined else " ?")
-    interval = format_range(curve.A_interval, format_number)
-    shape = (format_number(curve.exponent), format_number(curve.C_mid))
-    return [str(curve.B_p), str(curve.n), format_number(curve.R0), plateau, interval, *shape]
 
 
 def _frontier_rows(view: FrontierFit) -> Iterator[list[str]]:

@@ -61,6 +61,7 @@ def fit_curve(
 
 
 def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
+    formatting.print_nothing_learnt(console, document["nothing_learnt"])
     seeds = f" of {document['seeds']} seeds" if document["seeds"] > 1 else ""
     points = f"{document['points']} points{seeds}, rms residual {document['rmse']:.3g}"
     console.print(escape(f"{document['y']} against {document['x']}: {points}"))
@@ -68,6 +69,7 @@ def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
     rows = [
         [f"{name} ({meaning})", *format_estimate(document[name], document["intervals"][name])]
         for name, meaning in meanings.items()
+        if document[name] is not None  # of a curve without a gain
     ]
     console.print(TextTable("", ("parameter", "value", "90% interval"), rows, text_columns=1))
     formatting.print_interval_method(console, document["draws"])
@@ -80,7 +82,7 @@ def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
         )
         held_out_range = f"beyond {format_number(document['fit_below'])}: {held_out['points']} points"
         console.print(f"{held_out_range}; {errors}; {_describe_end(held_out)}")
-    formatting.print_notes(console, document["flags"])
+    formatting.print_notes(console, (flag for flag in document["flags"] if flag != document["nothing_learnt"]))
 
 
 def _describe_end(prediction: Mapping[str, Any]) -> str:

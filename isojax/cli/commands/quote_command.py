@@ -6,7 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from isojax.cli.commands.recommend_command import DEVICES_HELP, PRICE_HELP, check_price, fit_on_devices
-from isojax.cli.formatting import json_text, print_notes
+from isojax.cli.formatting import json_text, print_notes, print_nothing_learnt
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core.errors import InputError
@@ -14,7 +14,7 @@ from isojax.core.limits import MAX_SIZE
 from isojax.core.nouns import Quote, QuotedCell
 from isojax.core.terminal import format_hours
 from isojax.report.console import SafeConsole, TextTable
-from isojax.report.wording import describe_devices, format_compact, format_percent
+from isojax.report.wording import describe_devices, format_compact, format_percent, join_commas
 from isojax.scaling.allocate.devices import measured_devices
 from isojax.scaling.allocate.recommend import quote as quote_reward
 from isojax.scaling.checks.run_health import flag_sentences
@@ -43,19 +43,31 @@ def quote(
     fit_as_measured = read_fit(run, include_flagged)
     fit = fit_on_devices(fit_as_measured, devices, run)
     quoted = quote_reward(fit, reward)
-    if price is not None and all(cell.hours is None for cell in quoted.cells):
+    if price is not None and not quoted.nothing_learnt and all(cell.hours is None for cell in quoted.cells):
         raise InputError(f"--price: the records of {run} have no times, by which a price could be known.")
     if as_json:
         cells = [vars(cell) | {"cost": _cost(cell, price)} for cell in quoted.cells]
         print(json_text({**vars(quoted), "cells": cells, "devices": devices}))
         return
     console = SafeConsole()
+    if quoted.nothing_learnt:
+        _print_quote_of_nothing(console, quoted)
+        print_notes(console, [fit.evaluation_size, *flag_sentences(fit.health)])
+        return
     if sentence := describe_devices(measured_devices(fit_as_measured), devices):
         console.print(sentence)
     console.print(_table(quoted, price))
     level = format_percent(quoted.level)
     console.print(f"Of a new run, with {level} intervals; * fewest rollouts. Never: not by C = {quoted.horizon:,.0f}.")
     print_notes(console, flag_sentences(fit.health))
+
+
+def _print_quote_of_nothing(console: SafeConsole, quoted: Quote) -> None:
+    print_nothing_learnt(console, quoted.nothing_learnt)
+    level, all_n = format_percent(quoted.level), join_commas(cell.n for cell in quoted.cells)
+    bound = "" if quoted.highest is None else f" (by its evaluations at most {quoted.highest:.2g}, {level} interval)"
+    console.print(f"{quoted.metric} {quoted.reward:g} was never seen to be reached, with no n ({all_n}){bound}.")
+    console.print("What it costs these runs cannot say: neither for one of these n, nor which n would reach it first.")
 
 
 def _cost(cell: QuotedCell, price: float | None) -> float | None:
@@ -72,7 +84,8 @@ def _table(quoted: Quote, price: float | None) -> TextTable:
         M = "–" if cell.M is None else f"{cell.M:,}"
         mark = " *" if cell.n == quoted.best_n and cell.C is not None else "  "
         C = "never" if cell.C is None else format_compact(cell.C)
-        row = [f"{cell.n}{mark}", f"{cell.B_p}", M, C, f"{low} to {high}", format_percent(cell.p_never)]
+        p_never = "–" if cell.p_never is None else format_percent(cell.p_never)
+        row = [f"{cell.n}{mark}", f"{cell.B_p}", M, C, f"{low} to {high}", p_never]
         row += [format_hours(cell.hours), format_hours(cell.device_hours)] * timed
         if timed and price is not None:
             cost = _cost(cell, price)

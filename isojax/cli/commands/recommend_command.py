@@ -11,7 +11,7 @@ from typing import Annotated
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.formatting import check_new_file, json_text, parse_count, print_line, print_notes
+from isojax.cli.formatting import check_new_file, json_text, parse_count, print_line, print_notes, print_nothing_learnt
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core import registry
@@ -194,7 +194,8 @@ def print_recommendation(
 ) -> None:
     """The allocation for a budget, its expected reward with interval, every n at that budget, and the reasons."""
     allocation = recommendation.allocation
-    if recommendation.no_effect:
+    print_nothing_learnt(console, recommendation.nothing_learnt)
+    if recommendation.no_effect and not recommendation.nothing_learnt:
         equal_n = join_commas(recommendation.equal_n)
         sentence = f": any of n = {equal_n} will do" if len(recommendation.equal_n) > 1 else " at one and the same B_p"
         console.print(f"[bold]n makes no difference here[/bold]{sentence}")
@@ -208,7 +209,9 @@ def print_recommendation(
         interval, new_run = format_range(recommendation.interval), format_range(recommendation.prediction_interval)
         sentence = f"{format_percent(recommendation.level)} interval of that {interval}"
         console.print(f"  {sentence}; one new run will measure {new_run}")
-    if recommendation.regret is None:
+    if recommendation.nothing_learnt:
+        regret = "regret unknown: no reward rises, so no cell can be compared with another"
+    elif recommendation.regret is None:
         regret = "regret unknown: no measured cell agrees with these limits, so there is none to compare with"
     else:
         interval = f" ({format_range(recommendation.regret_interval)})" if recommendation.regret_interval else ""

@@ -8,7 +8,7 @@ import typer
 
 from isojax.cli.commands.fit_command import print_fit
 from isojax.cli.commands.recommend_command import print_recommendation
-from isojax.cli.formatting import print_line
+from isojax.cli.formatting import print_line, print_nothing_learnt
 from isojax.cli.options import IncludeFlaggedOption, complete_run
 from isojax.cli.saved_fits import fit_runs, make_fit, read_fit, sweep_folder
 from isojax.core.config import Config
@@ -42,7 +42,9 @@ def report(
       isojax report runs/quickstart
     """
     folder = sweep_folder(run)
-    print_line(f"report: {draw_report(folder, read_fit(folder, include_flagged))}")
+    fit = read_fit(folder, include_flagged)
+    print_nothing_learnt(SafeConsole(), fit.nothing_learnt)
+    print_line(f"report: {draw_report(folder, fit)}")
 
 
 def draw_report(folder: Path, fit: FitResult) -> Path:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Argument, Option
 
-from isojax.cli.formatting import json_text, parse_count, print_line
+from isojax.cli.formatting import json_text, parse_count, print_line, print_nothing_learnt
 from isojax.cli.options import FormatOption, JsonOption, MapOption, ResumedOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core import terminal
@@ -32,10 +32,11 @@ from isojax.runs.logs.import_logs import read_logs
 from isojax.runs.spend_file import read_spending
 from isojax.scaling.allocate.curve_ensemble import CurveEnsemble, load_rollout_ensemble
 from isojax.scaling.allocate.growing_n import NOption, compare_n, n_to_raise_to
+from isojax.scaling.checks.learning import find_nothing_learnt_by_run
 from isojax.scaling.checks.run_health import health_flags
 from isojax.scaling.intervals import LEVEL
 from isojax.scaling.run_watch import RunWatch, WatchedRun
-from isojax.scaling.tracks import check_reward
+from isojax.scaling.tracks import RunTrack, check_reward
 
 POLL_SECONDS = 2.0  # between two looks at the size of a log
 DEFAULT_END = 2  # times the C of the newest evaluation
@@ -211,11 +212,14 @@ def _show(
     R = np.array([point.metrics[metric] for point in points])
     for point in points:
         check_reward(point, metric, point.metrics[metric], run.source)
-    watched, options = run_watch.update(C, R), []
+    nothing = find_nothing_learnt_by_run(RunTrack(replace(run, points=tuple(points)), C, R), metric)
+    watched, options = run_watch.update(C, R, nothing), []
     if broken := health_flags(run):  # its curve says nothing of the end
         watched = replace(watched, advice="stop", reason=f"the run broke: {broken[0]}", interval=None, forecast=None)
     now = _span_at(run, max(points[-1].M - 1, 0))  # of the newest update, where a schedule changes B_p and n
-    if sweep is not None and watched.rollouts_left > 0 and C[-1] > 0 and not broken:
+    sweep_shows_nothing = "" if sweep is None else sweep.fit.nothing_learnt
+    can_compare = watched.rollouts_left > 0 and C[-1] > 0 and not broken and not sweep_shows_nothing
+    if sweep is not None and can_compare:
         options = compare_n(sweep, now.B_p, now.n, C[C > 0], R[C > 0], watched.C_end)
         if not run.cell.schedule:  # whose n is raised as planned
             larger, goal = n_to_raise_to(options, now.n), run_watch.goal
@@ -226,9 +230,12 @@ def _show(
         note = {"end_source": end_source, "metric": metric, "goal": run_watch.goal}
         run_advice = SPEND_ADVICE if run.cell.is_of_spend else RUN_ADVICE
         n_advice = run_advice if sweep is None else [asdict(option) for option in options]
+        note |= {"sweep_nothing_learnt": sweep_shows_nothing} if sweep_shows_nothing else {}
         document: dict[str, Any] = {"level": LEVEL, "cell": asdict(run.cell), **asdict(watched), **note}
         print(json_text(document | {"n_advice" if sweep is None else "n_options": n_advice}), flush=True)
         return watched
+    print_nothing_learnt(SafeConsole(), watched.nothing_learnt)
+    print_nothing_learnt(SafeConsole(), sweep_shows_nothing, "the sweep")
     line = f"C = {watched.C:,.0f}: {metric} {watched.measured:.3f}; "
     if watched.interval is not None:
         low, high = watched.interval

@@ -20,8 +20,11 @@ from isojax.scaling.result import FitResult, FrontierFit
 PARAMETER_LABELS = {"L": "$L$", "k": "$k$", "log10_C0": "$\\log_{10} C_0$", "b": "$b$"}
 
 
-def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure:
-    """The frontier's n against C and P(best) of each n, with the fitted law. Joint and for each B_p."""
+def n_star_figure(fit: FitResult, runs: Sequence[RunRecord]) -> Figure | None:
+    """The frontier's n against C and P(best) of each n, with the fitted law. Joint and for each B_p. None where no run
+    learnt anything, and no n leads."""
+    if fit.nothing_learnt:
+        return None
     views, ns = frontier_views(fit), all_n(fit)
     fig, law_axes = canvas.panel_grid(len(views), height=4.0)
     colours = canvas.n_palette(ns)

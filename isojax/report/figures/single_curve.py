@@ -40,7 +40,8 @@ def _draw_curve(ax: Axes, document: Mapping[str, Any], C_limit: float) -> None:
     label = f"{document['draws']['level']:.0%} interval"
     ax.fill_between(C, low, high, color=canvas.LAW_COLOUR, alpha=0.18, lw=0, zorder=2, label=label)
     line = {"color": canvas.LAW_COLOUR, "lw": 2.2, "zorder": 4}
-    values = {name: f"{name} = {document[name]:.3g}" for name in ("R0", "A", "exponent", "C_mid")}
+    parameters = {name: document[name] for name in ("R0", "A", "exponent", "C_mid")}
+    values = {name: f"{name} = {value:.3g}" for name, value in parameters.items() if value is not None}
     values["A"] += "" if document["determined"] else " (not determined)"
     is_fitted = C <= C_limit
     ax.plot(C[is_fitted], reward[is_fitted], label=", ".join(values.values()), **line)

@@ -21,6 +21,8 @@ MAX_SHOWN = 6  # of a list; the others are folded
 def describe_n_path(fit: FitResult) -> str:
     """How the leading n changes: by curves that cross, or only where data end, which compares nothing."""
     path, crossovers = [n for n, _ in groupby(point.n for point in fit.joint.frontier)], fit.joint.crossovers
+    if fit.nothing_learnt:
+        return "All runs stand at one reward: no n is shown to be better than another."
     if fit.joint.n_star.no_effect:
         return "The fitted curves differ by less than their errors: no n is shown to be better than another."
     if len(path) < 2:
@@ -42,6 +44,9 @@ def describe_n_path(fit: FitResult) -> str:
 
 
 def describe_gain(fit: FitResult) -> str:
+    """How far the best run came; of a sweep that shows nothing, which has no best run, the highest reward."""
+    if fit.nothing_learnt:
+        return f"The highest {fit.metric} at the end of a run is {max(run.final_reward for run in fit.runs):.3g}."
     base, best = fit.base_reward, max(fit.runs, key=lambda run: run.final_reward)
     start = "reaches" if base is None else f"goes from {format_reward(base)} (base policy) to"
     ratio_text = f", {best.final_reward / base:.2f} times the base" if base else ""
@@ -52,6 +57,8 @@ def describe_gain(fit: FitResult) -> str:
 
 
 def _describe_segments(fit: FitResult) -> str:
+    if fit.nothing_learnt:
+        return "No cell leads another: all stand at one reward."
     if len(fit.joint.segments) < 2:
         return "One cell leads everywhere, so there is no segment to compare with another."
     length = f"at least {wording.MIN_DECADES} decade long"

@@ -34,7 +34,7 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
     sections = [
         _answer_card(fit),
         _figure_section("reward", fit, images, bundle is not None),
-        _figure_section("n-star", fit, images, bundle is not None),
+        *([] if fit.nothing_learnt else [_figure_section("n-star", fit, images, bundle is not None)]),
         Html(budget_controls.substitute(note=note)),
         fit_sections.trust_section(fit),
         _other_budgets(fit),
@@ -68,7 +68,14 @@ def _header(folder: Path, fit: FitResult, main: Html) -> Html:
 
 def _answer_card(fit: FitResult) -> Html:
     unit, row = wording.UNITS[fit.compute], explorer.answer_row(fit, measured_budget(fit))
-    if "why" in row:
+    if fit.nothing_learnt:
+        headline = wording.nothing_learnt_sentence(fit.nothing_learnt)
+        reward = format_interval(fit.curves[0].A_interval)
+        sentences = [
+            "No n is shown to be better than another, so there is no frontier, no crossover and no law n*(C).",
+            f"{fit.metric}, as all evaluations together show it: {format_reward(fit.curves[0].A)}{reward}.",
+        ]
+    elif "why" in row:
         end = fit.joint.frontier[-1]
         headline = f"At C = {format_compact(end.C)} {unit} n = {end.n} on B_p = {end.B_p} leads."
         sentences = [f"There is no recommendation for the measured budget: {row['why']}"]

@@ -85,6 +85,9 @@ CURVE_HEADER = ("B_p × n", "R0", "A", "β", "C_mid", "t", "measured range of C"
 
 def law_section(fit: FitResult) -> Html:
     n_star = fit.joint.n_star
+    if fit.nothing_learnt:
+        explanation = "No run learnt anything, so there is no law: the curves are flat, at one reward."
+        return html_fold("law", "The law n*(C)", tag("p", explanation), *_referee_table(fit))
     laws = html_table("Fitted n*(C)", LAW_HEADER, [_law_row(name, view) for name, view in named_views(fit)], (1,))
     curve_rows = [_curve_row(curve) for curve in sorted(fit.curves, key=lambda curve: curve.key)]
     intervals_by_name = {name: wording.measured_n_intervals(view.n_star) for name, view in named_views(fit)}

@@ -28,6 +28,10 @@ def find_risks(ensemble: CurveEnsemble, allocation: Allocation, cell: int) -> tu
     fit, curve, n, all_n = ensemble.fit, ensemble.curves[cell], allocation.n, set(ensemble.n.tolist())
     seeds = Counter((run.B_p, run.n) for run in fit.runs)
     risks = dict[str, str]()  # by their codes, those of the flags that they state
+    if fit.nothing_learnt:
+        text = "nothing was learnt from which a reward could be forecast"
+        others = [flag.text for flag in fit.flags[1:] if flag.severity != "info"]
+        return (Risk(fit.flags[0].code, text),), tuple(others)
     reward, interval = ensemble.predict_reward(cell, allocation.C)
     rise = reward - ensemble.predict_reward(cell, min(allocation.C, ensemble.C_measured_max))[0]
     if interval is not None and interval[1] - interval[0] + rise / 2 > UNCERTAIN_SPAN:

@@ -110,6 +110,8 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
     _explain_cell(ensemble, request, chosen_cell, unstable_text)
     C_text = "C" if request.time is None else f"{C_spent[chosen_cell]:,.0f}"  # what this cell's clock affords
     request.reasons.append(f"M = {M}: {given_text}" if "M" in request.fix else f"M = floor({C_text} / (n B_p)) = {M}")
+    if ensemble.fit.nothing_learnt:
+        return allocation
     ends = []  # of the other n that were compared beyond their data, as those of runs of equally many updates are
     for other_n in sorted(set(ensemble.n[allowed].tolist()) - {n}):
         cells_of_n = allowed & (ensemble.n == other_n)
@@ -121,6 +123,10 @@ def allocate_by_curves(fit: FitResult, ensemble: CurveEnsemble, request: Allocat
 
 
 def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_cell: int, unstable_text: str) -> None:
+    if ensemble.fit.nothing_learnt:
+        B_p, n = ensemble.curves[chosen_cell].key
+        request.reasons.append(f"n = {n}, B_p = {B_p}: no cell is better than another; of equal ones the smallest n")
+        return
     C_spent, allowed = ensemble.allowed_cells(request)
     expected_rewards = np.where(allowed, ensemble.expected_at_cell_budgets(C_spent), -np.inf)
     best_cell, fix = int(expected_rewards.argmax()), request.fix

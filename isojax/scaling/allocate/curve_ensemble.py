@@ -57,8 +57,9 @@ class CurveEnsemble:
 
     def expected_at_cell_budgets(self, spent: FloatArray) -> FloatArray:
         """The mean of the replicates, or the curves' rewards where there are none, each cell at the compute that it
-        spends: float[..., cells] -> float[..., cells]."""
-        if self.replicates:
+        spends: float[..., cells] -> float[..., cells]. Of a sweep that shows nothing, the mean of its evaluations: that
+        of the replicates, which say how far off it may be, is above 0 where no response was right."""
+        if self.replicates and not self.fit.nothing_learnt:
             return self.samples.curves_at(spent).mean(-2)
         by_cell = np.broadcast_to(spent, (*spent.shape[:-1], len(self.curves)))
         return np.stack([curve_reward(c, by_cell[..., i]) for i, c in enumerate(self.curves)], axis=-1)

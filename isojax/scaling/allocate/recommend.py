@@ -47,7 +47,8 @@ def recommend(
     InputError where the fit is not in rollouts, C is out of reach, or the limits leave no allocation."""
     ensemble = load_rollout_ensemble(fit)
     request = _with_budget(ensemble, budget, AllocationRequest(0.0, B_max, dict(fix or {}), epsilon, extrapolate, []))
-    allocation = ALLOCATORS[fit.mode](fit, ensemble, request)
+    allocate = allocators.allocate_by_curves if fit.nothing_learnt else ALLOCATORS[fit.mode]
+    allocation = allocate(fit, ensemble, request)
     distances = np.abs(np.log2(ensemble.B_p / allocation.B_p)), np.abs(np.log2(ensemble.n / allocation.n))
     cell = int(np.lexsort(distances)[0])  # the nearest in log n, then in log B_p
     if request.time is not None:  # which other cells may spend on more rollouts than this one
@@ -63,8 +64,9 @@ def recommend(
     measured = (allocation.B_p, allocation.n) == ensemble.curves[cell].key
     hours, device_hours = ensemble.predict_hours(cell, allocation.C) if measured else (None, None)
     risks, further_warnings = advice.find_risks(ensemble, allocation, cell)
-    halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_details else ()
-    may_grow = with_details and measured and not (request.fix or request.time or fit.joint.n_star.no_effect)
+    with_advice = with_details and not fit.nothing_learnt
+    halting_marks = advice.set_halting_marks(ensemble, allocation, cell) if with_advice else ()
+    may_grow = with_advice and measured and not (request.fix or request.time or fit.joint.n_star.no_effect)
     return Recommendation(
         allocation=allocation,
         metric=fit.metric,
@@ -80,7 +82,7 @@ def recommend(
         **comparison,
         halting_marks=halting_marks,
         false_stop=advice.FALSE_STOP if halting_marks else None,
-        next_run=advice.choose_next_run(ensemble, request, cell, comparison["regret"]) if with_details else None,
+        next_run=advice.choose_next_run(ensemble, request, cell, comparison["regret"]) if with_advice else None,
         growing=plan_growing_run(ensemble, cell, float(allocation.C), B_max) if may_grow else None,
         no_effect=fit.joint.n_star.no_effect,
         times_measured=request.C / ensemble.C_measured_max,
@@ -88,6 +90,7 @@ def recommend(
         device_hours=device_hours,
         epsilon=epsilon,
         level=LEVEL,
+        nothing_learnt=fit.nothing_learnt,
     )
 
 
@@ -101,7 +104,7 @@ def _with_budget(ensemble: CurveEnsemble, budget: float | TimeBudget, request: A
         _check_extrapolation(ensemble, request)
         return request
     budget.check()
-    if ensemble.fit.mode == "paper":
+    if ensemble.fit.mode == "paper" and not ensemble.fit.nothing_learnt:
         raise InputError("a budget in time, of a fit in mode paper; expected mode hierarchical. Fit the runs again.")
     rollouts = ensemble.affordable_rollouts(budget)
     request = replace(request, C=max(float(rollouts.max()), 1.0), time=budget)
@@ -134,6 +137,8 @@ def _compare_cells(ensemble: CurveEnsemble, request: AllocationRequest, chosen_n
         n_is_best = np.stack([is_best[:, ensemble.n == n].any(1) for n in all_n], axis=1)
         shares = n_is_best / n_is_best.sum(1, keepdims=True)  # equal n share a draw
         n_probability = dict(zip(all_n.tolist(), shares.mean(0).tolist(), strict=True))
+    if ensemble.fit.nothing_learnt:  # a loss of 0 against n that never rose would say that the choice is right
+        regret, regret_draws = None, draws[:0, 0]
     return {
         "n_probability": n_probability,
         "equal_n": tuple(sorted(set(ensemble.n[within_epsilon].tolist()))),
@@ -147,6 +152,12 @@ def _check_extrapolation(ensemble: CurveEnsemble, request: AllocationRequest) ->
     ratio = C / C_measured_max
     if ratio > MAX_EXTRAPOLATION * MEASURED_TOLERANCE:
         statement = f"C = {C:.6g} is {format_number(ratio)} times the largest measured C = {C_measured_max:.6g}"
+        nothing_learnt = ensemble.fit.nothing_learnt
+        if nothing_learnt and not request.extrapolate:
+            raise InputError(
+                f"{nothing_learnt}. {statement}; expected at most {MAX_EXTRAPOLATION:g} times, and first a sweep "
+                "in which a reward rises. Find out why none does (docs/laws.md, A sweep that shows nothing)."
+            )
         risks = "no measurement supports more"
         if not ensemble.replicates:
             risks += "; this fit has no intervals to say how wrong it may be"
@@ -181,7 +192,7 @@ def _explain_outcome(
     if fit.base_reward is not None and reward < fit.base_reward:
         loss = f"less than the base policy's {fit.base_reward:.3f}"
         reasons.append(f"that is {loss}: these runs made it worse, and no training is the better choice")
-    if fit.joint.n_star.no_effect:
+    if fit.joint.n_star.no_effect and not fit.nothing_learnt:
         fastest = f"take the fastest on your hardware of n = {', '.join(map(str, likely_n))}"
         reasons.append(f"n makes no difference here, by a test of all n together; {fastest}")
 
@@ -218,6 +229,8 @@ def quote(fit: FitResult, reward: float) -> Quote:
     ensemble = load_rollout_ensemble(fit)
     if not 0 < reward < 1:
         raise InputError(f"a reward of {reward:g}; expected one between 0 and 1, such as 0.6.")
+    if fit.nothing_learnt:
+        return _quote_of_nothing(ensemble, reward)
     if not ensemble.replicates:
         raise InputError("this fit has no draws of its curves; expected mode hierarchical with --replicates above 0.")
     if fit.base_reward is not None and reward <= fit.base_reward:
@@ -230,9 +243,37 @@ def quote(fit: FitResult, reward: float) -> Quote:
     return Quote(reward, fit.metric, horizon, LEVEL, min(by_n, key=_cost).n, by_n)
 
 
+def _quote_of_nothing(ensemble: CurveEnsemble, reward: float) -> Quote:
+    """Of a sweep that shows nothing: a cell for each n, the smallest stable B_p, without a price."""
+    fit, level = ensemble.fit, ensemble.curves[0].A
+    if reward <= level:
+        raise InputError(f"{fit.nothing_learnt}. Given {reward:g}, expected more than the {level:.3g} of all runs.")
+    stable = np.flatnonzero(ensemble.stable) if ensemble.stable.any() else np.arange(len(ensemble.n))
+    first_of_n = {ensemble.curves[i].n: ensemble.curves[i] for i in reversed(stable.tolist())}
+    cells = tuple(
+        QuotedCell(
+            B_p=curve.B_p,
+            n=n,
+            C=None,
+            low=None,
+            high=None,
+            p_never=None,
+            M=None,
+            hours=None,
+            device_hours=None,
+            extrapolated=True,
+        )
+        for n, curve in sorted(first_of_n.items())
+    )
+    horizon, interval = MAX_EXTRAPOLATION * ensemble.C_measured_max, ensemble.curves[0].A_interval
+    highest = None if interval is None else interval[1]
+    return Quote(reward, fit.metric, horizon, LEVEL, None, cells, fit.nothing_learnt, highest)
+
+
 def _cost(cell: QuotedCell) -> tuple[float, ...]:
     """By the median; where most draws never get there, by how many do."""
-    return (cell.C is None, cell.p_never if cell.C is None else cell.C, cell.B_p)
+    p_never = 1.0 if cell.p_never is None else cell.p_never
+    return (cell.C is None, p_never if cell.C is None else cell.C, cell.B_p)
 
 
 def first_budgets(ensemble: CurveEnsemble, reward: float, horizon: float) -> FloatArray:

@@ -78,8 +78,15 @@ def diagnose(estimate: SweepEstimate) -> FitDiagnostics:
         reduced_chi_square=reduced_chi_square(residuals),
         autocorrelation=autocorrelation(residuals),
         degrees_of_freedom=sum(map(len, residuals)) - estimate.parameter_count if residuals else None,
-        ties=find_ties(estimate.draws),
+        ties=_tie_of_all(estimate.curves) if estimate.is_flat else find_ties(estimate.draws),
     )
+
+
+def _tie_of_all(curves: Sequence[FittedCurve]) -> tuple[TiedRange, ...]:
+    """Of a sweep that shows nothing, where no n leads at any C."""
+    all_n = tuple(sorted({c.n for c in curves}))
+    tie = TiedRange(n=all_n, C_low=min(c.C_low for c in curves), C_high=max(c.C_high for c in curves))
+    return (tie,) if len(all_n) > 1 else ()
 
 
 def reward_sensitivity(curves: Sequence[FittedCurve], draws: PosteriorSamples | None) -> RewardSensitivity | None:

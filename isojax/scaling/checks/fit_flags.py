@@ -6,13 +6,25 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from isojax.core.terminal import format_number
+from isojax.scaling.checks.learning import NothingLearnt
 from isojax.scaling.checks.run_health import RunHealth, flag_sentences
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
 from isojax.scaling.law.frontier import Frontier
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, law_limits
-from isojax.scaling.result import GRADED_FLAG, FitDiagnostics, FitFlag, FitResult, ForecastTrial, Law, SegmentRow
+from isojax.scaling.result import (
+    EVALUATION_SIZE,
+    GRADED_FLAG,
+    NOTHING_LEARNT,
+    NOTHING_TO_LEARN,
+    FitDiagnostics,
+    FitFlag,
+    FitResult,
+    ForecastTrial,
+    Law,
+    SegmentRow,
+)
 from isojax.scaling.tracks import TracksByCell
 
 MAX_AUTOCORRELATION = 0.3
@@ -34,9 +46,20 @@ def _warning(code: str, text: str) -> FitFlag:
     return FitFlag(code=code, severity="warning", text=text)
 
 
+def nothing_flags(nothing: NothingLearnt | None) -> Iterator[FitFlag]:
+    """The sweep shows nothing, and how large its evaluations are taken to be."""
+    if nothing is None:
+        return
+    code = NOTHING_TO_LEARN if nothing.is_solved else NOTHING_LEARNT
+    yield FitFlag(code=code, severity="error", text=nothing.text)
+    low, high = nothing.interval
+    size = f"one evaluation has {nothing.size.rollouts:,.0f} rollouts ({nothing.size.source})"
+    yield _warning(EVALUATION_SIZE, f"{size}: a reward of {nothing.level:.3g} may then be {low:.3g} to {high:.3g}")
+
+
 def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:
     """n makes no difference; nothing to compare; what the intervals assume."""
-    if estimate.no_effect:
+    if estimate.no_effect and not estimate.is_flat:
         comparison = "curves that change with n explain the evaluations no better than one curve for each B_p"
         yield _info("no_effect", f"n makes no difference here: {comparison}")
     intervals = estimate.intervals
@@ -214,5 +237,12 @@ def add_health(fit: FitResult, health: RunHealth) -> FitResult:
         if run.B_p in verdicts and left_out_per_cell[cell] >= max(1, fitted_per_cell[cell]):
             reasons = (reason_before[run.B_p], f"n={run.n} seed {run.seed}: {run.flags[0]}")
             verdicts[run.B_p] = StabilityVerdict(run.B_p, False, "; ".join(filter(None, reasons)))
-    update = {"stability": tuple(verdicts.values()), "health": health, "flags": (*flags, *fit.flags)}
+    others = fit.flags
+    if fit.nothing_learnt:  # which comes first whatever broke, and is said of the runs that are left
+        first = others[0]
+        if runs_left_out:
+            count = f"{len(runs_left_out)} broken {'run' if len(runs_left_out) == 1 else 'runs'}"
+            first = first.model_copy(update={"text": f"{first.text}; {count} left out"})
+        flags, others = [first, *flags], others[1:]
+    update = {"stability": tuple(verdicts.values()), "health": health, "flags": (*flags, *others)}
     return fit.model_copy(update=update)

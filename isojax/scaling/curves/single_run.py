@@ -140,11 +140,35 @@ class RunPosterior:
         return low + (high - low) * values
 
 
+def find_reward_range(R: FloatArray) -> tuple[float, float]:
+    """What is scaled to 0 and 1."""
+    low, high = float(R.min()), float(R.max())
+    spread = high - low if high - low > ROUNDING * abs(high) else max(abs(high), 1.0)
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low - spread, high + spread)
+
+
+def flat_posterior(
+    C_high: float, levels: FloatArray, evaluation_sd: float, seeds: int, reward_range: tuple[float, float]
+) -> RunPosterior:
+    """Flat curves at levels float[Q], without an effect of seeds; levels and evaluation_sd are of rewards in [0, 1]."""
+    ones, count = np.ones(len(levels)), len(levels)
+    scale = evaluation_sd / np.sqrt(NOISE_FREEDOM / (NOISE_FREEDOM - 2))
+    parameters = _Parameters(
+        R0=levels,
+        A=levels,
+        exponent=ones,
+        C_mid=C_high * ones,
+        tail=ones,
+        noise_scale=scale * ones,
+        autocorrelation=0 * ones,
+        run_levels=np.zeros((count, seeds)),
+    )
+    return RunPosterior(parameters, C_high, reward_range)
+
+
 def sample_posterior(points: RunPoints) -> RunPosterior:
     """Draws given points of at least MIN_POINTS distinct C >= 0."""
-    low, high = float(points.R.min()), float(points.R.max())
-    spread = high - low if high - low > ROUNDING * abs(high) else max(abs(high), 1.0)
-    reward_range = (0.0, 1.0) if low >= 0 and high <= 1 else (low - spread, high + spread)
+    reward_range = find_reward_range(points.R)
     unit_rewards = (points.R - reward_range[0]) / (reward_range[1] - reward_range[0])
     means = _average_neighbours(replace(points, R=unit_rewards))
     return RunPosterior(_temper(means), float(points.C.max()), reward_range)

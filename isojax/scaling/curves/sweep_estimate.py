@@ -22,6 +22,11 @@ MAX_EXTRAPOLATION = 4.0  # times the largest measured C: how far a curve may be 
 MIN_DECADES = 0.1
 CURVE_REACH_DECADES = float(np.log10(MAX_EXTRAPOLATION))
 DEPARTURE_FREEDOM = 5  # degrees of freedom of Student's t, which departures beyond the data follow
+# A cell below this reward at the end of its data, where other cells are above it, has hardly scored. Its reward cannot
+# depart downwards, and a mean of departures upwards alone would be a gain that it never made: they count beyond
+# RARE_DEPARTURE standard deviations alone, which leaves them to the interval's upper bound.
+HARDLY_SCORED = 0.01
+RARE_DEPARTURE = 1.28
 
 
 @dataclass(frozen=True)
@@ -100,8 +105,14 @@ class PosteriorSamples:
         own_parts = [np.random.default_rng([0, *key]).normal(size=replicates) for key in self.keys]
         departure = spread * (rng.normal(size=(replicates, 1)) + np.stack(own_parts, axis=1)) / np.sqrt(2)
         departure -= departure.mean(0)  # so that no cell gains by chance
+        departure = np.where(self._hardly_scored(), np.maximum(departure - RARE_DEPARTURE, 0.0), departure)
         rewards = curve_rewards + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES
         return np.where(decades_beyond > 0, np.clip(rewards, 0.0, 1.0), curve_rewards)
+
+    def _hardly_scored(self) -> NDArray[np.bool_]:
+        """bool[J]: the cells whose curves end next to 0, if others do not."""
+        ends = self.curves_at(np.minimum(self.C_high, self.C_peak)).mean(0)
+        return (ends < HARDLY_SCORED) & (ends.max() >= HARDLY_SCORED)
 
     def for_cells(self, keys: Sequence[tuple[int, int]]) -> Self:
         """The same replicates of some cells."""
@@ -127,6 +138,7 @@ class SweepEstimate:
     residuals: list[FloatArray] = field(default_factory=list)  # of each run at C > 0, by rising C, where they are kept
     noise_sd: float | None = None  # standard deviation of the reward of one evaluation
     parameter_count: int = 0  # of all curves together
+    is_flat: bool = False  # no run learnt anything (checks/learning.py): all cells stand at one reward
 
 
 def apply_problem_shift(shifts: FloatArray, R: FloatArray) -> FloatArray:
@@ -141,7 +153,17 @@ def best_cells(
 ) -> tuple[FloatArray, NDArray[np.intp]]:
     """(float[Q, J, G] the cells' rewards, int[Q, G] which is the best of the cells measured within `slack`)."""
     R = draws.rewards(C)
-    return R, np.where(draws.is_measured(C, slack), R, -np.inf).argmax(1)
+    return R, argmax_of_ties(np.where(draws.is_measured(C, slack), R, -np.inf), axis=1)
+
+
+def argmax_of_ties(values: FloatArray, axis: int) -> NDArray[np.intp]:
+    """argmax along an axis; of values that are equal each is as likely, not the first."""
+    best = values.argmax(axis)
+    is_best = values == values.max(axis, keepdims=True)
+    if not (is_best.sum(axis) > 1).any():
+        return best
+    order = np.random.default_rng(0).random(values.shape)
+    return np.where(is_best, order, -1.0).argmax(axis)
 
 
 def to_curve_draws(draws: PosteriorSamples) -> CurveDraws:

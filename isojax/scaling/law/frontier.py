@@ -15,7 +15,7 @@ from scipy.optimize import root_scalar
 from isojax.core.nouns import Interval, RunRecord
 from isojax.core.schedule import schedule_text
 from isojax.scaling.curves.hill import FittedCurve, curve_reward
-from isojax.scaling.curves.sweep_estimate import MIN_DECADES, PosteriorSamples, SweepEstimate, best_cells
+from isojax.scaling.curves.sweep_estimate import MIN_DECADES, PosteriorSamples, SweepEstimate
 from isojax.scaling.intervals import OpenInterval, central_band, central_interval
 from isojax.scaling.result import CrossoverRow, FrontierRow, SchedulePoint, ScheduleRow
 from isojax.scaling.tracks import FloatArray, RunTrack, build_tracks, evaluations_by_target, group_by
@@ -132,15 +132,26 @@ def frontier_rows(points: Sequence[FrontierRow], draws: PosteriorSamples | None)
     n leads. (The best of all cells in each replicate would be too high: among equal cells it picks the luckiest.)"""
     if draws is None:
         return tuple(points)
-    rewards, best = best_cells(draws, [p.C for p in points])
-    best_n = np.array([n for _, n in draws.keys])[best]
+    C = [p.C for p in points]
+    rewards = draws.rewards(C)
+    shares = n_shares(draws, np.where(draws.is_measured(C, MIN_DECADES), rewards, -np.inf))
     rows = []
     for g, p in enumerate(points):
         low, high = central_interval(rewards[:, draws.keys.index((p.B_p, p.n)), g])
-        n, counts = np.unique(best_n[:, g], return_counts=True)
-        shares = dict(zip(n.tolist(), (counts / len(best_n)).round(4).tolist(), strict=True))
-        rows.append(p.model_copy(update={"low": low, "high": high, "n_probability": shares}))
+        n_probability = {n: round(share, 4) for n, share in shares[g].items() if share > 0}
+        rows.append(p.model_copy(update={"low": low, "high": high, "n_probability": n_probability}))
     return tuple(rows)
+
+
+def n_shares(draws: PosteriorSamples, rewards: FloatArray) -> list[dict[int, float]]:
+    """For each of G budgets: n -> the share of draws in which it has the highest of rewards float[Q, J, G]; equal n
+    share a draw."""
+    cell_n = np.array([n for _, n in draws.keys])
+    all_n = np.unique(cell_n)
+    is_best = rewards == rewards.max(1, keepdims=True)
+    n_is_best = np.stack([is_best[:, cell_n == n].any(1) for n in all_n], axis=1)  # [Q, n, G]
+    shares = (n_is_best / n_is_best.sum(1, keepdims=True)).mean(0)
+    return [dict(zip(all_n.tolist(), of_budget.tolist(), strict=True)) for of_budget in shares.T]
 
 
 def crossover_rows(

@@ -91,6 +91,8 @@ def judge_laws(estimate: SweepEstimate) -> tuple[LawVerdict, ...]:
     if estimate.draws is None or estimate.intervals is None:
         return ()
     cells, run_sd = compare_cells(estimate.draws), estimate.intervals.run_sd
+    if estimate.is_flat:
+        cells = Evidence("no run learnt anything, so no n can be compared with another")
     verdicts = []
     for law, (reference, judge) in LAWS.items():
         evidence = cells if isinstance(cells, Evidence) else judge(cells)

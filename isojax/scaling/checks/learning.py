@@ -1,0 +1,350 @@
+"""Whether a sweep shows anything at all, and in words why not.
+
+Evaluations show something where a reward moves beyond what noise allows, and by at least one step of their resolution
+(1 / N for an evaluation of N rollouts), in one of these ways:
+
+    shift    a run's median of three evaluations in a row differs from where it began; one hit moves no median
+    trend    over all runs, rewards rise or fall with C (Kendall's S)
+    cells    rewards differ between cells (Kruskal and Wallis)
+
+Otherwise all runs stand at one reward, and every difference between two n is chance: 0, 1, a constant, noise around
+one, or single hits. N is problems x samples; it does not add up over evaluations, which repeat the same problems with
+policies that differ, so that many of them say no more of other problems than one does.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy.stats import kruskal, norm
+
+from isojax.core.nouns import EvalPoint, RunRecord
+from isojax.scaling.intervals import share_interval
+from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, correct_counts, parse_metric
+
+SAME_REWARD = 1e-9  # rewards that differ by less are equal
+ASSUMED_ROLLOUTS = 100  # of an evaluation, where nothing says how many
+WINDOW = 3  # evaluations in a row, of which the median counts
+MEDIAN_VARIANCE = {1: 1.0, 2: 0.7, 3: 0.45}  # of so many values of variance 1
+BEND_VARIANCE = 1.5  # of a value less the mean of its neighbours
+MIN_Z = 3.0  # of a trend, and of a difference between cells
+FALSE_SHIFTS = 0.005  # the probability that noise alone shows a shift, over all runs
+MIN_OF_ONE_RUN = 5  # evaluations at C > 0 of a run that goes on, to say that it has not learnt anything so far
+MAX_TREND_POINTS = 100  # of a run; more are merged to medians
+NEARLY_ALL, NEARLY_NONE, MOST = 0.99, 0.01, 0.5  # shares, to name a cause
+
+
+class RewardPath(Protocol):
+    """One run: compute C and reward R, float[points] each, by rising C; a RunTrack is one."""
+
+    @property
+    def C(self) -> FloatArray: ...
+
+    @property
+    def R(self) -> FloatArray: ...
+
+
+@dataclass(frozen=True)
+class EvaluationSize:
+    """The rollouts of one evaluation, and where that number comes from."""
+
+    rollouts: float
+    source: str
+    is_known: bool  # the records say it
+
+    @property
+    def step(self) -> float:
+        """The smallest difference that an evaluation can show."""
+        return 1 / self.rollouts
+
+
+@dataclass(frozen=True)
+class NothingLearnt:
+    """All runs stand at one reward, `level`."""
+
+    level: float
+    interval: tuple[float, float]  # what an evaluation of this size allows around it
+    size: EvaluationSize
+    rollouts: float  # that the interval is worth: fewer than the size where rewards scatter by more
+    is_solved: bool  # the level is 1, as far as such evaluations can show
+    text: str  # what was seen, and why as far as the records show it: a sentence, without its capital and full stop
+
+
+def find_nothing_learnt(cells: TracksByCell, metric: str, others: Sequence[RunTrack] = ()) -> NothingLearnt | None:
+    """What a sweep that shows nothing stands at; None for a sweep that shows something. `others`: runs without a fixed
+    n, which may have learnt all the same."""
+    groups = [list(seeds) for seeds in cells.values()]
+    size = evaluation_size([t for seeds in groups for t in seeds], metric)
+    if shows_something(groups, size):
+        return None
+    tracks = [t for seeds in groups for t in seeds]
+    if others and not shows_something([*groups, others], size):
+        tracks += others
+    others_learnt = len(others) > 0 and len(tracks) == sum(map(len, groups))
+    opening = "no run of a fixed n learnt anything" if others_learnt else "no run learnt anything"
+    causes = () if _is_solved(_level(tracks), size) else find_causes([t.run for t in tracks])
+    return describe(tracks, size, metric, opening, causes)
+
+
+def find_nothing_learnt_by_run(track: RunTrack, metric: str) -> NothingLearnt | None:
+    """The same of one run that goes on; None also where it has too few evaluations to say so."""
+    trained, is_constant = int((track.C > 0).sum()), np.ptp(track.R) <= SAME_REWARD
+    if trained < (1 if is_constant else MIN_OF_ONE_RUN):
+        return None
+    size = evaluation_size([track], metric)
+    if shows_something([[track]], size):
+        return None
+    causes = () if _is_solved(_level([track]), size) else find_causes([track.run])
+    return describe([track], size, metric, "this run has not learnt anything so far", causes)
+
+
+def evaluation_size(tracks: Sequence[RunTrack], metric: str) -> EvaluationSize:
+    """From the counts of right answers; else from the smallest step between the rewards; else assumed."""
+    points = [p for t in tracks for p in t.run.points]
+    sizes = [_rollouts_of(p, metric) for p in points]
+    if sizes and all(sizes):
+        return EvaluationSize(min(sizes), "problems x samples, by the records", is_known=True)
+    return size_by_step(np.concatenate([t.R for t in tracks]))
+
+
+def _rollouts_of(point: EvalPoint, metric: str) -> int:
+    """Problems x samples of an evaluation, of KIND@k the groups of k; 0 where the records do not say it."""
+    counts, parsed = correct_counts(point, metric), parse_metric(metric)
+    if not counts or parsed is None:
+        return 0
+    return len(counts) * (point.samples if parsed.kind == "avg" else max(1, point.samples // parsed.k))
+
+
+def size_by_step(rewards: FloatArray) -> EvaluationSize:
+    """Of rewards in [0, 1], float[evaluations], whose number of rollouts nothing says."""
+    steps = np.diff(np.unique(rewards))
+    steps = steps[steps > SAME_REWARD]
+    unsaid = "because the log does not say it"
+    if not len(steps):
+        return EvaluationSize(ASSUMED_ROLLOUTS, f"assumed, {unsaid} and all its rewards are equal", is_known=False)
+    step = float(steps.min())
+    return EvaluationSize(1 / step, f"by the smallest step between its rewards, {step:.3g}, {unsaid}", is_known=False)
+
+
+def shows_something(groups: Sequence[Sequence[RewardPath]], size: EvaluationSize) -> bool:
+    """Whether the rewards of runs, grouped by cell, move by a step or more, and beyond noise."""
+    runs = [run for group in groups for run in group]
+    if np.ptp(np.concatenate([run.R for run in runs])) <= SAME_REWARD:
+        return False
+    return _has_shift(runs, size) or _has_trend(runs, size.step) or _cells_differ(groups, size.step)
+
+
+def _trained(run: RewardPath) -> FloatArray:
+    return run.R[run.C > 0]
+
+
+def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
+    at_zero = [r for run in runs for r in run.R[run.C == 0]]
+    base = float(np.mean(at_zero)) if at_zero else None
+    bends = np.concatenate([_bends(_trained(run)) for run in runs])
+    shifts: list[tuple[float, float]] = []  # (of reward, its standard error)
+    for run in runs:
+        start, later = _start_and_later(_trained(run), base)
+        width = min(WINDOW, len(later))
+        if width < 2:
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(later, width)
+        # Of two evaluations both have to differ.
+        highest = float((np.median(windows, axis=1) if width == WINDOW else windows.min(1)).max())
+        lowest = float((np.median(windows, axis=1) if width == WINDOW else windows.max(1)).min())
+        for reward in (highest - start.reward, start.reward - lowest):
+            middle = float(np.clip(start.reward + reward / 2, size.step / 2, 1 - size.step / 2))
+            variance = middle * (1 - middle) / size.rollouts
+            if not size.is_known and len(bends):
+                variance = float(np.mean(bends**2)) / BEND_VARIANCE
+            shifts.append((reward, float(np.sqrt(variance * (start.variance + MEDIAN_VARIANCE[width])))))
+    places = sum(max(len(run.R) - 1, 1) for run in runs)
+    z = float(norm.isf(FALSE_SHIFTS / (2 * places)))
+    return any(shift >= _whole_step(size.step) and shift > z * error for shift, error in shifts)
+
+
+@dataclass(frozen=True)
+class _Start:
+    reward: float
+    variance: float  # in variances of one evaluation
+
+
+def _start_and_later(rewards: FloatArray, base: float | None) -> tuple[_Start, FloatArray]:
+    """Where a run began, the base policy's reward or the median of its first evaluations, and the evaluations after."""
+    if base is not None:
+        return _Start(base, 1.0), rewards
+    count = min(WINDOW, max(1, len(rewards) // 2))
+    first = float(np.median(rewards[:count])) if len(rewards) else 0.0
+    return _Start(first, MEDIAN_VARIANCE[count]), rewards[count:]
+
+
+def _bends(rewards: FloatArray) -> FloatArray:
+    return rewards[1:-1] - (rewards[:-2] + rewards[2:]) / 2 if len(rewards) > 2 else rewards[:0]
+
+
+def _whole_step(step: float) -> float:
+    return step * (1 - 1e-6)
+
+
+def _has_trend(runs: Sequence[RewardPath], step: float) -> bool:
+    score, variance, changes = 0.0, 0.0, []
+    for run in runs:
+        rewards = _merge_to_medians(_trained(run))
+        if len(rewards) < 2:
+            continue
+        difference = rewards[None, :] - rewards[:, None]
+        signs = np.where(np.abs(difference) > SAME_REWARD, np.sign(difference), 0.0)
+        score += float(np.triu(signs, 1).sum())
+        variance += _kendall_variance(rewards)
+        half = len(rewards) // 2
+        changes.append(float(rewards[-half:].mean() - rewards[:half].mean()))
+    if not variance or np.abs(changes).max() < _whole_step(step):
+        return False
+    return (abs(score) - 1) / np.sqrt(variance) >= MIN_Z
+
+
+def _merge_to_medians(rewards: FloatArray) -> FloatArray:
+    if len(rewards) <= MAX_TREND_POINTS:
+        return rewards
+    return np.array([np.median(part) for part in np.array_split(rewards, MAX_TREND_POINTS)])
+
+
+def _kendall_variance(rewards: FloatArray) -> float:
+    """The variance of Kendall's S without a trend, with ties (Kendall 1970)."""
+    ties = np.unique(np.round(rewards / SAME_REWARD), return_counts=True)[1].astype(np.float64)
+    n = float(len(rewards))
+    return (n * (n - 1) * (2 * n + 5) - float((ties * (ties - 1) * (2 * ties + 5)).sum())) / 18
+
+
+def _cells_differ(groups: Sequence[Sequence[RewardPath]], step: float) -> bool:
+    rewards = [np.concatenate([_trained(run) for run in group]) for group in groups]
+    rewards = [r for r in rewards if len(r)]
+    if len(rewards) < 2 or np.ptp(np.concatenate(rewards)) <= SAME_REWARD:
+        return False
+    if np.ptp([r.mean() for r in rewards]) < _whole_step(step):
+        return False
+    return bool(kruskal(*rewards).pvalue < 2 * norm.sf(MIN_Z))
+
+
+def _level(runs: Sequence[RewardPath]) -> float:
+    return float(np.mean(np.concatenate([run.R for run in runs])))
+
+
+def _is_solved(level: float, size: EvaluationSize) -> bool:
+    return level > 1 - size.step
+
+
+def describe(
+    runs: Sequence[RewardPath],
+    size: EvaluationSize,
+    metric: str,
+    opening: str,
+    causes: Sequence[str] = (),
+    reward_range: tuple[float, float] = (0.0, 1.0),
+) -> NothingLearnt:
+    """Runs that show nothing, in words; `opening`: such as "no run learnt anything". reward_range: what 0 and 1 stand
+    for, where rewards have another scale."""
+
+    def show(reward: float, form: str = ".4g") -> str:
+        low, high = reward_range
+        return f"{low + (high - low) * reward:{form}}"
+
+    rewards, level = np.concatenate([run.R for run in runs]), _level(runs)
+    is_solved = _is_solved(level, size)
+    count = len(rewards)
+    of_several = f" of {len(runs)} runs" if len(runs) > 1 else ""
+    of_runs = f"{count} {'evaluation' if count == 1 else 'evaluations'}{of_several}"
+    at_all = (
+        f"all {of_runs}" if count > 2 else f"{'both evaluations' if count == 2 else 'the only evaluation'}{of_several}"
+    )
+    hits = rewards[rewards > SAME_REWARD]
+    if np.ptp(rewards) <= SAME_REWARD:
+        where = f"{metric} is {show(level)} at {at_all}"
+    elif len(hits) < count / 2 and not is_solved:
+        opening += " that evaluations can show"
+        which = "only one is" if len(hits) == 1 else f"only {len(hits)} are"
+        where = f"of {of_runs} {which} above {metric} 0 (at most {show(rewards.max())}), which is no rise"
+    else:
+        opening += " that evaluations can show"
+        extremes = f"{show(rewards.min())} to {show(rewards.max())}"
+        where = f"{metric} stays at {show(level, '.3f')} ({extremes}) at {of_runs}, which is what noise alone gives"
+    if is_solved:
+        has_base = any((run.C == 0).any() for run in runs)
+        solved_by = "the base policy already solves them" if has_base else "the problems are solved from the start"
+        opening = f"nothing to learn: {solved_by}"
+    text = "; ".join([f"{opening}: {where}" if not is_solved else f"{opening} ({where})", *causes])
+    rollouts = _effective_rollouts(runs, level, size)
+    return NothingLearnt(level, share_interval(level, rollouts), size, rollouts, is_solved, text)
+
+
+def _effective_rollouts(runs: Sequence[RewardPath], level: float, size: EvaluationSize) -> float:
+    """Fewer than the size where the rewards scatter more than so many rollouts would."""
+    deviations = np.concatenate([np.abs(run.R - level) for run in runs])
+    scatter = float(np.median(deviations)) / float(norm.isf(0.25))
+    return size.rollouts if not scatter else min(size.rollouts, max(level * (1 - level) / scatter**2, 1.0))
+
+
+def find_causes(runs: Sequence[RunRecord]) -> tuple[str, ...]:
+    """Why nothing was learnt, as far as the records show it."""
+    return tuple(_causes(runs))
+
+
+def _causes(runs: Sequence[RunRecord]) -> Iterator[str]:
+    points = [p for run in runs for p in run.points]
+    trained = [p.train for p in points if p.M > 0]
+    evaluated = [p.metrics for p in points]
+    skipped = _mean(trained, "nonfinite_update")
+    if skipped is not None and skipped >= MOST:
+        reason = "because their loss or gradient was not finite (nonfinite_update)"
+        yield f"{_share(skipped)} updates were skipped, {reason}"
+    failed = _failed_share(runs)
+    if failed is not None and failed >= MOST:
+        yield f"{_share(failed)} checks of the verifier failed (verifier_failures{_kinds_of_failure(trained)})"
+    truncated = _largest(_mean(trained, "truncated"), _mean(evaluated, "truncated"))
+    if truncated is not None and truncated >= MOST:
+        yield f"{_share(truncated)} responses were cut off at the length limit (truncated)"
+    parsed = _largest(_mean(trained, "parsed_fraction"), _mean(evaluated, "parsed_fraction"))
+    if parsed is not None and parsed <= NEARLY_NONE and (failed is None or failed < MOST):
+        yield f"{_share(parsed)} responses held an answer that could be read (parsed_fraction)"
+    equal_groups = _mean(trained, "zero_variance")
+    if equal_groups is not None and equal_groups >= NEARLY_ALL:
+        yield f"in {_share(equal_groups)} groups the rewards are equal, so there is no gradient (zero_variance)"
+
+
+def _share(share: float) -> str:
+    """ "all", "no", or "93% of the"."""
+    return "all" if share > 0.9995 else "no" if share < 0.0005 else f"{100 * share:.3g}% of the"
+
+
+def _mean(rows: Sequence[Mapping[str, float]], name: str) -> float | None:
+    values = [row[name] for row in rows if np.isfinite(row.get(name, np.nan))]
+    return float(np.mean(values)) if values else None
+
+
+def _largest(*shares: float | None) -> float | None:
+    return max((share for share in shares if share is not None), default=None)
+
+
+def _failed_share(runs: Sequence[RunRecord]) -> float | None:
+    """The larger of the shares of the checks that failed, in training and at the evaluations."""
+    points = [p for run in runs for p in run.points]
+    trained = sum(run.points[-1].rollouts for run in runs)
+    evaluated = sum(len(p.counts) * p.samples for p in points if "verifier_failures" in p.metrics)
+    in_training = sum(p.train.get("verifier_failures", 0.0) for p in points)
+    at_evaluations = sum(p.metrics.get("verifier_failures", 0.0) for p in points if p.counts)
+    is_recorded = any("verifier_failures" in p.train for p in points)
+    return _largest(
+        in_training / trained if trained and is_recorded else None,
+        at_evaluations / evaluated if evaluated else None,
+    )
+
+
+def _kinds_of_failure(trained: Sequence[Mapping[str, float]]) -> str:
+    prefix, names = "verifier_", {"verifier_failures"}
+    sums: dict[str, float] = {}
+    for row in trained:
+        for name, value in row.items():
+            if name.startswith(prefix) and name not in names and value > 0:
+                sums[name] = sums.get(name, 0.0) + value
+    return "".join(f", {name}" for name in sorted(sums, key=lambda name: -sums[name]))
