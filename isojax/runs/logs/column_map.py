@@ -264,11 +264,24 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
         numbers = set(pattern.findall(table.source))
     if len(numbers) != 1:
         elsewhere = ", ".join(re.findall(r"[A-Za-z]+[=: ]*\d+", "".join(names[:1]))) or "no word with a number"
-        hint = "" if table.one_run or table.run else " Where a column names the runs, add --map run=COLUMN."
+        hint = " Where a column names the runs, add --map run=COLUMN. Where each column is a run: --map 'reward=*'."
+        hint = "" if table.one_run or table.run else hint
         found = f"{', '.join(sorted(numbers)) or 'no number'} there, and in its name {elsewhere}"
         expected = f"expected one, as {field}{{}} finds 8 in {field}8.jsonl or run-{field}8-a.jsonl"
+        hint += _pattern_hint(field, table.run) if table.run else ""
         raise InputError(f"--map {field}={text}: {table.label} has {found}; {expected}.{hint}")
     return int(numbers.pop())
+
+
+def _pattern_hint(field: str, name: str) -> str:
+    """The pattern that finds the one number in a run's name; "" where it has several, or none."""
+    numbers = list(re.finditer(r"(?<![\d.])\d+(?![\d.])", name))
+    if len(numbers) != 1:
+        return ""
+    word = re.search(r"[A-Za-z]*[=: _-]?$", name[: numbers[0].start()])
+    after = re.match(r"[A-Za-z]*", name[numbers[0].end() :]) if word and not word[0] else None
+    pattern = f"{word[0] if word else ''}{{}}{after[0] if after else ''}"
+    return f" For this name: --map '{field}={pattern}'."
 
 
 def _is_evaluation(table: LogTable, rows: RowTable, metrics: Sequence[str]) -> Mask:

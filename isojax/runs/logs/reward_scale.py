@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from isojax.core.errors import InputError
-from isojax.core.tabular import list_some, parse_number
+from isojax.core.tabular import list_some
 from isojax.runs.logs.resumed_runs import LogRun
 
 AUTO_SCALE = "auto"  # of --map scale=auto
@@ -56,8 +56,7 @@ def _reject_mixed_scales(runs: Sequence[LogRun]) -> None:
 def _rewards(run: LogRun) -> NDArray[np.float64]:
     """The finite numbers of the metric that is fitted, as they are logged."""
     column = run.column_map.columns[run.column_map.main_metric]
-    numbers = [parse_number(row.values.get(column)) for row in run.rows]
-    rewards = np.array([number for number in numbers if number is not None], dtype=np.float64)
+    rewards = run.rows.column(column).numbers
     return rewards[np.isfinite(rewards)]
 
 

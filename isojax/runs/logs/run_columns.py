@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from isojax.core.columns import parse_number
 from isojax.core.errors import InputError
-from isojax.core.tabular import is_blank, list_some, parse_number
+from isojax.core.tabular import list_some
 from isojax.runs.logs.log_table import LogTable, RunSettings
 
 KnownColumns = Mapping[str, Sequence[str]]
 FieldMap = Mapping[str, str]
 
-_NOT_LOGGED = re.compile(r"(?i)nan|none|null|na|n/a")  # in a cell: the run has no value at this step
 # What is beside runs: an index, the bounds and steps of W&B's export, times and epochs.
 _NO_RUN = re.compile(
     r"(?i)|unnamed: ?\d+|index|.*__(min|max)|.* - _step|_step|_timestamp|_runtime|epochs?|.*\btime\b.*"
@@ -40,25 +42,43 @@ def split_run_columns(
     if table.run:  # of a format that has one run in a table
         only = {**field_map, "reward": _only_column(table, pattern, known_columns)} if is_pattern else field_map
         return [MappedTable(table, only)]
-    run_by_column = _match_columns(table, pattern, field_map, known_columns) if is_pattern else {}
-    if is_pattern and not run_by_column:
-        columns = list_some(table.columns)
-        problem = f"{table.source}: --map reward={pattern} matches no column with numbers, expected one for each run"
-        raise InputError(f"{problem}. The columns are {columns}.")
+    map_of_all = {**_steps_in_first_column(table, field_map, known_columns), **field_map}
     note = ""
-    if not is_pattern and "reward" not in field_map:
-        run_by_column = _columns_named_as_runs(table, field_map, settings, known_columns)
+    if is_pattern:
+        run_by_column = _match_columns(table, pattern, map_of_all, known_columns)
+        if not run_by_column:
+            problem = (
+                f"{table.source}: --map reward={pattern} matches no column with numbers, expected one for each run"
+            )
+            raise InputError(f"{problem}. The columns are {list_some(table.columns)}.")
+    else:
+        run_by_column = _columns_named_as_runs(table, map_of_all, settings, known_columns)
+    if run_by_column and not is_pattern:
+        others = [name for name in number_columns(table, map_of_all, known_columns) if name not in run_by_column]
         note = f"the columns {list_some(list(run_by_column))} are read as runs, as --map 'reward=*' says"
+        note += f", without {list_some(others)}, which --settings does not name" if others else ""
     if not run_by_column:
         return [MappedTable(table, field_map)]
 
-    _require_steps(table, field_map, known_columns)
+    _require_steps(table, map_of_all, known_columns)
     _require_settings(table, list(run_by_column.values()), field_map, settings, known_columns)
     metric = pattern.replace("*", "").strip(" -_/.") or "reward"
     notes = (*table.notes, note) if note else table.notes
     tables = [_table_of_column(table, column, run, metric, run_by_column) for column, run in run_by_column.items()]
-    map_of_run = {**field_map, "reward": metric}
+    map_of_run = {**map_of_all, "reward": metric}
     return [MappedTable(replace(part, notes=notes), map_of_run) for part in tables if part.rows]
+
+
+def _steps_in_first_column(table: LogTable, field_map: FieldMap, known: KnownColumns) -> dict[str, str]:
+    """The map of a first column that counts updates by its name, where nothing else is known to."""
+    first = next(iter(table.columns), "")
+    counts = re.search(r"(?i)step|update|iter", first) is not None
+    return {"step": first} if counts and not _has_steps(table, field_map, known) else {}
+
+
+def _has_steps(table: LogTable, field_map: FieldMap, known: KnownColumns) -> bool:
+    clock_names = {name for field in ("step", "rollouts") for name in known.get(field, ())}
+    return bool({"step", "rollouts"} & {*field_map} or clock_names & {*table.columns})
 
 
 def _only_column(table: LogTable, pattern: str, known_columns: KnownColumns) -> str:
@@ -81,13 +101,14 @@ def _match_columns(table: LogTable, pattern: str, field_map: FieldMap, known: Kn
 def number_columns(table: LogTable, field_map: FieldMap, known: KnownColumns) -> list[str]:
     """The columns that hold numbers and are no other field, by the map or by a known name."""
     fields = {name for field, names in known.items() if field != "reward" for name in names}
-    taken = fields | {text for field, text in field_map.items() if field != "reward"}
+    # A number of the map stands for itself, also where a run is called so: B_p=8 beside the columns 4, 8 and 16.
+    taken = fields | {text for field, text in field_map.items() if field != "reward" and parse_number(text) is None}
     columns = [name for name in table.columns if name not in taken and name not in table.config]
     return [name for name in columns if not _NO_RUN.fullmatch(name.strip()) and _holds_numbers(table, name)]
 
 
 def _holds_numbers(table: LogTable, column: str) -> bool:
-    return any(parse_number(row.values.get(column)) is not None for row in table.rows)
+    return bool(np.isfinite(table.cells.column(column).numbers).any())
 
 
 def _columns_named_as_runs(
@@ -95,12 +116,15 @@ def _columns_named_as_runs(
 ) -> dict[str, str]:
     """The columns that the user's table of settings names as runs, else those which all have the patterns of the map
     ("n{}"); none where a metric or a column of runs is known, or the log's own name has the pattern."""
-    if _known_metric(table, known) or any(name in table.columns for name in known.get("run", ())):
+    templates = [_template(text) for field, text in field_map.items() if "{}" in text and field in ("n", "B_p", "B")]
+    has_names = bool(settings or templates)
+    has_run_column = any(name in table.columns for name in known.get("run", ()))
+    if "reward" in field_map or not has_names or has_run_column or _known_metric(table, known):
         return {}
     columns = number_columns(table, field_map, known)
-    if in_settings := [name for name in columns if name in settings]:
+    in_settings = [name for name in columns if name in settings]
+    if in_settings:
         return {name: name for name in in_settings}
-    templates = [_template(text) for field, text in field_map.items() if "{}" in text and field in ("n", "B_p", "B")]
     file_name = Path(table.source).name
     if len(columns) < 2 or not templates or any(template.search(file_name) for template in templates):
         return {}
@@ -119,8 +143,7 @@ def _template(text: str) -> re.Pattern[str]:
 
 
 def _require_steps(table: LogTable, field_map: FieldMap, known: KnownColumns) -> None:
-    clock_names = {name for field in ("step", "rollouts") for name in known.get(field, ())}
-    if {"step", "rollouts"} & {*field_map} or clock_names & {*table.columns}:
+    if _has_steps(table, field_map, known):
         return
     first = table.columns[0]
     fix = f"name it, as --map step={first}" if first else "name the first column step, in the file's header"
@@ -151,11 +174,8 @@ def _require_settings(
 
 def _table_of_column(table: LogTable, column: str, run: str, metric: str, run_by_column: Mapping[str, str]) -> LogTable:
     """The rows in which a run has a value, with that and what is no run's column."""
-    rows = []
-    for row in table.rows:
-        cell = row.values.get(column)
-        if is_blank(cell) or (isinstance(cell, str) and _NOT_LOGGED.fullmatch(cell.strip())):
-            continue
-        others = {name: value for name, value in row.values.items() if name not in run_by_column}
-        rows.append(replace(row, values={**others, metric: cell}))
-    return replace(table, rows=tuple(rows), run=run, one_run=True, only_metric=metric)
+    cells = table.cells
+    others = {name: cells.column(name) for name in cells.names if name not in run_by_column}
+    rewards = cells.column(column)
+    rows = cells.with_columns({**others, metric: rewards}).take(~rewards.is_missing)
+    return replace(table, rows=rows, run=run, one_run=True, only_metric=metric)

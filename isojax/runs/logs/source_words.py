@@ -15,12 +15,13 @@ from isojax.runs.logs.resumed_runs import LogRun
 TRAINING = frozenset({"train", "training", "trn", "trainset"})
 HELD_OUT = frozenset(
     {"val", "valid", "validation", "valset", "dev", "devset", "eval", "evals", "evaluation", "evalset"}
-    | {"test", "testing", "tst", "testset", "held", "heldout", "holdout"}
+    | {"test", "testing", "tst", "testset", "held", "heldout", "holdout", "ood"}
 )
 METRICS = frozenset(
     {"acc", "accuracy", "loss", "losses", "reward", "rewards", "score", "scores", "return", "returns", "format"}
     | {"entropy", "kl", "length", "lengths", "grad", "gradnorm", "correct", "correctness", "em", "f1", "ppl"}
     | {"perplexity", "pass", "maj", "mean", "avg", "average", "median", "std", "stderr", "min", "max", "best", "worst"}
+    | {"greedy", "sampled"}
 )
 BENCHMARKS = frozenset(
     {"gsm", "gsm8k", "aime", "amc", "hmmt", "math500", "olympiad", "olympiadbench", "minerva", "gpqa", "mmlu"}

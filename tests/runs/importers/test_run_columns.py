@@ -56,6 +56,28 @@ def test_a_pivot_of_pandas_or_excel(logged, separator):
     assert [run.cell for run in logged("csv", text, "reward=*,n=n{},B_p=2").runs] == [Cell(2, 4, 0), Cell(2, 8, 0)]
 
 
+def test_a_first_column_that_counts_updates(logged):
+    """As of W&B's charts: by its name, where no known column does."""
+    text = "iteration,n4,n8\n0,.1,.1\n5,.2,.3\n"
+    for maps in ("n=n{},B_p=2", "reward=*,n=n{},B_p=2"):
+        assert [run.points[-1].rollouts for run in logged("csv", text, maps).runs] == [5 * 2 * 4, 5 * 2 * 8]
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"), [("n=4,n=8", "n={}"), ("G4,G8", "G{}"), ("4,8", "{}"), ("4rollouts,8rollouts", "{}rollouts")]
+)
+def test_names_of_another_pattern_say_which_to_type(logged, names, pattern):
+    """Also where the name of a run is a number that the map has for another field."""
+    text = f"step,{names}\n0,.1,.1\n5,.2,.3\n"
+    with pytest.raises(InputError) as refusal:
+        logged("csv", text, "n=n{},B_p=8,reward=*")
+    assert str(refusal.value).endswith(f"For this name: --map 'n={pattern}'.")
+    assert [run.cell for run in logged("csv", text, f"n={pattern},B_p=8,reward=*").runs] == [
+        Cell(8, 4, 0),
+        Cell(8, 8, 0),
+    ]
+
+
 def test_lines_of_json_may_be_a_pivot_too(logged):
     rows = [{"step": i, "n4": 0.1 * i, "n8": 0.2 * i} for i in range(3)]
     assert [run.cell.n for run in logged("jsonl", rows, "reward=*,n=n{},B_p=2").runs] == [4, 8]
