@@ -37,7 +37,7 @@ from isojax.runs.logs.source_words import (
     path_below,
     reject_mixed_sources,
 )
-from isojax.runs.logs.tag_files import group_tag_files, join_tags
+from isojax.runs.logs.tag_files import LogFiles, group_tag_files, join_tags
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,17 @@ def read_logs(
     require_constant(importer, "FIELDS")
     log_runs, notes, refusals, left_out = list[LogRun](), list[str](), list[InputError](), 0
     depth = depth_of_shared_folder([path if path.is_dir() else path.parent for path in paths])
-    for logs, may_be_skipped in _logs_of_paths(paths, importer):
-        source = path_below(depth, str(logs[0]))
+    for log, may_be_skipped in _logs_of_paths(paths, importer):
+        source = path_below(depth, str(log.source))
         if not choice.may_take(source):
             left_out += 1
             continue
         try:
-            tables = [table for log in logs for table in _read_tables(log, importer, whole_lines)]
-            tables = join_tags(logs, tables, field_map)
+            tables = [table for file in log.files for table in _read_tables(file, importer, whole_lines)]
+            tables = join_tags(log, tables, field_map)
             runs = gather_runs(tables, field_map, settings or {}, importer)
         except InputError as e:
-            if not choice.takes(source):
+            if not choice.takes(source):  # it need not be usable
                 left_out += 1
                 continue
             if not may_be_skipped:
@@ -101,16 +101,15 @@ def read_logs(
     return replace(imported, notes=(*dict.fromkeys(notes), *resumed_notes, *imported.notes))
 
 
-def _logs_of_paths(paths: Sequence[Path], importer: ModuleType) -> Iterator[tuple[tuple[Path, ...], bool]]:
-    """The logs that the paths name, each with its files, and whether one that has no use is skipped, as one of several
-    in a folder is."""
+def _logs_of_paths(paths: Sequence[Path], importer: ModuleType) -> Iterator[tuple[LogFiles, bool]]:
+    """The logs that the paths name, and whether each is skipped where it has no use, as one of several in a folder."""
     is_one_of_several: dict[Path, bool] = {}
     for path in paths:
-        logs = logs_of_folder(path, importer) if path.is_dir() else [path]
-        is_one_of_several |= dict.fromkeys(logs, len(logs) > 1)
-    groups = group_tag_files(list(is_one_of_several)) if importer is csv else [(log,) for log in is_one_of_several]
-    for logs in groups:
-        yield logs, all(is_one_of_several[log] for log in logs)
+        files = logs_of_folder(path, importer) if path.is_dir() else [path]
+        is_one_of_several |= dict.fromkeys(files, len(files) > 1)
+    files = list(is_one_of_several)
+    for log in group_tag_files(files) if importer is csv else [LogFiles((file,), file) for file in files]:
+        yield log, all(is_one_of_several[file] for file in log.files)
 
 
 def _check_paths(paths: Sequence[Path]) -> None:

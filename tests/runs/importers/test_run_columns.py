@@ -10,6 +10,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.runs.logs.import_logs import read_logs
 from isojax.runs.logs.log_table import read_settings
+from isojax.runs.logs.source_words import SourceChoice
 
 PIVOT = "Step,0.6b,14b,8b\n0,.10,.30,.20\n10,.15,,.25\n20,.20,NaN,.30\n30,.25,.60,.35\n"
 NAMED = PIVOT.replace("0.6b,14b,8b", "n4-s0,n4-s1,n8-s0")
@@ -145,6 +146,14 @@ def test_tags_of_one_run_are_one_log(tmp_path, tag):
         assert [(p.M, p.metrics[tag], p.train["reward"]) for p in runs[0].points] == [
             (0, 0.1, 0.4), (10, 0.2, 0.5), (20, 0.3, 0.6)
         ]  # fmt: skip
+
+
+def test_a_run_is_not_left_out_by_the_name_of_a_tag(tmp_path):
+    folder = write_tags(tmp_path / "tags", TAGS)
+    maps = {"n": "n{}", "seed": "s{}", "B_p": "4", "reward": "val/acc"}
+    for choice in (SourceChoice(leave_out=("train",)), SourceChoice(only=("s1",))):
+        seeds = [run.cell.seed for run in read_logs([folder], None, maps, choice=choice).runs]
+        assert seeds == ([1] if choice.only else [0, 1])
 
 
 def test_which_tag_is_asked(tmp_path):
