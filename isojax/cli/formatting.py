@@ -13,6 +13,8 @@ from rich.markup import escape
 
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
+from isojax.core.start_file import describe_start
+from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole
 from isojax.report.wording import nothing_learnt_sentence
 
@@ -59,6 +61,12 @@ def print_nothing_learnt(console: Console, text: str, label: str = "") -> None:
     if text:
         sentence = f"{label}: {text}." if label else nothing_learnt_sentence(text)
         console.print(f"[bold yellow]{escape(sentence)}[/bold yellow]", highlight=False)
+
+
+def warn_of_start(folder: Path) -> None:
+    """What was doubtful before the first updates of a sweep, or of labels: said again at its end, where it is read."""
+    for sentence in describe_start(folder):
+        warn(sentence)
 
 
 def print_notes(console: Console, notes: Iterable[str]) -> None:

@@ -5,6 +5,10 @@ class InputError(ValueError):
     """Something a user gave cannot be used; the command line prints the message, no traceback, and exits with 2."""
 
 
+class DeadStart(InputError):
+    """No run of a sweep can learn, as its base policy shows before the first update; it ends the whole sweep."""
+
+
 class RunFailed(RuntimeError):
     """Some work could not be done. The command line prints each argument on a line, and exits with 1."""
 

@@ -220,6 +220,23 @@ class Spending:
 
 
 @dataclass(frozen=True)
+class StartWarning:
+    """Why a run may learn nothing, as seen before its first update."""
+
+    name: str  # the symptom, such as "cut_off"
+    text: str
+
+
+@dataclass(frozen=True)
+class StartReport:
+    """What the check before the first update measured (train/start_check.py): shares of responses, checks and problems
+    by name, and what they make doubtful."""
+
+    shares: Mapping[str, float]
+    warnings: tuple[StartWarning, ...] = ()
+
+
+@dataclass(frozen=True)
 class CellProgress:
     """What a live display shows of a cell: C, and the newest reward."""
 

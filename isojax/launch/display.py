@@ -12,7 +12,8 @@ from typing import Self
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from isojax.core.config import Config
-from isojax.core.nouns import Cell, CellProgress
+from isojax.core.nouns import Cell, CellProgress, StartWarning
+from isojax.core.start_file import describe_warning
 from isojax.core.terminal import format_hours, warn
 from isojax.launch.planner import DeviceBudget, format_bytes, format_sizes
 from isojax.launch.time_estimate import GIB, Forecast
@@ -133,6 +134,7 @@ class Display:
         self._rewards: dict[Cell, float] = {}
         self._ended_cells: set[Cell] = set()
         self._shown_failures: set[str] = set()
+        self._shown_symptoms: set[str] = set()
         self._lock = threading.Lock()
         self._started_at = self._last_line_at = time.monotonic()
         note_column = TextColumn("{task.fields[note]}")
@@ -182,6 +184,14 @@ class Display:
                 effect = "the response ends there" if is_reply else "reward 0"
                 counted = f"{effect}; the first of its kind, all are counted as verifier_{name}"
                 print_line(f"warning: {kind if is_reply else f'verifier {kind}'}: {what_happened} ({counted})")
+
+    def show_start(self, cell: Cell, warnings: Sequence[StartWarning]) -> None:
+        """Print what is doubtful before the first update, each symptom once: the runs of a sweep begin alike."""
+        with self._lock:
+            for warning in warnings:
+                if warning.name not in self._shown_symptoms:
+                    self._shown_symptoms.add(warning.name)
+                    print_line(f"warning: {describe_warning(cell.name, warning.text)}")
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         for flag in flags:

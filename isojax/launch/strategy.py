@@ -12,7 +12,7 @@ import numpy as np
 
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, EvalConfig
-from isojax.core.errors import InputError, RunFailed
+from isojax.core.errors import DeadStart, InputError, RunFailed
 from isojax.core.nouns import Cell, RunRecord
 from isojax.core.schedule import FittedSchedule, Stage, parse_schedule, schedule_text
 from isojax.core.terminal import warn
@@ -166,9 +166,12 @@ def _describe_failure(error: Exception) -> str:
 
 
 def raise_cell_failures(failures: Sequence[tuple[Cell, Exception]], num_cells: int, folder: Path) -> None:
-    """Raise one error for all cells that failed: an InputError where every cell failed by one, else RunFailed."""
+    """Raise one error for all cells that failed: a DeadStart as it is, an InputError where every cell failed by one,
+    else RunFailed."""
     if not failures:
         return
+    if dead_starts := [error for _, error in failures if isinstance(error, DeadStart)]:
+        raise dead_starts[0]
     if len(failures) == num_cells and all(isinstance(error, InputError) for _, error in failures):
         raise InputError(" ".join(dict.fromkeys(str(error) for _, error in failures)))
     errors = [f"{cell.name}: {_describe_failure(error)}" for cell, error in failures]

@@ -22,6 +22,7 @@ from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT
 from isojax.core.nouns import Cell
+from isojax.core.start_file import describe_start
 from isojax.core.table_files import paths_below, read_json_object
 from isojax.launch.planner import plan_cells
 from isojax.runs.ledger import HEALTH_FILE, RECORDS_FILE, latest_point, read_timing
@@ -144,6 +145,7 @@ class SweepStatus:
     seconds_left: float | None  # at that rate
     lost: str  # a sentence about a driver that has ended without a word; else empty
     unread: str  # a sentence about a driver that prints to nobody; else empty
+    start: tuple[str, ...]  # what was doubtful before the first update, a sentence for each symptom
 
     def count(self, state: str) -> int:
         return sum(cell.state == state for cell in self.cells)
@@ -201,7 +203,8 @@ def read_sweep_status(folder: Path, now: float | None = None, planned: Config | 
             unread = f"nobody reads what {driver_name} prints, for {age}; it goes on. kill {driver.pid} saves its state"
     totals = rollouts, budget, rate, seconds_left
     command = resume_command(folder, config)
-    return SweepStatus(config.name, folder, command, running, tuple(cells), *totals, lost, unread)
+    start = tuple(describe_start(folder))
+    return SweepStatus(config.name, folder, command, running, tuple(cells), *totals, lost, unread, start)
 
 
 def resume_command(folder: Path, config: Config) -> str:

@@ -30,7 +30,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.user_code import describe_exception
 from isojax.tasks.guarded_process import PR_SET_DUMPABLE, GuardedProcess, control_process
-from isojax.tasks.verifiers import Check, Verdict, load_verifier
+from isojax.tasks.verifiers import Check, Verdict, describe_no_verdict, load_verifier
 
 CheckRequest = tuple[Problem, str, str]  # problem, prompt, response
 
@@ -56,9 +56,10 @@ def _forged() -> CheckWorkerLost:
 def _parse_verdict(reply: Any) -> tuple[Verdict, bool]:
     """A process's answer: the verdict, and whether the process is worn; CheckWorkerLost where it is none."""
     match reply:
-        case [bool(correct), bool(parsed), str(failure), str(message), (None | {}) as scores, bool(is_worn)]:
-            if all(isinstance(score, int | float) for score in (scores or {}).values()):
-                return Verdict(correct, parsed, failure, message, scores), is_worn
+        case [bool(right), bool(parsed), str(failure), str(message), (None | {}) as scores, [*others], bool(is_worn)]:
+            are_scores = all(isinstance(score, int | float) for score in (scores or {}).values())
+            if are_scores and all(isinstance(name, str) for name in others):
+                return Verdict(right, parsed, failure, message, scores, tuple(others)), is_worn
     raise _forged()
 
 
@@ -240,9 +241,19 @@ def _lowest_free_descriptor(connection: socket.socket) -> int:
 def run_check(check: Check, problem: Problem, prompt: str, response: str) -> Verdict:
     """The check's verdict; of one that raises, a failure: memory, machine (a shortage), input (unusable) or error."""
     try:
-        correct, parsed, failure, message, scores = Verdict(*check(problem, prompt, response))
-        plain_scores = None if scores is None else {str(name): float(score) for name, score in scores.items()}
-        return Verdict(bool(correct), bool(parsed), str(failure), str(message)[:MAX_MESSAGE_LENGTH], plain_scores)
+        returned: Any = check(problem, prompt, response)
+        if not isinstance(returned, tuple):
+            return Verdict(False, False, "error", describe_no_verdict(returned))
+        verdict = Verdict(*returned)
+        scores = verdict.scores
+        return Verdict(  # a plug-in may put anything into it; only plain data is sent
+            correct=bool(verdict.correct),
+            parsed=bool(verdict.parsed),
+            failure=str(verdict.failure),
+            message=str(verdict.message)[:MAX_MESSAGE_LENGTH],
+            scores=None if scores is None else {str(name): float(score) for name, score in scores.items()},
+            not_applicable=tuple(map(str, verdict.not_applicable)),
+        )
     except MemoryError:
         pass  # returned below, when the frames that hold the memory are gone
     except InputError as e:

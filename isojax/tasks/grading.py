@@ -19,7 +19,7 @@ from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.distributed import multiprocess
 from isojax.tasks.check_process import CheckRequest, CheckWorker
 from isojax.tasks.protocol import Grades
-from isojax.tasks.verifiers import Check, Verdict, load_verifier, weigh_scores
+from isojax.tasks.verifiers import Check, Verdict, describe_no_verdict, load_verifier, weigh_scores
 
 CHECK_BATCH = 16  # checks sent to a worker at once; fewer when few are left
 # A verifier is refused where its first checks all time out: so many, so many for each worker, of so many problems.
@@ -37,7 +37,8 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
 
     def __init__(self, grade: GradeFunction, problems: Sequence[Problem], reply: ReplyFunction | None = None) -> None:
         self._grade, self._problems, self._reply = grade, problems, reply
-        self._reply_failures: Counter[str] = Counter()  # in the caller's thread
+        self._reply_failures: Counter[str] = Counter()  # in the caller's thread, as the number of replies
+        self._replies = self._empty = 0
         self._rewards = np.zeros(len(problems), np.float32)
         self._parsed = np.zeros(len(problems), bool)
         self._scores: dict[str, np.ndarray] = {}
@@ -60,6 +61,7 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         assert self._reply is not None, "only a task of turns replies"
         contexts, failures = self._reply([self._problems[int(i)] for i in rollout_indices], tokens)
         self._reply_failures.update(failures)
+        self._replies += len(tokens)
         return contexts
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,14 +82,25 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         """All grades of all processes, in the order of `problems`; raises what grading has raised."""
         while self._futures:
             self._futures.popleft().result()
-        own_grades = self._rewards, self._parsed, self._failures + self._reply_failures, self._scores
+        own_counts = {"failures": self._failures, "replies": self._reply_failures}
+        own_numbers = np.array([self._empty, self._replies])
+        own_grades = self._rewards, self._parsed, self._scores, own_counts, own_numbers
         grades_by_process = multiprocess.allgather(own_grades)
-        rewards, parsed, failures, scores = zip(*grades_by_process, strict=True)
-        counts = sum(failures, Counter[str]())
+        rewards, parsed, scores, counts, numbers = zip(*grades_by_process, strict=True)
+
+        check_failures, reply_failures = (sum((c[key] for c in counts), Counter[str]()) for key in own_counts)
+        empty, replies = np.sum(numbers, 0).tolist()
         # A process that has graded nothing has no names.
         names = dict.fromkeys(name for process_scores in scores for name in process_scores)
-        total_scores = {name: np.sum([s[name] for s in scores if name in s], 0) for name in names}
-        return Grades(np.sum(rewards, 0), np.any(parsed, 0), dict(sorted(counts.items())), total_scores)
+        return Grades(
+            rewards=np.sum(rewards, 0),
+            parsed=np.any(parsed, 0),
+            failures=dict(sorted((check_failures + reply_failures).items())),
+            scores={name: np.sum([s[name] for s in scores if name in s], 0) for name in names},
+            empty=empty,
+            replies=replies,
+            reply_failures=reply_failures,
+        )
 
     def _grade_pending(self) -> None:
         pending = [self._pending.popleft() for _ in range(len(self._pending))]  # this thread alone takes from it
@@ -97,6 +110,7 @@ class BackgroundGrader(AbstractContextManager["BackgroundGrader"]):
         grades = self._grade([self._problems[i] for i in rollout_indices], [tokens for _, tokens in pending])
         self._rewards[rollout_indices], self._parsed[rollout_indices] = grades.rewards, grades.parsed
         self._failures.update(grades.failures)
+        self._empty += grades.empty
         for name, scores in grades.scores.items():
             self._scores.setdefault(name, np.zeros_like(self._rewards))[rollout_indices] = scores
 
@@ -204,7 +218,11 @@ class Checker(AbstractContextManager["Checker"]):
 
     def _run_requests(self, requests: list[CheckRequest]) -> list[Verdict]:
         if self._check is not None:
-            return [self._check(*request) for request in requests]
+            returned = [self._check(*request) for request in requests]
+            for verdict in returned:
+                if not isinstance(verdict, Verdict):
+                    raise InputError(f"cell.verifier.use = {self._config.use}: {describe_no_verdict(verdict)}.")
+            return returned
         verdicts: dict[int, Verdict] = {}
         # Indices of requests; batches are taken from the left, and what a lost worker has left over is put back there.
         pending = deque(range(len(requests)))

@@ -1,6 +1,7 @@
 """What a task is: problems, how they are written as tokens, what ends a response or interrupts it, and how it is
 verified. A file in tasks/device/ has `build(argument="") -> DeviceTask`."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,6 +11,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.nouns import Problem
+
+FINISHED_KINDS = ("partial",)  # of failures: those of checks that ended with a verdict
 
 
 class EncodedProblems(NamedTuple):
@@ -74,11 +77,21 @@ class Grades(NamedTuple):
     parsed: np.ndarray  # bool[r], an answer was found in the response, correct or not
     failures: dict[str, int]  # checks without a plain verdict, by kind: those of `Verdict.failure`
     scores: Mapping[str, np.ndarray] = MappingProxyType({})  # f32[r] of each score in a graded reward
+    empty: int = 0  # responses without any text
+    # Of a task of turns: its replies, and those of `failures` that are a reply's.
+    replies: int = 0
+    reply_failures: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def failed_checks(self) -> Counter[str]:
+        """The checks that did not end with a verdict, by kind."""
+        unfinished = {kind: count for kind, count in self.failures.items() if kind not in FINISHED_KINDS}
+        return Counter(unfinished) - Counter(self.reply_failures)
 
 
 def count_unfinished(failures: Mapping[str, int]) -> int:
     """Checks that did not end with a verdict; a score between 0 and 1 (`partial`) is not among them."""
-    return sum(count for kind, count in failures.items() if kind != "partial")
+    return sum(count for kind, count in failures.items() if kind not in FINISHED_KINDS)
 
 
 class DeviceTask(Protocol):

@@ -236,8 +236,9 @@ class TextTask:
 
     def grade_tokens(self, problems: Sequence[Problem], responses: Sequence[np.ndarray]) -> Grades:
         """Judge one response i32[its length] to each problem; a verifier gets the prompt as the model reads it."""
-        prompts = self._writer.texts(problems)
-        return self.start_verifier().grade(problems, prompts, [self.decode(tokens) for tokens in responses])
+        texts = [self.decode(tokens) for tokens in responses]
+        grades = self.start_verifier().grade(problems, self._writer.texts(problems), texts)
+        return grades._replace(empty=sum(not text.strip() for text in texts))
 
     def decode(self, tokens: np.ndarray) -> str:
         """A response's tokens i32[t] as text: up to the first end token or stop string, special tokens left out; with
@@ -274,6 +275,12 @@ class TextTask:
                 # The other's is set later.
                 self._reply_checker.on_failure = lambda kind, happened: checker.on_failure(f"reply {kind}", happened)
             return self._checker
+
+    def failure_examples(self) -> dict[str, str]:
+        """What happened at the first failure of each kind so far; those of the task's reply are `reply KIND`."""
+        examples = dict(self._checker.failure_examples) if self._checker else {}
+        reply_examples = self._reply_checker.failure_examples if self._reply_checker else {}
+        return examples | {f"reply {kind}": text for kind, text in reply_examples.items()}
 
     def close(self) -> None:
         with self._checker_lock:

@@ -24,6 +24,7 @@ from isojax.core.atomic_files import append_bytes, read_file, write_bytes, write
 from isojax.core.config import PANEL, CellConfig, ModelConfig, RewardConfig, load_config
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.start_file import LABELS_FOLDER, describe_warning, write_start_report
 from isojax.core.table_files import parse_json
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
@@ -36,9 +37,10 @@ from isojax.tasks.task import build_device_task, is_on_device
 from isojax.tasks.verifiers import verifier_files
 from isojax.train.checkpoint import CHECKSUM_KEY, json_checksum
 from isojax.train.demonstrations import train_base_policy
-from isojax.train.evaluate import VALIDATION_SET
+from isojax.train.evaluate import VALIDATION_SET, EvalCounts
 from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
+from isojax.train.start_check import check_start
 from isojax.train.verifier_copies import keep_verifier_files
 
 PARAMS_FILE, ABOUT_FILE = "params.safetensors", "about.json"
@@ -118,6 +120,8 @@ def label_problems(
         counts = evaluator.evaluate(
             params, problem_set.select(block), seed, evaluation=0, repeats=repeats, random_stream=LABEL_STREAM
         )
+        if not solved_by_id:  # what cannot be labelled is refused at once, and nothing is saved of it
+            check_first_labels(path.parent, counts, programs, params)
         newly_solved = {problems[i].id: solved for i, solved in zip(block, counts.reward_sums.tolist(), strict=True)}
         solved_by_id |= newly_solved
         if multiprocess.is_primary():
@@ -127,6 +131,17 @@ def label_problems(
             lines = [*header, *(json.dumps(row | {CHECKSUM_KEY: json_checksum(row)}) for row in rows)]
             append_bytes(path, "".join(line + "\n" for line in lines).encode())
     return [replace(problem, solved=solved_by_id[problem.id], attempts=attempts) for problem in problems]
+
+
+def check_first_labels(folder: Path, counts: EvalCounts, programs: SweepPrograms, params: Params) -> None:
+    """Warn of what the first labels make doubtful, and keep it in `folder`; DeadStart where no run can learn from what
+    they show."""
+    config, task, decoder = programs.cell_config, programs.task, programs.decoder
+    report = check_start({VALIDATION_SET: counts}, config, task, decoder, params)
+    if multiprocess.is_primary():
+        write_start_report(folder, report)
+        for warning in report.warnings:
+            warn(describe_warning(LABELS_FOLDER, warning.text))
 
 
 def read_labels(path: Path, label_key: str, attempts: int, replaces_others: bool) -> dict[int, float]:

@@ -25,6 +25,7 @@ from isojax.rl.metric import values
 from isojax.sampling import batch
 from isojax.sampling.batch import EVAL_STREAM, EXTRA_STREAM, ProblemArrays, Rollouts
 from isojax.sampling.engine import build_sampler
+from isojax.sampling.logits import NEG_INF
 from isojax.sampling.stream import build_stream
 from isojax.tasks.grading import BackgroundGrader
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, TokenizedProblems, count_unfinished
@@ -46,6 +47,12 @@ class EvalCounts(NamedTuple):
     turns: int | None = None  # of the policy, over all rollouts; None where the task has one each
     graded: bool = False  # whether rewards may lie between 0 and 1
     mean_scores: Mapping[str, float] = MappingProxyType({})  # of each score in a graded reward
+    # What the check before the first update looks at (train/start_check.py), besides.
+    empty: int = 0  # rollouts without any text
+    nonfinite: int = 0  # rollouts with a token whose log-probability is no number
+    failed_checks: Mapping[str, int] = MappingProxyType({})  # those of `failures` without a verdict, by kind
+    replies: int = 0  # of a task of turns
+    failed_replies: int = 0
 
     @property
     def reward_sums(self) -> np.ndarray:
@@ -61,6 +68,7 @@ class CallSamples(NamedTuple):
     ended: np.ndarray  # bool[rollouts]
     interrupted: int
     turns: int
+    nonfinite: int  # rollouts with a token whose log-probability is no number
 
 
 Call = tuple[TokenizedProblems, tuple[np.int32, np.int32, np.int32]]  # and seed, random stream, evaluation and repeat
@@ -91,13 +99,16 @@ class DeviceGrader:
         self.program.compile(params, problems, scalar, scalar, scalar, scalar)
 
     def sample_and_grade(self, params: Params, calls: list[Call]) -> tuple[list[CallSamples], Grades]:
-        samples, rewards = [], []
+        samples, rewards, empty = [], [], 0
         for part, key in calls:
             Q, B = len(part.problems), len(part.problems) * self.n
             rollouts, call_rewards = self.program(params, pad_problems(part.arrays, self.shapes), np.int32(Q), *key)
+            rows = batch.row_index(B, self.shapes.shards)
             samples.append(summarize_call(rollouts, B, self.n))
-            rewards.append(np.asarray(call_rewards)[batch.row_index(B, self.shapes.shards)])
-        return samples, Grades(np.concatenate(rewards), np.concatenate([call.ended for call in samples]), {})
+            rewards.append(np.asarray(call_rewards)[rows])
+            empty += int((samples[-1].ended & (np.asarray(rollouts.lengths)[rows] <= 1)).sum())  # the end token alone
+        ended = np.concatenate([call.ended for call in samples])
+        return samples, Grades(np.concatenate(rewards), parsed=ended, failures={}, empty=empty)
 
 
 class HostGrader:
@@ -146,8 +157,15 @@ def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
     """What an evaluation needs of the rollouts 0 .. B-1 of a call, in addition to their rewards."""
     rows = batch.row_index(B, rollouts.tokens.shape[0])
     stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
-    interrupted, turns = int((mask.sum(-1) < lengths).sum()), int(batch.count_turns(mask).sum())
-    return CallSamples(batch.response_tokens(rollouts, B)[::n], ended=stopped, interrupted=interrupted, turns=turns)
+    # A token that was drawn has a probability: of NaN, -inf and NEG_INF, which top-p leaves of NaN, none is above this.
+    are_numbers = np.asarray(rollouts.logps)[rows] > NEG_INF / 2
+    return CallSamples(
+        first_responses=batch.response_tokens(rollouts, B)[::n],
+        ended=stopped,
+        interrupted=int((mask.sum(-1) < lengths).sum()),
+        turns=int(batch.count_turns(mask).sum()),
+        nonfinite=int((mask & ~are_numbers).any(-1).sum()),
+    )
 
 
 def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:
@@ -214,6 +232,11 @@ class Evaluator:
             turns=sum(call.turns for call in samples) if self._stops.has_turns else None,
             graded=self.graded,
             mean_scores={name: float(np.mean(scores)) for name, scores in grades.scores.items()},
+            empty=grades.empty,
+            nonfinite=sum(call.nonfinite for call in samples),
+            failed_checks=grades.failed_checks,
+            replies=grades.replies,
+            failed_replies=sum(grades.reply_failures.values()),
         )
 
     def evaluate_sets(

@@ -41,6 +41,7 @@ from isojax.train.growth import GradientSignal, choose_n, growth_state, next_sta
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs, PointLedger, write_samples
 from isojax.train.programs import SweepPrograms
 from isojax.train.restore import OpenCell, open_cell
+from isojax.train.start_check import check_start
 
 
 def make_eval_grid(config: Config, cell: Cell) -> list[int]:
@@ -68,6 +69,7 @@ def run_cell(
     """Trains one cell up to the last value of its grid of C within `config.sweep.budget`, here that of this cell.
 
     Raises:
+        DeadStart: no run can learn, by the evaluation at C = 0, which the ledger then lacks.
         FloatingPointError: loss or gradient were not finite in `max_consecutive_nonfinite` updates in a row.
             The ledger records it. Saved is the policy before them; --resume goes on with the update after them.
         Preempted: the process was asked to end; the state is saved.
@@ -188,7 +190,11 @@ class CellTrainer:
     def evaluate(self, eval_index: int, target: int) -> None:
         """Evaluates the policy on all problem sets and records the point."""
         cell, evaluator = self.cell, self.programs.evaluator
-        counts_by_set = evaluator.evaluate_sets(self.policy_state.params, self.eval_sets, cell.seed, eval_index)
+        params = self.policy_state.params
+        counts_by_set = evaluator.evaluate_sets(params, self.eval_sets, cell.seed, eval_index)
+        if self.cursor.M == 0:  # before anything is recorded: a mended verifier then begins anew
+            config, task, decoder = self.config.cell, self.programs.task, self.programs.decoder
+            self.outputs.on_start(check_start(counts_by_set, config, task, decoder, params))
         point = make_eval_point(target, self.cursor, cell, counts_by_set, self.config.cell.eval.samples)
         # Without `sums`: the metrics of the updates that follow start from none.
         self.cursor = replace(self.cursor, evaluation=eval_index, tokens=point.tokens, sums={})

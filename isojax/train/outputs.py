@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from isojax.core.atomic_files import append_bytes
-from isojax.core.nouns import EvalPoint, Problem
+from isojax.core.nouns import EvalPoint, Problem, StartReport
 from isojax.tasks.answers.final_answer import reference_answer
 from isojax.tasks.task import Task, is_on_device
 from isojax.tasks.turns import split_turns
@@ -44,6 +44,7 @@ class CellOutputs:
     ledger: PointLedger | None
     start_upload: StartUpload | None
     on_progress: Callable[[int, float | None], None]  # C so far, and the reward at an evaluation
+    on_start: Callable[[StartReport], None] = lambda report: None  # before the first update
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:

@@ -12,13 +12,15 @@ import pytest
 
 from isojax.core import preemption
 from isojax.core.config import Config, SweepConfig
-from isojax.core.errors import RunFailed, is_out_of_memory
-from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.errors import DeadStart, RunFailed, is_out_of_memory
+from isojax.core.nouns import Cell, EvalPoint, StartReport, StartWarning
 from isojax.core.preemption import Preempted
+from isojax.core.start_file import read_start_report
 from isojax.launch.display import Display
 from isojax.launch.local import local_runner
 from isojax.launch.local.local_runner import out_of_memory_message, train_cells, write_health
-from isojax.launch.strategy import CellTarget
+from isojax.launch.ray.ray_actor import StatusCollector
+from isojax.launch.strategy import CellTarget, raise_cell_failures
 from isojax.runs.ledger import Ledger, read_run
 
 
@@ -123,11 +125,48 @@ def test_a_run_that_ends_by_a_number_that_is_not_finite_is_judged(
     monkeypatch.setattr(local_runner, "run_cell", fail)
     setup: Any = SimpleNamespace(config=CONFIG, folder=tmp_path)
     nothing: Any = None
-    flagged: list[list[str]] = []
-    target = CellTarget(CELL, 1024)
-    ended_by = local_runner.train_cell(setup, nothing, nothing, target, print, lambda _, flags: flagged.append(flags))
-    assert ended_by is error and len(flagged) == is_judged
+    display = StatusCollector()
+    ended_by = local_runner.train_cell(setup, nothing, nothing, CellTarget(CELL, 1024), display)
+    assert ended_by is error and len(display.pending.flags) == is_judged
     health = tmp_path / "cells/8x4-s0/health.json"
     assert health.exists() == is_judged
     if is_judged:
         assert [flag["name"] for flag in json.loads(health.read_text())["flags"]] == ["nonfinite_update"]
+
+
+def test_what_is_doubtful_at_the_start_is_recorded_and_shown_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several runs that begin alike one is named; what a Ray driver asks for has them all."""
+    report = StartReport({"responses": 16.0}, (StartWarning("all_wrong", "all 16 rewards are 0"),))
+    monkeypatch.setattr(local_runner, "run_cell", lambda *words: words[-1].on_start(report))
+    setup: Any = SimpleNamespace(config=CONFIG, folder=tmp_path)
+    nothing: Any = None
+    collector = StatusCollector()
+    for display in (Display(CONFIG), collector):
+        for seed in range(2):
+            target = CellTarget(Cell(8, 4, seed), 1024)
+            assert local_runner.train_cell(setup, nothing, nothing, target, display) is None
+    said = "warning: before the first update of 8x4-s0: all 16 rewards are 0\n"
+    assert capsys.readouterr().err == said
+    assert collector.pending.start_warnings == [*report.warnings] * 2
+    assert read_start_report(tmp_path / "cells/8x4-s1") == report
+
+
+def test_a_dead_start_ends_the_sweep_with_its_own_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runs that are left would begin with the same policy, problems and verifier."""
+    begun: list[Cell] = []
+
+    def one_cell(*words: Any) -> Exception:
+        begun.append(words[3].cell)
+        return DeadStart("none of its first 16 checks ended with a verdict")
+
+    monkeypatch.setattr(local_runner, "train_cell", one_cell)
+    setup: Any = SimpleNamespace(config=Config(), folder=Path("runs/x"), programs=[None])
+    targets = [CellTarget(Cell(8, 4, seed), 1024) for seed in range(3)]
+    nothing: Any = None
+    with Display(Config()) as display:
+        failures = train_cells(setup, nothing, targets, display)
+    assert begun == [targets[0].cell]
+    with pytest.raises(DeadStart, match="none of its first 16 checks"):
+        raise_cell_failures(failures, len(targets), Path("runs/x"))

@@ -134,8 +134,8 @@ def test_each_failure_costs_its_own_rollout_and_is_counted(checker: Checker) -> 
     )  # the second worker's socket and log, where it had not been needed before
     assert rewards == [float(r in ("good", "true")) for r in responses]
     assert answered == [r in ("good", "other", "print", "minus", "true", "partial") for r in responses]
-    # raised: exit, raise, interrupt, deep, nan, none, text; the process lost: gone, segfault, close, forked and gone
-    assert failures == {"crash": 4, "error": 7, "memory": 1, "partial": 1, "timeout": 1}
+    # raised: exit, raise, interrupt, deep, nan, text; the process lost: gone, segfault, close, forked and gone
+    assert failures == {"crash": 4, "error": 6, "memory": 1, "none": 1, "partial": 1, "timeout": 1}
     assert checker.failure_examples["timeout"] == f"problem {responses.index('sleep')}: no verdict within 0.5 s"
     assert (
         checker.failure_examples["error"].endswith("SystemExit: 3")
@@ -156,19 +156,20 @@ def test_a_sigterm_to_all_of_a_job_costs_no_verdict(checker: Checker) -> None:
         ("segfault", "crash", "problem 1: the process died of SIGSEGV"),
         ("forked and gone", "crash", "problem 1: the process exited with 9"),
         ("locked", "timeout", "problem 1: no verdict within 0.5 s"),
-        ("partial", "partial", "problem 1: a score of 0.5 counts as 0: cell.reward.kind = binary"),
         (
-            "none",
-            "error",
-            "problem 1: expected a number for a score, given NoneType None (float() argument must be a string or a real"
-            " number",
+            "partial",
+            "partial",
+            "problem 1: rewards.py:{line} (reward) returned a score of 0.5, which counts as 0: cell.reward.kind",
         ),
+        ("none", "none", "problem 1: rewards.py:{line} (reward) returned [None]: it does not apply to this problem"),
+        ("text", "error", "problem 1: rewards.py:{line} (reward) returned str '1' for a score, expected a number"),
     ],
 )
 def test_the_first_failure_of_a_kind_is_shown(checker: Checker, what: str, kind: str, message: str) -> None:
     checker.failure_examples.clear()
     assert grade(checker, ["good", what, "good"])[::2] == ([1, 0, 1], {kind: 1})
-    assert checker.failure_examples[kind].startswith(message)
+    line = REWARDS[: REWARDS.index("def reward(")].count("\n") + 1
+    assert checker.failure_examples[kind].startswith(message.format(line=line))
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from isojax.core import registry
 from isojax.core.config import VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.tasks.check_process import run_check
 from isojax.tasks.grading import Checker
 from isojax.tasks.verifiers import (
     Check,
@@ -91,8 +92,9 @@ def test_verifiers_in_process_fill_grades() -> None:
         (0, Verdict(False, True)),
         (-1.0, Verdict(False, True)),
         (0.5, "partial"),
-        (2, "partial"),
-        (1.01, "partial"),
+        (-2, "partial"),  # a penalty
+        (2, "score"),  # right, or the sum of two parts
+        (1.01, "score"),
         (math.nan, "error"),
         (math.inf, "error"),
         (10**400, "error"),
@@ -170,9 +172,11 @@ def test_function_gets_the_parameters_it_names(rewards: Path) -> None:
         InputError, match="some takes level, which problem 5 does not have; it has answer, completions, depth, prompts"
     ):
         judged(function.build(f"{rewards}:some"), "7", "8", depth=3)
-    for name, message in (("two", "given 2"), ("bare", "given float")):
+    for name, line, message in (("two", 5, "2 scores"), ("bare", 6, "float 1.0")):
         verdict = function.build(f"{rewards}:{name}")(Problem(0, "", ""), "", "x")
-        assert verdict.failure == "error" and verdict.message == f"expected a list of one score, {message}"
+        expected = "expected a list of one score, as it is given one completion"
+        assert verdict.failure == "error"
+        assert verdict.message == f"rewards.py:{line} ({name}) returned {message}, {expected}"
 
 
 def test_function_of_a_module(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +195,7 @@ def test_verl_gets_its_columns_and_acc_goes_before_score(rewards: Path) -> None:
     assert judged(verl.build(f"{rewards}:scored"), "7", "7") == WRONG
     assert (
         verl.build(f"{rewards}:empty")(Problem(0, "", ""), "", "x").message
-        == 'expected a dict with "score", given one with reward'
+        == 'rewards.py:12 (empty) returned a dict with reward, expected one with "score"'
     )
 
 
@@ -211,7 +215,88 @@ def test_a_score_that_is_none_is_a_failure_beside_others(
     assert verdict.scores is not None and verdict.scores["right"] == 1.0
     result, graded = weigh_scores(verdict, {"quality": 1.0, "right": 1.0})
     assert (result, graded.failure) == (reward, failure)
-    assert not failure or graded.message.startswith("the score 'quality' is nan (quality: expected a ")
+    assert not failure or graded.message.startswith(
+        "the score 'quality' is nan (quality: scores.py:1 (compute_score) returned "
+    )
+
+
+RETURNS = {
+    "None": "None",
+    "'right'": "str 'right'",
+    "b'1'": "bytes b'1'",
+    "1.0": "float 1.0",
+    "True": "bool True",
+    "{'score': 1.0}": "dict {'score': 1.0}",
+    "object": "type <class 'object'>",
+    "[]": "0 scores",
+    "(1, 0)": "2 scores",
+    "['1']": "str '1' for a score",
+    "[[1]]": "list [1] for a score",
+    "[float('nan')]": "nan for a score",
+    "[float('-inf')]": "-inf for a score",
+}
+
+
+@pytest.mark.parametrize("returned", RETURNS)
+def test_what_is_no_list_of_one_score_says_what_it_is_and_where(returned: str, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(f"\n\ndef reward(completions): return {returned}\n")
+    verdict = function.build(f"{tmp_path / 'rewards.py'}:reward")(Problem(0, "", "7"), "", "7")
+    assert (verdict.correct, verdict.failure) == (False, "error")
+    assert verdict.message.startswith(f"rewards.py:3 (reward) returned {RETURNS[returned]}, expected ")
+
+
+def test_coroutines_are_waited_for_in_one_event_loop(tmp_path: Path) -> None:
+    """Also those of verl's functions; what one raises has the user's line."""
+    (tmp_path / "rewards.py").write_text(
+        "import asyncio\n"
+        "loops = set()\n"
+        "async def reward(completions, answer):\n"
+        "    loops.add(asyncio.get_running_loop())\n"
+        "    await asyncio.sleep(0)\n"
+        "    return [float(completions == answer and len(loops) == 1)]\n"
+        "async def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"
+        "    await asyncio.sleep(0)\n"
+        "    return float(solution_str == ground_truth)\n"
+        "async def broken(completions):\n"
+        "    return {}[0]\n"
+    )
+    path = tmp_path / "rewards.py"
+    check = function.build(f"{path}:reward")
+    assert [judged(check, "7", said) for said in ("7", "8", "7")] == [RIGHT, WRONG, RIGHT]
+    check = verl.build(str(path))
+    assert [judged(check, "7", said) for said in ("7", "8")] == [RIGHT, WRONG]
+    broken = run_check(function.build(f"{path}:broken"), Problem(0, "", "7"), "", "7")
+    assert (broken.failure, broken.message) == ("error", "rewards.py:11: KeyError: 0")
+
+
+def test_a_score_of_none_does_not_apply(tmp_path: Path) -> None:
+    """As in TRL, of several functions the others decide; where none applies there is no verdict."""
+    (tmp_path / "rewards.py").write_text(
+        "def even(completions, answer): return [None if int(answer[0]) % 2 else 1.0]\n"
+        "def short(completions, answer): return [None if answer == ['3'] else 0.5]\n"
+    )
+    path = tmp_path / "rewards.py"
+    alone = function.build(f"{path}:even")
+    assert judged(alone, "2", "x") == RIGHT
+    assert alone(Problem(0, "", "1"), "", "x").failure == "none"
+
+    check = load_verifier({"even": f"function:{path}:even", "short": f"function:{path}:short"}).build()
+    weights = {"even": 3.0, "short": 1.0}
+    for answer, reward, scores, failure in (
+        ("2", 0.875, {"even": 1.0, "short": 0.5}, ""),  # (3 x 1 + 1 x .5) / 4
+        ("1", 0.5, {"even": 0.0, "short": 0.5}, ""),  # the mean of the one that applies
+        ("3", 0.0, {"even": 0.0, "short": 0.0}, "none"),
+    ):
+        result, graded = weigh_scores(run_check(check, Problem(0, "", answer), "", "x"), weights)
+        assert (result, graded.scores, graded.failure) == (reward, scores, failure)
+    binary = check(Problem(0, "", "2"), "", "x")  # short gives .5, which is not right
+    assert not binary.correct and not binary.failure
+
+
+def test_a_plug_in_that_returns_no_verdict() -> None:
+    verdict = run_check(lambda *request: None, Problem(0, "", ""), "", "")  # type: ignore[arg-type, return-value]
+    expected = "the verifier's check returned a NoneType, expected a Verdict (docs/extending.md)"
+    assert (verdict.failure, verdict.message) == ("error", expected)
 
 
 def test_the_users_files_of_a_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

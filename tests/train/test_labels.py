@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +12,12 @@ import numpy as np
 import pytest
 
 from isojax.core.config import CellConfig, DataConfig, PromptConfig, RLConfig, VerifierConfig
-from isojax.core.errors import InputError
+from isojax.core.errors import DeadStart, InputError
 from isojax.core.nouns import Problem
+from isojax.core.start_file import read_start_report
 from isojax.train.base_policy import compute_label_key, label_problems
+from isojax.train.evaluate import EvalCounts
+from tests.device import DECODER
 
 PROBLEMS = [Problem(7 * i, f"p{i}", str(i)) for i in range(20)]
 
@@ -25,6 +29,7 @@ class FakeLabeller:
 
     problems_per_call, samples_per_problem = 6, 4
     cell_config = CellConfig(task="addition")
+    task, decoder = SimpleNamespace(on_device=True), DECODER
 
     def __init__(self) -> None:
         self.labeller, self.asked = self, list[int]()
@@ -36,7 +41,8 @@ class FakeLabeller:
 
     def evaluate(self, params: None, ids: list[int], seed: int, evaluation: int, repeats: int, **_: int) -> Any:
         self.asked += ids
-        return SimpleNamespace(reward_sums=np.array([repeats * (i % 5) for i in ids]))
+        rewards = np.array([[float(sample < i % 5) for sample in range(4)] * repeats for i in ids])
+        return EvalCounts(rewards, [], ended=rewards.size, parsed=rewards.size, failures=Counter())
 
 
 def label(path: Path, programs: Any, key: str = "key", attempts: int = 7) -> list[Problem]:
@@ -59,6 +65,49 @@ def test_cut_at_any_byte_it_goes_on_to_the_same(tmp_path: Path) -> None:
         remaining = max(0, data[:size].count(b"\n") - 1)
         assert len(labeller.asked) == len(PROBLEMS) - remaining  # nothing is sampled twice
         assert sorted(path.read_bytes().splitlines()) == sorted(data.splitlines())
+
+
+class DeadLabeller(FakeLabeller):
+    """All of whose checks fail from a call on."""
+
+    def __init__(self, first_failed_call: int) -> None:
+        super().__init__()
+        self.calls, self.first_failed_call = 0, first_failed_call
+
+    def evaluate(self, *words: Any, **others: Any) -> Any:
+        counts, self.calls = super().evaluate(*words, **others), self.calls + 1
+        failed = {"error": counts.rewards.size} if self.calls >= self.first_failed_call else {}
+        return counts._replace(failures=Counter(failed), failed_checks=failed)
+
+
+def test_first_labels_of_which_no_check_ends_are_refused_and_not_saved(tmp_path: Path) -> None:
+    """Of later ones, which are of other problems, the failures count as 0."""
+    with pytest.raises(DeadStart, match=r"none of its first 48 checks ended with a verdict \(error 48\)"):
+        label(tmp_path / "l", DeadLabeller(1))
+    assert not list(tmp_path.iterdir())
+    got = label(tmp_path / "l", DeadLabeller(2))
+    assert len(got) == 20
+
+
+def test_what_the_first_labels_make_doubtful_is_said_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once: labelling that goes on says no more."""
+
+    class Endless(FakeLabeller):
+        def evaluate(self, *words: Any, **others: Any) -> Any:
+            return super().evaluate(*words, **others)._replace(ended=0)
+
+    label(tmp_path / "l", Endless())
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == 1 and warnings[0].startswith("warning: of the first labels: 48 of 48 responses are cut off")
+    report = read_start_report(tmp_path)
+    assert report is not None and [w.name for w in report.warnings] == ["cut_off"]
+    assert (report.shares["responses"], report.shares["cut_off"]) == (48, 1)
+    lines = (tmp_path / "l").read_bytes().splitlines(keepends=True)
+    (tmp_path / "l").write_bytes(b"".join(lines[:7]))
+    label(tmp_path / "l", Endless())
+    assert not capsys.readouterr().err
 
 
 def test_other_labels_are_refused(tmp_path: Path) -> None:

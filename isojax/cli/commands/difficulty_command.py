@@ -9,6 +9,8 @@ from typer import Option
 
 from isojax.cli.formatting import print_line
 from isojax.cli.options import ConfigArguments, DryRunOption, MeshOption, read_config
+from isojax.core.start_file import LABELS_FOLDER, describe_warning, read_start_report
+from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole, TextTable
 
 HELD_OUT_HELP = "Problems of each part held out for validation, at most half."
@@ -57,5 +59,8 @@ def difficulty(
     rows = [[name, str(len(part)), f"{len(part) / len(labelled):.1%}"] for name, part in splits.items()]
     SafeConsole().print(TextTable(title, ("split", "problems", "of all"), rows, text_columns=1))
     if mean_difficulty < 0.02:  # prompt or verifier are likely wrong
-        print_line("almost no response is right: see docs/faq.md, The reward stays 0, before you train")
+        print_line("almost no response is right: see docs/when-a-run-does-not-learn.md before you train")
     print_line(f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}")
+    report = read_start_report(folder)
+    for warning in report.warnings if report else ():
+        warn(describe_warning(LABELS_FOLDER, warning.text))

@@ -7,6 +7,7 @@ from typing import Annotated
 from typer import Option
 
 from isojax.cli import options
+from isojax.cli.formatting import warn_of_start
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.launch.display import print_line
@@ -67,6 +68,7 @@ def launch(
         except InputError as e:
             failure = RunFailed(f"the cells are recorded in {sweep_dir}; the fit or report failed: {e}")
             raise run_failure or failure from e
+        warn_of_start(sweep_dir)
         if run_failure is not None:
             raise run_failure
 

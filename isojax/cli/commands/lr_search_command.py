@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rich.markup import escape
 from typer import Option
 
-from isojax.cli.formatting import json_text, parse_count, print_line, to_json_value
+from isojax.cli.formatting import json_text, parse_count, print_line, to_json_value, warn_of_start
 from isojax.cli.options import ConfigArguments, DryRunOption, JsonOption, MeshOption, ResumeOption, read_config
 from isojax.core.atomic_files import write_text
 from isojax.core.errors import InputError, RunFailed
@@ -74,6 +74,7 @@ def lr_search(
     document = to_json_value(search.to_json(result, config, plan))
     write_text(Path(plan.folder, "lr_search.json"), json_text(document) + "\n")
     print_search(document, as_json)
+    warn_of_start(Path(plan.folder))
     if document["learning_rate"] is None:
         raise RunFailed(f"every rate is out or failed; what ran is recorded in {plan.folder}")
 

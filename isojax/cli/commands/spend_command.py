@@ -11,7 +11,7 @@ from typer import Option
 from isojax.cli import options
 from isojax.cli.commands.launch_command import run_cells
 from isojax.cli.commands.recommend_command import parse_budget
-from isojax.cli.formatting import print_line
+from isojax.cli.formatting import print_line, warn_of_start
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, load_config
 from isojax.core.errors import InputError, RunFailed
@@ -137,5 +137,6 @@ def _run(config: Config, resume: bool, dry_run: bool, process_group: ProcessGrou
         print_line(sentence)
     print_line(f"policy: {folder / 'cells' / spending.cell.name}")
     print_line(f"page: {folder / PAGE_FILE}")
+    warn_of_start(folder)
     if run_failure:
         raise run_failure

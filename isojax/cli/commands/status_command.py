@@ -103,6 +103,8 @@ def _summary_lines(sweep: SweepStatus) -> Iterator[str]:
         yield f"[yellow]note:[/yellow] {escape(sweep.unread)}"
     if sweep.lost:
         yield f"[yellow]warning:[/yellow] {escape(sweep.lost)}"
+    for sentence in sweep.start:
+        yield f"[yellow]warning:[/yellow] {escape(sentence)}"
     for cell in sweep.cells:
         if cell.state == "failed":
             log = f" (log: {cell.log})" if cell.log else ""

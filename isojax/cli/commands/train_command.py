@@ -3,7 +3,7 @@
 import importlib
 
 from isojax.cli import options
-from isojax.cli.formatting import print_line
+from isojax.cli.formatting import print_line, warn_of_start
 from isojax.core.config import WHOLE_GRID
 from isojax.core.errors import InputError
 from isojax.core.terminal import warn
@@ -45,3 +45,4 @@ def train(
         if folder is not None and not dry_run:
             report_gains(SafeConsole(), folder, read_runs([folder], warn))
             print_line(f"run: {folder}")
+            warn_of_start(folder)

@@ -4,20 +4,22 @@ in threads; and the training of one cell, with its ledger, loggers and checkpoin
 import json
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import jax
 
 from isojax.core import preemption
 from isojax.core.atomic_files import write_text
 from isojax.core.config import Config, SweepConfig, config_hash
-from isojax.core.errors import InputError, RunFailed, is_out_of_memory
-from isojax.core.nouns import Cell, CellProgress
+from isojax.core.errors import DeadStart, InputError, RunFailed, is_out_of_memory
+from isojax.core.nouns import Cell, CellProgress, StartReport, StartWarning
+from isojax.core.start_file import write_start_report
 from isojax.distributed import multiprocess
 from isojax.distributed.roles import PREEMPTED, Role, divide_roles
 from isojax.distributed.sharding import shapes_with_shardings
@@ -109,8 +111,9 @@ def _run_cells(setup: SweepSetup) -> None:
         with preemption.handle_sigterm():  # between two rounds too
             while targets := multiprocess.run_on_primary(lambda: next(rounds, [])):
                 failures += train_cells(setup, base_policy, targets, display)
-                if failures and jax.process_count() > 1:
-                    break  # the processes may be at different places
+                is_dead = any(isinstance(error, DeadStart) for _, error in failures)
+                if is_dead or (failures and jax.process_count() > 1):
+                    break  # nothing can learn, or the processes may be at different places
     raise_cell_failures(failures, len(cells), setup.folder)
 
 
@@ -131,13 +134,15 @@ def train_cells(
             except IndexError:
                 return
             try:
-                error = train_cell(setup, programs, base_policy, target, display.update_cell, display.show_flags)
+                error = train_cell(setup, programs, base_policy, target, display)
             except preemption.Preempted as e:
                 preemptions.append(e)
                 return
             if error is not None:
                 failures.append((target.cell, error))
             display.finish_cell(target.cell, failed=error is not None)
+            if isinstance(error, DeadStart):
+                waiting.clear()  # the others begin with the same policy, problems and verifier
             # Of several processes, all meet a number that is not finite; with other errors, the others may wait.
             if error is not None and jax.process_count() > 1 and not isinstance(error, FloatingPointError):
                 return
@@ -158,16 +163,26 @@ def train_cells(
     return failures
 
 
+class CellDisplay(Protocol):
+    """What a cell in training shows: the Display of this process, or what a Ray driver asks for."""
+
+    def update_cell(self, progress: CellProgress) -> None: ...
+
+    def show_start(self, cell: Cell, warnings: Sequence[StartWarning]) -> None: ...
+
+    def show_flags(self, cell: Cell, flags: Sequence[str]) -> None: ...
+
+
 def train_cell(
     setup: SweepSetup,
     programs: SweepPrograms,
     base_policy: BasePolicy,
     target: CellTarget,
-    on_progress: Callable[[CellProgress], None],
-    on_flags: Callable[[Cell, list[str]], None],
+    display: CellDisplay,
 ) -> Exception | None:
     """Train a cell up to its target, and flag its run if it broke; returns the error that ended it, if any: one cell's
-    failure must not end the others. Preempted where this process was asked to end."""
+    failure must not end the others, but for a DeadStart, which all of them share. Preempted where this process was
+    asked to end."""
     cell, folder, is_primary = target.cell, setup.folder / "cells" / target.cell.name, multiprocess.is_primary()
     config = setup.config.with_settings(sweep={"budget": target.C})
     try:
@@ -180,20 +195,25 @@ def train_cell(
             ):
 
                 def report(C: int, reward: float | None) -> None:
-                    on_progress(CellProgress(cell, C, reward))
+                    display.update_cell(CellProgress(cell, C, reward))
                     if progress:
                         progress.update(C)
 
-                outputs = CellOutputs(folder, ledger, start_upload, report)
+                def on_start(start: StartReport) -> None:
+                    if is_primary:
+                        write_start_report(folder, start)
+                        display.show_start(cell, start.warnings)
+
+                outputs = CellOutputs(folder, ledger, start_upload, report, on_start)
                 run_cell(programs, config, base_policy, target.cell_so_far, outputs)
         if is_primary:
-            write_health(folder, cell, on_flags)
+            write_health(folder, cell, display.show_flags)
     except preemption.Preempted:
         raise
     except Exception as e:  # one cell's failure, of any kind, does not end the others; it is returned and shown
         if is_primary and isinstance(e, FloatingPointError):
             with suppress(OSError):
-                write_health(folder, cell, on_flags)
+                write_health(folder, cell, display.show_flags)
         if is_out_of_memory(e):
             return RunFailed(out_of_memory_message(setup.config.sweep))
         return e

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from isojax.core import preemption
 from isojax.core.config import Config
-from isojax.core.nouns import Cell, CellProgress
+from isojax.core.nouns import Cell, CellProgress, StartWarning
 from isojax.launch.process_group import ProcessGroup
 from isojax.launch.strategy import CellTarget
 
@@ -29,6 +29,7 @@ class StatusUpdate:
     preparation: tuple[str, float] | None = None  # what is prepared for the first cell, and the fraction done
     progress: CellProgress | None = None
     verifier_failures: dict[str, str] = field(default_factory=dict)  # the first of each kind
+    start_warnings: list[StartWarning] = field(default_factory=list)  # of a cell that begins
     flags: list[str] = field(default_factory=list)  # of a cell that has ended
 
 
@@ -46,6 +47,9 @@ class StatusCollector:
 
     def show_verifier_failure(self, kind: str, what_happened: str) -> None:
         self.pending.verifier_failures[kind] = what_happened
+
+    def show_start(self, cell: Cell, warnings: Sequence[StartWarning]) -> None:
+        self.pending.start_warnings += warnings
 
     def show_flags(self, cell: Cell, flags: Sequence[str]) -> None:
         self.pending.flags += flags
@@ -91,7 +95,8 @@ class RayActor:
         self._train = self._exit_stack.enter_context(prepared_sweep)
 
     def train(self, target: CellTarget) -> None:
-        """Train a cell; Preempted where its state is saved, RunFailed where it would fail again, WorkerLost else."""
+        """Train a cell; Preempted where its state is saved, DeadStart where no cell can learn, RunFailed where this one
+        would fail again, WorkerLost else."""
         self._train(target)
 
     def news(self) -> StatusUpdate:

@@ -7,7 +7,7 @@ from functools import partial
 
 from isojax.core import registry
 from isojax.core.config import Config
-from isojax.core.errors import InputError, RunFailed
+from isojax.core.errors import DeadStart, InputError, RunFailed
 from isojax.core.nouns import Cell
 from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
@@ -47,7 +47,7 @@ def prepare_sweep(
 
 
 def train_target(setup: SweepSetup, base_policy: BasePolicy, status: StatusCollector, target: CellTarget) -> None:
-    """Train a cell; Preempted, RunFailed or WorkerLost as RayActor.train says."""
+    """Train a cell; DeadStart, Preempted, RunFailed or WorkerLost as RayActor.train says."""
     cell = target.cell
     cell_folder = setup.folder / "cells" / cell.name
     refresh(setup.folder, cell.name)
@@ -60,7 +60,9 @@ def train_target(setup: SweepSetup, base_policy: BasePolicy, status: StatusColle
                 raise WorkerLost(f"another process still writes to {cell_folder}") from e
             except InputError as e:
                 raise RunFailed(str(e)) from e
-        error = train_cell(setup, setup.programs[0], base_policy, target, status.update_cell, status.show_flags)
+        error = train_cell(setup, setup.programs[0], base_policy, target, status)
+    if isinstance(error, DeadStart):
+        raise error  # the driver ends the sweep
     if error is not None:
         warn(f"{cell.name}: {type(error).__name__}: {error}")
         is_cell_failure = isinstance(error, (FloatingPointError, InputError, RunFailed))

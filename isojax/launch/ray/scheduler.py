@@ -267,6 +267,7 @@ class RayScheduler:
             self.display.show_verifier_failure(kind, what_happened)
         if cell is None:
             return
+        self.display.show_start(cell, update.start_warnings)
         self.display.show_flags(cell, update.flags)
         if update.progress is not None:
             self.cell_queue.report(cell, update.progress.rollouts, update.progress.reward)

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from isojax.core.nouns import RunRecord
+from isojax.core.start_file import describe_start
 from isojax.report import wording
 from isojax.report.fit_views import all_n, runs_by_cell
 from isojax.report.page.markup import Html, bullet_list, html_fold, html_section, html_table, join_html, tag
@@ -136,13 +137,16 @@ def _describe_misfit(diagnostics: FitDiagnostics) -> str:
     return f"Reduced χ² is {chi_square:.2f}{degrees_text}: {verdict} (pure noise gives 1)."
 
 
-def health_section(fit: FitResult) -> Html:
-    """Which runs are flagged as broken (scaling/checks/run_health.py), from where on and why."""
-    title = "Health of the runs"
-    if not fit.health.runs:
-        checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
-        return html_section("health", title, tag("p", f"No run is flagged: by what was recorded, {checks}."))
-    return html_section("health", title, _shortened_list(flag_sentences(fit.health)))
+def health_section(folder: Path, fit: FitResult) -> Html:
+    """Which runs are flagged as broken (scaling/checks/run_health.py), from where on and why; and what was doubtful
+    before their first updates (train/start_check.py)."""
+    checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
+    flags = tag("p", f"No run is flagged: by what was recorded, {checks}.")
+    if fit.health.runs:
+        flags = _shortened_list(flag_sentences(fit.health))
+    doubts = [sentence[:1].upper() + sentence[1:] for sentence in describe_start(folder)]
+    start = [tag("h3", "Before the first update"), _shortened_list(doubts)] if doubts else []
+    return html_section("health", "Health of the runs", flags, *start)
 
 
 def trust_section(fit: FitResult) -> Html:

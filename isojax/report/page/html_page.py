@@ -38,7 +38,7 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
         Html(budget_controls.substitute(note=note)),
         fit_sections.trust_section(fit),
         _other_budgets(fit),
-        fit_sections.health_section(fit),
+        fit_sections.health_section(folder, fit),
         _other_figures(images),
         evidence_section(fit),
         law_section(fit),

@@ -11,7 +11,7 @@ InputError from `build`, or from a check whose problem cannot be judged at all, 
 else an isolated check raises costs its own rollout only; a check that is not isolated must raise nothing else.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from math import nan
@@ -28,9 +28,10 @@ SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
 class Verdict(NamedTuple):
     correct: bool  # the reward where rewards are binary
     parsed: bool  # an answer was found in the response, correct or not
-    failure: str = ""  # no plain verdict: partial, score, error, memory, machine, timeout, crash, forged
+    failure: str = ""  # no plain verdict: partial, score, none, error, memory, machine, timeout, crash, forged
     message: str = ""  # what happened, in one line
     scores: Mapping[str, float] | None = None  # by name, for graded rewards; None: `correct` is the only one
+    not_applicable: Sequence[str] = ()  # the names of scores that this problem does not have: their function gave None
 
     def scores_by_name(self) -> Mapping[str, float]:
         """Its scores, at least one."""
@@ -76,7 +77,8 @@ def verifier_files(use: str | Mapping[str, str]) -> list[Path]:
 
 
 def _combine(checks: Mapping[str, Check]) -> Check:
-    """The check that makes all of `checks`: their scores by name; the first that fails ends it."""
+    """The check that makes all of `checks`: their scores by name; the first that fails ends it. One that does not apply
+    to a problem has no say there; of a problem to which none applies that is the failure `none`."""
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         verdicts: dict[str, Verdict] = {}
@@ -84,13 +86,20 @@ def _combine(checks: Mapping[str, Check]) -> Check:
             verdict = verdicts[name] = check_one(problem, prompt, response)
             if verdict.failure not in ("", "partial") and verdict.scores is None:
                 return verdict._replace(message=f"{name}: {verdict.message}")
-        messages = [f"{name}: {verdict.message}" for name, verdict in verdicts.items() if verdict.failure == "error"]
+
+        applying = {name: verdict for name, verdict in verdicts.items() if verdict.failure != "none"}
+        failure = next((kind for kind in ("error", "score") if kind in {v.failure for v in applying.values()}), "")
+        if not applying:
+            applying, failure = verdicts, "none"
+        messages = [f"{name}: {verdict.message}" for name, verdict in applying.items() if verdict.failure == failure]
+
         return Verdict(
-            correct=all(verdict.correct for verdict in verdicts.values()),
-            parsed=all(verdict.parsed for verdict in verdicts.values()),
-            failure="error" if messages else "",
-            message="; ".join(messages),
-            scores={name: _main_score(verdict) for name, verdict in verdicts.items()},
+            correct=all(verdict.correct for verdict in applying.values()),
+            parsed=all(verdict.parsed for verdict in applying.values()),
+            failure=failure,
+            message="; ".join(messages) if failure else "",
+            scores={name: _main_score(verdict) for name, verdict in verdicts.items() if verdict.failure != "none"},
+            not_applicable=tuple(name for name, verdict in verdicts.items() if verdict.failure == "none"),
         )
 
     return check
@@ -103,11 +112,16 @@ def _main_score(verdict: Verdict) -> float:
 
 def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> tuple[float, Verdict]:
     """A graded reward, the mean of the scores that `weights` names, and the verdict with these alone; a score outside
-    0..1, or missing, is the failure `score`, and of a failure all is 0."""
+    0..1, or missing, is the failure `score`, and of a failure all is 0. A score that does not apply is left out of the
+    mean, and recorded as 0."""
     if verdict.failure not in ("", "partial") and verdict.scores is None:
         return 0.0, verdict._replace(scores=dict.fromkeys(weights, 0.0))
+    applying = {name: weight for name, weight in weights.items() if name not in verdict.not_applicable}
+    if weights and not applying:
+        return 0.0, verdict._replace(correct=False, failure="none", scores=dict.fromkeys(weights, 0.0))
+
     scores, message = verdict.scores_by_name(), ""
-    for name in weights:
+    for name in applying:
         if name not in scores:
             message = f"no score {name!r}, which cell.reward.weights names; given {', '.join(scores) or 'none'}"
         elif not -SCORE_TOLERANCE <= scores[name] <= 1 + SCORE_TOLERANCE:  # NaN too
@@ -115,9 +129,17 @@ def weigh_scores(verdict: Verdict, weights: Mapping[str, float]) -> tuple[float,
             message = f"the score {name!r} is {scores[name]:g}{reason}; graded rewards are made of numbers from 0 to 1"
     if message:
         return 0.0, Verdict(False, verdict.parsed, "score", message, dict.fromkeys(weights, 0.0))
-    graded = {name: min(max(scores[name], 0.0), 1.0) for name in weights}
-    reward = sum(weight * graded[name] for name, weight in weights.items()) / sum(weights.values())
-    return reward, verdict._replace(failure="", message="", scores=graded)
+
+    graded = {name: min(max(scores[name], 0.0), 1.0) for name in applying}
+    total_weight = sum(applying.values())
+    weighted_sum = sum(weight * graded[name] for name, weight in applying.items())
+    reward = weighted_sum / total_weight if total_weight else 0.0
+    return reward, verdict._replace(failure="", message="", scores=dict.fromkeys(weights, 0.0) | graded)
+
+
+def describe_no_verdict(returned: object) -> str:
+    """What is wrong with a check that returns something else than a Verdict."""
+    return f"the verifier's check returned a {type(returned).__name__}, expected a Verdict (docs/extending.md)"
 
 
 def refuse_argument(verifier: str, argument: str) -> None:

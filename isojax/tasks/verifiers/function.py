@@ -5,14 +5,17 @@
 It is called with lists of one: the prompt as the model reads it, with the markup of its chat and what the chat template
 has begun for the policy (a <think>); the response's text, the reference answer, and every column of the problem that it
 names (all where it takes `**columns`). Where it names `problem_text`, it gets the problem's own text. Binary rewards: a
-score of 1 is correct, any other is not.
+score of 1 is correct, any other is not. A score of None says that the function does not apply to this problem. A
+function may be `async def`.
 """
 
+import asyncio
 import importlib
 import inspect
 import math
 import textwrap
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ def build(argument: str) -> Check:
     named_parameters = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
     parameter_names = {p.name for p in named_parameters}
     required_names = [p.name for p in named_parameters if p.default is p.empty]
+    call, place = wait_for_coroutines(function), describe_function(function)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         arguments = {**problem.columns, "prompts": prompt, "completions": response, "answer": problem.answer}
@@ -44,15 +48,55 @@ def build(argument: str) -> Check:
             lack = f"which problem {problem.id} does not have; it has {', '.join(sorted(arguments))}"
             raise InputError(f"cell.verifier.use: {argument} takes {', '.join(missing)}, {lack}.")
         passed = {name: [value] for name, value in arguments.items() if takes_all_columns or name in parameter_names}
-        scores: Any = function(**passed)
-        is_list = isinstance(scores, Iterable) and not isinstance(scores, str)
-        scores = list(scores) if is_list else scores
-        if not is_list or len(scores) != 1:
-            received = len(scores) if is_list else type(scores).__name__
-            return Verdict(False, False, "error", f"expected a list of one score, given {received}", NO_SCORE)
-        return score_to_verdict(scores[0], response)
+        return _read_scores(call(**passed), response, place)
 
     return check
+
+
+def _read_scores(returned: Any, response: str, place: str) -> Verdict:
+    """The verdict of a list of one score; of anything else a failure that says what was returned."""
+    is_list = isinstance(returned, Iterable) and not isinstance(returned, str | bytes | Mapping)
+    scores = list(returned) if is_list else []
+    if len(scores) != 1:
+        received = f"{len(scores)} scores" if is_list else describe_value(returned)
+        expected = "expected a list of one score, as it is given one completion"
+        return Verdict(False, False, "error", f"{place} returned {received}, {expected}", NO_SCORE)
+
+    score = scores[0]
+    if score is None:
+        reason = f"{place} returned [None]: it does not apply to this problem"
+        return Verdict(False, False, "none", reason, {}, not_applicable=(MAIN_SCORE,))
+    return score_to_verdict(score, response, place)
+
+
+def wait_for_coroutines(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; of one that is `async def`, its results. One event loop serves all calls, as a client for HTTP
+    that the function keeps belongs to the loop that has first used it."""
+    runner = asyncio.Runner()  # it makes the loop when it is first used
+
+    async def result_of(awaitable: Awaitable[Any]) -> Any:
+        return await awaitable
+
+    def call(**arguments: Any) -> Any:
+        returned = function(**arguments)
+        return runner.run(result_of(returned)) if inspect.isawaitable(returned) else returned
+
+    weakref.finalize(call, runner.close)
+    return call
+
+
+def describe_function(function: Callable[..., Any]) -> str:
+    """Where a function of the user's is defined: rewards.py:12 (reward)."""
+    code = getattr(inspect.unwrap(function), "__code__", None)  # an object that is called has none
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({name})" if code else name
+
+
+def describe_value(value: Any) -> str:
+    """A value's type, and the value where that says more, in at most 80 characters."""
+    if value is None:
+        return "None"
+    return textwrap.shorten(f"{type(value).__name__} {value!r}", 80, placeholder="...")
 
 
 def load_function(verifier: str, argument: str, default_name: str = "") -> Callable[..., Any]:
@@ -78,19 +122,22 @@ def load_function(verifier: str, argument: str, default_name: str = "") -> Calla
     return function
 
 
-def score_to_verdict(score: Any, response: str) -> Verdict:
-    """1 (or True) is correct, any other number is not; those but 0, 1 and -1 are `partial` where rewards are binary."""
+def score_to_verdict(score: Any, response: str, place: str = "the function") -> Verdict:
+    """1 (or True) is correct, any other number is not. Where rewards are binary, numbers but 0, 1 and -1 are the
+    failure `partial`, and of those the ones above 1 `score`: whoever returns 2 for a right answer means 1."""
     try:
         if isinstance(score, str):
             raise TypeError("a text is no score")
         value = float(score)
     except (TypeError, ValueError, OverflowError) as e:
-        received = textwrap.shorten(f"{type(score).__name__} {score!r}", 80, placeholder="...")
-        return Verdict(False, False, "error", f"expected a number for a score, given {received} ({e})", NO_SCORE)
+        problem = f"{place} returned {describe_value(score)} for a score, expected a number ({e})"
+        return Verdict(False, False, "error", problem, NO_SCORE)
     if not math.isfinite(value):
-        return Verdict(False, False, "error", f"expected a finite score, given {value}", {MAIN_SCORE: value})
+        problem = f"{place} returned {value} for a score, expected a finite number"
+        return Verdict(False, False, "error", problem, {MAIN_SCORE: value})
     parsed = bool(response.strip())
     if all(abs(value - plain) > SCORE_TOLERANCE for plain in (-1, 0, 1)):
-        message = f"a score of {value:g} counts as 0: cell.reward.kind = binary"
-        return Verdict(False, parsed, "partial", message, {MAIN_SCORE: value})
+        message = f"{place} returned a score of {value:g}, which counts as 0: cell.reward.kind = binary"
+        kind = "score" if value > 1 else "partial"
+        return Verdict(False, parsed, kind, message, {MAIN_SCORE: value})
     return Verdict(abs(value - 1) <= SCORE_TOLERANCE, parsed, scores={MAIN_SCORE: value})

@@ -5,7 +5,7 @@
 A function that also has a parameter `prompt_str` gets the prompt as the model reads it, with the markup of its chat.
 data_source, ground_truth (or reward_model's, else the answer) and extra_info are the problem's columns. Of a dict,
 binary rewards take "acc" where there is one, else "score": 1 is correct, any other is not. Graded rewards take "score",
-or the entries that `cell.reward.weights` names.
+or the entries that `cell.reward.weights` names. The function may be `async def`.
 """
 
 import inspect
@@ -16,7 +16,12 @@ from typing import Any
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.tasks.verifiers import Check, Verdict
-from isojax.tasks.verifiers.function import load_function, score_to_verdict
+from isojax.tasks.verifiers.function import (
+    describe_function,
+    load_function,
+    score_to_verdict,
+    wait_for_coroutines,
+)
 
 ISOLATED, PURE = True, False
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -36,10 +41,11 @@ def build(argument: str) -> Check:
     except TypeError as e:
         problem = f"the function cannot be called as verl calls it ({e})"
         raise InputError(f"cell.verifier.use: {argument}: {problem}; expected {', '.join(PARAMETERS)}.") from e
+    call, place = wait_for_coroutines(compute_score), describe_function(compute_score)
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         reward_model = problem.columns.get("reward_model") or {}
-        score: Any = compute_score(
+        score: Any = call(
             data_source=problem.columns.get("data_source", ""),
             solution_str=response,
             ground_truth=problem.columns.get("ground_truth", reward_model.get("ground_truth", problem.answer)),
@@ -49,12 +55,12 @@ def build(argument: str) -> Check:
         if isinstance(score, Mapping):
             if "acc" not in score and "score" not in score:
                 keys = ", ".join(map(str, score)) or "nothing"
-                return Verdict(False, False, "error", f'expected a dict with "score", given one with {keys}')
-            verdict = score_to_verdict(score["acc"] if "acc" in score else score["score"], response)
+                return Verdict(False, False, "error", f'{place} returned a dict with {keys}, expected one with "score"')
+            verdict = score_to_verdict(score["acc"] if "acc" in score else score["score"], response, place)
             return verdict._replace(scores=_numbers(score))
         elif isinstance(score, tuple | list) and score:
             score = score[0]  # as verl reads them: (score, a comment)
-        return score_to_verdict(score, response)
+        return score_to_verdict(score, response, place)
 
     return check
 

@@ -1,0 +1,230 @@
+"""The check before the first update: can this run learn at all?
+
+It looks at what the labels, or the evaluation at C = 0, have measured already, and samples nothing:
+
+    no check of the verifier ended with a verdict      refused: every reward would be 0
+    a log-probability is no number                     refused: so would be every gradient
+    responses cut off or empty, none parsed, rewards all alike, some checks failed      a StartWarning
+
+A warning is doubt, not proof: hard problems begin at a reward of 0, and a policy may learn to end its responses. The
+launcher prints it before the first update, and again at the end of the run. docs/when-a-run-does-not-learn.md says how
+to look further."""
+
+from collections.abc import Iterator, Mapping
+
+import jax.numpy as jnp
+import numpy as np
+
+from isojax.core.config import CellConfig
+from isojax.core.errors import DeadStart
+from isojax.core.nouns import StartReport, StartWarning
+from isojax.core.yaml_files import flatten
+from isojax.distributed import multiprocess
+from isojax.models.hf.hf_load import weight_layouts
+from isojax.models.transformer import Decoder, Params
+from isojax.tasks.task import Task, is_on_device
+from isojax.train.evaluate import VALIDATION_SET, EvalCounts
+
+PAGE = "docs/when-a-run-does-not-learn.md"
+COMMON = 0.5  # the share of responses above which a symptom is warned of
+FEW_CHECKS = 0.01  # the share of checks that may fail without a word
+# From so many problems and rollouts of each, rewards that no problem has two of are no coincidence.
+MIN_PROBLEMS, MIN_ROLLOUTS = 16, 4
+
+
+def check_start(
+    counts_by_set: Mapping[str, EvalCounts], cell: CellConfig, task: Task, decoder: Decoder, params: Params
+) -> StartReport:
+    """What the first rollouts of the base policy say, by the name of their problem set: the validation set, or the
+    problems that were labelled, is called "".
+
+    Raises:
+        DeadStart: no run can learn from them; every process of a run raises it.
+    """
+    counts = counts_by_set[VALIDATION_SET]
+    failures = _failure_examples(task) if any(c.failures for c in counts_by_set.values()) else {}
+    refuse_nonfinite(counts_by_set, decoder, params)
+    refuse_failed_checks(counts, cell, failures)
+    refuse_failed_replies(counts, cell, failures)
+
+    warnings = [*_doubtful_responses(counts, cell), *_doubtful_rewards(counts, cell, failures)]
+    for name, set_counts in counts_by_set.items():
+        warnings += _doubtful_checks(name, set_counts, failures)
+    if _never_parsed(counts, task):
+        warnings = [warning for warning in warnings if warning.name != "all_wrong"]  # nothing else was to be expected
+        warnings.append(_nothing_parsed(counts, cell))
+    return StartReport(_measured_shares(counts), tuple(warnings))
+
+
+def refuse_nonfinite(counts_by_set: Mapping[str, EvalCounts], decoder: Decoder, params: Params) -> None:
+    """DeadStart where a rollout has a log-probability that is no number; it names the first weight that is none."""
+    nonfinite = sum(counts.nonfinite for counts in counts_by_set.values())
+    if not nonfinite:
+        return
+    total = sum(counts.rewards.size for counts in counts_by_set.values())
+    weight = first_nonfinite_weight(decoder, params)
+    cause = f"the weight {weight} is not finite: put in a checkpoint whose weights are numbers"
+    if weight is None:
+        cause = "its weights are finite, so numbers overflow in between: try cell.precision.compute=float32"
+    problem = f"the base policy's log-probabilities are no numbers in {nonfinite:,} of its first {total:,} responses"
+    raise DeadStart(f"{problem}; {cause}. Nothing was trained ({PAGE}#nan-or-inf).")
+
+
+def first_nonfinite_weight(decoder: Decoder, params: Params) -> str | None:
+    """The first weight that holds NaN or an infinity, as the checkpoint calls it if there is one; None where all are
+    finite. Of arrays over several processes, all of them call it."""
+    layouts = weight_layouts(decoder.config, decoder) if decoder.config.path else []
+    names = {layout.key: layout.tensor_names for layout in layouts}
+    for key, value in flatten(params):
+        layers = value if key.startswith("blocks.") else value[None]
+        are_finite = np.asarray(jnp.isfinite(layers).reshape(len(layers), -1).all(1))
+        if not are_finite.all():
+            first = int(are_finite.argmin())
+            own_name = f"{key}[{first}]" if len(layers) > 1 else key  # adapters too have no name in a checkpoint
+            return names[key][first] if key in names else own_name
+    return None
+
+
+def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]) -> None:
+    """DeadStart where no check ended with a verdict."""
+    total, failed = counts.rewards.size, sum(counts.failed_checks.values())
+    if not total or failed < total:
+        return
+    kind = max(counts.failed_checks, key=lambda kind: counts.failed_checks[kind])
+    first = f"The first: {failures[kind]}. " if kind in failures else ""
+    fix = {
+        "timeout": "Correct it, or raise cell.verifier.timeout",
+        "memory": "Correct it, or raise cell.verifier.memory_gib",
+        "machine": "Free memory, disk or processes of this machine",
+        "none": "Let one function give a number for each problem",
+        "score": "Divide its scores so that they lie between 0 and 1",
+    }.get(kind, "Correct it")
+    raise DeadStart(
+        f"cell.verifier.use = {_verifier_text(cell)}: none of its first {total:,} checks ended with a verdict "
+        f"({_count_by_kind(counts.failed_checks)}), and each counts as reward 0. {first}{fix}, and repeat the command, "
+        f"of a run with --resume. Nothing was trained ({PAGE}#checks-fail)."
+    )
+
+
+def refuse_failed_replies(counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]) -> None:
+    """DeadStart where a task of turns never got a reply."""
+    if not counts.replies or counts.failed_replies < counts.replies:
+        return
+    first = next((f"The first: {text}. " for kind, text in failures.items() if kind.startswith("reply ")), "")
+    raise DeadStart(
+        f"cell.task = {cell.task}: its reply failed at each of {counts.replies:,} turns. {first}Correct it, and repeat "
+        f"the command, of a run with --resume. Nothing was trained ({PAGE}#checks-fail)."
+    )
+
+
+def _doubtful_responses(counts: EvalCounts, cell: CellConfig) -> Iterator[StartWarning]:
+    total = counts.rewards.size
+    cut_off = total - counts.ended
+    if cut_off > COMMON * total:
+        limit = f"cell.sampling.response_length = {cell.sampling.response_length} tokens"
+        fix = "Raise it, or see whether the model ends its turn at all"
+        text = f"{cut_off:,} of {total:,} responses are cut off at {limit}. {fix} ({PAGE}#responses-are-cut-off)"
+        yield StartWarning("cut_off", text)
+    if counts.empty > COMMON * total:
+        fix = "Look at the prompts and at what ends a response"
+        yield StartWarning("empty", f"{counts.empty:,} of {total:,} responses are empty. {fix} ({PAGE}#nothing-parsed)")
+
+
+def _doubtful_rewards(counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]) -> Iterator[StartWarning]:
+    rewards, total = counts.rewards, counts.rewards.size
+    partial = counts.failures["partial"]
+    if partial > COMMON * total:
+        first = f"; the first: {failures['partial']}" if "partial" in failures else ""
+        fix = "cell.reward.kind=graded takes scores from 0 to 1 as they are"
+        scores = f"{partial:,} of {total:,} scores are neither 0 nor 1 and count as 0{first}"
+        yield StartWarning("partial", f"{scores}. {fix} ({PAGE}#the-reward-stays-at-0)")
+
+    low, high = rewards.min(), rewards.max()
+    if high == 0:
+        text = f"all {total:,} rewards are 0: no update has a gradient before a response is right"
+        yield StartWarning("all_wrong", f"{text} ({PAGE}#the-reward-stays-at-0)")
+    elif low == 1:
+        text = f"all {total:,} rewards are 1: there is nothing to learn from these problems"
+        yield StartWarning("all_right", f"{text} ({PAGE}#the-reward-stays-at-1)")
+    elif low == high:
+        text = f"all {total:,} rewards are {low:g}: no update has a gradient while they are alike"
+        yield StartWarning("equal_rewards", f"{text} ({PAGE}#the-reward-stays-at-0)")
+    elif _never_differ(rewards):
+        text = f"the {rewards.shape[1]} rollouts of each problem have the same reward, so no update has a gradient"
+        fix = "Does the reward depend on the response, and is cell.sampling.temperature high enough"
+        yield StartWarning("equal_rewards", f"{text}. {fix}? ({PAGE}#the-reward-stays-at-0)")
+
+    if high > 0:
+        for name in (name for name, mean in counts.mean_scores.items() if mean == 0):
+            text = f"the score {name!r} is 0 for all {total:,} responses ({PAGE}#the-reward-stays-at-0)"
+            yield StartWarning(f"score_{name}", text)
+
+
+def _doubtful_checks(set_name: str, counts: EvalCounts, failures: Mapping[str, str]) -> Iterator[StartWarning]:
+    total, failed = counts.rewards.size, sum(counts.failed_checks.values())
+    if failed > FEW_CHECKS * total:
+        name, checks = "failed_checks", "checks"
+        if set_name:
+            name, checks = f"failed_checks_{set_name}", f"checks of the set {set_name!r}"
+        kind = max(counts.failed_checks, key=lambda kind: counts.failed_checks[kind])
+        first = f"; the first: {failures[kind]}" if kind in failures else ""
+        kinds = _count_by_kind(counts.failed_checks)
+        text = f"{failed:,} of {total:,} {checks} failed ({kinds}), each of reward 0{first} ({PAGE}#checks-fail)"
+        yield StartWarning(name, text)
+
+    if counts.failed_replies > FEW_CHECKS * counts.replies:
+        share = f"{counts.failed_replies:,} of {counts.replies:,} turns"
+        text = f"the task's reply failed at {share}, and the response ended there ({PAGE}#checks-fail)"
+        yield StartWarning("failed_replies", text)
+
+
+def _never_parsed(counts: EvalCounts, task: Task) -> bool:
+    """Whether no response holds an answer, and that is not for the lack of any text or of an end."""
+    return not is_on_device(task) and not counts.parsed and counts.empty < counts.rewards.size
+
+
+def _nothing_parsed(counts: EvalCounts, cell: CellConfig) -> StartWarning:
+    text = f"in none of {counts.rewards.size:,} responses does the verifier {_verifier_text(cell)} find an answer"
+    return StartWarning("nothing_parsed", f"{text} ({PAGE}#nothing-parsed)")
+
+
+def _measured_shares(counts: EvalCounts) -> dict[str, float]:
+    total = counts.rewards.size
+    shares = {
+        "reward": float(counts.rewards.mean(dtype=np.float64)),
+        "equal_rewards": _equal_share(counts.rewards),
+        "cut_off": 1 - counts.ended / total,
+        "empty": counts.empty / total,
+        "parsed": counts.parsed / total,
+        "failed_checks": sum(counts.failed_checks.values()) / total,
+    }
+    return {"responses": float(total)} | {name: round(share, 6) for name, share in shares.items()}
+
+
+def _equal_share(rewards: np.ndarray) -> float:
+    """The share of problems whose rollouts have the same reward."""
+    return float((rewards == rewards[:, :1]).all(1).mean())
+
+
+def _never_differ(rewards: np.ndarray) -> bool:
+    """Whether no problem has two different rewards, among so many that this is no coincidence."""
+    problems, rollouts = rewards.shape
+    return problems >= MIN_PROBLEMS and rollouts >= MIN_ROLLOUTS and _equal_share(rewards) == 1
+
+
+def _failure_examples(task: Task) -> dict[str, str]:
+    """What happened at the first failure of each kind, in any process."""
+    own_examples = {} if is_on_device(task) else task.failure_examples()
+    examples: dict[str, str] = {}
+    for others in multiprocess.allgather(own_examples):
+        examples = others | examples
+    return examples
+
+
+def _verifier_text(cell: CellConfig) -> str:
+    use = cell.verifier.use
+    return use if isinstance(use, str) else ", ".join(f"{name}: {verifier}" for name, verifier in use.items())
+
+
+def _count_by_kind(failures: Mapping[str, int]) -> str:
+    return ", ".join(f"{kind} {count:,}" for kind, count in failures.items())
