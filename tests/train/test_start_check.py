@@ -95,7 +95,9 @@ def test_a_further_set_whose_checks_all_fail_is_warned_of_alone() -> None:
 def test_replies_that_all_fail_and_that_fail_at_times() -> None:
     """Of a task of turns; they are among the failures, and no checks."""
     replying = counts(failures=Counter(error=16), replies=16, failed_replies=16)
-    with pytest.raises(DeadStart, match=r"its reply failed at each of 16 turns\. The first: problem 2: my_tool\.py:4: x"):
+    with pytest.raises(
+        DeadStart, match=r"its reply failed at each of 16 turns\. The first: problem 2: my_tool\.py:4: x"
+    ):
         check(replying, {"reply error": "problem 2: my_tool.py:4: x"})
     assert symptoms(check(replying._replace(replies=32))) == ["failed_replies"]
 
