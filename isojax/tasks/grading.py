@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from isojax.core.config import VerifierConfig
-from isojax.core.errors import InputError
+from isojax.core.errors import DeadStart, InputError
 from isojax.core.machine import cores
 from isojax.core.nouns import MAIN_SCORE, Problem
+from isojax.core.terminal import warn
 from isojax.distributed import multiprocess
 from isojax.tasks.check_process import CheckRequest, CheckWorker
-from isojax.tasks.protocol import Grades
+from isojax.tasks.protocol import FINISHED_KINDS, Grades
 from isojax.tasks.verifiers import Check, Verdict, describe_no_verdict, load_verifier, weigh_scores
 
 CHECK_BATCH = 16  # checks sent to a worker at once; fewer when few are left
@@ -128,7 +129,7 @@ class Checker(AbstractContextManager["Checker"]):
         loaded = load_verifier(config.use)
         self.failure_examples: dict[str, str] = {}  # the first failure of each kind
         self.on_failure: FailureCallback = lambda kind, what_happened: None  # called, in any thread, with each of them
-        self._config = config
+        self._config, self._has_failed_empty = config, False
         # The problems of the first checks; None once one ended before its deadline.
         self._timed_out: list[int] | None = []
         self._lock = threading.Lock()
@@ -176,13 +177,18 @@ class Checker(AbstractContextManager["Checker"]):
         return dict(sorted(Counter(v.failure for v in verdicts if v.failure).items()))
 
     def check_problems(self, problems: Sequence[Problem], prompts: Sequence[str]) -> None:
-        """InputError where a problem cannot be judged; a verifier in processes tries the first problem only."""
+        """InputError where a problem cannot be judged; a verifier in processes tries the first problem only, and warns
+        where that check fails, as all may."""
         requests = [(p, prompt, "") for p, prompt in zip(problems, prompts, strict=True)]
         with self._lock:
             verdicts = self._run_requests(requests if self._check else requests[:1])
         for problem, verdict in zip(problems, verdicts, strict=False):
             if self._weights and (graded := weigh_scores(verdict, self._weights)[1]).failure == "score":
                 raise InputError(f"cell.verifier.use: problem {problem.id}, an empty response: {graded.message}.")
+            has_failed = verdict.failure not in ("", *FINISHED_KINDS)
+            if has_failed and not self._has_failed_empty and multiprocess.is_primary():
+                self._has_failed_empty = True  # of several problem sets the first is enough
+                warn(f"the verifier fails at an empty response to problem {problem.id}: {verdict.message}")
 
     def _note_failure(self, problem: Problem, verdict: Verdict) -> None:
         if verdict.failure not in self.failure_examples:
@@ -190,7 +196,7 @@ class Checker(AbstractContextManager["Checker"]):
             self.on_failure(verdict.failure, self.failure_examples[verdict.failure])
 
     def _watch_timeouts(self, request: CheckRequest, verdict: Verdict) -> None:
-        """Report the first timeout while others are waited for; InputError where the verifier judges nothing at all."""
+        """Report the first timeout while others are waited for; DeadStart where the verifier judges nothing at all."""
         problem, _, response = request
         if self._timed_out is None or not response.strip():  # a function may answer empty ones without any work
             return
@@ -205,8 +211,9 @@ class Checker(AbstractContextManager["Checker"]):
             verifier = str(self._config.use)
             task = verifier.removeprefix("isojax.tasks.turns:")  # of a task of turns, whose reply is asked here
             setting = f"cell.verifier.use = {verifier}" if task == verifier else f"cell.task = {task}, its reply"
-            limit = f"cell.verifier.timeout = {self._config.timeout:g} s. Correct it, or raise the timeout"
-            raise InputError(f"{setting}: none of its first {count} checks ended within {limit}.")
+            limit = f"cell.verifier.timeout = {self._config.timeout:g} s"
+            fix = "Correct it, or raise the timeout, and repeat the command, of a run with --resume"
+            raise DeadStart(f"{setting}: none of its first {count} checks ended within {limit}. {fix}.")
 
     def close(self) -> None:
         """End the workers and whatever their checks have started."""

@@ -47,12 +47,11 @@ def check_start(
     refuse_failed_checks(counts, cell, failures)
     refuse_failed_replies(counts, cell, failures)
 
-    warnings = [*_doubtful_responses(counts, cell), *_doubtful_rewards(counts, cell, failures)]
+    warnings = [*_doubtful_responses(counts, cell), *_doubtful_scores(counts, cell, task, failures)]
+    explained = {warning.name for warning in warnings} & {"nothing_parsed", "partial"}
+    warnings += _doubtful_rewards(counts, is_explained=bool(explained))
     for name, set_counts in counts_by_set.items():
         warnings += _doubtful_checks(name, set_counts, failures)
-    if _never_parsed(counts, task):
-        warnings = [warning for warning in warnings if warning.name != "all_wrong"]  # nothing else was to be expected
-        warnings.append(_nothing_parsed(counts, cell))
     return StartReport(_measured_shares(counts), tuple(warnings))
 
 
@@ -130,19 +129,36 @@ def _doubtful_responses(counts: EvalCounts, cell: CellConfig) -> Iterator[StartW
         yield StartWarning("empty", f"{counts.empty:,} of {total:,} responses are empty. {fix} ({PAGE}#nothing-parsed)")
 
 
-def _doubtful_rewards(counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]) -> Iterator[StartWarning]:
-    rewards, total = counts.rewards, counts.rewards.size
-    partial = counts.failures["partial"]
+def _doubtful_scores(
+    counts: EvalCounts, cell: CellConfig, task: Task, failures: Mapping[str, str]
+) -> Iterator[StartWarning]:
+    """Answers that the verifier does not find, and scores that it does not take as they are."""
+    total, partial = counts.rewards.size, counts.failures["partial"]
+    is_parsed = counts.parsed > 0 or is_on_device(task)  # where answers end with their response, being cut off says all
+    if not is_parsed and counts.empty < total:
+        text = f"in none of {total:,} responses does the verifier {_verifier_text(cell)} find an answer"
+        yield StartWarning("nothing_parsed", f"{text} ({PAGE}#nothing-parsed)")
+
     if partial > COMMON * total:
         first = f"; the first: {failures['partial']}" if "partial" in failures else ""
         fix = "cell.reward.kind=graded takes scores from 0 to 1 as they are"
-        scores = f"{partial:,} of {total:,} scores are neither 0 nor 1 and count as 0{first}"
-        yield StartWarning("partial", f"{scores}. {fix} ({PAGE}#the-reward-stays-at-0)")
+        text = f"{partial:,} of {total:,} scores are neither 0 nor 1 and count as 0{first}. {fix}"
+        yield StartWarning("partial", f"{text} ({PAGE}#the-reward-stays-at-0)")
 
-    low, high = rewards.min(), rewards.max()
+    has_rewards = counts.rewards.max() > 0
+    for name in (name for name, mean in counts.mean_scores.items() if mean == 0 and has_rewards):
+        text = f"the score {name!r} is 0 for all {total:,} responses ({PAGE}#the-reward-stays-at-0)"
+        yield StartWarning(f"score_{name}", text)
+
+
+def _doubtful_rewards(counts: EvalCounts, is_explained: bool) -> Iterator[StartWarning]:
+    """Rewards that are all alike; `is_explained`: whether another warning says why all are 0."""
+    rewards, total = counts.rewards, counts.rewards.size
+    low, high = float(rewards.min()), float(rewards.max())
     if high == 0:
         text = f"all {total:,} rewards are 0: no update has a gradient before a response is right"
-        yield StartWarning("all_wrong", f"{text} ({PAGE}#the-reward-stays-at-0)")
+        if not is_explained:
+            yield StartWarning("all_wrong", f"{text} ({PAGE}#the-reward-stays-at-0)")
     elif low == 1:
         text = f"all {total:,} rewards are 1: there is nothing to learn from these problems"
         yield StartWarning("all_right", f"{text} ({PAGE}#the-reward-stays-at-1)")
@@ -153,11 +169,6 @@ def _doubtful_rewards(counts: EvalCounts, cell: CellConfig, failures: Mapping[st
         text = f"the {rewards.shape[1]} rollouts of each problem have the same reward, so no update has a gradient"
         fix = "Does the reward depend on the response, and is cell.sampling.temperature high enough"
         yield StartWarning("equal_rewards", f"{text}. {fix}? ({PAGE}#the-reward-stays-at-0)")
-
-    if high > 0:
-        for name in (name for name, mean in counts.mean_scores.items() if mean == 0):
-            text = f"the score {name!r} is 0 for all {total:,} responses ({PAGE}#the-reward-stays-at-0)"
-            yield StartWarning(f"score_{name}", text)
 
 
 def _doubtful_checks(set_name: str, counts: EvalCounts, failures: Mapping[str, str]) -> Iterator[StartWarning]:
@@ -176,16 +187,6 @@ def _doubtful_checks(set_name: str, counts: EvalCounts, failures: Mapping[str, s
         share = f"{counts.failed_replies:,} of {counts.replies:,} turns"
         text = f"the task's reply failed at {share}, and the response ended there ({PAGE}#checks-fail)"
         yield StartWarning("failed_replies", text)
-
-
-def _never_parsed(counts: EvalCounts, task: Task) -> bool:
-    """Whether no response holds an answer, and that is not for the lack of any text or of an end."""
-    return not is_on_device(task) and not counts.parsed and counts.empty < counts.rewards.size
-
-
-def _nothing_parsed(counts: EvalCounts, cell: CellConfig) -> StartWarning:
-    text = f"in none of {counts.rewards.size:,} responses does the verifier {_verifier_text(cell)} find an answer"
-    return StartWarning("nothing_parsed", f"{text} ({PAGE}#nothing-parsed)")
 
 
 def _measured_shares(counts: EvalCounts) -> dict[str, float]:

@@ -31,7 +31,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 def offset(completions):
     return [1.5 + len(completions[0])]
 def nothing(completions):
-    return [None]
+    return ["1.0"]
 def unknown(completions):
     return [float("nan")]
 def broken(completions, answer):
@@ -184,11 +184,11 @@ def test_a_dict_of_verl_weighs_its_entries(place: Isojax) -> None:
         ),
         (
             ("cell.verifier.use=function:rewards.py:nothing", "cell.reward.weights=null"),
-            "an empty response: the score 'score' is nan (expected a number for a score, given NoneType None",
+            "an empty response: the score 'score' is nan (rewards.py:11 (nothing) returned str '1.0' for a score",
         ),
         (
             ("cell.verifier.use={accuracy: exact, format: function:rewards.py:nothing}",),
-            "the score 'format' is nan (format: expected a number for a score, given NoneType None",
+            "the score 'format' is nan (format: rewards.py:11 (nothing) returned str '1.0' for a score",
         ),
         ((*VERL, "cell.reward.weights={format: 1.0}"), "no score 'format', which cell.reward.weights names; given"),
         (
@@ -205,12 +205,14 @@ def test_what_cannot_be_a_reward_is_refused_before_any_work(
 
 
 def test_labels_that_a_broken_function_gave_are_made_again(place: Isojax) -> None:
-    """The failure is shown before the refusal it leads to; with the file corrected, the same command continues."""
-    rewards = place.folder / "rewards.py"
-    rewards.write_text(REWARDS.replace("asked, said =", "said = undefined; asked, said ="))
-    refused = place.quick("launch", "graded.yaml", XLA_FLAGS=FLAGS)
-    assert refused.returncode == 2 and "error: 0 of 60 problems have avg@4" in refused.stderr.splitlines()[-1]
-    assert "warning: verifier error: problem" in refused.stderr and "'undefined' is not defined" in refused.stderr
+    """One that fails for half of the problems, and so is warned of: the labels are of another file than the mended one,
+    with which the same command continues."""
+    rewards, words = place.folder / "rewards.py", ("launch", "graded.yaml", "cell.data.difficulty=[0.9, 1]")
+    rewards.write_text(REWARDS.replace("asked, said =", "said = answer[int(int(answer[0]) % 4 > 1)]; asked, said ="))
+    refused = place.quick(*words, XLA_FLAGS=FLAGS)
+    assert refused.returncode == 2 and "of 60 problems have avg@4" in refused.stderr.splitlines()[-1]
+    assert "warning: of the first labels: 120 of 240 checks failed (error 120)" in refused.stderr
+    assert "rewards.py:3: IndexError" in refused.stderr
     rewards.write_text(REWARDS)
     again = place.swept("launch", "graded.yaml", XLA_FLAGS=FLAGS)
     assert "they are made again" in again.stderr and len(place.rows("4x4-s0", "graded")) > 3

@@ -174,7 +174,7 @@ def test_function_gets_the_parameters_it_names(rewards: Path) -> None:
         judged(function.build(f"{rewards}:some"), "7", "8", depth=3)
     for name, line, message in (("two", 5, "2 scores"), ("bare", 6, "float 1.0")):
         verdict = function.build(f"{rewards}:{name}")(Problem(0, "", ""), "", "x")
-        expected = "expected a list of one score, as it is given one completion"
+        expected = "expected a list with a score for the one completion, such as [1.0]"
         assert verdict.failure == "error"
         assert verdict.message == f"rewards.py:{line} ({name}) returned {message}, {expected}"
 

@@ -158,6 +158,7 @@ def test_what_is_made_is_kept_and_read_again(made: tuple[Path, BasePolicy, list[
         "labels.jsonl",
         "params.safetensors",
         "problems.jsonl",
+        "start.json",
     ]
 
 

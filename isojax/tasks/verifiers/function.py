@@ -59,7 +59,7 @@ def _read_scores(returned: Any, response: str, place: str) -> Verdict:
     scores = list(returned) if is_list else []
     if len(scores) != 1:
         received = f"{len(scores)} scores" if is_list else describe_value(returned)
-        expected = "expected a list of one score, as it is given one completion"
+        expected = "expected a list with a score for the one completion, such as [1.0]"
         return Verdict(False, False, "error", f"{place} returned {received}, {expected}", NO_SCORE)
 
     score = scores[0]
