@@ -20,11 +20,15 @@ def keep_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None
         write_bytes(copy, read_file(file))
 
 
+def changed_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> list[tuple[Path, Path]]:
+    """Those that have changed since, each with its copy; of a sweep that kept none nothing is known."""
+    copies = _copies(base_folder, use)
+    return [(file, copy) for file, copy in copies if copy.is_file() and read_file(copy) != read_file(file)]
+
+
 def check_verifier_files(base_folder: Path, use: str | Mapping[str, str]) -> None:
-    """InputError where one of them has changed since; of a sweep that kept none nothing is known."""
-    for file, copy in _copies(base_folder, use):
-        if not copy.is_file() or read_file(copy) == read_file(file):
-            continue
+    """InputError where one of them has changed since."""
+    for file, copy in changed_verifier_files(base_folder, use):
         lines_before, lines_now = (read_file(path).decode(errors="replace").splitlines() for path in (copy, file))
         matcher = difflib.SequenceMatcher(None, lines_before, lines_now, autojunk=False)
         changed = [line + 1 for tag, _, _, line, _ in matcher.get_opcodes() if tag != "equal"]

@@ -17,6 +17,7 @@ from isojax.core.config.load import LEARNING_RATE
 from isojax.core.errors import InputError
 from isojax.core.machine import cores, reserve_gpu_memory, silence_libtpu
 from isojax.core.nouns import Cell, Problem
+from isojax.core.table_files import paths_below
 from isojax.core.terminal import note, warn
 from isojax.distributed import multiprocess
 from isojax.distributed.device_probe import device_memory, measure_rates
@@ -34,6 +35,7 @@ from isojax.models.attention_autotune import select_attention
 from isojax.models.hf import hf_load
 from isojax.rl import algorithm
 from isojax.runs import loggers
+from isojax.runs.ledger import RECORDS_FILE, latest_point
 from isojax.runs.mirror import working_folder
 from isojax.tasks.grading import FailureCallback
 from isojax.tasks.problem_selection import LENGTHS, LabelsNeeded, require_settings, select_problems
@@ -43,7 +45,7 @@ from isojax.tasks.task_defaults import with_task_defaults
 from isojax.train.base_policy import PARAMS_FILE, PROBLEMS_FILE, BasePolicy, prepare_base_policy
 from isojax.train.label_settings import warn_of_other_labels
 from isojax.train.programs import SweepPrograms
-from isojax.train.verifier_copies import check_verifier_files
+from isojax.train.verifier_copies import changed_verifier_files, check_verifier_files
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,11 @@ class SweepSetup:
         first_programs, folder = self.programs[0], self.folder
         if not is_on_device(self.task):
             self.task.start_verifier().on_failure = on_failure
-        if multiprocess.is_primary() and not (folder / CONFIG_FILE).exists():
+        is_new_run = not (folder / CONFIG_FILE).exists()
+        if multiprocess.is_primary() and (is_new_run or self._has_mended_verifier()):
             for name in (PROBLEMS_FILE, PARAMS_FILE):  # of settings that may have changed since
                 (folder / BASE_FOLDER / name).unlink(missing_ok=True)
+        if multiprocess.is_primary() and is_new_run:
             store_date(self.config.cell, folder / BASE_FOLDER)
         source = Path(self.config.run.base_from) / BASE_FOLDER if self.config.run.base_from else None
         base_policy = prepare_base_policy(folder / BASE_FOLDER, first_programs, on_progress, source)
@@ -227,6 +231,13 @@ class SweepSetup:
         if multiprocess.is_primary():
             save_config(self.config, folder / CONFIG_FILE)
         return base_policy
+
+
+    def _has_mended_verifier(self) -> bool:
+        """Whether the verifier has changed before anything was recorded: its problems are chosen once more."""
+        if is_on_device(self.task) or has_evaluations(self.folder):
+            return False
+        return bool(changed_verifier_files(self.folder / BASE_FOLDER, self.config.cell.verifier.use))
 
 
 @contextmanager
@@ -247,7 +258,7 @@ def open_sweep(config: Config, cells: list[Cell], resume: bool, role: Role | Non
         is_new_run = not (folder / CONFIG_FILE).exists()
         check_problems(config, task, pairs, is_new_run)
         if not is_on_device(task):
-            multiprocess.run_on_primary(lambda: check_text_settings(config.cell, folder / BASE_FOLDER, is_new_run))
+            multiprocess.run_on_primary(lambda: check_text_settings(config.cell, folder))
         budget = make_device_budget(config, pairs, cell_devices, task)
         sweep = multiprocess.run_on_primary(lambda: autosize_sweep(config.sweep, budget, is_new_run))
         meshes = cell_devices.meshes()
@@ -290,11 +301,18 @@ def check_problems(config: Config, task: Task, pairs: list[tuple[int, int]], is_
             tokenize(task, cell.sampling, problems)
 
 
-def check_text_settings(cell: CellConfig, base_folder: Path, is_new_run: bool) -> None:
-    """A warning of labels made with other settings; InputError where the verifier of a resumed sweep has changed."""
+def check_text_settings(cell: CellConfig, folder: Path) -> None:
+    """A warning of labels made with other settings; InputError where the verifier of a sweep that has recorded an
+    evaluation has changed. Before, it may be mended: nothing was judged by the old one but problems (`prepare`)."""
     warn_of_other_labels(cell)
-    if not is_new_run:
-        check_verifier_files(base_folder, cell.verifier.use)
+    if has_evaluations(folder):
+        check_verifier_files(folder / BASE_FOLDER, cell.verifier.use)
+
+
+def has_evaluations(folder: Path) -> bool:
+    """Whether a run of the sweep in this folder has recorded any."""
+    cells = (path.parent for path in paths_below(folder / "cells", RECORDS_FILE))
+    return any(latest_point(cell)[0] is not None for cell in cells)
 
 
 def _note_problem_counts(training: Sequence[Problem], validation: Sequence[Problem]) -> None:
