@@ -29,7 +29,7 @@ DEAD = {
     ),
     "raises in a library": (
         "import json\ndef reward(completions, **k):\n    return [json.loads('{' + completions[0])]\n",
-        "rewards.py:3: JSONDecodeError",
+        "rewards.py:3: json.decoder.JSONDecodeError",
     ),
     "imports when called": (
         "def reward(completions, **k):\n    import nopackage\n",
@@ -43,7 +43,10 @@ DEAD = {
     "not finite": ("def reward(completions, **k):\n    return [float('nan')]\n", "returned nan for a score"),
     "above 1": ("def reward(completions, **k):\n    return [2.0]\n", "returned a score of 2, which counts as 0"),
     "ends the process": ("import os\ndef reward(completions, **k):\n    os._exit(3)\n", "the process exited with 3"),
-    "hangs": ("import time\ndef reward(completions, **k):\n    time.sleep(9)\n", "no verdict within 0.1 s"),
+    "hangs": (
+        "import time\ndef reward(completions, **k):\n    time.sleep(9)\n",
+        "checks ended within cell.verifier.timeout = 0.1 s",
+    ),
 }
 WORDS = ("text.yaml", "cell.verifier.use=function:rewards.py:reward", "cell.verifier.timeout=0.1")
 
