@@ -232,7 +232,6 @@ class SweepSetup:
             save_config(self.config, folder / CONFIG_FILE)
         return base_policy
 
-
     def _has_mended_verifier(self) -> bool:
         """Whether the verifier has changed before anything was recorded: its problems are chosen once more."""
         if is_on_device(self.task) or has_evaluations(self.folder):
