@@ -24,7 +24,7 @@ from isojax.runs.importers import csv
 from isojax.runs.ledger import write_run
 from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
 from isojax.runs.logs.find_logs import detect_format, logs_of_folder
-from isojax.runs.logs.log_evaluations import read_run_record
+from isojax.runs.logs.log_evaluations import UnloggedCells, read_run_record
 from isojax.runs.logs.log_table import LogTable, RunSettings, settings_of
 from isojax.runs.logs.resumed_runs import LogRun, join_resumed_runs
 from isojax.runs.logs.reward_scale import AUTO_SCALE, scale_runs
@@ -336,6 +336,7 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
     runs, notes = scale_runs(runs)
     places_by_note: dict[str, list[str]] = {}
     refusals, not_finite, used = list(refusals), list[str](), list[tuple[LogRun, RunRecord]]()
+    unlogged: list[Counter[UnloggedCells]] = []
     for run in runs:
         try:
             read = read_run_record(run.rows, run.column_map, Cell(run.B_p, run.n, 0), run.named_location)
@@ -344,9 +345,11 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
                 raise
             refusals.append(e)
             continue
-        used.append((run, read[0]))
-        places_by_note |= {text: [*places_by_note.get(text, ()), run.named_location] for text in read[1]}
-        not_finite += read[2]
+        used.append((run, read.record))
+        for text in read.notes:
+            places_by_note.setdefault(text, []).append(run.named_location)
+        not_finite += read.not_finite
+        unlogged.append(read.unlogged)
     if not used:
         in_all = f" {len(refusals)} logs or runs cannot be used." if len(refusals) > 1 else ""
         raise InputError(f"{refusals[0]}{in_all}")
@@ -354,7 +357,7 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
         more = f" and {len(others)} more runs" if others else ""
         notes.append(f"{place}{more}: {text}")
     reject_mixed_sources([run for run, _ in used])
-    notes = [*_assign_seeds([run for run, _ in used]), *notes]
+    notes = [*_assign_seeds([run for run, _ in used]), *_describe_unlogged(unlogged), *notes]
     run_records = [replace(record, cell=replace(record.cell, seed=run.seed)) for run, record in used]
     _reject_copies(run_records)
     if trained := [run for run in run_records if run.points[-1].rollouts]:
@@ -362,6 +365,15 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
         notes += [f"left out, as the only evaluation is of the base policy (C = 0): {others}"] if others else []
     in_order = sorted(trained or run_records, key=lambda run: run.cell)
     return ImportedRuns(tuple(in_order), tuple(notes), (*map(str, refusals), *not_finite))
+
+
+def _describe_unlogged(unlogged_of_runs: Sequence[Counter[UnloggedCells]]) -> Iterator[str]:
+    """A sentence for all runs of a log, and not one for each."""
+    for cells, step_count in sum(unlogged_of_runs, Counter()).items():
+        run_count = sum(cells in unlogged for unlogged in unlogged_of_runs)
+        of_runs = f" of {run_count} runs" if run_count > 1 else ""
+        where = f"at {step_count:,} step{'s' * (step_count > 1)}{of_runs}"
+        yield f"{cells.source}: {cells.column} is {cells.text} {where}: taken as not logged there"
 
 
 def _reject_different_metrics(runs: Sequence[LogRun]) -> None:

@@ -1,272 +1,321 @@
-"""One run's rows as its evaluations: the rows of a step joined, training metrics averaged since the last evaluation, C
-from steps where a log has no rollouts, tokens from mean lengths where it has no tokens."""
+"""One run's rows as its evaluations: training metrics averaged since the last evaluation, C from steps where a log has
+no rollouts, tokens from mean lengths where it has no tokens."""
 
-import math
 import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
+from isojax.core.columns import Mask, is_missing
 from isojax.core.errors import InputError
 from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
-from isojax.core.tabular import DataRow, is_blank, list_some, parse_number
+from isojax.core.tabular import RowTable, list_some
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation, rewards_within_one
-from isojax.runs.logs.log_table import CUMULATIVE_FIELDS, STEP_FIELDS
+from isojax.runs.logs.log_table import STEP_FIELDS
 from isojax.runs.logs.run_seconds import check_durations, seconds_so_far
+from isojax.runs.logs.run_steps import NO_ROW, RunSteps, join_steps
 
 
-@dataclass
-class StepEntry:
-    """All that a log says of one step of a run; `clock` is the step, or the rollouts where a log has no steps."""
+@dataclass(frozen=True)
+class UnloggedCells:
+    """What stands for "not logged" in a column of a log, such as NaN."""
 
-    column_map: ColumnMap
-    clock: int
-    first_row: DataRow
-    values: dict[str, Any] = field(default_factory=dict)  # field -> value
-    rows: dict[str, DataRow] = field(default_factory=dict)  # field -> the row of its value, else of its empty cell
-    has_other_values: bool = False  # in columns that are no field
-    not_finite: dict[str, DataRow] = field(default_factory=dict)  # field -> the row whose NaN is left out
-
-    def require(self, name: str) -> Any:
-        """The value of a field; InputError where its cell is empty."""
-        if name in self.values:
-            return self.values[name]
-        return self.column_map.read(name, self.rows.get(name, self.first_row))
+    source: str
+    column: str
+    text: str
 
 
-def read_run_record(
-    rows: Sequence[DataRow], column_map: ColumnMap, cell: Cell, source: str
-) -> tuple[RunRecord, list[str], list[str]]:
-    """One run as a record, what was left out, and what is not finite; InputError with the place of what is unusable."""
-    points, device_hours, entries_since_evaluation = list[EvalPoint](), list[float](), list[StepEntry]()
-    entries = _join_steps(rows, column_map)
-    C = _cumulative_rollouts(entries, column_map, cell)
-    hours_of_entries, clock_notes = _hours_of_entries(entries, column_map)
-    estimates = _estimated_tokens(entries, C), hours_of_entries
-    for entry, rollouts, estimated_tokens, hours in zip(entries, C, *estimates, strict=True):
-        entries_since_evaluation.append(entry)
-        metrics = _evaluation_metrics(entry)
-        if not metrics:
-            continue
+@dataclass(frozen=True)
+class ReadRun:
+    record: RunRecord
+    notes: list[str]  # what was left out, or taken for granted
+    not_finite: list[str]  # the values that are not finite, and what may have been meant as one
+    unlogged: Counter[UnloggedCells]  # at how many steps
+
+
+def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: str) -> ReadRun:
+    """One run as a record, and what was left out; InputError with the place of what is unusable."""
+    steps = join_steps(rows, column_map)
+    C = _cumulative_rollouts(steps, cell)
+    tokens = _estimated_tokens(steps, C)
+    hours, clock_notes = _hours_of_steps(steps)
+
+    is_evaluation = steps.any_known([column_map.main_metric])
+    not_finite = _describe_not_finite(steps)
+    if not is_evaluation.any():
+        _refuse_run_without_evaluation(steps, not_finite)
+    _reject_empty_cells(steps, is_evaluation)
+    evaluated = np.flatnonzero(is_evaluation).tolist()
+    metrics = _evaluation_metrics(steps, evaluated)
+    train = _mean_train_metrics(steps, evaluated)
+    samples = _samples_per_problem(steps, evaluated)
+    counts = steps.values("counts")
+
+    points, device_hours = list[EvalPoint](), list[float]()
+    for i, step in enumerate(evaluated):
+        rollouts = C[step]
         if points and rollouts <= points[-1].rollouts:
             problem = "is there twice" if rollouts == points[-1].rollouts else f"comes after {points[-1].rollouts}"
-            problem = f"{entry.first_row.location}: compute of {rollouts} rollouts {problem}; expected it to rise"
+            problem = f"{_location(steps, step)}: compute of {rollouts} rollouts {problem}; expected it to rise"
             raise InputError(f"{problem}. Remove one point, or separate the runs with --map run=COLUMN.")
         if 0 < rollouts < cell.B:
-            problem = f"{entry.first_row.location}: {rollouts} rollouts are less than one update's B_p n = {cell.B}"
+            problem = f"{_location(steps, step)}: {rollouts} rollouts are less than one update's B_p n = {cell.B}"
             raise InputError(f"{problem}; expected C in rollouts, in full. Correct rollouts, step, n or B_p.")
-        tokens = round(estimated_tokens)
+        tokens_so_far = round(tokens[step])
         if "tokens" in column_map:
-            tokens = _cumulative_sum("tokens", entry, points[-1].tokens if points else 0)
+            tokens_so_far = _cumulative_sum("tokens", steps, step, points[-1].tokens if points else 0)
         if "device_hours" in column_map:
-            device_hours.append(_cumulative_sum("device_hours", entry, device_hours[-1] if device_hours else 0))
+            hours_before = device_hours[-1] if device_hours else 0
+            device_hours.append(_cumulative_sum("device_hours", steps, step, hours_before))
         elif hours is not None:
-            device_hours.append(hours)
+            device_hours.append(hours[step])
         point = EvalPoint(
             target=rollouts,
-            M=entry.clock if "step" in column_map else round(rollouts / cell.B),
+            M=steps.clocks[step] if "step" in column_map else round(rollouts / cell.B),
             rollouts=rollouts,
-            tokens=tokens,
-            metrics=metrics,
-            counts=entry.values.get("counts", ()),
-            samples=_samples_per_problem(entry),
-            train=_mean_train_metrics(entries_since_evaluation),
+            tokens=tokens_so_far,
+            metrics=metrics[i],
+            counts=counts[step] or (),
+            samples=samples[i],
+            train=train[i],
         )
         points.append(point)
-        entries_since_evaluation = []
-    not_finite = _describe_not_finite(entries, column_map)
-    if not points:
-        columns = ", ".join(column for name, column in column_map.columns.items() if is_validation(name))
-        where = not_finite[0] if not_finite else f"{rows[0].location}: the run from there on has no {columns}"
-        raise InputError(f"{where}; expected an evaluation.")
-    notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(entries, column_map)
-    notes += clock_notes
-    if training_rows := sum(any(map(is_training, x.values)) for x in entries_since_evaluation):
+
+    notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(steps) + clock_notes
+    is_training_step = steps.any_known(filter(is_training, column_map.columns))
+    if training_rows := int(is_training_step[evaluated[-1] + 1 :].sum()):
         notes.append(f"{training_rows} training rows after the last evaluation are left out")
-    if others := sum(x.values.keys() <= {*CUMULATIVE_FIELDS, "elapsed_seconds"} for x in entries):
+    is_unlogged = steps.fields[column_map.main_metric].nan_rows != NO_ROW
+    if others := int((~steps.any_known([*column_map.metric_fields, *STEP_FIELDS]) & ~is_unlogged).sum()):
         metric = column_map.columns[column_map.main_metric]
         notes.append(f"{others} rows without {metric}, which hold other values, are left out")
+
     devices = column_map.read("devices", rows[0]) if device_hours and "devices" in column_map else 1
-    return RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices), notes, not_finite
+    record = RunRecord(cell, tuple(points), source, tuple(device_hours), IMPORTED, devices=devices)
+    not_finite += _describe_last_cells(steps, is_evaluation)
+    return ReadRun(record, notes, not_finite, _count_unlogged(steps))
 
 
-def _join_steps(rows: Sequence[DataRow], column_map: ColumnMap) -> list[StepEntry]:
-    """The rows of each step joined; InputError for steps (or rollouts) that fall, or a value given twice at a step."""
-    clock_field = column_map.clock_field
-    # A clock that all rows have does not tell what a row is: it counts as a further value.
-    field_columns = {column for name, column in column_map.columns.items() if name != "elapsed_seconds"}
-    entries: list[StepEntry] = []
-    for row in rows:
-        clock = column_map.read(clock_field, row)
-        if entries and clock < entries[-1].clock:
-            before = f"{entries[-1].clock} ({entries[-1].first_row.position})"
-            problem = f"{row.location}: {clock_field} falls from {before} to {clock} within a run. Sort the file,"
-            fix = "split it where a run starts" if column_map.table.one_run else "split runs by --map run=COLUMN"
-            raise InputError(f"{problem} {fix}, or add --resumed where the run was resumed.")
-        if not entries or clock > entries[-1].clock:
-            entries.append(StepEntry(column_map, clock, row))
-        for name in (*column_map.metric_fields, *CUMULATIVE_FIELDS, *STEP_FIELDS):
-            _add_cell(entries[-1], name, row)
-        _add_elapsed_seconds(entries[-1], row)
-        others = (x for column, x in row.values.items() if column not in field_columns)
-        entries[-1].has_other_values |= not all(map(is_blank, others))
-    return entries
+def _location(steps: RunSteps, step: int) -> str:
+    return steps.rows.place(steps.first_row(step)).location
 
 
-def _add_cell(entry: StepEntry, name: str, row: DataRow) -> None:
-    """Add what a row has of a field, but for a NaN of a metric, or of a time, in a log that a trainer wrote, where
-    nobody can correct it, or of a training metric that no --map names."""
-    column_map = entry.column_map
-    column = column_map.columns.get(name)
-    if column is None or column not in row.values or (name in STEP_FIELDS and name in entry.values):
-        return
-    cell_value = row.values[column]
-    if is_blank(cell_value):
-        entry.rows.setdefault(name, row)
-        return
-    number = parse_number(cell_value)
-    if number is not None and not math.isfinite(number):
-        if is_training(name) and name in column_map.detected:
-            return
-        if column_map.table.one_run and name not in CUMULATIVE_FIELDS:
-            entry.not_finite[name] = row
-            return
-    value = column_map.read(name, row)
-    if name in entry.values and not (name in CUMULATIVE_FIELDS and entry.values[name] == value):
-        point = f"{column_map.describe_cell(name, row)}: the point at {column_map.clock_field} {entry.clock}"
-        problem = f"{point} is there twice ({entry.values[name]!r} at {entry.rows[name].position} and {value!r} here)"
-        fix = "add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN"
-        raise InputError(f"{problem}; expected once. Remove one, {fix}.")
-    entry.values[name], entry.rows[name] = value, row
+def _validation_fields(column_map: ColumnMap) -> list[str]:
+    """The main metric, which is fitted by default, and the others."""
+    return sorted(filter(is_validation, column_map.columns), key=lambda name: name != column_map.main_metric)
 
 
-def _add_elapsed_seconds(entry: StepEntry, row: DataRow) -> None:
-    """The time of a step is that of its last row; a time that nobody mapped may be of another kind, and left out."""
-    column_map, name = entry.column_map, "elapsed_seconds"
-    cell_value = row.values.get(column_map.columns.get(name, ""))
-    if is_blank(cell_value) or (name in column_map.detected and parse_number(cell_value) is None):
-        return
-    entry.values[name], entry.rows[name] = column_map.read(name, row), row
+def _refuse_run_without_evaluation(steps: RunSteps, not_finite: Sequence[str]) -> None:
+    column_map = steps.column_map
+    _reject_empty_cells(steps, np.zeros(len(steps), np.bool_))
+    columns = ", ".join(column_map.columns[name] for name in _validation_fields(column_map))
+    problem = f"{_location(steps, 0)}: the run from there on has no {columns}"
+    nan_rows = steps.fields[column_map.main_metric].nan_rows
+    if not_finite:
+        problem = not_finite[0]
+    elif (nan_rows != NO_ROW).any():
+        row = steps.rows[nan_rows[nan_rows != NO_ROW][0]]
+        cell = column_map.describe_cell(column_map.main_metric, row)
+        value = column_map.cell_value(column_map.main_metric, row)
+        problem = f"{cell} is {value}, and the run has no other value of it"
+    raise InputError(f"{problem}; expected an evaluation.")
 
 
-def _describe_not_finite(entries: Sequence[StepEntry], column_map: ColumnMap) -> list[str]:
+def _reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
+    """InputError for an empty cell of an evaluation, or alone in its step: somebody forgot to fill it in."""
+    column_map = steps.column_map
+    fields = {name: steps.fields[name] for name in _validation_fields(column_map)}
+    training_fields = [name for name in column_map.columns if is_training(name) or name in STEP_FIELDS]
+    has_empty_cell = np.logical_or.reduce([field.blank_rows != NO_ROW for field in fields.values()])
+    is_alone = has_empty_cell & ~is_evaluation & ~steps.any_known(training_fields)
+    is_alone &= ~steps.has_other_values(is_alone)
+    for step in np.flatnonzero(has_empty_cell & (is_evaluation | is_alone)):
+        for name, field in fields.items():
+            if field.blank_rows[step] != NO_ROW:
+                steps.require(name, int(step))
+
+
+def _describe_not_finite(steps: RunSteps) -> list[str]:
     """Of each field that is not finite somewhere: the first such cell, and the steps of the others."""
+    column_map = steps.column_map
+    steps_of_field = {name: np.flatnonzero(field.not_finite_rows != NO_ROW) for name, field in steps.fields.items()}
     sentences = []
-    for name in dict.fromkeys(name for entry in entries for name in entry.not_finite):
-        places = {str(entry.clock): entry.not_finite[name] for entry in entries if name in entry.not_finite}
-        (_, row), *others = places.items()
-        more = f", and at {column_map.clock_field} {list_some([step for step, _ in others])}" if others else ""
+    for name in sorted((name for name, at in steps_of_field.items() if len(at)), key=lambda x: steps_of_field[x][0]):
+        first, *others = steps_of_field[name].tolist()
+        row = steps.rows[steps.fields[name].not_finite_rows[first]]
+        clocks = list_some([str(steps.clocks[step]) for step in others])
+        more = f", and at {column_map.clock_field} {clocks}" if others else ""
         sentences.append(f"{column_map.describe_cell(name, row)} is {column_map.cell_value(name, row)}{more}")
     return sentences
 
 
-def _evaluation_metrics(entry: StepEntry) -> dict[str, float]:
-    """An evaluation's metrics by their names in the ledger, each in [0, 1], the main one first, which is fitted by
-    default; none where the entry holds other values only. InputError where one is due and its cell is empty."""
-    column_map, main_field = entry.column_map, entry.column_map.main_metric
-    validation_fields = sorted(filter(is_validation, column_map.columns), key=lambda name: name != main_field)
-    is_of_training = any(is_training(name) or name in STEP_FIELDS for name in entry.values)
-    if main_field in entry.values or not (entry.has_other_values or is_of_training):
-        for name in (name for name in validation_fields if name in entry.rows):
-            entry.require(name)
-    if main_field not in entry.values:
-        return {}
-    metrics: dict[str, float] = {}
-    for name in validation_fields:
-        if name in entry.values and name != "counts":
-            value = entry.values[name] * float(column_map.constants.get("scale", 1))
+def _describe_last_cells(steps: RunSteps, is_evaluation: Mask) -> list[str]:
+    """Cells that say NaN to the end of the run, where an evaluation was due: the run may have diverged."""
+    column_map, name = steps.column_map, steps.column_map.main_metric
+    evaluated = np.flatnonzero(is_evaluation)
+    longest_gap = np.diff(evaluated, prepend=-1).max()
+    nan_rows = steps.fields[name].nan_rows[evaluated[-1] + 1 :]
+    if len(nan_rows) < longest_gap or not (nan_rows != NO_ROW).any():
+        return []
+    nan_rows = nan_rows[nan_rows != NO_ROW]
+    row = steps.rows[nan_rows[0]]
+    cell, value = column_map.describe_cell(name, row), column_map.cell_value(name, row)
+    until = f"from there to the end of the run ({len(nan_rows)} steps), though an evaluation was due"
+    fix = "Where the run diverged, write what its policy scored there, such as 0"
+    return [f"{cell} is {value} {until}: taken as not logged. {fix}"]
+
+
+def _count_unlogged(steps: RunSteps) -> Counter[UnloggedCells]:
+    """The cells of validation metrics that say that a step was not evaluated."""
+    column_map, counts = steps.column_map, Counter[UnloggedCells]()
+    for name in _validation_fields(column_map):
+        field, column = steps.fields[name], column_map.columns[name]
+        nan_rows = field.nan_rows[(field.nan_rows != NO_ROW) & ~field.is_known]
+        if len(nan_rows):
+            text = str(steps.rows.column(column)[nan_rows[0]])
+            counts[UnloggedCells(column_map.table.source, column, text)] = len(nan_rows)
+    return counts
+
+
+def _evaluation_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[str, float]]:
+    """The metrics of each evaluation by their names in the ledger, each in [0, 1], the main one first."""
+    column_map = steps.column_map
+    scale = float(column_map.constants.get("scale", 1))
+    metrics: list[dict[str, float]] = [{} for _ in evaluated]
+    for name in _validation_fields(column_map):
+        if name == "counts":
+            continue
+        ledger_name, field = column_map.ledger_name(name), steps.fields[name]
+        for metrics_of_step, step in zip(metrics, evaluated, strict=True):
+            if field.values[step] is None:
+                continue
+            value = field.values[step] * scale
             if not 0 <= value <= 1:
-                cell, others = column_map.describe_cell(name, entry.rows[name]), rewards_within_one(column_map.table)
+                cell = column_map.describe_cell(name, steps.rows.place(field.value_rows[step]))
+                others = rewards_within_one(column_map.table)
                 problem = f"{cell} is {value:g}, expected a number in [0, 1]. {others}Percent: --map scale=0.01"
                 raise InputError(f"{problem}; otherwise correct it, or name another column.")
-            metrics[column_map.ledger_name(name)] = value
-    if counts := entry.values.get("counts"):
-        samples = _samples_per_problem(entry)
-        metrics.setdefault(f"avg@{samples}", sum(counts) / (samples * len(counts)))
+            metrics_of_step[ledger_name] = value
+    if "counts" in steps.fields:
+        samples = _samples_per_problem(steps, evaluated)
+        for metrics_of_step, step, k in zip(metrics, evaluated, samples, strict=True):
+            if counts := steps.fields["counts"].values[step]:
+                metrics_of_step.setdefault(f"avg@{k}", sum(counts) / (k * len(counts)))
     return metrics
 
 
-def _samples_per_problem(entry: StepEntry) -> int:
-    column_map = entry.column_map
-    if "samples" in column_map:
-        return column_map.read("samples", entry.rows.get("counts", entry.first_row))
-    match = re.fullmatch(r"avg@(\d+)", column_map.ledger_name(column_map.main_metric))
-    return int(match[1]) if match else 0
+def _samples_per_problem(steps: RunSteps, evaluated: Sequence[int]) -> list[int]:
+    """At each evaluation; 0 where nothing says them."""
+    column_map = steps.column_map
+    if "samples" not in column_map:
+        match = re.fullmatch(r"avg@(\d+)", column_map.ledger_name(column_map.main_metric))
+        return [int(match[1]) if match else 0] * len(evaluated)
+    rows = np.searchsorted(steps.step_of_row, evaluated)
+    if "counts" in steps.fields:
+        counts = steps.fields["counts"]
+        rows_of_counts = np.where(counts.is_known, counts.value_rows, counts.blank_rows)[evaluated]
+        rows = np.where(rows_of_counts == NO_ROW, rows, rows_of_counts)
+    return column_map.read_all("samples", steps.rows.take(rows))
 
 
-def _mean_train_metrics(entries: Sequence[StepEntry]) -> dict[str, float]:
-    names = dict.fromkeys(name for entry in entries for name in entry.values if is_training(name))
-    values = {name: [entry.values[name] for entry in entries if name in entry.values] for name in names}
-    return {entries[0].column_map.ledger_name(name): sum(known) / len(known) for name, known in values.items()}
+def _mean_train_metrics(steps: RunSteps, evaluated: Sequence[int]) -> list[dict[str, float]]:
+    """At each evaluation, the means of the training metrics over the steps since the one before, in the order in which
+    the log has them there."""
+    column_map = steps.column_map
+    fields = {column_map.ledger_name(name): field for name, field in steps.fields.items() if is_training(name)}
+    if not fields:
+        return [{} for _ in evaluated]
+    means_of_points = []
+    for last, step in pairwise([-1, *evaluated]):
+        since = slice(last + 1, step + 1)
+        means, first_rows = dict[str, float](), dict[str, int]()
+        for name, field in fields.items():
+            known = [value for value in field.values[since] if value is not None]
+            if known:
+                means[name] = sum(known) / len(known)
+                rows = field.value_rows[since]
+                first_rows[name] = int(rows[rows != NO_ROW][0])
+        means_of_points.append({name: means[name] for name in sorted(means, key=first_rows.__getitem__)})
+    return means_of_points
 
 
-def _cumulative_rollouts(entries: Sequence[StepEntry], column_map: ColumnMap, cell: Cell) -> list[int]:
-    """C at each entry: as logged (of a training row without it, as before), else sampled batches, or steps, x B_p n."""
+def _cumulative_rollouts(steps: RunSteps, cell: Cell) -> list[int]:
+    """C at each step: as logged (of a training row without it, as before), else sampled batches, or steps, x B_p n."""
+    column_map = steps.column_map
     if "rollouts" not in column_map:
-        batches = _sum_over_steps(entries, "sampled_batches")
-        prompts = column_map.read("sampled_B_p", entries[0].first_row) if batches else cell.B_p
-        return [round(x * prompts * cell.n) for x in batches or [entry.clock for entry in entries]]
+        batches = _sum_over_steps(steps, "sampled_batches")
+        if not batches:
+            return [step * cell.B for step in steps.clocks]
+        prompts = column_map.read("sampled_B_p", steps.rows[0])
+        return [round(x * prompts * cell.n) for x in batches]
     C: list[int] = []
-    for entry in entries:
-        is_missing = "rollouts" not in entry.values and not any(map(is_validation, entry.values))
-        C.append((C or [0])[-1] if is_missing else entry.require("rollouts"))
+    is_evaluated = steps.any_known(_validation_fields(column_map)).tolist()
+    for step, rollouts in enumerate(steps.values("rollouts")):
+        if rollouts is not None:
+            C.append(rollouts)
+        else:
+            C.append(steps.require("rollouts", step) if is_evaluated[step] else (C or [0])[-1])
     return C
 
 
-def _estimated_tokens(entries: Sequence[StepEntry], C: Sequence[int]) -> list[float]:
-    """Response tokens at each entry: mean length x rollouts, each length standing for the rollouts since the last one
+def _estimated_tokens(steps: RunSteps, C: Sequence[int]) -> list[float]:
+    """Response tokens at each step: mean length x rollouts, each length standing for the rollouts since the last one
     logged. Where the evaluation comes between two logged lengths, the earlier one still holds."""
+    if "response_length" not in steps.fields:
+        return [0.0] * len(steps)
     tokens: list[float] = []
     total_tokens, counted_rollouts, mean_length = 0.0, 0, 0.0
-    for entry, rollouts in zip(entries, C, strict=True):
-        if "response_length" in entry.values:
-            mean_length = entry.values["response_length"]
+    for length, rollouts in zip(steps.values("response_length"), C, strict=True):
+        if length is not None:
+            mean_length = length
             total_tokens += mean_length * (rollouts - counted_rollouts)
             counted_rollouts = rollouts
         tokens.append(max([total_tokens + mean_length * (rollouts - counted_rollouts), *tokens[-1:]]))
     return tokens
 
 
-def _hours_of_entries(
-    entries: Sequence[StepEntry], column_map: ColumnMap
-) -> tuple[list[float] | list[None], list[str]]:
-    """(device hours at each entry, notes), from the seconds so far or those of each step; a step without them took as
+def _hours_of_steps(steps: RunSteps) -> tuple[list[float] | None, list[str]]:
+    """(device hours at each step, notes), from the seconds so far or those of each step; a step without them took as
     long as the others. None where they, or the devices, are not known, or the clock is no step. InputError where a
     column that the user mapped is of the other kind."""
-    seconds, notes = _seconds_of_entries(entries, column_map)
+    column_map = steps.column_map
+    seconds, notes = _seconds_of_steps(steps)
     mapped = column_map.columns.keys() - column_map.detected
     if "devices" not in column_map and "device_hours" in column_map:
         devices = "--map devices=COLUMN, or =8; or say it later: isojax recommend --devices 8"
-        return [None] * len(entries), [f"device hours without the devices count as those of one: {devices}"]
+        return None, [f"device hours without the devices count as those of one: {devices}"]
     if "devices" not in column_map:
         is_asked = mapped & {"step_seconds", "elapsed_seconds"}
         missing = "the seconds give no device hours without the devices: --map devices=COLUMN, or =8"
-        return [None] * len(entries), [missing] if is_asked else []
+        return None, [missing] if is_asked else []
     if not seconds:
-        return [None] * len(entries), notes
-    return [total * column_map.read("devices", entries[0].first_row) / 3600 for total in seconds], notes
+        return None, notes
+    devices = column_map.read("devices", steps.rows[0])
+    return [total * devices / 3600 for total in seconds], notes
 
 
-def _seconds_of_entries(entries: Sequence[StepEntry], column_map: ColumnMap) -> tuple[list[float], list[str]]:
-    """(seconds from the start to each entry, notes); [] where they are not known."""
+def _seconds_of_steps(steps: RunSteps) -> tuple[list[float], list[str]]:
+    """(seconds from the start to each step, notes); [] where they are not known."""
+    column_map = steps.column_map
     mapped = column_map.columns.keys() - column_map.detected
     if mapped >= {"step_seconds", "elapsed_seconds"}:
-        problem = f"{entries[0].first_row.location}: both step_seconds and elapsed_seconds are mapped"
+        problem = f"{_location(steps, 0)}: both step_seconds and elapsed_seconds are mapped"
         raise InputError(f"{problem}; expected one. Leave one out.")
-    note, durations = "", [entry.values["step_seconds"] for entry in entries if "step_seconds" in entry.values]
+    note, durations = "", [seconds for seconds in steps.values("step_seconds") if seconds is not None]
     may_be_elapsed = "step_seconds" in mapped or column_map.columns.get("step_seconds") == "step_seconds"
     if durations and may_be_elapsed:
-        first = next(entry for entry in entries if "step_seconds" in entry.values)
-        note = check_durations(durations, column_map.describe_cell("step_seconds", first.first_row))
+        note = check_durations(durations, _describe_first(steps, "step_seconds"))
     has_durations = bool(durations) and "step" in column_map and "elapsed_seconds" not in mapped
-    elapsed = [entry for entry in entries if "elapsed_seconds" in entry.values]
-    if has_durations or not elapsed:
-        seconds = _sum_over_steps(entries, "step_seconds") if "step" in column_map else []
+    elapsed = steps.values("elapsed_seconds")
+    if has_durations or not any(seconds is not None for seconds in elapsed):
+        seconds = _sum_over_steps(steps, "step_seconds") if "step" in column_map else []
         return seconds, [note] if note else []
-    cell = column_map.describe_cell("elapsed_seconds", elapsed[0].first_row)
-    logged = [entry.values.get("elapsed_seconds") for entry in entries]
     try:
-        seconds, note = seconds_so_far([entry.clock for entry in entries], logged, cell)
+        seconds, note = seconds_so_far(steps.clocks, elapsed, _describe_first(steps, "elapsed_seconds"))
     except InputError:
         if "elapsed_seconds" in mapped:
             raise
@@ -274,39 +323,50 @@ def _seconds_of_entries(entries: Sequence[StepEntry], column_map: ColumnMap) -> 
     return seconds, [note] if note else []
 
 
-def _sum_over_steps(entries: Sequence[StepEntry], name: str) -> list[float]:
-    """The sum of a field's values up to each entry, the mean for a step without one; empty where none is known."""
-    known = [entry.values[name] for entry in entries if name in entry.values]
+def _describe_first(steps: RunSteps, name: str) -> str:
+    """The place and name of a field, in the first step that has it."""
+    step = int(np.argmax(steps.fields[name].is_known))
+    return steps.column_map.describe_cell(name, steps.rows.place(steps.first_row(step)))
+
+
+def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
+    """The sum of a field's values up to each step, the mean for a step without one; empty where none is known."""
+    values = steps.values(name)
+    known = [value for value in values if value is not None]
     if min(known, default=-1) < 0:
         return []
     # Step 0 trains nothing, so what it took stands for no other step.
-    of_updates = [entry.values[name] for entry in entries if name in entry.values and entry.clock > 0] or known
+    pairs = zip(steps.clocks, values, strict=True)
+    of_updates = [value for clock, value in pairs if value is not None and clock > 0] or known
     mean, sums, total, last_step = sum(of_updates) / len(of_updates), list[float](), 0.0, 0
-    for entry in entries:
-        missing = max(entry.clock - last_step - 1, 0)  # steps that are not in the log
-        own = entry.values.get(name, mean if entry.clock > last_step else 0.0)
-        total, last_step = total + own + missing * mean, entry.clock
+    for clock, value in zip(steps.clocks, values, strict=True):
+        missing = max(clock - last_step - 1, 0)  # steps that are not in the log
+        if value is None:
+            value = mean if clock > last_step else 0.0
+        total, last_step = total + value + missing * mean, clock
         sums.append(total)
     return sums
 
 
-def _cumulative_sum(name: str, entry: StepEntry, earlier_value: float) -> Any:
+def _cumulative_sum(name: str, steps: RunSteps, step: int, earlier_value: float) -> Any:
     """A logged sum at an evaluation; InputError where it is missing, or below that of the evaluation before."""
-    value = entry.require(name)
+    value = steps.require(name, step)
     if value < earlier_value:
-        cell = entry.column_map.describe_cell(name, entry.first_row)
+        cell = steps.column_map.describe_cell(name, steps.rows.place(steps.first_row(step)))
         raise InputError(f"{cell} is {value:g} after {earlier_value:g}; expected a cumulative sum, which never falls.")
     return value
 
 
-def _metrics_without_steps(entries: Sequence[StepEntry], column_map: ColumnMap) -> list[str]:
-    """A note of each training metric of a --map that no entry has, as its rows have another column for the step."""
-    known = {name for entry in entries for name in entry.values} | column_map.detected
+def _metrics_without_steps(steps: RunSteps) -> list[str]:
+    """A note of each training metric of a --map that no step has, as its rows have another column for the step."""
+    column_map, table = steps.column_map, steps.column_map.table
+    known = {name for name, field in steps.fields.items() if field.is_known.any()} | column_map.detected
     step, notes = column_map.columns[column_map.clock_field], list[str]()
     for column in (x for name, x in column_map.columns.items() if is_training(name) and name not in known):
-        rows = [row.values for row in column_map.table.rows if not is_blank(row.values.get(column))]
-        if rows and all(is_blank(values.get(step)) for values in rows):
-            others = [x for x, value in rows[0].items() if "step" in x and x != "_step" and not is_blank(value)]
+        rows = table.cells.take(~table.is_unlogged(table.cells.column(column)))
+        if len(rows) and table.is_unlogged(rows.column(step)).all():
+            first = rows[0].values
+            others = [x for x in rows.names if "step" in x and x != "_step" and not is_missing(first.get(x))]
             use = f"to use them: --map step={(*others, 'COLUMN')[0]}"
             notes.append(f"{len(rows)} rows with {column} have no {step} and are left out; {use}")
     return notes

@@ -16,8 +16,8 @@ from isojax.runs.logs.import_logs import read_logs
 HEAD = "step,reward,n,B_p\n"
 BROKEN = {
     "a metric that is not a number": (
-        HEAD + "1,.1,4,2\n2,nan,4,2\n",
-        r"line 3: reward is nan; expected a finite number .*\. Correct it, or remove the row\.",
+        HEAD + "1,nan,4,2\n2,nan,4,2\n",
+        r"line 2: reward is nan, and the run has no other value of it; expected an evaluation\.",
     ),
     "an infinite one": (HEAD + "1,inf,4,2\n", "line 2: reward is inf"),
     "text for a number": (

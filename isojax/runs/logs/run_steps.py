@@ -1,0 +1,187 @@
+"""One run's rows joined by step: what each step has of each field, and in which row of the log that stands."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isojax.core.columns import Mask, parse_number
+from isojax.core.errors import InputError
+from isojax.core.tabular import RowTable
+from isojax.runs.logs.column_map import ColumnMap, is_training
+from isojax.runs.logs.log_table import CUMULATIVE_FIELDS, STEP_FIELDS
+
+RowNumbers = NDArray[np.integer]
+NO_ROW = -1
+ELAPSED = "elapsed_seconds"
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """A field of a run: at each step its value, or None, and the row of each kind of cell, or NO_ROW."""
+
+    values: list[Any]
+    value_rows: RowNumbers
+    blank_rows: RowNumbers  # the first empty cell
+    nan_rows: RowNumbers  # the first cell that says NaN, NA or the like, for "not logged"
+    not_finite_rows: RowNumbers  # the last cell that a trainer wrote as NaN or infinite
+
+    @property
+    def is_known(self) -> Mask:
+        return self.value_rows != NO_ROW
+
+
+@dataclass(frozen=True)
+class RunSteps:
+    """The steps of a run, one or more, in order."""
+
+    column_map: ColumnMap
+    rows: RowTable
+    step_of_row: RowNumbers  # in 0..steps-1
+    clocks: list[int]  # the steps as logged, or the rollouts where a log has no steps; rising
+    fields: Mapping[str, StepValues]  # metrics, sums and what each step has, of those that are columns
+
+    def __len__(self) -> int:
+        return len(self.clocks)
+
+    def first_row(self, step: int) -> int:
+        return int(np.searchsorted(self.step_of_row, step))
+
+    def values(self, name: str) -> list[Any]:
+        """A field at each step; None where a step, or the whole log, has no value of it."""
+        return self.fields[name].values if name in self.fields else [None] * len(self)
+
+    def any_known(self, names: Iterable[str]) -> Mask:
+        """bool[steps]: where a step has a value of one of these fields."""
+        is_known = np.zeros(len(self), np.bool_)
+        for name in names:
+            if name in self.fields:
+                is_known |= self.fields[name].is_known
+        return is_known
+
+    def require(self, name: str, step: int) -> Any:
+        """The value of a field at a step; InputError, with the place of its cell, where there is none."""
+        row = self.first_row(step)
+        if name in self.fields:
+            field = self.fields[name]
+            if field.value_rows[step] != NO_ROW:
+                return field.values[step]
+            cell_rows = [rows[step] for rows in (field.blank_rows, field.nan_rows) if rows[step] != NO_ROW]
+            row = min(cell_rows, default=row)
+        return self.column_map.read(name, self.rows[row])
+
+    def has_other_values(self, is_asked: Mask) -> Mask:
+        """bool[steps]: which of the steps that are asked about have a value in a column that is no field."""
+        table = self.column_map.table
+        # A clock that all rows have does not tell what a row is: it counts as a further value.
+        field_columns = {column for name, column in self.column_map.columns.items() if name != ELAPSED}
+        is_row_asked = is_asked[self.step_of_row]
+        rows, step_of_row = self.rows.take(is_row_asked), self.step_of_row[is_row_asked]
+        has_value = np.zeros(len(self), np.bool_)
+        for column in (name for name in rows.names if name not in field_columns):
+            has_value[step_of_row[~table.is_unlogged(rows.column(column))]] = True
+            if has_value[is_asked].all():
+                break  # as by the first such column of most logs
+        return has_value
+
+
+def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
+    """The rows of each step joined; InputError for steps (or rollouts) that fall, or a value given twice at a step."""
+    clocks = np.array(column_map.read_all(column_map.clock_field, rows))
+    changes = np.diff(clocks)
+    for row in np.flatnonzero(changes < 0) + 1:
+        first_row = row - 1
+        while first_row and clocks[first_row - 1] == clocks[row - 1]:
+            first_row -= 1
+        before = f"{clocks[row - 1]} ({rows.place(first_row).position})"
+        problem = f"{rows.place(row).location}: {column_map.clock_field} falls from {before} to {clocks[row]}"
+        split = "split it where a run starts" if column_map.table.one_run else "split runs by --map run=COLUMN"
+        fix = f"Sort the file, {split}, or add --resumed where the run was resumed."
+        raise InputError(f"{problem} within a run. {fix}")
+
+    begins_step = np.concatenate([[True], changes > 0])
+    step_of_row = np.cumsum(begins_step) - 1
+    steps = clocks[begins_step].tolist()
+    names = (*column_map.metric_fields, *CUMULATIVE_FIELDS, *STEP_FIELDS, ELAPSED)
+    fields = {
+        name: _join_field(name, rows, step_of_row, steps, column_map) for name in names if name in column_map.columns
+    }
+    return RunSteps(column_map, rows, step_of_row, steps, fields)
+
+
+def _join_field(
+    name: str, rows: RowTable, step_of_row: RowNumbers, steps: Sequence[int], column_map: ColumnMap
+) -> StepValues:
+    """A field at each step, without the numbers that are not finite of a metric, or of a time, in a log that a trainer
+    wrote, where nobody can correct them, or of a training metric that no --map names."""
+    cells = rows.column(column_map.columns[name])
+    is_blank, is_unlogged = cells.is_blank, column_map.table.is_unlogged(cells)
+    is_nan = is_unlogged & ~is_blank
+    is_not_finite = cells.ask(_is_not_finite) & ~is_unlogged
+    if is_training(name) and name in column_map.detected:
+        is_ignored, is_left_out = is_not_finite, np.zeros(len(rows), np.bool_)
+    elif name == ELAPSED and name in column_map.detected:
+        is_ignored, is_left_out = ~np.isfinite(cells.numbers), np.zeros(len(rows), np.bool_)  # a time of another kind
+    elif column_map.table.one_run and name not in CUMULATIVE_FIELDS:
+        is_ignored = is_left_out = is_not_finite
+    else:
+        is_ignored = is_left_out = np.zeros(len(rows), np.bool_)
+        whole_column = column_map.table.cells.column(column_map.columns[name])
+        if name != column_map.main_metric and is_nan.any() and not np.isfinite(whole_column.numbers).any():
+            column_map.read(name, rows[int(np.argmax(is_nan))])  # refuses it: nothing of it was logged at all
+
+    value_rows = np.flatnonzero(~is_unlogged & ~is_ignored)
+    if name in STEP_FIELDS:  # of several at a step, the first counts
+        value_rows = value_rows[np.diff(step_of_row[value_rows], prepend=-1) > 0]
+    values = column_map.read_all(name, rows.take(value_rows))
+    if name != ELAPSED:  # of which the last of a step counts
+        _reject_second_values(name, values, rows.take(value_rows), step_of_row[value_rows], steps, column_map)
+
+    value_at_step: list[Any] = [None] * len(steps)
+    for step, value in zip(step_of_row[value_rows].tolist(), values, strict=True):
+        value_at_step[step] = value
+    last_rows = partial(_last_rows, step_of_row=step_of_row, step_count=len(steps))
+    return StepValues(
+        value_at_step,
+        value_rows=last_rows(value_rows),
+        blank_rows=last_rows(np.flatnonzero(is_blank & cells.is_present)[::-1]),
+        nan_rows=last_rows(np.flatnonzero(is_nan)[::-1]),
+        not_finite_rows=last_rows(np.flatnonzero(is_left_out)),
+    )
+
+
+def _is_not_finite(value: Any) -> bool:
+    """Whether a cell is NaN, or infinite, or too large for a float."""
+    number = parse_number(value)
+    return number is not None and not math.isfinite(number)
+
+
+def _last_rows(rows: RowNumbers, step_of_row: RowNumbers, step_count: int) -> RowNumbers:
+    """For each step the last of these rows that is in it, or NO_ROW."""
+    row_at_step = np.full(step_count, NO_ROW)
+    row_at_step[step_of_row[rows]] = rows
+    return row_at_step
+
+
+def _reject_second_values(
+    name: str,
+    values: Sequence[Any],
+    rows: RowTable,
+    step_of_value: RowNumbers,
+    steps: Sequence[int],
+    column_map: ColumnMap,
+) -> None:
+    """InputError where a step has two values of a field, but for a sum that is the same in both."""
+    for second in np.flatnonzero(np.diff(step_of_value) == 0) + 1:
+        if name in CUMULATIVE_FIELDS and values[second] == values[second - 1]:
+            continue
+        cell = column_map.describe_cell(name, rows.place(second))
+        point = f"{cell}: the point at {column_map.clock_field} {steps[step_of_value[second]]}"
+        first_value = f"{values[second - 1]!r} at {rows.place(second - 1).position}"
+        problem = f"{point} is there twice ({first_value} and {values[second]!r} here)"
+        fix = "add --resumed where the run was resumed, or separate runs with --map run=COLUMN or seed=COLUMN"
+        raise InputError(f"{problem}; expected once. Remove one, {fix}.")
