@@ -52,9 +52,9 @@ def n_shares(n_probability: Mapping[int, float]) -> list[tuple[int, str, float]]
 
 
 def every_n_share(n_probability: Mapping[int, float]) -> list[tuple[int, str, float]]:
-    """As `n_shares`, with those that have none to speak of, which a reader would miss: (n, "under 1%", 0.001)."""
+    """As `n_shares`, with those that have none to speak of, which a reader would miss: (n, "<1%", 0.001)."""
     spoken_of = {n: (n, text, share) for n, text, share in n_shares(n_probability)}
-    return [spoken_of.get(n, (n, "under 1%", round(share, 3))) for n, share in sorted(n_probability.items())]
+    return [spoken_of.get(n, (n, "<1%", round(share, 3))) for n, share in sorted(n_probability.items())]
 
 
 def format_range(bounds: Sequence[float | None] | None, formatter: Callable[[float], str] = format_reward) -> str:

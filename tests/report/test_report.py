@@ -290,9 +290,9 @@ def test_the_charts_say_where_data_end_and_where_the_base_policy_is(make_sweep: 
 
 def test_every_n_has_its_probability() -> None:
     assert wording.every_n_share({8: 0.9961, 4: 0.0039, 16: 0.0}) == [
-        (4, "under 1%", 0.004),
+        (4, "<1%", 0.004),
         (8, "100%", 0.996),
-        (16, "under 1%", 0.0),
+        (16, "<1%", 0.0),
     ]
 
 

@@ -164,7 +164,7 @@
       label: { text: "not measured", textposition: "bottom left", font } };
     if (base === null) return [beyond];
     const start = { type: "line", layer: "below", xref: "paper", yref: "y", x0: 0, x1: 1, y0: base, y1: base, line: { color: soft, width: 1, dash: "dash" },
-      label: { text: `base policy ${base.toFixed(3)}`, textposition: "start", yanchor: "bottom", font } };
+      label: { text: `base policy ${base.toFixed(3)}`, textposition: "end", yanchor: "bottom", font } };
     return [beyond, start];
   }
 
