@@ -34,6 +34,8 @@ several files, or in one, separated by B_p, n and seed, or by a column (run=COLU
 Examples
   isojax records import runs.csv --map reward=val_acc --out runs/real
   isojax records import wandb_export.csv --settings runs.csv --out runs/chart
+  isojax records import pivot.csv --map 'reward=*,n=n{{}},B_p=64' --out runs/pivot
+  isojax records import logs/ --map reward=acc,n=n{{}},B_p=64 --leave-out train --out runs/val
   isojax records import logs/ --from verl_console --out runs/verl
   isojax records import n8.jsonl n16.jsonl --from verl --map B_p=512,n=n{{}} --out runs/verl
   isojax records import out/checkpoint-500 --from trl --out runs/trl

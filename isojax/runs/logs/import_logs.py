@@ -95,7 +95,8 @@ def read_logs(
             raise InputError(f"--only and --leave-out take none of the {left_out} logs or runs; expected one or more.")
         raise InputError(f"the format {log_format} found no run in {paths[0]}.")
     if left_out:
-        notes.append(f"{left_out} logs or runs are left out, as --only and --leave-out say")
+        which = "1 log or run is" if left_out == 1 else f"{left_out} logs or runs are"
+        notes.append(f"{which} left out, as --only and --leave-out say")
     log_runs, resumed_notes = join_resumed_runs(log_runs, resumed)
     imported = to_run_records(log_runs, refusals)
     return replace(imported, notes=(*dict.fromkeys(notes), *resumed_notes, *imported.notes))

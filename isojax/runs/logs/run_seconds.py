@@ -10,8 +10,7 @@ from isojax.core.errors import InputError
 from isojax.core.tabular import list_some
 
 UNIX_TIME, UNIX_MILLISECONDS = 1e8, 1e11  # what is more is a date after 1973, in seconds or in thousandths of them
-_RISING_VALUES = 3  # that tell seconds so far, where the last is so many times the first ...
-_RISING_RATIO = 1.5
+_RISING_VALUES, _RISING_RATIO = 3, 1.5  # that tell seconds so far, where the last is so many times the first ...
 _SURELY_RISING_VALUES = 6  # ... or, of any size: durations rise so once in 6! = 720 runs
 _PAUSE, _PAUSE_SECONDS = 10.0, 600.0  # times the usual seconds between two rows, at least: a run was interrupted
 _MAX_SHARE_OF_FALLS = 1 / 3  # of the rows: a run is resumed seldom, and a duration falls half of the time
@@ -20,13 +19,14 @@ _MAX_SHARE_OF_FALLS = 1 / 3  # of the rows: a run is resumed seldom, and a durat
 def check_durations(seconds: Sequence[float], cell: str) -> str:
     """A note ("" for none) where the seconds of a run's steps may be seconds so far, as they rise at every step;
     InputError where they are. `cell`: the place and name of the first."""
-    rises = len(seconds) >= _RISING_VALUES and all(a < b for a, b in pairwise(seconds))
-    if not rises:
+    rises = len(seconds) > 1 and all(a < b for a, b in pairwise(seconds))
+    ratio_is_large = rises and seconds[-1] >= _RISING_RATIO * seconds[0]
+    if not rises or (len(seconds) < _RISING_VALUES and not ratio_is_large):
         return ""
     values = list_some([f"{value:g}" for value in seconds[:4]])
     rising = f"{cell} rises at every step ({values}, ...)"
-    is_sure = seconds[-1] >= _RISING_RATIO * seconds[0] or len(seconds) >= _SURELY_RISING_VALUES
-    if not is_sure:
+    is_sure = ratio_is_large and len(seconds) >= _RISING_VALUES
+    if not is_sure and len(seconds) < _SURELY_RISING_VALUES:
         return f"{rising}: if it is the seconds since the start, map it as elapsed_seconds"
     fix = "Map it as elapsed_seconds. If each step did take longer than the one before, map a column of their sums so"
     raise InputError(f"{rising}, as seconds since the start do; expected the seconds of each step. {fix}.")

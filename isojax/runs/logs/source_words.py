@@ -40,6 +40,8 @@ _PIECE = re.compile(r"[A-Za-z0-9]+")
 _PART_OF_PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # "accVal" and "n8val" have parts
 MAX_NAMED = 4  # sources that a message names
 _WORD_OR_SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[bB](?![A-Za-z0-9])|[A-Za-z]{2,}")
+# Where torch, transformers and TensorBoard write the name of the host, which may be anything.
+_NAMES_A_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_|tfevents")
 _SHORTEST_PART = 3  # letters; shorter ones stand by chance between the digits of a run's id
 
 
@@ -137,12 +139,15 @@ def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
 
 def _sources_of(run: LogRun, depth: int) -> list[_Source]:
     """A run's source; of one that was resumed, those of its parts. `depth`: of the folder that all runs share."""
-    name = run.name or run.column_map.table.run
+    table = run.column_map.table
+    name = run.name or table.run
     words_of_name = words_of_source(name)
     sources = []
     for source in run.sources:
         label = f"{source} (run {name!r})" if name else source
-        words = words_of_source(path_below(depth, source)) | words_of_name
+        parts = [part for part in Path(source).parts[depth:] if not _NAMES_A_HOST.search(part)]
+        path = "/".join(parts).replace(table.run_id or "/", "/")  # an id is made of any letters
+        words = words_of_source(path) | words_of_name
         sources.append(_Source(label, words, (run.B_p, run.n)))
     return sources
 

@@ -62,7 +62,8 @@ def test_seconds_of_each_step_are_summed(logged):
         ([30.0, 31.0, 31.5], "note"),  # so do three durations in six
         ([30.0, 60.0, 90.0], "refused"),
         ([30.0, 31.0, 32.0, 33.0, 34.0, 35.0], "refused"),
-        ([30.0, 90.0], "fine"),
+        ([30.0, 90.0], "note"),
+        ([30.0, 31.0], "fine"),
     ],
 )
 def test_what_rises_at_every_step(seconds, outcome):

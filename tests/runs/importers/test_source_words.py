@@ -82,7 +82,7 @@ def test_sources_of_one_setting_that_differ_in_such_a_word_are_refused(tmp_path,
         result = read_logs([folder], None, MAPS, choice=choice)
         (run,) = result.runs
         taken.add(run.source.removesuffix(", line 2"))
-        assert "1 logs or runs are left out" in str(result.notes)
+        assert "1 log or run is left out" in str(result.notes)
     assert taken == {str(folder / name) for name in names}
 
 
@@ -129,6 +129,15 @@ def test_event_folders_of_train_and_validation_with_one_tag(tmp_path):
         read_logs([tmp_path], "tensorboard", maps)
     (run,) = read_logs([tmp_path], "tensorboard", maps, choice=SourceChoice(only=("validation",))).runs
     assert [p.metrics["epoch_acc"] for p in run.points] == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_the_names_of_hosts_are_no_words(tmp_path):
+    for i, host in enumerate(("dev-1", "gpu3")):
+        with SummaryWriter(str(tmp_path / "n8" / f"Nov27_10-00-00_{host}")) as writer:
+            for step in range(3):
+                writer.add_scalar("val/acc", 0.1 + (step + i) / 10, step)
+    runs = read_logs([tmp_path], "tensorboard", {"n": "8", "B_p": "8", "reward": "val/acc"}).runs
+    assert [run.cell.seed for run in runs] == [0, 1]
 
 
 def test_parts_of_a_resumed_run_that_differ_in_such_a_word_are_refused(tmp_path):
