@@ -93,7 +93,8 @@ def recommend(
         print(json_text({**request, **allocation, **answer, "health": fit.health}))
         return
     console = SafeConsole()
-    if isinstance(amount, TimeBudget) or devices is not None:
+    time_matters = isinstance(amount, TimeBudget) or devices is not None
+    if time_matters and not recommendation.nothing_learnt:  # which is what such an answer begins with
         console.print(wording.describe_devices(measured_devices(fit_as_measured), devices))
     print_recommendation(console, recommendation, amount if isinstance(amount, int) else budget, fit.reward_name)
     if sentence := wording.describe_time(recommendation, price):

@@ -9,7 +9,15 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from isojax.cli.formatting import json_text, print_line
-from isojax.cli.options import FormatOption, JsonOption, MapOption, ResumedOption, RunsArgument, new_app
+from isojax.cli.options import (
+    FormatOption,
+    JsonOption,
+    MapOption,
+    ResumedOption,
+    RunsArgument,
+    complete_run,
+    new_app,
+)
 from isojax.core import terminal
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
@@ -53,6 +61,7 @@ SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B
 ONLY_HELP = "Take only logs and runs with this word, or pattern with *, in their path or name, as val. Repeatable."
 LEAVE_OUT_HELP = "Leave out logs and runs with this word, or pattern with *, in their path or name. Repeatable."
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints
+MERGE_HELP = "Folders that `isojax records import` wrote."
 OUT_HELP = "The folder to write, as runs/NAME; one that holds something is kept."
 
 app = new_app(no_args_is_help=True, help="Import other trainers' logs, join imports, and check ledgers before a fit.")
@@ -93,7 +102,7 @@ def _print_written(runs: Sequence[RunRecord], out: Path) -> None:
 
 @app.command()
 def merge(
-    paths: Annotated[list[Path], Argument(metavar="RUN", help="Folders that `isojax records import` wrote.")],
+    paths: Annotated[list[Path], Argument(metavar="RUN", help=MERGE_HELP, autocompletion=complete_run)],
     out: Annotated[Path, Option(metavar="DIR", help=OUT_HELP)],
 ) -> None:
     """Join imports into one folder, which `isojax recommend` and every other command takes like a sweep: logs of

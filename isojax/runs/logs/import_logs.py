@@ -386,7 +386,8 @@ def _reject_different_metrics(runs: Sequence[LogRun]) -> None:
     if len(run_by_metric) > 1:
         metrics_text = " and ".join(f"{n} ({column}{run.rows[0].source})" for (n, column), run in run_by_metric.items())
         problem = f"the runs have different validation metrics: {metrics_text}. Name one for all: --map avg@4=COLUMN"
-        raise InputError(f"{problem}; where they are one, import each log on its own and fit both folders.")
+        fix = "where they are one, import each log on its own under one name, and join them: isojax records merge"
+        raise InputError(f"{problem}; {fix}.")
 
 
 _NO_SEED = re.compile(r"(^|[._])(lr|learning_rate|model_name_or_path|model\.path)$")  # what seeds have in common
