@@ -17,6 +17,7 @@ from isojax.core.limits import MAX_COUNT, MAX_NUMBER
 from isojax.core.nouns import RewardSums
 from isojax.core.tabular import DataRow, RowTable, check_number, is_blank, list_some, nearest_names, parse_number
 from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS, LogTable
+from isojax.runs.logs.measured_words import is_of_training
 from isojax.runs.logs.run_columns import RUN_COLUMNS_HINT, number_columns
 
 # The lowest value of each field that is a whole number.
@@ -364,7 +365,8 @@ def _detect_column(field: str, names: Sequence[str], table: LogTable, field_map:
             return matches[0]
     name = table.only_metric
     is_reward = not _OF_REWARDS.search(name) and (_REWARD.search(name) or not _NO_REWARD.search(name))
-    return name or None if field == "reward" and is_reward and not _TRAINING_COLUMN.match(name) else None
+    is_training_metric = _TRAINING_COLUMN.match(name) or is_of_training(name)
+    return name or None if field == "reward" and is_reward and not is_training_metric else None
 
 
 def rewards_within_one(table: LogTable) -> str:
@@ -375,7 +377,8 @@ def rewards_within_one(table: LogTable) -> str:
 
 def _may_be_validation(name: str, table: LogTable, highest: float = 100) -> bool:
     """By its name, and by numbers in [0, 1] or percent, not all of them whole."""
-    if not _VALIDATION_COLUMN.search(name) or _TRAINING_COLUMN.match(name) or _NO_REWARD.search(name):
+    names_other = _TRAINING_COLUMN.match(name) or _NO_REWARD.search(name) or is_of_training(name)
+    if not _VALIDATION_COLUMN.search(name) or names_other:
         return False
     numbers = table.cells.column(name).numbers
     numbers = numbers[np.isfinite(numbers)]

@@ -26,6 +26,7 @@ from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
 from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.logs.log_evaluations import UnloggedCells, read_run_record
 from isojax.runs.logs.log_table import LogTable, RunSettings, settings_of
+from isojax.runs.logs.measured_words import other_words
 from isojax.runs.logs.resumed_runs import LogRun, join_resumed_runs
 from isojax.runs.logs.reward_scale import AUTO_SCALE, scale_runs
 from isojax.runs.logs.run_columns import split_run_columns
@@ -33,7 +34,7 @@ from isojax.runs.logs.source_words import (
     TAKE_ALL,
     SourceChoice,
     depth_of_shared_folder,
-    other_words,
+    describe_training_runs,
     path_below,
     reject_mixed_sources,
 )
@@ -358,6 +359,8 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
         more = f" and {len(others)} more runs" if others else ""
         notes.append(f"{place}{more}: {text}")
     reject_mixed_sources([run for run, _ in used])
+    training_note = describe_training_runs([run for run, _ in used])
+    notes += [training_note] if training_note else []
     notes = [*_assign_seeds([run for run, _ in used]), *_describe_unlogged(unlogged), *notes]
     run_records = [replace(record, cell=replace(record.cell, seed=run.seed)) for run, record in used]
     _reject_copies(run_records)

@@ -10,63 +10,12 @@ from pathlib import Path
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import list_some
+from isojax.runs.logs.measured_words import HELD_OUT, TRAINING, words_of_source
 from isojax.runs.logs.resumed_runs import LogRun
 
-TRAINING = frozenset({"train", "training", "trn", "trainset"})
-HELD_OUT = frozenset(
-    {"val", "valid", "validation", "valset", "dev", "devset", "eval", "evals", "evaluation", "evalset"}
-    | {"test", "testing", "tst", "testset", "held", "heldout", "holdout", "ood"}
-)
-METRICS = frozenset(
-    {"acc", "accuracy", "loss", "losses", "reward", "rewards", "score", "scores", "return", "returns", "format"}
-    | {"entropy", "kl", "length", "lengths", "grad", "gradnorm", "correct", "correctness", "em", "f1", "ppl"}
-    | {"perplexity", "pass", "maj", "mean", "avg", "average", "median", "std", "stderr", "min", "max", "best", "worst"}
-    | {"greedy", "sampled"}
-)
-BENCHMARKS = frozenset(
-    {"gsm", "gsm8k", "aime", "amc", "hmmt", "math500", "olympiad", "olympiadbench", "minerva", "gpqa", "mmlu"}
-    | {"humaneval", "mbpp", "livecodebench", "lcb", "codeforces", "ifeval", "bbh", "svamp", "asdiv", "hellaswag"}
-)
-WORDS = TRAINING | HELD_OUT | METRICS | BENCHMARKS
-SEED_WORDS = frozenset(
-    {"seed", "seeds", "run", "runs", "rep", "repeat", "replica", "replicate", "trial", "try", "attempt", "copy"}
-    | {"job", "slurm", "part", "offline", "version", "rerun", "csv", "jsonl", "json", "log", "txt", "out", "wandb"}
-)
-
-# "pass@4", "mean_at_8" and "aime 2025" are each one word with its number: pass@1 and pass@4 are two metrics.
-_METRIC_AT_K = re.compile(r"(?i)(?<![a-z])(pass|maj|mean|avg|best|worst|acc)_?(?:@|at)_?(\d+)")
-_NUMBERED_SET = re.compile(r"(?i)(?<![a-z])(aime|amc|hmmt|math)[-_ ]?(\d{2,4})(?!\d)")
-_PIECE = re.compile(r"[A-Za-z0-9]+")
-_PART_OF_PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # "accVal" and "n8val" have parts
 MAX_NAMED = 4  # sources that a message names
-_WORD_OR_SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[bB](?![A-Za-z0-9])|[A-Za-z]{2,}")
 # Where torch, transformers and TensorBoard write the name of the host, which may be anything.
 _NAMES_A_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_|tfevents")
-_SHORTEST_PART = 3  # letters; shorter ones stand by chance between the digits of a run's id
-
-
-def words_of_source(text: str) -> frozenset[str]:
-    """The words of a path or a name that say what was measured, in small letters, each as a whole: `trainer`,
-    `constrained` and `Qwen2.5-Math` have none."""
-    text = _METRIC_AT_K.sub(r" \1\2 ", text)
-    text = _NUMBERED_SET.sub(r" \1\2 ", text)
-    found: set[str] = set()
-    for piece in _PIECE.findall(text):
-        word = piece.lower()
-        stem = word.rstrip("0123456789")
-        is_numbered = stem in {"pass", "maj", "mean", "avg", "best", "worst"} or stem in BENCHMARKS
-        if word in WORDS or (is_numbered and stem != word):
-            found.add(word)
-            continue
-        parts = (part.lower() for part in _PART_OF_PIECE.findall(piece))
-        found |= {part for part in parts if part in WORDS and len(part) >= _SHORTEST_PART}
-    return frozenset(found)
-
-
-def other_words(texts: Sequence[str]) -> list[str]:
-    """The words, and sizes of models such as 7B, in which names of runs differ, but for those that count seeds."""
-    parts = [{part.lower() for part in _WORD_OR_SIZE.findall(text)} - SEED_WORDS for text in texts]
-    return sorted(set[str]().union(*parts) - set.intersection(*parts))
 
 
 def depth_of_shared_folder(folders: Sequence[Path]) -> int:
@@ -118,12 +67,16 @@ class _Source:
     words: frozenset[str]
     setting: tuple[int, int]  # B_p, n
 
+    @property
+    def is_of_training(self) -> bool:
+        return bool(self.words & TRAINING) and not self.words & HELD_OUT
+
 
 def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
     """InputError where logs of one (B_p, n) differ in a word that says what was measured, unless the user's table
     numbers their seeds; or where some n were measured in training, and others in validation."""
     runs = [run for run in runs if not run.seed_is_stated]
-    depth = depth_of_shared_folder([Path(source).parent for run in runs for source in run.sources])
+    depth = _depth_of_runs(runs)
     sources = [source for run in runs for source in _sources_of(run, depth)]
     sources_by_setting: dict[tuple[int, int], list[_Source]] = defaultdict(list)
     for source in sources:
@@ -131,10 +84,23 @@ def reject_mixed_sources(runs: Sequence[LogRun]) -> None:
     for (B_p, n), alike in sources_by_setting.items():
         if len({source.words for source in alike}) > 1:
             raise InputError(f"B_p = {B_p}, n = {n}: {_describe_difference(alike)}")
-    of_training = [source for source in sources if source.words & TRAINING and not source.words & HELD_OUT]
+    of_training = [source for source in sources if source.is_of_training]
     held_out = [source for source in sources if source.words & HELD_OUT and not source.words & TRAINING]
     if of_training and held_out:
         raise InputError(f"n would be compared across two metrics: {_describe_difference([*of_training, *held_out])}")
+
+
+def describe_training_runs(runs: Sequence[LogRun]) -> str:
+    """A note where logs, or the runs in them, are named as those of training; "" where none is."""
+    depth = _depth_of_runs(runs)
+    sources = [source for run in runs for source in _sources_of(run, depth)]
+    of_training = [source.label for source in sources if source.is_of_training]
+    fitted = "their reward is taken as the validation metric"
+    return f"named as of training: {list_some(of_training)}; {fitted}" if of_training else ""
+
+
+def _depth_of_runs(runs: Sequence[LogRun]) -> int:
+    return depth_of_shared_folder([Path(source).parent for run in runs for source in run.sources])
 
 
 def _sources_of(run: LogRun, depth: int) -> list[_Source]:

@@ -11,7 +11,8 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.runs.logs.import_logs import read_logs
 from isojax.runs.logs.log_table import read_settings
-from isojax.runs.logs.source_words import SourceChoice, other_words, words_of_source
+from isojax.runs.logs.measured_words import other_words, words_of_source
+from isojax.runs.logs.source_words import SourceChoice
 
 MAPS = {"n": "n{}", "B_p": "8", "reward": "acc"}
 
@@ -168,6 +169,16 @@ def test_a_log_that_is_not_taken_need_not_be_usable(tmp_path):
         read_logs(paths, None, MAPS)
     assert len(read_logs(paths, None, MAPS, choice=SourceChoice(only=("val",))).runs) == 1
     assert len(read_logs(paths, None, MAPS, choice=SourceChoice(leave_out=("*train.csv",))).runs) == 1
+
+
+def test_what_is_named_as_training_is_no_validation_metric_unasked(tmp_path, logged):
+    """Neither a column, nor the only metric of a file; a run that is named so is noted."""
+    with pytest.raises(InputError, match=r"type --map reward=acc_val \(the nearest\)"):
+        logged("csv", "step,acc_train,acc_val\n0,.1,.2\n1,.3,.4\n", "n=8,B_p=8")
+    with pytest.raises(InputError, match="no column is known to be reward"):
+        logged("csv", "step,metric,value\n0,acc_train,.2\n1,acc_train,.3\n", "n=8,B_p=8")
+    folder = write_logs(tmp_path / "logs", "n8_train.csv", "n16_train.csv")
+    assert "named as of training: " in str(read_logs([folder], None, MAPS).notes)
 
 
 def test_other_words_in_which_names_differ_are_noted(tmp_path):

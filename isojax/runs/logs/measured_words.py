@@ -1,0 +1,64 @@
+"""Words of a path, of a run's name or of a column that say what was measured: a split (train, val), a metric (loss,
+pass@4) or a benchmark (gsm8k)."""
+
+import re
+from collections.abc import Sequence
+
+TRAINING = frozenset({"train", "training", "trn", "trainset"})
+HELD_OUT = frozenset(
+    {"val", "valid", "validation", "valset", "dev", "devset", "eval", "evals", "evaluation", "evalset"}
+    | {"test", "testing", "tst", "testset", "held", "heldout", "holdout", "ood"}
+)
+METRICS = frozenset(
+    {"acc", "accuracy", "loss", "losses", "reward", "rewards", "score", "scores", "return", "returns", "format"}
+    | {"entropy", "kl", "length", "lengths", "grad", "gradnorm", "correct", "correctness", "em", "f1", "ppl"}
+    | {"perplexity", "pass", "maj", "mean", "avg", "average", "median", "std", "stderr", "min", "max", "best", "worst"}
+    | {"greedy", "sampled"}
+)
+BENCHMARKS = frozenset(
+    {"gsm", "gsm8k", "aime", "amc", "hmmt", "math500", "olympiad", "olympiadbench", "minerva", "gpqa", "mmlu"}
+    | {"humaneval", "mbpp", "livecodebench", "lcb", "codeforces", "ifeval", "bbh", "svamp", "asdiv", "hellaswag"}
+)
+WORDS = TRAINING | HELD_OUT | METRICS | BENCHMARKS
+SEED_WORDS = frozenset(
+    {"seed", "seeds", "run", "runs", "rep", "repeat", "replica", "replicate", "trial", "try", "attempt", "copy"}
+    | {"job", "slurm", "part", "offline", "version", "rerun", "csv", "jsonl", "json", "log", "txt", "out", "wandb"}
+)
+
+# "pass@4", "mean_at_8" and "aime 2025" are each one word with its number: pass@1 and pass@4 are two metrics.
+_METRIC_AT_K = re.compile(r"(?i)(?<![a-z])(pass|maj|mean|avg|best|worst|acc)_?(?:@|at)_?(\d+)")
+_NUMBERED_SET = re.compile(r"(?i)(?<![a-z])(aime|amc|hmmt|math)[-_ ]?(\d{2,4})(?!\d)")
+_PIECE = re.compile(r"[A-Za-z0-9]+")
+_PART_OF_PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # "accVal" and "n8val" have parts
+_WORD_OR_SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[bB](?![A-Za-z0-9])|[A-Za-z]{2,}")
+_SHORTEST_PART = 3  # letters; shorter ones stand by chance between the digits of a run's id
+
+
+def words_of_source(text: str) -> frozenset[str]:
+    """The words of a path or a name that say what was measured, in small letters, each as a whole: `trainer`,
+    `constrained` and `Qwen2.5-Math` have none."""
+    text = _METRIC_AT_K.sub(r" \1\2 ", text)
+    text = _NUMBERED_SET.sub(r" \1\2 ", text)
+    found: set[str] = set()
+    for piece in _PIECE.findall(text):
+        word = piece.lower()
+        stem = word.rstrip("0123456789")
+        is_numbered = stem in {"pass", "maj", "mean", "avg", "best", "worst"} or stem in BENCHMARKS
+        if word in WORDS or (is_numbered and stem != word):
+            found.add(word)
+            continue
+        parts = (part.lower() for part in _PART_OF_PIECE.findall(piece))
+        found |= {part for part in parts if part in WORDS and len(part) >= _SHORTEST_PART}
+    return frozenset(found)
+
+
+def other_words(texts: Sequence[str]) -> list[str]:
+    """The words, and sizes of models such as 7B, in which names of runs differ, but for those that count seeds."""
+    parts = [{part.lower() for part in _WORD_OR_SIZE.findall(text)} - SEED_WORDS for text in texts]
+    return sorted(set[str]().union(*parts) - set.intersection(*parts))
+
+
+def is_of_training(text: str) -> bool:
+    """Whether a name says that something was measured in training, and not on held-out problems: acc_train."""
+    words = words_of_source(text)
+    return bool(words & TRAINING) and not words & HELD_OUT
