@@ -39,34 +39,40 @@ def split_run_columns(
     matches, and where nothing says the runs' steps, n or B_p."""
     pattern = field_map.get("reward", "")
     is_pattern = "*" in pattern and pattern not in table.columns
-    if table.run:  # of a format that has one run in a table
+    if table.one_run or table.run:
         only = {**field_map, "reward": _only_column(table, pattern, known_columns)} if is_pattern else field_map
         return [MappedTable(table, only)]
+
     map_of_all = {**_steps_in_first_column(table, field_map, known_columns), **field_map}
-    note = ""
     if is_pattern:
         run_by_column = _match_columns(table, pattern, map_of_all, known_columns)
-        if not run_by_column:
-            problem = (
-                f"{table.source}: --map reward={pattern} matches no column with numbers, expected one for each run"
-            )
-            raise InputError(f"{problem}. The columns are {list_some(table.columns)}.")
+        _require_match(table, pattern, run_by_column)
     else:
         run_by_column = _columns_named_as_runs(table, map_of_all, settings, known_columns)
-    if run_by_column and not is_pattern:
-        others = [name for name in number_columns(table, map_of_all, known_columns) if name not in run_by_column]
-        note = f"the columns {list_some(list(run_by_column))} are read as runs, as --map 'reward=*' says"
-        note += f", without {list_some(others)}, which --settings does not name" if others else ""
     if not run_by_column:
         return [MappedTable(table, field_map)]
-
     _require_steps(table, map_of_all, known_columns)
     _require_settings(table, list(run_by_column.values()), field_map, settings, known_columns)
+
     metric = pattern.replace("*", "").strip(" -_/.") or "reward"
-    notes = (*table.notes, note) if note else table.notes
     tables = [_table_of_column(table, column, run, metric, run_by_column) for column, run in run_by_column.items()]
     map_of_run = {**map_of_all, "reward": metric}
+    notes = table.notes
+    if not is_pattern:  # nobody said it
+        other_columns = [name for name in number_columns(table, map_of_all, known_columns) if name not in run_by_column]
+        notes = (*notes, _describe_reading(list(run_by_column), other_columns))
     return [MappedTable(replace(part, notes=notes), map_of_run) for part in tables if part.rows]
+
+
+def _require_match(table: LogTable, pattern: str, run_by_column: Mapping[str, str]) -> None:
+    if not run_by_column:
+        problem = f"{table.source}: --map reward={pattern} matches no column with numbers, expected one for each run"
+        raise InputError(f"{problem}. The columns are {list_some(table.columns)}.")
+
+
+def _describe_reading(columns: Sequence[str], other_columns: Sequence[str]) -> str:
+    without = f", without {list_some(other_columns)}, which --settings does not name" if other_columns else ""
+    return f"the columns {list_some(columns)} are read as runs, as --map 'reward=*' says{without}"
 
 
 def _steps_in_first_column(table: LogTable, field_map: FieldMap, known: KnownColumns) -> dict[str, str]:

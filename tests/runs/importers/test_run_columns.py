@@ -89,6 +89,15 @@ def test_wandbs_chart_takes_the_star_too(logged):
     assert logged("csv", text, "reward=*,n=n{},B_p=4").runs == logged("csv", text, "n=n{},B_p=4").runs
 
 
+def test_a_format_of_one_run_has_no_columns_of_runs(logged):
+    """There, a star is short for the one column that it matches."""
+    rows = [{"step": i, "data": {"val/n4": 0.1 * i, "val/n8": 0.2 * i, "loss": 1.0}} for i in range(3)]
+    with pytest.raises(InputError, match=r"matches val/n4, val/n8, expected one, .*--map reward=val/n4 or --map"):
+        logged("verl", rows, "reward=val/*,n=8,B_p=4")
+    (run,) = logged("verl", rows, "reward=*/n8,n=8,B_p=4").runs
+    assert [p.metrics for p in run.points] == [{"val/n8": 0.0}, {"val/n8": 0.2}, {"val/n8": 0.4}]
+
+
 def test_what_a_pivot_lacks_is_said_with_what_to_type(logged, tmp_path):
     """The advice of each refusal, followed, leads on to the import."""
     with pytest.raises(InputError, match=r"where each column is a run, add --map 'reward=\*'"):
