@@ -129,12 +129,13 @@ def _line_ends(array: Any) -> NDArray[np.int64]:
     import pyarrow.compute
 
     by_text = pyarrow.compute.count_substring(array.dictionary, "\n")
-    return by_text.to_numpy()[array.indices.to_numpy()]
+    return np.from_dlpack(by_text)[np.from_dlpack(array.indices)]
 
 
 def _column_of(array: Any) -> Column:
     """A dictionary array of pyarrow, whose texts become Python's where somebody asks for them."""
-    return Column(array.indices.to_numpy(), CellValues(lambda: [text.strip() for text in array.dictionary.to_pylist()]))
+    codes = np.from_dlpack(array.indices)  # to_numpy() would import pandas, where that is installed
+    return Column(codes, CellValues(lambda: [text.strip() for text in array.dictionary.to_pylist()]))
 
 
 def _holds_data(columns: Mapping[str, Column], row_count: int) -> Mask:

@@ -55,35 +55,31 @@ def read_run_record(rows: RowTable, column_map: ColumnMap, cell: Cell, source: s
     samples = _samples_per_problem(steps, evaluated)
     counts = steps.values("counts")
 
-    points, device_hours = list[EvalPoint](), list[float]()
-    for i, step in enumerate(evaluated):
-        rollouts = C[step]
-        if points and rollouts <= points[-1].rollouts:
-            problem = "is there twice" if rollouts == points[-1].rollouts else f"comes after {points[-1].rollouts}"
-            problem = f"{_location(steps, step)}: compute of {rollouts} rollouts {problem}; expected it to rise"
-            raise InputError(f"{problem}. Remove one point, or separate the runs with --map run=COLUMN.")
-        if 0 < rollouts < cell.B:
-            problem = f"{_location(steps, step)}: {rollouts} rollouts are less than one update's B_p n = {cell.B}"
-            raise InputError(f"{problem}; expected C in rollouts, in full. Correct rollouts, step, n or B_p.")
-        tokens_so_far = round(tokens[step])
-        if "tokens" in column_map:
-            tokens_so_far = _cumulative_sum("tokens", steps, step, points[-1].tokens if points else 0)
-        if "device_hours" in column_map:
-            hours_before = device_hours[-1] if device_hours else 0
-            device_hours.append(_cumulative_sum("device_hours", steps, step, hours_before))
-        elif hours is not None:
-            device_hours.append(hours[step])
-        point = EvalPoint(
-            target=rollouts,
-            M=steps.clocks[step] if "step" in column_map else round(rollouts / cell.B),
-            rollouts=rollouts,
-            tokens=tokens_so_far,
+    _require_rising_rollouts(steps, evaluated, C, cell)
+    if "tokens" in column_map:
+        tokens_so_far = _cumulative_sums("tokens", steps, evaluated)
+    else:
+        tokens_so_far = [round(tokens[step]) for step in evaluated]
+    device_hours: list[float] = []
+    if "device_hours" in column_map:
+        device_hours = _cumulative_sums("device_hours", steps, evaluated)
+    elif hours is not None:
+        device_hours = [hours[step] for step in evaluated]
+
+    has_steps = "step" in column_map
+    points = [
+        EvalPoint(
+            target=C[step],
+            M=steps.clocks[step] if has_steps else round(C[step] / cell.B),
+            rollouts=C[step],
+            tokens=tokens_so_far[i],
             metrics=metrics[i],
             counts=counts[step] or (),
             samples=samples[i],
             train=train[i],
         )
-        points.append(point)
+        for i, step in enumerate(evaluated)
+    ]
 
     notes = _conflicting_rollouts(points, cell, column_map) + _metrics_without_steps(steps) + clock_notes
     is_training_step = steps.any_known(filter(is_training, column_map.columns))
@@ -348,13 +344,33 @@ def _sum_over_steps(steps: RunSteps, name: str) -> list[float]:
     return sums
 
 
-def _cumulative_sum(name: str, steps: RunSteps, step: int, earlier_value: float) -> Any:
-    """A logged sum at an evaluation; InputError where it is missing, or below that of the evaluation before."""
-    value = steps.require(name, step)
-    if value < earlier_value:
-        cell = steps.column_map.describe_cell(name, steps.rows.place(steps.first_row(step)))
-        raise InputError(f"{cell} is {value:g} after {earlier_value:g}; expected a cumulative sum, which never falls.")
-    return value
+def _require_rising_rollouts(steps: RunSteps, evaluated: Sequence[int], C: Sequence[int], cell: Cell) -> None:
+    """InputError for an evaluation at the C of the one before, or a lower one, or within the first update."""
+    rollouts_per_update, before = cell.B, -1
+    for step in evaluated:
+        rollouts = C[step]
+        if rollouts <= before:
+            problem = "is there twice" if rollouts == before else f"comes after {before}"
+            problem = f"{_location(steps, step)}: compute of {rollouts} rollouts {problem}; expected it to rise"
+            raise InputError(f"{problem}. Remove one point, or separate the runs with --map run=COLUMN.")
+        if 0 < rollouts < rollouts_per_update:
+            problem = f"{rollouts} rollouts are less than one update's B_p n = {rollouts_per_update}"
+            fix = "expected C in rollouts, in full. Correct rollouts, step, n or B_p"
+            raise InputError(f"{_location(steps, step)}: {problem}; {fix}.")
+        before = rollouts
+
+
+def _cumulative_sums(name: str, steps: RunSteps, evaluated: Sequence[int]) -> list[Any]:
+    """A logged sum at each evaluation; InputError where it is missing, or below that of the evaluation before."""
+    sums, before = [], 0
+    for step in evaluated:
+        value = steps.require(name, step)
+        if value < before:
+            cell = steps.column_map.describe_cell(name, steps.rows.place(steps.first_row(step)))
+            raise InputError(f"{cell} is {value:g} after {before:g}; expected a cumulative sum, which never falls.")
+        sums.append(value)
+        before = value
+    return sums
 
 
 def _metrics_without_steps(steps: RunSteps) -> list[str]:
