@@ -68,6 +68,20 @@ def test_a_fall_below_half_of_the_gain_that_stays_is_a_collapse(counted: bool) -
     assert names(made(FALLEN, counted, reward=FALLEN[1:])) == [("collapsed", 6000)]
 
 
+@pytest.mark.parametrize(
+    ("rewards", "flags"),
+    [
+        # Base .31, best mean .337, last .12. The mean is .25: .043 for an evaluation of 100 rollouts, .035 for the
+        # difference of two means of three. The fall of .217 is over 4 * .035 = .141; .323 is the middle of the gain.
+        ([0.31, 0.58, 0.12, 0.12, 0.12], [("collapsed", 2000)]),
+        ([0.31, 0.36, 0.25, 0.24, 0.24], []),  # a fall of .07, within the noise of such evaluations
+        ([31, 58, 12, 12, 12], []),  # of unknown noise: no shares
+    ],
+)
+def test_a_short_log_without_counts(rewards: list[float], flags: list[tuple[str, int]]) -> None:
+    assert names(made(rewards, counted=False)) == flags
+
+
 def test_a_run_that_falls_from_the_base_policy_on() -> None:
     assert names(made([0.3, 0.1, 0.02, 0.01, 0.01])) == [("collapsed", 1000)]
 

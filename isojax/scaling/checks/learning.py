@@ -127,6 +127,15 @@ def size_by_step(rewards: FloatArray) -> EvaluationSize:
     return EvaluationSize(1 / step, f"by the smallest step between its rewards, {step:.3g}, {unsaid}", is_known=False)
 
 
+def sampling_sd(rewards: FloatArray) -> float | None:
+    """The noise of evaluations too few to show their own scatter: that of shares of ASSUMED_ROLLOUTS rollouts, which
+    few logs fall short of. None for rewards outside [0, 1], whose noise nothing bounds."""
+    if rewards.min() < 0 or rewards.max() > 1:
+        return None
+    mean = float(rewards.mean())
+    return float(np.sqrt(mean * (1 - mean) / ASSUMED_ROLLOUTS))
+
+
 def shows_something(groups: Sequence[Sequence[RewardPath]], size: EvaluationSize) -> bool:
     """Whether the rewards of runs, grouped by cell, move by a step or more, and beyond noise."""
     runs = [run for group in groups for run in group]

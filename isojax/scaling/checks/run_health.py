@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from isojax.core.errors import InputError
 from isojax.core.nouns import EvalPoint, RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric
+from isojax.scaling.checks.learning import sampling_sd
 from isojax.scaling.tracks import FloatArray, metric_value, noise_sd, paired_lead, running_means
 
 TRAIN_REWARD = "reward"  # among EvalPoint.train
@@ -134,14 +135,15 @@ def _summarize_reward(run: RunRecord, R: FloatArray, metric: str) -> RewardSumma
     base, best, last = float(R[0]), float(max(R[0], means[best_start])), float(means[-1])
     base_points, last_points = run.points[:1], run.points[-PERSISTENCE:]
     best_points = run.points[best_start : best_start + PERSISTENCE] if best > base else base_points
-    scatter = noise_sd([R]) if len(R) >= MIN_POINTS_FOR_SCATTER else None
+    scatter = noise_sd([R]) if len(R) >= MIN_POINTS_FOR_SCATTER else sampling_sd(R)
 
     def exceeds_noise(difference: float, a: Sequence[EvalPoint], b: Sequence[EvalPoint]) -> bool:
-        """By the standard error paired over problems, and not below what the scatter of neighbours says."""
+        """By the standard error paired over problems, and not below what the scatter of many neighbours says."""
         paired = paired_lead(a, b, metric)
         if paired is None and scatter is None:
             return False
-        unpaired_se = (scatter or 0.0) * math.sqrt(1 / len(a) + 1 / len(b))
+        counts_scatter = paired is None or len(R) >= MIN_POINTS_FOR_SCATTER
+        unpaired_se = (scatter or 0.0) * math.sqrt(1 / len(a) + 1 / len(b)) if counts_scatter else 0.0
         return difference > max(MIN_CHANGE, Z_CHANGE * max(unpaired_se, paired.se if paired else 0.0))
 
     fell = exceeds_noise(best - last, best_points, last_points)
