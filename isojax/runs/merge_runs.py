@@ -10,9 +10,12 @@ from pathlib import Path
 from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.errors import InputError
 from isojax.core.nouns import IMPORTED, Cell, RunRecord
+from isojax.core.table_files import read_json_object
 from isojax.core.tabular import list_some
 from isojax.runs.ledger import default_metric, ledger_folders, read_run, write_run
 from isojax.runs.logs.column_map import METRIC_AT_K
+from isojax.runs.logs.measured_words import HELD_OUT, is_of_training, words_of_source
+from isojax.runs.logs.source_words import depth_of_shared_folder, path_below
 
 
 def merge_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
@@ -25,6 +28,7 @@ def merge_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
             problem = f"{run.source} was trained by isojax, expected runs that `isojax records import` wrote"
             raise InputError(f"{problem}. `isojax fit` and `isojax report` take several folders of trained runs.")
     _reject_same_run(runs)
+    notes = _compare_measurements(runs)
     cells: set[Cell] = set()
     merged, renumbered = list[RunRecord](), list[str]()
     for run in runs:
@@ -36,7 +40,7 @@ def merge_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
         merged.append(replace(run, cell=cell))
     merged.sort(key=lambda run: run.cell)
     _require_metric(merged)
-    notes = [f"seeds that were there twice are numbered anew: {list_some(renumbered)}"] if renumbered else []
+    notes += [f"seeds that were there twice are numbered anew: {list_some(renumbered)}"] if renumbered else []
     return merged, notes
 
 
@@ -66,12 +70,46 @@ def _reject_same_run(runs: Sequence[RunRecord]) -> None:
             raise InputError(f"{earlier.source} and {run.source} hold the same run; leave one out.")
 
 
+def _compare_measurements(runs: Sequence[RunRecord]) -> list[str]:
+    """Notes of runs of one (B_p, n) whose logs are named as of different measurements, which would become seeds;
+    InputError where these are training and validation."""
+    logs = [_log_of_run(run) for run in runs]
+    depth = depth_of_shared_folder([Path(log).parent for log in logs])
+    first_of_setting: dict[tuple[int, int], tuple[str, str]] = {}
+    notes = []
+    for run, log in zip(runs, logs, strict=True):
+        name = path_below(depth, log)
+        first_log, first_name = first_of_setting.setdefault((run.cell.B_p, run.cell.n), (log, name))
+        words, first_words = words_of_source(name), words_of_source(first_name)
+        if words == first_words:
+            continue
+        setting, differing = f"B_p = {run.cell.B_p}, n = {run.cell.n}", " and ".join(sorted(words ^ first_words))
+        problem = f"{setting}: {first_log} and {log} differ in what their names say was measured ({differing})"
+        if is_of_training(name) != is_of_training(first_name) and (words | first_words) & HELD_OUT:
+            raise InputError(f"{problem}; expected one measurement of each run. Leave one import out.")
+        notes.append(f"{problem}, so are they no seeds of one setting?")
+    return notes
+
+
+def _log_of_run(run: RunRecord) -> str:
+    """The log that a run was imported from, as its folder's import.json or merge.json says; else its ledger."""
+    cell_folder = Path(run.source).parent
+    for name in ("import.json", "merge.json"):
+        file = cell_folder.parent.parent / name
+        if file.is_file():
+            document = read_json_object(file)
+            logs = document.get("logs", document.get("cells", {}))
+            return str(logs.get(cell_folder.name, run.source)) if isinstance(logs, dict) else run.source
+    return run.source
+
+
 def write_merged(runs: Sequence[RunRecord], out: Path, paths: Sequence[Path], notes: Sequence[str]) -> None:
     """Write the ledgers below `out`, a folder that is new or empty, and merge.json: the folders, and each cell's
-    ledger."""
+    ledger and log."""
     with atomic_folder(out) as temp:
         for run in runs:
             write_run(temp / "cells" / run.cell.name, run)
         cells = {run.cell.name: run.source for run in runs}
-        document = {"merged": [str(path) for path in paths], "cells": cells, "notes": list(notes)}
+        logs = {run.cell.name: _log_of_run(run) for run in runs}
+        document = {"merged": [str(path) for path in paths], "cells": cells, "logs": logs, "notes": list(notes)}
         write_text(temp / "merge.json", json.dumps(document, indent=1) + "\n")

@@ -71,6 +71,21 @@ def test_metrics_of_different_names_are_refused_with_the_option(imported):
         merge_runs([a, c])
 
 
+def test_imports_of_training_and_validation_are_no_seeds(imported, tmp_path):
+    """Also where one of them was merged before: its merge.json still says which logs they are."""
+    a = imported("a", {"n4_val.csv": [0.1, 0.2, 0.3], "n8_val.csv": [0.1, 0.2, 0.35]})
+    b = imported("b", {"n4_train.csv": [0.15, 0.25, 0.35]})
+    c = imported("c", {"n16_val.csv": [0.1, 0.2, 0.4]})
+    match = r"B_p = 8, n = 4: .*n4_val\.csv.* and .*n4_train\.csv.* differ .*\(train and val\)"
+    with pytest.raises(InputError, match=match):
+        merge_runs([a, b])
+    write_merged(merge_runs([a, c])[0], tmp_path / "both", [a, c], [])
+    with pytest.raises(InputError, match=match):
+        merge_runs([tmp_path / "both", b])
+    d = imported("d", {"n4.csv": [0.11, 0.22, 0.33]})  # another place, and maybe another seed
+    assert "(val), so are they no seeds of one setting?" in merge_runs([a, d])[1][0]
+
+
 def test_a_trained_sweep_is_refused(imported):
     a = imported("a", {"n4.csv": [0.1, 0.2, 0.3]})
     records = next(a.glob("cells/*/records.jsonl"))

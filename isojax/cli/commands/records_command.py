@@ -57,7 +57,7 @@ Fields
   train:NAME       a further training metric, averaged between evaluations
 """
 FILES_HELP = "Logs of one format, or folders of them; a log of a folder that cannot be read is skipped."
-SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices."
+SETTINGS_HELP = "A table of what the logs do not say: run, and some of n, B_p, B, seed, devices, scale."
 ONLY_HELP = "Take only logs and runs with this word, or pattern with *, in their path or name, as val. Repeatable."
 LEAVE_OUT_HELP = "Leave out logs and runs with this word, or pattern with *, in their path or name. Repeatable."
 MAX_SHOWN_PROBLEMS = 20  # problems, and notes, that `check` prints

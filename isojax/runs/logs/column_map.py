@@ -197,6 +197,7 @@ _SUGGESTIONS = {
 _VALIDATION_COLUMN = re.compile(r"val(?!ue)|eval|test|held|acc|avg@|mean@|pass_?(@|at)", re.IGNORECASE)
 _TRAINING_COLUMN = re.compile(r"(train|rollout|rewards|(ppo_|grpo_)?actor|critic)[/_.]|reward[/.]", re.IGNORECASE)
 TRAINING_SIGNS = ("grad_norm", "loss", "Training Loss")  # in a row with the reward; the last: in a notebook
+_CLOCK_COLUMNS = ("wall_time", "_runtime", "_timestamp")  # which formats add, and nobody misspells
 _DATE_AND_HOST = re.compile(r"[A-Z][a-z]{2}\d\d_\d\d-\d\d-\d\d_")  # by which torch and transformers name a folder
 _OF_REWARDS = re.compile(r"(?i)(\b|_)(std|min|max|num|len|kl|lr)(\b|_)")  # no reward, though it may be of rewards
 _REWARD = re.compile(r"(?i)acc|reward|score|pass_?@|correct|match|(win|solve|pass|hit)_?rate")
@@ -246,7 +247,8 @@ def _constant(field: str, text: str, table: LogTable) -> float | int:
     if field == "scale" and number is None:
         raise InputError(f"--map scale={text}: expected a number, such as scale=0.01 for percent, or auto.")
     if number is None and "{}" not in text:
-        (nearest,) = nearest_names(text, table.columns)
+        columns = [name for name in table.columns if name not in _CLOCK_COLUMNS] or table.columns
+        (nearest,) = nearest_names(text, columns)
         problem = f"{table.source} has no column {text!r} for {field}; the nearest is {nearest!r}"
         raise InputError(f"{problem} (--map {field}={nearest}). The columns are {list_some(table.columns)}.")
     if field not in CONSTANT_FIELDS:
