@@ -18,6 +18,7 @@ from isojax.core.config.data import score_weights
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.table_files import read_json_object
+from isojax.tasks.answers.final_answer import Form, final_answer
 from isojax.tasks.context_limit import describe_excess
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
@@ -40,6 +41,8 @@ from isojax.tasks.tokenizer import (
     token_bytes,
 )
 from isojax.tasks.turns import check_device_reply, find_reply, plain_tokens, split_turns
+
+MAX_ENDING_CHARACTERS = 2000  # of a response, where a final answer is looked for to be shown
 
 
 class TextTask:
@@ -247,6 +250,15 @@ class TextTask:
         last_turn = int(np.flatnonzero(tokens < 0)[-1]) + 1 if self.stops.has_turns and (tokens < 0).any() else 0
         earlier = b"".join(self._token_bytes[token] or b"" for token in ids[:last_turn])
         return (earlier + self._text_to_stop(ids[last_turn:])).decode(errors="replace")
+
+    def answer_found(self, response: np.ndarray) -> str | None:
+        """The final answer that `math` finds in a response, for a person to read; empty where none is stated, None
+        where another verifier judges."""
+        uses = [self._verifier.use] if isinstance(self._verifier.use, str) else self._verifier.use.values()
+        if "math" not in uses:
+            return None
+        statement = final_answer(self.decode(response)[-MAX_ENDING_CHARACTERS:])
+        return statement.text if statement.form is not Form.NOWHERE else ""
 
     def _text_to_stop(self, ids: Sequence[int]) -> bytes:
         # Runs of text between special tokens: a stop string does not reach across one.

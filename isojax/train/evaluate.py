@@ -2,7 +2,7 @@
 with one seed meet the same draws at the same evaluation: a difference between them is one of their policies."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from isojax.core.config import PANEL, CellConfig, SamplingConfig
 from isojax.core.estimators import summarize_rewards
-from isojax.core.nouns import Cell, EvalPoint
+from isojax.core.nouns import Cell, EvalPoint, Problem
 from isojax.core.shapes import SamplerShapes
 from isojax.distributed import multiprocess
 from isojax.distributed.sharding import Program, replicated, shape_on, shapes_with_shardings
@@ -33,6 +33,17 @@ from isojax.tasks.task import Task, TextTask, is_on_device
 from isojax.train.checkpoint import RunCursor
 
 VALIDATION_SET = ""  # its name among the sets that are evaluated
+KEPT_ROLLOUTS = 4  # of each problem, for a person to read
+
+
+class RolloutSample(NamedTuple):
+    """A rollout and what was said of it, for a person to read."""
+
+    tokens: np.ndarray  # i32[its length]
+    reward: float
+    parsed: bool = True  # an answer was found
+    ended: bool = True  # a stop condition ended it
+    scores: Mapping[str, float] = MappingProxyType({})  # of a graded reward, where it is made of several
 
 
 class EvalCounts(NamedTuple):
@@ -53,6 +64,7 @@ class EvalCounts(NamedTuple):
     failed_checks: Mapping[str, int] = MappingProxyType({})  # those of `failures` without a verdict, by kind
     replies: int = 0  # of a task of turns
     failed_replies: int = 0
+    samples: Sequence[Sequence[RolloutSample]] = ()  # of each problem, its first rollouts, up to KEPT_ROLLOUTS
 
     @property
     def reward_sums(self) -> np.ndarray:
@@ -62,9 +74,9 @@ class EvalCounts(NamedTuple):
 
 
 class CallSamples(NamedTuple):
-    """Of one call: each problem's first response, which rollouts ended, how many hold context, and the turns."""
+    """Of one call: each problem's first responses, which rollouts ended, how many hold context, and the turns."""
 
-    first_responses: list[np.ndarray]
+    responses: list[list[np.ndarray]]  # of each problem, up to KEPT_ROLLOUTS
     ended: np.ndarray  # bool[rollouts]
     interrupted: int
     turns: int
@@ -159,13 +171,37 @@ def summarize_call(rollouts: Rollouts, B: int, n: int) -> CallSamples:
     stopped, lengths, mask = (np.asarray(x)[rows] for x in (rollouts.stopped, rollouts.lengths, rollouts.mask))
     # A token that was drawn has a probability: of NaN, -inf and NEG_INF, which top-p leaves of NaN, none is above this.
     are_numbers = np.asarray(rollouts.logps)[rows] > NEG_INF / 2
+    responses = batch.response_tokens(rollouts, B)
     return CallSamples(
-        first_responses=batch.response_tokens(rollouts, B)[::n],
+        responses=[responses[start : start + min(n, KEPT_ROLLOUTS)] for start in range(0, B, n)],
         ended=stopped,
         interrupted=int((mask.sum(-1) < lengths).sum()),
         turns=int(batch.count_turns(mask).sum()),
         nonfinite=int((mask & ~are_numbers).any(-1).sum()),
     )
+
+
+def describe_rollouts(
+    responses: Sequence[Sequence[np.ndarray]],
+    rewards: np.ndarray,
+    parsed: np.ndarray,
+    ended: np.ndarray,
+    scores: Mapping[str, np.ndarray],
+) -> list[list[RolloutSample]]:
+    """The kept responses of each problem with what is known of them; the arrays are [Q, k]."""
+    return [
+        [
+            RolloutSample(
+                tokens=tokens,
+                reward=float(rewards[q, i]),
+                parsed=bool(parsed[q, i]),
+                ended=bool(ended[q, i]),
+                scores={name: float(values[q, i]) for name, values in scores.items()},
+            )
+            for i, tokens in enumerate(responses_to_problem)
+        ]
+        for q, responses_to_problem in enumerate(responses)
+    ]
 
 
 def pad_problems(encoded: EncodedProblems, shapes: SamplerShapes) -> ProblemArrays:
@@ -190,6 +226,8 @@ class Evaluator:
         self.decoder, self.mesh, self.graded = decoder, mesh, cell.reward.kind == "graded"
         self.problems_per_call, self.samples_per_problem = problems_per_call, samples_per_problem
         self._stops = task.stops
+        # Called with the problems of each evaluation and its result.
+        self.on_counts: Callable[[Sequence[Problem], EvalCounts], None] = lambda problems, counts: None
         W = trainer_shapes.slots_per_prefix if samples_per_problem >= trainer_shapes.slots_per_prefix else 1
         shapes = replace(trainer_shapes, cells=[(problems_per_call, samples_per_problem)], slots_per_prefix=W)
         grader: Any = DeviceGrader if is_on_device(task) else HostGrader
@@ -216,28 +254,40 @@ class Evaluator:
         starts = positions[:: self.problems_per_call]
         parts = [problem_set.select(positions[start : start + self.problems_per_call]) for start in starts]
         samples, grades = self._grader.sample_and_grade(params, [(part, key) for part in parts for key in keys])
-        part_ends = np.cumsum([len(part.problems) * repeats * self.samples_per_problem for part in parts])
+        rollouts_by_part = [len(part.problems) * repeats * self.samples_per_problem for part in parts]
+
+        def by_problem(values: np.ndarray) -> np.ndarray:
+            """What is known of each rollout, [Q, k]; it comes call by call: [part][repeat][problem][sample]."""
+            values_of_parts = np.split(values, np.cumsum(rollouts_by_part)[:-1])
+            shape = (repeats, -1, self.samples_per_problem)
+            rows = [part.reshape(shape).swapaxes(0, 1).reshape(-1, k) for part in values_of_parts]
+            return np.concatenate(rows)
+
         k = repeats * self.samples_per_problem
-        rewards_by_part = [
-            r.reshape(repeats, -1, self.samples_per_problem).swapaxes(0, 1).reshape(-1, k)
-            for r in np.split(grades.rewards, part_ends[:-1])
-        ]
-        return EvalCounts(
-            rewards=np.concatenate(rewards_by_part),
-            first_responses=[tokens for call in samples[::repeats] for tokens in call.first_responses],
-            ended=sum(int(call.ended.sum()) for call in samples),
+        rewards = by_problem(grades.rewards)
+        ended = by_problem(np.concatenate([call.ended for call in samples]))
+        parsed = by_problem(grades.parsed)
+        scores = {name: by_problem(values) for name, values in grades.scores.items()}
+        responses = [kept for call in samples[::repeats] for kept in call.responses]
+        counts = EvalCounts(
+            rewards=rewards,
+            first_responses=[kept[0] for kept in responses],
+            ended=int(ended.sum()),
             parsed=int(grades.parsed.sum()),
             failures=Counter(grades.failures),
             interrupted=sum(call.interrupted for call in samples) if self._stops.interruption else None,
             turns=sum(call.turns for call in samples) if self._stops.has_turns else None,
             graded=self.graded,
-            mean_scores={name: float(np.mean(scores)) for name, scores in grades.scores.items()},
+            mean_scores={name: float(np.mean(values)) for name, values in grades.scores.items()},
             empty=grades.empty,
             nonfinite=sum(call.nonfinite for call in samples),
             failed_checks=grades.failed_checks,
             replies=grades.replies,
             failed_replies=sum(grades.reply_failures.values()),
+            samples=describe_rollouts(responses, rewards, parsed, ended, scores),
         )
+        self.on_counts(problem_set.problems, counts)
+        return counts
 
     def evaluate_sets(
         self, params: Params, problem_sets: dict[str, TokenizedProblems], seed: int, evaluation: int

@@ -3,19 +3,21 @@
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from isojax.core.atomic_files import append_bytes
 from isojax.core.nouns import EvalPoint, Problem, StartReport
-from isojax.tasks.answers.final_answer import reference_answer
-from isojax.tasks.task import Task, is_on_device
-from isojax.tasks.turns import split_turns
+from isojax.tasks.task import Task
 from isojax.train.checkpoint import StartUpload
-from isojax.train.evaluate import EvalCounts
+from isojax.train.evaluate import EvalCounts, RolloutSample
+from isojax.train.sample_text import (
+    describe_beginning,
+    describe_verdict,
+    mark_context,
+    prompt_texts,
+    shared_beginning,
+)
 
 CHECKPOINT_FOLDER = "checkpoint"  # in a cell's folder
 ProgressCallback = Callable[[str, float], None]  # (what is being done, the fraction done)
@@ -48,19 +50,20 @@ class CellOutputs:
 
 
 def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalCounts, point: EvalPoint) -> None:
-    """Appends a few rollouts, after their whole prompts, in place of what an earlier attempt has written; «» are around
-    what the policy did not draw: a reply of the task, or the text of an interruption."""
+    """Appends a few rollouts in place of what an earlier attempt has written, each after its prompt and before what it
+    was rewarded for; what all prompts begin with is said once. «» are around what the policy did not draw: a reply of
+    the task, or the text of an interruption."""
     metrics_text = ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
     header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
-    lines = []
+
     shown = problems[:SHOWN_SAMPLES]
-    prompts = [problem.prompt for problem in shown] if is_on_device(task) else task.prompt_texts(shown)
-    samples = zip(shown, prompts, counts.first_responses, counts.rewards[:, 0], strict=False)
-    for problem, prompt, tokens, reward in samples:
-        grade = f"reward {reward:.3f}" if counts.graded else "correct" if reward == 1 else "wrong"
-        verdict = grade if reward == 1 else f"{grade}, the answer is {reference_answer(problem.answer)}"
-        rollout = f"{prompt}{_mark_context(task, tokens)}".replace("\n", "\n    ")
-        lines.append(f"    {rollout}    {verdict}\n")
+    prompts = prompt_texts(task, shown)
+    beginning = shared_beginning(prompts)
+    lines = [describe_beginning(beginning)]
+    for problem, prompt, sample in zip(shown, prompts, _first_rollouts(counts), strict=False):
+        rollout = f"{prompt.removeprefix(beginning)}{mark_context(task, sample.tokens)}".replace("\n", "\n    ")
+        lines.append(f"    {rollout}    {describe_verdict(task, problem, sample, counts.graded)}\n")
+
     old_text = path.read_bytes() if path.exists() else b""
     retained = old_text.partition(header)[0]
     retained = retained[: retained.rfind(b"\n") + 1]  # without a header that a kill or a full disk cut off
@@ -69,9 +72,8 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     append_bytes(path, header + "".join(lines).encode())
 
 
-def _mark_context(task: Task, tokens: np.ndarray) -> str:
-    """A response i32[t], context as ~token, as text. A turn's stop is shown with the reply after it."""
-    ends = np.cumsum([len(turn) for turn in split_turns(tokens)])
-    texts = ["", *(task.decode(tokens[:end]) for end in ends)]
-    parts = [text[len(earlier) :] for earlier, text in pairwise(texts)]
-    return "".join(f"«{part}»" if end and tokens[end - 1] < 0 else part for part, end in zip(parts, ends, strict=True))
+def _first_rollouts(counts: EvalCounts) -> list[RolloutSample]:
+    if counts.samples:
+        return [samples[0] for samples in counts.samples]
+    rewards = counts.rewards[:, 0].tolist()
+    return [RolloutSample(tokens, reward) for tokens, reward in zip(counts.first_responses, rewards, strict=True)]

@@ -12,7 +12,7 @@ from isojax.core.nouns import EvalPoint, Problem
 from isojax.tasks.problem_sources import InMemorySource
 from isojax.tasks.task import TextTask
 from isojax.train.base_policy import eval_problem_sets
-from isojax.train.evaluate import EvalCounts
+from isojax.train.evaluate import EvalCounts, RolloutSample
 from isojax.train.outputs import write_samples
 from tests.tasks.tokenizer_folders import byte_level
 
@@ -88,3 +88,30 @@ def test_the_panel_is_a_fixed_choice_of_training_problems_after_the_users_sets()
     assert ids != list(range(7)) and ids != [p.id for p in sets(7, seed=1)["panel"]]
     assert set(ids) < {p.id for p in sets(20)["panel"]}  # a larger panel holds the smaller one
     assert [p.id for p in sets(999)["panel"]] == list(range(50))
+
+
+def test_samples_say_once_what_all_prompts_begin_with_and_what_was_rewarded(tmp_path: Path) -> None:
+    """A few-shot prompt; the verifier math, of which is shown what it found."""
+    problems = [Problem(i, f"{i} + 4 =", str(i + 4)) for i in range(3)]
+    prompt = PromptConfig(template="1 + 1 = 2\n2 + 2 = 4\n{prompt}", stop=("!",))
+    model = ModelConfig(path=str(byte_level(tmp_path)))
+    task = TextTask(InMemorySource(problems), CellConfig(model=model, prompt=prompt))
+    texts = [r" \boxed{4}", r" so \boxed{6}", " I do not know"]
+    responses = [np.array(ids, np.int32) for ids in task.tokenizer(texts)["input_ids"]]
+    samples = [
+        [RolloutSample(responses[0], reward=1.0)],
+        [RolloutSample(responses[1], reward=0.0)],
+        [RolloutSample(responses[2], reward=0.0, parsed=False, ended=False)],
+    ]
+    counts = EvalCounts(np.array([[1.0], [0.0], [0.0]]), responses, 2, 2, Counter(), samples=samples)
+    write_samples(tmp_path / "samples.txt", task, problems, counts, EvalPoint(0, 0, 0, 0, {"avg@1": 1 / 3}))
+    cut_off = f"cut off after {len(responses[2])} tokens"
+    assert (tmp_path / "samples.txt").read_text().splitlines()[1:] == [
+        "    every prompt begins with:",
+        "        1 + 1 = 2",
+        "        2 + 2 = 4",
+        r"    0 + 4 = \boxed{4}    correct",
+        r"    1 + 4 = so \boxed{6}    wrong, the answer is 5, the response says 6",
+        "    2 + 4 = I do not know    wrong, the answer is 6, the response states no final answer, nothing was parsed, "
+        + cut_off,
+    ]

@@ -29,7 +29,8 @@ def difficulty(
 
     The splits are Easy, [.3, .6], Hard, [0, .0625], and Very Easy, (.6, .9]. cell.data.candidates problems get
     cell.data.attempts rollouts each (16 where that is 0). Called again after a kill it goes on where it was. DIR gets
-    labels.csv (with 90% intervals), the histogram difficulty.png, and splits/, a data set to train on.
+    labels.csv (with 90% intervals), samples.txt (responses to a few problems of each part), the histogram
+    difficulty.png, and splits/, a data set to train on.
 
     \b
     Examples
@@ -41,6 +42,7 @@ def difficulty(
     config = read_config(words, mesh, None)
     folder = out or Path("difficulty") / config.name
     difficulty_run = importlib.import_module("isojax.launch.local.difficulty_run")
+    label_samples = importlib.import_module("isojax.launch.local.label_samples")
     if dry_run:
         difficulty_run.print_labelling_plan(config, folder)
         return
@@ -60,6 +62,7 @@ def difficulty(
     SafeConsole().print(TextTable(title, ("split", "problems", "of all"), rows, text_columns=1))
     if mean_difficulty < 0.02:  # prompt or verifier are likely wrong
         print_line("almost no response is right: see docs/when-a-run-does-not-learn.md before you train")
+    print_line(f"responses to a few problems of each part: {folder / label_samples.SAMPLES_FILE}")
     print_line(f"data set: {folder / difficulty_run.SPLITS_FOLDER}; histogram: {folder / 'difficulty.png'}")
     report = read_start_report(folder)
     for warning in report.warnings if report else ():

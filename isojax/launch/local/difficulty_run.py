@@ -1,6 +1,7 @@
-"""`isojax difficulty`: label problems by the base model's avg@k (`labels.jsonl`, appended to; `labels.csv`), draw the
-histogram (the paper's Fig. 2), and write `splits/`, a TFDS data set to train on. Its parts are by the base model's
-avg@16 (the paper's section 3, Fig. 14): very_easy (.6, .9], easy [.3, .6], hard [0, .0625]; extremely_hard 0 of 128."""
+"""`isojax difficulty`: label problems by the base model's avg@k (`labels.jsonl`, appended to; `labels.csv`), show some
+responses (`samples.txt`), draw the histogram (the paper's Fig. 2), and write `splits/`, a TFDS data set to train on.
+Its parts are by the base model's avg@16 (the paper's section 3, Fig. 14): very_easy (.6, .9], easy [.3, .6], hard
+[0, .0625]; extremely_hard 0 of 128."""
 
 import csv
 import io
@@ -20,6 +21,7 @@ from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch.display import print_line
+from isojax.launch.local.label_samples import SAMPLES_FILE, LabelSamples
 from isojax.launch.local.setup import open_task, print_warnings, resolve_config, start_jax
 from isojax.launch.planner import resolve_sweep_sizes
 from isojax.launch.prompt_date import describe_date, store_date, with_new_date
@@ -146,6 +148,10 @@ def _label_with_model(
     programs = SweepPrograms(cell, sweep, [decode_shape], mesh, task)
     base_params = BasePolicy(folder, cell.model, [], [], {}).load_params(programs.decoder.base, programs.mesh)
     params = programs.initial_params(base_params)
+    if not (folder / LABELS_FILE).exists():
+        (folder / SAMPLES_FILE).unlink(missing_ok=True)  # of other labels
+    samples = LabelSamples(folder / SAMPLES_FILE, task, lambda problem: difficulty_part(problem) or UNUSED)
+    programs.labeller.on_counts = samples.add
     label_key = compute_label_key(cell, fingerprint(Path(str(cell.model.path))), problems)
 
     def label_subset(file_name: str, problem_subset: list[Problem], attempts: int) -> list[Problem]:
@@ -155,6 +161,7 @@ def _label_with_model(
     unsolved = [p for p in labelled if not p.solved]
     if not extremely_hard or not unsolved:
         return labelled, []
+    samples.part_of = lambda problem: None if problem.solved else EXTREMELY_HARD
     return labelled, [p for p in label_subset(EXTRA_LABELS_FILE, unsolved, EXTREMELY_HARD_ATTEMPTS) if not p.solved]
 
 

@@ -1,0 +1,68 @@
+"""Rollouts as text for a person: what the prompts share once, each response, and what it was rewarded for."""
+
+from collections.abc import Sequence
+from itertools import pairwise, takewhile
+
+import numpy as np
+
+from isojax.core.nouns import Problem
+from isojax.tasks.answers.final_answer import reference_answer
+from isojax.tasks.task import Task, is_on_device
+from isojax.tasks.turns import split_turns
+from isojax.train.evaluate import RolloutSample
+
+
+def prompt_texts(task: Task, problems: Sequence[Problem]) -> list[str]:
+    """Each prompt as the model reads it."""
+    return [problem.prompt for problem in problems] if is_on_device(task) else task.prompt_texts(problems)
+
+
+def shared_beginning(prompts: Sequence[str]) -> str:
+    """The whole lines with which all prompts begin, such as those of a few-shot template; empty of a single prompt."""
+    if len(prompts) < 2:
+        return ""
+    lines_of_prompts = zip(*(prompt.splitlines(keepends=True) for prompt in prompts), strict=False)
+    same_lines = takewhile(lambda lines: len(set(lines)) == 1 and lines[0].endswith("\n"), lines_of_prompts)
+    return "".join(lines[0] for lines in same_lines)
+
+
+def describe_beginning(beginning: str) -> str:
+    """The lines that say once what the prompts share."""
+    return f"    every prompt begins with:\n{indent(beginning, 8)}\n" if beginning else ""
+
+
+def describe_verdict(task: Task, problem: Problem, sample: RolloutSample, graded: bool) -> str:
+    """What a rollout was rewarded for: its reward, the scores in it, the answer it was compared with and the one that
+    was found, and whether it was cut off."""
+    verdict = f"reward {sample.reward:.3f}" if graded else "correct" if sample.reward == 1 else "wrong"
+    if sample.scores:
+        verdict += f" ({', '.join(f'{name} {score:.3f}' for name, score in sample.scores.items())})"
+    parts = [verdict]
+    if sample.reward != 1:
+        parts.append(f"the answer is {reference_answer(problem.answer)}")
+
+    found = None if is_on_device(task) else task.answer_found(sample.tokens)
+    if found and sample.reward != 1:
+        parts.append(f"the response says {found}")
+    elif found == "":
+        parts.append("the response states no final answer")
+    if not sample.parsed and not is_on_device(task) and not found:
+        parts.append("nothing was parsed")
+    if not sample.ended:
+        parts.append(f"cut off after {len(sample.tokens)} tokens")
+    return ", ".join(parts)
+
+
+def mark_context(task: Task, tokens: np.ndarray) -> str:
+    """A response i32[t], context as ~token, as text, with «» around what the policy did not draw.
+    A turn's stop is shown with the reply after it."""
+    ends = np.cumsum([len(turn) for turn in split_turns(tokens)])
+    texts = ["", *(task.decode(tokens[:end]) for end in ends)]
+    parts = [text[len(earlier) :] for earlier, text in pairwise(texts)]
+    return "".join(f"«{part}»" if end and tokens[end - 1] < 0 else part for part, end in zip(parts, ends, strict=True))
+
+
+def indent(text: str, spaces: int) -> str:
+    """A text with each of its lines moved in."""
+    margin = " " * spaces
+    return margin + text.rstrip("\n").replace("\n", f"\n{margin}")
