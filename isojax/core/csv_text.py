@@ -45,8 +45,11 @@ def parse_csv(path: Path, text: str) -> DataTable:
         if '"' in text_below or has_lone_returns:
             deque(reader, maxlen=0)  # refuses what pyarrow would guess at, as text between a quote and the delimiter
     except csv.Error as e:
-        line_number = first_number - 1 + reader.line_num
-        raise InputError(f"{path}, line {line_number}: not CSV ({e}). Correct the quotes of that line.") from e
+        location = f"{path}, line {first_number - 1 + reader.line_num}"
+        if "new-line character" in str(e):
+            problem = "not CSV (a carriage return, \\r, where no line ends)"
+            raise InputError(f"{location}: {problem}. Save the file with line ends of \\n or \\r\\n.") from e
+        raise InputError(f"{location}: not CSV ({e}). Correct the quotes of that line.") from e
 
     if has_lone_returns:  # by Windows, which wrote the line ends of another program once more
         text_below = text_below.replace("\r\r\n", "\r\n")
@@ -114,9 +117,9 @@ def _parse_rows(path: Path, text: str, first_line: int, header: Sequence[str], d
         if not is_blank(row.text):
             expected = f"expected {row.expected_columns} as in the header ({list_some(header)})"
             is_long = row.actual_columns > row.expected_columns
-            hint = " A number may hold no comma: export with decimal points." if is_long else ""
+            hint = " A number may hold no comma: export with decimal points and without thousands separators."
             location = f"{path}, line {line_numbers[row.number - 1]}"
-            raise InputError(f"{location} has {row.actual_columns} cells, {expected}.{hint}")
+            raise InputError(f"{location} has {row.actual_columns} cells, {expected}.{hint * is_long}")
 
     columns = {name: _column_of(array) for name, array in zip(header, arrays, strict=True)}
     rows = RowTable(LinesOfFile(str(path), line_numbers[is_read], columns))

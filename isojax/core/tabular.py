@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from isojax.core.columns import ABSENT, Column, is_blank, parse_number
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COLUMNS, MAX_COUNT, MAX_NAME, MAX_NUMBER
+from isojax.core.number_text import number_advice
 
 MAX_LISTED = 20  # values and columns that a message lists
 
@@ -188,8 +189,8 @@ def check_number(
     number = parse_number(cell_value)
     if number is None:
         form = "a number such as 0.25 or 2.5e5, without unit and thousands separator"
-        comma = " Write a decimal comma as a point, or export with decimal points." if "," in str(cell_value) else ""
-        raise InputError(f"{cell} is {cell_value!r}; expected {form}.{comma}")
+        advice = number_advice(cell_value, whole) if isinstance(cell_value, str) else ""
+        raise InputError(f"{cell} is {cell_value!r}; expected {form}.{advice}")
     is_too_low = minimum is not None and number < minimum
     requirement = ""
     if not math.isfinite(number):

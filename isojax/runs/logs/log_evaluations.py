@@ -15,7 +15,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
 from isojax.core.tabular import RowTable, list_some
 from isojax.runs.logs.column_map import ColumnMap, is_training, is_validation, rewards_within_one
-from isojax.runs.logs.log_table import STEP_FIELDS
+from isojax.runs.logs.log_table import FIELD_HELP, STEP_FIELDS
 from isojax.runs.logs.run_seconds import check_durations, seconds_so_far
 from isojax.runs.logs.run_steps import NO_ROW, RunSteps, join_steps
 
@@ -131,8 +131,12 @@ def _reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
     is_alone &= ~steps.has_other_values(is_alone)
     for step in np.flatnonzero(has_empty_cell & (is_evaluation | is_alone)):
         for name, field in fields.items():
-            if field.blank_rows[step] != NO_ROW:
-                steps.require(name, int(step))
+            if field.blank_rows[step] != NO_ROW and field.value_rows[step] == NO_ROW:
+                cell = column_map.describe_cell(name, steps.rows.place(field.blank_rows[step]))
+                problem = f"{cell} is missing or empty; expected {FIELD_HELP.get(name, 'a number')}"
+                fix = "Fill the cell in, or remove the row"
+                fix += "" if column_map.table.one_run else "; where it was not evaluated, write NaN"
+                raise InputError(f"{problem}. {fix}.")
 
 
 def _describe_not_finite(steps: RunSteps) -> list[str]:
