@@ -59,7 +59,8 @@ def _hub_cache(folder: Path) -> str:
     if not commits:
         return ""
     snapshots = list_some(list(map(str, commits)))
-    return f"It is a cache of huggingface_hub; a model's files are in its snapshots: give {snapshots}."
+    choice = "give" if len(commits) == 1 else "give one of"
+    return f"It is a cache of huggingface_hub, and a model's files are in its snapshots: {choice} {snapshots}."
 
 
 def _adapter(folder: Path) -> str:
@@ -138,17 +139,24 @@ def _model_below(folder: Path) -> str:
     models = [path for path in paths_below(folder, nested=False) if path.is_dir() and holds_model(path)]
     if not models:
         return ""
-    return f"A model is in the folder below: give {list_some(list(map(str, models)))}."
+    choice = "give" if len(models) == 1 else "give one of"
+    return f"It holds models in folders of their own: {choice} {list_some(list(map(str, models)))}."
 
 
 def _gguf(folder: Path) -> str:
-    files = sorted(path.name for path in folder.glob("*.gguf"))
+    files = sorted(folder.glob("*.gguf"))
     if not files:
         return ""
+    return f"It holds llama.cpp's file, {list_some([file.name for file in files])}. {gguf_fix(files[0])}"
+
+
+def gguf_fix(file: Path) -> str:
+    """What makes a model of llama.cpp's file."""
     imports = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
-    load = "; ".join(f"{x}.from_pretrained('{folder}', gguf_file='{files[0]}').save_pretrained('{NEW}')" for x in "MT")
-    original = "Take the model that it was made from, as *.safetensors"
-    return f"It holds llama.cpp's file, {list_some(files)}. {original}, or convert it: {python_command(imports, load)}."
+    arguments = f"('{file.parent}', gguf_file='{file.name}')"
+    load = "; ".join(f"{name}.from_pretrained{arguments}.save_pretrained('{NEW}')" for name in "MT")
+    original = "Take the model that it was made from, isojax model import ORG/NAME"
+    return f"{original}, or convert it: {python_command(imports, load)}, where transformers and gguf are."
 
 
 def _meta(folder: Path) -> str:

@@ -24,6 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.models.families import llama
+from isojax.models.folder_kinds import gguf_fix
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.safetensors_io import TensorSources, new_model_folder, write_safetensors
 
@@ -50,7 +51,8 @@ def import_smollm2(path: Path | None, folder: Path) -> None:
         digest = sha256_of(path) if path and path.is_file() else "no GGUF file"
         if path is None or digest != SHA256:
             problem = f"{path or PACKAGE} holds {digest}; expected sha256 {SHA256}, the file in {PACKAGE}"
-            raise InputError(f"{problem}. Other models come from a hub as safetensors: isojax model import ORG/NAME")
+            hub = "Other models come from a hub as safetensors: isojax model import ORG/NAME"
+            raise InputError(f"{problem}. {gguf_fix(path) if path and path.is_file() else hub}")
         convert(path, temp)
 
 

@@ -126,6 +126,36 @@ def test_what_a_hub_refuses_or_isojax_cannot_run(isojax: Isojax, hub: Hub, tmp_p
     assert "--revision" in error_of(isojax("model", "import", "--revision", "v1", "smollm2"))
 
 
+def test_a_repository_that_is_no_model_says_what_it_holds(isojax: Isojax, hub: Hub, tmp_path: Path) -> None:
+    adapter, quantised = tmp_path / "adapter", tmp_path / "quantised"
+    for folder in (adapter, quantised):
+        folder.mkdir()
+    (adapter / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
+    (adapter / "adapter_model.safetensors").write_bytes(b"not wanted")
+    (quantised / "tiny-q4_k_m.gguf").write_bytes(b"not wanted")
+    hub.add("org/adapter", adapter)
+    hub.add("org/quantised", quantised)
+
+    for repository, words in {
+        "org/adapter": ("base model is org/base", "M.from_pretrained('org/adapter').merge_and_unload()"),
+        "org/quantised": ("llama.cpp", "M.from_pretrained('org/quantised', gguf_file='tiny-q4_k_m.gguf')"),
+    }.items():
+        code, out, error = isojax("model", "import", repository)
+        assert (code, out) == (2, "") and all(word in error.splitlines()[-1] for word in words), error
+    assert not {"adapter_model.safetensors", "tiny-q4_k_m.gguf"} & hub.fetched()
+
+
+def test_a_folder_needs_no_import(isojax: Isojax) -> None:
+    model = make_model(Path("lm"))
+    assert "A folder with *.safetensors is used as it is: cell.model.path=lm" in error_of(
+        isojax("model", "import", "lm")
+    )
+    (model / "model.safetensors").unlink()
+    (model / "model_world_size_1_rank_0.pt").touch()
+    error = error_of(isojax("model", "import", "lm"))
+    assert "python -m verl.model_merger merge --backend fsdp --local_dir lm" in error
+
+
 def test_an_interrupted_download_goes_on(
     isojax: Isojax, hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

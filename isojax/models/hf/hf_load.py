@@ -23,7 +23,7 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_json_object
 from isojax.core.yaml_files import flatten
-from isojax.models.folder_kinds import CONFIG_FILE, describe_folder
+from isojax.models.folder_kinds import CONFIG_FILE, describe_folder, holds_model
 from isojax.models.hf.hf_config import check_model_type, find_family
 from isojax.models.hf.tensor_kinds import EMBEDDING, HEAD
 from isojax.models.hf.weight_checks import check_tensors
@@ -124,6 +124,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         fix = "Fetch a model first: isojax model import smollm2, or isojax model import ORG/NAME"
         fix += "" if folder.exists() else f" --out {folder}"
+        if folder.is_file() and holds_model(folder.parent):
+            fix = f"Give the file's folder: cell.model.path={folder.parent}"
         url, name, revision = match.groups() if (match := re.fullmatch(HUB_NAME, str(folder))) else ("", "", "")
         folder_may_be_meant = folder.exists() or name.startswith("models/") or ("/" in name and folder.parent.exists())
         if url or revision or (name and not folder_may_be_meant):

@@ -8,12 +8,14 @@ import os
 import re
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from huggingface_hub import constants, errors, snapshot_download
+from huggingface_hub import HfApi, constants, errors, snapshot_download
 from huggingface_hub.utils import httpx
 
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
+from isojax.models.folder_kinds import ADAPTER_CONFIG, describe_folder, holds_model
 from isojax.models.hf import hf_export, hf_load
 from isojax.models.safetensors_io import new_model_folder
 from isojax.models.weight_files import INDEX_FILE, SINGLE_FILE, indexed_names, weight_files
@@ -23,18 +25,27 @@ SMALL_FILES = [hf_load.CONFIG_FILE, INDEX_FILE, *hf_export.COPIED_FILES]
 
 def import_from_hub(repository: str, revision: str | None, folder: Path) -> None:
     """Make a model's folder of ORG/NAME; InputError, before weights are fetched, where isojax cannot run it."""
-    if Path(repository).exists() or not re.fullmatch(hf_load.HUB_ID, repository):
+    path = Path(repository)
+    if path.exists() or not re.fullmatch(hf_load.HUB_ID, repository):
         expected = "expected smollm2 or a model hub's ORG/NAME, its revision as --revision REVISION"
-        raise InputError(f"given {repository!r}, {expected}. A folder with *.safetensors is used as it is.")
+        fix = "A folder with *.safetensors is used as it is."
+        if path.is_dir():
+            found = describe_folder(path)
+            fix = found if found and not holds_model(path) else f"{fix[:-1]}: cell.model.path={path}"
+        raise InputError(f"given {repository!r}, {expected}. {fix}")
     with new_model_folder(folder) as temp:
         snapshot = _download(repository, revision, SMALL_FILES)
         commit = snapshot.name
         try:
+            if not (snapshot / hf_load.CONFIG_FILE).is_file():
+                expected = f"expected {hf_load.CONFIG_FILE}, *.safetensors and a tokenizer"
+                raise InputError(f"{snapshot}: has no {hf_load.CONFIG_FILE}; {expected}.")
             model = hf_load.resolve_model(ModelConfig(path=str(snapshot)))
             _download(repository, commit, indexed_names(snapshot) or [SINGLE_FILE])
             hf_load.check_weights(model)
         except InputError as e:
-            raise InputError(str(e).replace(str(snapshot), f"{repository}@{commit[:12]}")) from e
+            problem = str(e).replace(str(snapshot), f"{repository}@{commit[:12]}")
+            raise InputError(f"{problem} {_describe_repository(repository, snapshot)}".rstrip()) from e
         for file in {file for pattern in SMALL_FILES for file in snapshot.glob(pattern)}:
             shutil.copyfile(file, temp / file.name)
         for file in weight_files(snapshot):
@@ -44,6 +55,26 @@ def import_from_hub(repository: str, revision: str | None, folder: Path) -> None
                 shutil.copyfile(file, temp / file.name)
         source = {"hub": constants.ENDPOINT, "repository": repository, "commit": commit}
         hf_export.write_json(temp / hf_load.SOURCE_FILE, source)
+
+
+def _describe_repository(repository: str, snapshot: Path) -> str:
+    """What the repository holds in a model's place, by the names of its files; empty where it is a model, or where the
+    hub is out of reach, as with HF_HUB_OFFLINE."""
+    commit = snapshot.name
+    try:
+        names = HfApi().list_repo_files(repository, revision=commit)
+    except (OSError, ValueError, RuntimeError, httpx.HTTPError):  # what is wrong with the model is known all the same
+        return ""
+    if ADAPTER_CONFIG in names:
+        _download(repository, commit, [ADAPTER_CONFIG])
+
+    with TemporaryDirectory() as folder:
+        for name in names:
+            file, fetched = Path(folder, name), snapshot / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(fetched.read_bytes() if name == ADAPTER_CONFIG else b"")
+        description = "" if holds_model(Path(folder)) else describe_folder(Path(folder))
+    return description.replace(folder, repository)
 
 
 def _download(repository: str, revision: str | None, patterns: list[str]) -> Path:

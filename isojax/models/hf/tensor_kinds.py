@@ -15,6 +15,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # of the tensors that a model needs, by 
 ADAPTER_PART = re.compile(r"(^|\.)(lora_|base_layer\.|modules_to_save\.|original_module\.|ia3_|hada_|oft_)")
 LAYER_NUMBER = re.compile(re.escape(LAYER_PREFIX).replace(r"\{layer\}", r"(\d+)"))
 HEAD, EMBEDDING = TENSOR_NAMES["unembed"], TENSOR_NAMES["embed"]
+TEXT_PART = re.compile(r"(^|\.)language_model\.")
 COPY = "Copy the whole folder of one model."
 
 # Parts of the names that other programs give a decoder's tensors -> whose names they are.
@@ -60,6 +61,10 @@ def explain_mismatch(folder: Path, config: ModelConfig, expected: Shapes, stored
 
 
 def _explain_names(folder: Path, config: ModelConfig, missing: list[str], stored: Mapping[str, StoredTensor]) -> str:
+    embeddings = [name for name in stored if name.endswith(EMBEDDING.removeprefix("model."))]
+    if embeddings and all(map(TEXT_PART.search, embeddings)):
+        rename = _rename_command(folder, "k.replace('language_model.', '')")
+        return f"Names are those of the text part of a model of images or sound. Write them as its own: {rename}"
     prefixes = {name.removesuffix(EMBEDDING) for name in stored if name.endswith("." + EMBEDDING)}
     if prefixes:
         prefix = min(prefixes)
@@ -88,7 +93,7 @@ def _explain_names(folder: Path, config: ModelConfig, missing: list[str], stored
 def _rename_command(folder: Path, new_name: str) -> str:
     read = f"t = {{k: v for f in glob.glob('{folder}/*.safetensors') for k, v in load_file(f).items()}}"
     write = f"save_file({{{new_name}: v for k, v in t.items()}}, '{NEW}/model.safetensors', {{'format': 'pt'}})"
-    imports = "import glob, os; from safetensors.numpy import load_file, save_file"
+    imports = "import glob, os, ml_dtypes; from safetensors.numpy import load_file, save_file"  # ml_dtypes: bfloat16
     command = python_command(imports, f"os.makedirs('{NEW}'); {read}; {write}")
     return f"{command}; {CONFIG_AND_TOKENIZER}."
 
