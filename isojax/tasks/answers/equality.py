@@ -173,17 +173,18 @@ class Equality:
         )
 
     def _same_in_any_order(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
-        if len(reference) != len(response):
-            return False
-        if len(reference) > MAX_ITEMS:
+        if max(len(reference), len(response)) > MAX_ITEMS:
             return self._same_in_order(reference, response)
+        if len(reference) > len(response):
+            return False
         remaining = list(response)
         for item in reference:
             match_index = next((i for i, other in enumerate(remaining) if self._same(item, other)), None)
             if match_index is None:
                 return False
             del remaining[match_index]
-        return True
+        # What it says twice is no mistake.
+        return all(any(self._same(item, other) for item in reference) for other in remaining)
 
     def _same_in_order(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
         if len(reference) != len(response):
@@ -491,9 +492,11 @@ def _is_assignment(node: Node) -> bool:
 
 
 def _is_name(node: Node) -> bool:
-    """x, f(x), Area, or (x, y)."""
+    """x, f(x), Area, AB, |AB|, AB/CD, or (x, y)."""
     if isinstance(node, Group):
         return bool(node.brackets) and bool(node.items) and all(map(_is_name, node.items))
+    if isinstance(node, Apply):
+        return node.function in ("*", "/", "abs") and all(map(_is_name, node.arguments))
     return isinstance(node, Symbol) and not node.is_constant
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 
+from isojax.tasks.answers.spelling import MATH_IN_TEXT
 from isojax.tasks.answers.units import Unit, currency, is_unit_name, product, read_unit
 
 MAX_DEPTH = 60  # of brackets in brackets
@@ -191,7 +192,8 @@ _SCALES = {
 _PER_CENT = re.compile(r"\s*(?:%|\\(?:text|mathrm|mbox)\s*\{\s*(?:%|per ?cent)\s*\}|per ?cent\b)", re.IGNORECASE)
 _UNIT_END = re.compile(r"[,;=<>(){}\[\]|]|\\(?!text|mathrm|mbox|cdot)|(?<![A-Za-z])(?:and|or)(?![A-Za-z])")
 _NAME_BEFORE_EQUALS = re.compile(
-    r"\s*(\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}(?:_\{?\w+\}?)?|[A-Za-z][A-Za-z ]*[A-Za-z]{3}[A-Za-z ]*)\s*=(?!=)"
+    r"\s*(\\(?:text|mathrm|mbox|textbf)\s*\{[^{}]*\}(?:_\{?\w+\}?)?|[A-Za-z][A-Za-z ]*[A-Za-z]{3}[A-Za-z ]*"
+    r"|[A-Za-z](?:_\{?\w+\}?)?\s*:\s*[A-Za-z](?:_\{?\w+\}?)?)\s*=(?!=)"
 )
 _FUNCTION_BEFORE_EQUALS = re.compile(
     r"\s*([A-Za-z](?:_\{?\w+\}?)?(?:\^\{-1\})?)\s*\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)\s*=(?!=)"
@@ -208,12 +210,17 @@ def read_answer(text: str, *, with_exponents: bool = True) -> Node:
     """
     if len(text) > MAX_LENGTH:
         raise Unreadable("too long")
+    text = MATH_IN_TEXT.sub(_math_content, text) if "$" in text else text
     for character, command in _UNICODE.items():
         text = text.replace(character, command)
     text = re.sub(r"(?<=[0-9]),\\!\s*(?=[0-9]{3})", ",", text).strip()
     if numeral := _BASE_NUMERAL.fullmatch(text):
         return _base_numeral(numeral)
     return _Reader(text, with_exponents).read_all()
+
+
+def _math_content(match: re.Match[str]) -> str:
+    return f" {next(group for group in match.groups() if group is not None).strip()} "
 
 
 def _base_numeral(match: re.Match[str]) -> BaseNumeral:
@@ -390,7 +397,7 @@ class _Reader:
         if opening < 0:
             return False
         before = self.text[start:opening]
-        return re.search(r"(?:\\(?:text|mathrm|mbox)\s*|\^\s*)$", before) is not None
+        return re.search(r"(?:\\(?:text[a-z]*|mathrm|mathbf|mbox)\s*|\^\s*)$", before) is not None
 
     def modulus(self) -> Node | None:
         start = self.position
@@ -528,6 +535,18 @@ class _Reader:
         self.expect("}")
         return node
 
+    def braced_items(self) -> Node:
+        """A group, or a list: {1, 2} without its backslashes."""
+        self.expect("{")
+        with self.inside(brackets=self.depth == 0):
+            items = self.items()
+        self.expect("}")
+        if len(items) > 1 and self.depth == 0:
+            return Group("", tuple(items))
+        if len(items) > 1 or isinstance(items[0], Relation):
+            raise Unreadable("list")
+        return items[0]
+
     def argument(self) -> Node:
         """What \\frac takes: a group, a digit, a letter or a command."""
         self.skip_space()
@@ -551,7 +570,7 @@ class _Reader:
         if character in "([":
             return self.bracketed(character)
         if character == "{":
-            return self.braces()
+            return self.braced_items()
         if character == "|":
             return self.bar()
         if character == "\\":

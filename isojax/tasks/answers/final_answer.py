@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from isojax.tasks.answers.sentence import value_in_sentence
+from isojax.tasks.answers.sentence import values_in_sentence
 from isojax.tasks.answers.spelling import INLINE_MATH, MAX_ANSWER_LENGTH, has_words, normalize_answer
 
 _THINKING = r"think(?:ing)?|thoughts?|reasoning|scratchpad|reflection"
@@ -12,12 +12,12 @@ _THINKING_END = re.compile(rf"</(?:{_THINKING})>|<\|end_of_thought\|>", re.IGNOR
 _THINKING_START = re.compile(rf"<(?:{_THINKING})>|<\|begin_of_thought\|>", re.IGNORECASE)
 _ANSWER_TAG = re.compile(r"<(/?)(?:final_)?answer>", re.IGNORECASE)
 
+_CALCULATION = re.compile(r"<<[^<>\n]*>>")  # GSM8K's notes to a calculator
+
 _BOX_COMMAND = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{$])")
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _BETWEEN_BOXES = re.compile(
-    r"[\s,;$]*(?:\\\))?[\s,;$]*"
-    r"(?:\\(?:text|mathrm|mbox)\s*\{[\s,]*(?:and|or)\s*\}|\\q?quad|\\[,;: ]|and|or|also|either)?"
-    r"[\s,;$]*(?:\\\()?[\s,;$]*"
+    r"(?:[\s,;$&]|\\[()\[\],;: ]|\\q?quad|\\(?:text|mathrm|mbox)\s*\{[\s,]*(?:and|or)\s*\}|\b(?:and|or|also|either)\b)*"
 )
 _BEHIND_BOX = re.compile(
     r"[ ]*(?:\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\\?%|\^\s*\{?\\circ\}?|°"
@@ -43,7 +43,7 @@ _LABEL = re.compile(r"(?:the\s+)?(?:final\s+)?(?:answer|result|solution)\b\s*(?:
 _ANSWER_IS = re.compile(
     r"\banswers?(?:[ ]+(?:to|for|of)[ ][^.\n:?!=]{1,60}?)?\s*(?:\\?\*\*)?\s*"
     r"(?:(?:is|are|was|(?:would|should|must|will|has[ ]to)[ ]be|equals?|comes[ ](?:out[ ])?to)\b|:|=)"
-    r"(?:\s*:)?(?:\s*\*\*)?\s*",
+    r"(?:\s*,\s*(?:of course|indeed|in fact|then|thus|\w+ly|therefore)\s*,)?(?:\s*:)?(?:\s*\*\*)?\s*",
     re.IGNORECASE,
 )
 _CLAUSE_START = re.compile(r"[.,;:!?\n]")
@@ -95,12 +95,12 @@ class Statement:
 def final_answer(response: str) -> Statement:
     """What a response says at its end, behind its thinking; an empty WHOLE answer where it takes its answer back, or
     does not end it."""
-    response = _behind_thinking(response)
+    response = _CALCULATION.sub("", _behind_thinking(response)) if "<<" in response else _behind_thinking(response)
     tag = _last_tag(response)
     if tag is not None and _last_box_start(response) < tag[1]:
         inside = final_answer(tag[0]) if tag[0].strip() else Statement("", Form.WHOLE)
         return inside if inside.form is not Form.NOWHERE else Statement(inside.text, Form.SENTENCE)
-    boxed = last_box(response)
+    boxed = _stated_box(response)
     if boxed is not None:
         return Statement(normalize_answer(boxed), Form.WHOLE)
     marked = _behind_hashes(response)
@@ -165,8 +165,8 @@ class _Box:
 
 
 def last_box(text: str) -> str | None:
-    """What the last \\boxed{...} holds, with the boxes that stand right before it; "" where it does not end, is denied
-    or taken back, and None where there is none."""
+    """What the last \\boxed{...} holds, with the boxes that stand right before it; "" where it does not end, and None
+    where there is none."""
     if "boxed" not in text and "fbox" not in text:
         return None
     boxes, open_command = _boxes(text)
@@ -176,13 +176,20 @@ def last_box(text: str) -> str | None:
     if open_command > last.command:
         return ""
     content = text[last.start : last.end]
-    if _DENIED_BEFORE.search(text[max(0, last.command - 40) : last.command]):
-        return ""
-    if _TAKEN_BACK.match(text, last.behind):
-        return ""
     if behind := _BEHIND_BOX.match(text, last.behind):
         content = f"{content} {behind[0].replace('$', '')}"
     return _with_boxes_before(text, boxes, last, content)
+
+
+def _stated_box(text: str) -> str | None:
+    """As `last_box`, and "" where its sentence denies it, or takes it back."""
+    boxed = last_box(text)
+    if not boxed:
+        return boxed
+    last = max(_boxes(text)[0], key=lambda box: box.start)
+    if _DENIED_BEFORE.search(text[max(0, last.command - 40) : last.command]):
+        return ""
+    return "" if _TAKEN_BACK.match(text, last.behind) else boxed
 
 
 def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -> str:
@@ -192,7 +199,7 @@ def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -
     ends = sorted(by_end)
     while ends and (end := max((e for e in ends if e <= first.command), default=None)) is not None:
         between = text[end : first.command]
-        if len(between) > 40 or not _BETWEEN_BOXES.fullmatch(between):
+        if len(between) > 60 or not _BETWEEN_BOXES.fullmatch(between):
             break
         first = by_end[end]
         own = text[first.start : first.end]
@@ -295,13 +302,13 @@ def _last_lines(response: str) -> str:
     return _DISPLAY_MATH.sub(lambda match: f"${' '.join((match[1] or match[2]).split())}$", end).strip()
 
 
-def last_value(text: str) -> str | None:
-    """The value in the last sentence of a text that has one; None where there is none, or it is left open."""
+def last_values(text: str) -> list[str]:
+    """The value in the last sentence of a text that has one, with and without the words behind it; empty where there is
+    none, or it is left open."""
     for sentence in reversed(_SENTENCES.split(text)):
         if re.search(r"[0-9]|\$[^$]+\$|\\[(\[]", sentence):
-            if sentence.rstrip().endswith("?"):
-                return None
-            return value_in_sentence(
-                re.sub(r"^[#>*\s-]+(?=[^\s0-9.])|^#+\s*|[.!:]+\s*$", "", sentence), is_statement=False
-            )
-    return None
+            if sentence.rstrip().endswith("?") or _ANSWER_IS.search(sentence):
+                return []  # asked, or "I doubt that the answer is 42"
+            plain = re.sub(r"^[#>*\s-]+(?=[^\s0-9.])|^#+\s*|[.!:]+\s*$", "", sentence)
+            return values_in_sentence(plain, is_statement=False)
+    return []

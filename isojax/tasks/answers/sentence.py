@@ -5,25 +5,28 @@ A sentence that denies, bounds, guesses or lists states no single value: "not 42
 
 import re
 
-from isojax.tasks.answers.spelling import INLINE_MATH
+from isojax.tasks.answers.spelling import MATH_IN_TEXT
 
 MAX_SENTENCE_LENGTH = 1000
 
 _NUMBER = r"[-+]?(?:\\?[$€£¥]\s*)?-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-_MATH = r"\$\$?[^$]+\$\$?|\\\(.+?\\\)|\\\[.+?\\\]"
 # A number with a fraction, an exponent or a percent sign behind it, or math between dollars.
 _VALUE = re.compile(
-    rf"{_MATH}|(?<![\w.]){_NUMBER}(?:\s+[0-9]+/[0-9]+|\s*/\s*[0-9]+|[eE][-+]?[0-9]+|\s?:\s?[0-9]+)?(?:\s?\\?%)?"
+    rf"{MATH_IN_TEXT.pattern}|(?<![\w.]){_NUMBER}(?:\s+[0-9]+/[0-9]+|\s*/\s*[0-9]+|[eE][-+]?[0-9]+|\s?:\s?[0-9]+)?(?:\s?\\?%)?"
 )
 
-# Words that take a value back, or leave it open, wherever they stand in the sentence.
-_OPEN = re.compile(
-    r"\b(?:not|never|cannot|neither|nor|isn|aren|wasn|doesn|don|won|wrong|incorrect|incorrectly|false|mistaken|untrue"
-    r"|doubt|doubtful|unlikely|impossible|than|at\s+(?:the\s+)?(?:least|most|minimum|maximum)|between|either|or|maybe"
-    r"|perhaps|possibly|might|could|may\s+be|guess\w*|range[sd]?|any(?:thing|where|one)?|something|somewhere|except"
-    r"|excluding|one\s+of|some\s+of|among|options?|candidates?|possib\w+|not|unless|whether|unknown|unclear|unsure"
-    r"|minus|multipl\w+|divided|squared|cubed|exceed\w*|instead\s+of|no\s+(?:longer|more|less|fewer)|far\s+from"
-    r"|anything\s+but|up\s+to|contrary|n't)\b|n['’]t\b|[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])",
+# Words that take a value back, or leave it open, in its clause.
+_DENIED = re.compile(
+    r"\b(?:not|never|cannot|neither|nor|wrong|incorrect|incorrectly|false|mistaken|untrue|doubt|doubtful|unlikely"
+    r"|impossible|either|or|maybe|perhaps|possibly|guess|whether|unknown|unclear|unsure"
+    r"|candidates?|options?|instead\s+of|far\s+from|contrary)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+# Words that make a bound, a range or another number of it.
+_BOUNDED = re.compile(
+    r"\b(?:than|at\s+(?:the\s+)?(?:least|most|minimum|maximum)|between|range[sd]?|any(?:thing|where|one)?|something"
+    r"|somewhere|except|excluding|one\s+of|some\s+of|among|possib\w+|unless|minus|multipl\w+|divided|squared|cubed"
+    r"|exceed\w*|no\s+(?:longer|more|less|fewer)|up\s+to)\b|[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])",
     re.IGNORECASE,
 )
 # "half of 42", "the square of 42"
@@ -37,7 +40,7 @@ _FUNCTION_OF = re.compile(
 # What may not stand right before a value.
 _BAD_PRECURSOR = re.compile(
     r"(?:\b(?:from|to|under|below|over|above|beyond|past|within|twice|double|triple|thrice|half|times|plus|without"
-    r"|until|till|nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|by|per|approaching|versus|vs|log|ln"
+    r"|until|till|nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|per|approaching|versus|vs|log|ln"
     r"|sin|cos|tan|sqrt|close|around\s+about|just\s+shy\s+of|short\s+of|every|prime|after|before|since|except|like"
     r"|step|question|problem|example|exercise|case|part|line|option|page|chapter|equation|figure|table|note)"
     r"|[-+*/^_=]\s*[a-z]|[*/^(_])\s*$",
@@ -54,38 +57,41 @@ _NEGATIVE = re.compile(r"(?<![0-9$)\]])(^|\s)(?:negative|minus)\s+(?=\\?[$€£�
 _RETRACTION = re.compile(
     r",?\s+(?:but|actually|wait|no|sorry|rather|however|hmm|I mean)\b(?=[^\n]*[0-9])", re.IGNORECASE
 )
-_ARITHMETIC = re.compile(r"[-+*/×÷·^−]|\\(?:times|cdot|div|frac|sqrt)(?![A-Za-z])")
+_ANYTHING_BUT = re.compile(r"\b(?:any|no|every)thing\s+but\b|\ball\s+but\b", re.IGNORECASE)
+_BEFORE_A_STATED_VALUE = re.compile(r"[\s:*]*(?:\w+ly\s+|just\s+|about\s+|around\s+)?")
+_CLAUSES = re.compile(r"[,;:](?=\s)")
+_TAKEN_BACK_BEHIND = re.compile(r"[\s,]*(?:is|was)\s+(?:not|wrong|incorrect|false)\b", re.IGNORECASE)
 _SCALE_BEHIND = re.compile(
     r"\s*\**\s*[-~]?\s*(?:and\s+)?(?:(?:an?|one|two|three)\s+)?(?:halves|half|thirds?|quarters?|fifths?|tenths?|score|gross"
-    r"|dozens?|hundreds?|thousands?|[mbtr]+illions?|squared|cubed|times|factorial|pi)\b|\s*\**\s*(?:[-+*/×÷^!_]|\\)",
+    r"|dozens?|hundreds?|thousands?|[mbtr]+illions?|squared|cubed|times\s+(?=\S*[0-9])|factorial|pi|plus|minus)\b|\s*\**\s*(?:[-+*×÷^!_]|/(?=\s*[-0-9$(])|\\)",
     re.IGNORECASE,
 )
 
 
-def value_in_sentence(sentence: str, *, is_statement: bool) -> str | None:
-    """The text of the value, with what may be its unit; None where the sentence states no single one.
+def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
+    """The text of the value with the words behind it, which may be its unit, and without them; empty where the
+    sentence states no single value.
 
     `is_statement`: it is what follows "the answer is", so that a value at its beginning is the one.
     """
     sentence = " ".join(sentence[-MAX_SENTENCE_LENGTH:].split())
-    if re.search(r"\b(?:any|no|every)thing\s+but\b|\ball\s+but\b", sentence, re.IGNORECASE):
-        return None
-    for retraction in _RETRACTION.finditer(sentence):  # "5, but actually 7"
-        sentence = sentence[retraction.end() :] if _VALUE.search(sentence, retraction.end()) else sentence
-        break
+    if _ANYTHING_BUT.search(sentence):
+        return []
+    retraction = _RETRACTION.search(sentence)  # "5, but actually 7"
+    is_corrected = retraction is not None and _VALUE.search(sentence[: retraction.start()]) is not None
+    if retraction and is_corrected and _VALUE.search(sentence, retraction.end()):
+        sentence = sentence[retraction.end() :]
     sentence = _NEGATIVE.sub(r"\1-", _without_remark(sentence).replace("**", "").replace("__", ""))
-    if _OPEN.search(sentence) or _FUNCTION_OF.search(sentence):
-        return None
     values = list(_VALUE.finditer(sentence))
     if not values:
-        return None
+        return []
     if (equation := _right_side(sentence)) is not None:
         return equation
-    is_first = is_statement and re.fullmatch(
-        r"[\s:*]*(?:\w+ly\s+|just\s+|about\s+|around\s+)?", sentence[: values[0].start()]
-    )
-    index = 0 if is_first else len(values) - 1
-    return _single_value(sentence, values, index)
+    words = MATH_IN_TEXT.sub(" ", sentence)
+    if _DENIED.search(words) or _BOUNDED.search(words) or _FUNCTION_OF.search(words):
+        return []
+    is_first = is_statement and _BEFORE_A_STATED_VALUE.fullmatch(sentence[: values[0].start()])
+    return _single_value(sentence, values, 0 if is_first else len(values) - 1)
 
 
 def _without_remark(sentence: str) -> str:
@@ -98,37 +104,44 @@ def _without_remark(sentence: str) -> str:
     return sentence[: remark.start()]
 
 
-def _right_side(sentence: str) -> str | None:
-    """What follows the last equals sign outside math; of 9 * 2 = 18 dollars, 18 dollars."""
-    outside_math = re.sub(_MATH, lambda match: "m" * len(match[0]), sentence)
-    start = outside_math.rfind("=") + 1
-    value = _VALUE.search(sentence, start) if start else None
-    if value is None or sentence[start : value.start()].strip(" *"):
+def _right_side(sentence: str) -> list[str] | None:
+    """What follows the last equals sign outside math: of 9 * 2 = 18 dollars, 18 dollars. None where there is none."""
+    outside_math = MATH_IN_TEXT.sub(lambda match: "m" * len(match[0]), sentence)
+    equals = outside_math.rfind("=")
+    value = _VALUE.search(sentence, equals + 1) if equals >= 0 else None
+    if value is None or sentence[equals + 1 : value.start()].strip(" *"):
         return None
+    if outside_math[max(0, equals - 1)] in "<>!":
+        return []
+    clause = _CLAUSES.split(sentence[: value.start()])[-1] + sentence[value.start() :]
+    if _DENIED.search(clause) or _TAKEN_BACK_BEHIND.match(sentence, value.end()):
+        return []
     others = list(_VALUE.finditer(sentence, value.end()))
-    if _ARITHMETIC.match(sentence[value.end() :].lstrip(" *")) or _SCALE_BEHIND.match(sentence, value.end()):
-        return sentence[start:].strip()
-    return _with_unit(sentence, value) if not others or not _is_listed(sentence, value, others[0]) else None
+    if others and _is_listed(sentence, value, others[0]):
+        return []
+    if _SCALE_BEHIND.match(sentence, value.end()):
+        return [sentence[equals + 1 :].strip()]
+    return _with_and_without_words(sentence, value)
 
 
-def _single_value(sentence: str, values: list[re.Match[str]], index: int) -> str | None:
+def _single_value(sentence: str, values: list[re.Match[str]], index: int) -> list[str]:
     value = values[index]
     before = sentence[: value.start()]
     if _BAD_PRECURSOR.search(before) and not _GOOD_TO.search(before):
-        return None
+        return []
     if index > 0 and _is_listed(sentence, values[index - 1], value):
-        return None
+        return []
     if index + 1 < len(values) and _is_listed(sentence, value, values[index + 1]):
-        return None
+        return []
     if _SCALE_BEHIND.match(sentence, value.end()):
         # 5 million, 5 and a half, 42 - 1: to be read whole or not at all
-        return f"{_content(value[0])}{sentence[value.end() :]}".strip()
-    return _with_unit(sentence, value)
+        return [f"{_content(value[0])}{sentence[value.end() :]}".strip()]
+    return _with_and_without_words(sentence, value)
 
 
 def _content(value: str) -> str:
     """A value without the dollars around it."""
-    math = INLINE_MATH.fullmatch(value.strip())
+    math = MATH_IN_TEXT.fullmatch(value.strip())
     content = next(group for group in math.groups() if group is not None) if math else value
     return content.strip()
 
@@ -137,8 +150,7 @@ def _is_listed(sentence: str, one: re.Match[str], other: re.Match[str]) -> bool:
     return _BETWEEN_LISTED.fullmatch(sentence[one.end() : other.start()]) is not None
 
 
-def _with_unit(sentence: str, value: re.Match[str]) -> str:
-    """The value and the words behind it, which are a unit if they can be read as one."""
+def _with_and_without_words(sentence: str, value: re.Match[str]) -> list[str]:
     content = _content(value[0])
     words = re.match(r"\s*(?:[a-zA-Z°²³¢][a-zA-Z°²³¢./^ -]*)?", sentence[value.end() :])
-    return f"{content} {words[0].strip() if words else ''}".strip()
+    return [f"{content} {words[0].strip() if words else ''}".strip(), content]

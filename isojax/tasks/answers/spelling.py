@@ -5,8 +5,13 @@ import re
 MAX_ANSWER_LENGTH = 200  # characters of a number, and of words that are an answer
 
 INLINE_MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+# As in pandoc: $5 and $6 are money, $5$ and $6$ math; what has a LaTeX command is math, too.
+MATH_IN_TEXT = re.compile(
+    r"\$\$([^$]+)\$\$|(?<!\\)\$((?!\s)[^$]*[^$\s\\])\$(?![0-9])|(?<!\\)\$([^$]*\\[A-Za-z][^$]*)(?<!\\)\$(?![0-9])"
+    r"|\\\((.+?)\\\)|\\\[(.+?)\\\]"
+)
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}")
-_SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad(?![A-Za-z])|[\u00a0\u2009\u202f]")
+_SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad|[\u00a0\u2009\u202f]")
 _TAGS = re.compile(r"</?(?:answer|final_answer|final|b|strong|boxed)>", re.IGNORECASE)
 # A space that keeps two numbers, or two words, apart.
 _IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])|(?<=[0-9])\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[0-9])")
@@ -16,6 +21,8 @@ def normalize_answer(text: str) -> str:
     """An answer without spacing, dollars around it and a full stop; minus signs and fractions in one spelling."""
     text = _TAGS.sub("", text) if "<" in text else text
     text = re.sub(r"[\u2212\u2013\ufe63\uff0d]", "-", text.replace("{,}", ","))
+    if "\\\\" in text and "\\begin" not in text:  # escaped once too often, as in some data sets
+        text = re.sub(r"\\\\(?=[A-Za-z{}%$])", r"\\", text)
     text = _SPACES.sub(" ", re.sub(r"\\!\s*", "", text))
     text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|textstyle)(?![A-Za-z])", "", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace("\\%", "%")

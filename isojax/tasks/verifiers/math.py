@@ -10,15 +10,17 @@ from isojax.core.registry import import_extra
 from isojax.tasks.answers.arithmetic import Arithmetic
 from isojax.tasks.answers.computer_algebra import ComputerAlgebra
 from isojax.tasks.answers.equality import Equality
-from isojax.tasks.answers.expression import Node, Unreadable, read_answer
-from isojax.tasks.answers.final_answer import Form, Statement, final_answer, last_value, reference_answer
-from isojax.tasks.answers.sentence import value_in_sentence
+from isojax.tasks.answers.expression import Node, Number, Quantity, Unreadable, read_answer
+from isojax.tasks.answers.final_answer import Form, Statement, final_answer, last_values, reference_answer
+from isojax.tasks.answers.sentence import values_in_sentence
 from isojax.tasks.answers.spelling import MAX_ANSWER_LENGTH, as_words, canonical_text, normalize_answer
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = True, True
 
 _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
+_DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
+_LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNKCF])")
 
 
 def build(argument: str) -> Check:
@@ -53,15 +55,24 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
     if _PLAIN_NUMBER.fullmatch(reference) and _PLAIN_NUMBER.fullmatch(answer):
         return Verdict(_fraction(reference) == _fraction(answer), parsed=True)
     reference_nodes, nodes = read(reference), read(answer)
+    if any(isinstance(node, Number | Quantity) for node in reference_nodes):
+        nodes += _read_for_a_number(answer)
     if not (reference_nodes and nodes) and algebra.same(reference, answer):
         return Verdict(correct=True, parsed=True)
     if not nodes and statement.form is not Form.WHOLE:
-        value = value_in_sentence(answer, is_statement=True) if is_whole else last_value(statement.text)
-        if value is None:
-            return Verdict(correct=False, parsed=is_whole)
-        nodes = read(value)
+        values = values_in_sentence(answer, is_statement=True) if is_whole else last_values(statement.text)
+        nodes = next(filter(None, map(read, values)), ())
     parsed = is_whole or bool(nodes)
     return Verdict(_same_nodes(reference_nodes, nodes, equality), parsed)
+
+
+def _read_for_a_number(answer: str) -> tuple[Node, ...]:
+    """What an answer may also be where a number is asked for: 3,5 is 3.5, and 5m has a unit, not a variable."""
+    if comma := _DECIMAL_COMMA.fullmatch(answer):
+        return read(f"{comma[1]}.{comma[2]}")
+    if unit := _LETTER_UNIT.fullmatch(answer):
+        return read(f"{unit[1]} {unit[2]}")
+    return ()
 
 
 def _same_nodes(references: tuple[Node, ...], responses: tuple[Node, ...], equality: Equality) -> bool:
