@@ -15,9 +15,12 @@ from isojax.tasks.answers.expression import Apply, Node, Number, Quantity, Serie
 
 MAX_BITS = 100_000  # of an exact number
 MAX_FACTORIAL = 5_000
-MAX_TERMS = 5_000  # of a sum or a product
+MAX_TERMS = 2_000  # of a sum or a product
+MAX_NESTED_TERMS = 40  # of one whose terms are sums or products themselves
 MAX_EXPONENT_BITS = 64  # of an exponent in floating point
 DIGITS = (50, 120, 250)
+SIZE_BITS = 500  # numbers of more are compared in all their digits
+MAX_SIZE_BITS = 400_000
 SAME_DIGITS = 20  # two numbers whose difference has lost fewer of its DIGITS[0] digits are not equal
 NUM_POINTS = 5
 
@@ -97,7 +100,10 @@ def _square_root_exactly(value: Fraction) -> Fraction:
 
 def _series_exactly(series: Series) -> Fraction:
     total = Fraction(0 if series.is_sum else 1)
-    for index in _indices(exact_value(series.low), exact_value(series.high)):
+    low, high = exact_value(series.low), exact_value(series.high)
+    if low.denominator != 1 or high.denominator != 1 or high - low > _max_terms(series):
+        raise Inexact
+    for index in range(int(low), int(high) + 1):
         term = exact_value(substitute(series.term, {series.index: Number(Fraction(index))}))
         total = total + term if series.is_sum else total * term
         if total.numerator.bit_length() > MAX_BITS:
@@ -105,10 +111,9 @@ def _series_exactly(series: Series) -> Fraction:
     return total
 
 
-def _indices(low: Fraction, high: Fraction) -> range:
-    if low.denominator != 1 or high.denominator != 1 or high - low > MAX_TERMS:
-        raise Inexact
-    return range(int(low), int(high) + 1)
+def _max_terms(series: Series) -> int:
+    num_inside = sum(name == "series" for name in functions(series.term))
+    return (MAX_TERMS, MAX_NESTED_TERMS, 0)[min(num_inside, 2)]
 
 
 def substitute(node: Node, values: Mapping[str, Node]) -> Node:
@@ -119,17 +124,12 @@ def substitute(node: Node, values: Mapping[str, Node]) -> Node:
         case Apply(function, arguments):
             return Apply(function, tuple(substitute(argument, values) for argument in arguments))
         case Series():
-            own = {name: value for name, value in values.items() if name != series_name(node)}
+            own = {name: value for name, value in values.items() if name != node.index}
             low, high = substitute(node.low, values), substitute(node.high, values)
             return Series(node.is_sum, node.index, low, high, substitute(node.term, own))
         case Quantity(value, unit):
             return Quantity(substitute(value, values), unit)
     return node
-
-
-def series_name(series: Series) -> str:
-    """Its index, as a variable's name."""
-    return series.index
 
 
 def variables(node: Node) -> frozenset[str]:
@@ -203,7 +203,7 @@ class Arithmetic:
 
     def _series(self, series: Series) -> Value:
         low, high = self._value(series.low), self._value(series.high)
-        if not (self.context.isint(low) and self.context.isint(high)) or high - low > MAX_TERMS:
+        if not (self.context.isint(low) and self.context.isint(high)) or high - low > _max_terms(series):
             raise Undefined("bounds")
         total = self.context.mpf(0 if series.is_sum else 1)
         for index in range(int(low), int(high) + 1):
@@ -309,10 +309,19 @@ class Arithmetic:
             if difference > size * self.context.mpf(10) ** -SAME_DIGITS and differences:
                 return False
             differences.append(difference)
+        if self.context.mag(size) > SIZE_BITS:
+            return self._vanishes_at_size(first, second, self.context.mag(size))
         if differences[-1] == 0:
             return True
         largest = max(differences[:-1])
         return largest == 0 or differences[-1] < largest * self.context.mpf(10) ** -60
+
+    def _vanishes_at_size(self, first: Node, second: Node, num_bits: int) -> bool:
+        """Whether huge numbers agree in all digits before the point: 2^100000 and 2^100000 + 1 do not."""
+        if num_bits > MAX_SIZE_BITS:
+            return False
+        digits = int(num_bits * 0.302) + DIGITS[0]
+        return bool(abs(self.value(first, digits) - self.value(second, digits)) < 1e-20)
 
     def _points(self, names: list[str], *nodes: Node) -> Iterator[Mapping[str, Node]]:
         """Values of the variables: fractions of both signs, or positive integers where only these may do."""

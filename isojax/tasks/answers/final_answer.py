@@ -73,6 +73,7 @@ _NEXT_TAKES_BACK = re.compile(
 )
 _DISPLAY_MATH = re.compile(r"\$\$\s*(.+?)\s*\$\$|\\\[\s*(.+?)\s*\\\]", re.DOTALL)
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
+MAX_BOXES = 64  # of a list in boxes
 MAX_LAST_LINES = 4000  # characters at the end of a text that states no answer
 
 
@@ -115,7 +116,10 @@ def final_answer(response: str) -> Statement:
 def reference_answer(answer: str) -> str:
     """The answer that a reference solution states: after its last ####, else in its last \\boxed{}, else all of it."""
     if "####" in answer:
-        return normalize_answer(answer.rpartition("####")[2])
+        end = answer.rpartition("####")[2].strip()
+        marked = normalize_answer(end) if "\n" not in end else _behind_hashes(answer)
+        if marked:
+            return normalize_answer(last_box(marked) or marked)
     boxed = last_box(answer)
     return normalize_answer(boxed or answer)
 
@@ -194,18 +198,17 @@ def _stated_box(text: str) -> str | None:
 
 def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -> str:
     """A list of boxes with nothing but commas, "and" or "or" between them, each once."""
-    by_end = {box.behind: box for box in boxes}
+    before = sorted((box for box in boxes if box.behind <= last.command), key=lambda box: box.behind)
     contents, first = [content], last
-    ends = sorted(by_end)
-    while ends and (end := max((e for e in ends if e <= first.command), default=None)) is not None:
-        between = text[end : first.command]
-        if len(between) > 60 or not _BETWEEN_BOXES.fullmatch(between):
+    for box in reversed(before):
+        if box.behind > first.command:
+            continue  # it is inside the next
+        between = text[box.behind : first.command]
+        if len(between) > 60 or len(contents) == MAX_BOXES or not _BETWEEN_BOXES.fullmatch(between):
             break
-        first = by_end[end]
-        own = text[first.start : first.end]
+        first, own = box, text[box.start : box.end]
         if own.strip() != contents[0].strip():
             contents.insert(0, own)
-        ends = [e for e in ends if e < end]
     return ", ".join(contents)
 
 

@@ -3,6 +3,7 @@
 import re
 
 MAX_ANSWER_LENGTH = 200  # characters of a number, and of words that are an answer
+MAX_DOLLARS = 4  # pairs around an answer
 
 INLINE_MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 # As in pandoc: $5 and $6 are money, $5$ and $6$ math; what has a LaTeX command is math, too.
@@ -27,7 +28,10 @@ def normalize_answer(text: str) -> str:
     text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|textstyle)(?![A-Za-z])", "", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace("\\%", "%")
     text = text.strip().removesuffix(".").strip("* \t\n")
-    while math_match := INLINE_MATH.fullmatch(text):
+    for _ in range(MAX_DOLLARS):
+        math_match = INLINE_MATH.fullmatch(text)
+        if math_match is None:
+            break
         text = next(group for group in math_match.groups() if group is not None).strip().removesuffix(".")
     return text.strip()
 
@@ -35,6 +39,17 @@ def normalize_answer(text: str) -> str:
 def canonical_text(text: str) -> str:
     """A normalized text without the spacing, and the LaTeX around words, that make no difference."""
     return _IDLE_SPACE.sub("", _LATEX_TEXT.sub(r"\1", text).strip()).rstrip(".")
+
+
+def is_matchable(reference: str) -> bool:
+    """Whether a response can say what a reference is: it is no missing value, and no list of answers as data."""
+    is_missing = re.fullmatch(r"|N/A|n/a|<NA>|NaN|nan|null|None", reference) is not None
+    return not is_missing and re.match(r"""[\[({]\s*['"]""", reference) is None
+
+
+def is_prose(reference: str) -> bool:
+    """Whether a reference is a text, such as a proof, that no response repeats."""
+    return len(reference) > MAX_ANSWER_LENGTH and has_words(reference)
 
 
 def has_words(text: str) -> bool:

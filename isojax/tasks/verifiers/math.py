@@ -13,7 +13,14 @@ from isojax.tasks.answers.equality import Equality
 from isojax.tasks.answers.expression import Node, Number, Quantity, Unreadable, read_answer
 from isojax.tasks.answers.final_answer import Form, Statement, final_answer, last_values, reference_answer
 from isojax.tasks.answers.sentence import values_in_sentence
-from isojax.tasks.answers.spelling import MAX_ANSWER_LENGTH, as_words, canonical_text, normalize_answer
+from isojax.tasks.answers.spelling import (
+    MAX_ANSWER_LENGTH,
+    as_words,
+    canonical_text,
+    is_matchable,
+    is_prose,
+    normalize_answer,
+)
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = True, True
@@ -50,18 +57,19 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
         return Verdict(correct=False, parsed=False)
     is_whole = statement.form is not Form.NOWHERE
     answer = statement.text if is_whole else normalize_answer(statement.text)
-    if _same_text(reference, answer):
+    if not is_matchable(reference):
+        return Verdict(correct=False, parsed=is_whole)
+    if not is_prose(reference) and _same_text(reference, answer):
         return Verdict(correct=True, parsed=True)
     if _PLAIN_NUMBER.fullmatch(reference) and _PLAIN_NUMBER.fullmatch(answer):
         return Verdict(_fraction(reference) == _fraction(answer), parsed=True)
-    reference_nodes, nodes = read(reference), read(answer)
+    reference_nodes, nodes = _read_reference(reference), read(answer)
     if any(isinstance(node, Number | Quantity) for node in reference_nodes):
         nodes += _read_for_a_number(answer)
     if not (reference_nodes and nodes) and algebra.same(reference, answer):
         return Verdict(correct=True, parsed=True)
     if not nodes and statement.form is not Form.WHOLE:
-        values = values_in_sentence(answer, is_statement=True) if is_whole else last_values(statement.text)
-        nodes = next(filter(None, map(read, values)), ())
+        nodes = _read_statement(statement)
     parsed = is_whole or bool(nodes)
     return Verdict(_same_nodes(reference_nodes, nodes, equality), parsed)
 
@@ -77,6 +85,23 @@ def _read_for_a_number(answer: str) -> tuple[Node, ...]:
 
 def _same_nodes(references: tuple[Node, ...], responses: tuple[Node, ...], equality: Equality) -> bool:
     return any(equality.same(reference, response) for reference in references for response in responses)
+
+
+@lru_cache(1024)
+def _read_reference(reference: str) -> tuple[Node, ...]:
+    """The trees of a reference; of a sentence, of the value that it states."""
+    if nodes := read(reference):
+        return nodes
+    return _read_statement(final_answer(reference))
+
+
+def _read_statement(statement: Statement) -> tuple[Node, ...]:
+    """The trees of the value in a sentence; none where there is no single one."""
+    if statement.form is Form.NOWHERE:
+        values = last_values(statement.text)
+    else:
+        values = [statement.text, *values_in_sentence(statement.text, is_statement=True)]
+    return next(filter(None, map(read, values)), ())
 
 
 def _same_text(reference: str, answer: str) -> bool:
