@@ -3,14 +3,13 @@
     python benchmarks/start_check_cost.py quickstart 'sweep.B_p=[32]' 'sweep.n=[8]' sweep.seeds=1
     python benchmarks/start_check_cost.py smollm2_cpu
 
-It trains the runs of a config as `isojax launch` does, in a folder of its own, and adds up the wall clock of the check
-and of its file, and of what evaluations collect for it alone: which log-probabilities are numbers, which responses are
-empty. Of runs at once, their times are added up, so the share is at most this. One JSON line.
+It trains the runs of a config as `isojax launch` does, and adds up the wall clock of the check and of its file, and of
+what evaluations collect for it alone: which log-probabilities are numbers, which responses are empty. Of runs at once,
+their times are added up, so the share is at most this. One JSON line; the runs stay in run.dir.
 """
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -67,12 +66,11 @@ def main() -> None:
     loop.check_start = timed("check", loop.check_start)
     local_runner.write_start_report = timed("file", local_runner.write_start_report)
 
-    with tempfile.TemporaryDirectory() as folder:
-        config = load_config(config_name, [f"run.dir={folder}", *settings])
-        began = time.perf_counter()
-        local_runner.launch(config, resume=False, dry_run=False)
-        wall = time.perf_counter() - began
-        runs = len(list(Path(folder).glob("*/cells/*")))
+    config = load_config(config_name, settings)
+    began = time.perf_counter()
+    local_runner.launch(config, resume=False, dry_run=False)
+    wall = time.perf_counter() - began
+    runs = len(list(Path(config.run.dir, config.name).glob("cells/*")))
     own = sum(seconds.values())
     parts = {name: round(value, 5) for name, value in seconds.items()}
     print(

@@ -3,7 +3,7 @@
 import shutil
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -126,7 +126,8 @@ def describe_minutes_left(minutes: float) -> str:
 class Display:
     """Live progress of the sweep on standard error, and a line for each finished cell; `isojax status` shows more."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, shown: Iterable[StartWarning] = ()) -> None:
+        """`shown`: what the plan has said already."""
         self._config = config
         self._target_rollouts: dict[Cell, int] = {}
         self._rollouts_done: dict[Cell, int] = {}
@@ -134,7 +135,7 @@ class Display:
         self._rewards: dict[Cell, float] = {}
         self._ended_cells: set[Cell] = set()
         self._shown_failures: set[str] = set()
-        self._shown_symptoms: set[str] = set()
+        self._shown_symptoms = {warning.name for warning in shown}
         self._lock = threading.Lock()
         self._started_at = self._last_line_at = time.monotonic()
         note_column = TextColumn("{task.fields[note]}")

@@ -40,7 +40,7 @@ from isojax.train.demonstrations import train_base_policy
 from isojax.train.evaluate import VALIDATION_SET, EvalCounts
 from isojax.train.outputs import ProgressCallback
 from isojax.train.programs import SweepPrograms
-from isojax.train.start_check import check_start
+from isojax.train.start_check import check_start, doubts_of_task
 from isojax.train.verifier_copies import keep_verifier_files
 
 PARAMS_FILE, ABOUT_FILE = "params.safetensors", "about.json"
@@ -140,7 +140,7 @@ def check_first_labels(folder: Path, counts: EvalCounts, programs: SweepPrograms
     report = check_start({VALIDATION_SET: counts}, config, task, decoder, params)
     if multiprocess.is_primary():
         write_start_report(folder, report)
-        for warning in report.warnings:
+        for warning in report.warnings[len(doubts_of_task(task)) :]:  # the first are shown already
             warn(describe_warning(LABELS_FOLDER, warning.text))
 
 

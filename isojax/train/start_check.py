@@ -27,7 +27,7 @@ from isojax.train.evaluate import VALIDATION_SET, EvalCounts
 
 PAGE = "docs/when-a-run-does-not-learn.md"
 COMMON = 0.5  # the share of responses above which a symptom is warned of
-FEW_CHECKS = 0.01  # the share of checks that may fail without a word
+FEW = 0.01  # the share of checks that may fail without a word; of responses with an answer, too few
 # From so many problems and rollouts of each, rewards that no problem has two of are no coincidence.
 MIN_PROBLEMS, MIN_ROLLOUTS = 16, 4
 
@@ -52,7 +52,13 @@ def check_start(
     warnings += _doubtful_rewards(counts, is_explained=bool(explained))
     for name, set_counts in counts_by_set.items():
         warnings += _doubtful_checks(name, set_counts, failures)
-    return StartReport(_measured_shares(counts), tuple(warnings))
+    return StartReport(_measured_shares(counts), (*doubts_of_task(task), *warnings))
+
+
+def doubts_of_task(task: Task) -> list[StartWarning]:
+    """What model, tokenizer and prompt make doubtful before anything is sampled; the plan has shown it."""
+    texts = [] if is_on_device(task) else task.warnings
+    return [StartWarning(f"task_{i}", text) for i, text in enumerate(texts)]
 
 
 def refuse_nonfinite(counts_by_set: Mapping[str, EvalCounts], decoder: Decoder, params: Params) -> None:
@@ -134,9 +140,9 @@ def _doubtful_scores(
 ) -> Iterator[StartWarning]:
     """Answers that the verifier does not find, and scores that it does not take as they are."""
     total, partial = counts.rewards.size, counts.failures["partial"]
-    is_parsed = counts.parsed > 0 or is_on_device(task)  # where answers end with their response, being cut off says all
+    is_parsed = counts.parsed > FEW * total or is_on_device(task)  # there an answer ends with its response
     if not is_parsed and counts.empty < total:
-        text = f"in none of {total:,} responses does the verifier {_verifier_text(cell)} find an answer"
+        text = f"the verifier {_verifier_text(cell)} finds an answer in {counts.parsed:,} of {total:,} responses"
         yield StartWarning("nothing_parsed", f"{text} ({PAGE}#nothing-parsed)")
 
     if partial > COMMON * total:
@@ -173,7 +179,7 @@ def _doubtful_rewards(counts: EvalCounts, is_explained: bool) -> Iterator[StartW
 
 def _doubtful_checks(set_name: str, counts: EvalCounts, failures: Mapping[str, str]) -> Iterator[StartWarning]:
     total, failed = counts.rewards.size, sum(counts.failed_checks.values())
-    if failed > FEW_CHECKS * total:
+    if failed > FEW * total:
         name, checks = "failed_checks", "checks"
         if set_name:
             name, checks = f"failed_checks_{set_name}", f"checks of the set {set_name!r}"
@@ -183,7 +189,7 @@ def _doubtful_checks(set_name: str, counts: EvalCounts, failures: Mapping[str, s
         text = f"{failed:,} of {total:,} {checks} failed ({kinds}), each of reward 0{first} ({PAGE}#checks-fail)"
         yield StartWarning(name, text)
 
-    if counts.failed_replies > FEW_CHECKS * counts.replies:
+    if counts.failed_replies > FEW * counts.replies:
         share = f"{counts.failed_replies:,} of {counts.replies:,} turns"
         text = f"the task's reply failed at {share}, and the response ended there ({PAGE}#checks-fail)"
         yield StartWarning("failed_replies", text)

@@ -48,6 +48,8 @@ def times(first: str, last: str = '"seconds": 1, "devices": 1') -> str:
 CASES = {
     "flags 3,000 deep": ("status", f"{CELL}/health.json", "[" * 3000, "health.json, line 1"),
     "flags that are a list": ("status", f"{CELL}/health.json", "[]", "expected a JSON object"),
+    "a start 3,000 deep": ("status", f"{CELL}/start.json", "[" * 3000, "start.json, line 1"),
+    "a start without shares": ("status", f"{CELL}/start.json", '{"warnings": []}', "KeyError: 'shares'"),
     "n_max that is text": ("status", f"{CELL}/records.jsonl", lines(HEADER | {
         "schedule": "s", "stages": [[0, 8, 2]], "n_max": "x"}, POINT), "the schedule of"),
     "n_max that is infinite": ("fit", f"{CELL}/records.jsonl", lines(HEADER | {

@@ -137,13 +137,14 @@ def test_a_run_that_ends_by_a_number_that_is_not_finite_is_judged(
 def test_what_is_doubtful_at_the_start_is_recorded_and_shown_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of several runs that begin alike one is named; what a Ray driver asks for has them all."""
+    """Of several runs that begin alike one is named, and none where the plan has said it; what a Ray driver asks for
+    has them all."""
     report = StartReport({"responses": 16.0}, (StartWarning("all_wrong", "all 16 rewards are 0"),))
     monkeypatch.setattr(local_runner, "run_cell", lambda *words: words[-1].on_start(report))
     setup: Any = SimpleNamespace(config=CONFIG, folder=tmp_path)
     nothing: Any = None
     collector = StatusCollector()
-    for display in (Display(CONFIG), collector):
+    for display in (Display(CONFIG), Display(CONFIG, report.warnings), collector):
         for seed in range(2):
             target = CellTarget(Cell(8, 4, seed), 1024)
             assert local_runner.train_cell(setup, nothing, nothing, target, display) is None

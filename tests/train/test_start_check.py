@@ -35,7 +35,7 @@ def failing(kinds: dict[str, int], rewards: np.ndarray = MIXED) -> EvalCounts:
 
 
 def check(first: EvalCounts, examples: dict[str, str] | None = None, on_device: bool = False, **others: Any) -> Any:
-    task: Any = SimpleNamespace(on_device=on_device, failure_examples=lambda: examples or {})
+    task: Any = SimpleNamespace(on_device=on_device, failure_examples=lambda: examples or {}, warnings=[])
     return check_start({"": first, **others}, CELL, task, DECODER, policy())
 
 
@@ -46,7 +46,7 @@ def symptoms(report: StartReport) -> list[str]:
 def test_nothing_is_said_of_a_run_that_can_learn() -> None:
     """A quarter of problems has equal rewards; one check of 200 has failed; half are cut off, but no more."""
     rewards = np.array([[0.0, 1.0]] * 75 + [[1.0, 1.0]] * 25)
-    few = counts(rewards, ended=100, parsed=1, empty=100, failures=Counter(error=2), failed_checks={"error": 2})
+    few = counts(rewards, ended=100, parsed=3, empty=100, failures=Counter(error=2), failed_checks={"error": 2})
     assert check(few) == StartReport(
         {
             "responses": 200,
@@ -54,7 +54,7 @@ def test_nothing_is_said_of_a_run_that_can_learn() -> None:
             "equal_rewards": 0.25,
             "cut_off": 0.5,
             "empty": 0.5,
-            "parsed": 0.005,
+            "parsed": 0.015,
             "failed_checks": 0.01,
         }
     )
@@ -124,7 +124,7 @@ ZEROS, ONES = np.zeros((8, 2)), np.ones((8, 2))
 DOUBTFUL = {
     "cut_off": (counts(ended=7), "9 of 16 responses are cut off at cell.sampling.response_length = 8 tokens"),
     "empty": (counts(empty=9), "9 of 16 responses are empty"),
-    "nothing_parsed": (counts(ZEROS, parsed=0), "in none of 16 responses does the verifier function:rewards.py:reward"),
+    "nothing_parsed": (counts(ZEROS, parsed=0), "function:rewards.py:reward finds an answer in 0 of 16"),
     "all_wrong": (counts(ZEROS), "all 16 rewards are 0"),
     "all_right": (counts(ONES), "all 16 rewards are 1"),
     "equal_rewards": (counts(ONES / 4), "all 16 rewards are 0.25"),
@@ -146,6 +146,13 @@ def test_rewards_that_depend_on_the_problem_alone() -> None:
     rewards = np.repeat([[0.0], [1.0]] * 8, 4, axis=1)
     assert symptoms(check(counts(rewards))) == ["equal_rewards"]
     assert symptoms(check(counts(rewards[:, :2]))) == [] == symptoms(check(counts(rewards[:15])))
+
+
+def test_what_the_plan_has_doubted_is_kept_with_the_rest() -> None:
+    """So that it is said again at the end of the run."""
+    task: Any = SimpleNamespace(on_device=False, failure_examples=dict, warnings=["no token ends a turn", "two BOS"])
+    report = check_start({"": counts(ended=0)}, CELL, task, DECODER, policy())
+    assert symptoms(report) == ["task_0", "task_1", "cut_off"] and report.warnings[1].text == "two BOS"
 
 
 def test_on_device_an_answer_is_parsed_where_the_response_ends() -> None:

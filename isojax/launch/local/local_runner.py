@@ -55,6 +55,7 @@ from isojax.train.base_policy import BasePolicy
 from isojax.train.loop import is_finished, run_cell
 from isojax.train.outputs import CHECKPOINT_FOLDER, CellOutputs
 from isojax.train.programs import SweepPrograms
+from isojax.train.start_check import doubts_of_task
 
 SIGNAL_INTERVAL = 0.5  # seconds until the thread that handles signals looks again
 
@@ -104,7 +105,7 @@ def rollouts_within(config: Config, seconds: float) -> int:
 
 def _run_cells(setup: SweepSetup) -> None:
     config, cells = setup.config, setup.cells
-    with Display(config) as display:
+    with Display(config, doubts_of_task(setup.task)) as display:
         failures: list[tuple[Cell, Exception]] = []
         base_policy = setup.prepare(display.show_preparation, display.show_verifier_failure)
         rounds = training_rounds(config, cells, setup.folder, failures)
