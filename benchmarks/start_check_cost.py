@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from isojax.core.config import load_config
@@ -55,6 +56,7 @@ def main() -> None:
     empty_again = timed("empty responses", lambda texts: sum(not text.strip() for text in texts))
 
     def summarize(rollouts: Any, B: int, n: int) -> Any:
+        jax.block_until_ready(rollouts)  # sampling goes on until then
         again(rollouts, B)
         return summarize_call(rollouts, B, n)
 
