@@ -172,6 +172,21 @@ def test_the_first_failure_of_a_kind_is_shown(checker: Checker, what: str, kind:
     assert checker.failure_examples[kind].startswith(message.format(line=line))
 
 
+def test_a_function_that_fails_before_the_run_is_told_of_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may fail at empty responses alone, so that it is no refusal."""
+    path = tmp_path / "rewards.py"
+    path.write_text("def reward(completions):\n    return [float(completions[0][0] == '7')]\n")
+    problems = [Problem(i, "?", "7") for i in range(3, 5)]
+    with Checker(VerifierConfig(use=f"function:{path}:reward"), num_workers=1) as checker:
+        for _ in range(2):  # of training and of validation
+            checker.check_problems(problems, ["?", "?"])
+        assert grade(checker, ["7", "8"]) == ([1, 0], [True, True], {})
+    failure = "rewards.py:2: IndexError: string index out of range"
+    assert capsys.readouterr().err == f"warning: the verifier fails at an empty response to problem 3: {failure}\n"
+
+
 @pytest.mark.slow
 def test_a_verifier_whose_first_checks_all_hang_is_refused(rewards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one is reported while the others are waited for; empty responses count neither way."""
