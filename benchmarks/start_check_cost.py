@@ -11,9 +11,11 @@ their times are added up, so the share is at most this. One JSON line; the runs 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import jax
 import numpy as np
@@ -25,59 +27,64 @@ from isojax.sampling.logits import NEG_INF
 from isojax.tasks.task import TextTask
 from isojax.train import evaluate, loop
 
-seconds: dict[str, float] = {}
 
+class Stopwatch:
+    """Wall clock by what takes it."""
 
-def timed(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function; its wall clock is added to `seconds[name]`."""
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
 
-    def call(*arguments: Any, **named: Any) -> Any:
+    @contextmanager
+    def measure(self, name: str) -> Iterator[None]:
         began = time.perf_counter()
-        try:
-            return function(*arguments, **named)
-        finally:
-            seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - began
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
-    return call
+    def measured(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            with self.measure(name):
+                return function(*arguments, **named)
+
+        return call
 
 
-def count_nonfinite(rollouts: Any, B: int) -> None:
-    """What `summarize_call` does for the check alone, once more."""
-    rows = batch.row_index(B, rollouts.tokens.shape[0])
-    mask = np.asarray(rollouts.mask)[rows]
-    are_numbers = np.asarray(rollouts.logps)[rows] > NEG_INF / 2
-    (mask & ~are_numbers).any(-1).sum()
+def measure_run(config_name: str, settings: list[str]) -> dict[str, Any]:
+    watch = Stopwatch()
+    summarize_call, grade_tokens = evaluate.summarize_call, TextTask.grade_tokens
+
+    def summarize(rollouts: Any, B: int, n: int) -> Any:
+        jax.block_until_ready(rollouts)  # sampling goes on until then
+        with watch.measure("finite log-probabilities"):  # what `summarize_call` does for the check, once more
+            rows = batch.row_index(B, rollouts.tokens.shape[0])
+            are_numbers = np.asarray(rollouts.logps)[rows] > NEG_INF / 2
+            (np.asarray(rollouts.mask)[rows] & ~are_numbers).any(-1).sum()
+        return summarize_call(rollouts, B, n)
+
+    def grade(task: TextTask, problems: Any, responses: Any) -> Any:
+        texts = [task.decode(tokens) for tokens in responses]
+        with watch.measure("empty responses"):
+            sum(not text.strip() for text in texts)
+        return grade_tokens(task, problems, responses)
+
+    config = load_config(config_name, settings)
+    with (
+        patch.object(evaluate, "summarize_call", summarize),
+        patch.object(TextTask, "grade_tokens", grade),
+        patch.object(loop, "check_start", watch.measured("check", loop.check_start)),
+        patch.object(local_runner, "write_start_report", watch.measured("file", local_runner.write_start_report)),
+    ):
+        began = time.perf_counter()
+        local_runner.launch(config, resume=False, dry_run=False)
+        wall = time.perf_counter() - began
+    runs = len(list(Path(config.run.dir, config.name).glob("cells/*")))
+    seconds = {name: round(value, 5) for name, value in watch.seconds.items()}
+    share = round(sum(watch.seconds.values()) / wall, 6)
+    return {"config": config_name, "runs": runs, "wall": round(wall, 2), "seconds": seconds, "share": share}
 
 
 def main() -> None:
     config_name, *settings = sys.argv[1:]
-    summarize_call, grade_tokens = evaluate.summarize_call, TextTask.grade_tokens
-    again = timed("finite log-probabilities", count_nonfinite)
-    empty_again = timed("empty responses", lambda texts: sum(not text.strip() for text in texts))
-
-    def summarize(rollouts: Any, B: int, n: int) -> Any:
-        jax.block_until_ready(rollouts)  # sampling goes on until then
-        again(rollouts, B)
-        return summarize_call(rollouts, B, n)
-
-    def grade(self: TextTask, problems: Any, responses: Any) -> Any:
-        empty_again([self.decode(tokens) for tokens in responses])  # decoded once more, which is not counted
-        return grade_tokens(self, problems, responses)
-
-    evaluate.summarize_call, TextTask.grade_tokens = summarize, grade
-    loop.check_start = timed("check", loop.check_start)
-    local_runner.write_start_report = timed("file", local_runner.write_start_report)
-
-    config = load_config(config_name, settings)
-    began = time.perf_counter()
-    local_runner.launch(config, resume=False, dry_run=False)
-    wall = time.perf_counter() - began
-    runs = len(list(Path(config.run.dir, config.name).glob("cells/*")))
-    own = sum(seconds.values())
-    parts = {name: round(value, 5) for name, value in seconds.items()}
-    print(
-        json.dumps({"config": config_name, "runs": runs, "wall": round(wall, 2), "seconds": parts, "share": own / wall})
-    )
+    print(json.dumps(measure_run(config_name, settings)))
 
 
 if __name__ == "__main__":

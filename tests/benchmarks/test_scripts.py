@@ -25,6 +25,7 @@ from isojax.rl import logprobs
 from isojax.runs.ledger import Ledger, write_run
 from isojax.scaling.law.n_star_law import log2_n_star
 from isojax.scaling.result import Law
+from tests.e2e.conftest import TINY
 from tests.e2e.tiny_lm import make_model
 from tests.scaling.synthetic import world
 from tests.scaling.synthetic_curves import Hill
@@ -369,3 +370,15 @@ def test_fuzz(scripts: Scripts) -> None:
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr[-3000:]
     line = json.loads(completed.stdout.splitlines()[-1])
     assert (line["attempts"], line["failures"]) == (len(inputs.KINDS), 0)
+
+
+@pytest.mark.slow
+def test_the_check_before_the_first_update_takes_little(
+    scripts: Scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 3% of a run of the quickstart, and of this one of seconds, whose evaluations are most of it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    (measured,) = scripts("start_check_cost", "tiny.yaml", "sweep.n=[2]", "sweep.seeds=1", "sweep.budget=512")
+    assert measured["runs"] == 1 and set(measured["seconds"]) == {"finite log-probabilities", "check", "file"}
+    assert 0 < measured["share"] < 0.03
