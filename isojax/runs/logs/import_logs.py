@@ -356,7 +356,7 @@ def to_run_records(runs: Sequence[LogRun], refusals: Sequence[InputError] = ()) 
         in_all = f" {len(refusals)} logs or runs cannot be used." if len(refusals) > 1 else ""
         raise InputError(f"{refusals[0]}{in_all}")
     for text, (place, *others) in places_by_note.items():
-        more = f" and {len(others)} more runs" if others else ""
+        more = f" and {len(others)} more run{'s' * (len(others) > 1)}" if others else ""
         notes.append(f"{place}{more}: {text}")
     reject_mixed_sources([run for run, _ in used])
     training_note = describe_training_runs([run for run, _ in used])
