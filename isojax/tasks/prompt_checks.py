@@ -23,6 +23,23 @@ class ChatMarkup:
     text: str  # the whole conversation
 
 
+@dataclass(frozen=True)
+class NamedEnds:
+    """What ends a response by the files and cell.prompt.stop."""
+
+    tokens: Collection[int]
+    strings: Sequence[str]
+
+    def describe(self, writer: PromptWriter) -> str:
+        names = ", ".join(writer.tokenizer.convert_ids_to_tokens(sorted(self.tokens))) or "none"
+        files = f"generation_config.json, config.json and the tokenizer in {writer.folder}"
+        return f"{files} name {names} as the end of a response"
+
+    def occur_in(self, text: str, writer: PromptWriter) -> bool:
+        ids = writer.tokenize([text], special=False)[0]
+        return bool(set(ids) & set(self.tokens)) or any(stop in text for stop in self.strings)
+
+
 @dataclass
 class TurnEnd:
     """What ends an assistant's turn, and no file or setting names as an end."""
@@ -45,51 +62,62 @@ def find_markup(writer: PromptWriter) -> ChatMarkup | None:
 
 
 def find_turn_end(
-    writer: PromptWriter,
-    markup: ChatMarkup,
-    bytes_of_id: Sequence[bytes | None],
-    end_tokens: Collection[int],
-    stop_strings: Sequence[str],
+    writer: PromptWriter, markup: ChatMarkup | None, bytes_of_id: Sequence[bytes | None], named: NamedEnds
 ) -> TurnEnd:
-    """The token or text that ends a turn, where neither `end_tokens` nor `stop_strings` has it: a base model's files
-    name the end of a document, and its policy ends a turn as its chat template does."""
-    found = TurnEnd()
-    ids = writer.tokenize([markup.before], special=False)[0]
-    if set(ids) & set(end_tokens) or any(stop in markup.before for stop in stop_strings):
-        return found
+    """The token or text that ends a turn, where none of `named` does: a base model's files name the end of a document,
+    and its policy ends a turn as its chat template does. Without `markup`, that of a user's turn is taken."""
+    turn_end = TurnEnd()
+    text = markup.before if markup else _text_behind_user(writer)
+    if text is None or named.occur_in(text, writer):
+        return turn_end
 
-    named = ", ".join(writer.tokenizer.convert_ids_to_tokens(sorted(end_tokens))) or "none"
-    files = f"generation_config.json, config.json and the tokenizer in {writer.folder} name {named}"
-    text_before_special = b""
-    for token in ids:
-        piece = bytes_of_id[token]
-        if piece is None and not text_before_special.strip():
-            name = str(writer.tokenizer.convert_ids_to_tokens(token))
-            found.tokens.append(token)
-            found.warnings.append(_describe_added_end(name, files))
-            return found
-        if piece is None:
-            break
-        text_before_special += piece
+    name = _first_special_token(writer, text, bytes_of_id)
+    marker = name or _first_group(MARKER.match(text))
+    if markup is None and not END_NAME.search(marker or ""):  # it may be the header of the next message
+        return turn_end
+    if name:
+        turn_end.tokens.append(writer.tokenizer.get_vocab()[name])
+    elif marker:
+        turn_end.strings.append(marker)
+    if marker:
+        whose = "an assistant's" if markup else "a user's"
+        ends = f"the chat template ends {whose} turn with {marker}, and {named.describe(writer)}"
+        fix = "For other programs, add it to eos_token_id in generation_config.json"
+        turn_end.warnings.append(f"{ends}: it ends responses here too. {fix}")
+        return turn_end
 
-    if marker := MARKER.match(markup.before):
-        found.strings.append(marker[1])
-        found.warnings.append(_describe_added_end(marker[1], files))
-        return found
-
-    next_turn = markup.before.strip() or markup.before
+    next_turn = text.strip() or text
     remedy = f"set cell.prompt.stop=[{next_turn!r}], or what else ends a turn" if next_turn else "set cell.prompt.stop"
-    written = f"the chat template writes {markup.before!r} between an assistant's message and the next one"
-    found.warnings.append(
-        f"{written}, and nothing of it ends a response ({files}): a policy that goes on to invent the next message is"
-        f" graded with it; {remedy}"
+    written = f"the chat template writes {text!r} between an assistant's message and the next one"
+    turn_end.warnings.append(
+        f"{written}, and nothing of it ends a response ({named.describe(writer)}): a policy that goes on to invent the"
+        f" next message is graded with it; {remedy}"
     )
-    return found
+    return turn_end
 
 
-def _describe_added_end(end: str, files: str) -> str:
-    ends = f"the chat template ends an assistant's turn with {end}, and {files} as the end of a response"
-    return f"{ends}: it ends responses here too. For other programs, add it to eos_token_id in generation_config.json"
+def _text_behind_user(writer: PromptWriter) -> str | None:
+    """What the chat template writes behind a user's message; None where it refuses one."""
+    try:
+        (text,) = writer.render([[{"role": "user", "content": PROBE_TEXTS[0]}]])
+    except InputError:  # a prompt will show it
+        return None
+    return text.rpartition(PROBE_TEXTS[0])[2]
+
+
+def _first_special_token(writer: PromptWriter, text: str, bytes_of_id: Sequence[bytes | None]) -> str | None:
+    """The special token that `text` begins with, white space left out."""
+    for token in writer.tokenize([text], special=False)[0]:
+        piece = bytes_of_id[token]
+        if piece is None:
+            return str(writer.tokenizer.convert_ids_to_tokens(token))
+        if piece.strip():
+            return None
+    return None
+
+
+def _first_group(match: re.Match[str] | None) -> str | None:
+    return match[1] if match else None
 
 
 def check_generation_prompt(markup: ChatMarkup, writer: PromptWriter, end_tokens: Collection[int]) -> str | None:
@@ -126,8 +154,7 @@ def check_raw_template(writer: PromptWriter, end_tokens: Collection[int], stop_s
     names = _special_tokens_in(writer, behind_problem)
     if not names or not END_NAME.search(names[0]):
         return None
-    (token,) = writer.tokenizer.convert_tokens_to_ids([names[0]])
-    if token in end_tokens or any(stop in names[0] for stop in stop_strings):
+    if writer.tokenizer.get_vocab()[names[0]] in end_tokens or any(stop in names[0] for stop in stop_strings):
         return None
     template = f"cell.prompt.template ends the user's turn with {names[0]}, which ends no response"
     return f"{template}: what a policy writes after its own turn is graded too; set cell.prompt.stop=[{names[0]!r}]"

@@ -77,7 +77,7 @@ class PromptWriter:
             raise InputError(f"{problem}, so that no row of the embedding is its own. {RESIZE_FIX}.")
         return ids_of_texts
 
-    def decode(self, ids_of_texts: Sequence[Sequence[int]]) -> list[str]:
+    def decode(self, ids_of_texts: Sequence[list[int]]) -> list[str]:
         """Ids as text, special tokens too."""
         with self._lock, readable(self.folder):
             return [str(self.tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in ids_of_texts]

@@ -23,6 +23,7 @@ from isojax.tasks.context_limit import describe_excess
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.prompt_checks import (
+    NamedEnds,
     TurnEnd,
     check_generation_prompt,
     check_message_markup,
@@ -139,10 +140,8 @@ class TextTask:
         """What ends an assistant's turn beside `end_ids` and cell.prompt.stop; other doubts become warnings."""
         markup = find_markup(self._writer)
         self.warnings += check_message_markup(self._writer, markup)
-        if markup is None:
-            return TurnEnd()
-        turn_end = find_turn_end(self._writer, markup, self._token_bytes, end_ids, self.prompt.stop)
-        if warning := check_generation_prompt(markup, self._writer, end_ids | set(turn_end.tokens)):
+        turn_end = find_turn_end(self._writer, markup, self._token_bytes, NamedEnds(end_ids, self.prompt.stop))
+        if markup and (warning := check_generation_prompt(markup, self._writer, end_ids | set(turn_end.tokens))):
             self.warnings.append(warning)
         return turn_end
 

@@ -15,8 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -234,14 +233,15 @@ def render_chats(
     return texts
 
 
-@dataclass(frozen=True)
-class _FrozenClock:
-    """Stands for the class datetime, of which a template's strftime_now takes now()."""
+def _frozen_clock(moment: datetime) -> type[datetime]:
+    """The class datetime, with one moment for now()."""
 
-    moment: datetime
+    class FrozenClock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return moment
 
-    def now(self) -> datetime:
-        return self.moment
+    return FrozenClock
 
 
 def _serve() -> None:
@@ -250,7 +250,7 @@ def _serve() -> None:
 
     settings = json.loads(sys.stdin.readline())
     # What strftime_now of a template asks; it is no argument of a template, and no other code of this process asks it.
-    vars(chat_template_utils)["datetime"] = _FrozenClock(datetime.fromisoformat(settings["moment"]))
+    chat_template_utils.__dict__["datetime"] = _frozen_clock(datetime.fromisoformat(settings["moment"]))
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     signal.setitimer(signal.ITIMER_REAL, settings["seconds"])
     reply: dict[str, str] = {}

@@ -101,12 +101,19 @@ def test_a_turn_that_ends_in_plain_text_is_a_warning_with_the_remedy(tmp_path: P
         "{{ messages[0].content }}" + GENERATION,  # earlier messages of the assistant are left out
         "{% if messages | length > 1 %}{{ raise_exception('one message') }}{% endif %}{{ messages[0].content }}",
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}" + GENERATION,
+        "{{ messages[-1].content }}<|im_start|>",  # of one message: what follows it may be the assistant's header
     ],
 )
 def test_a_template_without_turns_is_used_as_before(tmp_path: Path, chat: str) -> None:
     made = task(base_model(tmp_path, chat), format="chat")
     assert made.stops.tokens == (0,) and made.warnings == []
     assert "12 + 7 =" in made.prompt_texts(SUMS)[0]
+
+
+def test_the_end_of_a_users_turn_where_a_template_has_no_other(tmp_path: Path) -> None:
+    made = task(base_model(tmp_path, "{{ messages[-1].content }}<|im_end|>\n" + GENERATION), format="chat")
+    assert made.stops.tokens == (0, 2)
+    assert "ends a user's turn with <|im_end|>" in made.warnings[0]
 
 
 def test_an_end_named_by_the_template_alone_suffices(tmp_path: Path) -> None:

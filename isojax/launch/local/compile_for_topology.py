@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import jax
@@ -21,6 +22,7 @@ from isojax.core.config import CellConfig, Config, SweepConfig
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.machine import silence_libtpu
 from isojax.core.shapes import ASSUMED_TRAINING_PROBLEMS
+from isojax.core.terminal import warn
 from isojax.distributed.mesh_spec import parse_mesh
 from isojax.distributed.sharding import make_mesh
 from isojax.launch import planner, time_estimate
@@ -31,6 +33,7 @@ from isojax.launch.time_estimate import GIB, find_chip
 from isojax.models.hf import hf_load
 from isojax.report.console import TextTable
 from isojax.rl import algorithm
+from isojax.tasks.context_limit import describe_excess
 from isojax.tasks.protocol import StopConditions
 from isojax.tasks.task import build_device_task, build_task
 from isojax.tasks.task_defaults import with_task_defaults
@@ -149,6 +152,9 @@ def compile_for_topology(config: Config, topology: str) -> None:
     console.print(algorithm.describe_algorithm(config.cell.rl), markup=False)
     if _planning_task(config).stops.has_turns:
         console.print(describe_turns(config.cell), markup=False)
+    model_path = config.cell.model.path  # None where it is not on this machine
+    if model_path and (excess := describe_excess(Path(model_path), config.cell.sampling)):
+        warn(excess)
 
 
 def confirm_sizes(config: Config, budget: DeviceBudget, topologies: list[tuple[str, int]]) -> SweepConfig:

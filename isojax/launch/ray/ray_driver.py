@@ -16,15 +16,18 @@ from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.machine import cores
 from isojax.core.registry import import_extra
+from isojax.core.terminal import warn
 from isojax.launch import strategy
 from isojax.launch.display import Display, print_cells, print_line
 from isojax.launch.planner import plan_cells
 from isojax.launch.process_group import SINGLE_PROCESS, ProcessGroup
+from isojax.launch.prompt_date import describe_date, with_new_date
 from isojax.launch.ray.placement import process_group_spec, require_capacity
 from isojax.launch.ray.scheduler import RayScheduler
-from isojax.launch.resume import holds_run, print_remaining
+from isojax.launch.resume import BASE_FOLDER, holds_run, print_remaining
 from isojax.runs.mirror import working_folder
 from isojax.runs.storage import error_summary, exclusive_lock, run_in_thread
+from isojax.tasks.context_limit import describe_excess
 
 LOCAL, AUTO = "local", "auto"
 CONNECT_TIMEOUT = 20.0  # seconds in which a cluster answers
@@ -39,7 +42,8 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         problem = "--ray starts the processes of its process groups itself, and all their devices train"
         raise InputError(f"{problem}; leave out {excluded}.")
     cells, folder = plan_cells(config.sweep), working_folder(config.run.dir, config.name).absolute()
-    holds_run(folder, resume or dry_run)
+    if not holds_run(folder, resume or dry_run):
+        config = with_new_date(config, folder / BASE_FOLDER)  # one for all nodes; a run that goes on has its own
     strategy.check(config, cells)
     with connect_ray(config.run.ray or LOCAL) as ray:
         nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -47,9 +51,13 @@ def launch(config: Config, resume: bool, dry_run: bool, process_group: ProcessGr
         concurrent_groups = min(require_capacity(spec, nodes), len(cells), config.run.cells_at_once or len(cells))
         print_cells(config, cells, folder)
         print_line(f"{concurrent_groups} process groups at once on {len(nodes)} nodes, each of {spec}")
+        if date_line := describe_date(config.cell):
+            print_line(date_line)
         if dry_run:
             print_remaining(config, folder, resume)
-        else:
+        if config.cell.model.path and (excess := describe_excess(Path(config.cell.model.path), config.cell.sampling)):
+            warn(excess)
+        if not dry_run:
             with exclusive_lock(folder), Display(config) as display, preemption.handle_sigterm():
                 failures = RayScheduler(ray, config, cells, folder, spec, display).run()
             strategy.raise_cell_failures(failures, len(cells), folder)
