@@ -144,12 +144,12 @@ def _describe_flat(flat: _FlatCurve, document: Mapping[str, Any]) -> dict[str, A
     """A curve without a gain has no exponent and no C_mid; its reward is the mean of all points."""
     level = flat.to_reward(flat.nothing.level)
     intervals = document["intervals"] | {"exponent": (None, None), "C_mid": (None, None)}
-    band = [row | {"reward": level} for row in document["band"]]
     method = f"one reward, as uncertain as an evaluation of {flat.nothing.size.rollouts:,.0f} rollouts leaves it"
     changed: dict[str, Any] = {"R0": level, "A": level, "exponent": None, "C_mid": None, "intervals": intervals}
-    changed |= {"determined": False, "band": band, "draws": document["draws"] | {"method": method}}
+    changed |= {"determined": False, "draws": document["draws"] | {"method": method}}
     if document["beyond"] is not None:
-        changed["beyond"] = document["beyond"] | {"predicted_at_end": level}
+        at_end = np.clip(document["beyond"]["interval_at_end"], *flat.reward_range).tolist()
+        changed["beyond"] = document["beyond"] | {"predicted_at_end": level, "interval_at_end": at_end}
     return changed
 
 

@@ -40,9 +40,22 @@ def fit(
 
     `metric`: a name as in docs/laws.md, Metrics; None: avg@k of the evaluations' k samples. `compute`: the unit of C,
     "rollouts", "tokens" or "device_hours". InputError where all runs are flagged, or something cannot be fitted."""
-    usable_runs = runs if options.include_flagged else healthy_runs(runs)
-    result = fit_all_runs(usable_runs, default_metric(runs) if metric is None else metric, compute, options)
+    metric = default_metric(runs) if metric is None else metric
+    usable_runs = runs if options.include_flagged else _require_healthy_runs(runs, metric, compute)
+    result = fit_all_runs(usable_runs, metric, compute, options)
     return fit_flags.add_health(result, RunHealth(left_out=not options.include_flagged, runs=flagged_runs(runs)))
+
+
+def _require_healthy_runs(runs: Sequence[RunRecord], metric: str, compute: str) -> list[RunRecord]:
+    """`healthy_runs`, whose refusal says first where all of them have learnt nothing."""
+    try:
+        return healthy_runs(runs)
+    except InputError as refusal:
+        cells = group_by_cell(build_tracks(require_fixed_runs(runs), metric, compute))
+        nothing = find_nothing_learnt(cells, metric)
+        if nothing is None or not can_be_flat(cells):
+            raise
+        raise InputError(f"{nothing.text}; {refusal}") from refusal
 
 
 def fit_all_runs(

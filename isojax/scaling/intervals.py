@@ -43,15 +43,15 @@ def share_quantiles(share: float, rollouts: float, levels: ArrayLike) -> FloatAr
     u = np.asarray(levels, dtype=np.float64)
     hits = min(max(share * rollouts, 0.0), rollouts)
     misses = rollouts - hits
-    # Below the median the bound from below (a share of 0 has none), above it the bound from above.
-    lower = betaincinv(hits, misses + 1, u) if hits > 0 else np.zeros_like(u)
-    upper = betaincinv(hits + 1, misses, u) if misses > 0 else np.ones_like(u)
+    # Below the median the bound from below, which less than one hit does not have, above it the bound from above.
+    lower = betaincinv(hits, misses + 1, u) if hits >= 1 else np.zeros_like(u)
+    upper = betaincinv(hits + 1, misses, u) if misses >= 1 else np.ones_like(u)
     quantiles = np.where(u < 0.5, lower, upper)
     # 1 - .05^(1 / N) is a little less than 3 / N, which is what people expect to read.
     outer = u >= TAILS[1]
-    quantiles = np.where(outer & (hits < 1e-9), np.maximum(quantiles, min(1.0, 3 / rollouts)), quantiles)
+    quantiles = np.where(outer & (hits < 1), np.maximum(quantiles, min(1.0, 3 / rollouts)), quantiles)
     inner = u <= TAILS[0]
-    return np.where(inner & (misses < 1e-9), np.minimum(quantiles, max(0.0, 1 - 3 / rollouts)), quantiles)
+    return np.where(inner & (misses < 1), np.minimum(quantiles, max(0.0, 1 - 3 / rollouts)), quantiles)
 
 
 def share_interval(share: float, rollouts: float) -> tuple[float, float]:

@@ -142,6 +142,8 @@ def health_section(folder: Path, fit: FitResult) -> Html:
     before their first updates (train/start_check.py)."""
     checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
     flags = tag("p", f"No run is flagged: by what was recorded, {checks}.")
+    if fit.nothing_learnt:  # a criterion is a change on the way
+        flags = tag("p", f"No run broke on the way, but {fit.nothing_learnt}.")
     if fit.health.runs:
         flags = _shortened_list(flag_sentences(fit.health))
     doubts = [sentence[:1].upper() + sentence[1:] for sentence in describe_start(folder)]
@@ -155,7 +157,7 @@ def trust_section(fit: FitResult) -> Html:
     evidence = [
         tag("span", _describe_segments(fit), link),
         *_describe_sensitivity(fit),
-        _describe_misfit(fit.diagnostics),
+        *([] if fit.nothing_learnt else [_describe_misfit(fit.diagnostics)]),
     ]
     ordered = sorted(fit.flags, key=lambda flag: flag.severity == "info")
     labels = {"info": "note", "warning": "warning", "error": "error"}
@@ -198,5 +200,7 @@ def _describe_intervals(fit: FitResult) -> str:
         return "This fit has no intervals."
     replicates = f"{format_percent(intervals.level)} of {wording.format_count(intervals.replicates, 'replicate')}"
     how = f"Intervals hold {replicates} ({intervals.method}; seed {intervals.seed})."
+    if fit.nothing_learnt:
+        return f"{how} How far runs differ that differ in their seed alone is {intervals.run_sd_source}."
     spread = f"The reward's standard deviation between runs that differ in their seed alone is {intervals.run_sd:.4f}"
     return f"{how} {spread}, {intervals.run_sd_source}."

@@ -37,7 +37,7 @@ def render(folder: Path, fits: Sequence[FitResult], runs: Sequence[RunRecord], i
         *([] if fit.nothing_learnt else [_figure_section("n-star", fit, images, bundle is not None)]),
         Html(budget_controls.substitute(note=note)),
         fit_sections.trust_section(fit),
-        _other_budgets(fit),
+        *([] if fit.nothing_learnt else [_other_budgets(fit)]),
         fit_sections.health_section(folder, fit),
         _other_figures(images),
         evidence_section(fit),

@@ -78,9 +78,11 @@ def _flat_draws(curves: list[FittedCurve], nothing: NothingLearnt, replicates: i
 
 
 def level_draws(nothing: NothingLearnt, count: int) -> FloatArray:
-    """float[count]: draws of the level, evenly over its quantiles; their central interval holds `nothing.interval`."""
+    """float[count]: draws of the level, evenly over its quantiles, whose median is the level itself; their central
+    interval holds `nothing.interval`."""
     rank = np.arange(count)
     levels = share_quantiles(nothing.level, nothing.rollouts, (rank + 0.5) / count)
+    levels = np.where(np.abs(rank - (count - 1) / 2) < 1, nothing.level, levels)
     # The bounds of an interval lie between two draws: both have to be outside.
     low, high = nothing.interval
     last = count - 1

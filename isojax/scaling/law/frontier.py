@@ -233,6 +233,9 @@ def _gain_interval(estimate: SweepEstimate, C: FloatArray, rewards: FloatArray, 
     fixed = np.where(is_measured, values, -np.inf).max(-1).mean(0)
     luck_sd = estimate.intervals.run_sd / np.sqrt(num_seeds)
     noise_sd = estimate.intervals.noise_sd / np.sqrt(num_seeds * len(C))
-    luck = np.random.default_rng(LUCK_SEED).normal(0, float(np.hypot(luck_sd, noise_sd)), len(fixed))
+    rng = np.random.default_rng(LUCK_SEED)
+    luck = rng.normal(0, float(np.hypot(luck_sd, noise_sd)), len(fixed))
+    if estimate.is_flat:  # the schedule's own reward is then as uncertain as that of the fixed cells
+        luck = rng.permutation(fixed - estimate.curves[0].A)
     low, high = central_band(rewards.mean() - fixed + luck)
     return float(low), float(high)
