@@ -48,7 +48,7 @@ def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
     metric, value = (next((columns[x] for x in names if x in columns), None) for names in (METRIC_NAMES, VALUE_NAMES))
     if metric is not None and value is not None:
         return [_read_long(table, metric, value)]
-    return [LogTable(table.source, table.rows, one_run=False)]
+    return [LogTable(table.source, table.rows, one_run=False, is_export=True)]
 
 
 def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
@@ -60,11 +60,11 @@ def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
     metrics = list(dict.fromkeys(names))
     columns |= {name: values.where(names.ask(partial(eq, name))) for name in metrics}
     only_metric = metrics[0] if len(metrics) == 1 else ""
-    return LogTable(table.source, rows.with_columns(columns), one_run=False, only_metric=only_metric)
+    return LogTable(table.source, rows.with_columns(columns), one_run=False, is_export=True, only_metric=only_metric)
 
 
 def _read_wide(table: DataTable) -> Iterator[LogTable]:
-    """A table of each run; a run has no row for a step at which its cells are empty."""
+    """A table of each run; a run has no row for a step at which its cells are empty, or say NaN."""
     steps, *others = table.columns
     if not steps or steps.endswith(BOUND_SUFFIXES) or "time" in steps.lower():
         problem = f"{table.source}, {table.header_position}: the first column is {steps!r}, expected the steps"
@@ -78,13 +78,16 @@ def _read_wide(table: DataTable) -> Iterator[LogTable]:
     all_metrics = {metric for metrics in metrics_of_run.values() for metric in metrics.values()}
     only_metric = all_metrics.pop() if len(all_metrics) == 1 else ""
     notes = (MEANS_NOTE,) * _has_means(table.rows, others)
+    of_runs = [table.rows.column(column) for metrics in metrics_of_run.values() for column in metrics]
+    if nan_count := sum(int((column.is_missing & ~column.is_blank).sum()) for column in of_runs):
+        notes += (f"{nan_count} cells that say NaN are taken as not logged",)
     for run, metrics in metrics_of_run.items():
         columns = {name: table.rows.column(column) for column, name in metrics.items()}
-        columns = {name: column.where(~column.is_blank) for name, column in columns.items()}
+        columns = {name: column.where(~column.is_missing) for name, column in columns.items()}
         is_logged = np.logical_or.reduce([column.is_present for column in columns.values()])
         rows = table.rows.with_columns({clock: table.rows.column(steps), **columns}).take(is_logged)
         if len(rows):
-            yield LogTable(table.source, rows, notes=notes, run=run, only_metric=only_metric)
+            yield LogTable(table.source, rows, is_export=True, notes=notes, run=run, only_metric=only_metric)
 
 
 def _has_means(rows: RowTable, names: Sequence[str]) -> bool:

@@ -16,4 +16,4 @@ def read(path: Path) -> list[LogTable]:
     """The file as one table; raises InputError as `read_log_objects`."""
     rows, notes = read_log_objects(path)
     flat_rows = tuple(replace(row, values=dict(flatten(row.values))) for row in rows)
-    return [LogTable(str(path), flat_rows, one_run=False, notes=notes)]
+    return [LogTable(str(path), flat_rows, one_run=False, is_export=True, notes=notes)]

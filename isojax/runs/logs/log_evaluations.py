@@ -135,7 +135,7 @@ def _reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
                 cell = column_map.describe_cell(name, steps.rows.place(field.blank_rows[step]))
                 problem = f"{cell} is missing or empty; expected {FIELD_HELP.get(name, 'a number')}"
                 fix = "Fill the cell in, or remove the row"
-                fix += "" if column_map.table.one_run else "; where it was not evaluated, write NaN"
+                fix += "; where it was not evaluated, write NaN" if column_map.table.is_export else ""
                 raise InputError(f"{problem}. {fix}.")
 
 

@@ -61,6 +61,7 @@ class LogTable:
     rows: Sequence[DataRow]  # its entries in order; values are as the log has them (text, number, list or None)
     config: Mapping[str, Any] = field(default_factory=dict)  # what it says once for all its rows, as further columns
     one_run: bool = True  # whether the format holds one run per log, so that n and B_p cannot change in it
+    is_export: bool = False  # a table that people made of logs, in which NaN says that nothing was logged
     notes: tuple[str, ...] = ()  # what was left out in reading
     run: str = ""  # the run's name, where the log says it
     run_id: str = ""  # what the logs of one run share, each of which goes on where the one before was cut off
@@ -78,9 +79,9 @@ class LogTable:
         return RowTable.of(self.rows)
 
     def is_unlogged(self, cells: Column) -> Mask:
-        """bool[rows]: where one of its columns has no value. In tables that people export, NaN says so
-        too; in its own log, a trainer writes it where a value was not finite."""
-        return cells.is_blank if self.one_run else cells.is_missing
+        """bool[rows]: where one of its columns has no value. In its own log, a trainer writes NaN where a value was not
+        finite; in a table that people exported, it says that there was none."""
+        return cells.is_missing if self.is_export else cells.is_blank
 
     @cached_property
     def columns(self) -> list[str]:

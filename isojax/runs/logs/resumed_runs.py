@@ -127,7 +127,7 @@ def _keep_latest(
 
 
 def _goes_back(kept: Sequence[tuple[int, DataRow]], clock: int, row: DataRow, column_map: ColumnMap) -> bool:
-    is_unlogged = is_blank if column_map.table.one_run else is_missing
+    is_unlogged = is_missing if column_map.table.is_export else is_blank
     logged = [column for column in column_map.step_columns if not is_unlogged(row.values.get(column))]
     at_step = takewhile(lambda entry: entry[0] == clock, reversed(kept))
     return clock < kept[-1][0] or any(not is_unlogged(other.values.get(c)) for _, other in at_step for c in logged)
