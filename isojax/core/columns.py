@@ -45,6 +45,11 @@ def parse_number(cell_value: Any) -> float | None:
         return math.inf
 
 
+def rows_where(mask: Mask) -> list[int]:
+    """The numbers of the rows for which a mask holds."""
+    return np.flatnonzero(mask).tolist()
+
+
 class CellValues:
     """The values that occur in a column, and what is asked of each."""
 

@@ -108,7 +108,8 @@ def _parse_rows(path: Path, text: str, first_line: int, header: Sequence[str], d
     is_read = np.ones(row_count, np.bool_)
     is_read[[row.number - 1 for row in left_out]] = False
     extra_lines = np.zeros(row_count, np.int64)  # of the cells of each row
-    if has_quotes:
+    line_count = text.count("\n") + (not text.endswith("\n"))
+    if line_count > row_count:
         extra_lines[is_read] = sum(map(_line_ends, arrays))
         extra_lines[~is_read] = [row.text.count("\n") for row in left_out]
     line_numbers = first_line + np.arange(row_count) + np.cumsum(extra_lines) - extra_lines
@@ -127,18 +128,20 @@ def _parse_rows(path: Path, text: str, first_line: int, header: Sequence[str], d
     return rows if holds_data.all() else rows.take(holds_data)
 
 
-def _line_ends(array: Any) -> NDArray[np.int64]:
+def _line_ends(array: Any) -> NDArray[np.int32]:
     """int[rows]: how many line ends a quoted cell holds."""
-    import pyarrow.compute
+    by_text = np.array([text.count("\n") for text in array.dictionary.to_pylist()], np.int32)
+    return by_text[_codes(array)]
 
-    by_text = pyarrow.compute.count_substring(array.dictionary, "\n")
-    return np.from_dlpack(by_text)[np.from_dlpack(array.indices)]
+
+def _codes(array: Any) -> NDArray[np.int32]:
+    """Which of its texts each row of a dictionary array has."""
+    return np.from_dlpack(array.indices).astype(np.int32, copy=False)  # to_numpy() would import pandas, if it is there
 
 
 def _column_of(array: Any) -> Column:
     """A dictionary array of pyarrow, whose texts become Python's where somebody asks for them."""
-    codes = np.from_dlpack(array.indices)  # to_numpy() would import pandas, where that is installed
-    return Column(codes, CellValues(lambda: [text.strip() for text in array.dictionary.to_pylist()]))
+    return Column(_codes(array), CellValues(lambda: [text.strip() for text in array.dictionary.to_pylist()]))
 
 
 def _holds_data(columns: Mapping[str, Column], row_count: int) -> Mask:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import filter as match_names
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from isojax.core import limits
 from isojax.core.atomic_files import open_file
@@ -78,8 +78,9 @@ def _read_blocks(path: Path, errors: OtherBytes) -> Iterator[tuple[int, str]]:
     line_number, size = 1, 0
     unfinished = b""  # a line whose end has not been read yet
     try:
-        with open_file(path) as packed, gzip.open(packed) if path.suffix.lower() == ".gz" else packed as f:
-            while data := f.read1(BLOCK_BYTES):
+        with open_file(path) as packed:
+            file = gzip.GzipFile(fileobj=packed) if path.suffix.lower() == ".gz" else cast(io.BufferedReader, packed)
+            while data := file.read1(BLOCK_BYTES):  # as much as is there, so that a torn .gz is read up to its tear
                 _check_size(path, line_number, unfinished + data, size - len(unfinished))
                 size += len(data)
 

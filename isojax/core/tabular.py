@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.core.columns import ABSENT, Column, is_blank, parse_number
+from isojax.core.columns import ABSENT, Column, is_blank, parse_number, rows_where
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COLUMNS, MAX_COUNT, MAX_NAME, MAX_NUMBER
 from isojax.core.number_text import number_advice
@@ -228,7 +228,7 @@ def check_numbers(
             is_usable &= numbers > exclusive_minimum
         if whole:
             is_usable &= numbers == np.trunc(numbers)
-    for row in np.flatnonzero(~is_usable):
+    for row in rows_where(~is_usable):
         check_number(
             column[row],
             cell(int(row)),

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from isojax.core.columns import rows_where
 from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_text
@@ -54,7 +55,7 @@ def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
 def _read_long(table: DataTable, metric: str, value: str) -> LogTable:
     """Each row's value in a column of its metric's name, the other columns as they are."""
     rows, names, values = table.rows, table.rows.column(metric), table.rows.column(value)
-    for row in np.flatnonzero(names.is_blank):
+    for row in rows_where(names.is_blank):
         raise InputError(f"{rows.place(row).location}: {metric} is empty; expected the name of a metric. Fill it in.")
     columns = {name: rows.column(name) for name in table.columns if name not in (metric, value)}
     metrics = list(dict.fromkeys(names))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from isojax.core.columns import Column, Mask
+from isojax.core.columns import Column, Mask, rows_where
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_NUMBER
 from isojax.core.nouns import RewardSums
@@ -137,7 +137,7 @@ class ColumnMap:
             return [self.read(field, row) for row in rows]
         column, lowest = self.cells(field, rows), LOWEST_VALUES.get(field)
         if field == "run":
-            for row in np.flatnonzero(column.is_blank):
+            for row in rows_where(column.is_blank):
                 self.read(field, rows[row])
             return list(map(str, column))
 
@@ -149,7 +149,7 @@ class ColumnMap:
             is_whole = (numbers >= lowest) & (numbers <= MAX_COUNT) & (numbers == np.trunc(numbers))
             is_plain = is_whole & ~column.ask(_may_divide_thousands)
             values = np.where(is_plain, numbers, 0).astype(np.int64).tolist()
-        for row in np.flatnonzero(~is_plain):
+        for row in rows_where(~is_plain):
             values[row] = self.read(field, rows[row])
         return values
 

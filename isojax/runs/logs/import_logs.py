@@ -291,17 +291,19 @@ def _read_settings(rows: RowTable, column_map: ColumnMap) -> list[_Settings]:
     """The setting of each row; InputError where it lacks one, or where two of them contradict each other."""
     ns = column_map.read_all("n", rows)
     seeds = column_map.read_all("seed", rows) if "seed" in column_map else [None] * len(rows)
-    Bs = column_map.read_all("B", rows) if "B" in column_map else None
-    if "B_p" in column_map:
-        B_ps = column_map.read_all("B_p", rows)
-        for row in np.flatnonzero(np.array(Bs) != np.array(B_ps) * np.array(ns)) if Bs is not None else ():
-            problem = f"{rows.place(row).location}: B = {Bs[row]}, but B_p n = {B_ps[row] * ns[row]}"
+    Bs = column_map.read_all("B", rows) if "B" in column_map else []
+    if "B_p" not in column_map:
+        for row, (B, n) in enumerate(zip(Bs, ns, strict=True)):
+            if B % n:
+                problem = f"{rows.place(row).location}: B = {B} is no multiple of n = {n}"
+                raise InputError(f"{problem}; expected B = B_p n, rollouts per update.")
+        return [_Settings(B // n, n, seed) for B, n, seed in zip(Bs, ns, seeds, strict=True)]
+
+    B_ps = column_map.read_all("B_p", rows)
+    for row, B in enumerate(Bs):
+        if B != B_ps[row] * ns[row]:
+            problem = f"{rows.place(row).location}: B = {B}, but B_p n = {B_ps[row] * ns[row]}"
             raise InputError(f"{problem}. Correct one, or name one that is right: --map B_p=COLUMN or B=COLUMN.")
-    else:
-        for row in np.flatnonzero(np.array(Bs) % np.array(ns)):
-            problem = f"{rows.place(row).location}: B = {Bs[row]} is no multiple of n = {ns[row]}"
-            raise InputError(f"{problem}; expected B = B_p n, rollouts per update.")
-        B_ps = [B // n for B, n in zip(Bs, ns, strict=True)]
     return list(map(_Settings, B_ps, ns, seeds))
 
 

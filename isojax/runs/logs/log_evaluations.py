@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from isojax.core.columns import Mask, is_missing
+from isojax.core.columns import Mask, is_missing, rows_where
 from isojax.core.errors import InputError
 from isojax.core.nouns import IMPORTED, Cell, EvalPoint, RunRecord
 from isojax.core.tabular import RowTable, list_some
@@ -129,7 +129,7 @@ def _reject_empty_cells(steps: RunSteps, is_evaluation: Mask) -> None:
     has_empty_cell = np.logical_or.reduce([field.blank_rows != NO_ROW for field in fields.values()])
     is_alone = has_empty_cell & ~is_evaluation & ~steps.any_known(training_fields)
     is_alone &= ~steps.has_other_values(is_alone)
-    for step in np.flatnonzero(has_empty_cell & (is_evaluation | is_alone)):
+    for step in rows_where(has_empty_cell & (is_evaluation | is_alone)):
         for name, field in fields.items():
             if field.blank_rows[step] != NO_ROW and field.value_rows[step] == NO_ROW:
                 cell = column_map.describe_cell(name, steps.rows.place(field.blank_rows[step]))

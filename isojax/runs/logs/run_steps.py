@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.core.columns import Mask, parse_number
+from isojax.core.columns import Mask, parse_number, rows_where
 from isojax.core.errors import InputError
 from isojax.core.tabular import RowTable
 from isojax.runs.logs.column_map import ColumnMap, is_training
@@ -93,7 +93,7 @@ def join_steps(rows: RowTable, column_map: ColumnMap) -> RunSteps:
     """The rows of each step joined; InputError for steps (or rollouts) that fall, or a value given twice at a step."""
     clocks = np.array(column_map.read_all(column_map.clock_field, rows))
     changes = np.diff(clocks)
-    for row in np.flatnonzero(changes < 0) + 1:
+    for row in rows_where(np.append(False, changes < 0)):
         first_row = row - 1
         while first_row and clocks[first_row - 1] == clocks[row - 1]:
             first_row -= 1
@@ -176,7 +176,7 @@ def _reject_second_values(
     column_map: ColumnMap,
 ) -> None:
     """InputError where a step has two values of a field, but for a sum that is the same in both."""
-    for second in np.flatnonzero(np.diff(step_of_value) == 0) + 1:
+    for second in rows_where(np.append(False, np.diff(step_of_value) == 0)):
         if name in CUMULATIVE_FIELDS and values[second] == values[second - 1]:
             continue
         cell = column_map.describe_cell(name, rows.place(second))
