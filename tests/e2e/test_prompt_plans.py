@@ -67,9 +67,9 @@ def test_a_sweep_has_one_date_whatever_the_day(tmp_path: Path, nursery: Nursery)
     samples = (place.run("text") / "cells" / "4x2-s0" / "samples.txt").read_text()
     assert "26 Jul 2024" in samples and f"{datetime.now():%d %b %Y}" not in samples
 
-    place.swept("launch", "chat.yaml", "name=new", "run.base_from=runs/text", "sweep.budget=8", XLA_FLAGS=FLAGS)
+    place.swept("train", "chat.yaml", "name=new", "run.base_from=runs/text", "sweep.budget=8", XLA_FLAGS=FLAGS)
     assert load_config(str(place.run("new") / "config.yaml")).cell.prompt.date == "2024-07-26"
-    place.swept("launch", "chat.yaml", "name=today", "sweep.budget=8", XLA_FLAGS=FLAGS)
+    place.swept("train", "chat.yaml", "name=today", "sweep.budget=8", XLA_FLAGS=FLAGS)
     today = load_config(str(place.run("today") / "config.yaml")).cell.prompt.date
     assert today is not None and abs((datetime.now() - datetime.fromisoformat(today)).days) <= 1
     assert today != "2024-07-26" and (place.run("today") / "base" / "prompt_date.txt").read_text() == f"{today}\n"
