@@ -4,9 +4,10 @@
     python benchmarks/gsm8k_verifier.py test.jsonl.gz --workers 1     in one process
 
 PATH: JSON lines with "question" and "answer", the latter ending in "#### 18". Each answer must be right as its own
-solution gives it, after "The answer is" and in \\boxed{}; and wrong when the number stated is changed: one more, its
-first two digits swapped, the sign changed, ten times as much. A change that leaves the number what it was (0, equal
-digits, one digit) is left out.
+solution gives it, alone, after #### or "The answer is" and in \\boxed{}, with and without commas between thousands; and
+wrong when the number stated is changed: one more, its first two digits swapped, a digit more or less, the sign changed,
+ten times as much, the next problem's. A change that leaves the number what it was (0, equal digits, one digit) is left
+out.
 """
 
 from __future__ import annotations
@@ -27,9 +28,15 @@ FORMS: dict[str, Callable[[str, str], str]] = {
     "solution": lambda solution, number: f"{solution}#### {number}",
     "sentence": lambda solution, number: f"{solution}The answer is {number}.",
     "boxed": lambda solution, number: f"{solution}The answer is $\\boxed{{{number}}}$.",
+    "bare": lambda solution, number: number,
+    "bare_boxed": lambda solution, number: f"\\boxed{{{number}}}",
+    "bare_hashes": lambda solution, number: f"#### {number}",
+    "bare_sentence": lambda solution, number: f"The answer is {number}.",
 }
 CHANGES: dict[str, Callable[[int], int]] = {
     "plus_1": lambda value: value + 1,
+    "digit_more": lambda value: int(f"{value}7"),
+    "digit_less": lambda value: int(str(value)[:-1]) if abs(value) > 9 else value,
     "swapped": lambda value: int(
         f"{'-' * (value < 0)}{str(abs(value))[1:2]}{str(abs(value))[:1]}{str(abs(value))[2:]}"
     ),
@@ -53,12 +60,14 @@ def main() -> None:
     inputs = parser.parse_args()
     problems = read(inputs.path)
     checks: list[tuple[str, Problem, str]] = [("right_gold", problem, problem.answer) for problem in problems]
-    for problem in problems:
-        solution, _, number = problem.answer.rpartition("####")
-        value = int(number.replace(",", ""))
+    solutions = [problem.answer.rpartition("####")[0] for problem in problems]
+    values = [int(problem.answer.rpartition("####")[2].replace(",", "")) for problem in problems]
+    for i, (problem, solution, value) in enumerate(zip(problems, solutions, values, strict=True)):
         for form, write in FORMS.items():
-            checks.append((f"right_{form}", problem, write(solution, number.strip())))
+            spellings = dict.fromkeys([f"{value:,}", str(value)])
+            checks += [(f"right_{form}", problem, write(solution, spelling)) for spelling in spellings]
             wrong = {change: apply(value) for change, apply in CHANGES.items()}
+            wrong["other"] = values[(i + 1) % len(values)]
             checks += [
                 (f"wrong_{change}_{form}", problem, write(solution, f"{w:,}"))
                 for change, w in wrong.items()

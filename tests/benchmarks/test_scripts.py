@@ -181,16 +181,25 @@ def test_fig7(scripts: Scripts, tmp_path: Path) -> None:
 
 
 def test_gsm8k_verifier(scripts: Scripts, tmp_path: Path) -> None:
-    """18 has 4 changes in each of 3 forms; 5, of one digit, has no digits to swap: 1 + 3 right and 12 or 9 wrong
-    answers.
+    """18 has 7 changes in each of 7 forms; 5, of one digit, has no digits to swap and none to leave out: 1 + 7 right
+    and 49 or 35 wrong answers.
     """
     rows = [{"question": "?", "answer": f"So it is.\n#### {number}"} for number in (18, 5)]
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (line,) = scripts("gsm8k_verifier", tmp_path / "test.jsonl", "--workers", 1)
-    assert (line["problems"], line["checks"], line["mistakes"]) == (2, 4 + 12 + 4 + 9, 0)
+    assert (line["problems"], line["checks"], line["mistakes"]) == (2, 8 + 49 + 8 + 35, 0)
     assert (
         line["as_they_should"]["right_gold"] == "2 of 2" and line["as_they_should"]["wrong_swapped_boxed"] == "1 of 1"
     )
+
+
+def test_math_verifiers(scripts: Scripts, tmp_path: Path) -> None:
+    """math-verify takes the second pair for 4; accuracy_reward refuses the third, in which nothing is LaTeX."""
+    rows = [r"4 \boxed{4} 1", r"4 \boxed{4_7} 0", "4 <answer>4</answer> 1"]
+    (tmp_path / "pairs.tsv").write_text("".join(row.replace(" ", "\t") + "\tkind\n" for row in rows))
+    own, math_verify, trl = scripts("math_verifiers", tmp_path / "pairs.tsv")
+    assert (own["wrong_accepted"], own["right_refused"], own["right_pairs"]) == (0, 0, 2)
+    assert math_verify["wrong_accepted"] == 1 and trl["right_refused"] == 1
 
 
 def test_fit_speed(scripts: Scripts) -> None:

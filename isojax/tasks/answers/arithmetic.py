@@ -303,6 +303,7 @@ class Arithmetic:
     def _vanishes(self, first: Node, second: Node) -> bool:
         """Whether a difference gets smaller with each digit more. A number, however small, stays what it is."""
         differences: list[Value] = []
+        size: Value = 0
         for digits in DIGITS:
             values = [self.value(node, digits) for node in (first, second)]
             difference, size = abs(values[0] - values[1]), max(map(abs, values))

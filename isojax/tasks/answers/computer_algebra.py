@@ -8,6 +8,7 @@ from typing import Any
 from isojax.tasks.answers.spelling import has_words
 
 MAX_LENGTH = 200  # characters; its parser takes time that grows with their square
+RELATIVE_TOLERANCE = 1e-9
 _NEEDS_ALGEBRA = re.compile(r"\\(?:int|iint|lim|sum|prod|det|gcd|lcm)(?![A-Za-z])")
 # All that may stand beside them. What math-verify leaves out, such as units and dots, is not here.
 _KNOWN_COMMANDS = re.compile(
@@ -45,8 +46,11 @@ class ComputerAlgebra:
         if not (first.is_number and second.is_number):
             return True
         # It compares what is below 1e-15 as 0.
-        first, second = first.evalf(30), second.evalf(30)
-        return bool(abs(first - second) <= 1e-9 * max(abs(first), abs(second)))
+        try:
+            values = [complex(expression.doit().evalf(30)) for expression in (first, second)]
+        except (TypeError, ValueError, OverflowError):
+            return False
+        return abs(values[0] - values[1]) <= RELATIVE_TOLERANCE * max(map(abs, values)) and any(values)
 
 
 def _is_expression(text: str) -> bool:

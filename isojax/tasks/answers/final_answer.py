@@ -1,20 +1,20 @@
 """Where a text says its answer: in tags, in its last box, after ####, after "the answer is" or in its last sentence."""
 
 import re
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from isojax.tasks.answers.sentence import values_in_sentence
 from isojax.tasks.answers.spelling import INLINE_MATH, MAX_ANSWER_LENGTH, has_words, normalize_answer
 
 _THINKING = r"think(?:ing)?|thoughts?|reasoning|scratchpad|reflection"
-_THINKING_END = re.compile(rf"</(?:{_THINKING})>|<\|end_of_thought\|>", re.IGNORECASE)
-_THINKING_START = re.compile(rf"<(?:{_THINKING})>|<\|begin_of_thought\|>", re.IGNORECASE)
+_THINKING_TAG = re.compile(rf"<(/?)(?:{_THINKING})>|<\|(?:(end)|begin)_of_thought\|>", re.IGNORECASE)
 _ANSWER_TAG = re.compile(r"<(/?)(?:final_)?answer>", re.IGNORECASE)
 
 _CALCULATION = re.compile(r"<<[^<>\n]*>>")  # GSM8K's notes to a calculator
 
 _BOX_COMMAND = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+(?=[^\s{$])")
+_SIMPLE_BOX = re.compile(r"\\boxed\{([^{}\\]+)\}")
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _BETWEEN_BOXES = re.compile(
     r"(?:[\s,;$&]|\\[()\[\],;: ]|\\q?quad|\\(?:text|mathrm|mbox)\s*\{[\s,]*(?:and|or)\s*\}|\b(?:and|or|also|either)\b)*"
@@ -85,8 +85,7 @@ class Form(Enum):
     NOWHERE = "nowhere"  # somewhere in what the text says last
 
 
-@dataclass(frozen=True)
-class Statement:
+class Statement(NamedTuple):
     """A normalized answer; an empty one says that the text ends without an answer."""
 
     text: str
@@ -96,7 +95,7 @@ class Statement:
 def final_answer(response: str) -> Statement:
     """What a response says at its end, behind its thinking; an empty WHOLE answer where it takes its answer back, or
     does not end it."""
-    response = _CALCULATION.sub("", _behind_thinking(response)) if "<<" in response else _behind_thinking(response)
+    response = _behind_thinking(response)
     tag = _last_tag(response)
     if tag is not None and _last_box_start(response) < tag[1]:
         inside = final_answer(tag[0]) if tag[0].strip() else Statement("", Form.WHOLE)
@@ -131,19 +130,16 @@ def _behind_thinking(response: str) -> str:
     """What follows the last end of thinking; nothing where the thinking does not end."""
     if "<" not in response:
         return response
-    end = start = -1
-    for match in _THINKING_END.finditer(response):
-        end = match.end()
-    for match in _THINKING_START.finditer(response):
-        start = match.end()
-    if start > end:
-        return ""
-    return response if end < 0 else response[end:]
+    tags = list(_THINKING_TAG.finditer(response))
+    if not tags:
+        return response
+    is_end = tags[-1][1] or tags[-1][2]
+    return response[tags[-1].end() :] if is_end else ""
 
 
 def _last_tag(response: str) -> tuple[str, int] | None:
     """What the last <answer> holds, to its </answer> or to the end, and where that is."""
-    if "<" not in response:
+    if "nswer>" not in response and "NSWER>" not in response:
         return None
     start = end = -1
     for tag in _ANSWER_TAG.finditer(response):
@@ -160,8 +156,9 @@ def _last_tag(response: str) -> tuple[str, int] | None:
 # --- boxes
 
 
-@dataclass(frozen=True)
-class _Box:
+class _Box(NamedTuple):
+    """Where a box is in its text."""
+
     command: int  # where \boxed begins
     start: int
     end: int  # of what it holds
@@ -176,9 +173,16 @@ def last_box(text: str) -> str | None:
     boxes, open_command = _boxes(text)
     if not boxes:
         return None if open_command < 0 else ""
-    last = max(boxes, key=lambda box: box.start)
-    if open_command > last.command:
-        return ""
+    last = max(boxes, key=_start_of)
+    return "" if open_command > last.command else _content_of(text, boxes, last)
+
+
+def _start_of(box: _Box) -> int:
+    return box.start
+
+
+def _content_of(text: str, boxes: list[_Box], last: _Box) -> str:
+    """What the last box holds, with its unit and the boxes right before it."""
     content = text[last.start : last.end]
     if behind := _BEHIND_BOX.match(text, last.behind):
         content = f"{content} {behind[0].replace('$', '')}"
@@ -187,13 +191,17 @@ def last_box(text: str) -> str | None:
 
 def _stated_box(text: str) -> str | None:
     """As `last_box`, and "" where its sentence denies it, or takes it back."""
-    boxed = last_box(text)
-    if not boxed:
-        return boxed
-    last = max(_boxes(text)[0], key=lambda box: box.start)
+    if "boxed" not in text and "fbox" not in text:
+        return None
+    boxes, open_command = _boxes(text)
+    if not boxes:
+        return None if open_command < 0 else ""
+    last = max(boxes, key=_start_of)
+    if open_command > last.command:
+        return ""
     if _DENIED_BEFORE.search(text[max(0, last.command - 40) : last.command]):
         return ""
-    return "" if _TAKEN_BACK.match(text, last.behind) else boxed
+    return "" if _TAKEN_BACK.match(text, last.behind) else _content_of(text, boxes, last)
 
 
 def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -> str:
@@ -214,6 +222,8 @@ def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -
 
 def _boxes(text: str) -> tuple[list[_Box], int]:
     """All boxes that end, and where the last one begins that does not (-1: there is none); in one pass."""
+    if text.count("box") == 1 and (simple := _SIMPLE_BOX.search(text)):
+        return [_Box(simple.start(), simple.start(1), simple.end(1), simple.end())], -1
     commands = {match.end(): match.start() for match in _BOX_COMMAND.finditer(text)}
     boxes: list[_Box] = []
     for start, command in commands.items():
@@ -301,7 +311,7 @@ def _first_sentence(text: str) -> tuple[str, int]:
 
 def _last_lines(response: str) -> str:
     """The end of a text, its display math in one line each."""
-    end = response[-MAX_LAST_LINES:]
+    end = _CALCULATION.sub("", response[-MAX_LAST_LINES:])
     return _DISPLAY_MATH.sub(lambda match: f"${' '.join((match[1] or match[2]).split())}$", end).strip()
 
 

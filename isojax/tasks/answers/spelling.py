@@ -12,6 +12,7 @@ MATH_IN_TEXT = re.compile(
     r"|\\\((.+?)\\\)|\\\[(.+?)\\\]"
 )
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}")
+_INTEGER = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+|-?[0-9]+")
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad|[\u00a0\u2009\u202f]")
 _TAGS = re.compile(r"</?(?:answer|final_answer|final|b|strong|boxed)>", re.IGNORECASE)
 # A space that keeps two numbers, or two words, apart.
@@ -20,6 +21,8 @@ _IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])|(?<=[0-9])\s+(
 
 def normalize_answer(text: str) -> str:
     """An answer without spacing, dollars around it and a full stop; minus signs and fractions in one spelling."""
+    if _INTEGER.fullmatch(text):
+        return text
     text = _TAGS.sub("", text) if "<" in text else text
     text = re.sub(r"[\u2212\u2013\ufe63\uff0d]", "-", text.replace("{,}", ","))
     if "\\\\" in text and "\\begin" not in text:  # escaped once too often, as in some data sets

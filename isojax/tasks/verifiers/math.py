@@ -21,11 +21,13 @@ from isojax.tasks.answers.spelling import (
     is_prose,
     normalize_answer,
 )
+from isojax.tasks.answers.units import read_unit
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
 ISOLATED, PURE = True, True
 
 _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
+_PLAIN_ANSWER = re.compile(rf"\$?({_PLAIN_NUMBER.pattern})(?: ([A-Za-z]{{3,}}))?")
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
 _LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNKCF])")
 
@@ -57,12 +59,12 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
         return Verdict(correct=False, parsed=False)
     is_whole = statement.form is not Form.NOWHERE
     answer = statement.text if is_whole else normalize_answer(statement.text)
+    if (is_same := _same_plain_numbers(reference, answer)) is not None:
+        return Verdict(is_same, parsed=True)
     if not is_matchable(reference):
         return Verdict(correct=False, parsed=is_whole)
     if not is_prose(reference) and _same_text(reference, answer):
         return Verdict(correct=True, parsed=True)
-    if _PLAIN_NUMBER.fullmatch(reference) and _PLAIN_NUMBER.fullmatch(answer):
-        return Verdict(_fraction(reference) == _fraction(answer), parsed=True)
     reference_nodes, nodes = _read_reference(reference), read(answer)
     if any(isinstance(node, Number | Quantity) for node in reference_nodes):
         nodes += _read_for_a_number(answer)
@@ -72,6 +74,22 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
         nodes = _read_statement(statement)
     parsed = is_whole or bool(nodes)
     return Verdict(_same_nodes(reference_nodes, nodes, equality), parsed)
+
+
+def _same_plain_numbers(reference: str, answer: str) -> bool | None:
+    """Whether an integer or decimal is the reference, which is one too; None where one of them is something else.
+
+    These are most of all answers, so they are compared first.
+    """
+    if reference == answer and reference.isdigit():
+        return True
+    number = _PLAIN_ANSWER.fullmatch(answer)
+    if number is None or not _PLAIN_NUMBER.fullmatch(reference):
+        return None
+    if max(len(reference), len(answer)) > MAX_ANSWER_LENGTH or (number[2] and read_unit(number[2]) is None):
+        return None
+    texts = reference.replace(",", ""), number[1].replace(",", "")
+    return texts[0] == texts[1] or Fraction(texts[0]) == Fraction(texts[1])
 
 
 def _read_for_a_number(answer: str) -> tuple[Node, ...]:
@@ -110,10 +128,6 @@ def _same_text(reference: str, answer: str) -> bool:
         return True
     words = as_words(reference)
     return words is not None and words == as_words(answer)
-
-
-def _fraction(text: str) -> Fraction | None:
-    return Fraction(text.replace(",", "")) if len(text) <= MAX_ANSWER_LENGTH else None
 
 
 @lru_cache(4096)
