@@ -4,8 +4,9 @@ Print one JSON line for it, for math-verify alone and for TRL's accuracy_reward.
     python benchmarks/math_verifiers.py tests/tasks/math_answers.tsv
 
 PATH: lines of reference, response (⏎ is a line break), 1 or 0 (what is right), and kind, between tabs. All run in this
-process, one after the other, each pair once; seconds are the processor's. math-verify and TRL get the reference between dollars, as in their
-documentation. accuracy_reward is not imported: it is the two calls of math-verify below, copied from TRL 1.16.
+process, one after the other, each pair once; seconds are the processor's. math-verify and TRL get the reference between
+dollars, as in their documentation. accuracy_reward is not imported: it is the two calls of math-verify below, as in
+TRL 1.16.
 """
 
 import argparse

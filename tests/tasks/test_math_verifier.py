@@ -217,6 +217,62 @@ def test_math_of_words_after_a_number(check: Check, gold: str, response: str, ex
     assert judged(check, gold, response) == expected
 
 
+@pytest.mark.parametrize(
+    ("reference", "response", "right"),
+    [
+        (r"\frac{1}{3}", r"\int_0^1 x^2 dx", True),
+        (r"\frac{1}{3}", r"\int_0^1 x^3 dx", False),
+        (r"\frac{\pi^2}{6}", r"\sum_{n=1}^{\infty} \frac{1}{n^2}", True),
+        ("1", r"\lim_{x \to 0} \frac{\sin x}{x}", True),
+        (r"\frac{1}{3}", r"\int_0^1 x^2 dx \heartsuit 5", False),  # of which math-verify's parser reads the integral
+        ("42", r"\int_0^{42} 1 dx, 5", False),
+    ],
+)
+def test_integrals_limits_and_endless_sums_are_left_to_math_verify(
+    check: Check, reference: str, response: str, right: bool
+) -> None:
+    assert judged(check, reference, f"\\boxed{{{response}}}") == (right, True)
+
+
+@pytest.mark.parametrize(
+    ("reference", "expected"),
+    [
+        ("N/A", WRONG),
+        ("null", WRONG),
+        ('["42", "43"]', WRONG),
+        ("Let p be prime. " * 20, WRONG),
+        ("42.", RIGHT),
+        ("1 234 567", RIGHT),
+        ("[42, 43]", RIGHT),
+        (r"1, 2, \ldots", RIGHT),
+        ("Tom has 42 apples.", RIGHT),
+    ],
+)
+def test_a_reference_against_itself(check: Check, reference: str, expected: tuple[bool, bool]) -> None:
+    """Missing values, lists of strings and proofs can be matched by no response."""
+    assert judged(check, reference, f"\\boxed{{{reference}}}") == expected
+
+
+def test_a_reference_that_is_a_sentence_states_its_value(check: Check) -> None:
+    assert judged(check, "Tom has 42 apples.", r"\boxed{42}") == RIGHT
+    assert judged(check, "#### Step 1\nAdd 2 and 3.\n#### Step 2\nThe answer is 5.", r"\boxed{5}") == RIGHT
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "9^{9^{9^{9}}}", r"\binom{10^9}{5 \cdot 10^8}", "(10^{18})!", "((10!)!)!", r"\sum_{k=1}^{5000} k!",
+        r"\sum_{i=1}^{2000} \sum_{j=1}^{2000} ij", r"\tan(10^{50})", "1e99999", "+".join(["x"] * 900),
+        "0." + "3" * 1900, ",".join(map(str, range(900))), "(" * 900 + "7" + ")" * 900, "2^{100000} + 1",
+    ],
+)  # fmt: skip
+def test_what_would_take_long_is_not_the_answer(check: Check, response: str) -> None:
+    began = time.process_time()
+    for reference in ("7", "x + 7", "2^{100000}"):
+        assert judged(check, reference, f"\\boxed{{{response}}}") == WRONG
+    assert time.process_time() - began < 2
+
+
 def test_math_that_never_ends_costs_its_own_rollout() -> None:
     with Checker(VerifierConfig(use="math", timeout=1), num_workers=1) as checker:
         responses = [

@@ -46,8 +46,11 @@ class ComputerAlgebra:
         if not (first.is_number and second.is_number):
             return True
         # It compares what is below 1e-15 as 0.
+        first, second = first.doit(), second.doit()
+        if first == second:
+            return True
         try:
-            values = [complex(expression.doit().evalf(30)) for expression in (first, second)]
+            values = [complex(expression.evalf(30)) for expression in (first, second)]
         except (TypeError, ValueError, OverflowError):
             return False
         return abs(values[0] - values[1]) <= RELATIVE_TOLERANCE * max(map(abs, values)) and any(values)
