@@ -117,7 +117,7 @@ def reference_answer(answer: str) -> str:
     if "####" in answer:
         end = answer.rpartition("####")[2].strip()
         marked = normalize_answer(end) if "\n" not in end else _behind_hashes(answer)
-        if marked:
+        if marked is not None:  # or there are only headings
             return normalize_answer(last_box(marked) or marked)
     boxed = last_box(answer)
     return normalize_answer(boxed or answer)
