@@ -57,8 +57,26 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
         raise InputError(f"{source} holds no problem; expected at least one row with a prompt and an answer.")
     prompt_column = choose_column(all_rows, "prompt", data.prompt_key, PROMPT_COLUMNS)
     answer_column = choose_column(all_rows, "answer", data.answer_key, ANSWER_COLUMNS)
+    _warn_of_number_lists(all_rows, answer_column)
     problems = [_row_to_problem(row, prompt_column, answer_column) for row in all_rows]
     return drop_duplicates(problems, source)
+
+
+def _warn_of_number_lists(rows: Sequence[DataRow], column: str) -> None:
+    """A warning of answers that are several numbers: as text they look like an interval or a vector, which one answer
+    may be (tasks/reference_check.py)."""
+
+    def is_number_list(value: Any) -> bool:
+        return isinstance(value, list) and len(value) > 1 and all(isinstance(entry, int | float) for entry in value)
+
+    listed = [row for row in rows if is_number_list(column_value(row.values, column))]
+    if listed:
+        count = (
+            f"{listed[0].location}: {column!r} is a list of several numbers, as in {len(listed)} of {len(rows)} rows"
+        )
+        effect = "isojax's verifiers compare a response with the list as it stands"
+        fix = "Name a column with one answer by cell.data.answer_key=COLUMN, or judge by a function of your own"
+        _warn_once(f"{listed[0].location}: {count}; {effect}. {fix}.")
 
 
 def _row_to_problem(row: DataRow, prompt_column: str, answer_column: str) -> Problem:

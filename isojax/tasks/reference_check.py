@@ -90,6 +90,7 @@ def _check_by_verifier(use: str, judge: Judge | None, problem_sets: Sequence[Seq
     unmatched = [one for unmatched_set in unmatched_sets for one in unmatched_set]
     if not unmatched:
         return
+    unmatched.sort(key=lambda one: one.problem.id)  # as their rows stand in the file
 
     if use.startswith("integer"):  # it cannot judge a response to such a problem, which would end the run
         count = f"{len(unmatched)} of {total} reference answers are no integers, the first: "
@@ -220,7 +221,7 @@ def _describe(use: str, unmatched: Sequence[UnmatchedReference], total: int) -> 
 
 
 def _remedy(problem: Problem) -> str:
-    others = [name for name in ANSWER_COLUMNS if name in problem.columns]
+    others = [name for name in ANSWER_COLUMNS if isinstance(problem.columns.get(name), str | int | float)]
     column = f"COLUMN (there is {', '.join(others)})" if others else "COLUMN"
     fix = f"Correct or remove these rows, or name the column of the answers by cell.data.answer_key={column}"
     return f"{fix}, or judge by another verifier (docs/problems.md)."

@@ -100,3 +100,10 @@ def test_verls_object_written_as_text(tmp_path: Path) -> None:
     row = {"prompt": "2?", "answer": "a draft", "reward_model": "{'ground_truth': '2', 'style': 'rule'}"}
     (problem,) = read(tmp_path / "p.jsonl", row)
     assert problem.answer == problem.columns["ground_truth"] == "2"
+
+
+def test_lists_of_numbers_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Their text may be an interval, so that no later check tells them from one."""
+    rows = [{"question": f"{i}?", "answer": [i, i + 1] if i > 1 else [i]} for i in range(4)]
+    assert [p.answer for p in read(tmp_path / "p.jsonl", *rows)] == ["0", "1", "[2, 3]", "[3, 4]"]
+    assert "p.jsonl, line 3: 'answer' is a list of several numbers, as in 2 of 4 rows" in capsys.readouterr().err

@@ -79,7 +79,7 @@ def test_other_verifiers() -> None:
     assert find_unmatched("function:rewards.py:f", None, problems) == []
 
 
-def check(folder: Path, answers: list[object], use: str = "math", refuse: bool = True) -> None:
+def check(folder: Path, answers: list[object], use: str = "math", refuse: bool = True, order: int = 1) -> None:
     """As a run does, of problems in a file."""
     path = folder / "train.jsonl"
     path.write_text("".join(json.dumps({"question": f"{i}?", "answer": a}) + "\n" for i, a in enumerate(answers)))
@@ -94,7 +94,7 @@ def check(folder: Path, answers: list[object], use: str = "math", refuse: bool =
     problems = [*source.all_problems]  # type: ignore[attr-defined]
     task = TextTask(source, cell, num_workers=1)
     try:
-        check_references(cell, task, [problems], refuse)
+        check_references(cell, task, [problems[::order]], refuse)
     finally:
         task.close()
 
@@ -115,6 +115,12 @@ def test_more_than_a_few_are_refused_with_file_line_and_remedy(tmp_path: Path, a
         check(tmp_path, answers)
     assert str(e.value).startswith("4 of 40 reference answers can be matched by no response")
     assert f"{tmp_path}/train.jsonl, line 6: " in str(e.value) and "cell.data.answer_key=" in str(e.value)
+
+
+def test_rows_are_named_in_the_order_of_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    check(tmp_path, ["N/A" if i in (3, 30) else i for i in range(40)], order=-1)
+    message = capsys.readouterr().err
+    assert message.index("line 4: 'N/A'") < message.index("line 31: 'N/A'")
 
 
 def test_most_of_a_few_rows_are_refused(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from isojax.distributed.sharding import shard_count
 from isojax.models.transformer import Params
 from isojax.sampling.batch import ProblemArrays
 from isojax.tasks.protocol import Grades, TokenizedProblems
-from isojax.train.evaluate import Evaluator
+from isojax.train.evaluate import KEPT_ROLLOUTS, Evaluator
 from tests.device import (
     DECODER,
     MESHES,
@@ -143,6 +143,9 @@ def test_first_rollouts_are_the_problems_own(evaluator: Evaluator) -> None:
         assert first == (tokens[0] % 2 == 0)
         assert count not in (0, SAMPLES) or (tokens[0] % 2 == 0) == (count == SAMPLES)
     assert {0, SAMPLES} & set(right.tolist())
+    for first, samples in zip(result.first_responses, result.samples, strict=True):
+        assert samples[0].tokens is first and len(samples) == min(SAMPLES, KEPT_ROLLOUTS)
+        assert all(sample.reward == (sample.tokens[0] % 2 == 0) for sample in samples)
 
 
 def test_eight_devices_count_what_one_counts(evaluator: Evaluator) -> None:
@@ -164,4 +167,5 @@ def test_a_verifier_on_the_host_counts_what_one_on_device_counts(axes: str, eval
     ] and one.ended == two.ended > 0
     lost = two.failures["timeout"]
     shown = sum(row[0] == FAILING for row in two.first_responses)
+    assert all(s.parsed == (s.tokens[0] != FAILING) for samples in two.samples for s in samples)
     assert two.parsed == COUNT * SAMPLES * 3 - lost and 0 < shown < lost < COUNT * SAMPLES * 3 / 4
