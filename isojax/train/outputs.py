@@ -56,17 +56,19 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     metrics_text = ", ".join(f"{k} = {v:.3f}" for k, v in point.metrics.items())
     header = f"C = {point.rollouts} rollouts, M = {point.M}, {metrics_text}\n".encode()
 
+    old_text = path.read_bytes() if path.exists() else b""
+    retained = old_text.partition(header)[0]
+    retained = retained[: retained.rfind(b"\n") + 1]  # without a header that a kill or a full disk cut off
+
     shown = problems[:SHOWN_SAMPLES]
     prompts = prompt_texts(task, shown)
     beginning = shared_beginning(prompts)
-    lines = [describe_beginning(beginning)]
+    beginning_text = describe_beginning(beginning)
+    lines = [] if beginning_text.encode() in retained else [beginning_text]
     for problem, prompt, sample in zip(shown, prompts, _first_rollouts(counts), strict=False):
         rollout = f"{prompt.removeprefix(beginning)}{mark_context(task, sample.tokens)}".replace("\n", "\n    ")
         lines.append(f"    {rollout}    {describe_verdict(task, problem, sample, counts.graded)}\n")
 
-    old_text = path.read_bytes() if path.exists() else b""
-    retained = old_text.partition(header)[0]
-    retained = retained[: retained.rfind(b"\n") + 1]  # without a header that a kill or a full disk cut off
     if len(retained) < len(old_text):
         os.truncate(path, len(retained))
     append_bytes(path, header + "".join(lines).encode())
