@@ -197,12 +197,8 @@ def _other_frameworks(folder: Path) -> str:
         fix = "Give the model that it was made from, as *.safetensors"
         return f"It holds a model compiled for inference, {list_some([path.name for path in compiled])}. {fix}."
 
-    if any(
-        (folder / name).exists() for name in ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process_0")
-    ):
-        fix = (
-            "Restore it in the program that wrote it, and write the weights as *.safetensors under transformers' names"
-        )
+    if any((folder / name).exists() for name in ORBAX_FILES):
+        fix = "Restore it in the program that wrote it, and write *.safetensors under transformers' names there"
         return f"It is a checkpoint of Orbax, from a JAX program. {fix}."
     return ""
 

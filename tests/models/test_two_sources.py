@@ -296,3 +296,19 @@ def test_values_that_are_no_numbers_are_counted_by_tensor_and_file(tmp_path: Pat
         load(tmp_path, "fsdp=2,tensor=2")
     counts = "2 NaN and 0 infinite" if np.isnan(value) else "0 NaN and 2 infinite"
     assert f"{tmp_path / file}: {name} holds {counts} values of {stored[name].size}" in str(e.value)
+
+
+def test_a_family_of_other_names_is_checked_by_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What isojax knows of published names says nothing about a fork's."""
+    stored = checkpoint(tmp_path / "model", tied=True)
+    renamed = {"model.wte.weight" if name == EMBED else name: value for name, value in stored.items()}
+    save_file(renamed | {HEAD: stored[EMBED] + 1}, tmp_path / "model" / "model.safetensors")
+    names = 'NAMES = llama.NAMES | {"embed": "model.wte.weight"}\n'
+    source = "from isojax.models.families import llama\nfrom isojax.models.families.llama import *  # noqa: F403\n"
+    (tmp_path / "renamed_family.py").write_text(source + names)
+    monkeypatch.chdir(tmp_path)
+
+    hf_load.check_weights(hf_load.resolve_model(ModelConfig(path="model", family="renamed_family")))
+    edit_config(tmp_path / "model", tied=True, vocab_size=V + 4)
+    with pytest.raises(InputError, match=r"model\.wte\.weight has shape \[16, 8\] .* Copy the whole folder"):
+        hf_load.check_weights(hf_load.resolve_model(ModelConfig(path="model", family="renamed_family")))

@@ -155,9 +155,10 @@ def check_weights(config: ModelConfig) -> None:
 def _checked_tensors(folder: Path, config: ModelConfig, layouts: list[WeightLayout]) -> dict[str, StoredTensor]:
     """The folder's tensors by name, which are as config.json says."""
     stored_tensors = read_headers(folder)
-    if config.tied and EMBEDDING not in stored_tensors and HEAD in stored_tensors:
-        stored_tensors[EMBEDDING] = stored_tensors.pop(HEAD)  # of two tied tensors, safetensors may store either
     expected_shapes = {name: weight.stored_shape for weight in layouts for name in weight.tensor_names}
+    missing = expected_shapes.keys() - stored_tensors.keys()
+    if EMBEDDING in missing and HEAD in stored_tensors and HEAD not in expected_shapes:
+        stored_tensors[EMBEDDING] = stored_tensors.pop(HEAD)  # of two tied tensors, safetensors may store either
     check_tensors(folder, config, expected_shapes, stored_tensors)
     return stored_tensors
 

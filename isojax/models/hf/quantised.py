@@ -47,8 +47,8 @@ def describe_quantised_config(key: str, value: Any) -> str:
 
 
 def describe_quantised_tensors(dtypes: Mapping[str, str]) -> str:
-    """What quantised tensors a checkpoint holds, by names and dtypes as its files name them, and the remedy; empty for
-    floats."""
+    """What quantised tensors there are among those that a model does not need or cannot read, by names and dtypes as
+    files name them, and the remedy; empty for none."""
     by_last_part = {_last_part(name): name for name in dtypes}
     suffix = next((suffix for suffix in METHOD_OF_SUFFIX if suffix in by_last_part), "")
     float8 = next((name for name, dtype in dtypes.items() if dtype in FLOAT8_DTYPES), "")

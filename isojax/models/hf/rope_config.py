@@ -16,6 +16,7 @@ DEFAULT_THETA = 10_000.0  # transformers' own, where a config.json has none (Lla
 SECTIONS = ("rope_scaling", "rope_parameters")
 COMMON_KEYS = {"rope_type", "rope_theta"}
 LLAMA3_KEYS = {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}
+LATER_TYPES = ("yarn", "dynamic")  # which makers add to a model that was trained without them
 KEEP_ONE = "Keep in config.json the one that the model was trained with."
 
 
@@ -62,10 +63,10 @@ def _read_section(config_json: Mapping[str, Any], key: str) -> dict[str, Any]:
     if old_type not in (None, rope_type):
         raise InputError(f"config.json: {key} has type = {old_type!r} and rope_type = {rope_type!r}. {KEEP_ONE}")
     if rope_type not in ("default", "llama3"):
-        raise InputError(
-            f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. Within the original "
-            "context, where such a model needs no stretching, remove it from a copy of config.json."
-        )
+        fix = "This model cannot run here"
+        if rope_type in LATER_TYPES:
+            fix = "If it was added after training, for longer texts than these, remove it from a copy of config.json"
+        raise InputError(f"config.json: {key} has rope_type = {rope_type!r}; expected default or llama3. {fix}.")
 
     require_value(section, "partial_rotary_factor", 1.0, "the decoder rotates whole heads")
     harmless_keys = {"partial_rotary_factor"}

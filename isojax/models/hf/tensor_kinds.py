@@ -101,10 +101,11 @@ def _rename_command(folder: Path, new_name: str) -> str:
 def _explain_shapes(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> str:
     """The values of config.json that the shapes of the embedding and of the first layer are right for."""
 
-    def rows(key: str) -> int:
-        return stored[TENSOR_NAMES[key].format(layer=0)].shape[0]
+    names = {key: TENSOR_NAMES[key].format(layer=0) for key in ("embed", "blocks.query", "blocks.key", "blocks.gate")}
+    if any(len(stored[name].shape) != 2 if name in stored else True for name in names.values()):
+        return COPY  # a family of other names, or no matrices
 
-    stored_rows = {key: rows(key) for key in ("embed", "blocks.query", "blocks.key", "blocks.gate")}
+    stored_rows = {key: stored[name].shape[0] for key, name in names.items()}
     head_dim = max(stored_rows["blocks.query"] // config.heads, 1)
     fitting = {
         "vocab_size": (stored_rows["embed"], config.vocab),
@@ -112,7 +113,7 @@ def _explain_shapes(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> 
         "num_key_value_heads": (stored_rows["blocks.key"] // head_dim, config.kv_heads),
         "intermediate_size": (stored_rows["blocks.gate"], config.mlp),
     }
-    changes = [f"{key} = {value:,} instead of {given:,}" for key, (value, given) in fitting.items() if value != given]
+    changes = [f"{key} = {value} instead of {given}" for key, (value, given) in fitting.items() if value != given]
     if not changes:
         return COPY
     reason = "if the files are this model's, as after the embedding was resized"
@@ -126,3 +127,8 @@ def _layer_numbers(names: Collection[str]) -> set[int]:
 def unused_layers(config: ModelConfig, names: Collection[str]) -> int:
     """How many layers the tensors are of beyond those of config.json."""
     return max(_layer_numbers(names), default=-1) + 1 - config.layers
+
+
+def is_beyond(config: ModelConfig, name: str) -> bool:
+    """Whether a tensor is of a layer beyond those of config.json."""
+    return unused_layers(config, [name]) > 0

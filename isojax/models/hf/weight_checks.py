@@ -18,6 +18,7 @@ from isojax.models.hf.tensor_kinds import (
     Shapes,
     describe_adapters,
     explain_mismatch,
+    is_beyond,
     unused_layers,
 )
 from isojax.models.safetensors_io import DTYPES, StoredTensor
@@ -32,8 +33,8 @@ def check_tensors(folder: Path, config: ModelConfig, expected: Shapes, stored: M
     """InputError unless each of the `expected` tensors has its shape and a known dtype, and no other one says that the
     weights are quantised, lack their adapters, or have another head; other unused ones are named on stderr."""
     unused = sorted(stored.keys() - expected.keys() - {HEAD})
-    dtypes = {name: tensor.dtype for name, tensor in stored.items()}
-    if description := describe_adapters(unused) or describe_quantised_tensors(dtypes):
+    unreadable = {name: t.dtype for name, t in stored.items() if name not in expected or t.dtype not in DTYPES}
+    if description := describe_adapters(unused) or describe_quantised_tensors(unreadable):
         raise InputError(f"{folder}: {description}")
 
     mismatches = _mismatches(folder, expected, stored)
@@ -43,7 +44,7 @@ def check_tensors(folder: Path, config: ModelConfig, expected: Shapes, stored: M
         fix = explain_mismatch(folder, config, expected, stored)
         raise InputError(f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: {listed}. {fix}")
 
-    if config.tied and HEAD in stored:
+    if HEAD in stored and HEAD not in expected and EMBEDDING in expected:
         _check_head(folder, stored[HEAD], stored[EMBEDDING])
     _warn_of_unused(folder, config, unused)
 
@@ -94,7 +95,7 @@ def _warn_of_unused(folder: Path, config: ModelConfig, unused: list[str]) -> Non
     if (extra := unused_layers(config, unused)) > 0:
         held = f"the files hold {config.layers + extra} layers, and isojax reads the first {config.layers}"
         _warn_once(f"{folder}: {held}, as num_hidden_layers in {CONFIG_FILE} says. Correct it if it is wrong.")
-    names = [name for name in unused if not name.endswith("rotary_emb.inv_freq")]
+    names = [name for name in unused if not name.endswith("rotary_emb.inv_freq") and not is_beyond(config, name)]
     if names:
         shown = ", ".join(names[:MAX_LISTED]) + (", ..." if len(names) > MAX_LISTED else "")
         _warn_once(f"{folder} holds {len(names)} tensors that this architecture does not use: {shown}")
