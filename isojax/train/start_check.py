@@ -3,7 +3,7 @@
 It looks at what the labels, or the evaluation at C = 0, have measured already, and samples nothing:
 
     no check of the verifier ended with a verdict      refused: every reward would be 0
-    a log-probability is no number                     refused: so would be every gradient
+    a log-probability or a reward is no number         refused: so would be every gradient
     responses cut off or empty, none parsed, rewards all alike, some checks failed      a StartWarning
 
 A warning is doubt, not proof: hard problems begin at a reward of 0, and a policy may learn to end its responses. The
@@ -44,6 +44,7 @@ def check_start(
     counts = counts_by_set[VALIDATION_SET]
     failures = _failure_examples(task) if any(c.failures for c in counts_by_set.values()) else {}
     refuse_nonfinite(counts_by_set, decoder, params)
+    refuse_impossible_rewards(counts_by_set, cell)
     refuse_failed_checks(counts, cell, failures)
     refuse_failed_replies(counts, cell, failures)
 
@@ -88,6 +89,16 @@ def first_nonfinite_weight(decoder: Decoder, params: Params) -> str | None:
             own_name = f"{key}[{first}]" if len(layers) > 1 else key  # adapters too have no name in a checkpoint
             return names[key][first] if key in names else own_name
     return None
+
+
+def refuse_impossible_rewards(counts_by_set: Mapping[str, EvalCounts], cell: CellConfig) -> None:
+    """DeadStart where a reward is no number from 0 to 1, as only a task that verifies on device can give."""
+    rewards = np.concatenate([counts.rewards.ravel() for counts in counts_by_set.values()])
+    impossible = rewards[~((rewards >= 0) & (rewards <= 1))]  # NaN too
+    if impossible.size:
+        given = f"{impossible.size:,} of its first {rewards.size:,} rewards are not, such as {impossible[0]:g}"
+        expected = "its verify must give numbers from 0 to 1"
+        raise DeadStart(f"cell.task = {cell.task}: {expected}; {given}. Correct it. Nothing was trained.")
 
 
 def refuse_failed_checks(counts: EvalCounts, cell: CellConfig, failures: Mapping[str, str]) -> None:

@@ -120,6 +120,14 @@ def test_a_log_probability_that_is_no_number_is_refused_and_the_weight_named() -
         check(counts(nonfinite=1))
 
 
+@pytest.mark.parametrize(("reward", "shown"), [(np.nan, "nan"), (np.inf, "inf"), (2.0, "2"), (-1.0, "-1")])
+def test_rewards_of_a_device_that_can_be_none_are_refused(reward: float, shown: str) -> None:
+    rewards = MIXED.copy()
+    rewards[2:4, 0] = reward
+    with pytest.raises(DeadStart, match=f"from 0 to 1; 2 of its first 16 rewards are not, such as {shown}\\."):
+        check(counts(rewards), on_device=True)
+
+
 ZEROS, ONES = np.zeros((8, 2)), np.ones((8, 2))
 DOUBTFUL = {
     "cut_off": (counts(ended=7), "9 of 16 responses are cut off at cell.sampling.response_length = 8 tokens"),

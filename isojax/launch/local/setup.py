@@ -35,7 +35,7 @@ from isojax.models.attention_autotune import select_attention
 from isojax.models.hf import hf_load
 from isojax.rl import algorithm
 from isojax.runs import loggers
-from isojax.runs.ledger import RECORDS_FILE, latest_point
+from isojax.runs.ledger import RECORDS_FILE
 from isojax.runs.mirror import working_folder
 from isojax.tasks.grading import FailureCallback
 from isojax.tasks.problem_selection import LENGTHS, LabelsNeeded, require_settings, select_problems
@@ -309,9 +309,8 @@ def check_text_settings(cell: CellConfig, folder: Path) -> None:
 
 
 def has_evaluations(folder: Path) -> bool:
-    """Whether a run of the sweep in this folder has recorded any."""
-    cells = (path.parent for path in paths_below(folder / "cells", RECORDS_FILE))
-    return any(latest_point(cell)[0] is not None for cell in cells)
+    """Whether a run of the sweep in this folder has recorded any, in a line after the header of its ledger."""
+    return any(path.read_bytes().count(b"\n") > 1 for path in paths_below(folder / "cells", RECORDS_FILE))
 
 
 def _note_problem_counts(training: Sequence[Problem], validation: Sequence[Problem]) -> None:
