@@ -4,6 +4,7 @@ column of an unusable cell."""
 import difflib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -48,10 +49,13 @@ class RowSource(Protocol):
 
 
 class LinesOfFile:
-    """The columns of a file, and the line, from 1, that each row begins on."""
+    """The columns of a file, and the line, from 1, that each row begins on; `unit`: what else is counted, if not
+    lines."""
 
-    def __init__(self, source: str, line_numbers: NDArray[np.integer], columns: Mapping[str, Column]):
-        self.source, self.line_numbers, self.columns = source, line_numbers, columns
+    def __init__(
+        self, source: str, line_numbers: NDArray[np.integer], columns: Mapping[str, Column], unit: str = "line"
+    ):
+        self.source, self.line_numbers, self.columns, self.unit = source, line_numbers, columns, unit
         self.names = tuple(columns)
 
     def __len__(self) -> int:
@@ -62,7 +66,7 @@ class LinesOfFile:
 
     def place(self, row: int) -> DataRow:
         line_number = int(self.line_numbers[row])
-        return DataRow(self.source, f"line {line_number}", {}, line_number - 1)
+        return DataRow(self.source, f"{self.unit} {line_number}", {}, line_number - 1)
 
 
 class RowList:
@@ -99,6 +103,27 @@ class RowTable(Sequence[DataRow]):
     @classmethod
     def of(cls, rows: Sequence[DataRow]) -> "RowTable":
         return rows if isinstance(rows, RowTable) else cls(RowList(rows))
+
+    @classmethod
+    def gather(cls, rows: Iterable[DataRow]) -> "RowTable":
+        """The columns of the rows of one file, in which each is at "line INDEX + 1", or the like. Of a million rows, no
+        more than one is held at a time."""
+        cells: dict[str, list[Any]] = defaultdict(list)
+        rows_of_cells: dict[str, list[int]] = defaultdict(list)
+        indices, source, unit = list[int](), "", "line"
+        for number, row in enumerate(rows):
+            source, unit = row.source, row.position.partition(" ")[0]
+            indices.append(row.index)
+            for name, value in row.values.items():
+                cells[name].append(value)
+                rows_of_cells[name].append(number)
+
+        columns: dict[str, Column] = {}
+        for name, values in cells.items():
+            is_present = np.zeros(len(indices), np.bool_)
+            is_present[rows_of_cells.pop(name)] = True
+            columns[name] = Column.of(values, is_present)
+        return cls(LinesOfFile(source, np.array(indices, np.int64) + 1, columns, unit))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

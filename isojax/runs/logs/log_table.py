@@ -3,7 +3,7 @@ for what the logs do not say, with the columns run, n, B_p (or B), seed, samples
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -110,24 +110,32 @@ def check_log_file(path: Path) -> None:
         raise InputError(f"{path}: expected text in UTF-8, or a .gz of it, and this is {found}.")
 
 
-def read_log_objects(path: Path) -> tuple[list[DataRow], tuple[str, ...]]:
-    """The file's rows, at least one, and a note where its last line is torn; raises InputError as `read_objects`."""
+def read_log_objects(path: Path) -> tuple[Iterable[DataRow], tuple[str, ...]]:
+    """The file's rows, at least one, which are read as they are asked for, and a note where its last line is torn;
+    raises InputError as `read_objects`, also while they are read."""
     check_log_file(path)
     text = read_text(path)
-    lines = list(split_lines(text))
     if re.match(r"\s*\[\s*\{", text):
         lines = [(i, json.dumps(value)) for i, value in enumerate(parse_json(text, path), 1)]
         return [replace(row, position=f"entry {row.index + 1}") for row in read_objects(path, lines)], ()
-    rows, notes = list(read_objects(path, lines[:-1])), tuple[str, ...]()
-    try:
-        rows += read_objects(path, lines[-1:])
-    except InputError:
-        if not rows or lines[-1][1].endswith("\n"):
-            raise
-        notes = ("its last line is torn, and left out (the run still writes it, or was stopped)",)
-    if not rows:
+    if not text.strip():
         raise InputError(f"{path} holds blank lines only, expected one JSON object per line. Leave it out.")
-    return rows, notes
+
+    whole_lines = text[: text.rfind("\n") + 1]
+    last_line = text[len(whole_lines) :]
+    if whole_lines.strip() and not _is_object(path, last_line):
+        note = "its last line is torn, and left out (the run still writes it, or was stopped)"
+        return read_objects(path, split_lines(whole_lines)), (note,)
+    return read_objects(path, split_lines(text)), ()
+
+
+def _is_object(path: Path, line: str) -> bool:
+    """Whether a line is a whole object, or blank."""
+    try:
+        list(read_objects(path, [(1, line)]))
+    except InputError:
+        return False
+    return True
 
 
 def parse_message(message_class: Any, data: bytes, path: Path) -> Any:
