@@ -64,6 +64,7 @@ NOTHING = {
     "noise around .1": sweep(noise(0.1, 128)),
     "noise around .1, from the base policy on": sweep(noise(0.1, 128, 1), base=13 / 128),
     "noise around .5": sweep(noise(0.5, 64, 2)),
+    "a coarse log between .75 and 1": sweep(lambda n, s: 1 - 0.25 * (np.arange(16) % 2)),
 }
 SOLVED = {
     "always right": sweep(lambda n, s: np.ones(16)),

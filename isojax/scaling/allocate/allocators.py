@@ -192,5 +192,8 @@ def _nearest_n(ensemble: CurveEnsemble, request: AllocationRequest, is_candidate
         return n
     best_cell = int(np.where(is_allowed, ensemble.expected_rewards(request.C), -np.inf).argmax())
     B_p, n = ensemble.curves[best_cell].key
-    request.reasons.append(f"n = {n}: of the measured n <= {n_max}, {B_p}x{n} has the highest predicted reward at C")
+    reason = f"{B_p}x{n} has the highest predicted reward at C"
+    if ensemble.fit.nothing_learnt:
+        reason = "none is better than another; this is the smallest"
+    request.reasons.append(f"n = {n}: of the measured n <= {n_max}, {reason}")
     return n

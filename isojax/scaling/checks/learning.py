@@ -32,6 +32,7 @@ MIN_Z = 3.0  # of a trend, and of a difference between cells
 FALSE_SHIFTS = 0.005  # the probability that noise alone shows a shift, over all runs
 MIN_OF_ONE_RUN = 5  # evaluations at C > 0 of a run that goes on, to say that it has not learnt anything so far
 MAX_TREND_POINTS = 100  # of a run; more are merged to medians
+MAX_UNSOLVED = 0.01  # share of wrong answers: with more of them there is something to learn
 NEARLY_ALL, NEARLY_NONE, MOST = 0.99, 0.01, 0.5  # shares, to name a cause
 
 
@@ -162,12 +163,14 @@ def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
         # Of two evaluations both have to differ.
         highest = float((np.median(windows, axis=1) if width == WINDOW else windows.min(1)).max())
         lowest = float((np.median(windows, axis=1) if width == WINDOW else windows.max(1)).min())
-        for reward in (highest - start.reward, start.reward - lowest):
-            middle = float(np.clip(start.reward + reward / 2, size.step / 2, 1 - size.step / 2))
+        for reward in (highest, lowest):
+            # The noise of shares of N rollouts, or that of neighbours, where N is a guess.
+            middle = float(np.clip((start.reward + reward) / 2, size.step / 2, 1 - size.step / 2))
             variance = middle * (1 - middle) / size.rollouts
             if not size.is_known and len(bends):
                 variance = float(np.mean(bends**2)) / BEND_VARIANCE
-            shifts.append((reward, float(np.sqrt(variance * (start.variance + MEDIAN_VARIANCE[width])))))
+            error = float(np.sqrt(variance * (start.variance + MEDIAN_VARIANCE[width])))
+            shifts.append((abs(reward - start.reward), error))
     places = sum(max(len(run.R) - 1, 1) for run in runs)
     z = float(norm.isf(FALSE_SHIFTS / (2 * places)))
     return any(shift >= _whole_step(size.step) and shift > z * error for shift, error in shifts)
@@ -241,7 +244,7 @@ def _level(runs: Sequence[RewardPath]) -> float:
 
 
 def _is_solved(level: float, size: EvaluationSize) -> bool:
-    return level > 1 - size.step
+    return level > 1 - min(size.step, MAX_UNSOLVED)
 
 
 def describe(
