@@ -266,11 +266,15 @@ def test_shapes_say_which_key_of_config_json_is_wrong(tmp_path: Path, changes: d
     assert f"The shapes fit {fitting}: correct config.json" in refusal(tmp_path)
 
 
-def test_a_model_type_of_another_family_is_refused(tmp_path: Path) -> None:
+def test_a_model_type_of_another_family_is_refused_or_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint(tmp_path)
     edit_config(tmp_path, model_type="qwen2")
     error = refusal(tmp_path)
     assert "architectures = ['LlamaForCausalLM'], and model_type = 'qwen2'" in error
+
+    edit_config(tmp_path, model_type="mistral")
+    assert check(tmp_path).family == "llama"
+    assert "model_type = 'mistral'; transformers goes by model_type" in capsys.readouterr().err
 
 
 def test_an_adapter_beside_a_whole_model_is_not_applied_and_named(

@@ -1,14 +1,17 @@
 """Reads config.json as transformers 4 and 5 write it, and names the weights that published architectures share."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from isojax.core import registry
 from isojax.core.errors import InputError
+from isojax.core.terminal import warn
 from isojax.models.hf.config_values import FIX, read_number, read_size, require_value
 from isojax.models.hf.quantised import CONFIG_KEYS, describe_quantised_config
 from isojax.models.hf.rope_config import rope_settings
 
+_warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 LAYER_PREFIX = "model.layers.{layer}."
 TENSOR_NAMES = {
     "embed": "model.embed_tokens.weight",
@@ -60,12 +63,15 @@ def find_family(architecture: str) -> str:
 
 
 def check_model_type(config_json: Mapping[str, Any], family: str) -> None:
-    """InputError where model_type names another family than `architectures`: transformers goes by the one, and servers
-    by the other."""
+    """InputError where model_type names another family than `architectures`, and a warning where it names none of
+    those here: transformers goes by the one, and servers by the other."""
     model_type = config_json.get("model_type")
-    if model_type != family and model_type in registry.plugin_names(("models.families",), ("settings",)):
-        both = f"architectures = {config_json['architectures']!r}, and model_type = {model_type!r}"
+    if model_type in (None, family):
+        return
+    both = f"architectures = {config_json['architectures']!r}, and model_type = {model_type!r}"
+    if model_type in registry.plugin_names(("models.families",), ("settings",)):
         raise InputError(f"config.json: {both}, which is another family. Correct the one that is wrong.")
+    _warn_once(f"config.json: {both}; transformers goes by model_type, and isojax reads the model as {family}.")
 
 
 def common_settings(config_json: Mapping[str, Any], head_dim: int | None = None) -> dict[str, Any]:
