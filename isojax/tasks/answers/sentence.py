@@ -40,6 +40,7 @@ _FUNCTION_OF = re.compile(
 # What may not stand right before a value.
 _BAD_PRECURSOR = re.compile(
     r"(?:\b(?:from|to|under|below|over|above|beyond|past|within|twice|double|triple|thrice|half|times|plus|without"
+    r"|(?:might|could|may)(?:\s+\w+)?\s+be"
     r"|until|till|nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|per|approaching|versus|vs|log|ln"
     r"|sin|cos|tan|sqrt|close|around\s+about|just\s+shy\s+of|short\s+of|every|prime|after|before|since|except|like"
     r"|step|question|problem|example|exercise|case|part|line|option|page|chapter|equation|figure|table|note)"
@@ -81,7 +82,7 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     is_corrected = retraction is not None and _VALUE.search(sentence[: retraction.start()]) is not None
     if retraction and is_corrected and _VALUE.search(sentence, retraction.end()):
         sentence = sentence[retraction.end() :]
-    sentence = _NEGATIVE.sub(r"\1-", _without_remark(sentence).replace("**", "").replace("__", ""))
+    sentence = _NEGATIVE.sub(r"\1-", _without_emphasis(_without_remark(sentence)))
     values = list(_VALUE.finditer(sentence))
     if not values:
         return []
@@ -92,6 +93,10 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
         return []
     is_first = is_statement and _BEFORE_A_STATED_VALUE.fullmatch(sentence[: values[0].start()])
     return _single_value(sentence, values, 0 if is_first else len(values) - 1)
+
+
+def _without_emphasis(sentence: str) -> str:
+    return re.sub(r"(?<!\w)_([^_]+)_(?!\w)", r"\1", sentence.replace("**", "").replace("__", ""))
 
 
 def _without_remark(sentence: str) -> str:

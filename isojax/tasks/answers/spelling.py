@@ -63,6 +63,6 @@ def has_words(text: str) -> bool:
 def as_words(text: str) -> str | None:
     """A normalized text as words in small letters, where it is nothing else: `\\text{Evelyn}`, `(B)`, "no solution"."""
     plain = " ".join(_LATEX_TEXT.sub(r"\1", text).split()).strip("().' ")
-    if re.fullmatch(r"[A-Z]|(?=.*[A-Za-z]{3})[A-Za-z][A-Za-z ,.'-]*", plain):
+    if re.fullmatch(r"[A-Z]|[Nn][Oo]|(?=.*[A-Za-z]{3})[A-Za-z][A-Za-z ,.'-]*", plain):
         return plain.casefold()
     return None
