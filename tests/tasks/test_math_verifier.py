@@ -253,6 +253,22 @@ def test_a_reference_against_itself(check: Check, reference: str, expected: tupl
     assert judged(check, reference, f"\\boxed{{{reference}}}") == expected
 
 
+@pytest.mark.parametrize(
+    ("reference", "response", "expected"),
+    [
+        (r"\frac{100}{3}", r"\frac{100}{3} \approx 33.3", RIGHT),
+        ("33.3", r"\frac{100}{3} \approx 33.3", RIGHT),
+        ("420", r"420 \approx 423", WRONG),
+        ("423", r"420 \approx 423", WRONG),
+        (r"\frac{100}{3}", r"\frac{100}{3} \approx 33.4", WRONG),
+    ],
+)
+def test_an_approximation_is_no_second_guess(
+    check: Check, reference: str, response: str, expected: tuple[bool, bool]
+) -> None:
+    assert judged(check, reference, f"\\boxed{{{response}}}") == expected
+
+
 def test_a_reference_that_is_a_sentence_states_its_value(check: Check) -> None:
     assert judged(check, "Tom has 42 apples.", r"\boxed{42}") == RIGHT
     assert judged(check, "#### Step 1\nAdd 2 and 3.\n#### Step 2\nThe answer is 5.", r"\boxed{5}") == RIGHT

@@ -5,7 +5,6 @@ of a tuple, but neither give another of these nor less than all.
 """
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 from isojax.tasks.answers.arithmetic import (
     Arithmetic,
@@ -34,7 +33,6 @@ from isojax.tasks.answers.expression import (
 from isojax.tasks.answers.units import conversion
 
 MAX_ITEMS = 64  # of an unordered list, compared pair by pair
-APPROXIMATE = Fraction(1, 100)  # of a value, where an answer says "about" of itself: 100/3 ~ 33.3
 
 
 @dataclass(frozen=True)
@@ -272,14 +270,17 @@ class Equality:
         return None
 
     def _is_about(self, value: Node, approximation: Node) -> bool:
-        """Whether an approximation is one, within APPROXIMATE."""
+        """Whether a number is a value rounded, or cut, to the digits it has; so it is no second guess."""
         value = value.value if isinstance(value, Quantity) else value
-        approximation = approximation.value if isinstance(approximation, Quantity) else approximation
+        rounded = approximation.value if isinstance(approximation, Quantity) else approximation
+        if not isinstance(rounded, Number):
+            return False
         try:
-            exact, about = (self.arithmetic.value(node, 30) for node in (value, approximation))
+            exact, about = (abs(self.arithmetic.value(node, 30)) for node in (value, rounded))
         except Undefined:
             return False
-        return bool(abs(exact - about) * APPROXIMATE.denominator <= abs(exact) * APPROXIMATE.numerator)
+        units_left_out = (exact - about) * 10 ** (rounded.decimals or 0)
+        return bool(-0.5 <= units_left_out < 1)
 
     # --- sets of real numbers
 
