@@ -81,6 +81,12 @@ def test_final_answers(response: str, stated: str) -> None:
     assert final_answer(response).text == stated
 
 
+def test_tags_around_math_and_around_several_lines(check: Check) -> None:
+    assert judged(check, r"\frac{1}{2}", r"<answer>$\frac{2}{4}$</answer>") == RIGHT
+    assert judged(check, "7", "<answer>We add 3 and 4.\nSo it is 7.</answer>") == RIGHT
+    assert judged(check, "3", "<answer>We add 3 and 4.\nSo it is 7.</answer>") == WRONG
+
+
 def test_a_response_that_states_nothing_is_read_to_its_end() -> None:
     assert final_answer("It is 18").form is Form.NOWHERE
 

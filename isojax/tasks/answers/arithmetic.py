@@ -11,7 +11,7 @@ from fractions import Fraction
 from math import ceil, comb, factorial, floor, isqrt
 from typing import Any
 
-from isojax.tasks.answers.expression import Apply, Node, Number, Quantity, Series, Symbol
+from isojax.tasks.answers.tree import Apply, Node, Number, Quantity, Series, Symbol
 
 MAX_BITS = 100_000  # of an exact number
 MAX_FACTORIAL = 5_000
@@ -326,7 +326,7 @@ class Arithmetic:
 
     def _points(self, names: list[str], *nodes: Node) -> Iterator[Mapping[str, Node]]:
         """Values of the variables: fractions of both signs, or positive integers where only these may do."""
-        draw = random.Random(68)
+        draw = random.Random(0)
         needs_integers = bool({"series", "!", "binom"} & {name for node in nodes for name in functions(node)})
         for number in range(NUM_POINTS):
             if needs_integers:

@@ -15,7 +15,7 @@ from isojax.tasks.answers.arithmetic import (
     substitute,
     variables,
 )
-from isojax.tasks.answers.expression import (
+from isojax.tasks.answers.tree import (
     REALS,
     Apply,
     BaseNumeral,

@@ -6,10 +6,30 @@ What cannot be read to its last character is `Unreadable`, so that no part of an
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
 
 from isojax.tasks.answers.spelling import MATH_IN_TEXT
+from isojax.tasks.answers.tree import (
+    EMPTY_SET,
+    EULER,
+    IMAGINARY,
+    INFINITY,
+    PI,
+    REALS,
+    Apply,
+    BaseNumeral,
+    Colon,
+    Group,
+    Matrix,
+    Node,
+    Number,
+    Quantity,
+    Relation,
+    Residue,
+    Series,
+    SetOperation,
+    Symbol,
+)
 from isojax.tasks.answers.units import Unit, currency, is_unit_name, product, read_unit
 
 MAX_DEPTH = 60  # of brackets in brackets
@@ -20,114 +40,6 @@ MAX_EXPONENT = 10_000  # of ten, in a number as it is written: 1e9999
 class Unreadable(Exception):
     """A text that is no answer this module knows."""
 
-
-@dataclass(frozen=True)
-class Number:
-    """A rational number; `decimals` counts the digits after its point, where it has one."""
-
-    value: Fraction
-    decimals: int | None = None
-
-
-@dataclass(frozen=True)
-class Symbol:
-    """A variable, or one of pi, e, i and infinity, which have `is_constant`."""
-
-    name: str
-    is_constant: bool = False
-
-
-@dataclass(frozen=True)
-class Apply:
-    """A function of other expressions: + * / ^ negate pm mp percent degree abs floor ceil ! binom root log sin ..."""
-
-    function: str
-    arguments: tuple["Node", ...]
-
-
-@dataclass(frozen=True)
-class Series:
-    """A sum or a product over the integers from `low` to `high`."""
-
-    is_sum: bool
-    index: str
-    low: "Node"
-    high: "Node"
-    term: "Node"
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """A number with its unit."""
-
-    value: "Node"
-    unit: Unit
-
-
-@dataclass(frozen=True)
-class Group:
-    """Items between brackets; a list that has none has empty `brackets`. `(` and `[` of two may be an interval."""
-
-    brackets: str
-    items: tuple["Node", ...]
-
-
-@dataclass(frozen=True)
-class Relation:
-    """`sides` with one of = < <= > >= != in ~ (about) between each two."""
-
-    operators: tuple[str, ...]
-    sides: tuple["Node", ...]
-
-
-@dataclass(frozen=True)
-class SetOperation:
-    """Union (|), intersection (&) or difference (-) of two sets."""
-
-    operator: str
-    left: "Node"
-    right: "Node"
-
-
-@dataclass(frozen=True)
-class Matrix:
-    """Rows of a matrix; a determinant is not one."""
-
-    rows: tuple[tuple["Node", ...], ...]
-
-
-@dataclass(frozen=True)
-class Colon:
-    """A time or a ratio: parts as they are written, and as numbers."""
-
-    texts: tuple[str, ...]
-    parts: tuple[Fraction, ...]
-
-
-@dataclass(frozen=True)
-class BaseNumeral:
-    """Digits in a base: 52_8."""
-
-    digits: str
-    base: int
-
-
-@dataclass(frozen=True)
-class Residue:
-    """A number modulo another."""
-
-    value: "Node"
-    modulus: "Node"
-
-
-Node = (
-    Number | Symbol | Apply | Series | Quantity | Group | Relation | SetOperation | Matrix | Colon | BaseNumeral
-    | Residue
-)  # fmt: skip
-
-PI, EULER, IMAGINARY = Symbol("pi", True), Symbol("e", True), Symbol("i", True)
-INFINITY, REALS = Symbol("infinity", True), Symbol("R", True)
-EMPTY_SET = Group("{}", ())
 
 _UNICODE = {
     "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "÷": r"\div ", "√": r"\sqrt ", "π": r"\pi ",

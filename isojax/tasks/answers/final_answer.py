@@ -99,7 +99,8 @@ def final_answer(response: str) -> Statement:
     tag = _last_tag(response)
     if tag is not None and _last_box_start(response) < tag[1]:
         inside = final_answer(tag[0]) if tag[0].strip() else Statement("", Form.WHOLE)
-        return inside if inside.form is not Form.NOWHERE else Statement(inside.text, Form.SENTENCE)
+        is_one_line = inside.form is Form.NOWHERE and "\n" not in inside.text
+        return Statement(normalize_answer(inside.text), Form.SENTENCE) if is_one_line else inside
     boxed = _stated_box(response)
     if boxed is not None:
         return Statement(normalize_answer(boxed), Form.WHOLE)

@@ -10,7 +10,7 @@ from isojax.core.registry import import_extra
 from isojax.tasks.answers.arithmetic import Arithmetic
 from isojax.tasks.answers.computer_algebra import ComputerAlgebra
 from isojax.tasks.answers.equality import Equality
-from isojax.tasks.answers.expression import Node, Number, Quantity, Unreadable, read_answer
+from isojax.tasks.answers.expression import Unreadable, read_answer
 from isojax.tasks.answers.final_answer import Form, Statement, final_answer, last_values, reference_answer
 from isojax.tasks.answers.sentence import values_in_sentence
 from isojax.tasks.answers.spelling import (
@@ -21,6 +21,7 @@ from isojax.tasks.answers.spelling import (
     is_prose,
     normalize_answer,
 )
+from isojax.tasks.answers.tree import Node, Number, Quantity
 from isojax.tasks.answers.units import read_unit
 from isojax.tasks.verifiers import Check, Verdict, refuse_argument
 
