@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from isojax.core.atomic_files import append_bytes, read_file, write_text
+from isojax.core.cycle_collection import cycle_collection_paused
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_COUNT, MAX_LINE_BYTES, MAX_SAMPLES
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
@@ -285,6 +286,7 @@ def ledger_folders(paths: Iterable[str | Path]) -> list[Path]:
     return folders
 
 
+@cycle_collection_paused()
 def read_runs(paths: Iterable[str | Path], warn: Callable[[str], object] | None = None) -> list[RunRecord]:
     """All runs below these folders or ledgers, by cell; InputError if there is none, one is unusable, or two clash."""
     runs = sorted((read_run(folder, warn) for folder in ledger_folders(paths)), key=lambda r: r.cell)

@@ -15,6 +15,7 @@ import numpy as np
 
 from isojax.core.atomic_files import atomic_folder, write_text
 from isojax.core.columns import Mask
+from isojax.core.cycle_collection import cycle_collection_paused
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_CELLS
 from isojax.core.nouns import Cell, RunRecord
@@ -50,6 +51,7 @@ class ImportedRuns:
     skipped: tuple[str, ...]  # logs of a folder that cannot be used, and numbers that are not finite
 
 
+@cycle_collection_paused()
 def read_logs(
     paths: Sequence[Path],
     log_format: str | None,
@@ -177,6 +179,7 @@ def check_output_folder(out: Path) -> None:
         raise InputError(f"--out {out} is there and is no empty folder; it is kept. Give another name, or remove it.")
 
 
+@cycle_collection_paused()
 def write_ledgers(imported: ImportedRuns, out: Path, manifest: Mapping[str, object]) -> None:
     """Write the ledgers below `out`, and import.json: `manifest` (files, format, map), the log of each cell, the notes.
     InputError where `out` holds something, or cannot be written; it is then as it was."""

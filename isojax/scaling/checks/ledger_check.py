@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from isojax.core.cycle_collection import cycle_collection_paused
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.runs.ledger import INCLUDE_FLAGGED, default_metric, ledger_folders, read_run, run_conflicts
@@ -23,6 +24,7 @@ class LedgerCheck:
     notes: list[str]  # what it would not, but bears on what the fit can say
 
 
+@cycle_collection_paused()
 def check_ledgers(paths: Sequence[Path]) -> LedgerCheck:
     """Read every ledger below `paths`; refused where there is none."""
     runs: list[RunRecord] = []
