@@ -12,7 +12,7 @@ from isojax.core.errors import InputError
 from isojax.core.table_files import JSON_LINES_SUFFIXES, paths_below, read_lines
 from isojax.core.tabular import parse_number
 from isojax.runs.importers import csv, tensorboard, trl, verl_console
-from isojax.runs.logs.log_table import check_log_file
+from isojax.runs.logs.log_table import COLUMNS_OF_FRAME, check_log_file
 
 FOLDER_PATTERNS = {"wandb": "run-*.wandb", "trl": trl.STATE_FILE, "tensorboard": tensorboard.EVENT_FILE_PATTERN}
 LINES_LOOKED_AT, HEAD_LINES = 20_000, 40  # of a console log, before its first step; of JSON, to know whose it is
@@ -82,6 +82,8 @@ def _format_of_file(path: Path) -> str:
         return "trl" if '"epoch"' in head and re.search('"(eval_runtime|learning_rate)"', head) else "jsonl"
     if head.startswith("{") and '"log_history"' in head:
         return "trl"
+    if COLUMNS_OF_FRAME.match(head):
+        return "jsonl"
     if _format_by_suffix(path) == "jsonl" or (len(texts) > 1 and all(text.startswith('{"') for text in texts)):
         return "verl" if '"step"' in texts[0] and '"data"' in texts[0] else "jsonl"
     marks = [mark for mark in DELIMITERS if texts[0].count(mark) == texts[-1].count(mark) > 0]

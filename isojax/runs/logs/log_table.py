@@ -89,6 +89,9 @@ class LogTable:
         return list(dict.fromkeys([*self.cells.names, *self.config]))
 
 
+# How pandas writes a frame as JSON by default, orient="columns": {"step": {"0": 1, "1": 2}, "reward": {"0": 0.1, ...
+COLUMNS_OF_FRAME = re.compile(r'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{\s*"\d+"\s*:')
+
 # How files begin that are no text and no log of W&B or TensorBoard, and what to do with them.
 BINARY_FILES = {
     (b"PK\x03\x04",): "a zip archive or an Excel file; unpack it, or save it as CSV",
@@ -118,6 +121,8 @@ def read_log_objects(path: Path) -> tuple[Iterable[DataRow], tuple[str, ...]]:
     if re.match(r"\s*\[\s*\{", text):
         lines = [(i, json.dumps(value)) for i, value in enumerate(parse_json(text, path), 1)]
         return [replace(row, position=f"entry {row.index + 1}") for row in read_objects(path, lines)], ()
+    if COLUMNS_OF_FRAME.match(text) and (frame_rows := _rows_of_frame(path, text)):
+        return frame_rows, ()
     if not text.strip():
         raise InputError(f"{path} holds blank lines only, expected one JSON object per line. Leave it out.")
 
@@ -127,6 +132,19 @@ def read_log_objects(path: Path) -> tuple[Iterable[DataRow], tuple[str, ...]]:
         note = "its last line is torn, and left out (the run still writes it, or was stopped)"
         return read_objects(path, split_lines(whole_lines)), (note,)
     return read_objects(path, split_lines(text)), ()
+
+
+def _rows_of_frame(path: Path, text: str) -> list[DataRow]:
+    """The rows of one object of columns, each an object of cells by row; none where the text is anything else."""
+    try:
+        frame = parse_json(text, path)
+    except InputError:  # of several objects, one on a line
+        return []
+    keys = [column.keys() if isinstance(column, dict) else None for column in frame.values()]
+    if any(other is None or other != keys[0] for other in keys):
+        return []
+    rows = ({name: cells[key] for name, cells in frame.items()} for key in next(iter(frame.values())))
+    return [DataRow(str(path), f"entry {i + 1}", values, i) for i, values in enumerate(rows)]
 
 
 def _is_object(path: Path, line: str) -> bool:

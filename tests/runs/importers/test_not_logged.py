@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 
@@ -33,6 +34,20 @@ def test_a_step_without_an_evaluation(logged, word):
 def test_json_lines(logged, value):
     rows = [{"step": step, "lr": 0.5, "reward": 0.1 * step if step % 2 == 0 else value} for step in range(5)]
     assert curve(logged("jsonl", rows, "n=8,B_p=32").runs[0]) == [(0, 0.0), (2, 0.2), (4, 0.4)]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_columns_as_pandas_writes_them_by_default(logged, indent):
+    columns = {
+        "step": {"0": 1, "1": 2, "5": 3},
+        "lr": {"0": 1, "1": 1, "5": 1},
+        "reward": {"0": 0.1, "1": None, "5": 0.3},
+    }
+    (run,) = logged("jsonl", json.dumps(columns, indent=indent), "n=8,B_p=32").runs
+    assert curve(run) == [(1, 0.1), (3, 0.3)]
+    with pytest.raises(InputError, match=r"entry 2: reward is 'x'"):
+        columns["reward"]["1"] = "x"
+        logged("jsonl", json.dumps(columns, indent=indent), "n=8,B_p=32")
 
 
 @pytest.mark.parametrize("word", ["", "NaN", "None"])
