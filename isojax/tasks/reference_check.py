@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from isojax.core.config import CellConfig, VerifierConfig
+from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.terminal import warn
@@ -76,9 +76,7 @@ def check_references(cell: CellConfig, task: TextTask, problem_sets: Sequence[Se
         return
     for use in dict.fromkeys(config.use.values()):
         if use == "math":
-            with closing(
-                Checker(VerifierConfig(use=use, timeout=config.timeout, memory_gib=config.memory_gib))
-            ) as checker:
+            with closing(Checker(config.with_settings(use=use))) as checker:
                 _check_by_verifier(use, checker.judge, problem_sets, refuse)
         else:
             _check_by_verifier(use, None, problem_sets, refuse)
@@ -100,9 +98,13 @@ def _check_by_verifier(use: str, judge: Judge | None, problem_sets: Sequence[Seq
         _too_many(len(unmatched_set), len(problems))
         for unmatched_set, problems in zip(unmatched_sets, problem_sets, strict=True)
     )
-    message = _describe(use, unmatched, total)
-    remedy = _remedy(unmatched[0].problem)
-    if refuse and is_too_many and use != "exact":  # which may be meant to compare such texts as they are
+    examples, remedy = _list_some(unmatched), _remedy(unmatched[0].problem)
+    count = f"{len(unmatched)} of {total} reference answers"
+    if use == "exact":  # which may be meant to compare such texts as they are
+        warn(f"{count} may be none, and cell.verifier.use = exact compares them as they stand: {examples}. {remedy}")
+        return
+    message = f"{count} can be matched by no response, as cell.verifier.use = {use} judges: {examples}."
+    if refuse and is_too_many:
         raise InputError(f"{message} {remedy}")
     warn(f"{message} Their rewards stay 0. {remedy}")
 
@@ -209,15 +211,15 @@ def _prose(answer: str) -> str:
     return "a text without a final answer (after #### or in \\boxed{})" if is_proof or is_prose or has_lines else ""
 
 
-def _describe(use: str, unmatched: Sequence[UnmatchedReference], total: int) -> str:
+def _list_some(unmatched: Sequence[UnmatchedReference]) -> str:
+    """The first of them, each with its place, its text and the reason."""
     named = []
     for one in unmatched[:MAX_NAMED]:
         answer = " ".join(one.problem.answer.split())
         shown = answer if len(answer) <= 60 else f"{answer[:40]} ... {answer[-15:]}"
         named.append(f"{one.problem.name}: {shown!r} ({one.reason})")
     more = f"; and {len(unmatched) - MAX_NAMED} more" if len(unmatched) > MAX_NAMED else ""
-    claim = f"{len(unmatched)} of {total} reference answers can be matched by no response"
-    return f"{claim}, as cell.verifier.use = {use} judges: {'; '.join(named)}{more}."
+    return "; ".join(named) + more
 
 
 def _remedy(problem: Problem) -> str:

@@ -33,7 +33,7 @@ def parse_messages(text: str) -> list[Any] | None:
     text. ValueError where it looks like messages and cannot be read as such."""
     if not _OPENS_LIKE_MESSAGES.match(text):
         return None
-    array = _NUMPY_ARRAY.fullmatch(text)
+    array = _NUMPY_ARRAY.fullmatch(text) if not text.lstrip().startswith(("[", "{")) else None
     list_text = array[1] if array else text
     value = parse_literal(list_text)
     if value is None:
