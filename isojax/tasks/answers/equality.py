@@ -69,6 +69,8 @@ class Equality:
             return self._same_relations(reference, response)
         if isinstance(reference, SetOperation) or isinstance(response, SetOperation) or REALS in (reference, response):
             return self._same_sets(reference, response)
+        if _is_single(reference) != _is_single(response):  # {5} is 5
+            return self._same(_only_item(reference), _only_item(response))
         if isinstance(reference, Group):
             return self._same_groups(reference, response)
         if isinstance(response, Group):
@@ -148,7 +150,7 @@ class Equality:
 
     def _same_groups(self, reference: Group, response: Node) -> bool:
         if not isinstance(response, Group):
-            return len(reference.items) == 1 and self._same(reference.items[0], response)
+            return False
         brackets = {reference.brackets, response.brackets}
         if brackets == {"", "{}"} or brackets == {""}:
             return self._same_in_any_order(_unnamed(reference.items), _unnamed(response.items))
@@ -475,6 +477,15 @@ def _with_signs(node: Node, *, upper: bool) -> Node:
         case Apply(function, arguments):
             return Apply(function, tuple(_with_signs(argument, upper=upper) for argument in arguments))
     return node
+
+
+def _is_single(node: Node) -> bool:
+    """Whether it is a set of one."""
+    return isinstance(node, Group) and node.brackets == "{}" and len(node.items) == 1
+
+
+def _only_item(node: Node) -> Node:
+    return node.items[0] if isinstance(node, Group) and _is_single(node) else node
 
 
 def _unnamed(items: tuple[Node, ...]) -> tuple[Node, ...]:

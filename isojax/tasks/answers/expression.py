@@ -68,6 +68,7 @@ _SET_OPERATION = re.compile(r"\s*(\\(?:cup|cap|setminus|backslash)(?![A-Za-z]))"
 _SET_OPERATORS = {r"\cup": "|", r"\cap": "&", r"\setminus": "-", r"\backslash": "-"}
 _PRODUCT = re.compile(r"\s*(\*\*|\*|/|\\(?:cdot|times|div|ast)(?![A-Za-z]))")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
+_NUMBER_IN_TEXT = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{\s*(-?\\?[$€£]?-?[0-9][^{}]*|\\?[$€£]|-)\s*\}")
 _AND = r"(?:and|or)"
 _SEPARATOR = re.compile(
     rf"\s*(?:[,;]\s*(?:\\(?:text|mathrm|mbox)\s*\{{\s*{_AND}\s*\}}|{_AND}\b|\\(?:vee|wedge|lor|land)(?![A-Za-z]))?"
@@ -125,6 +126,7 @@ def read_answer(text: str, *, with_exponents: bool = True) -> Node:
     if len(text) > MAX_LENGTH:
         raise Unreadable("too long")
     text = MATH_IN_TEXT.sub(_math_content, text) if "$" in text else text
+    text = _NUMBER_IN_TEXT.sub(r" \1 ", text)
     for character, command in _UNICODE.items():
         text = text.replace(character, command)
     text = re.sub(r"(?<=[0-9]),\\!\s*(?=[0-9]{3})", ",", text).strip()
@@ -733,6 +735,8 @@ _COMMANDS: dict[str, Callable[[_Reader], Node]] = {
     "prod": lambda reader: reader.series(is_sum=False),
     "boxed": _Reader.braces,
     "fbox": _Reader.braces,
+    "underline": _Reader.braces,
+    "boldsymbol": _Reader.braces,
 }
 _DEGREE = Unit((("degree", 1),))
 
