@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from isojax.core.config import CellConfig, DataConfig, ModelConfig, SamplingConfig, VerifierConfig
+from isojax.core.config import CellConfig, DataConfig, ModelConfig, RewardConfig, SamplingConfig, VerifierConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.grading import Checker
@@ -79,7 +79,9 @@ def test_other_verifiers() -> None:
     assert find_unmatched("function:rewards.py:f", None, problems) == []
 
 
-def check(folder: Path, answers: list[object], use: str = "math", refuse: bool = True, order: int = 1) -> None:
+def check(
+    folder: Path, answers: list[object], use: str | dict[str, str] = "math", refuse: bool = True, order: int = 1
+) -> None:
     """As a run does, of problems in a file."""
     path = folder / "train.jsonl"
     path.write_text("".join(json.dumps({"question": f"{i}?", "answer": a}) + "\n" for i, a in enumerate(answers)))
@@ -88,6 +90,7 @@ def check(folder: Path, answers: list[object], use: str = "math", refuse: bool =
         model=ModelConfig(path=str(byte_level(folder / "model"))),
         sampling=SamplingConfig(prompt_length=20, response_length=9),
         verifier=VerifierConfig(use=use),
+        reward=RewardConfig(kind="binary" if isinstance(use, str) else "graded"),
         data=DataConfig(attempts=0),
     )
     source = open_source(cell.task, cell.data)
@@ -144,3 +147,10 @@ def test_an_answer_that_is_no_integer_is_refused_with_its_line(tmp_path: Path, r
 def test_words_for_nothing_may_be_labels_of_an_exact_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(tmp_path, ["none", "some"] * 10, use="exact")
     assert "10 of 20 reference answers" in capsys.readouterr().err
+
+
+def test_of_several_verifiers_the_built_in_ones_are_asked(tmp_path: Path) -> None:
+    answers = ["None" if i % 4 == 0 else i for i in range(20)]
+    check(tmp_path, answers, use={"form": "function:nowhere.py:form"}, refuse=True)
+    with pytest.raises(InputError, match=r"5 of 20 reference answers .* cell\.verifier\.use = math"):
+        check(tmp_path, answers, use={"accuracy": "math", "words": "exact"})
