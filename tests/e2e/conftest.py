@@ -94,7 +94,7 @@ def run(folder, out, err, words, fit, report, environment):
     if not report:
         report_command.draw_report = lambda folder, document: folder / "report.html"
     if not fit:
-        report_command.fit_and_report = lambda config, folder, with_report: None
+        report_command.fit_and_report = lambda folder, with_report: None
     for number, path in enumerate(("/dev/null", out, err)):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
     main = MAINS.get(words[0], isojax.cli.app.main)

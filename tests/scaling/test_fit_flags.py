@@ -51,6 +51,16 @@ def test_cells_of_unequal_length_are_flagged(end_of_the_other, flagged):
     assert ("unequal_lengths" in {f.code for f in flags}) is flagged
 
 
+def test_a_run_that_ends_before_other_seeds_of_its_cell_is_named():
+    C = np.arange(1, 5) * 1000.0
+    whole, half = run(16, 8, 0, C, [0.3, 0.4, 0.5, 0.5]), run(16, 8, 1, C[:2], [0.3, 0.4])
+
+    flags = {f.code: f.text for f in data_flags(group_by_cell([whole, half]))}
+
+    assert "B_p=16 n=8 seed 1 (C = 2,000 of 4,000)" in flags["run_ends_early"]
+    assert "run_ends_early" not in {f.code for f in data_flags(group_by_cell([whole, run(16, 8, 1, C, [0.3] * 4)]))}
+
+
 def test_a_fit_says_so():
     [flag] = [f for f in fit(asynchronous_runs({4: 1.25, 16: 0.5})).flags if f.code == "staleness_differs"]
     assert flag.severity == "warning" and "1.25 at n = 4, 0.50 at n = 16 updates old" in flag.text

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from rich.markup import escape
 from typer import Option
 
-from isojax.cli.formatting import json_text, print_notes, print_nothing_learnt, to_json_value
+from isojax.cli.formatting import json_text, print_nothing_learnt, to_json_value
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, RunsArgument
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text
@@ -89,7 +89,9 @@ def print_fit(console: SafeConsole, fit: FitResult) -> None:
         columns = ("schedule", "stages", "seeds", "gain", level)
         console.print(TextTable("n along a run against the best fixed n at each C", columns, _schedule_rows(fit)))
     further_flags = fit.flags[1:] if fit.nothing_learnt else fit.flags
-    print_notes(console, (f"{flag.text} ({flag.code})" for flag in further_flags))
+    for flag in further_flags:
+        label = "note" if flag.severity == "info" else "warning"
+        console.print(f"[yellow]{label}:[/yellow] {escape(f'{flag.text} ({flag.code})')}")
 
 
 def _curve_row(curve: FittedCurve) -> list[str]:

@@ -64,7 +64,7 @@ def launch(
             return
         try:  # what ran is fitted and reported where some cells failed, too
             report = importlib.import_module("isojax.cli.commands.report_command")
-            report.fit_and_report(config, sweep_dir, not no_report)
+            report.fit_and_report(sweep_dir, not no_report)
         except InputError as e:
             failure = RunFailed(f"the cells are recorded in {sweep_dir}; the fit or report failed: {e}")
             raise run_failure or failure from e

@@ -193,7 +193,21 @@ def parse_fixed_values(assignments: Iterable[str]) -> dict[str, int]:
 def print_recommendation(
     console: SafeConsole, recommendation: Recommendation, budget: int | str, reward_name: str
 ) -> None:
-    """The allocation for a budget, its expected reward with interval, every n at that budget, and the reasons."""
+    """The answer, every n at that budget, and the reasons."""
+    print_answer(console, recommendation, budget, reward_name)
+    console.print(f"  {_regret_sentence(recommendation)}")
+    if len({cell.n for cell in recommendation.measured_cells}) > 1:
+        console.print(_measured_cells_table(recommendation))
+        if batch_table := _batch_table(recommendation):
+            console.print(batch_table)
+    for sentence in (*recommendation.reasons, *wording.describe_advice(recommendation)):
+        console.print(f"  {escape(sentence)}")
+    for warning in recommendation.further_warnings:
+        console.print(f"  [yellow]warning:[/yellow] {escape(warning)}")
+
+
+def print_answer(console: SafeConsole, recommendation: Recommendation, budget: int | str, reward_name: str) -> None:
+    """The allocation for a budget, and its expected reward with interval."""
     allocation = recommendation.allocation
     print_nothing_learnt(console, recommendation.nothing_learnt)
     if recommendation.no_effect and not recommendation.nothing_learnt:
@@ -210,27 +224,24 @@ def print_recommendation(
         interval, new_run = format_range(recommendation.interval), format_range(recommendation.prediction_interval)
         sentence = f"{format_percent(recommendation.level)} interval of that {interval}"
         console.print(f"  {sentence}; one new run will measure {new_run}")
+
+
+def _regret_sentence(recommendation: Recommendation) -> str:
     if recommendation.nothing_learnt:
-        regret = "regret unknown: no reward rises, so no cell can be compared with another"
-    elif recommendation.regret is None:
-        regret = "regret unknown: no measured cell agrees with these limits, so there is none to compare with"
-    else:
-        interval = f" ({format_range(recommendation.regret_interval)})" if recommendation.regret_interval else ""
-        regret = f"regret {recommendation.regret:.4f}{interval}: the loss to expect against the best measured cell"
-    console.print(f"  {regret}")
-    if len({cell.n for cell in recommendation.measured_cells}) > 1:
-        console.print(_measured_cells_table(recommendation))
-        if batch_table := _batch_table(recommendation):
-            console.print(batch_table)
-    for sentence in (*recommendation.reasons, *wording.describe_advice(recommendation)):
-        console.print(f"  {escape(sentence)}")
-    for warning in recommendation.further_warnings:
-        console.print(f"  [yellow]warning:[/yellow] {escape(warning)}")
+        return "regret unknown: no reward rises, so no cell can be compared with another"
+    if recommendation.regret is None:
+        return "regret unknown: no measured cell agrees with these limits, so there is none to compare with"
+    if len(recommendation.measured_cells) == 1:
+        return "regret unknown: only one cell was measured, so there is none to compare it with"
+    interval = f" ({format_range(recommendation.regret_interval)})" if recommendation.regret_interval else ""
+    return f"regret {recommendation.regret:.4f}{interval}: the loss to expect against the best measured cell"
 
 
 def _measured_cells_table(recommendation: Recommendation) -> TextTable:
     columns = ["n", "B_p", "reward", f"{format_percent(recommendation.level)} interval"]
-    if recommendation.n_probability:
+    # Where n makes no difference, which n is ahead by a hair says nothing, however often it is ahead.
+    n_probability = None if recommendation.no_effect else recommendation.n_probability
+    if n_probability:
         columns.append("P(n is best)")
     rows = []
     for n, best_first in sorted(group_by(recommendation.measured_cells, lambda cell: cell.n).items()):
@@ -238,12 +249,12 @@ def _measured_cells_table(recommendation: Recommendation) -> TextTable:
         mark = " *" if n in recommendation.equal_n else "  "
         B_p = f"{cell.B_p}" if cell.stable else f"{cell.B_p} unstable"
         row = [f"{n}{mark}", B_p, format_reward(cell.reward), format_range((cell.low, cell.high))]
-        if recommendation.n_probability:
-            probability = recommendation.n_probability.get(n, 0.0)
+        if n_probability:
+            probability = n_probability.get(n, 0.0)
             row.append(f"{probability:.2f} {'█' * round(BAR_WIDTH * probability)}")
         rows.append(row)
     title = f"forecasts at this budget, for each measured n; * within {recommendation.epsilon:g} of the best"
-    return TextTable(title, columns, rows, last_is_text=bool(recommendation.n_probability))
+    return TextTable(title, columns, rows, last_is_text=bool(n_probability))
 
 
 def _batch_table(recommendation: Recommendation) -> TextTable | None:

@@ -1,5 +1,6 @@
 """`isojax report`: figures and page of a sweep; after `isojax launch`: its fit, recommendations, gains and report."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -7,16 +8,15 @@ from typing import Annotated
 import typer
 
 from isojax.cli.commands.fit_command import print_fit
-from isojax.cli.commands.recommend_command import print_recommendation
+from isojax.cli.commands.recommend_command import print_answer
 from isojax.cli.formatting import print_line, print_nothing_learnt
 from isojax.cli.options import IncludeFlaggedOption, complete_run
 from isojax.cli.saved_fits import fit_runs, make_fit, read_fit, sweep_folder
-from isojax.core.config import Config
 from isojax.core.errors import InputError
 from isojax.core.nouns import RunRecord
 from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole
-from isojax.report.fit_views import fitted_runs
+from isojax.report.fit_views import fitted_runs, measured_budget
 from isojax.report.gains import report_gains
 from isojax.report.page.html_page import write_report
 from isojax.runs.ledger import read_runs
@@ -74,8 +74,8 @@ def other_fits(runs: Sequence[RunRecord], main_fit: FitResult) -> list[FitResult
     return fits
 
 
-def fit_and_report(config: Config, sweep_dir: Path, with_report: bool) -> None:
-    """Fit a sweep, print what was found and how to spend its budget per cell, and 4 times as much."""
+def fit_and_report(sweep_dir: Path, with_report: bool) -> None:
+    """Fit a sweep, print what was found, and last, where it stays in sight, how to spend what its runs had."""
     console, runs = SafeConsole(), read_runs([sweep_dir], warn)
     if not fixed_runs(runs):
         warn("every run has a schedule, and a law needs runs of a fixed n: there is no fit and no report")
@@ -84,11 +84,13 @@ def fit_and_report(config: Config, sweep_dir: Path, with_report: bool) -> None:
     fit = make_fit([sweep_dir], None, "rollouts")
     report_path = draw_report(sweep_dir, fit) if with_report else None
     print_fit(console, fit)
-    for budget in (config.sweep.budget, int(4 * max(curve.C_high for curve in fit.curves))):
-        try:
-            print_recommendation(console, recommend(fit, budget), budget, fit.reward_name)
-        except InputError as e:  # the sweep and its fit are there, only this budget has no answer
-            warn(f"no recommendation for {budget} rollouts: {e}")
     report_gains(console, sweep_dir, runs)
+
+    budget = int(measured_budget(fit))
+    try:
+        print_answer(console, recommend(fit, budget), budget, fit.reward_name)
+        print_line(f"why, and for other budgets: isojax recommend {shlex.quote(str(sweep_dir))} --budget {4 * budget}")
+    except InputError as e:  # the sweep and its fit are there, only this budget has no answer
+        warn(f"no recommendation for {budget} rollouts: {e}")
     if report_path is not None:
         print_line(f"report: {report_path}")

@@ -19,6 +19,7 @@ from isojax.scaling.curves.hill import curve_reward
 from isojax.scaling.result import CrossoverRow, FitResult, FrontierFit, ScheduleRow
 
 BASE_DASHES = (0, (4, 3))
+FEWER_SEEDS = "of fewer seeds: others ended before"
 LEGEND_INCHES = 1.9  # the width of a column of the legend
 Colours = Mapping[int, str]
 
@@ -60,8 +61,14 @@ def _draw_runs(ax: Axes, fit: FitResult, runs: Sequence[RunRecord], colours: Col
             ax.plot(*C_and_y, color=colours[n], lw=0.5, alpha=0.3, zorder=1)
         means = fit_views.seed_means(seeds, fit)
         size, alpha, order = (8, 0.3, 2) if faint or len(means) > 40 else (15, 0.8, 6)
-        dots = {"s": size, "color": colours[n], "ec": "white", "lw": 0.5, "alpha": alpha, "zorder": order}
-        ax.scatter([C for C, _, _ in means], [y for _, y, _ in means], **dots)
+        dots = {"s": size, "lw": 0.5, "alpha": alpha, "zorder": order}
+        of_all = [(C, y) for C, y, count in means if count == len(seeds)]
+        of_some = [(C, y) for C, y, count in means if count < len(seeds)]
+        if of_all:
+            ax.scatter(*zip(*of_all, strict=True), color=colours[n], ec="white", **dots)
+        if of_some:  # a run ended before the others
+            style = {**dots, "facecolors": "white", "edgecolors": colours[n], "lw": 0.9, "label": FEWER_SEEDS}
+            ax.scatter(*zip(*of_some, strict=True), **style)
 
 
 def _draw_curves(ax: Axes, fit: FitResult, view: FrontierFit, colours: Colours) -> None:
@@ -155,6 +162,8 @@ def _legend(fig: Figure, fit: FitResult, colours: Colours, B_ps: Sequence[int]) 
         Line2D([], [], marker="o", ls="", color=canvas.MUTED, ms=4, label="evaluation (seeds' mean)"),
         Line2D([], [], color=canvas.MUTED, lw=0.6, label="one seed"),
     ]
+    if any(artist.get_label() == FEWER_SEEDS for ax in fig.axes for artist in ax.collections):
+        handles.append(Line2D([], [], marker="o", ls="", mfc="white", mec=canvas.MUTED, ms=4, label=FEWER_SEEDS))
     if level := fit_views.interval_level(fit):
         handles.append(Patch(color=canvas.INK, alpha=0.22, lw=0, label=f"{level} interval"))
     if fit.base_reward is not None:

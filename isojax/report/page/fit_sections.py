@@ -141,6 +141,8 @@ def health_section(folder: Path, fit: FitResult) -> Html:
     """Which runs are flagged as broken (scaling/checks/run_health.py), from where on and why; and what was doubtful
     before their first updates (train/start_check.py)."""
     checks = "none collapsed, exploded, was cut off or stopped being finite, and sampler and trainer agree"
+    if all(run.imported for run in fit.runs):
+        checks = "no reward collapsed. What a log does not hold, such as responses that were cut off, is not judged"
     flags = tag("p", f"No run is flagged: by what was recorded, {checks}.")
     if fit.nothing_learnt:  # a criterion is a change on the way
         flags = tag("p", f"No run broke on the way, but {fit.nothing_learnt}.")

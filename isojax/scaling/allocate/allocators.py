@@ -145,7 +145,9 @@ def _explain_cell(ensemble: CurveEnsemble, request: AllocationRequest, chosen_ce
     elif (allowed & (ensemble.n == n) & (ensemble.B_p < B_p)).any():
         B_p_text = f"a smaller one gives away more than {request.epsilon:g}"
     else:
-        B_p_text = f"the smallest stable one measured at n = {n}"
+        B_p_at_n = set(ensemble.B_p[ensemble.n == n].tolist())
+        which = "the smallest stable one" if len(B_p_at_n) > 1 else "the only one"
+        B_p_text = f"{which} measured at n = {n}"
     request.reasons.append(f"B_p = {B_p}: {B_p_text}{unstable_text}")
 
 

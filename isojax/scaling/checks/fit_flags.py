@@ -106,10 +106,22 @@ def data_flags(cells: TracksByCell) -> Iterator[FitFlag]:
     if short_cells:
         text = f"the longest ends at C = {format_number(C_longest)}; {', '.join(short_cells)} end earlier"
         yield _warning("unequal_lengths", f"cells of unequal length: {text} and are not on the frontier beyond")
+    if ended_early := list(_runs_that_end_early(cells)):
+        text = f"{', '.join(ended_early)}: beyond that, their cells rest on the seeds that are left"
+        yield _warning("run_ends_early", f"runs that end before other seeds of their cell: {text}")
     if not any(t.C[0] == 0 for seeds in cells.values() for t in seeds):
         yield _warning("no_base_reward", "no run was evaluated at C = 0: R0 is fitted, not measured")
     if any(p.graded for seeds in cells.values() for t in seeds for p in t.run.points):
         yield _info(GRADED_FLAG, "rewards are graded: avg@k is the mean reward, not a share of correct responses")
+
+
+def _runs_that_end_early(cells: TracksByCell) -> Iterator[str]:
+    for (B_p, n), seeds in cells.items():
+        C_longest = max(float(t.C[-1]) for t in seeds)
+        for t in seeds:
+            if C_longest > MAX_LENGTH_RATIO * t.C[-1]:
+                ends = f"{format_number(float(t.C[-1]))} of {format_number(C_longest)}"
+                yield f"B_p={B_p} n={n} seed {t.run.cell.seed} (C = {ends})"
 
 
 def staleness_flags(cells: TracksByCell) -> Iterator[FitFlag]:
