@@ -16,7 +16,6 @@ from isojax.core.limits import MAX_COUNT
 from isojax.core.start_file import describe_start
 from isojax.core.terminal import warn
 from isojax.report.console import SafeConsole
-from isojax.report.wording import nothing_learnt_sentence
 
 
 def parse_count(text: str, option: str = "--budget", alternative: str = "") -> int:
@@ -54,13 +53,6 @@ def json_line_per_row(document: Mapping[str, Any]) -> str:
 def print_line(text: str) -> None:
     """One line on standard output as it is, such as a path to copy."""
     SafeConsole().print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-def print_nothing_learnt(console: Console, text: str, label: str = "") -> None:
-    """The first sentence of an answer about a sweep that shows nothing; nothing where there is no such text."""
-    if text:
-        sentence = f"{label}: {text}." if label else nothing_learnt_sentence(text)
-        console.print(f"[bold yellow]{escape(sentence)}[/bold yellow]", highlight=False)
 
 
 def warn_of_start(folder: Path) -> None:

@@ -223,7 +223,8 @@ class Display:
             note += f", best reward {max(self._rewards.values()):.3f}"
         if new_rollouts > 0:
             rate = new_rollouts / max(1e-9, time.monotonic() - self._started_at)
-            minutes_left = (total - done) / rate / 60
-            note += f", {rate:,.{0 if rate >= 10 else 1}f} rollouts/s, {describe_minutes_left(minutes_left)}"
+            note += f", {rate:,.{0 if rate >= 10 else 1}f} rollouts/s"
+            if len(self._ended_cells) < len(self._target_rollouts):
+                note += f", {describe_minutes_left((total - done) / rate / 60)}"
         self._progress.update(self._sweep_task, completed=done, total=total, note=note)
         return note

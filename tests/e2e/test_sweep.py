@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,9 @@ def test_again_and_side_by_side_the_same_bits(whole: Any, isojax: Any) -> None:
     the other did.
     """
     done = isojax.swept("launch", "tiny.yaml", "run.cells_at_once=2", fit=True)
-    assert "2 runs at once" in done.stderr and "for 2,500 rollouts: B_p = 8" in done.stdout
+    assert "2 runs at once" in done.stderr
+    assert re.search(r"for 1,856 rollouts: B_p = 8", done.stdout)  # what its runs had: the last evaluation's C
+    assert "why, and for other budgets: isojax recommend" in done.stdout
     assert isojax.ledgers() == whole.ledgers()
     assert (isojax.run() / "fit.json").read_bytes() == (whole.run() / "fit.json").read_bytes()
     assert (isojax.run() / "base" / "problems.jsonl").read_bytes() == (

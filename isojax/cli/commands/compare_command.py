@@ -6,7 +6,8 @@ from typing import Annotated
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.formatting import check_figure_path, json_text, print_line, print_notes, print_nothing_learnt
+from isojax.cli.formatting import check_figure_path, json_text, print_line, print_notes
+from isojax.cli.nothing_learnt import print_nothing_learnt
 from isojax.cli.options import JsonOption, complete_run
 from isojax.cli.saved_fits import make_fit, read_fit, sweep_folder
 from isojax.core.errors import InputError

@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 from rich.markup import escape
 from typer import Option
 
-from isojax.cli.formatting import json_text, print_nothing_learnt, to_json_value
+from isojax.cli.formatting import json_text, to_json_value
+from isojax.cli.nothing_learnt import print_nothing_learnt
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, ModeOption, RunsArgument
 from isojax.cli.saved_fits import fit_file_name, is_sweep_folder, make_fit, progress_bar
 from isojax.core.atomic_files import write_text

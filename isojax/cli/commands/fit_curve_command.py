@@ -8,6 +8,7 @@ from rich.markup import escape
 from typer import Argument, Option
 
 from isojax.cli import formatting
+from isojax.cli.nothing_learnt import print_nothing_learnt
 from isojax.cli.options import JsonOption, WhereOption
 from isojax.report.console import SafeConsole, TextTable
 from isojax.report.figures.single_curve import single_curve_figure
@@ -61,7 +62,7 @@ def fit_curve(
 
 
 def _print_curve(console: SafeConsole, document: Mapping[str, Any]) -> None:
-    formatting.print_nothing_learnt(console, document["nothing_learnt"])
+    print_nothing_learnt(console, document["nothing_learnt"])
     seeds = f" of {document['seeds']} seeds" if document["seeds"] > 1 else ""
     points = f"{document['points']} points{seeds}, rms residual {document['rmse']:.3g}"
     console.print(escape(f"{document['y']} against {document['x']}: {points}"))

@@ -11,7 +11,8 @@ from typing import Annotated
 from rich.markup import escape
 from typer import Argument, Option
 
-from isojax.cli.formatting import check_new_file, json_text, parse_count, print_line, print_notes, print_nothing_learnt
+from isojax.cli.formatting import check_new_file, json_text, parse_count, print_line, print_notes
+from isojax.cli.nothing_learnt import print_nothing_learnt
 from isojax.cli.options import IncludeFlaggedOption, JsonOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core import registry

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Argument, Option
 
-from isojax.cli.formatting import json_text, parse_count, print_line, print_nothing_learnt
+from isojax.cli.formatting import json_text, parse_count, print_line
+from isojax.cli.nothing_learnt import print_nothing_learnt
 from isojax.cli.options import FormatOption, JsonOption, MapOption, ResumedOption, complete_run
 from isojax.cli.saved_fits import read_fit
 from isojax.core import terminal
