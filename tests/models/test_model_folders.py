@@ -245,11 +245,10 @@ def test_a_refusal_says_what_the_folder_holds_and_what_makes_a_model_of_it(
 
 def test_a_folder_inside_a_checkpoint_says_where_the_weights_are(tmp_path: Path) -> None:
     """verl puts config.json and the tokenizer in a folder below the shards, and a run of isojax its checkpoint."""
-    with_files("model_world_size_1_rank_0.pt", "huggingface/config.json", config=False)(tmp_path / "actor")
-    shutil.copyfile(
-        with_files()(tmp_path) or tmp_path / "config.json", tmp_path / "actor" / "huggingface" / "config.json"
-    )
-    assert f"--local_dir {tmp_path / 'actor'} " in refusal(tmp_path / "actor" / "huggingface")
+    actor = tmp_path / "actor"
+    with_files("model_world_size_1_rank_0.pt", "huggingface/tokenizer.json", config=False)(actor)
+    with_files()(actor / "huggingface")
+    assert f"--local_dir {actor} " in refusal(actor / "huggingface")
 
     run = tmp_path / "sweep" / "cells" / "8x4-s0"
     with_files("config.yaml", "cells/8x2-s0/checkpoint/_METADATA", config=False)(tmp_path / "sweep")
