@@ -237,7 +237,7 @@ def _save_problems(
 
 
 def _problem_row(problem: Problem, split: str) -> dict[str, object]:
-    row = asdict(problem)
+    row: dict[str, object] = asdict(problem)
     del row["location"]  # for messages about the user's file, before a run
     return row | {"split": split}
 

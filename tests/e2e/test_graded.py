@@ -85,7 +85,9 @@ def test_from_ones_own_reward_function_to_a_policy_in_transformers(place: Isojax
                 mean = (train["reward/accuracy"] + 0.25 * train["reward/format"]) / 1.25
                 assert train["reward"] == pytest.approx(mean, abs=1e-5) and train["grad_norm"] > 0
         text = (place.run("graded") / "cells" / cell / "samples.txt").read_text()
-        assert re.search(r"    reward 0\.\d{3}, the answer is \d+\n", text) and "wrong" not in text
+        scores = r"accuracy 0\.\d{3}, format [01]\.\d{3}"
+        verdict = rf"    reward 0\.\d{{3}} \({scores}\), the answer is \d+(, cut off after 3 tokens)?\n"
+        assert re.search(verdict, text) and "wrong" not in text
     fitted = place.quick_ok("fit", "runs/graded").stdout
     assert "avg@k is the mean reward, not a share of correct responses" in " ".join(fitted.split())
     assert json.loads((place.run("graded") / "fit.json").read_text())["intervals"]["problems"] == 8
