@@ -13,6 +13,7 @@ from isojax.train.checkpoint import StartUpload
 from isojax.train.evaluate import EvalCounts, RolloutSample
 from isojax.train.sample_text import (
     describe_beginning,
+    describe_details,
     describe_verdict,
     mark_context,
     prompt_texts,
@@ -67,7 +68,9 @@ def write_samples(path: Path, task: Task, problems: list[Problem], counts: EvalC
     lines = [] if beginning_text.encode() in retained else [beginning_text]
     for problem, prompt, sample in zip(shown, prompts, _first_rollouts(counts), strict=False):
         rollout = f"{prompt.removeprefix(beginning)}{mark_context(task, sample.tokens)}".replace("\n", "\n    ")
-        lines.append(f"    {rollout}    {describe_verdict(task, problem, sample, counts.graded)}\n")
+        lines.append(f"    {rollout}    {describe_verdict(problem, sample, counts.graded)}\n")
+        if details := describe_details(task, sample):
+            lines.append(f"        ({details})\n")
 
     if len(retained) < len(old_text):
         os.truncate(path, len(retained))

@@ -31,26 +31,27 @@ def describe_beginning(beginning: str) -> str:
     return f"    every prompt begins with:\n{indent(beginning, 8)}\n" if beginning else ""
 
 
-def describe_verdict(task: Task, problem: Problem, sample: RolloutSample, graded: bool) -> str:
-    """What a rollout was rewarded for: its reward, the scores in it, the answer it was compared with and the one that
-    was found, and whether it was cut off."""
+def describe_verdict(problem: Problem, sample: RolloutSample, graded: bool) -> str:
+    """The reward of a rollout, and the answer that it was compared with where it is not right."""
     verdict = f"reward {sample.reward:.3f}" if graded else "correct" if sample.reward == 1 else "wrong"
-    if sample.scores:
-        verdict += f" ({', '.join(f'{name} {score:.3f}' for name, score in sample.scores.items())})"
-    parts = [verdict]
-    if sample.reward != 1:
-        parts.append(f"the answer is {reference_answer(problem.answer)}")
+    return verdict if sample.reward == 1 else f"{verdict}, the answer is {reference_answer(problem.answer)}"
 
-    found = None if is_on_device(task) else task.answer_found(sample.tokens)
+
+def describe_details(task: Task, sample: RolloutSample) -> str:
+    """Why a rollout in text has that reward: the scores in it, the answer that was found, and whether it was cut off."""
+    if is_on_device(task):
+        return ""
+    details = [f"{name} {score:.3f}" for name, score in sample.scores.items()]
+    found = task.answer_found(sample.tokens)
     if found and sample.reward != 1:
-        parts.append(f"the response says {found}")
+        details.append(f"the response says {found}")
     elif found == "":
-        parts.append("the response states no final answer")
-    if not sample.parsed and not is_on_device(task) and not found:
-        parts.append("nothing was parsed")
+        details.append("the response states no final answer")
+    if not sample.parsed and not found:
+        details.append("nothing was parsed")
     if not sample.ended:
-        parts.append(f"cut off after {len(sample.tokens)} tokens")
-    return ", ".join(parts)
+        details.append(f"cut off after {len(sample.tokens)} tokens")
+    return ", ".join(details)
 
 
 def mark_context(task: Task, tokens: np.ndarray) -> str:

@@ -125,7 +125,8 @@ def test_what_a_sweep_leaves(unbroken: Isojax) -> None:
             f"wrong, the answer is {p['answer']}" for p in validation
         }
         assert len(verdicts) == 4 * len(heads)
-        assert all(f"    3 + 4 = 7\n    {p['prompt']}" in text for p in validation[:4])  # the whole template
+        assert text.count("    3 + 4 = 7\n") == 1  # what all prompts begin with is said once
+        assert all(f"\n    {p['prompt']}" in text for p in validation[:4])
 
 
 def test_a_sweep_killed_and_resumed_leaves_the_same_bits(isojax: Isojax, unbroken: Isojax) -> None:

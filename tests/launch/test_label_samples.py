@@ -53,13 +53,13 @@ def test_a_few_problems_of_each_part_with_what_they_were_rewarded_for(tmp_path: 
         "    0 + 1 = ",
         "        response 1 of 4, correct:",
         "            7",
-        "        response 2 of 4, wrong, the answer is 1, nothing was parsed, cut off after 2 tokens:",
+        "        response 2 of 4, wrong, the answer is 1 (nothing was parsed, cut off after 2 tokens):",
         "            12",
         "hard: p.jsonl, line 3, avg@4 0.000, the answer is 3",
         "    2 + 1 = ",
         "        response 1 of 4, wrong, the answer is 3:",
         "            7",
-        "        response 2 of 4, wrong, the answer is 3, nothing was parsed, cut off after 2 tokens:",
+        "        response 2 of 4, wrong, the answer is 3 (nothing was parsed, cut off after 2 tokens):",
         "            12",
     ]
 
@@ -80,5 +80,5 @@ def test_graded_rewards_show_their_scores(tmp_path: Path) -> None:
     samples = [[RolloutSample(np.array([7]), 0.25, scores={"accuracy": 0.0, "format": 0.5})]]
     graded = EvalCounts(np.array([[0.25]]), [np.array([7])], 1, 1, Counter(), graded=True, samples=samples)
     LabelSamples(tmp_path / "s", task(), lambda problem: "easy").add([Problem(0, "1 + 1", "2")], graded)
-    line = "response 1 of 1, reward 0.250 (accuracy 0.000, format 0.500), the answer is 2:"
+    line = "response 1 of 1, reward 0.250, the answer is 2 (accuracy 0.000, format 0.500):"
     assert line in (tmp_path / "s").read_text()

@@ -105,11 +105,12 @@ def test_samples_say_once_what_all_prompts_begin_with_and_what_was_rewarded(tmp_
     ]
     counts = EvalCounts(np.array([[1.0], [0.0], [0.0]]), responses, 2, 2, Counter(), samples=samples)
     write_samples(tmp_path / "samples.txt", task, problems, counts, EvalPoint(0, 0, 0, 0, {"avg@1": 1 / 3}))
-    verdict = "wrong, the answer is 6, the response states no final answer, nothing was parsed"
     rollouts = [
         r"    0 + 4 = \boxed{4}    correct",
-        r"    1 + 4 = so \boxed{6}    wrong, the answer is 5, the response says 6",
-        f"    2 + 4 = I do not know    {verdict}, cut off after {len(responses[2])} tokens",
+        r"    1 + 4 = so \boxed{6}    wrong, the answer is 5",
+        "        (the response says 6)",
+        "    2 + 4 = I do not know    wrong, the answer is 6",
+        f"        (the response states no final answer, nothing was parsed, cut off after {len(responses[2])} tokens)",
     ]
     first, *lines = (tmp_path / "samples.txt").read_text().splitlines()
     beginning = ["    every prompt begins with:", "        1 + 1 = 2", "        2 + 2 = 4"]
@@ -117,5 +118,5 @@ def test_samples_say_once_what_all_prompts_begin_with_and_what_was_rewarded(tmp_
 
     # What the first evaluation has said is not said again.
     write_samples(tmp_path / "samples.txt", task, problems, counts, EvalPoint(64, 2, 64, 0, {"avg@1": 1 / 3}))
-    assert (tmp_path / "samples.txt").read_text().splitlines()[-3:] == rollouts
+    assert (tmp_path / "samples.txt").read_text().splitlines()[-5:] == rollouts
     assert (tmp_path / "samples.txt").read_text().count("every prompt begins with") == 1

@@ -13,6 +13,7 @@ from isojax.tasks.task import Task
 from isojax.train.evaluate import EvalCounts, RolloutSample
 from isojax.train.sample_text import (
     describe_beginning,
+    describe_details,
     describe_verdict,
     indent,
     mark_context,
@@ -61,8 +62,10 @@ class LabelSamples:
         head = f"{part}: {problem.name}, {label}, the answer is {reference_answer(problem.answer)}\n"
         lines = [head, f"{indent(prompt, 4)}\n"]
         for number, sample in enumerate(samples, 1):
-            verdict = describe_verdict(self._task, problem, sample, graded)
-            lines.append(f"        response {number} of {problem.attempts}, {verdict}:\n")
+            verdict = describe_verdict(problem, sample, graded)
+            details = describe_details(self._task, sample)
+            said = f"{verdict} ({details})" if details else verdict
+            lines.append(f"        response {number} of {problem.attempts}, {said}:\n")
             lines.append(f"{indent(mark_context(self._task, sample.tokens), 12)}\n")
         return "".join(lines)
 
