@@ -38,7 +38,7 @@ def describe_verdict(problem: Problem, sample: RolloutSample, graded: bool) -> s
 
 
 def describe_details(task: Task, sample: RolloutSample) -> str:
-    """Why a rollout in text has that reward: the scores in it, the answer that was found, and whether it was cut off."""
+    """Why a rollout in text has that reward: its scores, the answer that was found, and whether it was cut off."""
     if is_on_device(task):
         return ""
     details = [f"{name} {score:.3f}" for name, score in sample.scores.items()]
