@@ -4,20 +4,22 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from isojax.core.errors import InputError
 from isojax.core.limits import MAX_REPLICATES
 from isojax.core.nouns import IMPORTED, Cell, RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity, segment_evidence
-from isojax.scaling.checks.learning import find_nothing_learnt
+from isojax.scaling.checks.learning import evaluation_size, find_nothing_learnt
 from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode
 from isojax.scaling.curves.departures import TRIAL_DRAWS, try_forecast
 from isojax.scaling.curves.flat_sweep import can_be_flat, flat_estimate
 from isojax.scaling.curves.sweep_estimate import DEFAULT_OPTIONS, FitOptions, SweepEstimate, to_curve_draws
-from isojax.scaling.law.frontier import compare_schedules, compute_frontier, crossover_rows, frontier_rows
+from isojax.scaling.law.frontier import Frontier, compare_schedules, compute_frontier, crossover_rows, frontier_rows
 from isojax.scaling.law.n_star_law import fit_fixed_batches, fit_n_star
 from isojax.scaling.law.referee import judge_laws
 from isojax.scaling.result import FitFlag, FitResult, FittedRun, ForecastTrial, FrontierFit
@@ -185,6 +187,8 @@ def fit_frontier(
     frontier = compute_frontier(curves)
     segments = () if estimate.is_flat else segment_evidence(frontier, cells, metric)
     crossovers = crossover_rows(frontier, draws, uncrossed_too=estimate.no_effect is None)
+    step = evaluation_size([t for seeds in cells.values() for t in seeds], metric).step
+    crossovers = tuple(row for row in crossovers if step <= _frontier_reward(frontier, row.C) <= 1 - step)
     n_star = fit_n_star(frontier, draws, estimate.no_effect, max(measured_n), len(targets))
     if estimate.is_flat:  # the n that a tie names first is none that leads
         n_star = n_star.model_copy(update={"band": None})
@@ -196,6 +200,11 @@ def fit_frontier(
         n_star=n_star,
     )
     return frontier_fit, list(fit_flags.frontier_flags(frontier, segments, n_star.law, measured_n, n_star.no_effect))
+
+
+def _frontier_reward(frontier: Frontier, C: float) -> float:
+    """Next to 0 or 1, less than a step of the evaluations away, curves that cross show nothing."""
+    return float(np.interp(C, [p.C for p in frontier.points], [p.reward for p in frontier.points]))
 
 
 def with_clocks(result: FitResult, runs: Sequence[RunRecord]) -> FitResult:

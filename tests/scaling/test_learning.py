@@ -245,3 +245,17 @@ def test_a_run_whose_n_grows_may_have_learnt():
     assert fit([*runs, growing], replicates=20).nothing_learnt.startswith("no run of a fixed n learnt")
     flat = replace(growing, points=runs[0].points)
     assert fit([*runs, flat], replicates=20).nothing_learnt.startswith("no run learnt")
+
+
+def test_a_late_take_off_is_no_certainty_and_zeros_do_not_cross():
+    """Most rewards are 0, so that no noise is seen: the n that rose leads, with an interval, and is the only one to."""
+    steps = np.arange(16)
+    rising = sweep(lambda n, s: np.where(steps > 10, 0.05 * (steps - 10) + 0.002 * s, 0.0) * (n == 16))
+    document = fit(rising, replicates=200)
+    for row in document.joint.crossovers:
+        assert 16 in (row.n_low, row.n_high)
+    advice = recommend(document, 3e5)
+    rewards = {cell.n: cell.reward for cell in advice.measured_cells}
+    assert advice.allocation.n == 16 and rewards[16] > 0.2
+    assert max(rewards[n] for n in (4, 8, 32)) < 0.05
+    assert advice.interval is not None and advice.interval[1] - advice.interval[0] > 0.01

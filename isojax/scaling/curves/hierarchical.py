@@ -25,6 +25,7 @@ MID_DECADES = 2.5  # mid may be this many decades outside the points
 TINY_SD = 1e-9  # stands for a standard deviation of 0
 PRIOR_STEP_SD = np.array([0.02, 0.02])  # of the surface from one n to the next, around a line: reward, decades
 PRIOR_CURVATURE_SD = 0.03  # of A's curvature: reward gained or lost against a line over three doublings of n
+MOSTLY_EQUAL, MAX_UNSEEN_NOISE_SD = 0.5, 0.01  # a share of the evaluations; reward
 PRIOR_SLOPE_LNB_SD = 0.10  # of ln B over three doublings of n
 
 
@@ -66,6 +67,7 @@ class PackedSweep:
     keys: list[tuple[int, int]]  # (B_p, n) of each cell
     tracks: list[list[RunTrack]]  # the seeds of each cell
     base_reward: float | None  # the mean reward at C = 0; None where no run was evaluated there
+    min_noise_sd: float = 0.0  # where most rewards are equal, as before the first right answers, noise cannot be seen
 
 
 def pack_sweep(cells: TracksByCell) -> PackedSweep:
@@ -82,7 +84,18 @@ def pack_sweep(cells: TracksByCell) -> PackedSweep:
     x_low, x_high = float(x[np.isfinite(x)].min()), float(x.max())
     X, prior = surface_columns(keys, (x_low + x_high) / 2)
     data = SweepArrays(x, y, weight, X, x_low, x_high)
-    return PackedSweep(data, weight > 0, prior, keys, tracks, base_reward([t for seeds in tracks for t in seeds]))
+    all_tracks = [t for seeds in tracks for t in seeds]
+    min_noise_sd = _unseen_noise_sd(np.concatenate([t.R for t in all_tracks]))
+    return PackedSweep(data, weight > 0, prior, keys, tracks, base_reward(all_tracks), min_noise_sd)
+
+
+def _unseen_noise_sd(rewards: FloatArray) -> float:
+    """One step of an evaluation's resolution where half of the rewards are one value, so that a robust estimate of
+    noise is 0 and any difference would count as certain; 0 elsewhere."""
+    values, counts = np.unique(rewards, return_counts=True)
+    if len(values) < 2 or counts.max() < MOSTLY_EQUAL * len(rewards):
+        return 0.0
+    return min(float(np.diff(values).min()), MAX_UNSEEN_NOISE_SD)
 
 
 def surface_columns(keys: Sequence[tuple[int, int]], mid_prior_mean: float) -> tuple[FloatArray, SurfacePrior]:

@@ -76,6 +76,7 @@ def fit_shape(tail: float, packed: PackedSweep, stated_run_sd: float | None = No
         state = find_mode(data, state, scales, iterations=12 if i < SCALE_ROUNDS else 40)
         previous_noise_sd = scales.noise_sd
         noise_sd = robust_noise_sd(data, data.y - predict_rewards(data, state), parameter_count)
+        noise_sd = max(noise_sd, packed.min_noise_sd)
         run_sd, run_sd_from, _ = estimate_run_sd(data, state, noise_sd, stated_run_sd)
         scales = replace(scales, noise_sd=max(noise_sd, 1e-9), run_sd=run_sd)
         if i < SCALE_ROUNDS:

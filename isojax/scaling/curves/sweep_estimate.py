@@ -22,11 +22,11 @@ MAX_EXTRAPOLATION = 4.0  # times the largest measured C: how far a curve may be 
 MIN_DECADES = 0.1
 CURVE_REACH_DECADES = float(np.log10(MAX_EXTRAPOLATION))
 DEPARTURE_FREEDOM = 5  # degrees of freedom of Student's t, which departures beyond the data follow
-# A cell below this reward at the end of its data, where other cells are above it, has hardly scored. Its reward cannot
-# depart downwards, and a mean of departures upwards alone would be a gain that it never made: they count beyond
-# RARE_DEPARTURE standard deviations alone, which leaves them to the interval's upper bound.
+# A cell below this reward at the end of its data, where other cells are above it, has hardly scored. What it may learn
+# beyond its data is then known from the others alone: it is left to the highest draws, so that the interval reaches as
+# far as they do, and the expected reward stays near what the cell itself has shown.
 HARDLY_SCORED = 0.01
-RARE_DEPARTURE = 1.28
+SHARE_THAT_RISES = 0.06  # of the draws, which holds the bound of a central 90%
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,13 @@ class PosteriorSamples:
         own_parts = [np.random.default_rng([0, *key]).normal(size=replicates) for key in self.keys]
         departure = spread * (rng.normal(size=(replicates, 1)) + np.stack(own_parts, axis=1)) / np.sqrt(2)
         departure -= departure.mean(0)  # so that no cell gains by chance
-        departure = np.where(self._hardly_scored(), np.maximum(departure - RARE_DEPARTURE, 0.0), departure)
-        rewards = curve_rewards + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES
-        return np.where(decades_beyond > 0, np.clip(rewards, 0.0, 1.0), curve_rewards)
-
-    def _hardly_scored(self) -> NDArray[np.bool_]:
-        """bool[J]: the cells whose curves end next to 0, if others do not."""
-        ends = self.curves_at(np.minimum(self.C_high, self.C_peak)).mean(0)
-        return (ends < HARDLY_SCORED) & (ends.max() >= HARDLY_SCORED)
+        rewards = np.clip(curve_rewards + departure * departure_sd * decades_beyond / CURVE_REACH_DECADES, 0.0, 1.0)
+        ends = self.curves_at(np.minimum(self.C_high, self.C_peak))  # [Q, J]
+        hardly_scored = (ends.mean(0) < HARDLY_SCORED) & (ends.mean(0).max() >= HARDLY_SCORED)
+        if hardly_scored.any():
+            highest = rewards >= np.quantile(rewards, 1 - SHARE_THAT_RISES, axis=-2, keepdims=True)
+            rewards = np.where(hardly_scored & ~highest, np.minimum(rewards, ends), rewards)
+        return np.where(decades_beyond > 0, rewards, curve_rewards)
 
     def for_cells(self, keys: Sequence[tuple[int, int]]) -> Self:
         """The same replicates of some cells."""
