@@ -86,11 +86,14 @@ def test_from_ones_own_reward_function_to_a_policy_in_transformers(place: Isojax
                 assert train["reward"] == pytest.approx(mean, abs=1e-5) and train["grad_norm"] > 0
         text = (place.run("graded") / "cells" / cell / "samples.txt").read_text()
         scores = r"accuracy 0\.\d{3}, format [01]\.\d{3}"
-        verdict = rf"    reward 0\.\d{{3}} \({scores}\), the answer is \d+(, cut off after 3 tokens)?\n"
+        verdict = rf"    reward 0\.\d{{3}}, the answer is \d+\n        \({scores}(, cut off after 3 tokens)?\)\n"
         assert re.search(verdict, text) and "wrong" not in text
     fitted = place.quick_ok("fit", "runs/graded").stdout
     assert "avg@k is the mean reward, not a share of correct responses" in " ".join(fitted.split())
-    assert json.loads((place.run("graded") / "fit.json").read_text())["intervals"]["problems"] == 8
+    fit = json.loads((place.run("graded") / "fit.json").read_text())
+    # So short a sweep may show nothing: then no replicate draws problems again.
+    shows_nothing = "nothing_learnt" in {flag["code"] for flag in fit["flags"]}
+    assert fit["intervals"]["problems"] == (None if shows_nothing else 8)
     assert "expected mean reward" in place.quick_ok("recommend", "runs/graded", "--budget", "200").stdout
     assert "graded rewards 8 x 4" in " ".join(place.quick_ok("records", "check", "runs/graded").stdout.split())
     place.refused("fit", "runs/graded", "--metric", "pass@2", saying=["avg@k for k <= 4 from its sums of graded"])

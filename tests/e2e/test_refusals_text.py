@@ -169,12 +169,12 @@ CASES: dict[str, tuple[Prepare, tuple[str, ...], tuple[str, ...]]] = {
     "an answer that cannot be": (
         file("p.jsonl", rows(17) + '{"question": "q", "answer": "blue"}\n'),
         (*LAUNCH, "cell.task=jsonl:p.jsonl"),
-        ("problem 17", "'blue'"),
+        ("p.jsonl, line 18", "'blue'"),
     ),
     "the same, to be labelled": (
         file("p.jsonl", rows(17) + '{"question": "q", "answer": "blue"}\n'),
         (*LAUNCH, "cell.task=jsonl:p.jsonl", "cell.data.attempts=2"),
-        ("problem 17", "'blue'"),
+        ("p.jsonl, line 18", "'blue'"),
     ),
     "too few problems": (
         file("p.jsonl", rows(18)),

@@ -295,6 +295,12 @@ def test_what_would_take_long_is_not_the_answer(check: Check, response: str) -> 
     assert time.process_time() - began < 2
 
 
+@pytest.mark.parametrize("response", ["é", "中", "k = é", r"\frac{Ω}{2}", "x_é", "2²é", "e_1", "\U0001d7d9", "٣", "ª"])
+def test_letters_of_other_scripts_are_no_error(check: Check, response: str) -> None:
+    """What an untrained policy writes: a check that raises would count as failed."""
+    assert judged(check, "7", f"\\boxed{{{response}}}") == WRONG
+
+
 def test_math_that_never_ends_costs_its_own_rollout() -> None:
     with Checker(VerifierConfig(use="math", timeout=1), num_workers=1) as checker:
         responses = [

@@ -491,7 +491,7 @@ class _Reader:
             return self.bar()
         if character == "\\":
             return self.command_node()
-        if character.isalpha():
+        if character.isascii() and character.isalpha():
             return self.letters()
         raise Unreadable(character)
 
@@ -573,7 +573,8 @@ class _Reader:
         subscript = self.take(re.compile(r"_\s*(?:\{\s*(?:\\(?:text|mathrm)\s*\{)?([\w ,+-]+)\}?\s*\}|([0-9A-Za-z]))"))
         if not subscript:
             return node
-        assert isinstance(node, Symbol)
+        if not isinstance(node, Symbol):
+            raise Unreadable(subscript[0])
         return Symbol(f"{node.name}_{(subscript[1] or subscript[2]).strip()}")
 
     # --- LaTeX commands
