@@ -104,7 +104,9 @@ def search(points: SigmoidPoints, start: FloatArray, robust_scale: float | None)
     settings |= {"ftol": None, "gtol": None, "xtol": STEP_TOLERANCE}
     if robust_scale is not None:
         settings |= {"loss": "soft_l1", "f_scale": robust_scale}
-    found = least_squares(residuals, start, bounds=(lower[R0_known:], upper[R0_known:]), **settings)
+    bounds = lower[R0_known:], upper[R0_known:]
+    start = np.clip(start, *bounds)  # a corner of the grid may be beyond a bound by a rounding
+    found = least_squares(residuals, start, bounds=bounds, **settings)
 
     def gradient(x: FloatArray) -> FloatArray:
         r = residuals(x)
