@@ -67,6 +67,9 @@ def words_by_command(value: str, rng: random.Random) -> dict[str, list[list[str]
         "report": [[value]],
         "status": [[value]],
         "records check": [[value]],
+        "records merge": [[value, "runs/tiny", "--out", "out"], ["runs/tiny", "runs/other", "--out", value]],
+        "clean": [[value, "--yes"], ["runs/tiny", value, "--dry-run"]],
+        "settings": [[value]],
         "records import": [
             [value], ["runs.csv", "--from", "csv", "--out", "out", "--map", f"reward=reward_heldout,n={value}"],
             ["runs.csv", "--out", value], ["runs.csv", "--out", "out", "--from", value],

@@ -136,10 +136,14 @@
     return copy;
   }
 
+  const narrow = () => innerWidth < 600;
+
   function layout(name) {
     const plan = state.fit.layouts[name], ink = token("--ink"), line = token("--line");
+    // On a phone the labels of 2k and 5k would meet those of 1k and 10k.
+    const sparse = (texts) => texts.map((text) => narrow() && !/^10*\D?$/.test(text) ? "" : text);
     const axis = (settings) => ({ ...settings, gridcolor: line, linecolor: line, zeroline: false, fixedrange: false });
-    return { ...plan, xaxis: axis(plan.xaxis), yaxis: axis(plan.yaxis), font: { color: ink, family: "system-ui, sans-serif", size: 12 },
+    return { ...plan, xaxis: axis({ ...plan.xaxis, ticktext: sparse(plan.xaxis.ticktext) }), yaxis: axis(plan.yaxis), font: { color: ink, family: "system-ui, sans-serif", size: 12 },
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", autosize: true, modebar: { bgcolor: "rgba(0,0,0,0)", color: token("--soft"), activecolor: token("--accent") }, uirevision: name };
   }
 
@@ -158,10 +162,10 @@
   const around = (axis, value) => [-6, 6].map((pixels) => axis.p2d(axis.d2p(value) + pixels));
 
   // What stays whatever the budget: where the data end, and the base policy's reward.
-  function landmarks({ measured_to, base }) {
+  function landmarks({ meta: { measured_to, base }, xaxis }) {
     const soft = token("--soft"), font = { color: soft, size: 10 };
-    const beyond = { type: "rect", layer: "below", xref: "x", yref: "paper", x0: measured_to, x1: 10 * measured_to, y0: 0, y1: 1, fillcolor: token("--line"), opacity: 0.35, line: { width: 0 },
-      label: { text: "not measured", textposition: "bottom left", font } };
+    const beyond = { type: "rect", layer: "below", xref: "x", yref: "paper", x0: measured_to, x1: 10 ** xaxis.range[1], y0: 0, y1: 1, fillcolor: token("--line"), opacity: 0.35, line: { width: 0 },
+      label: { text: narrow() ? "" : "not measured", textposition: "bottom left", font } };
     if (base === null) return [beyond];
     const start = { type: "line", layer: "below", xref: "paper", yref: "y", x0: 0, x1: 1, y0: base, y1: base, line: { color: soft, width: 1, dash: "dash" },
       label: { text: `base policy ${base.toFixed(3)}`, textposition: "end", yanchor: "bottom", font } };
@@ -171,7 +175,7 @@
   // The chosen budget: a line from bottom to top, the interval, and a point. Shapes, because they move without redrawing the curves.
   function shapes(kind, axes) {
     const row = state.row, accent = token("--accent"), C = state.C;
-    const background = landmarks(state.fit.layouts[kind].meta);
+    const background = landmarks(state.fit.layouts[kind]);
     if (row === null) return background;
     const line = (more) => ({ type: "line", layer: "above", xref: "x", yref: "y", x0: C, x1: C, line: { color: accent, width: 1.2, dash: "dot" }, ...more });
     const drawn = [...background, line({ yref: "paper", y0: 0, y1: 1 })];
