@@ -15,7 +15,16 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safeten
 PROMPT_ADAPTERS = ("PROMPT_TUNING", "PREFIX_TUNING", "P_TUNING", "MULTITASK_PROMPT_TUNING")  # which no weight can hold
 PICKLE_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 # Pickles of a trainer that hold no weights.
-TRAINER_PICKLES = ("optim", "scheduler", "rng_state", "training_args", "scaler", "random_states", "trainer_state")
+TRAINER_PICKLES = (
+    "optim",
+    "extra_state",
+    "scheduler",
+    "rng_state",
+    "training_args",
+    "scaler",
+    "random_states",
+    "trainer_state",
+)
 ORBAX_FILES = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt", "ocdbt.process_0")
 NEW = "models/merged"  # where the commands write
 TOKENIZER = f"then copy the tokenizer's files to {NEW}"
@@ -79,9 +88,7 @@ def _adapter(folder: Path) -> str:
 
 
 def _verl(folder: Path) -> str:
-    candidates = [folder, folder / "actor", *sorted(folder.glob("global_step_*/actor"))]
-    candidates += [folder.absolute().parent] if folder.name == "huggingface" else []
-    for actor in candidates:
+    for actor in _verl_actors(folder):
         shards = sorted(path.name for path in actor.glob("model_world_size_*_rank_*.pt"))
         if shards:
             what = f"The weights are in {actor}, as FSDP's shards of verl ({list_some(shards)})"
@@ -92,19 +99,32 @@ def _verl(folder: Path) -> str:
     return ""
 
 
+def _verl_actors(folder: Path) -> list[Path]:
+    """The folders that may hold the shards of verl's policy."""
+    actors = [folder, folder / "actor", *sorted(folder.glob("global_step_*/actor"))]
+    return actors + ([folder.absolute().parent] if folder.name == "huggingface" else [])
+
+
 def _verl_command(backend: str, actor: Path) -> str:
     return f"python -m verl.model_merger merge --backend {backend} --local_dir {actor} --target_dir {NEW}"
 
 
 def _deepspeed(folder: Path) -> str:
-    states = [*folder.glob("*_model_states.pt"), *folder.glob("global_step*/*_model_states.pt")]
-    if not states:
+    # A copy may lack some of its files, and any tag may name the folder of the shards.
+    names = ("*_model_states.pt", "*_optim_states.pt")
+    shards = [path for name in names for path in [*folder.glob(name), *folder.glob(f"*/{name}")]]
+    if not shards:
         return ""
-    checkpoint = folder if states[0].parent != folder else folder.absolute().parent  # that of the file `latest`
+    checkpoint = folder if shards[0].parent != folder else folder.absolute().parent
+    command = f"{_deepspeed_command(checkpoint)}; {CONFIG_AND_TOKENIZER}"
+    return f"It holds DeepSpeed's shards, such as {shards[0].name}. Merge them: {command}."
+
+
+def _deepspeed_command(checkpoint: Path) -> str:
+    """Merges the shards below a checkpoint, the folder of the file `latest`."""
     script = checkpoint / "zero_to_fp32.py"
     program = str(script) if script.is_file() else "-m deepspeed.utils.zero_to_fp32"
-    command = f"python {program} {checkpoint} {NEW} --safe_serialization"
-    return f"It holds DeepSpeed's shards, such as {states[0].name}. Merge them: {command}; {CONFIG_AND_TOKENIZER}."
+    return f"python {program} {checkpoint} {NEW} --safe_serialization"
 
 
 def _megatron(folder: Path) -> str:
@@ -203,9 +223,27 @@ def _other_frameworks(folder: Path) -> str:
     return ""
 
 
+def _traces(folder: Path) -> str:
+    """What a trainer leaves beside its weights' shards, where these were not saved or not copied."""
+    if (folder / "zero_to_fp32.py").is_file():
+        what = "It is a checkpoint of DeepSpeed without its shards, global_step*/*_states.pt"
+        merge = f"{_deepspeed_command(folder)}; {CONFIG_AND_TOKENIZER}"
+        return f"{what}. Copy them too, and merge them: {merge}."
+
+    names = ("optim_world_size_*.pt", "extra_state_world_size_*.pt", "fsdp_config.json")
+    for actor in _verl_actors(folder):
+        found = sorted(path.name for name in names for path in actor.glob(name))
+        if found:
+            what = f"It is a checkpoint of verl ({list_some(found)}) without its weights' shards"
+            copy = f"Copy model_world_size_*_rank_*.pt into {actor} too, and merge them"
+            return f"{what}. {copy}: {_verl_command('fsdp', actor)}"
+    return ""
+
+
 KINDS: tuple[Callable[[Path], str], ...] = (
     _broken_links, _isojax_run, _hub_cache, _verl, _adapter, _deepspeed, _accelerate, _megatron,
     _distributed_checkpoint, _model_below, _gguf, _meta, describe_pickles, _other_frameworks,
+    _traces,
 )  # fmt: skip
 
 

@@ -115,6 +115,28 @@ FOLDERS: dict[str, tuple[Make, tuple[str, ...]]] = {
         with_files("global_step9/mp_rank_00_model_states.pt"),
         ("python -m deepspeed.utils.zero_to_fp32 model models/merged",),
     ),
+    "DeepSpeed's shards of the optimizer alone": (
+        with_files(
+            "global_step20/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt", "zero_to_fp32.py", "latest"
+        ),
+        ("DeepSpeed's shards", "python model/zero_to_fp32.py model models/merged --safe_serialization"),
+    ),
+    "DeepSpeed's shards under a tag of another name": (
+        with_files("pytorch_model/zero_pp_rank_0_mp_rank_00_optim_states.pt"),
+        ("DeepSpeed's shards", "python -m deepspeed.utils.zero_to_fp32 model models/merged"),
+    ),
+    "DeepSpeed's script alone": (
+        with_files("zero_to_fp32.py", "latest"),
+        ("DeepSpeed without its shards", "python model/zero_to_fp32.py model models/merged"),
+    ),
+    "pickles beside DeepSpeed's script": (
+        with_files("pytorch_model.bin", "zero_to_fp32.py"),
+        ("pickles can run code", "M.from_pretrained('model').save_pretrained("),
+    ),
+    "verl's actor without its weights": (
+        with_files("optim_world_size_2_rank_0.pt", "extra_state_world_size_2_rank_0.pt", config=False),
+        ("verl (extra_state_world_size", "Copy model_world_size_*_rank_*.pt into model too"),
+    ),
     "accelerate": (
         with_files("pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/__0_0.distcp"),
         ("accelerate merge-weights model/pytorch_model_fsdp_0 models/merged",),
