@@ -6,12 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import numpy as np
 
 from isojax.core.columns import parse_number
 from isojax.core.errors import InputError
-from isojax.core.tabular import list_some
+from isojax.core.number_text import number_advice
+from isojax.core.tabular import check_number, list_some
 from isojax.runs.logs.log_table import LogTable, RunSettings
 
 KnownColumns = Mapping[str, Sequence[str]]
@@ -46,7 +48,8 @@ def split_run_columns(
     map_of_all = {**_steps_in_first_column(table, field_map, known_columns), **field_map}
     if is_pattern:
         run_by_column = _match_columns(table, pattern, map_of_all, known_columns)
-        _require_match(table, pattern, run_by_column)
+        if not run_by_column:
+            _refuse_unmatched(table, pattern, map_of_all, known_columns)
     else:
         run_by_column = _columns_named_as_runs(table, map_of_all, settings, known_columns)
     if not run_by_column:
@@ -64,10 +67,23 @@ def split_run_columns(
     return [MappedTable(replace(part, notes=notes), map_of_run) for part in tables if part.rows]
 
 
-def _require_match(table: LogTable, pattern: str, run_by_column: Mapping[str, str]) -> None:
-    if not run_by_column:
-        problem = f"{table.source}: --map reward={pattern} matches no column with numbers, expected one for each run"
-        raise InputError(f"{problem}. The columns are {list_some(table.columns)}.")
+def _refuse_unmatched(table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns) -> NoReturn:
+    """InputError where no column that a pattern matches holds numbers: of the first cell that a person may take for
+    one ("0,0977", "9.8%"), as in any other log, else of the pattern."""
+    template = _pattern(pattern)
+    for name in _columns_of_no_field(table, field_map, known):
+        cells = table.cells.column(name)
+        looks_like_number = cells.ask(_looks_like_number)
+        if template.fullmatch(name) and looks_like_number.any():
+            row = int(np.argmax(looks_like_number))
+            check_number(cells[row], f"{table.cells.place(row).location}: reward (column {name})")
+    problem = f"{table.source}: --map reward={pattern} matches no column with numbers, expected one for each run"
+    raise InputError(f"{problem}. The columns are {list_some(table.columns)}.")
+
+
+def _looks_like_number(value: Any) -> bool:
+    """Whether a text is no number here, but one to a person."""
+    return isinstance(value, str) and number_advice(value) != ""
 
 
 def _describe_reading(columns: Sequence[str], other_columns: Sequence[str]) -> str:
@@ -98,19 +114,27 @@ def _only_column(table: LogTable, pattern: str, known_columns: KnownColumns) -> 
 
 def _match_columns(table: LogTable, pattern: str, field_map: FieldMap, known: KnownColumns) -> dict[str, str]:
     """Column -> run, which is what the pattern's * stands for, of columns that are no other field."""
-    template = re.compile(re.escape(pattern).replace(r"\*", "(.*)"))
+    template = _pattern(pattern)
     names = number_columns(table, field_map, known)
     matches = {name: template.fullmatch(name) for name in names}
     return {name: "-".join(match.groups()).strip() or name for name, match in matches.items() if match}
 
 
+def _pattern(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", "(.*)"))
+
+
 def number_columns(table: LogTable, field_map: FieldMap, known: KnownColumns) -> list[str]:
     """The columns that hold numbers and are no other field, by the map or by a known name."""
+    return [name for name in _columns_of_no_field(table, field_map, known) if _holds_numbers(table, name)]
+
+
+def _columns_of_no_field(table: LogTable, field_map: FieldMap, known: KnownColumns) -> list[str]:
     fields = {name for field, names in known.items() if field != "reward" for name in names}
     # A number of the map stands for itself, also where a run is called so: B_p=8 beside the columns 4, 8 and 16.
     taken = fields | {text for field, text in field_map.items() if field != "reward" and parse_number(text) is None}
     columns = [name for name in table.columns if name not in taken and name not in table.config]
-    return [name for name in columns if not _NO_RUN.fullmatch(name.strip()) and _holds_numbers(table, name)]
+    return [name for name in columns if not _NO_RUN.fullmatch(name.strip())]
 
 
 def _holds_numbers(table: LogTable, column: str) -> bool:

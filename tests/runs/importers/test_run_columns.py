@@ -118,6 +118,21 @@ def test_what_a_pivot_lacks_is_said_with_what_to_type(logged, tmp_path):
         logged("csv", PIVOT, "reward=val_*,n=8,B_p=8")
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("Step;n4;n8\n0;0,0977;0,0961\n10;0,2057;0,259\n", r"'0,0977'; .* as a point \(0\.0977\)"),
+        ('Step,n4,n8\n0,"0,0977","0,0961"\n', r"'0,0977'; .* as a point \(0\.0977\)"),
+        ("Step,n4,n8\n0,9.8%,9.6%\n10,20.6%,25.9%\n", r"'9\.8%'; .*Write percent as a part of 1 \(0\.098\)"),
+    ],
+)
+def test_cells_that_are_no_plain_numbers_are_refused_as_in_any_log(logged, text, advice):
+    with pytest.raises(InputError, match=rf"line 2: reward \(column n4\) is {advice}"):
+        logged("csv", text, "reward=*,n=n{},B_p=32")
+    with pytest.raises(InputError, match=r"matches no column with numbers"):  # words are none to anybody
+        logged("csv", "Step,n4,n8\n0,low,high\n", "reward=*,n=n{},B_p=32")
+
+
 def test_metrics_are_not_taken_for_runs(logged):
     """Without a star, a table of metrics is asked for its reward; with one, a loss beside runs is refused."""
     metrics = "step,val/a,val/b,loss\n0,.1,.2,.3\n1,.2,.3,.2\n"
