@@ -75,6 +75,17 @@ def test_the_largest_n_that_leads_at_every_C_is_not_the_last_word(best, codes):
     assert [flag.code for flag in flags] == codes
 
 
+@pytest.mark.parametrize(("A_of_64", "flagged"), [(0.02, False), (0.6, True)])
+def test_the_largest_n_does_not_lead_where_it_only_has_data_further_out(A_of_64, flagged):
+    """The best n ends at a tenth of the largest n's C: beyond, nothing else was measured."""
+    ends = {4: (0.02, 1e4), 16: (0.6, 1e4), 64: (A_of_64, 1e5)}
+    curves = [FittedCurve(16, n, 0.0, A, 1.0, 2e3, 1e3, C, points=9, rmse=0.01) for n, (A, C) in ends.items()]
+    frontier = compute_frontier(curves)
+    assert frontier.points[-1].n == 64
+    codes = [flag.code for flag in frontier_flags(frontier, (), most_common_n_law([16]), set(ends))]
+    assert ("largest_n_leads" in codes) is flagged
+
+
 def test_no_reward_at_all_is_no_forecast():
     """Where every reward is 0, nothing says how far a forecast may be off."""
     tracks = [run(16, n, s, [0, *np.geomspace(1e3, 1e5, 12).round()], np.zeros(13)) for n in (4, 16) for s in (0, 1)]

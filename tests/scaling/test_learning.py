@@ -259,3 +259,21 @@ def test_a_late_take_off_is_no_certainty_and_zeros_do_not_cross():
     assert advice.allocation.n == 16 and rewards[16] > 0.2
     assert max(rewards[n] for n in (4, 8, 32)) < 0.05
     assert advice.interval is not None and advice.interval[1] - advice.interval[0] > 0.01
+
+
+def test_noise_below_the_base_policy_does_not_say_that_training_made_it_worse():
+    rng = np.random.default_rng(1)
+    runs = sweep(lambda n, s: rng.integers(9, 16, len(C)) / 100, base=0.132)
+    document = fit(runs, replicates=20)
+    advice = recommend(document, 3e5)
+    assert document.nothing_learnt and document.base_reward is not None
+    assert advice.expected_reward < document.base_reward
+    assert not any("worse" in reason for reason in advice.reasons)
+
+
+@pytest.mark.parametrize("name", SOLVED)
+def test_where_all_is_solved_the_smallest_run_is_said_to_be_as_good(name):
+    reasons = recommend(fit(SOLVED[name], replicates=20), 4e5).reasons
+    assert any(reason.startswith("the smallest run is as good") for reason in reasons)
+    reasons = recommend(fit(NOTHING["constant"], replicates=20), 4e5).reasons
+    assert not any("smallest run" in reason for reason in reasons)

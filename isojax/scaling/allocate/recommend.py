@@ -18,7 +18,7 @@ from isojax.scaling.allocate.growing_n import plan_growing_run
 from isojax.scaling.curves.hill import MEASURED_TOLERANCE, curve_value
 from isojax.scaling.curves.sweep_estimate import MAX_EXTRAPOLATION
 from isojax.scaling.intervals import LEVEL, TAILS
-from isojax.scaling.result import FitResult
+from isojax.scaling.result import NOTHING_TO_LEARN, FitResult
 from isojax.scaling.tracks import FloatArray, group_by
 
 ALLOCATORS: Mapping[str, Callable[[FitResult, CurveEnsemble, AllocationRequest], Allocation]] = {
@@ -189,9 +189,12 @@ def _explain_outcome(
         reasons.append(f"stop early: reward of {name} falls beyond {peak}; what is expected is its peak")
     elif ensemble.is_beyond_data(cell, allocation.C):
         reasons.append(f"the expected reward is extrapolated: {name} was measured up to C = {curve.C_high:,.0f}")
-    if fit.base_reward is not None and reward < fit.base_reward:
+    # Of a sweep that shows nothing, a reward below the base policy's is noise, as all others are.
+    if fit.base_reward is not None and reward < fit.base_reward and not fit.nothing_learnt:
         loss = f"less than the base policy's {fit.base_reward:.3f}"
         reasons.append(f"that is {loss}: these runs made it worse, and no training is the better choice")
+    if fit.nothing_learnt and fit.flags[0].code == NOTHING_TO_LEARN:
+        reasons.append("the smallest run is as good: the reward is this from the start")
     if fit.joint.n_star.no_effect and not fit.nothing_learnt:
         fastest = f"take the fastest on your hardware of n = {', '.join(map(str, likely_n))}"
         reasons.append(f"n makes no difference here, by a test of all n together; {fastest}")

@@ -34,6 +34,7 @@ STALENESS = "staleness_mean"  # among EvalPoint.train: updates between the polic
 MAX_STALENESS_DIFFERENCE = 0.25  # updates
 MIN_REPLICATES = 100  # 5% of fewer are too few to be an interval's end
 MIN_LEAD_Z = 2.0
+MAX_FRONTIER_FALL = 0.05  # of reward, to an n that has data further out than better ones, and leads for that alone
 MAX_R_HAT = 1.5  # of the last 15 positions of each chain
 MIN_INSIDE = 0.6  # of the cells, in the trial on hidden data, before predictions count as missed
 
@@ -196,7 +197,8 @@ def frontier_flags(
     frontier_n = sorted({p.n for p in frontier.points})
     if no_effect or len(measured_n) == 1:
         return
-    if frontier.points[-1].n == max(measured_n):
+    falls = max(p.reward for p in frontier.points) - frontier.points[-1].reward > MAX_FRONTIER_FALL
+    if frontier.points[-1].n == max(measured_n) and not falls:
         text = f"the frontier ends at the largest n measured ({max(measured_n)}): a larger n might do better"
         yield _warning("largest_n_leads", text)
     if law.form == "constant" and len(frontier_n) == 1:
