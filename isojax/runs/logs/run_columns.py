@@ -23,6 +23,7 @@ FieldMap = Mapping[str, str]
 _NO_RUN = re.compile(
     r"(?i)|unnamed: ?\d+|index|.*__(min|max)|.* - _step|_step|_timestamp|_runtime|epochs?|.*\btime\b.*"
 )
+_NAMES_A_STEP = re.compile(r"(?i)((global|training)?[-_ ]?(step|update|iter(ation)?)[-_ =]?)?\d+")
 RUN_COLUMNS_HINT = "add --map 'reward=*', with --map n=n{} for names such as n8-a, or --settings TABLE (run,n,B_p)"
 
 
@@ -54,7 +55,7 @@ def split_run_columns(
         run_by_column = _columns_named_as_runs(table, map_of_all, settings, known_columns)
     if not run_by_column:
         return [MappedTable(table, field_map)]
-    _require_steps(table, map_of_all, known_columns)
+    _require_steps(table, list(run_by_column), map_of_all, known_columns)
     _require_settings(table, list(run_by_column.values()), field_map, settings, known_columns)
 
     metric = pattern.replace("*", "").strip(" -_/.") or "reward"
@@ -172,9 +173,18 @@ def _template(text: str) -> re.Pattern[str]:
     return re.compile(before + re.escape(text).replace(r"\{\}", r"\d+", 1))
 
 
-def _require_steps(table: LogTable, field_map: FieldMap, known: KnownColumns) -> None:
+def _require_steps(table: LogTable, columns: Sequence[str], field_map: FieldMap, known: KnownColumns) -> None:
+    """InputError where the table of these columns of runs has no steps, or has a row for each run."""
     if _has_steps(table, field_map, known):
         return
+    others = [name for name in table.columns if name not in columns]
+    may_count = any(_NO_RUN.fullmatch(name.strip()) and _holds_numbers(table, name) for name in others)
+    if len(columns) > 1 and others and not may_count and all(_NAMES_A_STEP.fullmatch(name.strip()) for name in columns):
+        problem = f"{table.source}: the columns {list_some(columns)} are named as steps, and no other counts updates"
+        expected = "so the table has a row for each run; expected a row for each step, and a column for each run"
+        in_pandas = "pandas.read_csv(FILE, index_col=0).T.to_csv(OTHER, index_label='step')"
+        example = f", as by {in_pandas}" if others == table.columns[:1] else ""
+        raise InputError(f"{problem}, {expected}. Transpose it, with the steps in a column named step{example}.")
     first = table.columns[0]
     fix = f"name it, as --map step={first}" if first else "name the first column step, in the file's header"
     problem = f"{table.source}: no column is known to count updates, where the others are runs"

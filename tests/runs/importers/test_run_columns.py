@@ -133,6 +133,24 @@ def test_cells_that_are_no_plain_numbers_are_refused_as_in_any_log(logged, text,
         logged("csv", "Step,n4,n8\n0,low,high\n", "reward=*,n=n{},B_p=32")
 
 
+@pytest.mark.parametrize("header", ["run,0,10,20", "name,step_0,step_10,step_20", ",0,10,20"])
+def test_a_table_with_a_row_for_each_run_is_to_be_transposed(logged, header):
+    """The rows of the transposed table, which the message says how to make, are imported."""
+    text = f"{header}\nn4-s0,.1,.2,.3\nn8-s0,.1,.3,.4\n"
+    with pytest.raises(InputError, match=r"named as steps, .* a row for each run; .* Transpose it") as refusal:
+        logged("csv", text, "reward=*,n=n{},seed=s{},B_p=2")
+    assert "--map step=" not in str(refusal.value)
+    transposed = "step,n4-s0,n8-s0\n0,.1,.1\n10,.2,.3\n20,.3,.4\n"
+    runs = logged("csv", transposed, "reward=*,n=n{},seed=s{},B_p=2").runs
+    assert [run.points[-1].rollouts for run in runs] == [20 * 2 * 4, 20 * 2 * 8]
+
+
+def test_numbers_that_name_runs_beside_a_clock_are_no_steps(logged):
+    """The step only lacks its name."""
+    with pytest.raises(InputError, match=r"no column is known to count updates, .* --map step=epoch"):
+        logged("csv", "epoch,4,8\n0,.1,.1\n5,.2,.3\n", "reward=*,n={},B_p=2")
+
+
 def test_metrics_are_not_taken_for_runs(logged):
     """Without a star, a table of metrics is asked for its reward; with one, a loss beside runs is refused."""
     metrics = "step,val/a,val/b,loss\n0,.1,.2,.3\n1,.2,.3,.2\n"
