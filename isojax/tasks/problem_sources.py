@@ -22,6 +22,8 @@ from isojax.core.yaml_files import YAML_ERRORS, check_yaml, first_line
 from isojax.tasks.problem_columns import ANSWER_COLUMNS, PROMPT_COLUMNS, choose_column, column_value
 from isojax.tasks.text_literals import parse_messages
 
+MAX_CONFLICTS = 3  # of the rows with a prompt met before and another answer, in a message
+
 _note_once, _warn_once = functools.cache(note), functools.cache(warn)  # a run opens a source several times
 
 
@@ -148,16 +150,34 @@ def drop_duplicates(problems: Iterable[Problem], source: str) -> list[Problem]:
     """The problems, each prompt once, by its first row. How many were left out is printed on stderr."""
     problem_by_prompt: dict[str, Problem] = {}
     same_answer = other_answer = 0
+    conflicts: list[str] = []
     for problem in problems:
         first_problem = problem_by_prompt.setdefault(dedup_text(problem), problem)
         same_answer += first_problem is not problem and first_problem.answer == problem.answer
-        other_answer += first_problem.answer != problem.answer
+        if first_problem.answer != problem.answer:
+            other_answer += 1
+            if other_answer <= MAX_CONFLICTS:
+                conflicts.append(_conflict(problem, first_problem))
     repeated = "rows repeat an earlier prompt with"
     if same_answer:
         _note_once(f"{source}: {same_answer} {repeated} the same answer; each prompt is kept once.")
     if other_answer:
-        _warn_once(f"{source}: {other_answer} {repeated} ANOTHER answer; the first answer is kept.")
+        hidden = other_answer - len(conflicts)
+        listed = "; ".join(conflicts) + (f"; and {hidden} more" if hidden else "")
+        effect = "ANOTHER answer; the first answer is kept"
+        _warn_once(f"{source}: {other_answer} {repeated} {effect}: {listed}.")
     return list(problem_by_prompt.values())
+
+
+def _conflict(problem: Problem, first_problem: Problem) -> str:
+    """Both places with their answers, the repetition first."""
+
+    def shown(answer: str) -> str:
+        text = " ".join(answer.split())
+        return repr(text if len(text) <= 40 else f"{text[:20]} ... {text[-15:]}")
+
+    first = f"where {first_problem.name} has {shown(first_problem.answer)}"
+    return f"{problem.name} has {shown(problem.answer)}, {first}"
 
 
 def dedup_text(problem: Problem) -> str:

@@ -150,3 +150,14 @@ def test_a_prompt_met_twice_is_kept_once_and_said(tmp_path: Path, capsys: pytest
     assert "warning: " in output and "1 rows repeat an earlier prompt with ANOTHER answer" in output
     read(write(tmp_path, *rows[:2]))
     assert capsys.readouterr().err == ""
+
+
+def test_the_first_rows_with_another_answer_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"prompt": "x", "answer": "1"}, {"prompt": "y", "answer": "2"}]
+    rows += [{"prompt": "y", "answer": str(10 + i)} for i in range(5)]
+    path = write(tmp_path, *rows)
+    read(path)
+    output = " ".join(capsys.readouterr().err.split())
+    assert f"{path}, line 3 has '10', where {path}, line 2 has '2'; " in output
+    assert f"{path}, line 5 has '12', where {path}, line 2 has '2'; and 2 more." in output
+    assert "line 6" not in output
