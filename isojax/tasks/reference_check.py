@@ -121,9 +121,8 @@ def find_unmatched(use: str, judge: Judge | None, problems: Sequence[Problem]) -
     if use.startswith("integer"):
         return _not_integers(problems)
     if use == "exact":
-        return [
-            UnmatchedReference(p, reason) for p in problems if (reason := _missing(p.answer) or _collection(p.answer))
-        ]
+        reasons = ((p, _missing(p.answer) or _collection(p.answer) or _solution(p.answer)) for p in problems)
+        return [UnmatchedReference(problem, reason) for problem, reason in reasons if reason]
     return []
 
 
@@ -209,6 +208,13 @@ def _prose(answer: str) -> str:
     is_prose = words > MAX_PROSE_WORDS or is_argument
     has_lines = "\n" in answer.strip() and "\\begin" not in answer
     return "a text without a final answer (after #### or in \\boxed{})" if is_proof or is_prose or has_lines else ""
+
+
+def _solution(answer: str) -> str:
+    """A text that holds more than its answer, which a response would have to repeat in full."""
+    if "####" in answer:
+        return "a solution with its answer after ####, which the verifier math finds"
+    return "a text of several lines, expected one answer" if "\n" in answer.strip() else ""
 
 
 def _list_some(unmatched: Sequence[UnmatchedReference]) -> str:

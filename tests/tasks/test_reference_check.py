@@ -149,6 +149,20 @@ def test_words_for_nothing_may_be_labels_of_an_exact_task(tmp_path: Path, capsys
     assert "10 of 20 reference answers" in capsys.readouterr().err
 
 
+def test_solutions_that_an_exact_task_compares_in_full_are_warned_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(tmp_path, ["3 + 9\n#### 12", "so\n4", "a whole sentence", "5\n"] * 10, use="exact")
+    output = " ".join(capsys.readouterr().err.split())
+    assert "20 of 40 reference answers" in output and "cell.verifier.use = exact" in output
+    assert "train.jsonl, line 1: '3 + 9 #### 12' (a solution with its answer after ####" in output
+    assert "train.jsonl, line 2: 'so 4' (a text of several lines" in output
+    assert "line 3:" not in output and "line 4:" not in output
+
+    check(tmp_path, [12, "some text", "x #1"], use="exact")
+    assert "reference answers" not in capsys.readouterr().err
+
+
 def test_of_several_verifiers_the_built_in_ones_are_asked(tmp_path: Path) -> None:
     answers = ["None" if i % 4 == 0 else i for i in range(20)]
     check(tmp_path, answers, use={"form": "function:nowhere.py:form"}, refuse=True)
