@@ -320,3 +320,89 @@ def test_math_without_its_package_names_the_extra(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "math_verify", None)
     with pytest.raises(InputError, match=re.escape('pip install "isojax[verify]"')):
         maths.build("")
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "The answer is 42; alternatively 43.",
+        "The answer is $42$; alternatively, $43$.",
+        "The answer is 42. Alternatively, 43.",
+        "The answer is 42 | 43",
+        "The answer is $42$ | $43$",
+        "The answer is 42 if it rains and 43 otherwise.",
+        "The answer is $42$ if it rains and $43$ otherwise.",
+        "The answer is 42 if it rains, otherwise 43.",
+        "He has 42 apples if it rains and 43 if it does not.",
+        "The answer fails to be 42.",
+        "The answer is hardly 42.",
+        "For example, 42.",
+        "The answer is 42, for example.",
+        "The answer has 42 digits.",
+        "The answer is 42 point 5",
+        "The answer is 42 point five.",
+        "The answer is 42 and some.",
+        "The answer is 42, give or take.",
+        "The answer is $42$, give or take.",
+        "The answer is 42 dollars, give or take.",
+        "The answer is 42, more or less.",
+        "The answer is 42ish",
+        "The answer is 42-ish.",
+        "The answer is roughly 42.",
+        "The answer is around 42.",
+        "The answer is 42, approximately.",
+        "It costs about $42.",
+        "So there are approximately $42$ of them.",
+        "~42",
+        "It is ~42.",
+        "The answer is ≈ 42",
+        r"\boxed{\approx 42}",
+        r"\boxed{x \approx 42}",
+    ],
+)
+def test_a_second_answer_and_a_guess_are_no_answer(check: Check, response: str) -> None:
+    for reference in ("42", "43"):
+        correct, _ = judged(check, reference, response)
+        assert not correct
+
+
+@pytest.mark.parametrize(
+    ("reference", "response"),
+    [
+        ("0.5", r"The answer is $\frac{1}{2}$; alternatively, 0.5."),
+        ("42", "The answer is 42. Alternatively, we may add 40 and 2 to get 42."),
+        ("42", "The answer is 42 points."),
+        ("42", "The answer is 42 if we count all of them."),
+        ("42", "If it rains, the total is 42."),
+        ("42", "For example, 40 + 2 = 42."),
+        ("42", "So the answer has the value 42."),
+        ("42", "I would say 42."),
+        ("42", r"\boxed{~42}"),
+        ("33.3", "The answer is about 33.3."),
+        ("33.3", r"\boxed{x \approx 33.3}"),
+        (r"\approx 42", "The answer is 42."),
+        (r"x \approx 42", r"\boxed{42}"),
+    ],
+)
+def test_what_only_looks_like_a_guess(check: Check, reference: str, response: str) -> None:
+    assert judged(check, reference, response) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        (r"\frac{1}{3}", "0.333333", "0.333334"),
+        (r"\frac{1}{3}", "0.3333333333", "0.3333333334"),
+        (r"\frac{100}{3}", "33.333333", "33.333334"),
+        (r"-\frac{1}{3}", "-0.333333", "-0.333334"),
+        (r"\frac{2}{3}", "0.666667", "0.666668"),
+        (r"\frac{2}{3}", "0.666666", "0.666665"),
+        (r"\frac{1}{7}", "0.142857", "0.142858"),
+        (r"\sqrt{2}", "1.414214", "1.414215"),
+        (r"\sqrt{2}", "1.414213", "1.414212"),
+        (r"\frac{2469135}{20000000}", "0.123457", "0.123458"),  # half of the last digit is rounded up
+    ],
+)
+def test_a_decimal_is_cut_or_rounded_to_the_digits_it_has(check: Check, reference: str, right: str, wrong: str) -> None:
+    assert judged(check, reference, right) == RIGHT
+    assert judged(check, reference, wrong) == WRONG

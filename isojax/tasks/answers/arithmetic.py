@@ -371,7 +371,10 @@ class Arithmetic:
         if abs(rounded.value) * 10**rounded.decimals < 10**5:
             return False
         try:
-            difference = abs(self.value(node, DIGITS[0]) - self._value(rounded))
+            value, decimal = self.value(node, DIGITS[0]), self._value(rounded)
         except Undefined:
             return False
-        return bool(difference * 10**rounded.decimals < 1)
+        unit = self.context.mpf(10) ** -rounded.decimals
+        # Cut, it is less than the value by up to a unit; rounded up, more by up to half of one.
+        excess = abs(decimal) - abs(value)
+        return bool(abs(value - decimal) < unit and excess <= unit * 0.500001)

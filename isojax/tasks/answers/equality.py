@@ -15,6 +15,7 @@ from isojax.tasks.answers.arithmetic import (
     substitute,
     variables,
 )
+from isojax.tasks.answers.expression import is_decimal
 from isojax.tasks.answers.tree import (
     REALS,
     Apply,
@@ -202,13 +203,13 @@ class Equality:
             if named is not None and any(self._same(value, response) for value in named.values):
                 return True
         elif isinstance(response, Relation):
-            named = self._named_value(response)
+            named = self._named_value(response, is_response=True)
             if named is not None and any(self._same(reference, value) for value in named.values):
                 return True
         return self._same_sets(reference, response)
 
     def _same_statements(self, reference: Relation, response: Relation) -> bool:
-        reference_value, response_value = self._named_value(reference), self._named_value(response)
+        reference_value, response_value = self._named_value(reference), self._named_value(response, is_response=True)
         if reference_value is not None and response_value is not None:
             names = {reference_value.name, response_value.name}
             is_one_name = len({str(name).casefold() for name in names if name is not None}) <= 1
@@ -236,7 +237,7 @@ class Equality:
             return False
         return other_operator == (operator if factor > 0 else flipped[operator])
 
-    def _named_value(self, relation: Relation) -> "NamedValue | None":
+    def _named_value(self, relation: Relation, *, is_response: bool = False) -> "NamedValue | None":
         """What a chain of equal signs ends in, where it holds: x = 5, 6 * 7 = 42, A = 2 * 8 = 16, 100/3 ~ 33.3."""
         if set(relation.operators) - {"=", "~"}:
             return self._membership(relation)
@@ -250,6 +251,8 @@ class Equality:
             name = sides.pop()
             operators.pop()
         last = sides[-1]
+        if is_response and name is not None and relation.operators[0] == "~" and not is_decimal(last):
+            return None  # x is about 7
         if not operators:
             return NamedValue(name, (last,))
         values = [last]

@@ -64,6 +64,7 @@ _RELATIONS = {
 _RELATION = re.compile(
     r"\s*(\\(?:leqslant|leq|le|geqslant|geq|ge|neq|ne|in|lt|gt|approx|simeq)(?![A-Za-z])|[<>!=]=|[=<>])"
 )
+_ABOUT = re.compile(r"\s*\\(?:approx|simeq)(?![A-Za-z])")
 _SET_OPERATION = re.compile(r"\s*(\\(?:cup|cap|setminus|backslash)(?![A-Za-z]))")
 _SET_OPERATORS = {r"\cup": "|", r"\cap": "&", r"\setminus": "-", r"\backslash": "-"}
 _PRODUCT = re.compile(r"\s*(\*\*|\*|/|\\(?:cdot|times|div|ast)(?![A-Za-z]))")
@@ -133,6 +134,15 @@ def read_answer(text: str, *, with_exponents: bool = True) -> Node:
     if numeral := _BASE_NUMERAL.fullmatch(text):
         return _base_numeral(numeral)
     return _Reader(text, with_exponents).read_all()
+
+
+def is_decimal(node: Node) -> bool:
+    """Whether a number, with its sign and unit, is written with a decimal point."""
+    if isinstance(node, Quantity):
+        return is_decimal(node.value)
+    if isinstance(node, Apply):
+        return is_decimal(node.arguments[0])
+    return isinstance(node, Number) and node.decimals is not None
 
 
 def _math_content(match: re.Match[str]) -> str:
@@ -217,13 +227,14 @@ class _Reader:
         return items
 
     def relation(self) -> Node:
-        if re.compile(r"\s*\\(?:approx|simeq)(?![A-Za-z])").match(self.text, self.position):
-            self.take(_RELATION)  # about 7
+        is_about = self.take(_ABOUT) is not None
         operators: list[str] = []
         sides: list[Node] = [self.name_of_a_value() or self.set_expression()]
         while match := self.take(_RELATION):
             operators.append(_RELATIONS[match[1]])
             sides.append(self.set_expression())
+        if is_about and not (len(sides) == 1 and is_decimal(sides[0])):
+            raise Unreadable("about")  # of 7, a guess; 33.3 may be rounded because that was asked for
         return Relation(tuple(operators), tuple(sides)) if operators else sides[0]
 
     def name_of_a_value(self) -> Symbol | None:

@@ -4,7 +4,7 @@ import re
 from enum import Enum
 from typing import NamedTuple
 
-from isojax.tasks.answers.sentence import values_in_sentence
+from isojax.tasks.answers.sentence import HEDGES, values_in_sentence
 from isojax.tasks.answers.spelling import INLINE_MATH, MAX_ANSWER_LENGTH, has_words, normalize_answer
 
 _THINKING = r"think(?:ing)?|thoughts?|reasoning|scratchpad|reflection"
@@ -60,16 +60,21 @@ _RETRACTION = (
     r"\b(?=[^\n.;!?]{0,80}?[0-9])"
 )
 _CONTINUATION = re.compile(
-    rf"{_SCALE}|,?{_RETRACTION}|[\s,]*(?:and\s*|or\s*)?[$0-9\\+*/^-]|[\s,]*(?:is\s+)?(?:not\b|wrong\b|incorrect\b)",
+    rf"{_SCALE}|,?{_RETRACTION}|[\s,]*(?:and\s*|or\s*)?[|$0-9\\+*/^-]|[\s,]*(?:is\s+)?(?:not\b|wrong\b|incorrect\b)"
+    rf"|[\s,]*(?:{HEDGES})\b|-?ish\b|\s+and\s+(?:some|change)\b|\s+point\b"
+    r"|\s+if\b[^\n.]{0,80}\b(?:otherwise|else)\b",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(
-    rf"[.!?]?\*\*(?!{_SCALE}|,?{_RETRACTION})|[.!?](?=\s|$)|\n|;|,(?!{_RETRACTION})\s+(?!and\b|or\b)(?=[A-Za-z]{{2,}})"
+    rf"[.!?]?\*\*(?!{_SCALE}|,?{_RETRACTION})|[.!?](?=\s|$)|\n|;|,(?!{_RETRACTION})\s+(?!(?:and|or|otherwise|else|{HEDGES})\b)(?=[A-Za-z]{{2,}})"
     r"|(?<!\s)\s+(?=(?:because|since|which|where|so|as)\b)",
     re.IGNORECASE,
 )
 _NEXT_TAKES_BACK = re.compile(
     r"[.!]?[ *$]*\s?(?:No|Wait|Actually|Sorry|Hmm|Oops|Correction|Scratch that|Not|Or|Let me re\w*)\b[^\n]*[0-9]"
+)
+_ALTERNATIVE = re.compile(
+    r"[.!;,]?[ *$]*\s?\(?(?:or\s+)?alternatively[\s,:]+(?:it\s+is\s+)?(?=[-$\\.]*[0-9(]|\\)", re.IGNORECASE
 )
 _DISPLAY_MATH = re.compile(r"\$\$\s*(.+?)\s*\$\$|\\\[\s*(.+?)\s*\\\]", re.DOTALL)
 _SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -103,7 +108,7 @@ def final_answer(response: str) -> Statement:
         return Statement(normalize_answer(inside.text), Form.SENTENCE) if is_one_line else inside
     boxed = _stated_box(response)
     if boxed is not None:
-        return Statement(normalize_answer(boxed), Form.WHOLE)
+        return Statement(normalize_answer(boxed.lstrip(" ~")), Form.WHOLE)  # LaTeX, where ~ is a space
     marked = _behind_hashes(response)
     if marked is not None:
         return Statement(marked, Form.SENTENCE)
@@ -289,6 +294,9 @@ def _behind_answer_is(response: str) -> str | None:
         statement, end = _first_sentence(remaining)
         if remaining[end : end + 1] == "?":
             continue
+        if alternative := _ALTERNATIVE.match(remaining, end):
+            # 1/2; alternatively 0.5: right where both are the same
+            return f"{statement} = {_first_sentence(remaining[alternative.end() :])[0]}"
         if _NEXT_TAKES_BACK.match(remaining, end):
             return _last_lines(remaining[end:].partition("\n")[0])
         return statement

@@ -9,6 +9,12 @@ from isojax.tasks.answers.spelling import MATH_IN_TEXT
 
 MAX_SENTENCE_LENGTH = 1000
 
+# What makes a guess of the value before it: "42, give or take".
+HEDGES = (
+    r"give\s+or\s+take|more\s+or\s+less|or\s+so|or\s+thereabouts|roughly|approximately|approx"
+    r"|for\s+(?:example|instance)"
+)
+
 _NUMBER = r"[-+]?(?:\\?[$€£¥]\s*)?-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
 # A number with a fraction, an exponent or a percent sign behind it, or math between dollars.
 _VALUE = re.compile(
@@ -19,7 +25,8 @@ _VALUE = re.compile(
 _DENIED = re.compile(
     r"\b(?:not|never|cannot|neither|nor|wrong|incorrect|incorrectly|false|mistaken|untrue|doubt|doubtful|unlikely"
     r"|impossible|either|or|maybe|perhaps|possibly|guess|whether|unknown|unclear|unsure"
-    r"|candidates?|options?|instead\s+of|far\s+from|contrary)\b|n['’]t\b",
+    r"|candidates?|options?|instead\s+of|far\s+from|contrary|hardly|scarcely"
+    r"|(?:fail(?:s|ed)?|ceases?)\s+to\s+(?:be|equal|reach|match)|answer\s+(?:has(?!\s+(?:to|the|a)\b)|contains?))\b|n['’]t\b",
     re.IGNORECASE,
 )
 # Words that make a bound, a range or another number of it.
@@ -47,12 +54,31 @@ _BAD_PRECURSOR = re.compile(
     r"|[-+*/^_=]\s*[a-z]|[*/^(_])\s*$",
     re.IGNORECASE,
 )
+_AS_AN_EXAMPLE = re.compile(r"(?:\b(?:for\s+(?:example|instance)|such\s+as)|\be\.g\.)[\s,:]*$", re.IGNORECASE)
+# "about 42" guesses; a decimal, as in "about 33.3", may be rounded because that was asked for.
+_APPROXIMATE = re.compile(
+    r"(?:\b(?:about|around|roughly|approximately|approx\.?|circa|or\s+so)|[~≈≃]|\\(?:approx|simeq|sim))[\s:*$]*$",
+    re.IGNORECASE,
+)
+_HEDGED_BEHIND = re.compile(
+    rf"\s*-?ish\b|(?:\s+[a-z]+){{0,2}}[\s,(*$]*(?:{HEDGES})(?=[\s)*$]*(?:[.,;!]|$))"
+    r"|\s+point\s+(?:[0-9]|zero|one|two|three|four|five|six|seven|eight|nine)"
+    r"|\s+and\s+(?:some|change|a\s+bit|a\s+little)(?=\s*(?:more|change)?\s*(?:[.,;!]|$))",
+    re.IGNORECASE,
+)
+# "42 if it rains and 43 otherwise"
+_IF = re.compile(r"[0-9$)}][^0-9]*\bif\b", re.IGNORECASE)
+_OTHER_CASE = re.compile(
+    r"(?:\b(?:and|or|but)|[,;])\s+(?:it\s+is\s+)?[-$\\]*[0-9][^\s,]*,?(?:\s+\w+)?\s+(?:otherwise|else|if)\b"
+    r"|\b(?:otherwise|else),?\s+(?:it\s+is\s+)?[-$\\]*[0-9]",
+    re.IGNORECASE,
+)
 _GOOD_TO = re.compile(
     r"\b(?:equals?|equal|comes?|came|amounts?|adds?\s+up|sums?|evaluates?|simplifies|reduces|leads)\s+(?:out\s+)?to\s*$",
     re.IGNORECASE,
 )
 _BETWEEN_LISTED = re.compile(
-    r"\s*(?:,|;|/|&|-|–|to|and|or|,\s*(?:and|or)|vs\.?|versus|through)?\s*(?:\w+ly\s*)?", re.IGNORECASE
+    r"\s*(?:,|;|/|\\?\||&|-|–|to|and|or|,\s*(?:and|or)|vs\.?|versus|through)?\s*(?:\w+ly\s*)?", re.IGNORECASE
 )
 _NEGATIVE = re.compile(r"(?<![0-9$)\]])(^|\s)(?:negative|minus)\s+(?=\\?[$€£¥]?[0-9.]|\$)", re.IGNORECASE)
 _RETRACTION = re.compile(
@@ -76,7 +102,8 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     `is_statement`: it is what follows "the answer is", so that a value at its beginning is the one.
     """
     sentence = " ".join(sentence[-MAX_SENTENCE_LENGTH:].split())
-    if _ANYTHING_BUT.search(sentence):
+    condition = _IF.search(sentence)
+    if _ANYTHING_BUT.search(sentence) or (condition and _OTHER_CASE.search(sentence, condition.end())):
         return []
     retraction = _RETRACTION.search(sentence)  # "5, but actually 7"
     is_corrected = retraction is not None and _VALUE.search(sentence[: retraction.start()]) is not None
@@ -118,6 +145,8 @@ def _right_side(sentence: str) -> list[str] | None:
         return None
     if outside_math[max(0, equals - 1)] in "<>!":
         return []
+    if _is_guess(sentence, value):
+        return []
     clause = _CLAUSES.split(sentence[: value.start()])[-1] + sentence[value.start() :]
     if _DENIED.search(clause) or _TAKEN_BACK_BEHIND.match(sentence, value.end()):
         return []
@@ -134,6 +163,8 @@ def _single_value(sentence: str, values: list[re.Match[str]], index: int) -> lis
     before = sentence[: value.start()]
     if _BAD_PRECURSOR.search(before) and not _GOOD_TO.search(before):
         return []
+    if _AS_AN_EXAMPLE.search(before) or _is_guess(sentence, value):
+        return []
     if index > 0 and _is_listed(sentence, values[index - 1], value):
         return []
     if index + 1 < len(values) and _is_listed(sentence, value, values[index + 1]):
@@ -142,6 +173,13 @@ def _single_value(sentence: str, values: list[re.Match[str]], index: int) -> lis
         # 5 million, 5 and a half, 42 - 1: to be read whole or not at all
         return [f"{_content(value[0])}{sentence[value.end() :]}".strip()]
     return _with_and_without_words(sentence, value)
+
+
+def _is_guess(sentence: str, value: re.Match[str]) -> bool:
+    """Whether a sentence says a value only about: roughly 42, 42ish, 42 and some."""
+    if _HEDGED_BEHIND.match(sentence, value.end()):
+        return True
+    return "." not in value[0] and _APPROXIMATE.search(sentence[: value.start()]) is not None
 
 
 def _content(value: str) -> str:

@@ -13,6 +13,8 @@ MATH_IN_TEXT = re.compile(
 )
 _LATEX_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mathit|mbox)\s*\{([^{}]*)\}")
 _INTEGER = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+|-?[0-9]+")
+# ~42 is about 42, where ~ is no space of LaTeX as in 42~cm.
+_ABOUT = re.compile(r"^\s*~(?=\s*[-$\\]*[0-9.])(?!.*~\s*$)", re.DOTALL)
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad|[\u00a0\u2009\u202f]")
 _TAGS = re.compile(r"</?(?:answer|final_answer|final|b|strong|boxed)>", re.IGNORECASE)
 # A space that keeps two numbers, or two words, apart.
@@ -27,6 +29,7 @@ def normalize_answer(text: str) -> str:
     text = re.sub(r"[\u2212\u2013\ufe63\uff0d]", "-", text.replace("{,}", ","))
     if "\\\\" in text and "\\begin" not in text:  # escaped once too often, as in some data sets
         text = re.sub(r"\\\\(?=[A-Za-z{}%$])", r"\\", text)
+    text = _ABOUT.sub(r"\\approx ", text) if "~" in text else text
     text = _SPACES.sub(" ", re.sub(r"\\!\s*", "", text))
     text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|textstyle)(?![A-Za-z])", "", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace("\\%", "%")

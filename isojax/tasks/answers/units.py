@@ -47,7 +47,7 @@ _LINK_WORDS = frozenset(_LINK_WORD_TEXT.split())
 # Words that change the value, or take it back: what holds one is no unit.
 _NOT_UNITS = re.compile(
     r"\b(?:not|no|nor|never|cannot|or|wrong|incorrect|false|half|halves|thirds?|quarters?|fourths?|fifths?|tenths?"
-    r"|pi|plus|minus|over|squared|cubed|than|least|most|maybe|perhaps|possibly|but|except|if|unless|mod|modulo"
+    r"|pi|plus|minus|over|squared|cubed|than|least|most|maybe|perhaps|possibly|but|except|if|unless|mod|modulo|ish"
     r"|hundreds?|thousands?|[mbtr]+illions?|dozens?|exclusive|smaller|larger|bigger|greater|divided|multiplied"
     r"|between|through|isn|doesn|point|factorial|percent|score|gross|pairs?|power|root|base)\b|n't",
     re.IGNORECASE,

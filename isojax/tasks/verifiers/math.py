@@ -30,6 +30,7 @@ ISOLATED, PURE = True, True
 _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
 _PLAIN_ANSWER = re.compile(rf"\$?({_PLAIN_NUMBER.pattern})(?: ([A-Za-z]{{3,}}))?")
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
+_ABOUT = re.compile(r"^\s*(?:\\(?:approx|simeq)(?![A-Za-z])|≈|about\b|approximately\b)\s*")
 _LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNKCF])")
 
 
@@ -109,6 +110,7 @@ def _same_nodes(references: tuple[Node, ...], responses: tuple[Node, ...], equal
 @lru_cache(1024)
 def _read_reference(reference: str) -> tuple[Node, ...]:
     """The trees of a reference; of a sentence, of the value that it states."""
+    reference = _ABOUT.sub("", reference)
     if nodes := read(reference):
         return nodes
     return _read_statement(final_answer(reference))
