@@ -25,6 +25,7 @@ LOWEST_VALUES = {"rollouts": 0, "step": 0, "tokens": 0, "seed": 0, "n": 1, "B_p"
 # Of a further validation metric, metric:NAME (avg@4 is short for metric:avg@4), and of a further training metric.
 METRIC_PREFIXES = ("metric:", "train:")
 CONSTANT_FIELDS = ("n", "B_p", "B", "sampled_B_p", "seed", "run", "samples", "devices", "scale")  # may be a number
+_RUN_SETTINGS = ("n", "B_p", "B")
 METRIC_AT_K = re.compile(r"(avg|best|worst|pass)@[1-9]\d*")
 _DOT_OF_THOUSANDS, _DECIMALS = re.compile(r"\s*[1-9]\d{0,2}(\.\d{3})+\s*"), re.compile(r"\s*(0|\d{4,})\.\d{3}\s*")
 _TWO_MEANINGS = ", where the point may divide thousands or decimals; expected a whole number, without a point."
@@ -124,8 +125,30 @@ class ColumnMap:
         lowest = LOWEST_VALUES.get(field)
         if lowest is not None and _may_divide_thousands(value) and not self._has_decimals(field):
             raise InputError(f"{cell} is {value}{_TWO_MEANINGS}")
+        if field in _RUN_SETTINGS and is_blank(value) and (remedy := self._say_once(row)):
+            raise InputError(f"{cell} is missing or empty; expected {expected}. {remedy}")
         number = check_number(value, cell, expected=expected or "a number", minimum=lowest, whole=lowest is not None)
         return number if lowest is None else int(number)
+
+    def _say_once(self, row: DataRow) -> str:
+        """What to type for the settings that a row lacks and others have, as where a trainer logs them once a run."""
+        run = str(self.cell_value("run", row) or self.table.run)
+        options = list[str]()
+        for field in _RUN_SETTINGS:
+            if field not in self.columns or not is_blank(self.cell_value(field, row)):
+                continue
+            values = {str(x).strip() for x in self.cells(field, self.table.cells) if not is_blank(x)}
+            if not values:
+                return ""
+            is_in_name = re.search(rf"(?<![A-Za-z]){field}\d", run) is not None
+            constant = next(iter(values)) if len(values) == 1 and parse_number(*values) is not None else ""
+            options.append(f"{field}={constant}" if constant else f"{field}={field}{{}}" if is_in_name else "")
+        if all(options):
+            return f"Fill the cell in, or say it for all rows by --map {','.join(options)}, or remove the row."
+        if not run:  # of several runs, which nothing names
+            return ""
+        table = "a table with the columns run, n and B_p"
+        return f"Fill the cell in, or say it once for each run by --settings TABLE, {table}, or remove the row."
 
     def _has_decimals(self, field: str) -> bool:
         """Whether a cell of the log has a point that can divide no thousands."""

@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import pickle
+import re
 
 import pytest
 
@@ -258,3 +259,19 @@ def test_what_no_importer_reads_is_refused_by_its_first_bytes(tmp_path, name, lo
     (tmp_path / name).write_bytes(PACKED[name](HEAD.encode()))
     with pytest.raises(InputError, match=rf"{name}: expected text .* is .*; (unpack it|save it as CSV)"):
         read_logs([tmp_path / name], log_format, {})
+
+
+ONCE = "step,n,B_p,run,acc\n0,4,32,n4,.1\n1,,,n4,.2\n0,8,32,n8,.1\n1,,,n8,.3\n"
+
+
+def test_settings_that_stand_only_in_the_first_row_of_each_run(logged):
+    """What the refusal says to type leads to the import; without names there is nothing to type."""
+    remedy = "say it for all rows by --map n=n{},B_p=32, or"
+    with pytest.raises(InputError, match=rf"line 3: n is missing or empty; .*{re.escape(remedy)} remove the row"):
+        logged("csv", ONCE, "reward=acc")
+    runs = logged("csv", ONCE, "reward=acc,n=n{},B_p=32").runs
+    assert [(run.cell.B_p, run.cell.n, len(run.points)) for run in runs] == [(32, 4, 2), (32, 8, 2)]
+    with pytest.raises(InputError, match=r"line 3: n is .*--settings TABLE, a table with the columns run, n and B_p"):
+        logged("csv", ONCE.replace("n4", "a").replace("n8", "b"), "reward=acc")
+    with pytest.raises(InputError, match=r"rollouts per problem\. Fill the cell in, or remove the row\."):
+        logged("csv", "step,n,B_p,acc\n0,4,32,.1\n1,,32,.2\n0,8,32,.1\n1,8,32,.3\n", "reward=acc")
