@@ -19,15 +19,20 @@ BENCHMARKS = frozenset(
     {"gsm", "gsm8k", "aime", "amc", "hmmt", "math500", "olympiad", "olympiadbench", "minerva", "gpqa", "mmlu"}
     | {"humaneval", "mbpp", "livecodebench", "lcb", "codeforces", "ifeval", "bbh", "svamp", "asdiv", "hellaswag"}
 )
-WORDS = TRAINING | HELD_OUT | METRICS | BENCHMARKS
+# Of a benchmark; "medium" is a size of models too, and who has it has one of these beside it. "part1" may be the first
+# part of a resumed run.
+SUBSETS = frozenset({"easy", "hard"})
+NUMBERED_SUBSETS = frozenset({"level", "lvl", "difficulty"})
+WORDS = TRAINING | HELD_OUT | METRICS | BENCHMARKS | SUBSETS
 SEED_WORDS = frozenset(
     {"seed", "seeds", "run", "runs", "rep", "repeat", "replica", "replicate", "trial", "try", "attempt", "copy"}
     | {"job", "slurm", "part", "offline", "version", "rerun", "csv", "jsonl", "json", "log", "txt", "out", "wandb"}
 )
 
-# "pass@4", "mean_at_8" and "aime 2025" are each one word with its number: pass@1 and pass@4 are two metrics.
+# "pass@4", "mean_at_8", "aime 2025" and "level_5" are each one word with its number: pass@1 and pass@4 are two metrics.
 _METRIC_AT_K = re.compile(r"(?i)(?<![a-z])(pass|maj|mean|avg|best|worst|acc)_?(?:@|at)_?(\d+)")
 _NUMBERED_SET = re.compile(r"(?i)(?<![a-z])(aime|amc|hmmt|math)[-_ ]?(\d{2,4})(?!\d)")
+_NUMBERED_SUBSET = re.compile(r"(?i)(?<![a-z])(level|lvl|difficulty)[-_ =]?(\d{1,2})(?!\d)")
 _PIECE = re.compile(r"[A-Za-z0-9]+")
 _PART_OF_PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # "accVal" and "n8val" have parts
 _WORD_OR_SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[bB](?![A-Za-z0-9])|[A-Za-z]{2,}")
@@ -39,11 +44,12 @@ def words_of_source(text: str) -> frozenset[str]:
     `constrained` and `Qwen2.5-Math` have none."""
     text = _METRIC_AT_K.sub(r" \1\2 ", text)
     text = _NUMBERED_SET.sub(r" \1\2 ", text)
+    text = _NUMBERED_SUBSET.sub(r" \1\2 ", text)
     found: set[str] = set()
     for piece in _PIECE.findall(text):
         word = piece.lower()
         stem = word.rstrip("0123456789")
-        is_numbered = stem in {"pass", "maj", "mean", "avg", "best", "worst"} or stem in BENCHMARKS
+        is_numbered = stem in {"pass", "maj", "mean", "avg", "best", "worst"} or stem in BENCHMARKS | NUMBERED_SUBSETS
         if word in WORDS or (is_numbered and stem != word):
             found.add(word)
             continue

@@ -42,6 +42,10 @@ def write_logs(folder: Path, *names: str) -> Path:
         ("val-core_gsm8k_acc_mean@4", {"val", "gsm8k", "acc", "mean4"}),
         ("aime_2024", {"aime2024"}),
         ("n8-MATH-500", {"math500"}),
+        ("n8/math_level1.jsonl", {"level1"}),
+        ("n8-Level_5", {"level5"}),
+        ("n8_easy.csv", {"easy"}),
+        ("hardware/levels/n8_loglevel2_part1.csv", set()),
         # Longer words, names of models, and ids that hold such letters.
         ("Qwen2.5-Math-7B_n16_trainer_state.json", set()),
         ("constrained-evaluator-valence", set()),
@@ -64,6 +68,8 @@ def test_words_that_say_what_was_measured(text, words):
         (("n8_loss.csv", "n8_acc.csv"), ("--leave-out loss", "--leave-out acc")),
         (("n8_pass@1.csv", "n8_pass@4.csv"), ("--leave-out pass4", "--leave-out pass1")),
         (("n8/aime24.csv", "n8/math500.csv"), ("--leave-out math500", "--leave-out aime24")),
+        (("n8/math_level1.csv", "n8/math_level5.csv"), ("--leave-out level5", "--leave-out level1")),
+        (("n8-easy.csv", "n8-hard.csv"), ("--leave-out hard", "--leave-out easy")),
         (("n8Train.csv", "n8Eval.csv"), ("--leave-out train", "--leave-out eval")),
         (("n4_train.csv", "n8_val.csv"), ("--leave-out train", "--leave-out val")),  # two n, not of one metric
     ],
@@ -97,6 +103,8 @@ def test_sources_of_one_setting_that_differ_in_such_a_word_are_refused(tmp_path,
         ("eval/n8-s0.csv", "eval/n8-s1.csv"),
         ("val1/n8.csv", "val2/n8.csv"),
         ("n8-trainer.csv", "n8-constrained.csv"),
+        ("n8-part1.csv", "n8-part2.csv"),
+        ("level5/n8-s0.csv", "level5/n8-s1.csv"),
     ],
 )
 def test_seeds_still_join(tmp_path, names):
@@ -184,5 +192,5 @@ def test_what_is_named_as_training_is_no_validation_metric_unasked(tmp_path, log
 def test_other_words_in_which_names_differ_are_noted(tmp_path):
     assert other_words(["n8-easy-seed0", "n8-hard-run1"]) == ["easy", "hard"]
     assert other_words(["0.6b", "14b"]) == ["0.6b", "14b"]
-    folder = write_logs(tmp_path / "logs", "n8-easy.csv", "n8-hard.csv")
-    assert "names of these differ in easy, hard" in str(read_logs([folder], None, MAPS).notes)
+    folder = write_logs(tmp_path / "logs", "n8-cosine.csv", "n8-linear.csv")
+    assert "names of these differ in cosine, linear" in str(read_logs([folder], None, MAPS).notes)
