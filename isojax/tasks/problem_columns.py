@@ -2,17 +2,21 @@
 
 import functools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.tabular import DataRow, is_blank
 from isojax.core.terminal import note
+from isojax.tasks.answers.final_answer import reference_answer
 from isojax.tasks.text_literals import parse_literal
 
 PROMPT_COLUMNS = ("prompt", "question", "problem", "query", "input", "instruction")
 # A dot leads into an object. verl's schema comes first: its files may hold the solution under another of these names.
 ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "solution", "final_answer", "target", "output")
+# Of these, the ones whose names say that they hold the answer itself: no draft, and no whole solution alone.
+FINAL_ANSWER_COLUMNS = ("reward_model.ground_truth", "answer", "ground_truth", "final_answer")
 MAX_NAMED_ROWS = 4  # of the rows that lack a value, in a message
 
 _note_once = functools.cache(note)  # a run opens a source several times
@@ -54,6 +58,57 @@ def column_value(columns: Mapping[str, Any], name: str) -> Any:
             inner = parse_literal(inner)
         value = column_value(inner, inner_name) if isinstance(inner, Mapping) else None
     return value
+
+
+def note_other_answers(rows: Sequence[DataRow], chosen: str) -> None:
+    """A note of each other column of answers that says something else in some row: which of them is right, nobody but
+    the user knows."""
+    for name in FINAL_ANSWER_COLUMNS:
+        if name == chosen:
+            continue
+        differing = [row for row in rows if _says_another(row, chosen, name)]
+        if not differing:
+            continue
+        first = differing[0]
+        texts = (str(column_value(first.values, column)) for column in (chosen, name))
+        taken, other = map(_shorten, texts)
+        found = f"the answer is read from {chosen!r}, and {name!r} differs from it"
+        count = f"in {len(differing)} of {len(rows)} rows"
+        example = f"the first of them {first.position}: {taken} and {other}"
+        fix = f"cell.data.answer_key={name} takes the other"
+        _note_once(f"{first.source}: {found} {count}, {example}. {fix}.")
+
+
+def _says_another(row: DataRow, chosen: str, name: str) -> bool:
+    """Whether both are filled and differ, also as the final answers of two solutions."""
+    if not (_is_filled(row, chosen) and _is_filled(row, name)):
+        return False
+    texts = [_comparable_text(column_value(row.values, column)) for column in (chosen, name)]
+    if None in texts:
+        return False
+    taken, other = map(str, texts)
+    if _without_spaces(taken) == _without_spaces(other):
+        return False
+    return _without_spaces(reference_answer(taken)) != _without_spaces(reference_answer(other))
+
+
+def _comparable_text(value: Any) -> str | None:
+    """A value as its problem's answer has it; None of objects and of several answers."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return str(value) if isinstance(value, str | int | float) else None
+
+
+def _without_spaces(text: str) -> str:
+    """The text without white space, nor the separators of thousands."""
+    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", "".join(text.split()))
+
+
+def _shorten(text: str) -> str:
+    text = " ".join(text.split())
+    return repr(text if len(text) <= 40 else f"{text[:20]} ... {text[-15:]}")
 
 
 def _is_filled(row: DataRow, name: str) -> bool:

@@ -19,7 +19,7 @@ from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow, is_blank
 from isojax.core.terminal import note, warn
 from isojax.core.yaml_files import YAML_ERRORS, check_yaml, first_line
-from isojax.tasks.problem_columns import ANSWER_COLUMNS, PROMPT_COLUMNS, choose_column, column_value
+from isojax.tasks.problem_columns import ANSWER_COLUMNS, PROMPT_COLUMNS, choose_column, column_value, note_other_answers
 from isojax.tasks.text_literals import parse_messages
 
 MAX_CONFLICTS = 3  # of the rows with a prompt met before and another answer, in a message
@@ -59,6 +59,8 @@ def rows_to_problems(rows: Iterable[DataRow], data: DataConfig, source: str) -> 
         raise InputError(f"{source} holds no problem; expected at least one row with a prompt and an answer.")
     prompt_column = choose_column(all_rows, "prompt", data.prompt_key, PROMPT_COLUMNS)
     answer_column = choose_column(all_rows, "answer", data.answer_key, ANSWER_COLUMNS)
+    if data.answer_key is None:
+        note_other_answers(all_rows, answer_column)
     _warn_of_number_lists(all_rows, answer_column)
     problems = [_row_to_problem(row, prompt_column, answer_column) for row in all_rows]
     return drop_duplicates(problems, source)
@@ -73,9 +75,7 @@ def _warn_of_number_lists(rows: Sequence[DataRow], column: str) -> None:
 
     listed = [row for row in rows if is_number_list(column_value(row.values, column))]
     if listed:
-        count = (
-            f"{listed[0].location}: {column!r} is a list of several numbers, as in {len(listed)} of {len(rows)} rows"
-        )
+        count = f"{column!r} is a list of several numbers, as in {len(listed)} of {len(rows)} rows"
         effect = "isojax's verifiers compare a response with the list as it stands"
         fix = "Name a column with one answer by cell.data.answer_key=COLUMN, or judge by a function of your own"
         _warn_once(f"{listed[0].location}: {count}; {effect}. {fix}.")

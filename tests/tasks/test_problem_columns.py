@@ -107,3 +107,42 @@ def test_lists_of_numbers_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFi
     rows = [{"question": f"{i}?", "answer": [i, i + 1] if i > 1 else [i]} for i in range(4)]
     assert [p.answer for p in read(tmp_path / "p.jsonl", *rows)] == ["0", "1", "[2, 3]", "[3, 4]"]
     assert "p.jsonl, line 3: 'answer' is a list of several numbers, as in 2 of 4 rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("other", ["ground_truth", "final_answer"])
+def test_another_answer_in_another_column_is_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], other: str
+) -> None:
+    rows = [{"question": f"{i}?", "answer": str(i), other: "0"} for i in range(4)]
+    assert [p.answer for p in read(tmp_path / "p.jsonl", *rows)] == ["0", "1", "2", "3"]
+    output = " ".join(capsys.readouterr().err.split())
+    assert f"note: {tmp_path}/p.jsonl: the answer is read from 'answer', and {other!r} differs" in output
+    assert "in 3 of 4 rows, the first of them line 2: '1' and '0'" in output
+    assert output.count(f"cell.data.answer_key={other} takes the other") == 1
+
+    # Who names the column knows it.
+    for name, answers in {"answer": ["0", "1", "2", "3"], other: ["0"] * 4}.items():
+        assert [p.answer for p in read(tmp_path / "q.jsonl", *rows, answer_key=name)] == answers
+        assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "truth"),
+    [
+        ("7", " 7\n"), ("7", 7), ("7", 7.0), ("7", ["7"]), ("x + 1", "x+1"), ("1,234", "1234"), ("7", None), ("7", ""),
+        ("3 + 4 = 7\n#### 7", "7"), ("7", "So it is \\boxed{7}."), ("7", {"value": "8"}),
+    ],
+)  # fmt: skip
+def test_the_same_answer_written_otherwise_is_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: str, truth: Any
+) -> None:
+    rows = [{"question": "3 + 4?", "answer": answer, "ground_truth": truth}]
+    assert [p.answer for p in read(tmp_path / "p.jsonl", *rows)] == [answer]
+    verl = {"question": "4 + 3?", "answer": "a sum\n#### 7", "reward_model": {"ground_truth": "7"}}
+    assert [p.answer for p in read(tmp_path / "v.jsonl", verl)] == ["7"]
+    assert capsys.readouterr().err == ""
+
+
+def test_drafts_beside_an_answer_are_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    read(tmp_path / "p.jsonl", {"question": "q", "answer": "1", "output": "a draft", "solution": "by parts"})
+    assert capsys.readouterr().err == ""
