@@ -27,7 +27,7 @@ from isojax.runs.logs.column_map import ColumnMap, is_validation, map_columns
 from isojax.runs.logs.find_logs import detect_format, logs_of_folder
 from isojax.runs.logs.log_evaluations import UnloggedCells, read_run_record
 from isojax.runs.logs.log_table import LogTable, RunSettings, settings_of
-from isojax.runs.logs.measured_words import other_words
+from isojax.runs.logs.measured_words import other_settings, other_words
 from isojax.runs.logs.resumed_runs import LogRun, join_resumed_runs
 from isojax.runs.logs.reward_scale import AUTO_SCALE, scale_runs
 from isojax.runs.logs.run_columns import split_run_columns
@@ -427,6 +427,8 @@ def _assign_seeds(runs: Sequence[LogRun]) -> Iterator[str]:
             yield f"seeds of B_p = {B_p}, n = {n} are numbered in the order given: {numbering}"
             if words := other_words([run.label for run in unseeded_runs]):
                 yield f"the names of these differ in {list_some(words)}, so are they no seeds of one setting?"
+            for name, values in other_settings([run.label for run in unseeded_runs]).items():
+                yield f"the names of these differ in {name} ({', '.join(values)}), so are they no seeds of one setting?"
             configs = [run.column_map.table.config for run in unseeded_runs]
             for name in sorted(filter(_NO_SEED.search, set[str]().union(*configs))):
                 if len(values := {str(config.get(name)) for config in configs}) > 1:

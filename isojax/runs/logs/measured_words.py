@@ -2,6 +2,7 @@
 pass@4) or a benchmark (gsm8k)."""
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 
 TRAINING = frozenset({"train", "training", "trn", "trainset"})
@@ -28,6 +29,11 @@ SEED_WORDS = frozenset(
     {"seed", "seeds", "run", "runs", "rep", "repeat", "replica", "replicate", "trial", "try", "attempt", "copy"}
     | {"job", "slurm", "part", "offline", "version", "rerun", "csv", "jsonl", "json", "log", "txt", "out", "wandb"}
 )
+SETTING_WORDS = frozenset(
+    {"lr", "temp", "temperature", "topp", "topk", "kl", "beta", "clip", "eps", "wd", "decay", "warmup", "gamma", "lam"}
+    | {"lambda", "tau", "alpha", "ent", "entropy", "coef", "dropout", "rank", "lora", "len", "length", "maxlen", "ctx"}
+    | {"epochs", "ppo", "bs", "mbs", "minibatch", "stale", "staleness", "layers", "width", "dim"}
+)
 
 # "pass@4", "mean_at_8", "aime 2025" and "level_5" are each one word with its number: pass@1 and pass@4 are two metrics.
 _METRIC_AT_K = re.compile(r"(?i)(?<![a-z])(pass|maj|mean|avg|best|worst|acc)_?(?:@|at)_?(\d+)")
@@ -36,6 +42,10 @@ _NUMBERED_SUBSET = re.compile(r"(?i)(?<![a-z])(level|lvl|difficulty)[-_ =]?(\d{1
 _PIECE = re.compile(r"[A-Za-z0-9]+")
 _PART_OF_PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # "accVal" and "n8val" have parts
 _WORD_OR_SIZE = re.compile(r"(?<![A-Za-z0-9.])\d+(?:\.\d+)?[bB](?![A-Za-z0-9])|[A-Za-z]{2,}")
+# "lr1e-5", "lr=1e-5" and "temp_0.6", but not the groups of a UUID.
+_WORD_WITH_NUMBER = re.compile(
+    r"(?<![A-Za-z])([A-Za-z]+)[-_=]?(\d+(?:\.\d+)?(?:[eE]-?\d{1,2})?[kKM]?)(?![A-Za-z0-9]|\.\d)"
+)
 _SHORTEST_PART = 3  # letters; shorter ones stand by chance between the digits of a run's id
 
 
@@ -62,6 +72,21 @@ def other_words(texts: Sequence[str]) -> list[str]:
     """The words, and sizes of models such as 7B, in which names of runs differ, but for those that count seeds."""
     parts = [{part.lower() for part in _WORD_OR_SIZE.findall(text)} - SEED_WORDS for text in texts]
     return sorted(set[str]().union(*parts) - set.intersection(*parts))
+
+
+def other_settings(texts: Sequence[str]) -> dict[str, list[str]]:
+    """The settings with numbers, such as lr1e-5 or temp0.6, in which names of runs differ, and their values; none that
+    counts seeds. Of other words, only decimals and powers of ten are values: an id is made of any digits."""
+    values_of_word: dict[str, set[str]] = defaultdict(set)
+    for text in texts:
+        for word, value in _WORD_WITH_NUMBER.findall(text):
+            values_of_word[word].add(value)
+    settings = {}
+    for word, values in sorted(values_of_word.items()):
+        is_setting = word.lower() in SETTING_WORDS or any(re.search(r"[.-]", value) for value in values)
+        if is_setting and len(values) > 1 and word.lower() not in SEED_WORDS | {"s", "v"}:  # s1, and v1.5 of a program
+            settings[word] = sorted(values)
+    return settings
 
 
 def is_of_training(text: str) -> bool:

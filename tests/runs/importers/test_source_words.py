@@ -11,7 +11,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
 from isojax.runs.logs.import_logs import read_logs
 from isojax.runs.logs.log_table import read_settings
-from isojax.runs.logs.measured_words import other_words, words_of_source
+from isojax.runs.logs.measured_words import other_settings, other_words, words_of_source
 from isojax.runs.logs.source_words import SourceChoice
 
 MAPS = {"n": "n{}", "B_p": "8", "reward": "acc"}
@@ -194,3 +194,33 @@ def test_other_words_in_which_names_differ_are_noted(tmp_path):
     assert other_words(["0.6b", "14b"]) == ["0.6b", "14b"]
     folder = write_logs(tmp_path / "logs", "n8-cosine.csv", "n8-linear.csv")
     assert "names of these differ in cosine, linear" in str(read_logs([folder], None, MAPS).notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "settings"),
+    [
+        (("n8_lr1e-5.jsonl", "n8_lr1e-6.jsonl"), {"lr": ["1e-5", "1e-6"]}),
+        (("n8_temp0.6.jsonl", "n8_temp1.0.jsonl"), {"temp": ["0.6", "1.0"]}),
+        (("n8-T0.6-kl=0.001", "n8-T1-kl=0.01"), {"T": ["0.6", "1"], "kl": ["0.001", "0.01"]}),
+        (("ctx_8k/n8.csv", "ctx_16k/n8.csv"), {"ctx": ["16k", "8k"]}),
+        (("n8_zeta0.9", "n8_zeta0.95"), {"zeta": ["0.9", "0.95"]}),
+        # Seeds, versions, ids, dates and addresses.
+        (("n8_lr1e-5_seed0.csv", "n8_lr1e-5_seed1.csv"), {}),
+        (("n8-run1.csv", "n8-run2.csv"), {}),
+        (("n8-s1.5", "n8-s2.5"), {}),
+        (("n8-replica-1", "n8-replica-2"), {}),
+        (("n8-3f2a1e-4567-ab1e-4567", "n8-3f2a1e-4567-ab2e-4567"), {}),
+        (("run-20261123_212753-k1lv9em4", "run-20261124_212753-k2lv9em5"), {}),
+        (("n8-host10.0.0.1-x2026.11.27", "n8-host10.0.0.2-x2026.11.28"), {}),
+    ],
+)
+def test_settings_in_which_names_differ(names, settings):
+    assert other_settings(names) == settings
+
+
+def test_settings_in_which_names_differ_are_noted(tmp_path):
+    folder = write_logs(tmp_path / "logs", "n8_lr1e-5.csv", "n8_lr1e-6.csv")
+    result = read_logs([folder], None, MAPS)
+    assert "the names of these differ in lr (1e-5, 1e-6), so are they no seeds" in str(result.notes)
+    seeds = write_logs(tmp_path / "seeds", "n8_lr1e-5_seed3.csv", "n8_lr1e-5_seed4.csv")
+    assert "the names of these differ" not in str(read_logs([seeds], None, MAPS).notes)
