@@ -119,9 +119,21 @@ def test_watch_expects_one_hit_to_stay_one(isojax: Isojax) -> None:
     _, out, _ = isojax("watch", "run.csv", "--map", "n=16,B_p=32", "--updates", "320", "--json")
     seen = json.loads(out)
     assert seen["nothing_learnt"] and seen["forecast"] == pytest.approx(np.mean(rewards))
+    assert seen["interval"][1] >= 0.132  # which was measured
     _, out, _ = isojax("fit-curve", "run.csv", "--x", "step", "--y", "reward", "--json")
     fitted = json.loads(out)
-    assert fitted["A"] == pytest.approx(np.mean(rewards)) and fitted["intervals"]["A"][1] < 0.1
+    assert fitted["A"] == pytest.approx(np.mean(rewards))
+    assert fitted["intervals"]["A"] == [pytest.approx(0, abs=1e-3), pytest.approx(0.132)]
+    assert "one evaluation of 0.132 stands out" in fitted["nothing_learnt"]
+
+
+def test_what_was_measured_once_is_not_said_to_be_never_seen(isojax: Isojax) -> None:
+    write_log("late.csv", lambda n, seed, step: {75: 0.001, 80: 0.131}.get(step, 0.0) if (n, seed) == (16, 0) else 0.0)
+    assert isojax("records", "import", "late.csv", "--out", "late")[0] == 0
+    assert isojax("fit", "late")[0] == 0
+    below, above = (" ".join(isojax("quote", "late", "--reward", r)[1].split()) for r in ("0.1", "0.3"))
+    assert "never seen to stay" in below and "reached, with" not in below
+    assert "never seen to be reached" in above and "at most 0.131" in above
 
 
 def write_ledgers(folder: Path, train: dict[str, float], metrics: dict[str, float]) -> None:

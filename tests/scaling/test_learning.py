@@ -9,7 +9,7 @@ from scipy.stats import beta
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.allocate.recommend import quote, recommend
-from isojax.scaling.checks.learning import EvaluationSize, find_causes, shows_something, size_by_step
+from isojax.scaling.checks.learning import EvaluationSize, describe, find_causes, shows_something, size_by_step
 from isojax.scaling.compare import compare_sweeps
 from isojax.scaling.intervals import share_interval, share_quantiles
 from isojax.scaling.result import FitResult
@@ -106,7 +106,7 @@ def test_nothing_is_drawn_from_a_sweep_that_shows_nothing(name, mode):
     [
         (hits(), 3 / 100),  # nothing says how many rollouts an evaluation has: 100 are assumed
         (hits(n16s1e8=0.002), 3 / 500),
-        (hits(n16s1e14=0.001, n16s1e15=0.132), 3 / 1000),
+        (hits(n8s0e5=0.001, n16s1e15=0.002), 3 / 1000),
     ],
 )
 def test_no_interval_is_narrower_than_k_of_N_allows(rewards, bound):
@@ -277,3 +277,67 @@ def test_where_all_is_solved_the_smallest_run_is_said_to_be_as_good(name):
     assert any(reason.startswith("the smallest run is as good") for reason in reasons)
     reasons = recommend(fit(NOTHING["constant"], replicates=20), 4e5).reasons
     assert not any("smallest run" in reason for reason in reasons)
+
+
+LAST_HIT = hits(n16s1e14=0.001, n16s1e15=0.132)  # N = 1,000 by the smallest step
+
+
+@pytest.mark.parametrize(
+    ("rewards", "base", "measured", "words"),
+    [
+        (LAST_HIT, None, (0, 0.132), "one evaluation of 0.132 stands out; whether it is a rise, only further"),
+        (LAST_HIT, 0.0, (0, 0.132), "one evaluation of 0.132 stands out; whether it is a rise, only further"),
+        (hits(n8s0e5=0.132, n8s0e9=0.001), None, (0, 0.132), "0.132 stands out; no evaluation after it stays there"),
+        (
+            hits(n8s0e15=0.1, n16s1e15=0.132, n4s0e2=0.001),
+            None,
+            (0, 0.132),
+            "2 evaluations of 0.1 to 0.132 stand out; whether that is a rise, only further",
+        ),
+        (
+            lambda n, s: 0.5 - 0.01 * hits(n4s0e3=1.0)(n, s) - 0.22 * hits(n8s0e15=1.0)(n, s),
+            None,
+            (0.28, 0.5),
+            "one evaluation of 0.28 stands out; whether it is a fall, only further",
+        ),
+    ],
+)
+def test_no_interval_excludes_an_evaluation_that_stands_out(rewards, base, measured, words):
+    document = fit(sweep(rewards, base), replicates=200)
+    advice = recommend(document, 4e5)
+    assert words in document.nothing_learnt and words in advice.nothing_learnt
+    assert "no rise" not in document.nothing_learnt and "noise alone" not in document.nothing_learnt
+
+    intervals = [(p.low, p.high) for p in document.joint.frontier] + [c.A_interval for c in document.curves]
+    intervals += [(cell.low, cell.high) for cell in advice.measured_cells]
+    for low, high in [*filter(None, intervals), advice.interval, advice.prediction_interval]:
+        assert low <= measured[0] + 1e-9 and high >= measured[1] - 1e-9
+    highest = quote(document, 0.6).highest
+    assert highest is not None and highest >= measured[1]
+    assert {verdict.verdict for verdict in document.referee} <= {"cannot tell"}
+    assert advice.n_probability == {n: pytest.approx(1 / 4) for n in ALL_N}
+    assert "what stands out is beyond that" in document.flags[1].text
+
+
+def test_counts_show_that_an_evaluation_stands_out():
+    """20 of 128 at the last evaluation of one seed, all others 0."""
+    runs = []
+    for n in ALL_N:
+        for seed in (0, 1):
+            points = []
+            for i, c in enumerate([0, *C]):
+                right = 20 if (n, seed, i) == (16, 0, len(C)) else 0
+                counts = (1,) * right + (0,) * (32 - right)
+                points.append(EvalPoint(i, i, round(c), 0, {"avg@4": right / 128}, counts, 4))
+            runs.append(RunRecord(Cell(32, n, seed), tuple(points), f"n{n}s{seed}"))
+    document = fit(runs, replicates=200)
+    assert "one evaluation of 0.1562 stands out" in document.nothing_learnt
+    assert document.curves[0].A_interval == (0.0, 20 / 128)
+
+
+def test_noise_alone_seldom_stands_out():
+    told = 0
+    for seed in range(40):
+        runs = [Path(C, noise(0.1, 128, 100 * seed + i)(0, 0)) for i in range(8)]
+        told += "stand" in describe(runs, replace(KNOWN, rollouts=128), "avg@4", "").text
+    assert told <= 2

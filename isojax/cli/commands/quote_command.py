@@ -66,8 +66,11 @@ def quote(
 def _print_quote_of_nothing(console: SafeConsole, quoted: Quote) -> None:
     print_nothing_learnt(console, quoted.nothing_learnt)
     level, all_n = format_percent(quoted.level), join_commas(cell.n for cell in quoted.cells)
-    bound = "" if quoted.highest is None else f" (by its evaluations at most {quoted.highest:.2g}, {level} interval)"
-    console.print(f"{quoted.metric} {quoted.reward:g} was never seen to be reached, with no n ({all_n}){bound}.")
+    bound = "" if quoted.highest is None else f" (by its evaluations at most {quoted.highest:.3g}, {level} interval)"
+    # Up to that bound a single evaluation may have been there.
+    within = quoted.highest is not None and quoted.reward <= quoted.highest
+    seen = "was never seen to stay" if within else "was never seen to be reached"
+    console.print(f"{quoted.metric} {quoted.reward:g} {seen}, with no n ({all_n}){bound}.")
     console.print("What it costs these runs cannot say: neither for one of these n, nor which n would reach it first.")
 
 

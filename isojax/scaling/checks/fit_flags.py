@@ -11,6 +11,7 @@ from isojax.scaling.checks.run_health import RunHealth, flag_sentences
 from isojax.scaling.checks.stability import OverfittedRun, StabilityVerdict
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import SweepEstimate
+from isojax.scaling.intervals import share_interval
 from isojax.scaling.law.frontier import Frontier
 from isojax.scaling.law.n_star_law import MIN_DISTINCT_N, law_limits
 from isojax.scaling.result import (
@@ -53,9 +54,13 @@ def nothing_flags(nothing: NothingLearnt | None) -> Iterator[FitFlag]:
         return
     code = NOTHING_TO_LEARN if nothing.is_solved else NOTHING_LEARNT
     yield FitFlag(code=code, severity="error", text=nothing.text)
-    low, high = nothing.interval
+    noise = low, high = share_interval(nothing.level, nothing.rollouts)
     size = f"one evaluation has {nothing.size.rollouts:,.0f} rollouts ({nothing.size.source})"
-    yield _warning(EVALUATION_SIZE, f"{size}: a reward of {nothing.level:.3g} may then be {low:.3g} to {high:.3g}")
+    text = f"{size}: a reward of {nothing.level:.3g} may then be {low:.3g} to {high:.3g}"
+    if nothing.interval != noise:
+        low, high = nothing.interval
+        text += f"; what stands out is beyond that, and intervals reach to it, {low:.3g} to {high:.3g}"
+    yield _warning(EVALUATION_SIZE, text)
 
 
 def effect_flags(estimate: SweepEstimate) -> Iterator[FitFlag]:

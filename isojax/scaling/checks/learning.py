@@ -12,11 +12,12 @@ one, or single hits. N is problems x samples; it does not add up over evaluation
 policies that differ, so that many of them say no more of other problems than one does.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from scipy.special import betainc
 from scipy.stats import kruskal, norm
 
 from isojax.core.nouns import EvalPoint, RunRecord
@@ -29,7 +30,7 @@ WINDOW = 3  # evaluations in a row, of which the median counts
 MEDIAN_VARIANCE = {1: 1.0, 2: 0.7, 3: 0.45}  # of so many values of variance 1
 BEND_VARIANCE = 1.5  # of a value less the mean of its neighbours
 MIN_Z = 3.0  # of a trend, and of a difference between cells
-FALSE_SHIFTS = 0.005  # the probability that noise alone shows a shift, over all runs
+FALSE_SHIFTS = 0.005  # the probability that noise alone shows a shift, over all runs; or one evaluation that stands out
 MIN_OF_ONE_RUN = 5  # evaluations at C > 0 of a run that goes on, to say that it has not learnt anything so far
 MAX_TREND_POINTS = 100  # of a run; more are merged to medians
 MAX_UNSOLVED = 0.01  # share of wrong answers: with more of them there is something to learn
@@ -65,7 +66,8 @@ class NothingLearnt:
     """All runs stand at one reward, `level`."""
 
     level: float
-    interval: tuple[float, float]  # what an evaluation of this size allows around it
+    # What an evaluation of this size allows around it; to all that was measured, where an evaluation stands out.
+    interval: tuple[float, float]
     size: EvaluationSize
     rollouts: float  # that the interval is worth: fewer than the size where rewards scatter by more
     is_solved: bool  # the level is 1, as far as such evaluations can show
@@ -271,23 +273,74 @@ def describe(
         f"all {of_runs}" if count > 2 else f"{'both evaluations' if count == 2 else 'the only evaluation'}{of_several}"
     )
     hits = rewards[rewards > SAME_REWARD]
+    rollouts = _effective_rollouts(runs, level, size)
+    interval = share_interval(level, rollouts)
+    outliers = _find_outliers(runs, level, rollouts)
+    outlying = _describe_outliers(outliers, level, show)
+    if outliers:  # no noise explains them, so that no interval may exclude what was measured
+        trained = np.concatenate([_trained(run) for run in runs])
+        interval = min(interval[0], float(trained.min())), max(interval[1], float(trained.max()))
     if np.ptp(rewards) <= SAME_REWARD:
         where = f"{metric} is {show(level)} at {at_all}"
     elif len(hits) < count / 2 and not is_solved:
         opening += " that evaluations can show"
         which = "only one is" if len(hits) == 1 else f"only {len(hits)} are"
-        where = f"of {of_runs} {which} above {metric} 0 (at most {show(rewards.max())}), which is no rise"
+        seen = f"of {of_runs} {which} above {metric} 0 (at most {show(rewards.max())})"
+        where = f"{seen}, but {outlying}" if outlying else f"{seen}, which is no rise"
     else:
         opening += " that evaluations can show"
         extremes = f"{show(rewards.min())} to {show(rewards.max())}"
-        where = f"{metric} stays at {show(level, '.3f')} ({extremes}) at {of_runs}, which is what noise alone gives"
+        seen = f"{metric} stays at {show(level, '.3f')} ({extremes}) at {of_runs}"
+        where = f"{seen}, but {outlying}" if outlying else f"{seen}, which is what noise alone gives"
     if is_solved:
         has_base = any((run.C == 0).any() for run in runs)
         solved_by = "the base policy already solves them" if has_base else "the problems are solved from the start"
         opening = f"nothing to learn: {solved_by}"
     text = "; ".join([f"{opening}: {where}" if not is_solved else f"{opening} ({where})", *causes])
-    rollouts = _effective_rollouts(runs, level, size)
-    return NothingLearnt(level, share_interval(level, rollouts), size, rollouts, is_solved, text)
+    return NothingLearnt(level, interval, size, rollouts, is_solved, text)
+
+
+@dataclass(frozen=True)
+class _Outlier:
+    reward: float
+    is_last: bool  # no evaluation after it in its run is back where noise allows
+
+
+def _find_outliers(runs: Sequence[RewardPath], level: float, rollouts: float) -> list[_Outlier]:
+    """The evaluations after C = 0 that lie outside what noise allows around the level, over all of them."""
+    count = sum(len(_trained(run)) for run in runs)
+    outliers = []
+    for run in runs:
+        rewards = _trained(run)
+        is_outside = [_tail(reward, level, rollouts) < FALSE_SHIFTS / (2 * count) for reward in rewards.tolist()]
+        for i in np.flatnonzero(is_outside).tolist():
+            outliers.append(_Outlier(float(rewards[i]), all(is_outside[i:])))
+    return outliers
+
+
+def _tail(reward: float, level: float, rollouts: float) -> float:
+    """The probability that so many rollouts, each right with the probability `level`, give this reward or one further
+    from the level: of the binomial distribution, continued to hits that are not whole."""
+    if abs(reward - level) <= SAME_REWARD:
+        return 1.0
+    if reward < level:  # the misses are as far above their own level
+        reward, level = 1 - reward, 1 - level
+    hits = reward * rollouts
+    return float(betainc(hits, max(rollouts - hits, 0.0) + 1, level))
+
+
+def _describe_outliers(outliers: Sequence[_Outlier], level: float, show: Callable[[float], str]) -> str:
+    """ "" where there are none."""
+    if not outliers:
+        return ""
+    rewards = sorted({outlier.reward for outlier in outliers})
+    one = len(outliers) == 1
+    of = show(rewards[0]) if len(rewards) == 1 else f"{show(rewards[0])} to {show(rewards[-1])}"
+    which = f"one evaluation of {of} stands out" if one else f"{len(outliers)} evaluations of {of} stand out"
+    if not any(outlier.is_last for outlier in outliers):
+        return f"{which}; no evaluation after {'it' if one else 'them'} stays there"
+    change = "a rise" if rewards[0] > level else "a fall" if rewards[-1] < level else "a change"
+    return f"{which}; whether {'it is' if one else 'that is'} {change}, only further evaluations can tell"
 
 
 def _effective_rollouts(runs: Sequence[RewardPath], level: float, size: EvaluationSize) -> float:
