@@ -406,3 +406,93 @@ def test_what_only_looks_like_a_guess(check: Check, reference: str, response: st
 def test_a_decimal_is_cut_or_rounded_to_the_digits_it_has(check: Check, reference: str, right: str, wrong: str) -> None:
     assert judged(check, reference, right) == RIGHT
     assert judged(check, reference, wrong) == WRONG
+
+
+@pytest.mark.parametrize(
+    ("reference", "response", "right"),
+    [
+        ("42", r"\boxed{41} \boxed{42}", True),
+        ("41", r"\boxed{41} \boxed{42}", False),
+        ("42", "\\boxed{41}\n\n\\boxed{42}", True),
+        ("42", r"$\boxed{41}$ \quad $\boxed{42}$", True),
+        ("42", r"\boxed{41}, \boxed{42}", False),
+        ("42", r"\boxed{41} or \boxed{42}", False),
+        ("41, 42", r"\boxed{41} and \boxed{42}", True),
+        ("41, 42", r"\boxed{41} \text{ and } \boxed{42}", True),
+    ],
+)
+def test_the_last_box_counts_unless_boxes_are_joined(check: Check, reference: str, response: str, right: bool) -> None:
+    assert judged(check, reference, response) == (right, True)
+
+
+@pytest.mark.parametrize("end", ["</s>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>\n", "</s></s>"])
+def test_a_token_that_ends_a_turn_is_no_part_of_the_answer(check: Check, end: str) -> None:
+    for response in ("The answer is 42", "42", r"\boxed{42}", "<answer>42</answer>"):
+        assert judged(check, "42", response + end) == RIGHT
+        assert judged(check, "43", response + end) == WRONG
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "答案是42。",
+        "因此，答案是42。",
+        "所以答案是42",
+        "答えは42です。",
+        "共有42个苹果。",
+        "所以共有４２个。",
+        "정답은 42입니다.",
+        r"\boxed{42元}",
+        r"\boxed{42\text{元}}",
+        r"\boxed{42个苹果}",
+        r"答案是$42$。",
+        r"所以 $6 \times 7 = 42$。",
+        "约翰有42元。",
+        "不能少买，所以总共是42元。",
+    ],
+)
+def test_answers_in_text_without_spaces(check: Check, response: str) -> None:
+    assert judged(check, "42", response) == RIGHT
+    assert judged(check, "43", response)[0] is False
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "答案不是42。",
+        "答案是41或42。",
+        "答案是42或43。",
+        "答案是42和43。",
+        "大约42个。",
+        "至少42个。",
+        "答案是42吗？",
+        "共有42万人。",
+        "答案是42亿。",
+        "第42题。",
+        "答案是42的一半。",
+        "答案是42点5。",
+        "答案是42多。",
+        "答案是负42。",
+        "答えは42ではありません。",
+        "答えは42以上です。",
+        "42は間違いです。",
+        "정답은 42가 아닙니다.",
+        "42 이상입니다.",
+        r"\boxed{42万}",
+        r"\boxed{42}万",
+        r"\boxed{42\text{千}}",
+        r"\boxed{42个半}",
+        r"\boxed{大约42}",
+        "答案是42、43。",
+        "答案是142。",
+    ],
+)
+def test_what_is_denied_or_scaled_in_text_without_spaces_is_no_answer(check: Check, response: str) -> None:
+    assert judged(check, "42", response)[0] is False
+
+
+def test_units_in_text_without_spaces(check: Check) -> None:
+    assert judged(check, r"42 \text{ cm}", r"\boxed{42厘米}") == RIGHT
+    assert judged(check, r"42 \text{ cm}", r"\boxed{0.42米}") == RIGHT
+    assert judged(check, r"42 \text{ cm}", r"\boxed{42米}") == WRONG
+    assert judged(check, "北京，上海", r"\boxed{北京，上海}") == RIGHT

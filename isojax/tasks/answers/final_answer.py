@@ -5,11 +5,19 @@ from enum import Enum
 from typing import NamedTuple
 
 from isojax.tasks.answers.sentence import HEDGES, values_in_sentence
-from isojax.tasks.answers.spelling import INLINE_MATH, MAX_ANSWER_LENGTH, has_words, normalize_answer
+from isojax.tasks.answers.spelling import (
+    INLINE_MATH,
+    MAX_ANSWER_LENGTH,
+    has_words,
+    normalize_answer,
+    with_spaces_around_cjk,
+)
 
 _THINKING = r"think(?:ing)?|thoughts?|reasoning|scratchpad|reflection"
 _THINKING_TAG = re.compile(rf"<(/?)(?:{_THINKING})>|<\|(?:(end)|begin)_of_thought\|>", re.IGNORECASE)
 _ANSWER_TAG = re.compile(r"<(/?)(?:final_)?answer>", re.IGNORECASE)
+
+_ENDS_OF_TURN = ("</s>", "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<end_of_turn>")
 
 _CALCULATION = re.compile(r"<<[^<>\n]*>>")  # GSM8K's notes to a calculator
 
@@ -21,7 +29,7 @@ _BETWEEN_BOXES = re.compile(
 )
 _BEHIND_BOX = re.compile(
     r"[ ]*(?:\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\\?%|\^\s*\{?\\circ\}?|°"
-    r"|\$?[ ]*(?:hundred|thousand|million|billion|trillion|dozen)s?\b)"
+    r"|\$?[ ]*[万萬亿億]|\$?[ ]*(?:hundred|thousand|million|billion|trillion|dozen)s?\b)"
 )
 _TAKEN_BACK = re.compile(
     r"[\s$)\\]*,?\s*(?:or\b(?!,?\s*equivalently)|is\s+(?:not\b|wrong\b|incorrect\b|false\b)|(?:isn|wasn)['’]t\b|\?)",
@@ -100,7 +108,7 @@ class Statement(NamedTuple):
 def final_answer(response: str) -> Statement:
     """What a response says at its end, behind its thinking; an empty WHOLE answer where it takes its answer back, or
     does not end it."""
-    response = _behind_thinking(response)
+    response = with_spaces_around_cjk(_behind_thinking(_without_end_of_turn(response)))
     tag = _last_tag(response)
     if tag is not None and _last_box_start(response) < tag[1]:
         inside = final_answer(tag[0]) if tag[0].strip() else Statement("", Form.WHOLE)
@@ -120,6 +128,7 @@ def final_answer(response: str) -> Statement:
 
 def reference_answer(answer: str) -> str:
     """The answer that a reference solution states: after its last ####, else in its last \\boxed{}, else all of it."""
+    answer = with_spaces_around_cjk(answer)
     if "####" in answer:
         end = answer.rpartition("####")[2].strip()
         marked = normalize_answer(end) if "\n" not in end else _behind_hashes(answer)
@@ -130,6 +139,13 @@ def reference_answer(answer: str) -> str:
 
 
 # --- thinking and tags
+
+
+def _without_end_of_turn(response: str) -> str:
+    response = response.rstrip()
+    while response.endswith(_ENDS_OF_TURN):
+        response = next(response.removesuffix(end) for end in _ENDS_OF_TURN if response.endswith(end)).rstrip()
+    return response
 
 
 def _behind_thinking(response: str) -> str:
@@ -220,6 +236,8 @@ def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -
         between = text[box.behind : first.command]
         if len(between) > 60 or len(contents) == MAX_BOXES or not _BETWEEN_BOXES.fullmatch(between):
             break
+        if not re.search(r"[,;&]|and|or|also|either", re.sub(r"\\[,;:]|\\mathrm", "", between)):
+            break  # with nothing but space between them, the last one counts
         first, own = box, text[box.start : box.end]
         if own.strip() != contents[0].strip():
             contents.insert(0, own)

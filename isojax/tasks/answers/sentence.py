@@ -5,7 +5,7 @@ A sentence that denies, bounds, guesses or lists states no single value: "not 42
 
 import re
 
-from isojax.tasks.answers.spelling import MATH_IN_TEXT
+from isojax.tasks.answers.spelling import CJK, MATH_IN_TEXT
 
 MAX_SENTENCE_LENGTH = 1000
 
@@ -72,6 +72,19 @@ _OTHER_CASE = re.compile(
     r"(?:\b(?:and|or|but)|[,;])\s+(?:it\s+is\s+)?[-$\\]*[0-9][^\s,]*,?(?:\s+\w+)?\s+(?:otherwise|else|if)\b"
     r"|\b(?:otherwise|else),?\s+(?:it\s+is\s+)?[-$\\]*[0-9]",
     re.IGNORECASE,
+)
+# The same in Chinese, Japanese and Korean: not, or, at least, about, between ...
+_CJK_DENIED = re.compile(
+    "不(?!同)|非|没|沒|无|無|或|错|錯|误|誤|如果|若|可能|也许|也許|大概|大约|大約|[约約](?![翰瑟])|左右|上下|接近|几乎|至少|至多"
+    "|最[多少]|以上|以下|以内|超(?!市)|[大小多少高低]于|[大小多少]於|之间|之間|例如|比如|ない|ません|じゃ|違|または|もしくは|およそ|ほど"
+    "|くらい|ぐらい|未満|かも|たぶん|아[니닙닌]|않|없|또는|이상|이하|미만|초과|정도|대략|아마|약 "
+)
+_CJK_BEFORE = re.compile(r"(?:[第负負除乘加减減近]|(?<!所)以|マイナス)\s*[$]?$")
+_HAS_CJK = re.compile(f"[{CJK}]")
+_CJK_LISTED = re.compile(r"[0-9$]\s*(?:[和与與及到至と]|から|과|와)\s*$")
+_CJK_BEHIND = re.compile(
+    r"\s*[个個]?(?:[万亿萬億百十多余餘几幾半又点點双雙对打倍割的の의만억천백반배번]|千(?![克米瓦焦卡])|分之|分の|次方|平方(?![米厘公千分毫])"
+    r"|[加减減乘除])|\s*(?:[和与與及到至と]|から|과|와)\s*[-$]*[0-9]"
 )
 _GOOD_TO = re.compile(
     r"\b(?:equals?|equal|comes?|came|amounts?|adds?\s+up|sums?|evaluates?|simplifies|reduces|leads)\s+(?:out\s+)?to\s*$",
@@ -179,6 +192,12 @@ def _is_guess(sentence: str, value: re.Match[str]) -> bool:
     """Whether a sentence says a value only about: roughly 42, 42ish, 42 and some."""
     if _HEDGED_BEHIND.match(sentence, value.end()):
         return True
+    if _HAS_CJK.search(sentence):
+        clause = _CLAUSES.split(sentence[: value.start()])[-1]
+        if _CJK_DENIED.search(clause + sentence[value.start() :]) or _CJK_BEFORE.search(clause):
+            return True
+        if _CJK_BEHIND.match(sentence, value.end()) or _CJK_LISTED.search(sentence[: value.start()]):
+            return True
     return "." not in value[0] and _APPROXIMATE.search(sentence[: value.start()]) is not None
 
 

@@ -18,7 +18,21 @@ _ABOUT = re.compile(r"^\s*~(?=\s*[-$\\]*[0-9.])(?!.*~\s*$)", re.DOTALL)
 _SPACES = re.compile(r"(?<!\\)\\[,;: ]|~|\\q?quad|[\u00a0\u2009\u202f]")
 _TAGS = re.compile(r"</?(?:answer|final_answer|final|b|strong|boxed)>", re.IGNORECASE)
 # A space that keeps two numbers, or two words, apart.
+CJK = "\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
+_CJK_CHARACTER = re.compile(rf"[{CJK}\u3000-\u303f\uff01-\uff5e]")
+_NUMBER_NEXT_TO_CJK = re.compile(rf"(?<=[{CJK}])(?=[-+]?[0-9$])|(?<=[0-9$%])(?=[{CJK}])")
+_ASCII_PUNCTUATION = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | str.maketrans(
+    {"。": ". ", "、": ", ", "，": ", ", "；": "; ", "：": ": ", "？": "? ", "！": "! ", "\u3000": " "}
+)
 _IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])|(?<=[0-9])\s+(?=[A-Za-z])|(?<=[A-Za-z])\s+(?=[0-9])")
+
+
+def with_spaces_around_cjk(text: str) -> str:
+    """A text with the digits and punctuation of ASCII, and spaces between its numbers and Chinese, Japanese or Korean:
+    these write none."""
+    if text.isascii() or not _CJK_CHARACTER.search(text):
+        return text
+    return _NUMBER_NEXT_TO_CJK.sub(" ", text.translate(_ASCII_PUNCTUATION))
 
 
 def normalize_answer(text: str) -> str:

@@ -52,6 +52,18 @@ _NOT_UNITS = re.compile(
     r"|between|through|isn|doesn|point|factorial|percent|score|gross|pairs?|power|root|base)\b|n't",
     re.IGNORECASE,
 )
+_CJK_UNITS = {
+    "毫米": "mm", "厘米": "cm", "米": "m", "千米": "km", "公里": "km", "克": "g", "千克": "kg",
+    "公斤": "kg", "吨": "tonne", "秒": "s", "分钟": "min", "小时": "hour", "天": "day", "周": "week", "月": "month",
+    "年": "year", "度": "degree", "毫升": "mL", "升": "L", "平方米": "m^2", "平方厘米": "cm^2",
+    "立方米": "m^3", "立方厘米": "cm^3", "円": "yen", "美元": "dollar", "日元": "yen", "欧元": "euro",
+}  # fmt: skip
+# Of any other, a word that counts or names things, and changes no value: 个苹果 (apples), but not 万 (ten thousand).
+_CJK_UNIT = re.compile(
+    "|".join(_CJK_UNITS)
+    + "|[元块圆円圓个個つ只隻支枝本册冊张張枚人名位岁歳次回条條件头頭匹辆輛台棵颗顆朵杯瓶箱盒袋页頁题題道间間원개명]"
+    r"(?:(?![半多余餘几幾万萬亿億千百十不或又点點倍零以约約的])[\u4e00-\u9fff\u3040-\u30ff\uac00-\ud7a3]){0,5}"
+)
 # Other words of one or two letters may be variables: 12 xy. Next to a longer word link words count too: 5 of them.
 _SHORT_UNITS = re.compile(
     r"[mdckn]?m|[mk]?g|[mdc]?[lL]|[kM]?[WVJNK]|[kKMGT][Bb]|m?s|h|hr|Hz|lbs?|oz|ft|yd|mi|in|sq|cu|pt|qt|cc|ha|Pa|[ap]m"
@@ -101,6 +113,8 @@ def read_unit(text: str) -> Unit | None:
     dimension."""
     if _NOT_UNITS.search(text):
         return None
+    if cjk := _CJK_UNIT.fullmatch(text):
+        return read_unit(_CJK_UNITS[text]) if text in _CJK_UNITS else Unit(words=frozenset([cjk[0]]))
     text = re.sub(r"(?<![A-Za-z])([A-Za-z])\.\s?([A-Za-z])\.?(?![A-Za-z])", r"\1\2", text)  # p.m.
     tokens = [match for match in _UNIT_TOKEN.finditer(text) if match[0].strip()]
     if sum(len(match[0]) for match in _UNIT_TOKEN.finditer(text)) != len(text):
