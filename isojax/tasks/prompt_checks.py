@@ -129,6 +129,16 @@ def check_generation_prompt(markup: ChatMarkup, writer: PromptWriter, end_tokens
     return None
 
 
+def find_opening(markup: ChatMarkup) -> str:
+    """What a prompt holds behind the header of the assistant's turn, such as <think>: the policy's turn begins with
+    it, and its response does not."""
+    between = markup.text.partition(PROBE_TEXTS[0])[2].partition(PROBE_TEXTS[1])[0]
+    header = between.rstrip()
+    if not header or not markup.after.startswith(header):
+        return ""
+    return markup.after.removeprefix(header).strip()
+
+
 def check_message_markup(writer: PromptWriter, markup: ChatMarkup | None) -> list[str]:
     """Warnings of special tokens in a chat's messages, which the chat template writes itself. A BOS token in front of
     one is left out: `writer.message_bos`."""

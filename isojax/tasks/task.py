@@ -29,6 +29,7 @@ from isojax.tasks.prompt_checks import (
     check_message_markup,
     check_raw_template,
     find_markup,
+    find_opening,
     find_turn_end,
 )
 from isojax.tasks.prompts import RESIZE_FIX, PromptWriter
@@ -60,6 +61,7 @@ class TextTask:
             raise InputError("cell.model.path is not set; give a folder such as `isojax model import smollm2` writes.")
         self.folder = Path(model.path)
         self.warnings: list[str] = []  # what is doubtful before anything is sampled, each in a line
+        self.opening = ""  # what the chat template writes of the policy's own turn, such as <think>
         self.tokenizer = load_tokenizer(self.folder, self.warnings)
         vocab = model.vocab or read_json_object(self.folder / "config.json").get("vocab_size")
         if not isinstance(vocab, int):
@@ -140,6 +142,7 @@ class TextTask:
         """What ends an assistant's turn beside `end_ids` and cell.prompt.stop; other doubts become warnings."""
         markup = find_markup(self._writer)
         self.warnings += check_message_markup(self._writer, markup)
+        self.opening = find_opening(markup) if markup else ""
         turn_end = find_turn_end(self._writer, markup, self._token_bytes, NamedEnds(end_ids, self.prompt.stop))
         if markup and (warning := check_generation_prompt(markup, self._writer, end_ids | set(turn_end.tokens))):
             self.warnings.append(warning)

@@ -50,7 +50,9 @@ def check_start(
 
     warnings = [*_doubtful_responses(counts, cell), *_doubtful_scores(counts, cell, task, failures)]
     explained = {warning.name for warning in warnings} & {"nothing_parsed", "partial"}
-    warnings += _doubtful_rewards(counts, is_explained=bool(explained))
+    uses = [cell.verifier.use] if isinstance(cell.verifier.use, str) else cell.verifier.use.values()
+    hint = next(filter(None, (_opening_hint(use, task) for use in uses)), "")
+    warnings += _doubtful_rewards(counts, is_explained=bool(explained), hint=hint)
     for name, set_counts in counts_by_set.items():
         warnings += _doubtful_checks(name, set_counts, failures)
     return StartReport(_measured_shares(counts), (*doubts_of_task(task), *warnings))
@@ -164,16 +166,31 @@ def _doubtful_scores(
 
     has_rewards = counts.rewards.max() > 0
     for name in (name for name, mean in counts.mean_scores.items() if mean == 0 and has_rewards):
-        text = f"the score {name!r} is 0 for all {total:,} responses ({PAGE}#the-reward-stays-at-0)"
+        use = cell.verifier.use
+        hint = "" if isinstance(use, str) else _opening_hint(use.get(name, ""), task)
+        text = f"the score {name!r} is 0 for all {total:,} responses{hint} ({PAGE}#the-reward-stays-at-0)"
         yield StartWarning(f"score_{name}", text)
 
 
-def _doubtful_rewards(counts: EvalCounts, is_explained: bool) -> Iterator[StartWarning]:
-    """Rewards that are all alike; `is_explained`: whether another warning says why all are 0."""
+def _opening_hint(use: str, task: Task) -> str:
+    """Where a user's function finds the beginning of the policy's turn that the chat template wrote; empty where it
+    wrote none. A function of another trainer may look for it in the response."""
+    names = {"function": ("`prompts`", "`completions`"), "verl": ("`prompt_str`", "`solution_str`")}
+    kind = use.partition(":")[0]
+    if kind not in names or is_on_device(task) or not task.opening:
+        return ""
+    prompt, response = names[kind]
+    found = f"each prompt ends with {task.opening[:60]!r}, which the chat template writes"
+    return f"; {found}: a function finds it in {prompt}, not in {response}"
+
+
+def _doubtful_rewards(counts: EvalCounts, is_explained: bool, hint: str) -> Iterator[StartWarning]:
+    """Rewards that are all alike; `is_explained`: whether another warning says why all are 0; `hint`: why they may
+    be."""
     rewards, total = counts.rewards, counts.rewards.size
     low, high = float(rewards.min()), float(rewards.max())
     if high == 0:
-        text = f"all {total:,} rewards are 0: no update has a gradient before a response is right"
+        text = f"all {total:,} rewards are 0: no update has a gradient before a response is right{hint}"
         if not is_explained:
             yield StartWarning("all_wrong", f"{text} ({PAGE}#the-reward-stays-at-0)")
     elif low == 1:

@@ -20,6 +20,7 @@ SUMS = [Problem(7, "12 + 7 =", "19"), Problem(3, "3 + 4 =", "7")]
 BOS = "<|endoftext|>"
 GENERATION = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 PLAIN_GENERATION = "{% if add_generation_prompt %}assistant:{% endif %}"
+THINKING = CHAT.replace("assistant\n", "assistant\n<think>\n")
 # A turn by its end: the token of other models' chats is text to this tokenizer
 OTHER_END = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|eot_id|>{% endfor %}" + GENERATION
 PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}" + PLAIN_GENERATION
@@ -56,6 +57,11 @@ def test_the_token_that_ends_a_chats_turn_ends_a_response(tmp_path: Path) -> Non
     assert "ends an assistant's turn with <|im_end|>" in warning and f"name {BOS} as the end" in warning
     assert "generation_config.json" in warning and str(tmp_path) in warning
     assert text_of(made, "19<|im_end|>\n<|im_start|>user\nand 3 + 4?") == "19"
+
+
+@pytest.mark.parametrize(("chat", "opening"), [(THINKING, "<think>"), (CHAT, ""), (PLAIN, ""), (OTHER_END, "")])
+def test_what_a_template_writes_of_the_policys_turn(tmp_path: Path, chat: str, opening: str) -> None:
+    assert task(base_model(tmp_path, chat=chat), format="chat").opening == opening
 
 
 @pytest.mark.parametrize("stop", [("<|im_end|>",), ("<|im_end|>", "cat"), ("\n",), ("<|im_start|>",)])

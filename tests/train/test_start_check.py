@@ -35,7 +35,7 @@ def failing(kinds: dict[str, int], rewards: np.ndarray = MIXED) -> EvalCounts:
 
 
 def check(first: EvalCounts, examples: dict[str, str] | None = None, on_device: bool = False, **others: Any) -> Any:
-    task: Any = SimpleNamespace(on_device=on_device, failure_examples=lambda: examples or {}, warnings=[])
+    task: Any = SimpleNamespace(on_device=on_device, failure_examples=lambda: examples or {}, warnings=[], opening="")
     return check_start({"": first, **others}, CELL, task, DECODER, policy())
 
 
@@ -158,7 +158,9 @@ def test_rewards_that_depend_on_the_problem_alone() -> None:
 
 def test_what_the_plan_has_doubted_is_kept_with_the_rest() -> None:
     """So that it is said again at the end of the run."""
-    task: Any = SimpleNamespace(on_device=False, failure_examples=dict, warnings=["no token ends a turn", "two BOS"])
+    task: Any = SimpleNamespace(
+        on_device=False, failure_examples=dict, warnings=["no token ends a turn", "two BOS"], opening=""
+    )
     report = check_start({"": counts(ended=0)}, CELL, task, DECODER, policy())
     assert symptoms(report) == ["task_0", "task_1", "cut_off"] and report.warnings[1].text == "two BOS"
 
@@ -166,3 +168,24 @@ def test_what_the_plan_has_doubted_is_kept_with_the_rest() -> None:
 def test_on_device_an_answer_is_parsed_where_the_response_ends() -> None:
     """So all that are cut off are not parsed, and that is one symptom."""
     assert symptoms(check(counts(ended=0, parsed=0), on_device=True)) == ["cut_off"]
+
+
+@pytest.mark.parametrize(
+    ("use", "opening", "hint"),
+    [
+        ("function:rewards.py:reward", "<think>", "in `prompts`, not in `completions`"),
+        ("verl:rewards.py", "<think>", "in `prompt_str`, not in `solution_str`"),
+        ({"form": "function:rewards.py:form"}, "<think>", "in `prompts`, not in `completions`"),
+        ("function:rewards.py:reward", "", ""),
+        ("math", "<think>", ""),
+    ],
+)
+def test_rewards_of_0_point_at_what_the_chat_template_wrote(use: Any, opening: str, hint: str) -> None:
+    cell = CellConfig(task=CELL.task, verifier=VerifierConfig(use=use), sampling=CELL.sampling)
+    task: Any = SimpleNamespace(on_device=False, failure_examples=dict, warnings=[], opening=opening)
+    (warning,) = check_start({"": counts(ZEROS)}, cell, task, DECODER, policy()).warnings
+    assert warning.name == "all_wrong"
+    assert hint in warning.text and ("each prompt ends with '<think>'" in warning.text) == bool(hint)
+
+    # A policy that is right at times needs no hint.
+    assert check_start({"": counts(MIXED)}, cell, task, DECODER, policy()).warnings == ()
