@@ -496,3 +496,40 @@ def test_units_in_text_without_spaces(check: Check) -> None:
     assert judged(check, r"42 \text{ cm}", r"\boxed{0.42米}") == RIGHT
     assert judged(check, r"42 \text{ cm}", r"\boxed{42米}") == WRONG
     assert judged(check, "北京，上海", r"\boxed{北京，上海}") == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("reference", "response", "right"),
+    [
+        ("(3,4)", "The point is (3, 4).", True),
+        ("(3,4)", "The point is (4, 3).", False),
+        ("(3,4)", "The point is not (3, 4).", False),
+        ("(3,4)", "The point is (3, 4) or (4, 3).", False),
+        ("4", "The point is (3, 4).", False),
+        ("2 and 3", "The roots are 2 and 3.", True),
+        ("2,3", "The roots are 3 and 2.", True),
+        ("1, 2, 3", "The roots are 1, 2, and 3.", True),
+        ("2", "The roots are 2 and 3.", False),
+        ("3", "The roots are 2 and 3.", False),
+        ("2,3", "The roots are not 2 and 3.", False),
+        ("2,3", "The roots are 2, 3 and 4.", False),
+        ("A", "The correct option is A.", True),
+        ("A", "The correct choice is (A).", True),
+        ("B", "The correct option is A.", False),
+        ("A", "The correct option is not A.", False),
+        ("A", "The correct option is A or B.", False),
+        ("3/4", "The answer is 3/4. The correct option is C.", True),
+        ("3/4", "The correct choice is C, which is 3/4.", True),
+        ("42", r"\boxed{42_{10}}", True),
+        ("42_{10}", r"\boxed{42}", True),
+        ("42", r"\boxed{43_{10}}", False),
+        ("42", r"\boxed{42_8}", False),
+        ("34", r"\boxed{42_8}", False),
+        (r"\frac{1}{3}", "0.333...", True),
+        (r"\frac{1}{3}", "The answer is 0.333...", True),
+        (r"\frac{1}{3}", "0.334...", False),
+        (r"\frac{1}{3}", "0.333.", False),
+    ],
+)
+def test_several_values_options_bases_and_dots(check: Check, reference: str, response: str, right: bool) -> None:
+    assert judged(check, reference, response)[0] is right

@@ -84,8 +84,9 @@ _REPEATING = re.compile(
     r"([0-9]*)\.([0-9]*)(?:\\(?:overline|bar)\s*(?:\{\s*([0-9]+)\s*\}|([0-9]))|\\dot\s*\{?([0-9])\}?"
     r"(?:([0-9]*)\\dot\s*\{?([0-9])\}?)?|\(([0-9]+)\))"
 )
+# Of 0.333... the last dot may have ended the sentence.
 _ENDLESS = re.compile(
-    r"([0-9]{0,20})\.([0-9]{0,20}?)(?:([0-9])\3{2,40}|([0-9]{2,12}?)\4{1,20})(?:\\[lc]?dots(?![A-Za-z])|\.\.\.)"
+    r"([0-9]{0,20})\.([0-9]{0,20}?)(?:([0-9])\3{2,40}|([0-9]{2,12}?)\4{1,20})(?:\\[lc]?dots(?![A-Za-z])|\.\.\.?)"
 )
 _MIXED = re.compile(
     r"\s*\\frac\s*(?:\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}|([0-9])\s*([0-9]))|\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])"
@@ -149,10 +150,12 @@ def _math_content(match: re.Match[str]) -> str:
     return f" {next(group for group in match.groups() if group is not None).strip()} "
 
 
-def _base_numeral(match: re.Match[str]) -> BaseNumeral:
+def _base_numeral(match: re.Match[str]) -> Number | BaseNumeral:
     digits, base = match[1], int(match[2] or match[3])
     if not 2 <= base <= 36:
         raise Unreadable("no base")
+    if base == 10 and digits.isdigit():
+        return Number(Fraction(int(digits)))
     return BaseNumeral(digits.lstrip("0") or "0", base)
 
 

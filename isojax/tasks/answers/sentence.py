@@ -55,6 +55,11 @@ _BAD_PRECURSOR = re.compile(
     re.IGNORECASE,
 )
 _AS_AN_EXAMPLE = re.compile(r"(?:\b(?:for\s+(?:example|instance)|such\s+as)|\be\.g\.)[\s,:]*$", re.IGNORECASE)
+# "The point is (3, 4)", "The roots are 2 and 3"
+_SEVERAL_AT_END = re.compile(
+    r"\b(?:is|are|equals?|at)\s+(\(\s*-?[0-9./]+(?:\s*,\s*-?[0-9./]+)+\s*\))$"
+    r"|\bare\s+(-?[0-9./]+(?:,\s+-?[0-9./]+)*,?\s+and\s+-?[0-9./]+)$"
+)
 # "about 42" guesses; a decimal, as in "about 33.3", may be rounded because that was asked for.
 _APPROXIMATE = re.compile(
     r"(?:\b(?:about|around|roughly|approximately|approx\.?|circa|or\s+so)|[~≈≃]|\\(?:approx|simeq|sim))[\s:*$]*$",
@@ -131,6 +136,8 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     words = MATH_IN_TEXT.sub(" ", sentence)
     if _DENIED.search(words) or _BOUNDED.search(words) or _FUNCTION_OF.search(words):
         return []
+    if several := _SEVERAL_AT_END.search(sentence):
+        return [several[1] or several[2]]
     is_first = is_statement and _BEFORE_A_STATED_VALUE.fullmatch(sentence[: values[0].start()])
     return _single_value(sentence, values, 0 if is_first else len(values) - 1)
 

@@ -47,7 +47,9 @@ def normalize_answer(text: str) -> str:
     text = _SPACES.sub(" ", re.sub(r"\\!\s*", "", text))
     text = re.sub(r"\\(?:left|right|[bB]igg?[lr]?|displaystyle|limits|textstyle)(?![A-Za-z])", "", text)
     text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace("\\%", "%")
-    text = text.strip().removesuffix(".").strip("* \t\n")
+    text = text.strip()
+    is_endless = text.endswith("..") and re.search(r"\.[0-9]+\.\.\.?$", text)
+    text = (text if is_endless else text.removesuffix(".")).strip("* \t\n")
     for _ in range(MAX_DOLLARS):
         math_match = INLINE_MATH.fullmatch(text)
         if math_match is None:

@@ -31,6 +31,7 @@ _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
 _PLAIN_ANSWER = re.compile(rf"\$?({_PLAIN_NUMBER.pattern})(?: ([A-Za-z]{{3,}}))?")
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]{1,2}|[0-9]{4,})")
 _ABOUT = re.compile(r"^\s*(?:\\(?:approx|simeq)(?![A-Za-z])|≈|about\b|approximately\b)\s*")
+_OPTION_AT_END = re.compile(r"\b(?:correct|right) (?:option|choice) is:?[\s*$(]*([A-Z])[\s.*$)]*$")
 _LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNKCF])")
 
 
@@ -61,6 +62,8 @@ def _judge(reference: str, statement: Statement, equality: Equality, algebra: Co
         return Verdict(correct=False, parsed=False)
     is_whole = statement.form is not Form.NOWHERE
     answer = statement.text if is_whole else normalize_answer(statement.text)
+    if not is_whole and len(as_words(reference) or "") == 1 and (option := _OPTION_AT_END.search(answer)):
+        answer = option[1]
     if (is_same := _same_plain_numbers(reference, answer)) is not None:
         return Verdict(is_same, parsed=True)
     if not is_matchable(reference):
