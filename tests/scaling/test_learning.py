@@ -341,3 +341,20 @@ def test_noise_alone_seldom_stands_out():
         runs = [Path(C, noise(0.1, 128, 100 * seed + i)(0, 0)) for i in range(8)]
         told += "stand" in describe(runs, replace(KNOWN, rollouts=128), "avg@4", "").text
     assert told <= 2
+
+
+def test_a_gain_that_all_runs_have_together_is_one() -> None:
+    """.300 at C = 0 and .320 afterwards, 12 runs of 15 evaluations of 1,600 rollouts. One evaluation has a standard
+    deviation of .0115; the mean difference of 12 runs has one of about .0115 * sqrt(1 + 1 / 15) / sqrt(12) = .0034.
+    """
+    rng = np.random.default_rng(0)
+    size = EvaluationSize(1600, "problems x samples, by the records", is_known=True)
+
+    def runs(later: float) -> list[Path]:
+        C = np.arange(16) * 1000.0
+        rates = np.r_[0.3, np.full(15, later)]
+        return [Path(C, rng.binomial(1600, rates) / 1600) for _ in range(12)]
+
+    assert shows_something([runs(0.32)], size)
+    assert not shows_something([runs(0.3)], size)
+    assert not shows_something([runs(0.32)[:2]], size)  # of two runs it may be chance

@@ -4,6 +4,7 @@ Evaluations show something where a reward moves beyond what noise allows, and by
 (1 / N for an evaluation of N rollouts), in one of these ways:
 
     shift    a run's median of three evaluations in a row differs from where it began; one hit moves no median
+    common   all runs together differ from where they began, each from an evaluation of its own
     trend    over all runs, rewards rise or fall with C (Kendall's S)
     cells    rewards differ between cells (Kruskal and Wallis)
 
@@ -19,6 +20,7 @@ from typing import Protocol
 import numpy as np
 from scipy.special import betainc
 from scipy.stats import kruskal, norm
+from scipy.stats import t as student_t
 
 from isojax.core.nouns import EvalPoint, RunRecord
 from isojax.scaling.intervals import share_interval
@@ -32,6 +34,7 @@ BEND_VARIANCE = 1.5  # of a value less the mean of its neighbours
 MIN_Z = 3.0  # of a trend, and of a difference between cells
 FALSE_SHIFTS = 0.005  # the probability that noise alone shows a shift, over all runs; or one evaluation that stands out
 MIN_OF_ONE_RUN = 5  # evaluations at C > 0 of a run that goes on, to say that it has not learnt anything so far
+MIN_COMMON_RUNS = 6  # with an evaluation at C = 0 of their own, to differ from it together
 MAX_TREND_POINTS = 100  # of a run; more are merged to medians
 MAX_UNSOLVED = 0.01  # share of wrong answers: with more of them there is something to learn
 NEARLY_ALL, NEARLY_NONE, MOST = 0.99, 0.01, 0.5  # shares, to name a cause
@@ -144,7 +147,27 @@ def shows_something(groups: Sequence[Sequence[RewardPath]], size: EvaluationSize
     runs = [run for group in groups for run in group]
     if np.ptp(np.concatenate([run.R for run in runs])) <= SAME_REWARD:
         return False
-    return _has_shift(runs, size) or _has_trend(runs, size.step) or _cells_differ(groups, size.step)
+    return (
+        _has_shift(runs, size)
+        or _has_common_shift(runs, size)
+        or _has_trend(runs, size.step)
+        or _cells_differ(groups, size.step)
+    )
+
+
+def _has_common_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
+    """Whether the runs together differ from where they began: a gain too small for any one of them, which all have.
+
+    Only where the records say how large an evaluation is, and each of many runs has one of its own at C = 0."""
+    differences = [float(_trained(run).mean() - run.R[run.C == 0].mean()) for run in runs if run.C[0] == 0 < run.C[-1]]
+    starts = {float(run.R[0]) for run in runs if run.C[0] == 0}
+    if not size.is_known or len(differences) < MIN_COMMON_RUNS or len(starts) < MIN_COMMON_RUNS / 2:
+        return False
+
+    mean = float(np.mean(differences))
+    error = float(np.std(differences, ddof=1) / np.sqrt(len(differences)))
+    z = float(student_t.isf(FALSE_SHIFTS / 2, len(differences) - 1))
+    return abs(mean) >= _whole_step(size.step) and abs(mean) > z * error
 
 
 def _trained(run: RewardPath) -> FloatArray:
