@@ -76,7 +76,7 @@ def _load_by_class(folder: Path) -> PreTrainedTokenizerBase:
 
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception:
+    except Exception:  # each class raises its own; raised again below unless tokenizer.json can stand alone
         config = read_json_object(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
         if "auto_map" in config or not (folder / TOKENIZER_FILE).is_file():
             raise
