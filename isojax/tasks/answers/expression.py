@@ -116,7 +116,7 @@ _FUNCTION_BEFORE_EQUALS = re.compile(
     r"\s*([A-Za-z](?:_\{?\w+\}?)?(?:\^\{-1\})?)\s*\(\s*[a-z](?:\s*,\s*[a-z])*\s*\)\s*=(?!=)"
 )
 # Letters in a row that are no product of variables.
-_SHORT_WORDS = "and are at be but by for if is it no not of on or so than the to"
+_SHORT_WORDS = "am and are as at be but by do for he if is it me my no not of on or so than the to up us we"
 _WORDS = frozenset(_SHORT_WORDS.split())
 
 

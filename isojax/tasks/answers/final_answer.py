@@ -11,7 +11,9 @@ from isojax.tasks.answers.spelling import (
     has_words,
     normalize_answer,
     with_spaces_around_cjk,
+    without_emphasis,
 )
+from isojax.tasks.answers.value_end import AS_OF_A_CLAUSE, value_ends_at
 
 _THINKING = r"think(?:ing)?|thoughts?|reasoning|scratchpad|reflection"
 _THINKING_TAG = re.compile(rf"<(/?)(?:{_THINKING})>|<\|(?:(end)|begin)_of_thought\|>", re.IGNORECASE)
@@ -31,10 +33,28 @@ _BEHIND_BOX = re.compile(
     r"[ ]*(?:\\(?:text|mathrm|mbox)\s*\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\\?%|\^\s*\{?\\circ\}?|°"
     r"|\$?[ ]*[万萬亿億]|\$?[ ]*(?:hundred|thousand|million|billion|trillion|dozen)s?\b)"
 )
+_WRONG = (
+    r"(?:(?:all|quite|clearly|obviously|simply|just)\s+)?(?:wrong|incorrect|false|untrue|mistaken|impossible|absurd)\b"
+)
+# What says of the answer before it that it is none: ", which is false", "That is not right."
+_IS_WRONG = (
+    r"(?:(?:but\s+|and\s+)?(?:which|that|this|it)(?:\s+(?:answer|value|number|result|is|was|would\s+be|must\s+be|can|could)|['’]s)+"
+    rf"\s*(?:{_WRONG}|(?:not|never|n['’]t)\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|the\s+(?:answer|case))\b)"
+    r"|(?:which|that|this|it)\s*(?:is|was|ca)n['’]t\s+(?:be\s+)?(?:right|correct|true|it|so|valid|possible|the\s+(?:answer|case))\b)"
+)
 _TAKEN_BACK = re.compile(
-    r"[\s$)\\]*,?\s*(?:or\b(?!,?\s*equivalently)|is\s+(?:not\b|wrong\b|incorrect\b|false\b)|(?:isn|wasn)['’]t\b|\?)",
+    r"[\s$)\\]*,?\s*(?:or\b(?!,?\s*equivalently)|is\s+(?:not\b|wrong\b|incorrect\b|false\b)|(?:isn|wasn)['’]t\b|\?)"
+    rf"|[\s$)\\]*[,.;]?\s*{_IS_WRONG}",
     re.IGNORECASE,
 )
+# What goes on behind a box in its formula or sentence, and makes another number of what it holds.
+_GOES_ON_BEHIND_BOX = re.compile(
+    r"\s*(?:[/^_!]|\*(?!\*)(?=\s*[0-9A-Za-z(\\])|\\(?:sqrt|pi|cdot|times|div|frac|d?frac|binom|p?mod|bmod)(?![A-Za-z])|[0-9])"
+    r"|[\s$]*(?:out\s+of|over|times|plus|minus|divided\s+by|multiplied\s+by|(?:in\s+)?base|choose|mod(?:ulo)?|per)\s+\$?[0-9]"
+    r"|[\s$]*\((?:in\s+)?base\b|[\s$]*(?:feet|foot|hours?|minutes?|pounds?|yards?|meters?|metres?)\s*,?\s*(?:and\s+)?\$?[0-9]"
+)
+_MINUS_BEFORE_BOX = re.compile(r"(?:[$=(]\s*|\s|^)-$")
+_ROOT_BEFORE_BOX = re.compile(r"(?:[\^_/]|\\(?:sqrt|frac|dfrac|tfrac)(?:\{[^{}]*\})?)\s*\{?\s*$|(?<![0-9A-Za-z])[0-9]$")
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|cannot)|n['’]t)\s*(?:be\s*|equal(?:\s+to)?\s*|=\s*)?[\s$\\(\[:*]*$", re.IGNORECASE
 )
@@ -74,18 +94,25 @@ _CONTINUATION = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(
-    rf"[.!?]?\*\*(?!{_SCALE}|,?{_RETRACTION})|[.!?](?=\s|$)|\n|;|,(?!{_RETRACTION})\s+(?!(?:and|or|otherwise|else|{HEDGES})\b)(?=[A-Za-z]{{2,}})"
-    r"|(?<!\s)\s+(?=(?:because|since|which|where|so|as)\b)",
+    rf"[.!?]?\*\*(?![-0-9(\\]|{_SCALE}|,?{_RETRACTION})|[.!?](?=\s|$)|\n|;|,(?!{_RETRACTION})\s+(?!(?:and|or|otherwise|else|{HEDGES})\b)(?=[A-Za-z]{{2,}})"
+    rf"|(?<!\s)\s+(?=(?:because|since|which|where|so)\b)|(?<!\s){AS_OF_A_CLAUSE}",
     re.IGNORECASE,
 )
 _NEXT_TAKES_BACK = re.compile(
     r"[.!]?[ *$]*\s?(?:No|Wait|Actually|Sorry|Hmm|Oops|Correction|Scratch that|Not|Or|Let me re\w*)\b[^\n]*[0-9]"
 )
+_NEXT_DENIES = re.compile(rf"[.!,;]?[ *$]*\s*(?:{_IS_WRONG})", re.IGNORECASE)
 _ALTERNATIVE = re.compile(
     r"[.!;,]?[ *$]*\s?\(?(?:or\s+)?alternatively[\s,:]+(?:it\s+is\s+)?(?=[-$\\.]*[0-9(]|\\)", re.IGNORECASE
 )
 _DISPLAY_MATH = re.compile(r"\$\$\s*(.+?)\s*\$\$|\\\[\s*(.+?)\s*\\\]", re.DOTALL)
-_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
+_SENTENCES = re.compile(r"(?<=[.!?])(?<!\bca\.)(?<!\bc\.)(?<!\bapprox\.)\s+|\n+", re.IGNORECASE)
+# The last words of a sentence that somebody began and did not end.
+_CUT_OFF = re.compile(
+    r"(?:[,;]\s+(?:and\s+)?so|\b(?:and|or|but|then|therefore|thus|hence|because|since|the|which|we|is|are|equals?|than))[,:]?\s*$"
+    r"|[-=+*/×÷]\s*$(?<!\*\*)",
+    re.IGNORECASE,
+)
 MAX_BOXES = 64  # of a list in boxes
 MAX_LAST_LINES = 4000  # characters at the end of a text that states no answer
 
@@ -221,9 +248,13 @@ def _stated_box(text: str) -> str | None:
     last = max(boxes, key=_start_of)
     if open_command > last.command:
         return ""
-    if _DENIED_BEFORE.search(text[max(0, last.command - 40) : last.command]):
+    before = text[max(0, last.command - 40) : last.command]
+    if _DENIED_BEFORE.search(before) or _ROOT_BEFORE_BOX.search(before):
         return ""
-    return "" if _TAKEN_BACK.match(text, last.behind) else _content_of(text, boxes, last)
+    if _TAKEN_BACK.match(text, last.behind) or _GOES_ON_BEHIND_BOX.match(text, last.behind):
+        return ""
+    content = _content_of(text, boxes, last)
+    return f"-({content})" if _MINUS_BEFORE_BOX.search(before) else content
 
 
 def _with_boxes_before(text: str, boxes: list[_Box], last: _Box, content: str) -> str:
@@ -284,8 +315,9 @@ def _behind_hashes(response: str) -> str | None:
             last = marked
     if last is None:
         return None
-    label = _LABEL.match(last.strip("* "))
-    return normalize_answer(last.strip("* ")[label.end() :] if label else last)
+    last = without_emphasis(re.sub(r"(?<=\S)\s+#+\s*$", "", last))
+    label = _LABEL.match(last)
+    return normalize_answer(last[label.end() :] if label else last)
 
 
 def _is_heading(line: str, following: str) -> bool:
@@ -310,11 +342,16 @@ def _behind_answer_is(response: str) -> str | None:
             continue
         remaining = response[match.end() :]
         statement, end = _first_sentence(remaining)
+        line_before = response[: match.start()].rpartition("\n")[2]
+        if statement.endswith("*") and line_before.count("*") % 2:  # *The answer is 42*
+            statement = statement.removesuffix("*")
         if remaining[end : end + 1] == "?":
             continue
         if alternative := _ALTERNATIVE.match(remaining, end):
             # 1/2; alternatively 0.5: right where both are the same
             return f"{statement} = {_first_sentence(remaining[alternative.end() :])[0]}"
+        if _NEXT_DENIES.match(remaining, end):
+            return ""
         if _NEXT_TAKES_BACK.match(remaining, end):
             return _last_lines(remaining[end:].partition("\n")[0])
         return statement
@@ -324,7 +361,7 @@ def _behind_answer_is(response: str) -> str | None:
 def _first_sentence(text: str) -> tuple[str, int]:
     """The answer that a text begins with, and where it ends."""
     math = INLINE_MATH.match(text)
-    if math and not _CONTINUATION.match(text, math.end()):
+    if math and not _CONTINUATION.match(text, math.end()) and value_ends_at(text, math.end()):
         content = next(group for group in math.groups() if group is not None)
         if not has_words(content):
             return normalize_answer(content), math.end()
@@ -345,10 +382,13 @@ def _last_lines(response: str) -> str:
 def last_values(text: str) -> list[str]:
     """The value in the last sentence of a text that has one, with and without the words behind it; empty where there is
     none, or it is left open."""
-    for sentence in reversed(_SENTENCES.split(text)):
+    sentences = _SENTENCES.split(text)
+    if _CUT_OFF.search(sentences[-1]):
+        return []
+    for sentence in reversed(sentences):
         if re.search(r"[0-9]|\$[^$]+\$|\\[(\[]", sentence):
             if sentence.rstrip().endswith("?") or _ANSWER_IS.search(sentence):
                 return []  # asked, or "I doubt that the answer is 42"
-            plain = re.sub(r"^[#>*\s-]+(?=[^\s0-9.])|^#+\s*|[.!:]+\s*$", "", sentence)
+            plain = re.sub(r"^[#>*\s-]+(?=[^\s0-9.#])|^#+\s*|[.!:]+\s*$", "", sentence)
             return values_in_sentence(plain, is_statement=False)
     return []

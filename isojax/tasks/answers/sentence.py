@@ -5,7 +5,10 @@ A sentence that denies, bounds, guesses or lists states no single value: "not 42
 
 import re
 
-from isojax.tasks.answers.spelling import CJK, MATH_IN_TEXT
+from isojax.tasks.answers.other_languages import AND_OR, leaves_value_open
+from isojax.tasks.answers.spelling import MATH_IN_TEXT
+from isojax.tasks.answers.units import is_unit_name
+from isojax.tasks.answers.value_end import CHANGING_REMARK, value_ends_at
 
 MAX_SENTENCE_LENGTH = 1000
 
@@ -26,6 +29,9 @@ _DENIED = re.compile(
     r"\b(?:not|never|cannot|neither|nor|wrong|incorrect|incorrectly|false|mistaken|untrue|doubt|doubtful|unlikely"
     r"|impossible|either|or|maybe|perhaps|possibly|guess|whether|unknown|unclear|unsure"
     r"|candidates?|options?|instead\s+of|far\s+from|contrary|hardly|scarcely"
+    r"|no\s+(?:way|chance|reason|evidence|proof)|by\s+no\s+means|in\s+no\s+(?:way|case)|out\s+of\s+the\s+question"
+    r"|ruled?\s+out|rules\s+out|refute[sd]?|disprove[sdn]?|debunked|nonsense|absurd|untenable"
+    r"|(?:thought|believed|supposed|assumed|said|claimed|alleged|rumou?red)\s+to\s+(?:be|equal)"
     r"|(?:fail(?:s|ed)?|ceases?)\s+to\s+(?:be|equal|reach|match)|answer\s+(?:has(?!\s+(?:to|the|a)\b)|contains?))\b|n['’]t\b",
     re.IGNORECASE,
 )
@@ -33,6 +39,7 @@ _DENIED = re.compile(
 _BOUNDED = re.compile(
     r"\b(?:than|at\s+(?:the\s+)?(?:least|most|minimum|maximum)|between|range[sd]?|any(?:thing|where|one)?|something"
     r"|somewhere|except|excluding|one\s+of|some\s+of|among|possib\w+|unless|minus|multipl\w+|divided|squared|cubed"
+    r"|an?\s+(?:minimum|maximum)\s+of|(?:lower|upper)\s+bound|bounded|(?:divisible|capped|limited|preceded|followed)\s+by"
     r"|exceed\w*|no\s+(?:longer|more|less|fewer)|up\s+to)\b|[<>≤≥≠]|\\(?:leq?|geq?|neq?|lt|gt)(?![A-Za-z])",
     re.IGNORECASE,
 )
@@ -48,10 +55,11 @@ _FUNCTION_OF = re.compile(
 _BAD_PRECURSOR = re.compile(
     r"(?:\b(?:from|to|under|below|over|above|beyond|past|within|twice|double|triple|thrice|half|times|plus|without"
     r"|(?:might|could|may)(?:\s+\w+)?\s+be"
-    r"|until|till|nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|per|approaching|versus|vs|log|ln"
+    r"|until|till|(?:many|much|few|long|old|high|tall|often|far|big|large|heavy|fast)\s+as|nearly|almost|near|nearing|but|square|cube|cubed|root|of\s+the|per|approaching|versus|vs|log|ln"
     r"|sin|cos|tan|sqrt|close|around\s+about|just\s+shy\s+of|short\s+of|every|prime|after|before|since|except|like"
     r"|step|question|problem|example|exercise|case|part|line|option|page|chapter|equation|figure|table|note)"
-    r"|[-+*/^_=]\s*[a-z]|[*/^(_])\s*$",
+    r"|[-+*/^_=]\s*[a-z]|[*/^(_{[&#@¬×÷√∛±∓]"
+    r"|\\(?!(?:therefore|q?quad|implies|[Rr]ightarrow|Longrightarrow)\b)[A-Za-z]+)\s*$",
     re.IGNORECASE,
 )
 _AS_AN_EXAMPLE = re.compile(r"(?:\b(?:for\s+(?:example|instance)|such\s+as)|\be\.g\.)[\s,:]*$", re.IGNORECASE)
@@ -62,7 +70,7 @@ _SEVERAL_AT_END = re.compile(
 )
 # "about 42" guesses; a decimal, as in "about 33.3", may be rounded because that was asked for.
 _APPROXIMATE = re.compile(
-    r"(?:\b(?:about|around|roughly|approximately|approx\.?|circa|or\s+so)|[~≈≃]|\\(?:approx|simeq|sim))[\s:*$]*$",
+    r"(?:\b(?:about|around|roughly|approximately|approx\.?|circa|ca\.|c\.|or\s+so)|[~≈≃]|\\(?:approx|simeq|sim))[\s:*$]*$",
     re.IGNORECASE,
 )
 _HEDGED_BEHIND = re.compile(
@@ -78,25 +86,13 @@ _OTHER_CASE = re.compile(
     r"|\b(?:otherwise|else),?\s+(?:it\s+is\s+)?[-$\\]*[0-9]",
     re.IGNORECASE,
 )
-# The same in Chinese, Japanese and Korean: not, or, at least, about, between ...
-_CJK_DENIED = re.compile(
-    "不(?!同)|非|没|沒|无|無|或|错|錯|误|誤|如果|若|可能|也许|也許|大概|大约|大約|[约約](?![翰瑟])|左右|上下|接近|几乎|至少|至多"
-    "|最[多少]|以上|以下|以内|超(?!市)|[大小多少高低]于|[大小多少]於|之间|之間|例如|比如|ない|ません|じゃ|違|または|もしくは|およそ|ほど"
-    "|くらい|ぐらい|未満|かも|たぶん|아[니닙닌]|않|없|또는|이상|이하|미만|초과|정도|대략|아마|약 "
-)
-_CJK_BEFORE = re.compile(r"(?:[第负負除乘加减減近]|(?<!所)以|マイナス)\s*[$]?$")
-_HAS_CJK = re.compile(f"[{CJK}]")
-_CJK_LISTED = re.compile(r"[0-9$]\s*(?:[和与與及到至と]|から|과|와)\s*$")
-_CJK_BEHIND = re.compile(
-    r"\s*[个個]?(?:[万亿萬億百十多余餘几幾半又点點双雙对打倍割的の의만억천백반배번]|千(?![克米瓦焦卡])|分之|分の|次方|平方(?![米厘公千分毫])"
-    r"|[加减減乘除])|\s*(?:[和与與及到至と]|から|과|와)\s*[-$]*[0-9]"
-)
 _GOOD_TO = re.compile(
     r"\b(?:equals?|equal|comes?|came|amounts?|adds?\s+up|sums?|evaluates?|simplifies|reduces|leads)\s+(?:out\s+)?to\s*$",
     re.IGNORECASE,
 )
 _BETWEEN_LISTED = re.compile(
-    r"\s*(?:,|;|/|\\?\||&|-|–|to|and|or|,\s*(?:and|or)|vs\.?|versus|through)?\s*(?:\w+ly\s*)?", re.IGNORECASE
+    rf"\s*(?:,|;|/|\\?\||&|-|–|to|and|or|,\s*(?:and|or)|vs\.?|versus|through|{AND_OR})?\s*(?:\w+ly\s*)?",
+    re.IGNORECASE,
 )
 _NEGATIVE = re.compile(r"(?<![0-9$)\]])(^|\s)(?:negative|minus)\s+(?=\\?[$€£¥]?[0-9.]|\$)", re.IGNORECASE)
 _RETRACTION = re.compile(
@@ -104,6 +100,14 @@ _RETRACTION = re.compile(
 )
 _ANYTHING_BUT = re.compile(r"\b(?:any|no|every)thing\s+but\b|\ball\s+but\b", re.IGNORECASE)
 _BEFORE_A_STATED_VALUE = re.compile(r"[\s:*]*(?:\w+ly\s+|just\s+|about\s+|around\s+)?")
+_ARROW = re.compile(r"^(?:=>|->|→|⇒|⟹|∴|\\therefore|\\(?:R|Longr|r)ightarrow|\\implies)\s*")
+# "5 fewer apples than Ann" and "5 when divided by 7" say 5.
+_MORE_THAN_OTHERS = re.compile(
+    r"([0-9]\$?)(?:\s+(?:more|fewer|less)\b[^0-9.,;]*?\bthan\s+[A-Z][^0-9]*$|\s+when(?:\s+\w+)?\s+divided\s+by\s+\$?[0-9]+\$?)"
+)
+_UNIT_BETWEEN = re.compile(
+    r"[\s$]*(?:\\(?:text|mathrm|mbox)\s*\{\s*)?([A-Za-z]+)\.?\s*,?\s*(?:and)?\s*\}?[\s$]*(?:and)?[\s$]*", re.IGNORECASE
+)
 _CLAUSES = re.compile(r"[,;:](?=\s)")
 _TAKEN_BACK_BEHIND = re.compile(r"[\s,]*(?:is|was)\s+(?:not|wrong|incorrect|false)\b", re.IGNORECASE)
 _SCALE_BEHIND = re.compile(
@@ -120,6 +124,7 @@ def values_in_sentence(sentence: str, *, is_statement: bool) -> list[str]:
     `is_statement`: it is what follows "the answer is", so that a value at its beginning is the one.
     """
     sentence = " ".join(sentence[-MAX_SENTENCE_LENGTH:].split())
+    sentence = _MORE_THAN_OTHERS.sub(r"\1", _ARROW.sub("", sentence))
     condition = _IF.search(sentence)
     if _ANYTHING_BUT.search(sentence) or (condition and _OTHER_CASE.search(sentence, condition.end())):
         return []
@@ -149,9 +154,7 @@ def _without_emphasis(sentence: str) -> str:
 def _without_remark(sentence: str) -> str:
     """A sentence without a remark in parentheses that corrects nothing: 74 (not 73)."""
     remark = re.search(r"\s+\(([^()]*[A-Za-z]{2}[^()]*)\)\s*[.!]?$", sentence)
-    if remark is None or re.search(
-        r"\b(?:or|maybe|perhaps|possibly|wrong|incorrect|false|mod)\b", remark[1], re.IGNORECASE
-    ):
+    if remark is None or CHANGING_REMARK.search(remark[1]):
         return sentence
     return sentence[: remark.start()]
 
@@ -173,7 +176,7 @@ def _right_side(sentence: str) -> list[str] | None:
     others = list(_VALUE.finditer(sentence, value.end()))
     if others and _is_listed(sentence, value, others[0]):
         return []
-    if _SCALE_BEHIND.match(sentence, value.end()):
+    if _SCALE_BEHIND.match(sentence, value.end()) or not value_ends_at(sentence, value.end()):
         return [sentence[equals + 1 :].strip()]
     return _with_and_without_words(sentence, value)
 
@@ -189,8 +192,11 @@ def _single_value(sentence: str, values: list[re.Match[str]], index: int) -> lis
         return []
     if index + 1 < len(values) and _is_listed(sentence, value, values[index + 1]):
         return []
-    if _SCALE_BEHIND.match(sentence, value.end()):
-        # 5 million, 5 and a half, 42 - 1: to be read whole or not at all
+    if index > 0 and _is_compound(sentence[values[index - 1].end() : value.start()]):
+        # 5 feet 3 inches
+        return [f"{_content(values[index - 1][0])}{sentence[values[index - 1].end() :]}".strip()]
+    if _SCALE_BEHIND.match(sentence, value.end()) or not value_ends_at(sentence, value.end()):
+        # 5 million, 5 and a half, 42 - 1, 5 out of 8: to be read whole or not at all
         return [f"{_content(value[0])}{sentence[value.end() :]}".strip()]
     return _with_and_without_words(sentence, value)
 
@@ -199,12 +205,8 @@ def _is_guess(sentence: str, value: re.Match[str]) -> bool:
     """Whether a sentence says a value only about: roughly 42, 42ish, 42 and some."""
     if _HEDGED_BEHIND.match(sentence, value.end()):
         return True
-    if _HAS_CJK.search(sentence):
-        clause = _CLAUSES.split(sentence[: value.start()])[-1]
-        if _CJK_DENIED.search(clause + sentence[value.start() :]) or _CJK_BEFORE.search(clause):
-            return True
-        if _CJK_BEHIND.match(sentence, value.end()) or _CJK_LISTED.search(sentence[: value.start()]):
-            return True
+    if leaves_value_open(sentence, value.start(), value.end()):
+        return True
     return "." not in value[0] and _APPROXIMATE.search(sentence[: value.start()]) is not None
 
 
@@ -217,6 +219,12 @@ def _content(value: str) -> str:
 
 def _is_listed(sentence: str, one: re.Match[str], other: re.Match[str]) -> bool:
     return _BETWEEN_LISTED.fullmatch(sentence[one.end() : other.start()]) is not None
+
+
+def _is_compound(between: str) -> bool:
+    """Whether nothing but a unit stands between two values: 5 feet 3, 2 hours and 30."""
+    match = _UNIT_BETWEEN.fullmatch(between)
+    return match is not None and is_unit_name(match[1])
 
 
 def _with_and_without_words(sentence: str, value: re.Match[str]) -> list[str]:

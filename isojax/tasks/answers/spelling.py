@@ -49,13 +49,23 @@ def normalize_answer(text: str) -> str:
     text = re.sub(r"\\[dtc]frac", r"\\frac", text).replace("\\%", "%")
     text = text.strip()
     is_endless = text.endswith("..") and re.search(r"\.[0-9]+\.\.\.?$", text)
-    text = (text if is_endless else text.removesuffix(".")).strip("* \t\n")
+    text = without_emphasis(text if is_endless else text.removesuffix("."))
     for _ in range(MAX_DOLLARS):
         math_match = INLINE_MATH.fullmatch(text)
         if math_match is None:
             break
         text = next(group for group in math_match.groups() if group is not None).strip().removesuffix(".")
     return text.strip()
+
+
+def without_emphasis(text: str) -> str:
+    """A text without the asterisks around it, or before it; one that only follows it may be a product cut off."""
+    text = text.strip()
+    while text.startswith("*") or text.endswith("**"):
+        if text.startswith("*") and text.endswith("*") and not text.endswith("**"):
+            text = text[:-1]
+        text = text.removesuffix("**").removeprefix("*").strip()
+    return text
 
 
 def canonical_text(text: str) -> str:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from isojax.tasks.answers.other_languages import SCALES as _SCALES
+
 # Name -> (dimension, how many of that dimension's own unit), plural forms apart.
 _LENGTHS = {
     "mm": "1/1000", "millimeter": "1/1000", "millimetre": "1/1000", "cm": "1/100", "centimeter": "1/100",
@@ -49,7 +51,10 @@ _NOT_UNITS = re.compile(
     r"\b(?:not|no|nor|never|cannot|or|wrong|incorrect|false|half|halves|thirds?|quarters?|fourths?|fifths?|tenths?"
     r"|pi|plus|minus|over|squared|cubed|than|least|most|maybe|perhaps|possibly|but|except|if|unless|mod|modulo|ish"
     r"|hundreds?|thousands?|[mbtr]+illions?|dozens?|exclusive|smaller|larger|bigger|greater|divided|multiplied"
-    r"|between|through|isn|doesn|point|factorial|percent|score|gross|pairs?|power|root|base)\b|n't",
+    r"|between|through|isn|doesn|point|factorial|percent|score|gross|pairs?|power|root|base"
+    r"|ths|(?:hundred|thousand|[mbtr]+illion|sixth|seventh|eighth|ninth|twelfth)ths?|sixths|sevenths|eighths|ninths"
+    rf"|binary|octal|hexadecimal|(?:below|under)\s+zero|choose|(?:added|raised)\s+to|subtracted|(?:shy|short)\s+of"
+    rf"|{_SCALES})\b|n't",
     re.IGNORECASE,
 )
 _CJK_UNITS = {
@@ -69,7 +74,7 @@ _SHORT_UNITS = re.compile(
     r"[mdckn]?m|[mk]?g|[mdc]?[lL]|[kM]?[WVJNK]|[kKMGT][Bb]|m?s|h|hr|Hz|lbs?|oz|ft|yd|mi|in|sq|cu|pt|qt|cc|ha|Pa|[ap]m"
     r"|C|F|°|¢"
 )
-_SHORT_LINK_WORDS = frozenset(["a", "an", "of", "in", "at", "on", "by", "to", "is"])
+_SHORT_LINK_WORDS = frozenset(["a", "an", "of", "in", "at", "on", "by", "to"])
 _UNIT_TOKEN = re.compile(r"[A-Za-z°¢]+|\^\{?(-?[1-4])\}?|([²³])|/|[.,*·-]|\\cdot|\s+")
 
 
@@ -121,7 +126,9 @@ def read_unit(text: str) -> Unit | None:
         return None
     words = [match[0] for match in re.finditer(r"[A-Za-z°¢]+", text)]
     is_known = [len(word) >= 3 or _SHORT_UNITS.fullmatch(word) is not None for word in words]
-    if words and not any(is_known):
+    if not any(is_known):
+        if not text:
+            return Unit()
         return None
     if not all(known or word in _SHORT_LINK_WORDS for known, word in zip(is_known, words, strict=True)):
         return None
