@@ -4,18 +4,19 @@ The reference decides what is asked: a response may leave out a unit, a variable
 of a tuple, but neither give another of these nor less than all.
 """
 
-from dataclasses import dataclass
-
 from isojax.tasks.answers.arithmetic import (
     Arithmetic,
     Inexact,
     Undefined,
     exact_value,
-    functions,
     substitute,
     variables,
 )
+from isojax.tasks.answers.colons import same_colons
 from isojax.tasks.answers.expression import is_decimal
+from isojax.tasks.answers.names import NamedValue, has_variables, is_name, unnamed
+from isojax.tasks.answers.real_sets import Interval, NotASet, RealSets
+from isojax.tasks.answers.sign_choice import expand
 from isojax.tasks.answers.tree import (
     REALS,
     Apply,
@@ -36,30 +37,17 @@ from isojax.tasks.answers.units import conversion
 MAX_ITEMS = 64  # of an unordered list, compared pair by pair
 
 
-@dataclass(frozen=True)
-class Interval:
-    """Real numbers between two; an end that is None is infinite."""
-
-    low: Node | None
-    high: Node | None
-    has_low: bool
-    has_high: bool
-
-
-class NotASet(Exception):
-    """A node that is no set of real numbers."""
-
-
 class Equality:
     """Compares the trees of two answers."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         self.arithmetic = arithmetic
+        self.real_sets = RealSets(arithmetic)
 
     def same(self, reference: Node, response: Node) -> bool:
         """Whether a response is right; False also where the two cannot be compared."""
         try:
-            return self._same(_expand(reference), _expand(response))
+            return self._same(expand(reference), expand(response))
         except (Undefined, RecursionError):
             return False
 
@@ -91,7 +79,7 @@ class Equality:
             case Residue(value), _ if not isinstance(response, Matrix | Colon | BaseNumeral):
                 return self._same(value, response)
             case (Colon(), _) | (_, Colon()):
-                return _same_colons(reference, response)
+                return same_colons(reference, response)
         if isinstance(reference, Matrix | BaseNumeral) or isinstance(response, Matrix | BaseNumeral | Residue):
             return False
         return self._same_quantities(reference, response)
@@ -121,7 +109,7 @@ class Equality:
         reference = reference.value if isinstance(reference, Quantity) else reference
         response = response.value if isinstance(response, Quantity) else response
         if isinstance(reference, Colon) or isinstance(response, Colon):
-            return _same_colons(reference, response)
+            return same_colons(reference, response)
         if isinstance(reference, Group) or isinstance(response, Group):
             return False
         if factor != 1:
@@ -137,7 +125,7 @@ class Equality:
         return False
 
     def _same_values(self, reference: Node, response: Node) -> bool:
-        reference_decimal, response_decimal = _decimal(reference), _decimal(response)
+        reference_decimal, response_decimal = decimal(reference), decimal(response)
         if response_decimal is not None and reference_decimal is None:
             if not variables(reference) and self.arithmetic.is_rounded(response_decimal, reference):
                 return True
@@ -154,14 +142,14 @@ class Equality:
             return False
         brackets = {reference.brackets, response.brackets}
         if brackets == {"", "{}"} or brackets == {""}:
-            return self._same_in_any_order(_unnamed(reference.items), _unnamed(response.items))
+            return self._same_in_any_order(unnamed(reference.items), unnamed(response.items))
         if brackets == {"{}"}:
             return self._same_set_items(reference.items, response.items)
         is_interval = any("[" in one or "]" in one for one in brackets) and len(reference.items) == 2
         if reference.brackets != response.brackets and ("{}" in brackets or is_interval or "" not in brackets):
             return False
         # A tuple's items in their order, with or without its brackets.
-        return self._same_in_order(_unnamed(reference.items), _unnamed(response.items))
+        return self._same_in_order(unnamed(reference.items), unnamed(response.items))
 
     def _same_set_items(self, reference: tuple[Node, ...], response: tuple[Node, ...]) -> bool:
         def contains(items: tuple[Node, ...], node: Node) -> bool:
@@ -237,17 +225,17 @@ class Equality:
             return False
         return other_operator == (operator if factor > 0 else flipped[operator])
 
-    def _named_value(self, relation: Relation, *, is_response: bool = False) -> "NamedValue | None":
+    def _named_value(self, relation: Relation, *, is_response: bool = False) -> NamedValue | None:
         """What a chain of equal signs ends in, where it holds: x = 5, 6 * 7 = 42, A = 2 * 8 = 16, 100/3 ~ 33.3."""
         if set(relation.operators) - {"=", "~"}:
             return self._membership(relation)
         name: Node | None = None
         sides = list(relation.sides)
         operators = list(relation.operators)
-        if _is_name(sides[0]):
+        if is_name(sides[0]):
             name = sides.pop(0)
             operators.pop(0)
-        elif len(sides) == 2 and _is_name(sides[1]):
+        elif len(sides) == 2 and is_name(sides[1]):
             name = sides.pop()
             operators.pop()
         last = sides[-1]
@@ -257,7 +245,7 @@ class Equality:
             return NamedValue(name, (last,))
         values = [last]
         for side, operator in zip(sides[:-1], operators, strict=True):
-            if _has_variables(side) and name is not None:
+            if has_variables(side) and name is not None:
                 continue  # A = x y = 12
             if operator == "~":
                 if not self._is_about(side, last):
@@ -265,12 +253,12 @@ class Equality:
                 values.insert(0, side)
             elif not self._same(side, last):
                 return None
-        if name is None and _has_variables(last):
+        if name is None and has_variables(last):
             return None  # an equation between expressions
         return NamedValue(name, tuple(values))
 
-    def _membership(self, relation: Relation) -> "NamedValue | None":
-        if relation.operators == ("in",) and _is_name(relation.sides[0]):
+    def _membership(self, relation: Relation) -> NamedValue | None:
+        if relation.operators == ("in",) and is_name(relation.sides[0]):
             return NamedValue(relation.sides[0], (relation.sides[1],))
         return None
 
@@ -292,7 +280,7 @@ class Equality:
     def _same_sets(self, reference: Node, response: Node) -> bool:
         """Whether two sets, or inequalities of one variable, have the same real numbers."""
         try:
-            first, second = self._intervals(reference), self._intervals(response)
+            first, second = self.real_sets.intervals(reference), self.real_sets.intervals(response)
         except NotASet:
             return self._same_operations(reference, response)
         if len(first) != len(second):
@@ -319,168 +307,6 @@ class Equality:
                 return False
         return True
 
-    def _intervals(self, node: Node) -> list[Interval]:
-        """The parts of a set, in ascending order; NotASet where it is none."""
-        match node:
-            case Group("{}", items):
-                return self._union([Interval(item, item, True, True) for item in map(_real, items)])
-            case Group("", items) if all(isinstance(item, Relation) for item in items):
-                return self._union([part for item in items for part in self._intervals(item)])
-            case Group(brackets, (low, high)) if brackets in ("()", "[]", "(]", "[)"):
-                is_low_infinite, is_high_infinite = _is_infinite(low, -1), _is_infinite(high, 1)
-                low_end, high_end = None if is_low_infinite else _real(low), None if is_high_infinite else _real(high)
-                has_low, has_high = (
-                    brackets[0] == "[" and low_end is not None,
-                    brackets[1] == "]" and high_end is not None,
-                )
-                return [Interval(low_end, high_end, has_low, has_high)]
-            case Symbol("R", is_constant=True):
-                return [Interval(None, None, False, False)]
-            case SetOperation("|", left, right):
-                return self._union(self._intervals(left) + self._intervals(right))
-            case SetOperation("-", left, right):
-                return self._intersection(self._intervals(left), self._complement(self._intervals(right)))
-            case SetOperation("&", left, right):
-                return self._intersection(self._intervals(left), self._intervals(right))
-            case Relation():
-                return self._solutions(node)
-        raise NotASet
-
-    def _solutions(self, relation: Relation) -> list[Interval]:
-        """Of x < 3, 1 <= x < 5, x != 2 and x in a set."""
-        operators, sides = relation.operators, relation.sides
-        if operators == ("in",) and isinstance(sides[0], Symbol):
-            return self._intervals(sides[1])
-        if len(operators) == 1 and _is_name(sides[1]) and not _is_name(sides[0]):
-            flipped = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
-            if operators[0] not in flipped:
-                raise NotASet
-            operators, sides = (flipped[operators[0]],), sides[::-1]
-        if len(operators) == 1 and _is_name(sides[0]):
-            bound = _real(sides[1])
-            match operators[0]:
-                case "<" | "<=":
-                    return [Interval(None, bound, False, operators[0] == "<=")]
-                case ">" | ">=":
-                    return [Interval(bound, None, operators[0] == ">=", False)]
-                case "!=":
-                    return self._complement([Interval(bound, bound, True, True)])
-        if len(operators) == 2 and _is_name(sides[1]):
-            if set(operators) <= {"<", "<="}:
-                return [Interval(_real(sides[0]), _real(sides[2]), operators[0] == "<=", operators[1] == "<=")]
-            if set(operators) <= {">", ">="}:
-                return [Interval(_real(sides[2]), _real(sides[0]), operators[1] == ">=", operators[0] == ">=")]
-        raise NotASet
-
-    def _complement(self, parts: list[Interval]) -> list[Interval]:
-        gaps: list[Interval] = []
-        low: Node | None = None
-        has_low, is_open = False, True  # where the next gap begins, if there is one
-        for part in parts:
-            if part.low is not None:
-                gaps.append(Interval(low, part.low, has_low, not part.has_low))
-            low, has_low = part.high, not part.has_high
-            is_open = part.high is not None
-        if is_open:
-            gaps.append(Interval(low, None, has_low and low is not None, False))
-        return gaps
-
-    def _intersection(self, first: list[Interval], second: list[Interval]) -> list[Interval]:
-        return self._complement(self._union(self._complement(first) + self._complement(second)))
-
-    def _union(self, parts: list[Interval]) -> list[Interval]:
-        """Parts in order, those that touch joined."""
-        ordered: list[Interval] = []
-        for part in [part for part in parts if not self._is_empty(part)]:
-            index = 0
-            while index < len(ordered) and self._starts_before(ordered[index], part):
-                index += 1
-            ordered.insert(index, part)
-        joined: list[Interval] = []
-        for part in ordered:
-            if joined and self._touch(joined[-1], part):
-                joined[-1] = self._joined(joined[-1], part)
-            else:
-                joined.append(part)
-        return joined
-
-    def _is_empty(self, part: Interval) -> bool:
-        if part.low is None or part.high is None:
-            return False
-        order = self.arithmetic.order(part.low, part.high)
-        return order > 0 or (order == 0 and not (part.has_low and part.has_high))
-
-    def _starts_before(self, one: Interval, other: Interval) -> bool:
-        if one.low is None or other.low is None:
-            return one.low is None
-        order = self.arithmetic.order(one.low, other.low)
-        return order < 0 or (order == 0 and one.has_low)
-
-    def _touch(self, one: Interval, other: Interval) -> bool:
-        if one.high is None or other.low is None:
-            return True
-        order = self.arithmetic.order(one.high, other.low)
-        return order > 0 or (order == 0 and (one.has_high or other.has_low))
-
-    def _joined(self, one: Interval, other: Interval) -> Interval:
-        if one.high is None or other.high is None:
-            return Interval(one.low, None, one.has_low, False)
-        order = self.arithmetic.order(one.high, other.high)
-        has_high = one.has_high or other.has_high if order == 0 else (one if order > 0 else other).has_high
-        return Interval(one.low, one.high if order > 0 else other.high, one.has_low, has_high)
-
-
-@dataclass(frozen=True)
-class NamedValue:
-    """The value that an equation gives a name, if it has one; `values` are several spellings of it."""
-
-    name: Node | None
-    values: tuple[Node, ...]
-
-
-def _expand(node: Node) -> Node:
-    """An answer with plus-minus signs as the list of both, and the items of lists in a list as one list."""
-    if not isinstance(node, Group) or node.brackets:
-        variants = _variants(node)
-        return variants[0] if len(variants) == 1 else Group("", tuple(variants))
-    items: list[Node] = []
-    for item in node.items:
-        items += _variants(item)
-    return Group("", tuple(items))
-
-
-def _variants(node: Node) -> list[Node]:
-    if not _has_sign_choice(node):
-        return [node]
-    return [_with_signs(node, upper=upper) for upper in (True, False)]
-
-
-def _has_sign_choice(node: Node) -> bool:
-    match node:
-        case Relation(sides=sides):
-            return any(map(_has_sign_choice, sides))
-        case Group(items=items):
-            return any(map(_has_sign_choice, items))
-        case Quantity() | Apply():
-            return bool({"pm", "mp"} & set(functions(node)))
-    return False
-
-
-def _with_signs(node: Node, *, upper: bool) -> Node:
-    match node:
-        case Relation(operators, sides):
-            return Relation(operators, tuple(_with_signs(side, upper=upper) for side in sides))
-        case Group(brackets, items):
-            return Group(brackets, tuple(_with_signs(item, upper=upper) for item in items))
-        case Quantity(value, unit):
-            return Quantity(_with_signs(value, upper=upper), unit)
-        case Apply("pm" | "mp" as sign, (argument,)):
-            inner = _with_signs(argument, upper=upper)
-            return inner if (sign == "pm") == upper else Apply("negate", (inner,))
-        case Apply(function, arguments):
-            return Apply(function, tuple(_with_signs(argument, upper=upper) for argument in arguments))
-    return node
-
 
 def _is_single(node: Node) -> bool:
     """Whether it is a set of one."""
@@ -491,57 +317,14 @@ def _only_item(node: Node) -> Node:
     return node.items[0] if isinstance(node, Group) and _is_single(node) else node
 
 
-def _unnamed(items: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The values of "n = 2, 3, 4" and of "x = 1, x = 2"; other lists as they are, such as "x = 1, y = 2"."""
-    if not items or not _is_assignment(items[0]):
-        return items
-    names = {item.sides[0] for item in items if isinstance(item, Relation)}
-    are_values = all(_is_assignment(item) or not isinstance(item, Relation) for item in items)
-    if len(names) != 1 or not are_values:
-        return items
-    return tuple(item.sides[1] if isinstance(item, Relation) else item for item in items)
-
-
-def _is_assignment(node: Node) -> bool:
-    return isinstance(node, Relation) and node.operators == ("=",) and _is_name(node.sides[0])
-
-
-def _is_name(node: Node) -> bool:
-    """x, f(x), Area, AB, |AB|, AB/CD, or (x, y)."""
-    if isinstance(node, Group):
-        return bool(node.brackets) and bool(node.items) and all(map(_is_name, node.items))
-    if isinstance(node, Apply):
-        return node.function in ("*", "/", "abs") and all(map(_is_name, node.arguments))
-    return isinstance(node, Symbol) and not node.is_constant
-
-
-def _has_variables(node: Node) -> bool:
-    try:
-        return bool(variables(node))
-    except Undefined:
-        return False
-
-
 def _difference(relation: Relation) -> Node:
     return Apply("+", (relation.sides[0], Apply("negate", (relation.sides[1],))))
 
 
-def _real(node: Node) -> Node:
-    """An end of an interval; NotASet where it is no expression without variables."""
-    if isinstance(node, Number | Apply | Symbol | Quantity) and not _has_variables(node):
-        return node
-    raise NotASet
-
-
-def _is_infinite(node: Node, sign: int) -> bool:
-    infinity = Symbol("infinity", True)
-    return node == (infinity if sign > 0 else Apply("negate", (infinity,)))
-
-
-def _decimal(node: Node) -> Number | None:
+def decimal(node: Node) -> Number | None:
     """A number that is written with a decimal point."""
     if isinstance(node, Apply) and node.function == "negate":
-        inner = _decimal(node.arguments[0])
+        inner = decimal(node.arguments[0])
         return None if inner is None else Number(-inner.value, inner.decimals)
     return node if isinstance(node, Number) and node.decimals is not None else None
 
@@ -558,29 +341,3 @@ def _in_case_of(reference: Node, response: Node) -> Node:
         return response
     renamed = {name: Symbol(by_folded.get(name.casefold(), name)) for name in response_names}
     return substitute(response, renamed)
-
-
-def _same_colons(reference: Node, response: Node) -> bool:
-    """Times are the same digit by digit; ratios in proportion, 3:2 also as 3/2."""
-    reference = reference.value if isinstance(reference, Quantity) else reference
-    response = response.value if isinstance(response, Quantity) else response
-    if isinstance(reference, Colon) and isinstance(response, Colon):
-        if reference.parts == response.parts:
-            return True
-        if _may_be_time(reference) or _may_be_time(response) or len(reference.parts) != len(response.parts):
-            return False
-        pairs = list(zip(reference.parts, response.parts, strict=True))
-        first, other = pairs[0]
-        return all(part * other == other_part * first for part, other_part in pairs) and first != 0
-    if isinstance(reference, Colon) and not _may_be_time(reference) and len(reference.parts) == 2:
-        first, second = reference.parts
-        is_fraction = isinstance(response, Apply) and response.function == "/"
-        try:
-            return is_fraction and second != 0 and exact_value(response) == first / second
-        except Inexact:
-            return False
-    return False
-
-
-def _may_be_time(colon: Colon) -> bool:
-    return any(len(text) == 2 and text < "60" for text in colon.texts[1:])

@@ -9,8 +9,9 @@ from isojax.core.nouns import Problem
 from isojax.core.registry import import_extra
 from isojax.tasks.answers.arithmetic import Arithmetic
 from isojax.tasks.answers.computer_algebra import ComputerAlgebra
+from isojax.tasks.answers.cursor import Unreadable
 from isojax.tasks.answers.equality import Equality
-from isojax.tasks.answers.expression import Unreadable, read_answer
+from isojax.tasks.answers.expression import read_answer
 from isojax.tasks.answers.final_answer import Form, Statement, final_answer, last_values, reference_answer
 from isojax.tasks.answers.sentence import values_in_sentence
 from isojax.tasks.answers.spelling import (

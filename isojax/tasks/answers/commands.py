@@ -1,0 +1,197 @@
+"""Commands of LaTeX and what follows them: fractions, roots, functions, sets, sums, matrices."""
+
+import re
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Protocol
+
+from isojax.tasks.answers.cursor import Cursor, Unreadable
+from isojax.tasks.answers.tree import (
+    EMPTY_SET,
+    IMAGINARY,
+    INFINITY,
+    PI,
+    REALS,
+    Apply,
+    Group,
+    Matrix,
+    Node,
+    Number,
+    Series,
+    Symbol,
+)
+from isojax.tasks.answers.vocabulary import FUNCTION_NAMES, FUNCTIONS
+
+
+class Reader(Protocol):
+    """Reads what stands between the commands."""
+
+    cursor: Cursor
+
+    def sum(self) -> Node: ...
+    def term(self) -> Node: ...
+    def power(self) -> Node: ...
+    def primary(self) -> Node: ...
+    def exponent(self) -> Node: ...
+    def argument(self) -> Node: ...
+    def braces(self) -> Node: ...
+    def items(self) -> list[Node]: ...
+    def relation(self) -> Node: ...
+    def starts_a_factor(self, previous: Node) -> bool: ...
+
+
+def take_function(reader: Reader, name: str) -> Node:
+    """A function's argument, behind a power of the function, which may be -1: \\sin^2 x."""
+    name = FUNCTION_NAMES.get(name, name)
+    base: Node | None = None
+    power: Node | None = None
+    if name == "log" and reader.cursor.take(re.compile(r"\s*_")):
+        base = reader.braces() if reader.cursor.next_is("{") else _argument_number(reader)
+    if reader.cursor.take(re.compile(r"\s*\^")):
+        power = reader.exponent()
+    has_brackets = reader.cursor.next_is("(", "{")
+    argument = _power_without_exponent(reader) if has_brackets else _function_product(reader)
+    if power == Apply("negate", (Number(Fraction(1)),)):
+        name, power = f"arc{name}", None
+        if name not in ("arcsin", "arccos", "arctan"):
+            raise Unreadable(name)
+    arguments = (argument,) if base is None else (argument, base)
+    node = Apply(name, arguments)
+    return node if power is None else Apply("^", (node, power))
+
+
+def _argument_number(reader: Reader) -> Node:
+    """The base of \\log_2, or of \\log_{10} without its braces."""
+    if digits := reader.cursor.take(re.compile(r"[0-9]")):
+        return Number(Fraction(int(digits[0])))
+    return reader.argument()
+
+
+def _power_without_exponent(reader: Reader) -> Node:
+    node = reader.primary()
+    if isinstance(node, Group):
+        raise Unreadable("arguments")
+    return node
+
+
+def _function_product(reader: Reader) -> Node:
+    """The argument of \\sin 2x \\cos x is 2x."""
+    node = reader.power()
+    while not reader.cursor.next_is("\\s", "\\c", "\\t", "\\l", "\\a", "\\e", "(") and reader.starts_a_factor(node):
+        run = re.compile(r"[A-Za-z]+").match(reader.cursor.text, reader.cursor.position)
+        if run and run[0] in FUNCTIONS:
+            break
+        node = Apply("*", (node, reader.power()))
+    if reader.cursor.next_is("/"):
+        reader.cursor.position += 1
+        node = Apply("/", (node, reader.power()))
+    return node
+
+
+def take_root(reader: Reader) -> Node:
+    """A radicand, behind the root's index."""
+    index: Node = Number(Fraction(2))
+    if reader.cursor.take_text("["):
+        with reader.cursor.inside(brackets=False):
+            index = reader.sum()
+        reader.cursor.expect("]")
+    reader.cursor.skip_space()
+    radicand = reader.braces() if reader.cursor.next_is("{") else reader.primary()
+    if isinstance(radicand, Group):
+        raise Unreadable("root")
+    return Apply("root", (radicand, index))
+
+
+def _fraction(reader: Reader) -> Node:
+    numerator = reader.argument()
+    return Apply("/", (numerator, reader.argument()))
+
+
+def _binomial(reader: Reader) -> Node:
+    top = reader.argument()
+    return Apply("binom", (top, reader.argument()))
+
+
+def _between(reader: Reader, function: str, closing: str) -> Node:
+    with reader.cursor.inside(brackets=False):
+        node = reader.sum()
+    reader.cursor.expect(closing)
+    return Apply(function, (node,))
+
+
+def _set_of(reader: Reader, closing: str) -> Node:
+    if reader.cursor.take_text(closing):
+        return EMPTY_SET
+    with reader.cursor.inside(brackets=True):
+        items = reader.items()
+    reader.cursor.expect(closing)
+    return Group("{}", tuple(items))
+
+
+def _number_set(reader: Reader) -> Node:
+    match = reader.cursor.take(re.compile(r"\s*\{\s*([A-Z])\s*\}|\s*([A-Z])"))
+    if match is None:
+        raise Unreadable("number set")
+    letter = match[1] or match[2]
+    return REALS if letter == "R" else Symbol(rf"\mathbb{{{letter}}}")
+
+
+def _series(reader: Reader, is_sum: bool) -> Node:
+    start = reader.cursor.take(re.compile(r"\s*_\s*\{\s*([A-Za-z])\s*="))
+    if start is None:
+        raise Unreadable("series")
+    with reader.cursor.inside(brackets=False):
+        low = reader.sum()
+    reader.cursor.expect("}")
+    reader.cursor.expect("^")
+    high = reader.exponent()
+    if INFINITY in (low, high) or Apply("negate", (INFINITY,)) in (low, high):
+        raise Unreadable("endless")
+    return Series(is_sum=is_sum, index=start[1], low=low, high=high, term=reader.term())
+
+
+def _matrix(reader: Reader) -> Node:
+    environment = reader.cursor.take(re.compile(r"\s*\{([pbB]?(?:small)?matrix|array)\}(?:\{[lcr| ]+\})?"))
+    if environment is None:
+        raise Unreadable("environment")
+    rows: list[tuple[Node, ...]] = []
+    with reader.cursor.inside(brackets=True):
+        while not reader.cursor.next_is(r"\end"):
+            row = [reader.relation()]
+            while reader.cursor.take_text("&"):
+                row.append(reader.relation())
+            rows.append(tuple(row))
+            if not reader.cursor.take_text("\\\\"):
+                break
+    reader.cursor.expect(f"\\end{{{environment[1]}}}")
+    if len({len(row) for row in rows}) != 1:
+        raise Unreadable("rows")
+    return Matrix(tuple(rows))
+
+
+COMMANDS: Mapping[str, Callable[[Reader], Node]] = {
+    "pi": lambda reader: PI,
+    "infty": lambda reader: INFINITY,
+    "imath": lambda reader: IMAGINARY,
+    "emptyset": lambda reader: EMPTY_SET,
+    "varnothing": lambda reader: EMPTY_SET,
+    "R": lambda reader: REALS,
+    "frac": _fraction,
+    "sqrt": take_root,
+    "binom": _binomial,
+    "dbinom": _binomial,
+    "tbinom": _binomial,
+    "mathbb": _number_set,
+    "begin": _matrix,
+    "lvert": lambda reader: _between(reader, "abs", r"\rvert"),
+    "lfloor": lambda reader: _between(reader, "floor", r"\rfloor"),
+    "lceil": lambda reader: _between(reader, "ceil", r"\rceil"),
+    "{": lambda reader: _set_of(reader, r"\}"),
+    "lbrace": lambda reader: _set_of(reader, r"\rbrace"),
+    "sum": lambda reader: _series(reader, is_sum=True),
+    "prod": lambda reader: _series(reader, is_sum=False),
+    "boxed": lambda reader: reader.braces(),
+    "fbox": lambda reader: reader.braces(),
+    "underline": lambda reader: reader.braces(),
+    "boldsymbol": lambda reader: reader.braces(),
+}

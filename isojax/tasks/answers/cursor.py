@@ -1,0 +1,67 @@
+"""A place in the text of an answer, which moves from left to right as the answer is read."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+MAX_DEPTH = 60  # of brackets in brackets
+_COMMAND = re.compile(r"\\(?:[A-Za-z]+|[^A-Za-z])")
+
+
+class Unreadable(Exception):
+    """A text that is no answer this package knows."""
+
+
+class Cursor:
+    """What reads from it leaves `position` behind what it has read."""
+
+    def __init__(self, text: str, with_exponents: bool) -> None:
+        self.text, self.position, self.depth = text, 0, 0
+        self.with_exponents = with_exponents  # 3e-1 is .3 rather than 3 e - 1
+        self.in_brackets = False  # where 1,234 are two numbers
+        self.bars = 0  # open |
+
+    def at_end(self) -> bool:
+        self.skip_space()
+        return self.position == len(self.text)
+
+    def skip_space(self) -> None:
+        while self.position < len(self.text) and self.text[self.position].isspace():
+            self.position += 1
+
+    def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        if match := pattern.match(self.text, self.position):
+            self.position = match.end()
+        return match
+
+    def next_is(self, *texts: str) -> bool:
+        self.skip_space()
+        return self.text.startswith(texts, self.position)
+
+    def take_text(self, expected: str) -> bool:
+        if self.next_is(expected):
+            self.position += len(expected)
+            return True
+        return False
+
+    def expect(self, expected: str) -> None:
+        if not self.take_text(expected):
+            raise Unreadable(f"{expected} missing")
+
+    def command(self) -> str:
+        """The LaTeX command here, "" where there is none; it is not taken."""
+        self.skip_space()
+        match = _COMMAND.match(self.text, self.position)
+        return match[0] if match else ""
+
+    @contextmanager
+    def inside(self, *, brackets: bool) -> Iterator[None]:
+        """What is between brackets; where `brackets`, a comma parts items."""
+        saved = self.in_brackets, self.bars
+        self.in_brackets, self.bars = self.in_brackets or brackets, 0
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise Unreadable("too deep")
+        yield
+        self.depth -= 1
+        self.in_brackets, self.bars = saved

@@ -1,0 +1,47 @@
+"""What an answer calls its value: x, f(x), Area, |AB|."""
+
+from dataclasses import dataclass
+
+from isojax.tasks.answers.arithmetic import Undefined, variables
+from isojax.tasks.answers.tree import Apply, Group, Node, Relation, Symbol
+
+
+@dataclass(frozen=True)
+class NamedValue:
+    """The value that an equation gives a name, if it has one; `values` are several spellings of it."""
+
+    name: Node | None
+    values: tuple[Node, ...]
+
+
+def unnamed(items: tuple[Node, ...]) -> tuple[Node, ...]:
+    """The values of "n = 2, 3, 4" and of "x = 1, x = 2"; other lists as they are, such as "x = 1, y = 2"."""
+    if not items or not is_assignment(items[0]):
+        return items
+    names = {item.sides[0] for item in items if isinstance(item, Relation)}
+    are_values = all(is_assignment(item) or not isinstance(item, Relation) for item in items)
+    if len(names) != 1 or not are_values:
+        return items
+    return tuple(item.sides[1] if isinstance(item, Relation) else item for item in items)
+
+
+def is_assignment(node: Node) -> bool:
+    """x = 5"""
+    return isinstance(node, Relation) and node.operators == ("=",) and is_name(node.sides[0])
+
+
+def is_name(node: Node) -> bool:
+    """x, f(x), Area, AB, |AB|, AB/CD, or (x, y)."""
+    if isinstance(node, Group):
+        return bool(node.brackets) and bool(node.items) and all(map(is_name, node.items))
+    if isinstance(node, Apply):
+        return node.function in ("*", "/", "abs") and all(map(is_name, node.arguments))
+    return isinstance(node, Symbol) and not node.is_constant
+
+
+def has_variables(node: Node) -> bool:
+    """Whether an expression has variables; what is no expression has none."""
+    try:
+        return bool(variables(node))
+    except Undefined:
+        return False
