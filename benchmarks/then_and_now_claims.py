@@ -11,7 +11,22 @@ import yaml
 
 from tests.e2e.tiny_lm import CHAT_CONFIG, make_model
 
-LOSS = "METRICS = {}\n\n\ndef loss(logps, old_logps, advantages, mask, clip):\n    return -logps * advantages, {}\n"
+# The old code finds a loss by its name, and has no decorator.
+LOSS = """\
+METRICS = {}
+
+
+def loss(logps, old_logps, advantages, mask, clip):
+    return -logps * advantages, {}
+
+
+try:
+    from isojax.rl.losses import loss as decorate
+except ImportError:
+    pass
+else:
+    loss = decorate(loss)
+"""
 HEADER = {"kind": "cell", "schema": 1, "B_p": 4, "n": 2, "seed": 0, "cell_hash": "x"}
 POINT = {"kind": "eval", "target": 8, "M": 1, "rollouts": 8, "tokens": 0, "metrics": {"avg@4": 0.5}}
 ONE_RUN = ("sweep.B_p=[32]", "sweep.n=[4]", "sweep.seeds=1")

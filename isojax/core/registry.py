@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from isojax.core.errors import InputError
-from isojax.core.user_code import describe_exception, note_plugin_file
+from isojax.core.user_code import describe_exception, note_plugin_file, own_frames
 
 FOLDERS_VARIABLE = "ISOJAX_PLUGIN_FOLDERS"  # the processes that this one starts inherit it
 
@@ -54,12 +54,16 @@ def load(folders: str | Sequence[str], name: str, *functions: str) -> ModuleType
     paths = [name] if parent else [*package_paths, *(file for file in files if os.path.isfile(file))]
     if not re.fullmatch(r"[\w-]+(\.[\w-]+)*", name):  # `..` of a path would lead out of the folders
         paths, parent, files = [], "", []
-    module, missing = _import_first(paths, name, kind), "no such module"
+    module, missing = import_first(paths, f"{kind} plug-in {name!r}"), "no such module"
     if module is not None:
         if defines_any(module, functions):
             return module
         missing = f"the module {module.__name__} has no function {' or '.join(functions)}"
-    elif parent and len(functions) == 1 and (parent_module := _import_first([parent], name, kind)) is not None:
+    elif (
+        parent
+        and len(functions) == 1
+        and (parent_module := import_first([parent], f"{kind} plug-in {name!r}")) is not None
+    ):
         if callable(vars(parent_module).get(last_part)):
             # A copy of the module in which the function has the name that the plug-in needs, too.
             plugin = ModuleType(name)
@@ -81,8 +85,9 @@ def require_constant(module: ModuleType, name: str) -> None:
         raise InputError(f"the plug-in {module.__name__} defines no {name}, which it needs (docs/extending.md).")
 
 
-def _import_first(paths: Sequence[str | Path], name: str, kind: str) -> ModuleType | None:
-    """The first of the modules that exists; InputError where one exists and imports another that does not."""
+def import_first(paths: Sequence[str | Path], label: str) -> ModuleType | None:
+    """The first of the modules that exists; InputError where one exists and cannot be imported. `label`: what an error
+    calls the plug-in that is looked for."""
     for path in paths:
         try:
             module = _import_file_once(path) if isinstance(path, Path) else importlib.import_module(path)
@@ -91,9 +96,13 @@ def _import_first(paths: Sequence[str | Path], name: str, kind: str) -> ModuleTy
             return module
         except ModuleNotFoundError as e:
             if e.name is None or not str(path).startswith(e.name):
-                raise InputError(f"{kind} plug-in {name!r} needs the module {e.name}, which is not there.") from e
+                raise InputError(f"{label} needs the module {e.name}, which is not there.") from e
+        except InputError as e:  # of a decorator, whose arguments are no traits
+            frames = own_frames(e)
+            place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: " if frames else ""
+            raise InputError(f"{label}: {place}{e}") from e
         except (Exception, SystemExit) as e:  # whatever the user's own module raises
-            raise InputError(f"{kind} plug-in {name!r} cannot be imported: {describe_exception(e)}.") from e
+            raise InputError(f"{label} cannot be imported: {describe_exception(e)}.") from e
     return None
 
 

@@ -41,7 +41,12 @@ def _is_users(file: str) -> bool:
     if file in _plugin_files:
         return True
     is_file = not file.startswith("<")  # "<string>", "<frozen importlib._bootstrap>"
-    return is_file and not os.path.abspath(file).startswith((PACKAGE, *_LIBRARIES))
+    return is_file and not is_library_file(file)
+
+
+def is_library_file(file: str) -> bool:
+    """Whether a file is isojax's, Python's, or of a package that pip has installed."""
+    return os.path.abspath(file).startswith((PACKAGE, *_LIBRARIES))
 
 
 def failed_plugin(error: BaseException) -> str:

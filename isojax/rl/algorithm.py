@@ -3,20 +3,20 @@ contradict each other are refused before any work."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from isojax.core import registry
 from isojax.core.config import RLConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
+from isojax.core.plugins import NoTraits, Plugin, PluginKind
 from isojax.core.user_code import describe_exception
-from isojax.rl.advantages import RewardedBatch
-from isojax.rl.aggregations import CountedResponses
-from isojax.rl.losses import Clip, grpo
+from isojax.rl.advantages import AdvantageTraits, RewardedBatch, advantage
+from isojax.rl.aggregations import CountedResponses, aggregation
+from isojax.rl.kl_estimators import kl_estimator
+from isojax.rl.losses import Clip, LossTraits, loss
 
 # isojax's own metrics; those of a loss have other names and prefixes.
 OWN_METRICS = {"reward", "tokens", "truncated", "response_length", "zero_variance", "context_length", "interrupted"}
@@ -24,15 +24,17 @@ OWN_METRICS |= {"turns", "parsed_fraction", "dropped", "loss", "entropy", "kl", 
 OWN_METRICS |= {"sampler_logp_gap", "sampler_logp_gap_max", "tis_weight", "tis_capped", "tis_below"}
 OWN_PREFIXES = ("critic_", "grad_", "reward/", "sampler_", "staleness_", "trained_", "trainer_", "verifier_")
 
+Traits = TypeVar("Traits")
+
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The plug-ins of a recipe (`loss.loss`, `aggregation.weight`, ...) and the bounds of its ratio."""
+    """The plug-ins of a recipe and the bounds of its ratio."""
 
-    loss: ModuleType
-    advantage: ModuleType
-    aggregation: ModuleType
-    kl_estimator: ModuleType
+    loss: Plugin[..., Any, LossTraits]
+    advantage: Plugin[..., Any, AdvantageTraits]
+    aggregation: Plugin[..., Any, NoTraits]
+    kl_estimator: Plugin[..., Any, NoTraits]
     clip: float
     clip_high: float
 
@@ -40,36 +42,34 @@ class Algorithm:
 def resolve_algorithm(rl: RLConfig) -> Algorithm:
     """The recipe of `cell.rl`; InputError where there is no such plug-in, with the names there are."""
 
-    def load_plugin(folder: str, setting: str, name: str, function: str) -> ModuleType:
-        try:
-            return registry.load(f"rl.{folder}", name, function)
-        except InputError as e:
-            raise InputError(f"cell.rl.{setting}: {e}") from e
-
-    loss = load_plugin("losses", "loss", rl.loss, "loss")
-    defaults = grpo.DEFAULTS | vars(loss).get("DEFAULTS", {})
-    clip = float(defaults["clip"] if rl.clip is None else rl.clip)
-    clip_high = defaults.get("clip_high", clip) if rl.clip_high is None else rl.clip_high
+    loss_plugin = _load(loss, "loss", rl.loss)
+    recipe = loss_plugin.traits
+    clip = recipe.clip if rl.clip is None else rl.clip
+    clip_high = rl.clip_high
+    if clip_high is None:
+        clip_high = clip if recipe.clip_high is None else recipe.clip_high
     return Algorithm(
-        loss=loss,
-        advantage=load_plugin("advantages", "advantage", rl.advantage or defaults["advantage"], "advantage"),
-        aggregation=load_plugin("aggregations", "aggregation", rl.aggregation or defaults["aggregation"], "weight"),
-        kl_estimator=load_plugin("kl_estimators", "kl_estimator", rl.kl_estimator, "estimate"),
-        clip=clip,
+        loss=loss_plugin,
+        advantage=_load(advantage, "advantage", rl.advantage or recipe.advantage),
+        aggregation=_load(aggregation, "aggregation", rl.aggregation or recipe.aggregation),
+        kl_estimator=_load(kl_estimator, "kl_estimator", rl.kl_estimator),
+        clip=float(clip),
         clip_high=float(clip_high),
     )
 
 
-def plugin_name(module: ModuleType) -> str:
-    """A plug-in's name as `cell.rl` gives it: the file's of the package's own, the whole path of a fork's."""
-    return module.__name__.rpartition(".")[2] if module.__name__.startswith("isojax.") else module.__name__
+def _load(kind: PluginKind[Traits], setting: str, name: str) -> Plugin[..., Any, Traits]:
+    try:
+        return kind.load(name)
+    except InputError as e:
+        raise InputError(f"cell.rl.{setting}: {e}") from e
 
 
 def describe_algorithm(rl: RLConfig) -> str:
     """The plug-ins of a recipe in a line, those that the loss brings among them."""
     algorithm = resolve_algorithm(rl)
-    loss, advantage, aggregation = map(plugin_name, (algorithm.loss, algorithm.advantage, algorithm.aggregation))
-    return f"recipe: loss {loss}, advantage {advantage}, aggregation {aggregation}"
+    names = f"loss {algorithm.loss.name}, advantage {algorithm.advantage.name}"
+    return f"recipe: {names}, aggregation {algorithm.aggregation.name}"
 
 
 def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> Any:
@@ -80,14 +80,14 @@ def trace_plugin(setting: str, expected: str, function: Callable[[], Any]) -> An
         raise InputError(f"{setting}: {describe_exception(e).rstrip('.')}; expected {expected}.") from e
 
 
-def loss_metrics(module: ModuleType, name: str) -> list[str]:
+def loss_metrics(plugin: Plugin[..., Any, LossTraits], name: str) -> list[str]:
     """The names of a loss's own metrics; InputError unless it returns a loss and metrics for each token."""
     setting = f"cell.rl.loss = {name}"
     expected = "loss(logps, old_logps, advantages, mask, clip) -> (per-token loss f32[m T], {metric: f32[m T]})"
 
     def loss_and_metrics() -> tuple[Any, dict[str, Any]]:
         tokens, bound = jnp.ones((2, 3)), jnp.ones(())
-        result = module.loss(tokens, tokens, tokens, tokens > 0, Clip(bound, bound))
+        result = plugin(tokens, tokens, tokens, tokens > 0, Clip(bound, bound))
         if not isinstance(result, tuple):  # an array of two rows would unpack, too
             raise TypeError("it returns a loss without metrics, which may be {}")
         return result[0], dict(result[1])
@@ -104,7 +104,7 @@ def loss_metrics(module: ModuleType, name: str) -> list[str]:
 def check_plugins(algorithm: Algorithm) -> None:
     """InputError unless advantage, aggregation and KL estimator can be traced and return arrays of the right shape."""
     rows, T, num_groups = (2, 5), 7, 3  # rows have two axes, shards and rows of a shard; all sizes differ
-    has_critic = vars(algorithm.advantage).get("NEEDS_CRITIC", False)
+    has_critic = algorithm.advantage.traits.needs_critic
 
     def call_advantage() -> Any:
         integers, tokens = jnp.ones(rows, jnp.int32), jnp.ones((*rows, T))
@@ -119,7 +119,7 @@ def check_plugins(algorithm: Algorithm) -> None:
             token_advantages=tokens if has_critic else None,
             token_mask=tokens > 0 if has_critic else None,
         )
-        return algorithm.advantage.advantage(batch)
+        return algorithm.advantage(batch)
 
     def call_aggregation() -> Any:
         integers = jnp.ones(rows, jnp.int32)
@@ -132,10 +132,10 @@ def check_plugins(algorithm: Algorithm) -> None:
             num_groups=num_groups,
             response_length=T,
         )
-        return algorithm.aggregation.weight(responses)
+        return algorithm.aggregation(responses)
 
-    def check_shape(setting: str, plugin: ModuleType, expected: str, call: Callable[[], Any], *shapes: tuple) -> None:
-        setting = f"cell.rl.{setting} = {plugin_name(plugin)}"
+    def check_shape(setting: str, plugin: Plugin, expected: str, call: Callable[[], Any], *shapes: tuple) -> None:
+        setting = f"cell.rl.{setting} = {plugin.name}"
         output = trace_plugin(setting, expected, call)
         if not isinstance(output, jax.ShapeDtypeStruct) or output.shape not in shapes:
             actual = f"an array of shape {output.shape}" if hasattr(output, "shape") else f"a {type(output).__name__}"
@@ -147,7 +147,7 @@ def check_plugins(algorithm: Algorithm) -> None:
     expected = "weight(responses) -> f32 of the shape of responses.lengths, or one number"
     check_shape("aggregation", algorithm.aggregation, expected, call_aggregation, rows, ())
     expected, estimator = "estimate(logps, base_logps) -> f32[m T], one number for each token", algorithm.kl_estimator
-    check_shape("kl_estimator", estimator, expected, lambda: estimator.estimate(*jnp.ones((2, 5, T))), (5, T))
+    check_shape("kl_estimator", estimator, expected, lambda: estimator(*jnp.ones((2, 5, T))), (5, T))
 
 
 def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
@@ -156,17 +156,17 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
     loss_metrics(algorithm.loss, rl.loss)
     check_plugins(algorithm)
     smallest_n = min(n for cell in cells for _, n in cell.pairs)
-    loss_needs_critic = vars(algorithm.loss).get("NEEDS_CRITIC", False)
-    advantage_needs_critic, has_critic = vars(algorithm.advantage).get("NEEDS_CRITIC", False), rl.critic is not None
-    if advantage_needs_critic != has_critic or (loss_needs_critic and not has_critic):
+    loss_traits, advantage_traits = algorithm.loss.traits, algorithm.advantage.traits
+    has_critic = rl.critic is not None
+    if advantage_traits.needs_critic != has_critic or (loss_traits.needs_critic and not has_critic):
         raise InputError(
-            f"cell.rl.loss = {rl.loss}, cell.rl.advantage = {plugin_name(algorithm.advantage)} and cell.rl.critic is "
+            f"cell.rl.loss = {rl.loss}, cell.rl.advantage = {algorithm.advantage.name} and cell.rl.critic is "
             f"{'set' if has_critic else 'null'}; expected the advantage gae and a critic (the config "
             "recipes/ppo, or cell.rl.critic={}), which the loss ppo needs, or neither."
         )
-    if vars(algorithm.advantage).get("NEEDS_GROUP") and smallest_n < 2:
+    if advantage_traits.needs_group and smallest_n < 2:
         raise InputError(
-            f"cell.rl.advantage = {plugin_name(algorithm.advantage)} compares a rollout with others of its problem and "
+            f"cell.rl.advantage = {algorithm.advantage.name} compares a rollout with others of its problem and "
             f"sweep.n holds {smallest_n}: every advantage would be 0. Expected n of 2 or more, or an advantage without "
             "groups (cell.rl.loss=reinforce_pp, or ppo)."
         )
@@ -189,5 +189,5 @@ def check_algorithm(rl: RLConfig, cells: Sequence[Cell]) -> None:
                 f"cell.rl.zero_variance_filter holds {term} and cell.rl.{term} = 0: there is no such term to filter. "
                 f"Set it, or leave {term} out of the filter."
             )
-    if vars(algorithm.loss).get("CLIPS", True) is False and (rl.clip is not None or rl.clip_high is not None):
+    if not loss_traits.clips and (rl.clip is not None or rl.clip_high is not None):
         raise InputError(f"cell.rl.loss = {rl.loss} never clips; expected neither cell.rl.clip nor cell.rl.clip_high.")

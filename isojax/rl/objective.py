@@ -6,7 +6,6 @@
 The weights `policy`, `kl` and `entropy` hold the whole aggregation, denominators and filters included."""
 
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -18,6 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.config.rl import CriticConfig
+from isojax.core.plugins import NoTraits, Plugin
 from isojax.core.shapes import row_padding
 from isojax.distributed.sharding import token_parts
 from isojax.models.fsdp import resolve_anchors
@@ -80,7 +80,7 @@ class LossWeights(NamedTuple):
 
 
 def response_weights(
-    aggregation: ModuleType, batch: RewardedBatch, counted: Bool[Array, "*r"], T: int
+    aggregation: Plugin[..., Array, NoTraits], batch: RewardedBatch, counted: Bool[Array, "*r"], T: int
 ) -> Float[Array, "*r"]:
     """The weight of each response's sum over its tokens (rl/aggregations); 0 where not `counted`."""
     responses = CountedResponses(
@@ -92,7 +92,7 @@ def response_weights(
         num_groups=batch.num_groups,
         response_length=T,
     )
-    return jnp.where(counted, aggregation.weight(responses), 0.0)
+    return jnp.where(counted, aggregation(responses), 0.0)
 
 
 def make_loss_weights(
@@ -244,7 +244,7 @@ class PolicyObjective:
         if self.rl.entropy > 0:
             token_loss = token_loss - coefficients.entropy * weights.entropy[:, None] * policy_stats.entropy
         if base_logps is not None:
-            metrics["kl"] = self.algorithm.kl_estimator.estimate(policy_stats.logps, base_logps)
+            metrics["kl"] = self.algorithm.kl_estimator(policy_stats.logps, base_logps)
         if self.rl.kl > 0:
             token_loss = token_loss + coefficients.kl * weights.kl[:, None] * metrics["kl"]
         metrics["loss"] = token_loss
@@ -261,7 +261,7 @@ class PolicyObjective:
         """
         sampled, mask = microbatch.objective_inputs, microbatch.mask
         advantages = jnp.broadcast_to(sampled.loss_weights.advantages.reshape(len(mask), -1), mask.shape)
-        clip, loss = Clip(coefficients.clip, coefficients.clip_high), self.algorithm.loss.loss
+        clip, loss = Clip(coefficients.clip, coefficients.clip_high), self.algorithm.loss
         if self.rl.tis == "none":
             return loss(logps, sampled.sampler_logps, advantages, mask, clip)
         old_logps = lax.stop_gradient(logps)

@@ -84,7 +84,7 @@ class TrainStep:
         """Whether a group whose advantages are all 0 has no part in any term of the loss."""
         rl, filtered_terms = self.rl, self.rl.zero_variance_filter
         regularised = (rl.kl > 0 and "kl" not in filtered_terms) or (rl.entropy > 0 and "entropy" not in filtered_terms)
-        return vars(self.algorithm.loss).get("ADVANTAGE_ONLY", False) and not regularised and not rl.critic
+        return self.algorithm.loss.traits.advantage_only and not regularised and not rl.critic
 
     def compute_advantages(
         self, state: TrainState, batch: RolloutBatch, coefficients: Coefficients
@@ -106,7 +106,7 @@ class TrainStep:
         value_estimates = None
         if state.critic is not None:
             rewarded, value_estimates = self._estimate_values(state.critic, batch, rewarded, coefficients)
-        advantages = self.algorithm.advantage.advantage(rewarded)
+        advantages = self.algorithm.advantage(rewarded)
         train_mask = valid
         if self.rl.n_train is not None:
             key, problem_ids = jax.random.wrap_key_data(batch.key_data), batch.problems.ids[groups.reshape(-1)]

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from isojax.core import limits, registry, table_files
+from isojax.core import limits, table_files
 from isojax.core.config import Config, EvalConfig, SweepConfig, load_config
 from isojax.core.errors import InputError
 from isojax.core.tabular import nearest_names, parse_number
 from isojax.core.yaml_files import config_keys, nearest_key
 from isojax.launch.planner import plan_cells
 from isojax.models.hf import hf_config
+from isojax.rl.losses import loss
 from isojax.runs.importers import verl_console
 
 DIGITS = "9" * 5000
@@ -134,7 +135,7 @@ def test_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../../x", "..", "a/b", "", "a..b", "a\0b", "x" * 300])
 def test_plugins_are_names(name: str) -> None:
     with pytest.raises(InputError, match="no such module; expected one of"):
-        registry.load("rl.losses", name, "loss", "token_loss")
+        loss.load(name)
 
 
 @pytest.mark.parametrize("changed", [{"num_hidden_layers": 10**30}, {"vocab_size": 10**9}, {"rms_norm_eps": 1e300}])

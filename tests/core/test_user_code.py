@@ -8,9 +8,12 @@ import pytest
 
 from isojax.core.config import RLConfig
 from isojax.core.errors import InputError
-from isojax.core.registry import import_file, load
+from isojax.core.registry import import_file
 from isojax.core.user_code import describe_exception
 from isojax.rl.algorithm import check_plugins, resolve_algorithm
+from isojax.rl.losses import loss
+
+HEAD = "from isojax.rl.advantages import advantage\n\n\n@advantage\n"
 
 
 def error_of(path: Path, text: str) -> str:
@@ -49,16 +52,16 @@ def test_an_error_in_no_own_code_has_the_place_that_raised_it() -> None:
 @pytest.mark.parametrize(
     ("body", "line"),
     [
-        ("    return batch.rewards.reshape(-1, batch.n)", 2),  # jax raises, for n is traced
-        ("    return batch.group_sum(None)", 2),  # isojax raises
-        ("    half = batch.rewards / 2\n    return half.no_such_method()", 3),
+        ("    return batch.rewards.reshape(-1, batch.n)", 6),  # jax raises, for n is traced
+        ("    return batch.group_sum(None)", 6),  # isojax raises
+        ("    half = batch.rewards / 2\n    return half.no_such_method()", 7),
     ],
 )
 def test_an_advantage_that_cannot_be_traced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, line: int
 ) -> None:
     name = f"advantage_{abs(hash(body))}"
-    (tmp_path / f"{name}.py").write_text(f"def mine(batch):\n{body}\n")
+    (tmp_path / f"{name}.py").write_text(f"{HEAD}def mine(batch):\n{body}\n")
     monkeypatch.syspath_prepend(tmp_path)
 
     algorithm = resolve_algorithm(RLConfig(advantage=f"{name}.mine"))
@@ -72,4 +75,4 @@ def test_a_module_whose_import_fails_in_a_library(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(InputError, match=r"cannot be imported: fails_in_json.py:3: json.decoder.JSONDecodeError"):
-        load("rl.losses", "fails_in_json", "loss")
+        loss.load("fails_in_json")

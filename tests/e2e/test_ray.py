@@ -38,7 +38,7 @@ SOON = {
 LOSS = """\
 import os, threading, time
 from pathlib import Path
-from isojax.rl.losses.grpo import DEFAULTS, loss
+from isojax.rl.losses.grpo import grpo
 
 def leave():
     while True:

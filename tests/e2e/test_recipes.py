@@ -11,13 +11,22 @@ ONE = ("sweep.n=[4]", "sweep.seeds=1", "sweep.budget=300")
 LOSS = '''
 import jax.numpy as jnp
 
-DEFAULTS = {"aggregation": "sequence"}
+from isojax.rl.losses import loss
 
 
+@loss(aggregation="sequence")
 def my_loss(logps, old_logps, advantages, mask, clip):
     """REINFORCE, half as strong."""
     return jnp.where(mask, -0.5 * advantages * logps, 0.0), {"strength": jnp.full(mask.shape, 0.5)}
 '''
+LENGTHY = """
+from isojax.rl.advantages import advantage
+
+
+@advantage
+def by_length(batch):
+    return batch.rewards * batch.lengths
+"""
 
 
 @pytest.mark.parametrize("name", ["my_module.my_loss", "my_fork.losses.halved"])
@@ -25,7 +34,7 @@ def test_a_loss_of_ones_own(isojax: Any, name: str) -> None:
     """A function of a file next to the configs, and a module of a fork."""
     (isojax.folder / "my_module.py").write_text(LOSS)
     (isojax.folder / "my_fork" / "losses").mkdir(parents=True)
-    (isojax.folder / "my_fork" / "losses" / "halved.py").write_text(LOSS.replace("my_loss", "loss"))
+    (isojax.folder / "my_fork" / "losses" / "halved.py").write_text(LOSS)
     isojax.swept("train", "tiny.yaml", *ONE, f"cell.rl.loss={name}")
     [path] = (isojax.folder / "runs" / "tiny" / "cells").glob("*/records.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -38,8 +47,8 @@ def test_files_in_the_configs_folder_go_with_its_run(isojax: Any) -> None:
     """Named without a package, from another folder, and again when the run goes on by the config that it saved."""
     (project := isojax.folder / "project").mkdir()
     (isojax.folder / "tiny.yaml").rename(project / "tiny.yaml")
-    (project / "halved.py").write_text(LOSS.replace("my_loss", "loss"))
-    (project / "lengthy.py").write_text("def advantage(batch):\n    return batch.rewards * batch.lengths\n")
+    (project / "halved.py").write_text(LOSS)
+    (project / "lengthy.py").write_text(LENGTHY)
     words = (*ONE[:2], "cell.rl.loss=halved", "cell.rl.advantage=lengthy")
     plan = isojax.quick_ok("train", "project/tiny.yaml", *words, "--dry-run").stderr
     assert "recipe: loss halved, advantage lengthy, aggregation sequence" in plan
@@ -70,9 +79,9 @@ def test_files_in_the_configs_folder_go_with_its_run(isojax: Any) -> None:
         (["cell.rl.loss=ratios"], ["'ratios': no such module"]),
         (
             ["cell.rl.loss=isojax.rl.losses.ratios"],
-            ["takes 3 positional arguments but 5 were given", "expected loss(logps"],
+            ["losses/__init__.py has no function with the decorator @loss", "`my_loss = loss(ratios)`"],
         ),
-        (["cell.rl.loss=isojax.rl.logprobs.entropy"], ["expected loss(logps"]),
+        (["cell.rl.loss=isojax.rl.logprobs.entropy"], ["from isojax.rl.logprobs import entropy", "loss(entropy)"]),
         (
             ["cell.rl.loss=my_module.my_los"],
             ["my_module.my_los", "no such module"],
@@ -80,9 +89,18 @@ def test_files_in_the_configs_folder_go_with_its_run(isojax: Any) -> None:
         (["cell.rl.advantage=groups"], ["cell.rl.advantage", "expected one of batch, gae, group", "'group'"]),
         (["cell.rl.aggregation=tokens"], ["cell.rl.aggregation", "constant, prompt, sequence, token"]),
         (["cell.rl.kl_estimator=k4"], ["cell.rl.kl_estimator", "k1, k2, k3"]),
-        (["cell.rl.advantage=jax.numpy.exp"], ["cell.rl.advantage = jax.numpy.exp", "expected advantage(batch)"]),
-        (["cell.rl.aggregation=jax.numpy.exp"], ["cell.rl.aggregation = jax.numpy.exp", "expected weight(responses)"]),
-        (["cell.rl.kl_estimator=jax.numpy.exp"], ["cell.rl.kl_estimator = jax.numpy.exp", "expected estimate(logps"]),
+        (
+            ["cell.rl.advantage=jax.numpy.exp"],
+            ["with the decorator @advantage", "`from jax.numpy import exp`", "advantage(exp)"],
+        ),
+        (
+            ["cell.rl.aggregation=jax.numpy.exp"],
+            ["with the decorator @aggregation", "`from jax.numpy import exp`", "aggregation(exp)"],
+        ),
+        (
+            ["cell.rl.kl_estimator=jax.numpy.exp"],
+            ["with the decorator @kl_estimator", "`from jax.numpy import exp`", "kl_estimator(exp)"],
+        ),
         (["cell.rl.max_staleness=-1"], ["cell.rl.max_staleness"]),
     ],
 )

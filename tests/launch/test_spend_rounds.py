@@ -12,9 +12,9 @@ import pytest
 from isojax.core.config import Config
 from isojax.core.errors import InputError, RunFailed
 from isojax.core.nouns import Cell, EvalPoint, Leg, Spending
-from isojax.core.registry import load
 from isojax.launch.planner import plan_cells
 from isojax.launch.strategy import raise_cell_failures, training_rounds
+from isojax.rl.losses import loss
 from isojax.runs.ledger import RECORDS_FILE, Ledger
 from isojax.runs.spend_file import read_spending, write_spending
 from isojax.train.loop import make_eval_grid
@@ -126,16 +126,17 @@ def test_an_error_that_nobody_foresaw_keeps_its_type_and_place(tmp_path: Path, m
     def forget() -> None:
         assert not cells
 
-    (tmp_path / "forgetful_loss.py").write_text("def loss(x):\n    return {}['beta']\n")
+    decorated = "from isojax.rl.losses import loss\n@loss\ndef forgetful(x):\n    return {}['beta']\n"
+    (tmp_path / "forgetful_loss.py").write_text(decorated)
     monkeypatch.chdir(tmp_path)
-    plugin = load("rl.losses", "forgetful_loss", "loss")
+    plugin = loss.load("forgetful_loss")
     missing = KeyError("foo")
     missing.add_note("a note of\njax's")
-    errors = [failing(forget), missing, failing(lambda: plugin.loss(1)), OSError(28, "No space left on device", "x")]
+    errors = [failing(forget), missing, failing(lambda: plugin(1)), OSError(28, "No space left on device", "x")]
     with pytest.raises(RunFailed) as seen:
         raise_cell_failures(list(zip(cells * 2, errors, strict=True)), 9, tmp_path)
     assertion, key, of_plugin, disk = (line.split(": ", 1)[1] for line in seen.value.args[1:])
     assert re.match(r"test_spend_rounds\.py:\d+: AssertionError", assertion) and key == "KeyError: 'foo'"
-    place = f"{tmp_path / 'forgetful_loss.py'}, line 2"
-    assert of_plugin == f"the plug-in failed at {place}: forgetful_loss.py:2: KeyError: 'beta'"
+    place = f"{tmp_path / 'forgetful_loss.py'}, line 4"
+    assert of_plugin == f"the plug-in failed at {place}: forgetful_loss.py:4: KeyError: 'beta'"
     assert disk == "[Errno 28] No space left on device: 'x'"

@@ -11,17 +11,19 @@ import pytest
 
 from isojax.core.config import RLConfig
 from isojax.core.errors import InputError
-from isojax.rl.advantages import RewardedBatch, batch, zero_variance
-from isojax.rl.advantages import group as group_plugin
+from isojax.rl.advantages import RewardedBatch, zero_variance
+from isojax.rl.advantages.batch import batch_standardized
+from isojax.rl.advantages.group import group as group_plugin
 from isojax.rl.algorithm import check_plugins, resolve_algorithm
 
 ROWS, GROUPS = 100, 20
+DECORATOR = "from isojax.rl.advantages import advantage\n\n\n@advantage\n"
 
 
 @jax.jit
 def group(rewards, groups, live, n):
     inputs = RewardedBatch(jnp.where(live, rewards, 0), jnp.ones_like(groups), groups, live, n, GROUPS)
-    return group_plugin.advantage(inputs), zero_variance(inputs)
+    return group_plugin(inputs), zero_variance(inputs)
 
 
 def run(rewards, n):
@@ -118,7 +120,7 @@ def test_the_batch_of_a_filtered_loss_holds_no_zero_variance_group() -> None:
     rows = jnp.arange(16)
     inputs = RewardedBatch(rewards, jnp.ones_like(rows), rows // 4, rows >= 0, jnp.int32(4), GROUPS)
     for filtered, size in ((True, 0.93541), (False, 1.36931)):
-        got = np.asarray(batch.advantage(inputs._replace(filters_zero_variance=filtered)))
+        got = np.asarray(batch_standardized(inputs._replace(filters_zero_variance=filtered)))
         np.testing.assert_allclose(got, size * np.array([1, 1, -1, -1, 1, 1, -1, -1, *[0] * 8]), rtol=1e-4)
 
 
@@ -134,7 +136,7 @@ def test_an_estimator_of_another_shape_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, actual: str
 ) -> None:
     name = f"estimator_{abs(hash(value))}"
-    (tmp_path / f"{name}.py").write_text(f"import jax.numpy as jnp\n\ndef mine(batch):\n    return {value}\n")
+    (tmp_path / f"{name}.py").write_text(f"import jax.numpy as jnp\n{DECORATOR}def mine(batch):\n    return {value}\n")
     monkeypatch.syspath_prepend(tmp_path)
     algorithm = resolve_algorithm(RLConfig(advantage=f"{name}.mine"))
     with pytest.raises(InputError, match=f"it returns {actual}; expected advantage"):

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from isojax.rl.advantages import RewardedBatch, gae
+from isojax.rl.advantages import RewardedBatch
+from isojax.rl.advantages.gae import gae
 from isojax.rl.critic import CriticInputs, CriticObjective, generalised_advantages
 from isojax.rl.objective import Coefficients, Microbatch, UpdateInputs
 from tests.device import DECODER, quick_jit
@@ -41,7 +42,7 @@ def estimate(rewards: Any, values: Any, mask: Any, gamma: Any, gae_lambda: Any) 
     token_advantages, returns = generalised_advantages(rewards, values, mask, gamma, gae_lambda)
     rows = np.zeros(len(mask), np.int32)
     batch = RewardedBatch(rewards, mask.sum(-1), rows, mask.any(-1), np.int32(1), 1)
-    return gae.advantage(batch._replace(token_advantages=token_advantages, token_mask=mask)), returns
+    return gae(batch._replace(token_advantages=token_advantages, token_mask=mask)), returns
 
 
 def test_advantages_and_returns_equal_verl() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from isojax.rl.losses import Clip
-from isojax.rl.losses.grpo import loss
+from isojax.rl.losses.grpo import grpo
 
 CLIP = 0.2
 CLIPPED = Clip(jnp.float32(CLIP), jnp.float32(CLIP))
@@ -26,7 +26,7 @@ BY_HAND = [
 
 def call(ratios, advantages, mask):
     logps = jnp.log(jnp.array(ratios, jnp.float32)) - 1.0
-    return loss(
+    return grpo(
         logps, jnp.full_like(logps, -1.0), jnp.array(advantages, jnp.float32)[:, None], jnp.array(mask), CLIPPED
     )
 
@@ -40,7 +40,7 @@ def test_by_hand() -> None:
 
 def test_a_masked_token_gives_no_nan_and_no_slope() -> None:
     def total(logps):
-        return loss(logps, jnp.array([[-1.0, 0.0]]), jnp.array([[1.0]]), jnp.array([[True, False]]), CLIPPED)[0].sum()
+        return grpo(logps, jnp.array([[-1.0, 0.0]]), jnp.array([[1.0]]), jnp.array([[True, False]]), CLIPPED)[0].sum()
 
     slope = jax.grad(total)(jnp.array([[-1.0, 500.0]]))
     assert slope.tolist() == [[-1.0, 0.0]]
@@ -59,7 +59,7 @@ def test_slopes_by_finite_differences(seed: int) -> None:
 
     args = (jnp.array(y, jnp.float32) for y in (old, gain))
     old32, gain32 = args
-    slope = jax.grad(lambda x: loss(x, old32, gain32[:, None], jnp.ones((8, 5), bool), CLIPPED)[0].sum())(
+    slope = jax.grad(lambda x: grpo(x, old32, gain32[:, None], jnp.ones((8, 5), bool), CLIPPED)[0].sum())(
         jnp.array(new, jnp.float32)
     )
     h = 1e-6

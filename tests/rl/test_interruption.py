@@ -13,7 +13,8 @@ import pytest
 
 from isojax.core.config import CellConfig, RLConfig, SamplingConfig
 from isojax.core.shapes import SamplerShapes
-from isojax.rl.advantages import RewardedBatch, gae
+from isojax.rl.advantages import RewardedBatch
+from isojax.rl.advantages.gae import gae
 from isojax.rl.critic import generalised_advantages
 from isojax.rl.metric import values
 from isojax.rl.objective import make_coefficients
@@ -121,7 +122,7 @@ def test_the_critics_step_leads_over_the_phrase() -> None:
     mask, rewards, rows = jnp.asarray(MASK), jnp.asarray(REWARDS), jnp.arange(B)
     token_advantages, estimated = generalised_advantages(rewards, jnp.asarray(values), mask, gamma, lam)
     batch = RewardedBatch(rewards, mask.sum(-1), rows, mask.any(-1), jnp.int32(1), B, False, token_advantages, mask)
-    advantages = gae.advantage(batch)
+    advantages = gae(batch)
     plain, returns = np.zeros((B, T)), np.zeros((B, T))
     for r in range(B):
         after = following = 0.0

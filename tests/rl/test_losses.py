@@ -10,23 +10,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.core import registry
 from isojax.core.config import RLConfig, SamplingConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell
-from isojax.rl import algorithm
+from isojax.rl import advantages, aggregations, algorithm
 from isojax.rl.advantages import RewardedBatch
 from isojax.rl.algorithm import check_algorithm, loss_metrics
+from isojax.rl.kl_estimators import kl_estimator
 from isojax.rl.logprobs import entropy
-from isojax.rl.losses import Clip
+from isojax.rl.losses import Clip, loss
 from isojax.rl.objective import (
     Coefficients,
     LossWeights,
@@ -119,7 +118,7 @@ def peers() -> tuple[dict[str, Any], Ragged]:
 
 
 def aggregation(name: str) -> Any:
-    return registry.load("rl.aggregations", name, "weight")
+    return aggregations.aggregation.load(name)
 
 
 @partial(jax.jit, static_argnames="name")
@@ -132,8 +131,8 @@ def weights_of(name: str, given: RewardedBatch, counted: Any) -> Any:
 def estimate(given: RewardedBatch) -> dict[str, Any]:
     """Every advantage of a batch."""
     return {
-        name: registry.load("rl.advantages", name, "advantage").advantage(given._replace(num_groups=GROUPS))
-        for name in registry.plugin_names(["rl.advantages"], ("advantage",))
+        name: advantages.advantage.load(name)(given._replace(num_groups=GROUPS))
+        for name in advantages.advantage.names()
         if name != "gae"  # test_critic.py
     }
 
@@ -143,8 +142,8 @@ def penalties(logps: Any, base: Any) -> dict[str, Any]:
     """Of each KL estimate, the values and the gradient of their sum."""
     return {
         name: (f(logps, base), jax.grad(lambda x, f=f: f(x, base).sum())(logps))
-        for name in registry.plugin_names(["rl.kl_estimators"], ("estimate",))
-        for f in [registry.load("rl.kl_estimators", name, "estimate").estimate]
+        for name in kl_estimator.names()
+        for f in [kl_estimator.load(name)]
     }
 
 
@@ -228,9 +227,9 @@ def test_losses_and_aggregation(name: str, seed: int) -> None:
 
 
 def test_the_other_losses_are_grpos_function() -> None:
-    grpo = registry.load("rl.losses", "grpo", "loss").loss
+    grpo = loss.load("grpo").function
     for name in set(loops.LOSSES) - set(DISTINCT):
-        assert registry.load("rl.losses", name, "loss").loss is grpo
+        assert loss.load(name).function is grpo
 
 
 @pytest.mark.parametrize("over", ["truncate", "mask"])
@@ -374,18 +373,19 @@ def test_the_clip_of_the_loops_is_that_of_the_losses() -> None:
 
 
 def test_a_loss_without_metrics_is_told_what_it_lacks() -> None:
-    module = SimpleNamespace(loss=lambda logps, old_logps, advantages, mask, clip: -logps * advantages)
+    plugin = loss(lambda logps, old_logps, advantages, mask, clip: -logps * advantages)
     with pytest.raises(InputError, match="returns a loss without metrics"):
-        loss_metrics(cast(ModuleType, module), "mine")
+        loss_metrics(plugin, "mine")
 
 
-def measuring(*names: str) -> ModuleType:
+def measuring(*names: str) -> Any:
     """A loss with metrics of these names."""
 
-    def loss(logps: Any, old_logps: Any, advantages: Any, mask: Any, clip: Clip) -> Any:
+    @loss
+    def measured(logps: Any, old_logps: Any, advantages: Any, mask: Any, clip: Clip) -> Any:
         return -logps * advantages, dict.fromkeys(names, logps - old_logps)
 
-    return cast(ModuleType, SimpleNamespace(loss=loss))
+    return measured
 
 
 @pytest.mark.parametrize("name", ["reward", "tokens", "zero_variance", "entropy", "kl", "loss", "grad_norm"])

@@ -158,7 +158,7 @@ def recipe_loss(rl: RLConfig, chosen: list[bool]) -> tuple[float, list[Response]
     """By the loops: the loss, its slopes in log-probabilities and entropies, and the critic's in values."""
     batch, recipe, of_critic = alone(), resolve_algorithm(rl), []
     same_rewards = loops.zero_variance(REWARDS.tolist(), GROUPS)
-    advantage, aggregation = (m.__name__.rpartition(".")[2] for m in (recipe.advantage, recipe.aggregation))
+    advantage, aggregation = recipe.advantage.name, recipe.aggregation.name
 
     def total(term: str, per_token: list[Response]) -> float:
         keep = [c and not (term in rl.zero_variance_filter and s) for c, s in zip(chosen, same_rewards, strict=True)]

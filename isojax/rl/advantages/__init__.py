@@ -5,17 +5,28 @@ A group's rows may lie in two shards.
 n is a traced number, because one program serves every n: no `reshape(-1, n)`, Python `if` or NumPy on it. Sums over a
 group are `batch.group_sum(x)`; others are `jax.ops.segment_*` over `batch.groups`, all flattened by `reshape(-1)`.
 
-A module may set two attributes (False by default): `NEEDS_GROUP`, it compares rollouts of one problem, so that n must
-be 2 or more; `NEEDS_CRITIC`, it reads `batch.token_advantages`, which a critic computes."""
+A file has one function with the decorator `@advantage`, whose arguments are its `AdvantageTraits`."""
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from isojax.core.plugins import PluginKind
+
 EPS = 1e-6
 EPS_WHITEN = 1e-8
+
+
+@dataclass(frozen=True)
+class AdvantageTraits:
+    needs_group: bool = False  # it compares rollouts of one problem, so that n must be 2 or more
+    needs_critic: bool = False  # it reads `batch.token_advantages`, which a critic computes
+
+
+advantage = PluginKind("advantage", "rl.advantages", AdvantageTraits)
 
 
 class RewardedBatch(NamedTuple):

@@ -5,12 +5,11 @@ rollouts of groups whose rewards differ; otherwise all, zeros included."""
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from isojax.rl.advantages import EPS, RewardedBatch, group_centered, zero_variance
-
-NEEDS_GROUP = True
+from isojax.rl.advantages import EPS, RewardedBatch, advantage, group_centered, zero_variance
 
 
-def advantage(batch: RewardedBatch) -> Float[Array, "*r"]:
+@advantage(needs_group=True)
+def batch_standardized(batch: RewardedBatch) -> Float[Array, "*r"]:
     """The standard deviation is the sample's (B - 1, B the rollouts that count)."""
     centered = group_centered(batch)
     counted = batch.valid & ~(zero_variance(batch) & batch.filters_zero_variance)

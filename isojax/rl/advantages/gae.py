@@ -4,12 +4,11 @@ rl/critic.py), standardised over the batch's tokens as PPO's implementations do.
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from isojax.rl.advantages import RewardedBatch, standardize
-
-NEEDS_CRITIC = True
+from isojax.rl.advantages import RewardedBatch, advantage, standardize
 
 
-def advantage(batch: RewardedBatch) -> Float[Array, "*r T"]:
+@advantage(needs_critic=True)
+def gae(batch: RewardedBatch) -> Float[Array, "*r T"]:
     """One number for each token that the policy drew, 0 elsewhere."""
     assert batch.token_advantages is not None and batch.token_mask is not None
     return jnp.where(batch.token_mask, standardize(batch.token_advantages, batch.token_mask.astype(jnp.float32)), 0.0)

@@ -4,12 +4,11 @@ sample's standard deviation (n - 1), as in verl and TRL."""
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from isojax.rl.advantages import EPS, RewardedBatch, group_centered
-
-NEEDS_GROUP = True
+from isojax.rl.advantages import EPS, RewardedBatch, advantage, group_centered
 
 
-def advantage(batch: RewardedBatch) -> Float[Array, "*r"]:
+@advantage(needs_group=True)
+def group(batch: RewardedBatch) -> Float[Array, "*r"]:
     """0 in a group whose rewards are all equal."""
     centered = group_centered(batch)
     return centered / (jnp.sqrt(batch.group_sum(centered**2) / jnp.maximum(batch.n - 1, 1)) + EPS)

@@ -1,7 +1,5 @@
 """Dr. GRPO's advantage (arXiv:2503.20783): reward - mean of the rollout's group."""
 
-from isojax.rl.advantages import group_centered as advantage
+from isojax.rl.advantages import advantage, group_centered
 
-__all__ = ["NEEDS_GROUP", "advantage"]
-
-NEEDS_GROUP = True
+mean = advantage(needs_group=True)(group_centered)

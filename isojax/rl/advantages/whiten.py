@@ -4,10 +4,11 @@ token has its response's reward. It compares no rollouts of one problem, so n ma
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from isojax.rl.advantages import RewardedBatch, standardize
+from isojax.rl.advantages import RewardedBatch, advantage, standardize
 
 
-def advantage(batch: RewardedBatch) -> Float[Array, "*r"]:
+@advantage
+def whiten(batch: RewardedBatch) -> Float[Array, "*r"]:
     """A response counts as many times as it has tokens."""
     weight = jnp.where(batch.valid, batch.lengths, 0).astype(jnp.float32)
     return jnp.where(batch.valid, standardize(batch.rewards, weight), 0.0)

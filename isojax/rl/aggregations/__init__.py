@@ -1,9 +1,13 @@
 """Aggregations, one file each: `weight(responses) -> f32[*r]`, what a response's sum of token losses is multiplied by.
-It is read only where the response is counted."""
+It is read only where the response is counted. The function has the decorator `@aggregation`."""
 
 from typing import NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
+
+from isojax.core.plugins import NoTraits, PluginKind
+
+aggregation = PluginKind("aggregation", "rl.aggregations", NoTraits)
 
 
 class CountedResponses(NamedTuple):

@@ -2,9 +2,10 @@
 
 from jaxtyping import Array, Float
 
-from isojax.rl.aggregations import CountedResponses
+from isojax.rl.aggregations import CountedResponses, aggregation
 
 
+@aggregation
 def weight(responses: CountedResponses) -> Float[Array, ""]:
     """1 / (T * responses), with T the longest response allowed."""
     return 1.0 / (responses.response_length * responses.num_counted)

@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from isojax.rl.aggregations import CountedResponses
+from isojax.rl.aggregations import CountedResponses, aggregation
 
 
+@aggregation
 def weight(responses: CountedResponses) -> Float[Array, "*r"]:
     """1 / (tokens of the response's group * groups that have any)."""
     tokens, groups = responses.tokens.reshape(-1), responses.groups.reshape(-1)

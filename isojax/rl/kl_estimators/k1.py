@@ -3,6 +3,9 @@ regularises nothing as a term of the loss."""
 
 from jaxtyping import Array, Float
 
+from isojax.rl.kl_estimators import kl_estimator
 
+
+@kl_estimator
 def estimate(logps: Float[Array, "m T"], base_logps: Float[Array, "m T"]) -> Float[Array, "m T"]:
     return logps - base_logps

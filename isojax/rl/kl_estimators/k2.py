@@ -2,6 +2,9 @@
 
 from jaxtyping import Array, Float
 
+from isojax.rl.kl_estimators import kl_estimator
 
+
+@kl_estimator
 def estimate(logps: Float[Array, "m T"], base_logps: Float[Array, "m T"]) -> Float[Array, "m T"]:
     return 0.5 * (logps - base_logps) ** 2

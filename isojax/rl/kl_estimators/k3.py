@@ -4,7 +4,10 @@ equation 4); its gradient is that of KL(base || policy). Neither d nor the estim
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from isojax.rl.kl_estimators import kl_estimator
 
+
+@kl_estimator
 def estimate(logps: Float[Array, "m T"], base_logps: Float[Array, "m T"]) -> Float[Array, "m T"]:
     d = base_logps - logps
     return jnp.exp(d) - 1 - d

@@ -5,18 +5,38 @@ All are [m T]; where the mask is false nothing counts, and the loss is 0. `old_l
 ratio is taken against: the sampler's, with TIS the trainer's own. `clip` has `low` and `high`. A loss reduces nothing:
 the update gives each response its weight in the whole batch (rl/objective.py).
 
-`DEFAULTS` of a module are what its recipe has where the config leaves a setting null; what is missing in it is GRPO's.
-`ADVANTAGE_ONLY`: nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed
-(`drop_groups` of rl/train_step.py). `CLIPS = False`: it has no use for `clip`."""
+A file has one function with the decorator `@loss(...)`, whose arguments are its `LossTraits`."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from isojax.core.plugins import PluginKind
+
 Tokens = Float[Array, "m T"]
 Mask = Bool[Array, "m T"]
 LossAndMetrics = tuple[Tokens, dict[str, Tokens]]
+
+
+@dataclass(frozen=True)
+class LossTraits:
+    """A loss's recipe, which is used where `cell.rl` leaves a setting null, and what else is known of it."""
+
+    advantage: str = "group"
+    aggregation: str = "token"
+    clip: float = 0.2
+    clip_high: float | None = None  # None: as `clip`
+
+    # Nothing, gradient included, comes of a response whose advantage is 0, so that it need not be computed
+    # (`drop_groups` of rl/train_step.py).
+    advantage_only: bool = False
+    clips: bool = True  # whether it has a use for `clip`
+    needs_critic: bool = False
+
+
+loss = PluginKind("loss", "rl.losses", LossTraits)
 
 
 class Clip(NamedTuple):

@@ -4,12 +4,10 @@ Departs from it in the reduction, a mean over all tokens of the batch at once, a
 the sampler's log-probabilities. With one update per batch the ratio is 1 and the gradient the plain policy gradient.
 """
 
-from isojax.rl.losses import Clip, LossAndMetrics, Mask, Tokens, clipped_surrogate, ratios
-
-ADVANTAGE_ONLY = True
-DEFAULTS = {"advantage": "group", "aggregation": "token", "clip": 0.2}
+from isojax.rl.losses import Clip, LossAndMetrics, Mask, Tokens, clipped_surrogate, loss, ratios
 
 
-def loss(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
+@loss(advantage="group", aggregation="token", clip=0.2, advantage_only=True)
+def grpo(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
     """-min(r A, clip(r, 1 - low, 1 + high) A), r the ratio of trainer to sampler."""
     return clipped_surrogate(ratios(logps, old_logps, mask), advantages, mask, clip)

@@ -3,13 +3,11 @@
 import jax.numpy as jnp
 from jax import lax
 
-from isojax.rl.losses import Clip, LossAndMetrics, Mask, Tokens, clipped_surrogate
-
-ADVANTAGE_ONLY = True
-DEFAULTS = {"advantage": "group", "aggregation": "sequence", "clip": 3e-4, "clip_high": 4e-4}
+from isojax.rl.losses import Clip, LossAndMetrics, Mask, Tokens, clipped_surrogate, loss
 
 
-def loss(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
+@loss(advantage="group", aggregation="sequence", clip=3e-4, clip_high=4e-4, advantage_only=True)
+def gspo(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
     """The clipped surrogate with s = exp(mean over tokens of the log ratio) in the place of r (equation 7). Each token
     has s, and by stop-gradients (equation 14) its part of s' gradient: the mean over a response is the response's."""
     log_ratio = jnp.where(mask, logps - old_logps, 0.0)

@@ -1,8 +1,6 @@
 """PPO (arXiv:1707.06347): the clipped surrogate with the critic's advantage of each token (rl/critic.py)."""
 
-from isojax.rl.losses.grpo import ADVANTAGE_ONLY, loss
+from isojax.rl.losses import loss
+from isojax.rl.losses.grpo import grpo
 
-__all__ = ["ADVANTAGE_ONLY", "DEFAULTS", "NEEDS_CRITIC", "loss"]
-
-DEFAULTS = {"advantage": "gae", "aggregation": "token", "clip": 0.2}
-NEEDS_CRITIC = True
+ppo = loss(advantage="gae", aggregation="token", clip=0.2, advantage_only=True, needs_critic=True)(grpo)

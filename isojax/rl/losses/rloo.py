@@ -3,13 +3,10 @@ log-probability is the sum over its tokens, so the sum over tokens is divided by
 
 import jax.numpy as jnp
 
-from isojax.rl.losses import Clip, LossAndMetrics, Mask, Tokens, ratios
-
-ADVANTAGE_ONLY = True
-CLIPS = False
-DEFAULTS = {"advantage": "leave_one_out", "aggregation": "constant"}
+from isojax.rl.losses import Clip, LossAndMetrics, Mask, Tokens, loss, ratios
 
 
-def loss(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
+@loss(advantage="leave_one_out", aggregation="constant", clips=False, advantage_only=True)
+def rloo(logps: Tokens, old_logps: Tokens, advantages: Tokens, mask: Mask, clip: Clip) -> LossAndMetrics:
     """-r A, never clipped: where the policy is the sampler's, r = 1 and the gradient is that of -A log p."""
     return jnp.where(mask, -ratios(logps, old_logps, mask) * advantages, 0.0), {}

@@ -1,0 +1,247 @@
+"""Plug-ins: functions that a decorator marks as one of a kind, with their traits as its arguments.
+
+    advantage = PluginKind("advantage", "rl.advantages", AdvantageTraits)  # in isojax/rl/advantages/__init__.py
+
+    @advantage(needs_group=True)  # in isojax/rl/advantages/group.py, or in a file of a user's
+    def group(batch): ...
+
+    plugin = advantage.load("group")  # as `cell.rl.advantage` names it
+    plugin.traits.needs_group, plugin(batch)
+
+There is no table of them: a name leads to a module, which has one plug-in of the kind.
+"""
+
+import difflib
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, Field, dataclass, fields, replace
+from pathlib import Path
+from types import ModuleType, UnionType
+from typing import Any, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
+
+from isojax.core import registry
+from isojax.core.errors import InputError
+from isojax.core.user_code import is_library_file
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Traits = TypeVar("Traits")
+
+_OWN_PREFIX = "isojax."
+
+
+@dataclass(frozen=True)
+class NoTraits:
+    """Of a kind whose plug-ins differ in nothing but their functions."""
+
+
+@dataclass(frozen=True)
+class Plugin(Generic[P, R, Traits]):
+    """A decorated function, which is called as the function itself."""
+
+    function: Callable[P, R]
+    traits: Traits
+    kind: "PluginKind[Traits]"
+    name: str  # as a config gives it: the file's of isojax's own, the module's path of a user's
+    module: str  # where it was decorated
+    file: str
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is one of isojax's."""
+        return self.module.startswith(_OWN_PREFIX)
+
+
+@dataclass(frozen=True)
+class PluginKind(Generic[Traits]):
+    """What plug-ins have in common that one setting names. Called, it is their decorator."""
+
+    name: str  # the decorator's
+    folder: str  # of isojax's own plug-ins, whose package has the decorator: "rl.advantages"
+    traits_type: type[Traits]  # a dataclass, whose fields the decorator takes as arguments
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Plugin[P, R, Traits]: ...
+
+    @overload
+    def __call__(self, /, **traits: Any) -> Callable[[Callable[P, R]], Plugin[P, R, Traits]]: ...
+
+    def __call__(self, function: Callable[..., Any] | None = None, /, **traits: Any) -> Any:
+        """`@advantage`, or `@advantage(needs_group=True)`; InputError where its arguments are no traits of the kind."""
+        frame = inspect.currentframe()
+        assert frame is not None and frame.f_back is not None
+        scope = frame.f_back.f_globals  # of the module that is being imported
+        module = scope["__name__"]
+        name = module.rpartition(".")[2] if module.startswith(_OWN_PREFIX) else module
+        checked_traits = self._make_traits(traits)
+
+        def decorate(function: Callable[P, R]) -> Plugin[P, R, Traits]:
+            if not callable(function):
+                raise InputError(f"@{self.name} is above a {type(function).__name__}; expected a function.")
+            if isinstance(function, Plugin):  # another plug-in's function, with traits of its own
+                function = function.function
+            return Plugin(function, checked_traits, self, name, module, scope.get("__file__", ""))
+
+        return decorate if function is None else decorate(function)
+
+    def load(self, name: str) -> Plugin[..., Any, Traits]:
+        """The plug-in that a config names; InputError as `load_plugin`."""
+        return load_plugin([self], name)
+
+    def names(self) -> list[str]:
+        """The names of isojax's own, of which none is imported."""
+        return registry.file_names([self.folder])
+
+    def _make_traits(self, traits: dict[str, Any]) -> Traits:
+        known_fields = _fields_of(self)
+        known = [field.name for field in known_fields]
+        for name in traits.keys() - set(known):
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            expected = f"expected {' or '.join(known)}" if known else "expected no argument"
+            raise InputError(f"@{self.name} has an argument {name!r}; {expected}.{hint}")
+
+        missing = [field.name for field in known_fields if _is_required(field) and field.name not in traits]
+        if missing:
+            raise InputError(f"@{self.name} has no argument {' and no '.join(missing)}, which it needs.")
+        for field in known_fields:
+            if field.name in traits and not _is_of_type(traits[field.name], field.type):
+                value, expected = repr(traits[field.name])[:80], getattr(field.type, "__name__", field.type)
+                raise InputError(f"@{self.name} has {field.name} = {value}; expected {expected}.")
+        return self.traits_type(**traits)
+
+
+def load_plugin(kinds: Sequence[PluginKind[Any]], name: str) -> Plugin[..., Any, Any]:
+    """The plug-in `name` of one of these kinds: that of the file of this name in isojax's folders, the config's or the
+    working directory; or of a dotted module path, which may also name a function in a module. InputError where there is
+    none, with the known names, or where the module has several, or its function lacks the decorator."""
+    label = f"{kinds[-1].folder.rpartition('.')[2]} plug-in {name!r}"
+    kind = kinds[-1]
+
+    # A name is no path: `..` would lead out of the folders.
+    is_name = re.fullmatch(r"[\w-]+(\.[\w-]+)*", name) is not None
+    parent, _, attribute = name.rpartition(".") if is_name else ("", "", "")
+    user_files = [Path(folder, f"{name}.py") for folder in registry.plugin_folders()] if is_name and not parent else []
+    places: list[str | Path] = [name] if parent else []
+    if is_name and not parent:
+        places = [f"{_OWN_PREFIX}{kind.folder}.{name}" for kind in kinds]
+        places += [file for file in user_files if os.path.isfile(file)]
+
+    missing = "no such module"
+    if (module := registry.import_first(places, label)) is not None:
+        plugins = _plugins_in(module, kinds)
+        if len(plugins) == 1:
+            return next(iter(plugins.values()))
+        if plugins:
+            paths = " or ".join(f"{module.__name__}.{one}" for one in plugins)
+            raise InputError(f"{label}: {module.__file__} has {len(plugins)} plug-ins of this kind; name one: {paths}.")
+        _refuse_undecorated(label, kind, module, _plain_functions(module))
+        missing = f"the module {module.__name__} has no function with the decorator @{kind.name}"
+    elif parent and (module := registry.import_first([parent], label)) is not None:
+        value = vars(module).get(attribute)
+        if isinstance(value, Plugin) and value.kind in kinds:
+            return replace(value, name=name)
+        _refuse_undecorated(label, kind, module, [attribute] if callable(value) else [])
+        missing = f"the module {parent} has no function and no submodule {attribute!r}"
+    raise InputError(f"{label}: {missing}; {_describe_known(kinds, name, user_files)}")
+
+
+def _describe_known(kinds: Sequence[PluginKind[Any]], name: str, user_files: Sequence[Path]) -> str:
+    """What is expected in the place of a name that means nothing, and which known one looks like it."""
+    known_names = sorted(known for kind in kinds for known in kind.names())
+    user_names = [file.stem for folder in registry.plugin_folders() for file in Path(folder).glob("*.py")]
+    suggestions = difflib.get_close_matches(name, {*user_names, *known_names} - {name}, n=1)
+    hint = f" Did you mean {suggestions[0]!r}?" if suggestions else ""
+    looked_up = f", a file of your own ({', '.join(map(str, user_files))})" if user_files else ""
+    expected = f"expected one of {', '.join(known_names)}{looked_up}"
+    return f"{expected}, or the module path of your own, as my_fork.NAME.{hint}"
+
+
+def _plugins_in(module: ModuleType, kinds: Sequence[PluginKind[Any]]) -> dict[str, Plugin[..., Any, Any]]:
+    """The plug-ins of these kinds that a module defines, by name; of one that defines none, those that it imports."""
+    all_plugins = {
+        name: value for name, value in vars(module).items() if isinstance(value, Plugin) and value.kind in kinds
+    }
+    defined = {name: plugin for name, plugin in all_plugins.items() if plugin.module == module.__name__}
+    first_names = {id(plugin): name for name, plugin in reversed((defined or all_plugins).items())}
+    return {name: all_plugins[name] for name in reversed(first_names.values())}
+
+
+def _plain_functions(module: ModuleType) -> list[str]:
+    """The names of the functions that a module defines and that are no plug-ins."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and not isinstance(value, Plugin)
+        and getattr(value, "__module__", None) == module.__name__
+        and _first_line(value)
+    ]
+
+
+def _refuse_undecorated(label: str, kind: PluginKind[Any], module: ModuleType, names: Iterable[str]) -> None:
+    """InputError that says what to write above which line, where a module has such functions."""
+    decorator, trait_functions = _decorator_for(kind, module)
+    functions = {name: vars(module)[name] for name in names if name not in trait_functions}
+    if kind.name in functions:
+        functions = {kind.name: functions[kind.name]}
+    if not functions:
+        return
+
+    file = str(module.__file__)
+    import_line = f"`from {_OWN_PREFIX}{kind.folder} import {kind.name}`"
+    problem = f"{label}: {file} has no function with the decorator @{kind.name}"
+    if is_library_file(file):
+        name = next(iter(functions))
+        lines = f"`from {module.__name__} import {name}`, {import_line} and `my_{kind.name} = {kind.name}({name})`"
+        raise InputError(f"{problem}. In a file of your own, write {lines} (docs/extending.md).")
+    places = " or ".join(f"line {_first_line(function)} ({name})" for name, function in functions.items())
+    choice = ", whichever it is" if len(functions) > 1 else ""
+    write = f"Write `{decorator}` above {places}{choice}, and {import_line} at the head of the file"
+    raise InputError(f"{problem}. {write} (docs/extending.md).")
+
+
+def _decorator_for(kind: PluginKind[Any], module: ModuleType) -> tuple[str, set[str]]:
+    """The decorator as text, with the traits of which the module has a constant or a function (NEEDS_GROUP, reply), and
+    those that every plug-in of the kind states; and the names of these functions."""
+    arguments, functions = list[str](), set[str]()
+    names = [field.name for field in _fields_of(kind)]
+    for field in _fields_of(kind):
+        constant, function = (vars(module).get(name) for name in (field.name.upper(), field.name))
+        if constant is not None and _is_of_type(constant, field.type):
+            arguments.append(f"{field.name}={constant if isinstance(constant, bool) else field.name.upper()}")
+        elif inspect.isfunction(function) and _is_of_type(function, field.type):
+            arguments.append(f"{field.name}={field.name}")
+            functions.add(field.name)
+        elif _is_required(field):
+            arguments.append(f"{field.name}=...")
+    for name, value in vars(module).items():
+        if name.isupper() and isinstance(value, dict) and value and set(value) <= set(names):
+            arguments.append(f"**{name}")  # DEFAULTS of a loss
+    return f"@{kind.name}({', '.join(arguments)})".removesuffix("()"), functions
+
+
+def _first_line(function: Any) -> int:
+    """Where a function begins, its decorators included; 0 of what is no function in Python."""
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    return code.co_firstlineno if code else 0
+
+
+def _fields_of(kind: PluginKind[Any]) -> tuple[Field[Any], ...]:
+    return fields(kind.traits_type)
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _is_of_type(value: Any, annotation: Any) -> bool:
+    """Whether a value is what a field's annotation says, without a look at what it holds; an int may be a float."""
+    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    classes = [get_origin(option) or option for option in options]
+    return isinstance(value, (*classes, int) if float in classes else tuple(classes))
