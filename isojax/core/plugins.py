@@ -111,8 +111,8 @@ class PluginKind(Generic[Traits]):
             raise InputError(f"@{self.name} has no argument {' and no '.join(missing)}, which it needs.")
         for field in known_fields:
             if field.name in traits and not _is_of_type(traits[field.name], field.type):
-                value, expected = repr(traits[field.name])[:80], getattr(field.type, "__name__", field.type)
-                raise InputError(f"@{self.name} has {field.name} = {value}; expected {expected}.")
+                value = repr(traits[field.name])[:80]
+                raise InputError(f"@{self.name} has {field.name} = {value}; expected {_describe_type(field.type)}.")
         return self.traits_type(**traits)
 
 
@@ -238,6 +238,12 @@ def _fields_of(kind: PluginKind[Any]) -> tuple[Field[Any], ...]:
 
 def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
+
+
+def _describe_type(annotation: Any) -> str:
+    options = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    names = [(get_origin(option) or option).__name__ for option in options]
+    return " or ".join(names).replace("NoneType", "None")
 
 
 def _is_of_type(value: Any, annotation: Any) -> bool:

@@ -1,5 +1,6 @@
-"""Sources of problems in text: a file per kind in tasks/sources/, with `source(argument, data) -> ProblemSource`. They
-share how rows of a file become distinct problems, and how settings of a source that generates problems are read."""
+"""Sources of problems in text: a file per kind in tasks/sources/, with a function `(argument, data) -> ProblemSource`.
+They share how rows of a file become distinct problems, and how settings of a source that generates problems are
+read."""
 
 import functools
 import json
@@ -12,13 +13,13 @@ from typing import Any, Protocol
 import numpy as np
 import yaml
 
-from isojax.core import registry
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow, is_blank
 from isojax.core.terminal import note, warn
 from isojax.core.yaml_files import YAML_ERRORS, check_yaml, first_line
+from isojax.tasks import sources
 from isojax.tasks.problem_columns import ANSWER_COLUMNS, PROMPT_COLUMNS, choose_column, column_value, note_other_answers
 from isojax.tasks.text_literals import parse_messages
 
@@ -36,7 +37,7 @@ class ProblemSource(Protocol):
 def open_source(task: str, data: DataConfig) -> ProblemSource:
     """The source that `name` or `name:argument` means; whatever is wrong with it is an InputError before any work."""
     name, _, argument = task.partition(":")
-    return registry.load("tasks.sources", name, "source").source(argument, data)
+    return sources.source.load(name)(argument, data)
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from typing_extensions import TypeIs
 
-from isojax.core import registry
 from isojax.core.config import CellConfig, InterruptConfig, SamplingConfig
 from isojax.core.config.data import score_weights
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.core.plugins import load_plugin
 from isojax.core.table_files import read_json_object
 from isojax.tasks.answers.final_answer import Form, final_answer
 from isojax.tasks.context_limit import describe_excess
+from isojax.tasks.device import device_task
 from isojax.tasks.grading import Checker
 from isojax.tasks.problem_sources import ProblemSource, open_source
 from isojax.tasks.prompt_checks import (
@@ -34,6 +35,7 @@ from isojax.tasks.prompt_checks import (
 )
 from isojax.tasks.prompts import RESIZE_FIX, PromptWriter
 from isojax.tasks.protocol import DeviceTask, EncodedProblems, Grades, Interruption, StopConditions, TokenizedProblems
+from isojax.tasks.sources import source
 from isojax.tasks.tokenizer import (
     added_beyond_vocabulary,
     build_stop_table,
@@ -323,10 +325,10 @@ def build_task(cell: CellConfig, num_workers: int | None = None) -> Task:
 def build_device_task(task: str) -> DeviceTask | None:
     """The task on device that a task string names; None where it names a source of text."""
     name, _, argument = task.partition(":")
-    module = registry.load(("tasks.device", "tasks.sources"), name, "build", "source")
-    if "build" not in vars(module):
+    plugin = load_plugin((device_task, source), name)
+    if plugin.kind != device_task:
         return None
-    return module.build(argument) if argument else module.build()
+    return plugin(argument) if argument else plugin()
 
 
 def is_on_device(task: Task) -> TypeIs[DeviceTask]:

@@ -1,25 +1,25 @@
-"""What a task's file brings along: PROMPT and VERIFIER beside its `source`, used where the config sets nothing."""
+"""What a task's file brings along: the traits `prompt` and `verifier` of its source, used where the config sets
+nothing."""
 
 import functools
 
-from isojax.core import registry
-from isojax.core.config import CellConfig, PromptConfig
-from isojax.core.errors import InputError
+from isojax.core.config import CellConfig
+from isojax.core.plugins import load_plugin
 from isojax.core.terminal import note
+from isojax.tasks.device import device_task
+from isojax.tasks.sources import source
 
 _note_once = functools.cache(note)  # a run may read its task several times
 
 
 def with_task_defaults(cell: CellConfig) -> CellConfig:
     """The cell with the prompt and the verifier of its task's file, but for the settings that a config or an override
-    has set. InputError where the file's own are no such settings."""
+    has set."""
     name = cell.task.partition(":")[0]
-    module = registry.load(("tasks.device", "tasks.sources"), name, "build", "source")
-    prompt, verifier = vars(module).get("PROMPT"), vars(module).get("VERIFIER")
-    if prompt is not None and not isinstance(prompt, PromptConfig):
-        raise _unusable(name, "PROMPT", prompt, 'a PromptConfig, as in PromptConfig(template="{prompt} =")')
-    if verifier is not None and not isinstance(verifier, str):
-        raise _unusable(name, "VERIFIER", verifier, "the text of a cell.verifier.use, such as math")
+    plugin = load_plugin((device_task, source), name)
+    if plugin.kind != source:
+        return cell
+    prompt, verifier = plugin.traits.prompt, plugin.traits.verifier
 
     prompt_settings = {}
     if prompt is not None:
@@ -35,7 +35,3 @@ def with_task_defaults(cell: CellConfig) -> CellConfig:
             f"{', '.join(taken)}: as the file of the task {name} has it; a config or an override may set others."
         )
     return cell.with_settings(prompt=prompt_settings, verifier=verifier_settings)
-
-
-def _unusable(task: str, name: str, value: object, expected: str) -> InputError:
-    return InputError(f"cell.task = {task}: its file has {name} = {str(value)[:80]!r}; expected {expected}.")

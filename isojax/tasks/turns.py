@@ -9,13 +9,12 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from isojax.core import registry
 from isojax.core.config import CellConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.sources import source
+from isojax.tasks.verifiers import Check, Verdict, verifier
 
-ISOLATED, PURE = True, True
 EXPECTED_REPLY = "expected reply(problem, turns) -> a text, or None where the response is done"
 WHOLE_RESPONSE = {"exact", "integer"}  # verifiers that compare a whole response, replies too, with the answer
 MAX_REPLY_CHARACTERS = 2000  # check_process.py cuts longer messages
@@ -33,9 +32,11 @@ def split_turns(tokens: np.ndarray) -> list[np.ndarray]:
     return np.split(tokens, np.flatnonzero(np.diff(tokens < 0)) + 1)
 
 
+@verifier(isolated=True, pure=True)
 def build(argument: str) -> Check:
     """The check that replies: `response` is a JSON list of turns, the verdict's message the reply, if `parsed`."""
-    reply = vars(registry.load("tasks.sources", argument, "source"))["reply"]
+    reply = source.load(argument).traits.reply
+    assert reply is not None, "find_reply names tasks that reply"
 
     def check(problem: Problem, prompt: str, response: str) -> Verdict:
         text = reply(problem, json.loads(response))
@@ -49,11 +50,9 @@ def build(argument: str) -> Check:
 
 
 def find_reply(task: str) -> str | None:
-    """The verifier that replies for a text task NAME or NAME:ARGUMENT; None where its module has no `reply`."""
+    """The verifier that replies for a text task NAME or NAME:ARGUMENT; None where it has no `reply`."""
     name = task.partition(":")[0]
-    reply = vars(registry.load("tasks.sources", name, "source")).get("reply")
-    if reply is not None and not callable(reply):
-        raise InputError(f"cell.task: the module of {name} has a `reply` that is no function; rename it.")
+    reply = source.load(name).traits.reply
     if reply is None:
         return None
     try:

@@ -290,15 +290,17 @@ def test_a_verifier_that_fails_costs_its_own_rollouts(text: Any) -> None:
 
 
 CHECKS = """\
-from isojax.tasks.verifiers import Verdict
-ISOLATED, PURE = True, True
+from isojax.tasks.verifiers import Verdict, verifier
+@verifier(isolated=True, pure=True)
 def build(argument):
     return lambda problem, prompt, response: Verdict(response.strip() == problem.answer, True)
 """
 SUMS = """\
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import InMemorySource
-def source(argument, data):
+from isojax.tasks.sources import source
+@source
+def sums(argument, data):
     return InMemorySource([Problem(i, f"{i} + 1 =", str(i + 1)) for i in range(60)])
 """
 

@@ -29,13 +29,15 @@ CHAT = """\
 from zlib import crc32
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import InMemorySource
-
-def source(argument, data):
-    return InMemorySource([Problem(i, f"{i} + 1 =", str(i + 1)) for i in range(60)])
+from isojax.tasks.sources import source
 
 def reply(problem, turns):
     mark = crc32(f"{problem.prompt}{'|'.join(turns)}".encode())
     return None if mark % 3 == 0 else "abcde"[: mark // 3 % 6]
+
+@source(reply=reply)
+def chat(argument, data):
+    return InMemorySource([Problem(i, f"{i} + 1 =", str(i + 1)) for i in range(60)])
 """
 ON_HOST = (
     "sums.yaml",

@@ -22,8 +22,8 @@ SHAPE = ModelConfig(family="llama", layers=2, width=16, heads=2, kv_heads=1, hea
 # A verifier whose verdicts hang on problem and response, so that problems have rates from 0 to 1 under a random policy.
 COIN = """\
 from zlib import crc32
-from isojax.tasks.verifiers import Verdict
-ISOLATED, PURE = False, True
+from isojax.tasks.verifiers import Verdict, verifier
+@verifier(isolated=False, pure=True)
 def build(argument):
     return lambda problem, prompt, response: Verdict(
         crc32(f"{problem.prompt}{response}".encode()) % 100 < 100 * (crc32(problem.prompt.encode()) % 17 / 16), True

@@ -314,13 +314,21 @@ def test_an_interrupt_ends_the_checks_under_way(rewards: Path) -> None:
         signal.signal(signal.SIGINT, before)
 
 
+ODD_VERIFIER = """\
+from isojax.tasks.verifiers import verifier
+@verifier(pure=True)
+def build(argument):
+    return None
+"""
+
+
 def test_a_forks_verifier_says_where_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fork_of_checks").mkdir()
-    (tmp_path / "fork_of_checks" / "odd.py").write_text("PURE = True\ndef build(argument):\n    return None\n")
+    (tmp_path / "fork_of_checks" / "odd.py").write_text(ODD_VERIFIER)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(
         InputError,
-        match=r"fork_of_checks\.odd has no ISOLATED; expected both as the docstring of isojax\.tasks\.verifiers says",
+        match=r"plug-in 'fork_of_checks.odd': odd.py:2: @verifier has no argument isolated, which it needs",
     ):
         Checker(VerifierConfig(use="fork_of_checks.odd"))
 

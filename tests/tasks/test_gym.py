@@ -32,7 +32,7 @@ def draw(task: str, count: int, seed: int = 0) -> list[Problem]:
 
 
 def opened(argument: str, **fields: Any) -> gym.GeneratorSource:
-    return dataclasses.replace(gym.source(argument, DataConfig()), **fields)
+    return dataclasses.replace(gym.gym(argument, DataConfig()), **fields)
 
 
 @needs_gym
@@ -105,9 +105,9 @@ def test_settings_a_generator_refuses() -> None:
         ("leg_counting,size=0", "size=0, expected how many"),
     ]:
         with pytest.raises(InputError, match=message):
-            gym.source(argument, DataConfig())
+            gym.gym(argument, DataConfig())
     with pytest.raises(InputError, match="gym takes a generator's name"):
-        gym.source("", DataConfig())
+        gym.gym("", DataConfig())
 
 
 def test_a_generator_whose_process_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +119,7 @@ def test_a_generator_whose_process_ends(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r'gym needs reasoning-gym; pip install "isojax\[gym\]"'):
-        gym.source("leg_counting", DataConfig())
+        gym.gym("leg_counting", DataConfig())
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(InputError, match=r'pip install "isojax\[gym\]"'):
         verifier.build("")

@@ -74,11 +74,11 @@ def test_settings_that_multiply_or_have_no_json() -> None:
 
 
 def test_the_range_of_digits() -> None:
-    assert addition.source("high=3", DataConfig()) == addition.AdditionSource(1, 3)
+    assert addition.addition("high=3", DataConfig()) == addition.AdditionSource(1, 3)
     for text in ("hi=3", "low=x", "low=1.0", "high=5"):
         expected = "expected integers 1 <= low <= high <= 4, such as addition:low=1,high=2"
         with pytest.raises(InputError, match=f"addition:{text}: {expected}"):
-            addition.source(text, DataConfig())
+            addition.addition(text, DataConfig())
 
 
 def test_sums_are_right_distinct_and_have_ids_of_their_own() -> None:

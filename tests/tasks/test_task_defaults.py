@@ -19,12 +19,13 @@ FILE = """
 from isojax.core.config import PromptConfig
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import InMemorySource
+from isojax.tasks.sources import source
 
 PROMPT = PromptConfig(template="Q: {prompt} A:", stop=("\\n",))
-VERIFIER = f"function:{__name__}:same"
 
 
-def source(argument, data):
+@source(prompt=PROMPT, verifier=f"function:{__name__}:same")
+def pairs(argument, data):
     return InMemorySource([Problem(0, "ab", "ba")])
 
 
@@ -88,14 +89,15 @@ def test_tasks_that_bring_nothing(task: str, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("line", "saying"),
+    ("right", "wrong", "saying"),
     [
-        ("PROMPT = 'Q: {prompt}'", "PROMPT = 'Q: {prompt}'; expected a PromptConfig"),
-        ("VERIFIER = same", "VERIFIER = '<function same .*'; expected the text of a cell.verifier.use"),
+        ("prompt=PROMPT", "prompt='Q: {prompt}'", "prompt = 'Q: {prompt}'; expected .*PromptConfig or None"),
+        ('verifier=f"function:{__name__}:same"', "verifier=len", "verifier = <built-in .*; expected str or None"),
+        ("prompt=PROMPT", "reply='yes'", "reply = 'yes'; expected .*Callable.* or None"),
     ],
 )
-def test_what_is_no_setting_is_refused(task_name: str, tmp_path: Path, line: str, saying: str) -> None:
+def test_what_is_no_setting_is_refused(task_name: str, tmp_path: Path, right: str, wrong: str, saying: str) -> None:
     path = tmp_path / f"{task_name}.py"
-    path.write_text(path.read_text() + f"\n{line}\n")
-    with pytest.raises(InputError, match=f"cell.task = {task_name}: its file has {saying}"):
+    path.write_text(path.read_text().replace(right, wrong))
+    with pytest.raises(InputError, match=f"sources plug-in '{task_name}': {task_name}.py:10: @source has {saying}"):
         with_task_defaults(CellConfig(task=task_name))

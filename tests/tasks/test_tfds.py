@@ -193,11 +193,11 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.tabular import DataRow
 tfds.write_dataset(Path({str(tmp_path / "set")!r}), {{"all": [Problem(3, "p", "a", 1, 16)]}}, {{}})
-problems = tfds.source({str(tmp_path / "set")!r}, DataConfig()).problems(9, np.random.default_rng(0))
+problems = tfds.dataset({str(tmp_path / "set")!r}, DataConfig()).problems(9, np.random.default_rng(0))
 print(problems[0].id, "tensorflow" in sys.modules)
 sys.modules["grain"] = None
 try:
-    tfds.source({str(tmp_path / "set")!r}, DataConfig())
+    tfds.dataset({str(tmp_path / "set")!r}, DataConfig())
 except InputError as e:
     print(e)
 """

@@ -24,9 +24,7 @@ ECHO = """\
 import os, time
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import InMemorySource
-
-def source(argument, data):
-    return InMemorySource([Problem(i, f"{i} + 1 =", str(i + 1)) for i in range(9)])
+from isojax.tasks.sources import source
 
 def reply(problem, turns):
     last = turns[-1]
@@ -36,6 +34,10 @@ def reply(problem, turns):
     if last == "number": return 7
     if last == "empty": return ""
     return None if last == "done" else f"<{problem.id}:{'|'.join(turns)}>"
+
+@source(reply=reply)
+def echo(argument, data):
+    return InMemorySource([Problem(i, f"{i} + 1 =", str(i + 1)) for i in range(9)])
 """
 PROBLEM = Problem(4, "4 + 1 =", "5")
 

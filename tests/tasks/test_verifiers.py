@@ -19,6 +19,7 @@ from isojax.tasks.verifiers import (
     function,
     integer,
     load_verifier,
+    verifier,
     verifier_files,
     verl,
     weigh_scores,
@@ -305,7 +306,8 @@ def test_the_users_files_of_a_verifier(tmp_path: Path, monkeypatch: pytest.Monke
     for name in ("own_rewards/__init__", "own_rewards/scores"):
         (tmp_path / f"{name}.py").touch()
     own = tmp_path / "own_check.py"
-    own.write_text("ISOLATED, PURE = False, True\ndef build(argument): return None\n")
+    decorated = "from isojax.tasks.verifiers import verifier\n@verifier(isolated=False, pure=True)\n"
+    own.write_text(decorated + "def build(argument): return None\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv(registry.FOLDERS_VARIABLE, str(tmp_path))
     module = tmp_path / "own_rewards" / "scores.py"
@@ -326,6 +328,7 @@ def test_the_users_files_of_a_verifier(tmp_path: Path, monkeypatch: pytest.Monke
 def test_equal_responses_to_a_problem_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
+    @verifier(isolated=False, pure=True)
     def build(argument: str) -> Check:
         return lambda problem, prompt, response: (
             seen.append(response) or Verdict(False, True, "error" if response == "a" else "")

@@ -173,7 +173,8 @@ def test_labels_hang_on_what_the_users_verifier_says(use: str, tmp_path: Path, m
     """An edit of its file, however `cell.verifier.use` names it, makes labels of another key."""
     name = f"verifier_of_labels_{abs(hash(tmp_path))}"  # modules are imported once
     path = tmp_path / f"{name}.py"
-    path.write_text("ISOLATED, PURE = False, True\ndef build(argument): return None\n")
+    decorated = "from isojax.tasks.verifiers import verifier\n@verifier(isolated=False, pure=True)\n"
+    path.write_text(decorated + "def build(argument): return None\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     cell = CellConfig(task="addition", verifier=VerifierConfig(use=use.format(name)))

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.tasks.device import device_task
 from isojax.tasks.protocol import EncodedProblems, StopConditions
 from isojax.tasks.turns import plain_tokens
 
@@ -120,6 +121,7 @@ class GuessTask:
         return (is_right & (lengths % TURN_LENGTH == 3)).astype(jnp.float32)
 
 
+@device_task
 def build(argument: str = "") -> GuessTask:
     if argument:
         raise InputError(f"cell.task: guess takes no argument, given {argument!r}; write guess.")

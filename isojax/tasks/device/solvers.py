@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.tasks.device import device_task
 from isojax.tasks.protocol import EncodedProblems, StopConditions
 
 ALPHABET = "0123456789ABCDEFGH=$ "
@@ -115,4 +116,4 @@ class SolversTask:
         return (jnp.where(mask, tokens, self.pad) == answers).all(-1).astype(jnp.float32)
 
 
-build = SolversTask  # with all operators, or those named after the colon of `cell.task`
+build = device_task(SolversTask)  # with all operators, or those named after the colon of `cell.task`

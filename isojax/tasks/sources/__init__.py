@@ -1,0 +1,21 @@
+"""Sources of problems in text, one file each: a function `(argument, data) -> ProblemSource` with the decorator
+`@source`, where `argument` is what follows the colon of `cell.task`, and `data` is `cell.data`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from isojax.core.config import PromptConfig
+from isojax.core.plugins import PluginKind
+
+
+@dataclass(frozen=True)
+class SourceTraits:
+    """What a task in text brings along beside its problems."""
+
+    prompt: PromptConfig | None = None  # this and `verifier` are used where the config sets nothing
+    verifier: str | None = None  # a `cell.verifier.use`
+    reply: Callable[..., Any] | None = None  # of a task of turns: (problem, turns) -> a text, or None where it is done
+
+
+source = PluginKind("source", "tasks.sources", SourceTraits)

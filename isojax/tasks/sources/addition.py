@@ -9,6 +9,7 @@ from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.tasks.problem_sources import read_settings
+from isojax.tasks.sources import source
 
 MAX_DIGITS = 4
 
@@ -43,7 +44,8 @@ def canonical_order(a: int, b: int) -> tuple[int, int]:
     return (high, low) if (low * 7 + high * 3) // 2 % 2 else (low, high)
 
 
-def source(argument: str, data: DataConfig) -> AdditionSource:
+@source
+def addition(argument: str, data: DataConfig) -> AdditionSource:
     """Sums of numbers of low..high digits, 1 <= low <= high <= 4."""
     low, high, *others = ({"low": 1, "high": 2} | read_settings(argument, "addition")).values()
     if others or type(low) is not int or type(high) is not int or not 1 <= low <= high <= MAX_DIGITS:

@@ -8,6 +8,7 @@ import numpy as np
 from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
+from isojax.tasks.sources import source
 
 _CALL = re.compile(r"\s*([0-9]{1,9})\s*\+\s*([0-9]{1,9})\s*")
 
@@ -27,7 +28,8 @@ class CalculatorSource:
         return [Problem(i, f"{a} + {b} + {c} =", str(a + b + c)) for i, (a, b, c) in zip(ids, numbers, strict=True)]
 
 
-def source(argument: str, data: DataConfig) -> CalculatorSource:
+@source(reply=reply)
+def calculator(argument: str, data: DataConfig) -> CalculatorSource:
     if argument:
         raise InputError(f"cell.task: calculator takes no argument, given {argument!r}; write calculator.")
     return CalculatorSource()

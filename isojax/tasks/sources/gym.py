@@ -23,6 +23,7 @@ from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
 from isojax.core.terminal import note
 from isojax.tasks.problem_sources import random_subset, read_settings
+from isojax.tasks.sources import source
 from isojax.tasks.verifiers.gym import to_tagged_json
 
 DEFAULT_SIZE = 10_000
@@ -70,7 +71,8 @@ class GeneratorSource:
         return random_subset(problems, len(problems), rng)
 
 
-def source(argument: str, data: DataConfig) -> GeneratorSource:
+@source
+def gym(argument: str, data: DataConfig) -> GeneratorSource:
     """A generator's problems; an unknown generator is an InputError when its problems are asked for."""
     name, _, settings_text = argument.partition(",")
     settings = read_settings(settings_text, f"gym:{name}")

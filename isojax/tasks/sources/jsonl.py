@@ -6,9 +6,11 @@ from isojax.core.config import DataConfig
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_objects
 from isojax.tasks.problem_sources import InMemorySource, rows_to_problems
+from isojax.tasks.sources import source
 
 
-def source(argument: str, data: DataConfig) -> InMemorySource:
+@source
+def jsonl(argument: str, data: DataConfig) -> InMemorySource:
     """The problems of a file; an InputError names the file and the line."""
     if not argument:
         raise InputError("cell.task: jsonl takes a file: jsonl:problems.jsonl, a .jsonl or .jsonl.gz.")

@@ -12,11 +12,13 @@ from isojax.core.registry import import_extra
 from isojax.core.table_files import paths_below
 from isojax.core.tabular import DataRow
 from isojax.tasks.problem_sources import InMemorySource, rows_to_problems, to_plain_json
+from isojax.tasks.sources import source
 
 BATCH_ROWS = 256  # unpacked at once
 
 
-def source(argument: str, data: DataConfig) -> InMemorySource:
+@source
+def parquet(argument: str, data: DataConfig) -> InMemorySource:
     """The problems of one or more files of one schema; an InputError names the file and the row."""
     import_extra("parquet", "cell.task: parquet", "pyarrow.parquet")
     return InMemorySource(rows_to_problems(_read_rows(_find_files(argument)), data, argument))

@@ -19,13 +19,15 @@ from isojax.core.table_files import parse_json
 from isojax.core.tabular import DataRow
 from isojax.core.yaml_files import first_line
 from isojax.tasks.problem_sources import drop_duplicates, random_subset, rows_to_problems, to_plain_json
+from isojax.tasks.sources import source
 
 DATASET_NAME = "problems"
 NUMBER_FEATURES = ("id", "solved", "attempts")
 TEXT_FEATURES = ("prompt", "answer", "messages", "columns")  # the last two as JSON text
 
 
-def source(argument: str, data: DataConfig) -> "TfdsSplits":
+@source
+def dataset(argument: str, data: DataConfig) -> "TfdsSplits":
     """Some splits of a data set; InputError where there is no such data set or split, or a package is missing."""
     folder, _, split_names = argument.partition("#")
     if not folder:

@@ -2,27 +2,37 @@
 
 A verifier's file has
 
-    ISOLATED: bool                   whether its checks may hang, crash or exhaust memory; they then run in workers
-    PURE: bool                       whether a verdict depends on its arguments only; equal ones are checked once
-    build(argument: str) -> Check    makes the check, from the text after the colon of `cell.verifier.use`; in the
-                                     worker where ISOLATED
+    @verifier(isolated=..., pure=...)
+    def build(argument: str) -> Check
+
+which makes the check, from the text after the colon of `cell.verifier.use`; in the worker where `isolated`.
 
 InputError from `build`, or from a check whose problem cannot be judged at all, ends the run with its message. Whatever
 else an isolated check raises costs its own rollout only; a check that is not isolated must raise nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from math import nan
 from pathlib import Path
 from typing import NamedTuple
 
-from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
+from isojax.core.plugins import PluginKind
 
 SCORE_TOLERANCE = 1e-6  # of a score that says 0, 1 or -1
+
+
+@dataclass(frozen=True)
+class VerifierTraits:
+    isolated: bool  # whether its checks may hang, crash or exhaust memory; they then run in workers
+    pure: bool  # whether a verdict depends on its arguments only; equal ones are checked once
+
+
+verifier = PluginKind("verifier", "tasks.verifiers", VerifierTraits)
 
 
 class Verdict(NamedTuple):
@@ -53,16 +63,13 @@ def load_verifier(use: str | Mapping[str, str]) -> LoadedVerifier:
     """One verifier, or several by the name of their score; InputError where there is none of a name."""
     if isinstance(use, str):
         name, _, argument = use.partition(":")
-        module = registry.load("tasks.verifiers", name, "build")
-        if missing_flags := [flag for flag in ("ISOLATED", "PURE") if flag not in vars(module)]:
-            missing = f"{module.__name__} has no {' and no '.join(missing_flags)}"
-            raise InputError(f"{missing}; expected both as the docstring of isojax.tasks.verifiers says.")
-        return LoadedVerifier(module.ISOLATED, module.PURE, partial(module.build, argument))
+        plugin = verifier.load(name)
+        return LoadedVerifier(plugin.traits.isolated, plugin.traits.pure, partial(plugin, argument))
     verifiers = {name: load_verifier(one) for name, one in use.items()}
     return LoadedVerifier(
-        isolated=any(verifier.isolated for verifier in verifiers.values()),
-        pure=all(verifier.pure for verifier in verifiers.values()),
-        build=lambda: _combine({name: verifier.build() for name, verifier in verifiers.items()}),
+        isolated=any(loaded.isolated for loaded in verifiers.values()),
+        pure=all(loaded.pure for loaded in verifiers.values()),
+        build=lambda: _combine({name: loaded.build() for name, loaded in verifiers.items()}),
     )
 
 
@@ -70,10 +77,12 @@ def verifier_files(use: str | Mapping[str, str]) -> list[Path]:
     """The user's files that `cell.verifier.use` names: function:FILE.py:NAME, modules, and verifiers of their own."""
     uses = [use] if isinstance(use, str) else list(use.values())
     named = [tuple(one.split(":")[:2]) for one in uses if ":" in one]
-    modules = [registry.load("tasks.verifiers", one.partition(":")[0], "build").__spec__ for one in uses]
-    modules += [find_spec(name) for kind, name in named if kind in ("function", "verl") and not name.endswith(".py")]
-    own = [spec.origin for spec in modules if spec and spec.origin and not spec.name.startswith("isojax.")]
-    return [Path(name) for name in [*own, *(name for _, name in named)] if name.endswith(".py")]
+    plugins = [verifier.load(one.partition(":")[0]) for one in uses]
+    files = [plugin.file for plugin in plugins if not plugin.is_own]
+
+    modules = [find_spec(name) for kind, name in named if kind in ("function", "verl") and not name.endswith(".py")]
+    files += [spec.origin for spec in modules if spec and spec.origin and not spec.name.startswith("isojax.")]
+    return [Path(name) for name in [*files, *(name for _, name in named)] if name.endswith(".py")]
 
 
 def _combine(checks: Mapping[str, Check]) -> Check:

@@ -1,11 +1,10 @@
 """`exact`: correct where the response is the answer, without surrounding white space."""
 
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict, refuse_argument
-
-ISOLATED, PURE = False, True
+from isojax.tasks.verifiers import Check, Verdict, refuse_argument, verifier
 
 
+@verifier(isolated=False, pure=True)
 def build(argument: str) -> Check:
     refuse_argument("exact", argument)
     return check

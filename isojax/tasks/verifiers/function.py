@@ -23,13 +23,13 @@ from isojax.core import registry
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.core.user_code import describe_exception
-from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict
+from isojax.tasks.verifiers import SCORE_TOLERANCE, Check, Verdict, verifier
 
-ISOLATED, PURE = True, False
 PROBLEM_TEXT = "problem_text"  # a parameter beside TRL's
 NO_SCORE = {MAIN_SCORE: math.nan}  # what the function returned is none, whatever the response
 
 
+@verifier(isolated=True, pure=False)
 def build(argument: str) -> Check:
     """The check that calls the function; InputError where it cannot be found or imported."""
     function = load_function("function", argument)

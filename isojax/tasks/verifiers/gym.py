@@ -10,13 +10,12 @@ from typing import Any
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
 from isojax.core.registry import import_extra
-from isojax.tasks.verifiers import Check, Verdict, refuse_argument
-
-ISOLATED, PURE = True, True
+from isojax.tasks.verifiers import Check, Verdict, refuse_argument, verifier
 
 _ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
+@verifier(isolated=True, pure=True)
 def build(argument: str) -> Check:
     """The check; InputError where an argument is given or reasoning-gym is not installed."""
     refuse_argument("gym", argument)

@@ -5,14 +5,13 @@ import re
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import Problem
-from isojax.tasks.verifiers import Check, Verdict
-
-ISOLATED, PURE = False, True
+from isojax.tasks.verifiers import Check, Verdict, verifier
 
 # An optional sign, commas between thousands or none; 1 to 400 digits: int() refuses texts beyond a few thousand.
 _INTEGER = re.compile(r"\s*([+\-\u2212]?(?:[0-9]{1,3}(?:,[0-9]{3}){1,132}|[0-9]{1,400}))\s*")
 
 
+@verifier(isolated=False, pure=True)
 def build(argument: str) -> Check:
     if argument == "last_line":
         return lambda problem, prompt, response: check(problem, prompt, response.rpartition("\n")[2])

@@ -24,9 +24,7 @@ from isojax.tasks.answers.spelling import (
 )
 from isojax.tasks.answers.tree import Node, Number, Quantity
 from isojax.tasks.answers.units import read_unit
-from isojax.tasks.verifiers import Check, Verdict, refuse_argument
-
-ISOLATED, PURE = True, True
+from isojax.tasks.verifiers import Check, Verdict, refuse_argument, verifier
 
 _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
 _PLAIN_ANSWER = re.compile(rf"\$?({_PLAIN_NUMBER.pattern})(?: ([A-Za-z]{{3,}}))?")
@@ -36,6 +34,7 @@ _OPTION_AT_END = re.compile(r"\b(?:correct|right) (?:option|choice) is:?[\s*$(]*
 _LETTER_UNIT = re.compile(r"(.*[0-9])([mgsLlhVWJNKCF])")
 
 
+@verifier(isolated=True, pure=True)
 def build(argument: str) -> Check:
     """The check; InputError where an argument is given, or math-verify is missing."""
     refuse_argument("math", argument)

@@ -15,7 +15,7 @@ from typing import Any
 
 from isojax.core.errors import InputError
 from isojax.core.nouns import MAIN_SCORE, Problem
-from isojax.tasks.verifiers import Check, Verdict
+from isojax.tasks.verifiers import Check, Verdict, verifier
 from isojax.tasks.verifiers.function import (
     describe_function,
     load_function,
@@ -23,11 +23,11 @@ from isojax.tasks.verifiers.function import (
     wait_for_coroutines,
 )
 
-ISOLATED, PURE = True, False
 PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 PROMPT_PARAMETER = "prompt_str"  # which verl does not pass
 
 
+@verifier(isolated=True, pure=False)
 def build(argument: str) -> Check:
     """The check that calls the function; InputError where it cannot be imported, or does not take verl's arguments."""
     compute_score = load_function("verl", argument, default_name="compute_score")
