@@ -1,7 +1,7 @@
-"""CSV with a header, by commas, tabs or semicolons, read as columns by pyarrow. Cells are text, without
-the spaces around them; rows without a value, and further headers, are left out. What cannot be read is
-refused with its file and line: pyarrow counts rows, and a row begins on a later line where cells before
-it are quoted over several lines."""
+"""CSV with a header, by commas, tabs, semicolons or bars, read as columns by pyarrow. Cells are text, without
+the spaces around them; comments above the header, rows without a value, and the header once more, are left
+out. What cannot be read is refused with its file and line: pyarrow counts rows, and a row begins on a later
+line where cells before it are quoted over several lines."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from operator import eq
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isojax.core.columns import CellValues, Column, Mask, parse_number
+from isojax.core.columns import CellValues, Column, Mask
+from isojax.core.csv_header import COMMENT, check_header, find_header
 from isojax.core.errors import InputError
-from isojax.core.limits import MAX_COLUMNS, MAX_LINE_BYTES
+from isojax.core.limits import MAX_LINE_BYTES
 from isojax.core.tabular import DataTable, LinesOfFile, RowTable, list_some
-
-DELIMITERS = ",\t;"
-_BEFORE_HEADER = re.compile(r"\s*(sep=.\s*)?")  # blank lines, and Excel's first one
 
 csv.field_size_limit(MAX_LINE_BYTES)
 
@@ -31,44 +29,61 @@ csv.field_size_limit(MAX_LINE_BYTES)
 def parse_csv(path: Path, text: str) -> DataTable:
     """The text of a file as a table with at least one row; InputError, with the line, where it is no such table."""
     lines = io.StringIO(text, newline="\n")
-    numbered_lines = enumerate(lines, 1)
-    first_number, first_text = next((x for x in numbered_lines if not _BEFORE_HEADER.fullmatch(x[1])), (0, ""))
-    if not first_text:
+    header_line = find_header(lines)
+    if not header_line.text:
         raise InputError(f"{path} is empty; expected a header line with the columns' names and rows below it.")
 
-    delimiter = max(DELIMITERS, key=first_text.count)
-    reader = csv.reader(chain([first_text], lines), delimiter=delimiter, strict=True)
+    delimiter = header_line.delimiter
+    reader = csv.reader(chain([header_line.text], lines), delimiter=delimiter, strict=True)
     try:
-        header = _parse_header(path, first_number, next(reader))
-        first_row_line, text_below = first_number + reader.line_num, text[lines.tell() :]
+        header_cells = next(reader)
+        first_row_line, text_below = header_line.number + reader.line_num, text[lines.tell() :]
+        header = check_header(str(path), header_line, header_cells, text_below)
         has_lone_returns = text_below.count("\r") != text_below.count("\r\n")
         if '"' in text_below or has_lone_returns:
             deque(reader, maxlen=0)  # refuses what pyarrow would guess at, as text between a quote and the delimiter
     except csv.Error as e:
-        location = f"{path}, line {first_number - 1 + reader.line_num}"
+        last_line = header_line.number - 1 + reader.line_num
         if "new-line character" in str(e):
-            problem = "not CSV (a carriage return, \\r, where no line ends)"
-            raise InputError(f"{location}: {problem}. Save the file with line ends of \\n or \\r\\n.") from e
-        raise InputError(f"{location}: not CSV ({e}). Correct the quotes of that line.") from e
+            problem = f"{path}, line {last_line}: not CSV (a carriage return, \\r, where no line ends)"
+            raise InputError(f"{problem}. Save the file with line ends of \\n or \\r\\n.") from e
+        lines_read = list(islice(io.StringIO(text, newline="\n"), header_line.number - 1, last_line))
+        problem = _describe_quotes(lines_read, header_line.number, delimiter, str(e))
+        raise InputError(f"{path}, {problem}") from e
 
     if has_lone_returns:  # by Windows, which wrote the line ends of another program once more
         text_below = text_below.replace("\r\r\n", "\r\n")
     rows = _parse_rows(path, text_below, first_row_line, header, delimiter) if text_below.strip() else None
     if not rows:
-        raise InputError(f"{path} has no row of data below its header (line {first_number}); expected at least one.")
-    return DataTable(str(path), header, rows, f"line {first_number}")
+        raise InputError(
+            f"{path} has no row of data below its header (line {header_line.number}); expected at least one."
+        )
+    return DataTable(str(path), header, rows, f"line {header_line.number}")
 
 
-def _parse_header(path: Path, line_number: int, cells: Sequence[str]) -> tuple[str, ...]:
-    names = tuple(cell.strip() for cell in cells)
-    if len(names) > MAX_COLUMNS:
-        raise InputError(f"{path}, line {line_number}: {len(names):,} columns, expected at most {MAX_COLUMNS:,}.")
-    duplicate = next((name for name in names if names.count(name) > 1), None)
-    if duplicate is not None:
-        raise InputError(f"{path}, line {line_number}: the column {duplicate!r} is there twice; rename or remove one.")
-    if names[0].startswith("{") or all(parse_number(name) is not None for name in names):
-        raise InputError(f"{path}, line {line_number}: given {', '.join(names)}, expected a header of column names.")
-    return names
+def _describe_quotes(lines: Sequence[str], first_line: int, delimiter: str, error: str) -> str:
+    """Where the quotes of some lines go wrong, and what to do. A cell whose quote nothing closes takes in all that is
+    below, to the next quote or the end of the file: the line to correct is the one on which it opened."""
+    opening_line, is_quoted, character_before = first_line, False, "\n"
+    for number, line in enumerate(lines, first_line):
+        for character in line:
+            if character == '"' and is_quoted:
+                is_quoted = False
+            elif character == '"' and character_before == '"':
+                is_quoted = True  # the second of two, which stand for one within the cell
+            elif character == '"' and character_before in f"{delimiter}\n":
+                opening_line, is_quoted = number, True
+            character_before = character
+
+    last_line = first_line + len(lines) - 1
+    if "end of data" in error:
+        return (
+            f"line {opening_line}: not CSV (a quote opens a cell, and none closes it). Close it, or remove the quote."
+        )
+    if opening_line == last_line:
+        return f"line {last_line}: not CSV ({error}). Correct the quotes of that line."
+    problem = f"line {last_line}: not CSV ({error}, in a cell whose quote opens on line {opening_line})"
+    return f"{problem}. Correct the quotes of line {opening_line}."
 
 
 def _parse_rows(path: Path, text: str, first_line: int, header: Sequence[str], delimiter: str) -> RowTable:
@@ -117,15 +132,25 @@ def _parse_rows(path: Path, text: str, first_line: int, header: Sequence[str], d
     for row in left_out:
         if not is_blank(row.text):
             expected = f"expected {row.expected_columns} as in the header ({list_some(header)})"
-            is_long = row.actual_columns > row.expected_columns
-            hint = " A number may hold no comma: export with decimal points and without thousands separators."
             location = f"{path}, line {line_numbers[row.number - 1]}"
-            raise InputError(f"{location} has {row.actual_columns} cells, {expected}.{hint * is_long}")
+            remedy = _remedy_for_cells(row, delimiter)
+            raise InputError(f"{location} has {row.actual_columns} cells, {expected}. {remedy}")
 
     columns = {name: _column_of(array) for name, array in zip(header, arrays, strict=True)}
     rows = RowTable(LinesOfFile(str(path), line_numbers[is_read], columns))
     holds_data = _holds_data(columns, len(rows))
     return rows if holds_data.all() else rows.take(holds_data)
+
+
+def _remedy_for_cells(row: Any, delimiter: str) -> str:
+    """What to do about a row that has more cells than the header, or fewer."""
+    if row.text.startswith(COMMENT):
+        return "Remove the line, if it is a comment."
+    if row.actual_columns < row.expected_columns:
+        return "Complete the line, or remove it."
+    if delimiter == ",":
+        return "A number may hold no comma: export with decimal points and without thousands separators."
+    return f"A text that holds {delimiter!r} needs quotes around it: correct the line, or remove it."
 
 
 def _line_ends(array: Any) -> NDArray[np.int32]:

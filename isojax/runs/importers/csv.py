@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from isojax.core.columns import rows_where
+from isojax.core.csv_header import reject_further_headers
 from isojax.core.csv_text import parse_csv
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_text
@@ -42,6 +43,7 @@ def read(path: Path, whole_lines: bool = False) -> list[LogTable]:
     check_log_file(path)
     text = read_text(path)
     table = parse_csv(path, text[: text.rfind("\n") + 1] if whole_lines else text)
+    reject_further_headers(table.source, text)
     is_chart = len(table.columns) > 1 and all(" - " in name for name in table.columns[1:])
     if is_chart or any(name.endswith(BOUND_SUFFIXES) for name in table.columns):
         return list(_read_wide(table))

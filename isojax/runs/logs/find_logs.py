@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
-from isojax.core.csv_text import DELIMITERS
+from isojax.core.csv_header import BAR, COMMENT, DELIMITERS
 from isojax.core.errors import InputError
 from isojax.core.table_files import JSON_LINES_SUFFIXES, paths_below, read_lines
 from isojax.core.tabular import parse_number
@@ -73,7 +73,8 @@ def _format_of_file(path: Path) -> str:
             for _, text in islice(read_lines(path, errors), LINES_LOOKED_AT):
                 if verl_console.is_step_line(text):
                     return "verl_console"
-                texts += [text.strip()] if text.strip() and len(texts) < HEAD_LINES else []
+                is_content = text.strip() and not text.startswith(COMMENT)
+                texts += [text.strip()] if is_content and len(texts) < HEAD_LINES else []
             break
     if errors == "replace" or not texts:
         return ""
@@ -86,7 +87,7 @@ def _format_of_file(path: Path) -> str:
         return "jsonl"
     if _format_by_suffix(path) == "jsonl" or (len(texts) > 1 and all(text.startswith('{"') for text in texts)):
         return "verl" if '"step"' in texts[0] and '"data"' in texts[0] else "jsonl"
-    marks = [mark for mark in DELIMITERS if texts[0].count(mark) == texts[-1].count(mark) > 0]
+    marks = [mark for mark in DELIMITERS + BAR if texts[0].count(mark) == texts[-1].count(mark) > 0]
     is_csv = any(parse_number(cell.strip(' "')) is not None for mark in marks for cell in texts[-1].split(mark))
     return _format_by_suffix(path) or ("csv" if is_csv else "")
 

@@ -63,7 +63,7 @@ BROKEN = {
         r"line 5: two settings are mixed in one run: n = 8, B_p = 2 \(from line 4\), then n = 88",
     ),
     "no rollouts per problem": (HEAD + "1,.1,0,2\n", "line 2: n is 0; expected a whole number of at least 1"),
-    "a quote that never ends": (HEAD + '1,".1,4,2\n2,.2,4,2\n', "line 3: not CSV"),
+    "a quote that never ends": (HEAD + '1,".1,4,2\n2,.2,4,2\n', "line 2: not CSV"),
     "a name twice": ("step,reward,n,n\n1,.1,4,2\n", "line 1: the column 'n' is there twice"),
     "no row": (HEAD, r"no row of data below its header \(line 1\)"),
     "nothing": ("", "is empty"),

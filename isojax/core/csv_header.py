@@ -1,0 +1,132 @@
+"""The header of a CSV: which line names the columns, what divides them, and what is refused of it. Lines above it
+that begin with # are comments. A second header, such as the levels that pandas writes of columns, is named as one."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, islice, takewhile
+
+from isojax.core.columns import is_blank, parse_number
+from isojax.core.errors import InputError
+from isojax.core.limits import MAX_COLUMNS
+
+DELIMITERS = ",\t;"
+BAR = "|"  # divides the columns of a header that has none of the others: a name may have a bar within it
+COMMENT = "#"
+_BEFORE_HEADER = re.compile(r"\s*(sep=.\s*)?")  # blank lines, and Excel's first one
+_MOST_HEADERS, _HEAD_CHARACTERS = 5, 2**20  # rows, and what of a text, that are looked at for further ones
+
+
+@dataclass(frozen=True)
+class HeaderLine:
+    number: int  # from 1; 0 where there is none
+    text: str
+
+    @property
+    def delimiter(self) -> str:
+        delimiter = max(DELIMITERS, key=self.text.count)
+        return BAR if BAR in self.text and delimiter not in self.text else delimiter
+
+
+def find_header(lines: io.StringIO) -> HeaderLine:
+    """The line that names the columns, below which `lines` then goes on."""
+    comment, end_of_comment = HeaderLine(0, ""), 0
+    number = 0
+    while text := lines.readline():
+        number += 1
+        if _BEFORE_HEADER.fullmatch(text):
+            continue
+        if text.startswith(COMMENT):
+            comment, end_of_comment = HeaderLine(number, text), lines.tell()
+            continue
+        if comment.text:
+            lines.seek(end_of_comment)
+            rows_below = _first_rows(comment, lines)
+            lines.seek(end_of_comment)
+            if _names_columns(comment, rows_below):
+                return comment
+            while _BEFORE_HEADER.fullmatch(text := lines.readline()):
+                pass  # to the line once more, from which rows were looked at
+        return HeaderLine(number, text)
+    lines.seek(end_of_comment)
+    return comment
+
+
+def _first_rows(header: HeaderLine, lines: io.StringIO) -> list[list[str]]:
+    """The cells of the first rows below a header."""
+    try:
+        rows = csv.reader(lines, delimiter=header.delimiter)
+        return [row for row in islice(rows, _MOST_HEADERS) if row]
+    except csv.Error:  # which whoever reads all rows refuses
+        return []
+
+
+def _names_columns(comment: HeaderLine, rows_below: Sequence[Sequence[str]]) -> bool:
+    """Whether a line that begins with # is the header, as "#,problem,answer", or "# step,reward" by numpy.savetxt."""
+    cell_count = comment.text.count(comment.delimiter) + 1
+    if cell_count == 1 or not rows_below or any(len(row) != cell_count for row in rows_below[:2]):
+        return False
+    # "# from A, by B" above "problem,answer" has as many cells by chance: then numbers begin below that.
+    begins_as_text = comment.text.startswith(f"{COMMENT} ")
+    return not begins_as_text or any(map(_is_number, rows_below[0])) or not any(map(_is_number, chain(*rows_below[1:])))
+
+
+def check_header(source: str, header: HeaderLine, cells: Sequence[str], text_below: str) -> tuple[str, ...]:
+    """The names of the columns, of a header's cells; InputError where one is there twice, or none is a name."""
+    names = tuple(cell.strip() for cell in cells)
+    location = f"{source}, line {header.number}"
+    if len(names) > MAX_COLUMNS:
+        raise InputError(f"{location}: {len(names):,} columns, expected at most {MAX_COLUMNS:,}.")
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        _refuse_levels(source, header, _first_rows(header, _head_of(text_below)))
+        raise InputError(f"{location}: the column {duplicate!r} is there twice; rename or remove one.")
+    if names[0].startswith("{") or all(_is_number(name) for name in names):
+        raise InputError(f"{location}: given {', '.join(names)}, expected a header of column names.")
+    return names
+
+
+def _refuse_levels(source: str, header: HeaderLine, rows: Sequence[Sequence[str]]) -> None:
+    """InputError where the columns have names of several levels: where rows of words are below a header, or a row that
+    names the index alone, as pandas writes it below the levels."""
+    words = list(takewhile(_is_row_of_words, rows))
+    further_headers = len(words)
+    for i, (first, *others) in enumerate(rows):
+        if others and not is_blank(first) and not _is_number(first) and all(map(is_blank, others)):
+            further_headers = i + 1
+    if further_headers:
+        raise InputError(_describe_headers(source, header.number, 1 + further_headers))
+
+
+def reject_further_headers(source: str, text: str) -> None:
+    """InputError for a table of numbers with a row of words between the header and the numbers: units, or levels."""
+    lines = _head_of(text)
+    header = find_header(lines)
+    rows = _first_rows(header, lines)
+    words = list(takewhile(_is_row_of_words, rows))
+    first_of_numbers = rows[len(words)] if len(words) < len(rows) else []
+    if words and sum(map(_is_number, first_of_numbers)) > 1 and all(len(x) == len(first_of_numbers) for x in words):
+        raise InputError(_describe_headers(source, header.number, 1 + len(words)))
+
+
+def _head_of(text: str) -> io.StringIO:
+    return io.StringIO(text[:_HEAD_CHARACTERS], newline="\n")
+
+
+def _is_row_of_words(cells: Sequence[str]) -> bool:
+    return not all(map(is_blank, cells)) and not any(map(_is_number, cells))
+
+
+def _describe_headers(source: str, first: int, count: int) -> str:
+    which = f"lines {first} and {first + 1}" if count == 2 else f"lines {first} to {first + count - 1}"
+    in_pandas = "df.columns = ['-'.join(map(str, names)) for names in df.columns]"
+    problem = f"{source}: {which} are {count} header rows; expected one, which names each column"
+    return (
+        f"{problem}. Make one line of them, or remove the units; for columns of several levels in pandas: {in_pandas}."
+    )
+
+
+def _is_number(cell: str) -> bool:
+    return parse_number(cell) is not None
