@@ -10,14 +10,8 @@ import numpy as np
 from isojax.core.errors import InputError
 from isojax.core.table_files import read_table
 from isojax.core.tabular import DataTable, check_unique_rows, filter_rows, float_column, require_column
-from isojax.scaling.checks.learning import (
-    MIN_OF_ONE_RUN,
-    SAME_REWARD,
-    NothingLearnt,
-    describe,
-    shows_something,
-    size_by_step,
-)
+from isojax.scaling.checks.evaluation_size import SAME_REWARD, size_by_step
+from isojax.scaling.checks.learning import MIN_OF_ONE_RUN, NothingLearnt, describe, shows_something
 from isojax.scaling.curves.departures import MIN_VISIBLE
 from isojax.scaling.curves.flat_sweep import evaluation_sd, level_draws
 from isojax.scaling.curves.single_run import (
@@ -128,7 +122,7 @@ def _find_flat(points: RunPoints, y_column: str) -> _FlatCurve | None:
     unit_rewards = (points.R - low) / (high - low)
     seeds = [points.run_index == i for i in range(points.seeds)]
     runs = [_UnitRun(points.C[seed], unit_rewards[seed]) for seed in seeds if seed.any()]
-    size, is_constant = size_by_step(unit_rewards), np.ptp(unit_rewards) <= SAME_REWARD
+    size, is_constant = size_by_step(*[run.R for run in runs]), np.ptp(unit_rewards) <= SAME_REWARD
     if (len(points.C) < MIN_OF_ONE_RUN and not is_constant) or shows_something([runs], size):
         return None
     return _FlatCurve(describe(runs, size, y_column, "nothing was learnt", (), reward_range), reward_range)

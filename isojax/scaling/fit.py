@@ -12,7 +12,8 @@ from isojax.core.nouns import IMPORTED, Cell, RunRecord
 from isojax.runs.ledger import default_metric
 from isojax.scaling.checks import fit_flags
 from isojax.scaling.checks.diagnostics import diagnose, reward_sensitivity, segment_evidence
-from isojax.scaling.checks.learning import evaluation_size, find_nothing_learnt
+from isojax.scaling.checks.evaluation_size import evaluation_size
+from isojax.scaling.checks.learning import find_nothing_learnt
 from isojax.scaling.checks.run_health import RunHealth, flagged_runs, healthy_runs
 from isojax.scaling.checks.stability import assess_stability, find_overfitting
 from isojax.scaling.curves import fit_hierarchical, paper_mode

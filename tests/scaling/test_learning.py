@@ -9,7 +9,8 @@ from scipy.stats import beta
 from isojax.core.errors import InputError
 from isojax.core.nouns import Cell, EvalPoint, RunRecord
 from isojax.scaling.allocate.recommend import quote, recommend
-from isojax.scaling.checks.learning import EvaluationSize, describe, find_causes, shows_something, size_by_step
+from isojax.scaling.checks.evaluation_size import EvaluationSize, size_by_step
+from isojax.scaling.checks.learning import describe, find_causes, shows_something
 from isojax.scaling.compare import compare_sweeps
 from isojax.scaling.intervals import share_interval, share_quantiles
 from isojax.scaling.result import FitResult

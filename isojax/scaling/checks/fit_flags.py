@@ -55,7 +55,8 @@ def nothing_flags(nothing: NothingLearnt | None) -> Iterator[FitFlag]:
     code = NOTHING_TO_LEARN if nothing.is_solved else NOTHING_LEARNT
     yield FitFlag(code=code, severity="error", text=nothing.text)
     noise = low, high = share_interval(nothing.level, nothing.rollouts)
-    size = f"one evaluation has {nothing.size.rollouts:,.0f} rollouts ({nothing.size.source})"
+    has = "has" if nothing.size.is_known else "counts as"
+    size = f"one evaluation {has} {nothing.size.rollouts:,.0f} rollouts ({nothing.size.source})"
     text = f"{size}: a reward of {nothing.level:.3g} may then be {low:.3g} to {high:.3g}"
     if nothing.interval != noise:
         low, high = nothing.interval

@@ -22,15 +22,20 @@ from scipy.special import betainc
 from scipy.stats import kruskal, norm
 from scipy.stats import t as student_t
 
-from isojax.core.nouns import EvalPoint, RunRecord
+from isojax.core.nouns import RunRecord
+from isojax.scaling.checks.evaluation_size import (
+    ASSUMED_ROLLOUTS,
+    BEND_VARIANCE,
+    SAME_REWARD,
+    EvaluationSize,
+    bends,
+    evaluation_size,
+)
 from isojax.scaling.intervals import share_interval
-from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell, correct_counts, parse_metric
+from isojax.scaling.tracks import FloatArray, RunTrack, TracksByCell
 
-SAME_REWARD = 1e-9  # rewards that differ by less are equal
-ASSUMED_ROLLOUTS = 100  # of an evaluation, where nothing says how many
 WINDOW = 3  # evaluations in a row, of which the median counts
 MEDIAN_VARIANCE = {1: 1.0, 2: 0.7, 3: 0.45}  # of so many values of variance 1
-BEND_VARIANCE = 1.5  # of a value less the mean of its neighbours
 MIN_Z = 3.0  # of a trend, and of a difference between cells
 FALSE_SHIFTS = 0.005  # the probability that noise alone shows a shift, over all runs; or one evaluation that stands out
 MIN_OF_ONE_RUN = 5  # evaluations at C > 0 of a run that goes on, to say that it has not learnt anything so far
@@ -48,20 +53,6 @@ class RewardPath(Protocol):
 
     @property
     def R(self) -> FloatArray: ...
-
-
-@dataclass(frozen=True)
-class EvaluationSize:
-    """The rollouts of one evaluation, and where that number comes from."""
-
-    rollouts: float
-    source: str
-    is_known: bool  # the records say it
-
-    @property
-    def step(self) -> float:
-        """The smallest difference that an evaluation can show."""
-        return 1 / self.rollouts
 
 
 @dataclass(frozen=True)
@@ -103,34 +94,6 @@ def find_nothing_learnt_by_run(track: RunTrack, metric: str) -> NothingLearnt | 
         return None
     causes = () if _is_solved(_level([track]), size) else find_causes([track.run])
     return describe([track], size, metric, "this run has not learnt anything so far", causes)
-
-
-def evaluation_size(tracks: Sequence[RunTrack], metric: str) -> EvaluationSize:
-    """From the counts of right answers; else from the smallest step between the rewards; else assumed."""
-    points = [p for t in tracks for p in t.run.points]
-    sizes = [_rollouts_of(p, metric) for p in points]
-    if sizes and all(sizes):
-        return EvaluationSize(min(sizes), "problems x samples, by the records", is_known=True)
-    return size_by_step(np.concatenate([t.R for t in tracks]))
-
-
-def _rollouts_of(point: EvalPoint, metric: str) -> int:
-    """Problems x samples of an evaluation, of KIND@k the groups of k; 0 where the records do not say it."""
-    counts, parsed = correct_counts(point, metric), parse_metric(metric)
-    if not counts or parsed is None:
-        return 0
-    return len(counts) * (point.samples if parsed.kind == "avg" else max(1, point.samples // parsed.k))
-
-
-def size_by_step(rewards: FloatArray) -> EvaluationSize:
-    """Of rewards in [0, 1], float[evaluations], whose number of rollouts nothing says."""
-    steps = np.diff(np.unique(rewards))
-    steps = steps[steps > SAME_REWARD]
-    unsaid = "because the log does not say it"
-    if not len(steps):
-        return EvaluationSize(ASSUMED_ROLLOUTS, f"assumed, {unsaid} and all its rewards are equal", is_known=False)
-    step = float(steps.min())
-    return EvaluationSize(1 / step, f"by the smallest step between its rewards, {step:.3g}, {unsaid}", is_known=False)
 
 
 def sampling_sd(rewards: FloatArray) -> float | None:
@@ -177,7 +140,7 @@ def _trained(run: RewardPath) -> FloatArray:
 def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
     at_zero = [r for run in runs for r in run.R[run.C == 0]]
     base = float(np.mean(at_zero)) if at_zero else None
-    bends = np.concatenate([_bends(_trained(run)) for run in runs])
+    noise = np.concatenate([bends(_trained(run)) for run in runs])
     shifts: list[tuple[float, float]] = []  # (of reward, its standard error)
     for run in runs:
         start, later = _start_and_later(_trained(run), base)
@@ -192,8 +155,8 @@ def _has_shift(runs: Sequence[RewardPath], size: EvaluationSize) -> bool:
             # The noise of shares of N rollouts, or that of neighbours, where N is a guess.
             middle = float(np.clip((start.reward + reward) / 2, size.step / 2, 1 - size.step / 2))
             variance = middle * (1 - middle) / size.rollouts
-            if not size.is_known and len(bends):
-                variance = float(np.mean(bends**2)) / BEND_VARIANCE
+            if not size.is_known and len(noise):
+                variance = float(np.mean(noise**2)) / BEND_VARIANCE
             error = float(np.sqrt(variance * (start.variance + MEDIAN_VARIANCE[width])))
             shifts.append((abs(reward - start.reward), error))
     places = sum(max(len(run.R) - 1, 1) for run in runs)
@@ -214,10 +177,6 @@ def _start_and_later(rewards: FloatArray, base: float | None) -> tuple[_Start, F
     count = min(WINDOW, max(1, len(rewards) // 2))
     first = float(np.median(rewards[:count])) if len(rewards) else 0.0
     return _Start(first, MEDIAN_VARIANCE[count]), rewards[count:]
-
-
-def _bends(rewards: FloatArray) -> FloatArray:
-    return rewards[1:-1] - (rewards[:-2] + rewards[2:]) / 2 if len(rewards) > 2 else rewards[:0]
 
 
 def _whole_step(step: float) -> float:

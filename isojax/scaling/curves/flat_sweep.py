@@ -4,7 +4,8 @@ N rollouts allows around the mean of all: at 0 of N up to 3 / N."""
 
 import numpy as np
 
-from isojax.scaling.checks.learning import SAME_REWARD, NothingLearnt
+from isojax.scaling.checks.evaluation_size import SAME_REWARD
+from isojax.scaling.checks.learning import NothingLearnt
 from isojax.scaling.curves.fit_hierarchical import unfitted_reasons
 from isojax.scaling.curves.hill import FittedCurve
 from isojax.scaling.curves.sweep_estimate import FitOptions, PosteriorSamples, SweepEstimate
