@@ -47,12 +47,6 @@ LOGICAL_AXIS_RULES: Mapping[str, str | tuple[str, ...] | None] = {
 TOKEN_AXES = (("token", None, None), (None, "token", None))  # of hidden states: rows, or else their positions
 
 
-def num_input_axes(axes: tuple[str, ...]) -> int:
-    """How many axes of a layer's weight count inputs; 0 if it is no matrix."""
-    narrow = ("embed", "rank")  # every matrix of a layer has inputs or outputs that one axis counts
-    return len(axes) - 1 if axes[-1] in narrow else int(axes[0] in narrow)
-
-
 def make_mesh(shape: MeshShape, devices: Sequence[Any]) -> Mesh:
     """A mesh of Auto axes over the first of these devices."""
     grid = np.asarray(devices[: shape.devices]).reshape(shape.data, shape.fsdp, shape.sequence, shape.tensor)

@@ -1,7 +1,6 @@
 """What the models do for XLA:CPU alone, where small matrix products and their layout decide the time."""
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -9,10 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from isojax.distributed.sharding import num_input_axes, weights_are_split
-
-LayerWeights = dict[str, Any]
-LayerAxes = dict[str, tuple[str, ...]]  # the logical axes of each weight of a layer
+from isojax.distributed.sharding import weights_are_split
 
 MAX_SUMMED_INPUTS = 384  # inputs that `sum_in_blocks` adds up at once
 MAX_TRANSPOSED_POSITIONS = 128  # positions of keys and values up to which `sum_over_queries` transposes a matrix
@@ -20,25 +16,13 @@ MAX_SMALL_HEAD_DIM, MIN_PRODUCT_POSITIONS = 32, 32  # `small_head_products` is f
 
 
 def small_batch_matmul(
-    x: Float[Array, "r i"], w: Float[Array, "i o"], outputs: int | None = None, dtype: Any = None
+    x: Float[Array, "r i"], output_major: Float[Array, "o i"], dtype: Any = None
 ) -> Float[Array, "r o"]:
-    """x @ w for few rows x, as w.T @ x.T: w is then packed in the order [o i] it is stored in. `outputs` is ignored.
+    """x times a matrix that is stored as its transpose, for few rows x: w is then packed in the order it is stored in.
 
-    The barriers keep XLA from reversing the product again, and from moving the transpose in front of a loop."""
-    stored = lax.optimization_barrier(w.T)
+    The barriers keep XLA from reversing the product again, and from moving a transpose in front of a loop."""
+    stored = lax.optimization_barrier(output_major)
     return lax.optimization_barrier(jnp.einsum("oi,ri->or", stored, x, preferred_element_type=dtype)).T
-
-
-def to_output_major(weights: LayerWeights, axes: LayerAxes) -> LayerWeights:
-    """One layer's weights with each matrix [inputs outputs] stored as its transpose, for `small_batch_matmul`."""
-    return {
-        name: w.reshape(math.prod(w.shape[:inputs]), -1).T if (inputs := num_input_axes(axes[name])) else w
-        for name, w in weights.items()
-    }
-
-
-def from_output_major(output_major: LayerWeights, axes: LayerAxes, shapes: dict[str, tuple[int, ...]]) -> LayerWeights:
-    return {name: w.T.reshape(shapes[name]) if num_input_axes(axes[name]) else w for name, w in output_major.items()}
 
 
 def small_head_products(q: Float[Array, "Z K g H"], keys: Float[Array, "Z K H c"]) -> Float[Array, "Z K g c"]:

@@ -7,9 +7,8 @@ The R slots are Z prefix groups of W. Where W > 1, or a mesh splits prompts, a g
     separate    prefix keys [Z K H P], values [Z K P H], Z = R / W;    keys [R K H T], values [R K T H]
 """
 
-import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,12 +16,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from isojax.distributed.sharding import num_input_axes, with_logical_constraint
+from isojax.distributed.sharding import with_logical_constraint
 from isojax.models import attention, cpu
 from isojax.models.attention import SlotHeads, SlotInts, SlotQueries
-from isojax.models.fsdp import matmul
 from isojax.models.lora import merge_adapters
+from isojax.models.spec import LayerDescription, Spec
 from isojax.models.transformer import Decoder, Params
+from isojax.models.weight_forms import output_major_layer, to_output_major, to_stacked_matrices
 
 LayerKV = tuple[Array, ...]  # keys, values, and of int8 ones their scales
 
@@ -86,36 +86,42 @@ class Decoding:
         return attention.position_axes(self._attention, self.decoder.config.head_dim)
 
     @property
-    def _layer_axes(self) -> cpu.LayerAxes:
-        return {name: axes[1:] for name, axes in self.decoder.logical_axes()["blocks"].items()}
+    def _merges_adapters(self) -> bool:
+        """bfloat16 would round most of an adapter's product away."""
+        return self.decoder.options.compute_dtype == "float32"
+
+    @cached_property
+    def _layer(self) -> LayerDescription:
+        """A layer as `prepare_weights` stores it."""
+        layer = self.decoder.base.layer if self._merges_adapters else self.decoder.layer
+        return output_major_layer(layer) if self.transpose_weights else layer
+
+    @cached_property
+    def _layer_specs(self) -> dict[str, Spec]:
+        return self.decoder.specs()["blocks"]
 
     def prepare_weights(self, params: Params) -> Params:
-        """The cast parameters and rotary table as `step` reads them; unrolled layers are a list, stacked ones matrices:
-        a TPU takes a layer with an axis of heads out of its stack at a quarter of the memory's speed."""
+        """The cast parameters and rotary table as `step` reads them; unrolled layers are a list, stacked ones
+        matrices."""
         decoder = self.decoder
         cos_sin = decoder.cos_sin(jnp.arange(self.prefix_length + self.response_length))
-        if decoder.options.compute_dtype == "float32":  # bfloat16 would round most of an adapter's product away
+        if self._merges_adapters:
             params = merge_adapters(params, decoder.config.lora)
         weights = {**decoder.cast_params(params), "cos_sin": cos_sin}
         if not self.unrolled_layers:
-            input_axes = {name: num_input_axes(axes) for name, axes in self._layer_axes.items()}
-            matrices = {
-                name: w.reshape(len(w), math.prod(w.shape[1 : 1 + input_axes[name]]), -1) if input_axes[name] else w
-                for name, w in weights["blocks"].items()
-            }
-            return {**weights, "blocks": matrices}
+            return {**weights, "blocks": to_stacked_matrices(weights["blocks"], self._layer_specs)}
         layers = [jax.tree.map(lambda w, i=i: w[i], weights["blocks"]) for i in range(decoder.config.layers)]
         if not self.transpose_weights:
             return {**weights, "blocks": layers}
-        weights["blocks"] = [cpu.to_output_major(layer, self._layer_axes) for layer in layers]
+        weights["blocks"] = [to_output_major(layer, self._layer_specs) for layer in layers]
         return weights if decoder.config.tied else {**weights, "unembed": weights["unembed"].T}
 
     def logits(self, weights: Params, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:
         """Float32 logits of hidden states from `step`."""
         if not self.transpose_weights:
             return self.decoder.logits(weights, hidden)
-        matrix = weights["embed" if self.decoder.config.tied else "unembed"]
-        return cpu.small_batch_matmul(hidden, matrix.T, dtype=jnp.float32)
+        output_major = weights["embed" if self.decoder.config.tied else "unembed"]
+        return cpu.small_batch_matmul(hidden, output_major, dtype=jnp.float32)
 
     def _to_cache_layers(self, keys: Array, values: Array) -> Any:
         in_cache_dtype = attention.to_cache_dtype(keys, values, self.decoder.options.cache_dtype)
@@ -180,15 +186,11 @@ class Decoding:
         at = TokenPositions(positions, t, live)
 
         def run_layer(x: Array, layer: Params, cache: KVCache, index: Array | None) -> tuple[Array, LayerKV]:
-            product = matmul
-            if self.transpose_weights:
-                product = cpu.small_batch_matmul
-                shapes = {name: shape.shape[1:] for name, shape in self.decoder.shapes()["blocks"].items()}
-                layer = cpu.from_output_major(layer, self._layer_axes, shapes)
-            block = self.decoder.bind_block(layer)
-            q, k, v = block.project_qkv(x, cos_sin, product)
-            attention_out, slot_kv = self._attend(q[:, 0], k[:, :, 0], v[:, :, 0], cache, index, at)
-            return block.attention_output_and_mlp(x, attention_out[:, None], product), slot_kv
+            def attend(q: Array, k: Array, v: Array) -> tuple[Array, LayerKV]:
+                attention_out, slot_kv = self._attend(q[:, 0], k[:, :, 0], v[:, :, 0], cache, index, at)
+                return attention_out[:, None], slot_kv
+
+            return self._layer.bind(layer)(x, cos_sin, attend)
 
         def scan_layer(carry: tuple[Array, LayerKV, Array], layer: Params) -> tuple[tuple[Array, LayerKV, Array], None]:
             x, slot_kv, i = carry

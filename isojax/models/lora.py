@@ -8,12 +8,28 @@ state holds all parameters, and `policy_params` returns them as they are.
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from isojax.core.config.model import LoraConfig
+from isojax.models.layers.linear import ADAPTER_A, ADAPTER_B, Adapted, Linear
+from isojax.models.spec import Spec
 
-ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"
+
+def add_adapters(layer: Any, lora: LoraConfig) -> tuple[Any, list[Spec]]:
+    """A described layer with adapters on the targets, and the adapters' Specs in the order of targets."""
+    specs_by_target: dict[str, list[Spec]] = {}
+
+    def adapt(linear: Any) -> Any:
+        if not isinstance(linear, Linear) or linear.spec.adapts not in lora.targets:
+            return linear
+        adapted = Adapted(linear, lora.rank, lora.alpha)
+        specs_by_target[linear.spec.adapts] = [adapted.a.spec, adapted.b.spec]
+        return adapted
+
+    adapted_layer = jax.tree.map(adapt, layer, is_leaf=lambda x: isinstance(x, Linear))
+    return adapted_layer, [spec for target in lora.targets for spec in specs_by_target[target]]
 
 
 def is_adapter(name: str) -> bool:

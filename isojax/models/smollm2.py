@@ -78,7 +78,7 @@ def convert(path: Path, folder: Path) -> None:
     hf_export.write_json(folder / "generation_config.json", token_ids)
     hf_export.write_json(folder / "tokenizer_config.json", tokenizer_config)
     tokenizer.save(str(folder / "tokenizer.json"))
-    layouts = hf_load.weight_layouts(config, llama.build(config, vocab))
+    layouts = hf_load.weight_layouts(llama.build(config, vocab))
     write_safetensors(folder, plan_tensors(config, layouts, reader.tensors), "float32")
     hf_export.write_json(folder / hf_load.SOURCE_FILE, {"package": PACKAGE, "file": path.name, "sha256": SHA256})
 
@@ -98,7 +98,7 @@ def plan_tensors(
         heads, (rows, columns) = rotated[weight.key], dequantized.shape  # from adjacent pairs of rows to halves
         return dequantized.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
-    return {name: (w.stored_shape, partial(read_tensor, w, name)) for w in layouts for name in w.tensor_names}
+    return {name: (w.spec.stored_shape, partial(read_tensor, w, name)) for w in layouts for name in w.tensor_names}
 
 
 def special_token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:

@@ -1,19 +1,18 @@
 """The transformer: a decoder of RMSNorm, rotary positions, grouped-query attention and SwiGLU. A family configures it.
 
-`Decoder` stacks L of `Block` (block.py) and holds no arrays: its functions take the parameters,
+`Decoder` stacks L of `Block` (layers/block.py) and holds no arrays: its functions take the parameters,
 {"embed": [V D], "blocks": {name: [L ...]}, "norm": [D], "unembed": [D V], unless the model is tied}.
 Dimension letters, as in distributed/sharding.py: b rows (sequences), t tokens of a row, g prompts, P prompt positions,
 L layers, V vocabulary, D width, K key/value heads, H head dimension.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax import lax, shard_map
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
@@ -23,11 +22,21 @@ from isojax.core.errors import InputError
 from isojax.distributed import sharding
 from isojax.distributed.sharding import PROMPT_AXIS
 from isojax.models.attention import self_attention, sequence_sharded_attention
-from isojax.models.block import Block, CosSin, remat_policy, rms_norm, rope_frequencies
 from isojax.models.fsdp import all_gather_weight, embedding_lookup, resolve_anchors
-from isojax.models.lora import is_adapter, policy_params, split_adapters
+from isojax.models.layers.attention_layer import Attention
+from isojax.models.layers.block import Block, pre_norm_block
+from isojax.models.layers.gated_mlp import GatedMLP
+from isojax.models.layers.norm import rms_norm
+from isojax.models.layers.rope import CosSin, rope_frequencies
+from isojax.models.lora import add_adapters, is_adapter, policy_params, split_adapters
+from isojax.models.remat import remat_policy
+from isojax.models.spec import Constant, LayerDescription, Normal, Spec, rename_tensor, specs_of, stack_spec
 
 Params = dict[str, Any]
+# Names in a published checkpoint. A layer's tensors have its number, and their layers' own names after it.
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+LAYER_PREFIX = "model.layers.{layer}."
+NO_NAMES: Mapping[str, str] = {}
 KV = tuple[Array, Array]  # keys and values, each [L b K positions H]
 
 
@@ -54,13 +63,20 @@ class Decoder:
 
     options = ComputeOptions()
 
-    def __init__(self, config: ModelConfig, vocab: int):
+    def __init__(self, config: ModelConfig, vocab: int, renamed: Mapping[str, str] = NO_NAMES):
+        """`renamed`: parts of tensors' names here -> what a family's checkpoints have in their place."""
         check_model(config)
-        self.config, self.vocab = config, vocab
-        self._graph, self._abstract_block = nnx.split(nnx.eval_shape(lambda: Block(config, jax.random.key(0))))
-        self._shapes = jax.eval_shape(lambda: self.init(jax.random.key(0)))
+        self.config, self.vocab, self._renamed = config, vocab, renamed
+        attention = Attention(config, bias=config.qkv_bias, head_norm=config.qk_norm)
+        block = pre_norm_block(config, attention, GatedMLP(config))
+        layer_specs = list(specs_of(block))
+        if config.lora is not None:
+            block, adapter_specs = add_adapters(block, config.lora)
+            layer_specs += adapter_specs
+        self.layer = LayerDescription(block)
+        self._layer_specs = tuple(layer_specs)  # in the order in which their values are drawn
         # The base policy's: the same without adapters.
-        self.base = Decoder(config.model_copy(update={"lora": None}), vocab) if config.lora else self
+        self.base = Decoder(config.model_copy(update={"lora": None}), vocab, renamed) if config.lora else self
 
     def with_options(self, options: ComputeOptions) -> "Decoder":
         decoder = copy.copy(self)
@@ -68,34 +84,51 @@ class Decoder:
         decoder.base = decoder if self.base is self else self.base.with_options(options)
         return decoder
 
-    def init(self, key: Array) -> Params:
-        config = self.config
-        embed_key, blocks_key, unembed_key = jax.random.split(key, 3)
-        block_keys = jax.random.split(blocks_key, config.layers)
-        params = {
-            "embed": jax.random.normal(embed_key, (self.vocab, config.width)) * 0.5,
-            "blocks": jax.vmap(lambda k: nnx.to_pure_dict(nnx.split(Block(config, k))[1]))(block_keys),
-            "norm": jnp.ones(config.width),
+    def specs(self) -> Params:
+        """What there is to know of each parameter, in the parameters' own tree."""
+        config, width, vocab = self.config, ("embed", self.config.width), ("vocab", self.vocab)
+        embed = Spec("embed", (vocab,), (width,), Normal(1, 0.5), EMBEDDING)
+        norm = Spec("norm", (), (width,), Constant(1.0), FINAL_NORM)
+        unembed = Spec("unembed", (width,), (vocab,), Normal(config.width), HEAD, transposed=True)
+
+        outer_specs = [embed, norm] if config.tied else [embed, norm, unembed]
+        layer_specs = [stack_spec(spec, config.layers, LAYER_PREFIX) for spec in self._layer_specs]
+        return {
+            **{spec.name: rename_tensor(spec, self._renamed) for spec in outer_specs},
+            "blocks": {spec.name: rename_tensor(spec, self._renamed) for spec in layer_specs},
         }
-        if config.tied:
-            return params
-        return {**params, "unembed": jax.random.normal(unembed_key, (config.width, self.vocab)) * config.width**-0.5}
+
+    def init(self, key: Array) -> Params:
+        specs = self.specs()
+        embed_key, blocks_key, unembed_key = jax.random.split(key, 3)
+        layer_keys = jax.random.split(blocks_key, self.config.layers)
+        keys = {"embed": embed_key, "norm": key, "unembed": unembed_key}
+        params = {name: specs[name].init(keys[name], specs[name].shape) for name in specs if name != "blocks"}
+        return {**params, "blocks": jax.vmap(self._init_layer)(layer_keys)}
+
+    def _init_layer(self, key: Array) -> Params:
+        """Each drawn parameter has a key of its own, by its number among these."""
+        values, num_drawn = {}, 0
+        for spec in self._layer_specs:
+            values[spec.name] = spec.init(jax.random.fold_in(key, num_drawn), spec.shape)
+            num_drawn += spec.init.is_drawn
+        return values
 
     def logical_axes(self) -> Params:
         """The logical axes of each parameter, in the parameters' own tree."""
-        blocks = {name: ("layer", *w.get_metadata()["out_sharding"]) for name, w in self._abstract_block.items()}
-        axes = {"embed": ("vocab", "embed"), "blocks": blocks, "norm": ("embed",)}
-        return axes if self.config.tied else {**axes, "unembed": ("embed", "vocab")}
+        return jax.tree.map(lambda spec: spec.axes, self.specs())
 
     def shapes(self) -> Params:
         """ShapeDtypeStructs of the parameters: float32, but what adapters leave as it is as products are computed."""
-        if self.config.lora is None:
-            return self._shapes
-        return policy_params(split_adapters(self._shapes)[0], self.frozen_shapes())
+        shapes = self._float32_shapes()
+        return shapes if self.config.lora is None else policy_params(split_adapters(shapes)[0], self.frozen_shapes())
 
     def frozen_shapes(self) -> Params:
         """ShapeDtypeStructs of the base policy's parameters where nothing trains them: as products are computed."""
-        return jax.eval_shape(self.cast_params, self.base._shapes)
+        return jax.eval_shape(self.cast_params, self.base._float32_shapes())
+
+    def _float32_shapes(self) -> Params:
+        return jax.tree.map(lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32), self.specs())
 
     def trained(self, params: Params) -> Params:
         """Of the parameters, or of a tree like theirs, those that training changes."""
@@ -110,11 +143,9 @@ class Decoder:
         return jax.tree.map(lambda w: w.astype(self.options.compute_dtype), params)
 
     def bind_block(self, weights: Params) -> Block:
-        if self.base is not self and not any(map(is_adapter, weights)):
-            return self.base.bind_block(weights)
-        state = jax.tree.map(lambda x: x, self._abstract_block)
-        nnx.replace_by_pure_dict(state, resolve_anchors(weights))
-        return nnx.merge(self._graph, state)
+        """A layer with these weights, which adapters are a part of or not."""
+        layer = self.layer if any(map(is_adapter, weights)) else self.base.layer
+        return layer.bind(resolve_anchors(weights))
 
     def cos_sin(self, positions: Int[Array, "*b"]) -> CosSin:
         """Cosines and sines of the rotary positions, each f32[*b H/2]; once for all layers and heads."""
@@ -138,10 +169,11 @@ class Decoder:
 
         def run_layer(x: Array, scanned: tuple[Params, Any]) -> tuple[Array, KV]:
             weights, layer_input = scanned
-            block = self.bind_block(weights)
-            q, k, v = block.project_qkv(x, cos_sin)
-            attention_out = attention(q, k, v, layer_input)
-            return block.attention_output_and_mlp(x, attention_out, first_tokens=first_tokens), (k, v)
+
+            def attend(q: Array, k: Array, v: Array) -> tuple[Array, KV]:
+                return attention(q, k, v, layer_input), (k, v)
+
+            return self.bind_block(weights)(x, cos_sin, attend, first_tokens)
 
         x = sharding.split_tokens(embedding_lookup(params["embed"], tokens, self.config.width), True)
         policy = remat_policy(self.options.remat, self.config.lora.rank if self.config.lora else None)

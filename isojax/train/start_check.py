@@ -81,7 +81,7 @@ def refuse_nonfinite(counts_by_set: Mapping[str, EvalCounts], decoder: Decoder, 
 def first_nonfinite_weight(decoder: Decoder, params: Params) -> str | None:
     """The first weight that holds NaN or an infinity, as the checkpoint calls it if there is one; None where all are
     finite. Of arrays over several processes, all of them call it."""
-    layouts = weight_layouts(decoder.config, decoder) if decoder.config.path else []
+    layouts = weight_layouts(decoder) if decoder.config.path else []
     names = {layout.key: layout.tensor_names for layout in layouts}
     for key, value in flatten(params):
         layers = value if key.startswith("blocks.") else value[None]

@@ -66,13 +66,13 @@ def make_model(folder: Path) -> Path:
     byte_level(folder, vocab=340)
     rng = np.random.default_rng(0)
     tensors = {}
-    for weight in weight_layouts(SHAPE, llama.build(SHAPE, VOCAB)):
+    for weight in weight_layouts(llama.build(SHAPE, VOCAB)):
         for name in weight.tensor_names:
             one = "norm" in name
             tensors[name] = (
-                np.ones(weight.stored_shape, np.float32)
+                np.ones(weight.spec.stored_shape, np.float32)
                 if one
-                else rng.normal(0, 0.3, weight.stored_shape).astype(np.float32)
+                else rng.normal(0, 0.3, weight.spec.stored_shape).astype(np.float32)
             )
     save_file(tensors, folder / "model.safetensors")
     hf_export.write_json(folder / "config.json", hf_export.make_config_json(SHAPE, 512, "float32"))

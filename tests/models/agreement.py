@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from isojax.models.decode import Decoding
+from isojax.models.spec import Spec
 from isojax.models.transformer import Decoder, Params
 
 PATHS = ("score", "prefix and score", "prefix and step, stacked", "prefix and step, unrolled")
 
 
-def from_checkpoint(weights: Mapping[str, np.ndarray], names: Mapping[str, str], decoder: Decoder) -> Params:
+def from_checkpoint(weights: Mapping[str, np.ndarray], decoder: Decoder) -> Params:
     """Our tree of a checkpoint's arrays by their names in it: matrices turned round (torch's Linear is [out, in]),
     layers stacked.
     """
@@ -27,13 +28,12 @@ def from_checkpoint(weights: Mapping[str, np.ndarray], names: Mapping[str, str],
         w = weights[name]
         return (w.T if w.ndim == 2 and "embed_tokens" not in name else w).reshape(shape)
 
-    def param(path: Any, x: jax.ShapeDtypeStruct) -> np.ndarray:
-        name = names[".".join(k.key for k in path)]
-        if "{layer}" not in name:
-            return ours(name, x.shape)
-        return np.stack([ours(name.format(layer=i), x.shape[1:]) for i in range(x.shape[0])])
+    def param(x: jax.ShapeDtypeStruct, spec: Spec) -> np.ndarray:
+        if "{layer}" not in spec.tensor:
+            return ours(spec.tensor, x.shape)
+        return np.stack([ours(spec.tensor.format(layer=i), x.shape[1:]) for i in range(x.shape[0])])
 
-    return jax.tree_util.tree_map_with_path(param, decoder.shapes())
+    return jax.tree.map(param, decoder.shapes(), decoder.specs())
 
 
 @partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})  # compiles in half the time

@@ -184,7 +184,7 @@ def check(count: int, seed: int, longest: int) -> None:
         family = registry.load("models.families", find_family(hf["architectures"][0]), "build")
         decoder = family.build(ModelConfig(family=drawn["family"], **family.settings(hf)), config.vocab_size)
         weights = {k: v.numpy() for k, v in model.state_dict().items()}
-        result = differences(decoder, from_checkpoint(weights, family.NAMES, decoder), tokens, lengths, expected)
+        result = differences(decoder, from_checkpoint(weights, decoder), tokens, lengths, expected)
         far = {way: float(np.abs(d).max()) for way, d in result.items()}
         rms = {way: float(np.sqrt((d.astype(np.float64) ** 2).mean())) for way, d in result.items()}
         line = {

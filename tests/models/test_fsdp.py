@@ -22,7 +22,7 @@ def test_the_samplers_loops_read_weights_as_they_are_held() -> None:
 
         def chunk(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             tokens, x = carry
-            return tokens + 1, lax.fori_loop(0, tokens, lambda _, x: small_batch_matmul(x, held.T), x @ w)
+            return tokens + 1, lax.fori_loop(0, tokens, lambda _, x: small_batch_matmul(x, held), x @ w)
 
         return lax.while_loop(lambda carry: carry[0] < 3, chunk, (jnp.int32(1), x))[1]
 

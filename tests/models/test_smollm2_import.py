@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
+from isojax.core.yaml_files import flatten
 from isojax.models import smollm2
 from isojax.models.families import llama
 from isojax.models.hf import hf_load
@@ -62,8 +63,8 @@ CONFIG = ModelConfig(family="llama", **SHAPE, norm_eps=1e-5, rope_base=1e5, tied
 def weights() -> dict[str, np.ndarray]:
     """Random tensors by their names in a checkpoint of transformers."""
     rng = np.random.default_rng(0)
-    layouts = hf_load.weight_layouts(CONFIG, llama.build(CONFIG, VOCAB))
-    shapes = {name: weight.stored_shape for weight in layouts for name in weight.tensor_names}
+    layouts = hf_load.weight_layouts(llama.build(CONFIG, VOCAB))
+    shapes = {name: weight.spec.stored_shape for weight in layouts for name in weight.tensor_names}
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -96,8 +97,10 @@ def write_gguf(path: Path, monkeypatch: pytest.MonkeyPatch, **replaced: np.ndarr
     writer.add_eos_token_id(2)
     writer.add_chat_template(TEMPLATE)
     stored = weights()
+    specs = dict(flatten(llama.build(CONFIG, VOCAB).specs()))
+    names = {key: spec.tensor for key, spec in specs.items()}
     renamed = {
-        llama.NAMES[key].format(layer=i): name.format(layer=i) for key, name in GGUF_NAMES.items() for i in range(L)
+        published.format(layer=i): GGUF_NAMES[key].format(layer=i) for key, published in names.items() for i in range(L)
     }
     tensors: dict[str, Any] = {}
     for name, value in stored.items():

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from isojax.models import block
 from isojax.models.attention import MASKED_SCORE, attend
 from isojax.models.cpu import sum_in_blocks
 from isojax.models.decode import Decoding
+from isojax.models.layers import linear
 from tests.device import CONFIG, DECODER, PAD, VOCAB, P, logits, mesh, placed, policy, random_problems, response_logits
 
 T = 5
@@ -96,7 +96,7 @@ def test_first_tokens_are_summed_in_blocks_and_no_others(
         )
         return DECODER.logits(params, jnp.concatenate([last[GROUP][:, None], after], 1))
 
-    monkeypatch.setattr(block, "sum_in_blocks", lambda added, gated, down, first: added.at[:, first].add(1.0))
+    monkeypatch.setattr(linear, "sum_in_blocks", lambda added, gated, down, first: added.at[:, first].add(1.0))
     ways = [jax.jit(way)(policy()) for way in (of_whole, one_after_the_other, together)]
     assert np.abs(ways[0] - response_logits(np, policy(), problems, GROUP, responses)).max() > 0.1
     for way in ways[1:]:

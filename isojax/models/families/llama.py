@@ -8,7 +8,6 @@ from isojax.models.transformer import Decoder
 
 build = Decoder
 ARCHITECTURES = ("LlamaForCausalLM",)
-NAMES = hf_config.TENSOR_NAMES
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:

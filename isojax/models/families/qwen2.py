@@ -8,7 +8,6 @@ from isojax.models.transformer import Decoder
 
 build = Decoder
 ARCHITECTURES = ("Qwen2ForCausalLM",)
-NAMES = hf_config.TENSOR_NAMES | hf_config.BIAS_TENSOR_NAMES
 
 
 def settings(config_json: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from isojax.models.transformer import Decoder
 
 build = Decoder
 ARCHITECTURES = ("Qwen3ForCausalLM",)
-NAMES = hf_config.TENSOR_NAMES | hf_config.QK_NORM_TENSOR_NAMES
 DEFAULT_HEAD_DIM = 128  # where config.json has none: the architecture's own, whatever the width
 
 

@@ -1,4 +1,4 @@
-"""Reads config.json as transformers 4 and 5 write it, and names the weights that published architectures share."""
+"""Reads config.json as transformers 4 and 5 write it."""
 
 import functools
 from collections.abc import Mapping
@@ -12,31 +12,6 @@ from isojax.models.hf.quantised import CONFIG_KEYS, describe_quantised_config
 from isojax.models.hf.rope_config import rope_settings
 
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
-LAYER_PREFIX = "model.layers.{layer}."
-TENSOR_NAMES = {
-    "embed": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "unembed": "lm_head.weight",
-    "blocks.attention_norm": LAYER_PREFIX + "input_layernorm.weight",
-    "blocks.query": LAYER_PREFIX + "self_attn.q_proj.weight",
-    "blocks.key": LAYER_PREFIX + "self_attn.k_proj.weight",
-    "blocks.value": LAYER_PREFIX + "self_attn.v_proj.weight",
-    "blocks.out": LAYER_PREFIX + "self_attn.o_proj.weight",
-    "blocks.mlp_norm": LAYER_PREFIX + "post_attention_layernorm.weight",
-    "blocks.gate": LAYER_PREFIX + "mlp.gate_proj.weight",
-    "blocks.up": LAYER_PREFIX + "mlp.up_proj.weight",
-    "blocks.down": LAYER_PREFIX + "mlp.down_proj.weight",
-}
-BIAS_TENSOR_NAMES = {
-    "blocks.query_bias": LAYER_PREFIX + "self_attn.q_proj.bias",
-    "blocks.key_bias": LAYER_PREFIX + "self_attn.k_proj.bias",
-    "blocks.value_bias": LAYER_PREFIX + "self_attn.v_proj.bias",
-}
-QK_NORM_TENSOR_NAMES = {
-    "blocks.query_norm": LAYER_PREFIX + "self_attn.q_norm.weight",
-    "blocks.key_norm": LAYER_PREFIX + "self_attn.k_norm.weight",
-}
-
 # How architectures end that are no decoder of text, and what they are.
 OTHER_KINDS = {
     "ForSequenceClassification": "a classifier or reward model, with a score in the place of the head",

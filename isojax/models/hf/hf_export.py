@@ -14,7 +14,6 @@ from isojax.core.config import ModelConfig
 from isojax.core.errors import InputError
 from isojax.core.yaml_files import flatten
 from isojax.models.hf.hf_load import CONFIG_FILE, WeightLayout, read_config, weight_layouts
-from isojax.models.lora import ADAPTER_A, ADAPTER_B
 from isojax.models.safetensors_io import TEXT_FILES, TensorSources, new_model_folder, write_safetensors
 from isojax.models.transformer import Params
 
@@ -30,11 +29,11 @@ def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype:
 
     def read_tensor(weight: WeightLayout, layer: int) -> np.ndarray:
         value = values[weight.key]
-        return weight.to_stored(np.asarray(value[layer] if weight.key.startswith("blocks.") else value, np.float32))
+        return weight.to_stored(np.asarray(value[layer] if weight.is_layered else value, np.float32))
 
     tensors: TensorSources = {
-        name: (weight.stored_shape, partial(read_tensor, weight, layer))
-        for weight in weight_layouts(config, decoder)
+        name: (weight.spec.stored_shape, partial(read_tensor, weight, layer))
+        for weight in weight_layouts(decoder)
         for layer, name in enumerate(weight.tensor_names)
     }
     with new_model_folder(folder) as temp:
@@ -49,16 +48,19 @@ def save(params: Params, config: ModelConfig, source: Path, folder: Path, dtype:
 def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path, dtype: str = "float32") -> None:
     """Write the adapters as PEFT's folder, whole or not at all, in `dtype`. `base`: the base model's folder or hub
     name. InputError where the folder exists or cannot be written."""
-    lora, names = config.lora, registry.load("models.families", config.family, "settings").NAMES
+    lora = config.lora
     assert lora is not None
+    layer_specs = registry.load("models.families", config.family, "build").build(config, config.vocab).specs()["blocks"]
     tensors: dict[str, np.ndarray] = {}
-    module_names = {target: names[f"blocks.{target}"].removesuffix(".weight") for target in lora.targets}
-    for target, module_name in module_names.items():
-        a, b = (np.asarray(adapters["blocks"][target + suffix], np.float32) for suffix in (ADAPTER_A, ADAPTER_B))
-        for layer in range(config.layers):
-            tensor_name = f"base_model.model.{module_name.format(layer=layer)}"
-            tensors[f"{tensor_name}.lora_A.weight"] = np.ascontiguousarray(a[layer].reshape(-1, lora.rank).T, dtype)
-            tensors[f"{tensor_name}.lora_B.weight"] = np.ascontiguousarray(b[layer].reshape(lora.rank, -1).T, dtype)
+    target_modules = []
+    for spec in layer_specs.values():
+        if spec.adapts in lora.targets:
+            target_modules.append(spec.tensor.removesuffix(".weight").rpartition(".")[2])
+        if spec.is_adapter:
+            value = np.asarray(adapters["blocks"][spec.name], np.float32)
+            for layer, name in enumerate(spec.tensor_names()):
+                stored = value[layer].reshape(spec.matrix_shape).T
+                tensors[f"base_model.model.{name}"] = np.ascontiguousarray(stored, dtype)
     with new_model_folder(folder) as temp:
         settings = {
             "peft_type": "LORA",
@@ -67,7 +69,7 @@ def save_adapter(adapters: Params, config: ModelConfig, base: str, folder: Path,
             "r": lora.rank,
             "lora_alpha": lora.alpha,
             "lora_dropout": 0.0,
-            "target_modules": [module_name.rsplit(".", 1)[-1] for module_name in module_names.values()],
+            "target_modules": target_modules,
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,

@@ -1,7 +1,7 @@
 """Weights from a folder as a hub gives it (config.json, *.safetensors, a tokenizer), straight onto the mesh.
 
 A checkpoint stores one matrix per layer, [out, in], with heads joined; a decoder stacks layers and splits heads:
-[L, in..., out...]. The embedding alone is stored as it is used, [V, D].
+[L, in..., out...]. The embedding alone is stored as it is used, [V, D]. A parameter's Spec (models/spec.py) says which.
 """
 
 import math
@@ -25,10 +25,10 @@ from isojax.core.table_files import read_json_object
 from isojax.core.yaml_files import flatten
 from isojax.models.folder_kinds import CONFIG_FILE, describe_folder, holds_model
 from isojax.models.hf.hf_config import check_model_type, find_family
-from isojax.models.hf.tensor_kinds import EMBEDDING, HEAD
 from isojax.models.hf.weight_checks import check_tensors
 from isojax.models.safetensors_io import StoredTensor, read_headers
-from isojax.models.transformer import Decoder, Params
+from isojax.models.spec import Spec
+from isojax.models.transformer import EMBEDDING, HEAD, Decoder, Params
 
 SOURCE_FILE = "model_source.json"  # where `isojax model import` took the folder from
 HUB_ID = r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*"  # ORG/NAME
@@ -42,51 +42,36 @@ class WeightLayout:
     """One of our parameters, and the tensors it is stored in."""
 
     key: str
-    shape: tuple[int, ...]
-    tensor_names: tuple[str, ...]  # one for each layer, or one
-    # Sizes of its axes in a layer, as the stored axes join them: ((D,), (N, H)).
-    axis_groups: tuple[tuple[int, ...], ...]
-    transposed: bool  # whether it is stored as [out, in]
+    spec: Spec
 
     @property
-    def stored_shape(self) -> tuple[int, ...]:
-        sizes = tuple(math.prod(group) for group in self.axis_groups)
-        return sizes[::-1] if self.transposed else sizes
+    def tensor_names(self) -> tuple[str, ...]:
+        """One for each layer, or one."""
+        return self.spec.tensor_names()
+
+    @property
+    def is_layered(self) -> bool:
+        return bool(self.spec.stacked)
 
     def stored_index(self, index: tuple[slice, ...]) -> tuple[slice, ...]:
         """The part of each stored tensor that holds a part of the parameter in one layer."""
         slices = []
-        for group in self.axis_groups:
+        for group in self.spec.stored_groups:
             outer, inner, index = index[0], index[1 : len(group)], index[len(group) :]
             whole = [slice(0, n) for n in group[1:]]
             assert list(inner) == whole, f"{self.key}: sharding.py splits the inner axis of a stored one"
             inner_size = math.prod(group[1:])
             slices.append(slice(outer.start * inner_size, outer.stop * inner_size))
-        return tuple(slices[::-1] if self.transposed else slices)
+        return tuple(slices[::-1] if self.spec.transposed else slices)
 
     def to_stored(self, value: np.ndarray) -> np.ndarray:
-        matrix = value.reshape([math.prod(group) for group in self.axis_groups])
-        return matrix.T if self.transposed else matrix
+        matrix = value.reshape([math.prod(group) for group in self.spec.stored_groups])
+        return matrix.T if self.spec.transposed else matrix
 
 
-def weight_layouts(config: ModelConfig, decoder: Decoder) -> list[WeightLayout]:
+def weight_layouts(decoder: Decoder) -> list[WeightLayout]:
     """Every parameter of the decoder but adapters, in its order, with its place in a checkpoint of the family."""
-    name_templates = registry.load("models.families", config.family, "settings").NAMES
-    axes = dict(flatten(decoder.base.logical_axes()))
-    layouts = []
-    for key, parameter in flatten(decoder.base.shapes()):
-        layered = key.startswith("blocks.")
-        layers = parameter.shape[0] if layered else 1
-        axis_groups: list[tuple[int, ...]] = []
-        for axis, size in zip(axes[key][layered:], parameter.shape[layered:], strict=True):
-            if axis == "head_dim" and axis_groups:
-                axis_groups[-1] += (size,)
-            else:
-                axis_groups.append((size,))
-        tensor_names = tuple(name_templates[key].format(layer=i) for i in range(layers))
-        transposed = len(axis_groups) == 2 and key != "embed"
-        layouts.append(WeightLayout(key, parameter.shape, tensor_names, tuple(axis_groups), transposed))
-    return layouts
+    return [WeightLayout(key, spec) for key, spec in flatten(decoder.base.specs())]
 
 
 def resolve_model(model: ModelConfig) -> ModelConfig:
@@ -149,17 +134,16 @@ def check_weights(config: ModelConfig) -> None:
     and a head that a tied model stores."""
     if config.path is not None:
         decoder = registry.load("models.families", config.family, "build").build(config, config.vocab)
-        _checked_tensors(Path(config.path), config, weight_layouts(config, decoder))
+        _checked_tensors(Path(config.path), config, weight_layouts(decoder))
 
 
 def _checked_tensors(folder: Path, config: ModelConfig, layouts: list[WeightLayout]) -> dict[str, StoredTensor]:
     """The folder's tensors by name, which are as config.json says."""
     stored_tensors = read_headers(folder)
-    expected_shapes = {name: weight.stored_shape for weight in layouts for name in weight.tensor_names}
-    missing = expected_shapes.keys() - stored_tensors.keys()
-    if EMBEDDING in missing and HEAD in stored_tensors and HEAD not in expected_shapes:
+    expected = {name for weight in layouts for name in weight.tensor_names}
+    if EMBEDDING in expected - stored_tensors.keys() and HEAD in stored_tensors and HEAD not in expected:
         stored_tensors[EMBEDDING] = stored_tensors.pop(HEAD)  # of two tied tensors, safetensors may store either
-    check_tensors(folder, config, expected_shapes, stored_tensors)
+    check_tensors(folder, config, [layout.spec for layout in layouts], stored_tensors)
     return stored_tensors
 
 
@@ -167,10 +151,10 @@ def load(folder: Path, config: ModelConfig, decoder: Decoder, mesh: Mesh) -> Par
     """The checkpoint's parameters in float32 by `decoder.shardings(mesh)`; each process reads what its devices hold.
     InputError, before any is read, where a tensor is missing or has another shape or dtype, and where one holds values
     that are no finite numbers."""
-    layouts = weight_layouts(config, decoder)
+    layouts = weight_layouts(decoder)
     stored_tensors = _checked_tensors(folder, config, layouts)
     shardings = dict(flatten(decoder.shardings(mesh)))
-    order = sorted(layouts, key=lambda w: -math.prod(w.shape))  # largest first
+    order = sorted(layouts, key=lambda w: -math.prod(w.spec.shape))  # largest first
     params = {weight.key: load_weight(weight, stored_tensors, shardings[weight.key]) for weight in order}
     return unflatten_dict({weight.key: params[weight.key] for weight in layouts}, sep=".")
 
@@ -180,10 +164,11 @@ def load_weight(
 ) -> Float[Array, "..."]:
     """One parameter in float32 on this process's devices, each of which gets its part of the layers' tensors alone."""
     devices_by_region: dict[Region, list[Any]] = defaultdict(list)
-    for device, index in sharding.addressable_devices_indices_map(layout.shape).items():
+    shape = layout.spec.shape
+    for device, index in sharding.addressable_devices_indices_map(shape).items():
         assert index is not None
-        devices_by_region[tuple(i.indices(n)[:2] for i, n in zip(index, layout.shape, strict=True))].append(device)
-    arrays, layered = [], layout.key.startswith("blocks.")
+        devices_by_region[tuple(i.indices(n)[:2] for i, n in zip(index, shape, strict=True))].append(device)
+    arrays, layered = [], layout.is_layered
     for region, devices in devices_by_region.items():
         values = np.empty([stop - start for start, stop in region], np.float32)
         index = tuple(slice(*bounds) for bounds in region)
@@ -191,11 +176,11 @@ def load_weight(
         stored_index = layout.stored_index(index[layered:])
         for layer_values, name in zip(by_layer, names, strict=True):
             stored = stored_tensors[name].read(stored_index)
-            layer_values[...] = (stored.T if layout.transposed else stored).reshape(layer_values.shape)
+            layer_values[...] = (stored.T if layout.spec.transposed else stored).reshape(layer_values.shape)
             if not _is_finite(layer_values):
                 raise InputError(_describe_non_finite(stored_tensors[name]))
         arrays += [jax.block_until_ready(jax.device_put(values, device)) for device in devices]
-    return jax.make_array_from_single_device_arrays(layout.shape, sharding, arrays)
+    return jax.make_array_from_single_device_arrays(shape, sharding, arrays)
 
 
 def _is_finite(values: np.ndarray) -> bool:

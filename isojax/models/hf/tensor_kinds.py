@@ -2,19 +2,19 @@
 they are, and what makes a model of them."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from isojax.core.config import ModelConfig
 from isojax.models.folder_kinds import CONFIG_AND_TOKENIZER, NEW, TOKENIZER, python_command
-from isojax.models.hf.hf_config import LAYER_PREFIX, TENSOR_NAMES
 from isojax.models.safetensors_io import StoredTensor
+from isojax.models.spec import Spec
+from isojax.models.transformer import EMBEDDING, HEAD, LAYER_PREFIX
 
 Shapes = Mapping[str, tuple[int, ...]]  # of the tensors that a model needs, by name
 
 ADAPTER_PART = re.compile(r"(^|\.)(lora_|base_layer\.|modules_to_save\.|original_module\.|ia3_|hada_|oft_)")
 LAYER_NUMBER = re.compile(re.escape(LAYER_PREFIX).replace(r"\{layer\}", r"(\d+)"))
-HEAD, EMBEDDING = TENSOR_NAMES["unembed"], TENSOR_NAMES["embed"]
 TEXT_PART = re.compile(r"(^|\.)language_model\.")
 COPY = "Copy the whole folder of one model."
 
@@ -39,8 +39,11 @@ def describe_adapters(unused_names: Collection[str]) -> str:
     return f"{held}. Merge them in the program that wrote this folder: {merge}; {TOKENIZER}."
 
 
-def explain_mismatch(folder: Path, config: ModelConfig, expected: Shapes, stored: Mapping[str, StoredTensor]) -> str:
+def explain_mismatch(
+    folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]
+) -> str:
     """What to do where tensors are missing or have other shapes or dtypes than config.json says."""
+    expected = [name for spec in specs for name in spec.tensor_names()]
     missing = [name for name in expected if name not in stored]
     needed = [stored[name] for name in expected if name in stored]
     if missing == [HEAD]:
@@ -57,7 +60,7 @@ def explain_mismatch(folder: Path, config: ModelConfig, expected: Shapes, stored
         return f"Convert them to float32: {command}; {TOKENIZER}."
     if missing:
         return _explain_names(folder, config, missing, stored)
-    return _explain_shapes(config, stored)
+    return _explain_shapes(config, specs, stored)
 
 
 def _explain_names(folder: Path, config: ModelConfig, missing: list[str], stored: Mapping[str, StoredTensor]) -> str:
@@ -98,20 +101,22 @@ def _rename_command(folder: Path, new_name: str) -> str:
     return f"{command}; {CONFIG_AND_TOKENIZER}."
 
 
-def _explain_shapes(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> str:
+def _explain_shapes(config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]) -> str:
     """The values of config.json that the shapes of the embedding and of the first layer are right for."""
 
-    names = {key: TENSOR_NAMES[key].format(layer=0) for key in ("embed", "blocks.query", "blocks.key", "blocks.gate")}
-    if any(len(stored[name].shape) != 2 if name in stored else True for name in names.values()):
-        return COPY  # a family of other names, or no matrices
+    first_tensors = {spec.name: spec.tensor_names()[0] for spec in specs}
+    names = {key: first_tensors.get(key, "") for key in ("embed", "query", "key", "gate")}
+    are_matrices = all(name in stored and len(stored[name].shape) == 2 for name in names.values())
+    if names["embed"] != EMBEDDING or not are_matrices:
+        return COPY  # a family of other names
 
     stored_rows = {key: stored[name].shape[0] for key, name in names.items()}
-    head_dim = max(stored_rows["blocks.query"] // config.heads, 1)
+    head_dim = max(stored_rows["query"] // config.heads, 1)
     fitting = {
         "vocab_size": (stored_rows["embed"], config.vocab),
         "head_dim": (head_dim, config.head_dim),
-        "num_key_value_heads": (stored_rows["blocks.key"] // head_dim, config.kv_heads),
-        "intermediate_size": (stored_rows["blocks.gate"], config.mlp),
+        "num_key_value_heads": (stored_rows["key"] // head_dim, config.kv_heads),
+        "intermediate_size": (stored_rows["gate"], config.mlp),
     }
     changes = [f"{key} = {value} instead of {given}" for key, (value, given) in fitting.items() if value != given]
     if not changes:

@@ -2,7 +2,7 @@
 that ties it to the embedding."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,6 @@ from isojax.core.terminal import warn
 from isojax.models.folder_kinds import ADAPTER_CONFIG, CONFIG_FILE
 from isojax.models.hf.quantised import describe_quantised_tensors
 from isojax.models.hf.tensor_kinds import (
-    EMBEDDING,
-    HEAD,
     Shapes,
     describe_adapters,
     explain_mismatch,
@@ -22,6 +20,8 @@ from isojax.models.hf.tensor_kinds import (
     unused_layers,
 )
 from isojax.models.safetensors_io import DTYPES, StoredTensor
+from isojax.models.spec import Spec
+from isojax.models.transformer import EMBEDDING, HEAD
 from isojax.models.weight_files import INDEX_FILE, read_weight_map
 
 MAX_LISTED = 4
@@ -29,9 +29,10 @@ COMPARED_VALUES = 2**22  # at a time, of a head and an embedding
 _warn_once = functools.cache(warn)  # a sweep reads its base model once per cell
 
 
-def check_tensors(folder: Path, config: ModelConfig, expected: Shapes, stored: Mapping[str, StoredTensor]) -> None:
-    """InputError unless each of the `expected` tensors has its shape and a known dtype, and no other one says that the
-    weights are quantised, lack their adapters, or have another head; other unused ones are named on stderr."""
+def check_tensors(folder: Path, config: ModelConfig, specs: Sequence[Spec], stored: Mapping[str, StoredTensor]) -> None:
+    """InputError unless each tensor of the described parameters has its shape and a known dtype, and no other one says
+    that the weights are quantised, lack their adapters, or have another head; other unused ones are named on stderr."""
+    expected = {name: spec.stored_shape for spec in specs for name in spec.tensor_names()}
     unused = sorted(stored.keys() - expected.keys() - {HEAD})
     unreadable = {name: t.dtype for name, t in stored.items() if name not in expected or t.dtype not in DTYPES}
     if description := describe_adapters(unused) or describe_quantised_tensors(unreadable):
@@ -41,7 +42,7 @@ def check_tensors(folder: Path, config: ModelConfig, expected: Shapes, stored: M
     if mismatches:
         remainder = f"; and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
         listed = "; ".join(mismatches[:MAX_LISTED]) + remainder
-        fix = explain_mismatch(folder, config, expected, stored)
+        fix = explain_mismatch(folder, config, specs, stored)
         raise InputError(f"{folder}: {len(mismatches)} weights are not as {CONFIG_FILE} says: {listed}. {fix}")
 
     if HEAD in stored and HEAD not in expected and EMBEDDING in expected:

@@ -1,0 +1,1 @@
+"""What layers are made of: a family composes these, or brings modules of its own."""

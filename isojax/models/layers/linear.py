@@ -1,0 +1,91 @@
+"""Products with a matrix that may have several axes of inputs or of outputs, and LoRA's adapters beside it."""
+
+import math
+from dataclasses import replace
+
+from flax import nnx
+from jaxtyping import Array, Float
+
+from isojax.models import fsdp
+from isojax.models.cpu import sum_in_blocks
+from isojax.models.spec import Constant, Init, Normal, Sizes, Spec, Uniform, param, spec_of
+
+ADAPTER_A, ADAPTER_B = "_lora_a", "_lora_b"  # how the names of a target's adapter end
+
+
+class Linear(nnx.Module):
+    """x times a matrix, and a bias if it has one: Linear("query", {"embed": D}, {"heads": N, "head_dim": H}, ...)."""
+
+    def __init__(
+        self,
+        name: str,
+        inputs: Sizes,
+        outputs: Sizes,
+        tensor: str,
+        *,
+        bias: bool = False,
+        init: Init | None = None,
+        adapts: bool = True,
+    ):
+        """`tensor`: its name in a layer of a checkpoint, without ".weight". `init`: None is normal, such that outputs
+        vary as much as inputs. `adapts`: whether cell.model.lora.targets may name it."""
+        outputs_spec = tuple(outputs.items())
+        weight = Spec(
+            name=name,
+            inputs=tuple(inputs.items()),
+            outputs=outputs_spec,
+            init=init or Normal(math.prod(inputs.values())),
+            tensor=f"{tensor}.weight",
+            transposed=True,
+            adapts=name if adapts else "",
+        )
+        self.weight = param(weight)
+        self.bias = param(Spec(f"{name}_bias", (), outputs_spec, Constant(0.0), f"{tensor}.bias")) if bias else None
+
+    @property
+    def spec(self) -> Spec:
+        return spec_of(self.weight)
+
+    def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
+        """[*b, *inputs] -> [*b, *outputs]. `first_tokens`: those that begin sequences, for `sum_in_blocks`."""
+        return self.add_bias(self.product(x, first_tokens))
+
+    def product(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
+        rows = self.spec.to_rows(x)
+        matrix = self.spec.to_matrix(self.weight[...])
+        y = self.spec.from_rows(fsdp.matmul(rows, matrix, self.spec.matrix_shape[1]), x)
+
+        if first_tokens is not None:
+            y = sum_in_blocks(y, x, matrix, first_tokens)
+        return y
+
+    def add_bias(self, y: Array) -> Array:
+        if self.bias is None:
+            return y
+        bias = self.bias[...]
+        return y + bias.reshape((1,) * (y.ndim - bias.ndim) + bias.shape)
+
+
+class Adapted(nnx.Module):
+    """A Linear and its adapter (arXiv:2106.09685): x W + alpha / rank * (x A) B."""
+
+    def __init__(self, base: Linear, rank: int, alpha: float):
+        """A begins as PEFT draws it, uniform within 1 / sqrt(inputs), and B as 0."""
+        spec = base.spec
+        tensor = spec.tensor.removesuffix(".weight")
+        begin_a, begin_b = Uniform(spec.matrix_shape[0] ** -0.5), Constant(0.0)
+
+        self.base = base
+        self.scale = alpha / rank
+        self.a = adapter_part(spec.name + ADAPTER_A, dict(spec.inputs), {"rank": rank}, f"{tensor}.lora_A", begin_a)
+        self.b = adapter_part(spec.name + ADAPTER_B, {"rank": rank}, dict(spec.outputs), f"{tensor}.lora_B", begin_b)
+
+    def __call__(self, x: Float[Array, "*b _"], first_tokens: slice | None = None) -> Array:
+        product = self.base.product(x, first_tokens)
+        return self.base.add_bias(product + self.scale * self.b(self.a(x)))
+
+
+def adapter_part(name: str, inputs: Sizes, outputs: Sizes, tensor: str, init: Init) -> Linear:
+    part = Linear(name, inputs, outputs, tensor, init=init, adapts=False)
+    part.weight = param(replace(part.spec, is_adapter=True))
+    return part

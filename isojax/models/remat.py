@@ -1,0 +1,26 @@
+"""What a layer keeps for its gradient."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+
+from isojax.models.layers.block import MLP_INPUT
+
+
+@cache  # what is traced with a policy is found again by the policy itself
+def remat_policy(remat: str, adapter_rank: int | None) -> Callable[..., Any] | None:
+    """What a layer keeps for its gradient: nothing, or products, but instead of attention's output projection its sum
+    with the hidden states, which the MLP reads. Norms, activations and a prompt's keys and values by response are
+    computed again, and so are an adapter's outputs, as large as the product that they are added to."""
+    policies = jax.checkpoint_policies
+    products = policies.save_from_both_policies(policies.dots_saveable, policies.save_only_these_names(MLP_INPUT))
+    if adapter_rank is None or remat == "layer":
+        return None if remat == "layer" else products
+
+    def all_but_adapters(primitive: Any, *inputs: Any, **params: Any) -> Any:
+        is_adapter_product = len(inputs) == 2 and inputs[1].ndim == 2 and inputs[1].shape[0] == adapter_rank
+        return products(primitive, *inputs, **params) and not is_adapter_product
+
+    return all_but_adapters

@@ -1,0 +1,177 @@
+"""What there is to know of a parameter, stated once, where its layer makes it.
+
+A policy is first a description: Flax NNX modules whose Params hold ShapeDtypeStructs, each with one `Spec`. All else
+walks over the Specs: initial values, shardings, a checkpoint's tensors, adapters, sizes. A Spec is static metadata and
+hashable, so that descriptions that are equal trace to one program.
+
+Letters are those of distributed/sharding.py.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, PRNGKeyArray
+
+Axes = tuple[tuple[str, int], ...]  # logical names and sizes: (("heads", N), ("head_dim", H))
+Sizes = Mapping[str, int]  # the same, as layers write it: {"heads": N, "head_dim": H}
+NO_AXES: Sizes = {}
+
+
+class Init(Protocol):
+    """How a parameter begins. Frozen dataclasses, as a Spec must be hashable."""
+
+    @property
+    def is_drawn(self) -> bool: ...
+
+    def __call__(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    value: float
+    is_drawn: bool = False
+
+    def __call__(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+        return jnp.full(shape, self.value, jnp.float32)
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Of standard deviation gain / sqrt(fan_in)."""
+
+    fan_in: int
+    gain: float = 1.0
+    is_drawn: bool = True
+
+    def __call__(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+        return jax.random.normal(key, shape) * self.gain * self.fan_in**-0.5
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Within -bound and bound."""
+
+    bound: float
+    is_drawn: bool = True
+
+    def __call__(self, key: PRNGKeyArray, shape: tuple[int, ...]) -> Array:
+        return jax.random.uniform(key, shape, minval=-self.bound, maxval=self.bound)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One parameter. Its axes are in this order: stacked ones, inputs, outputs."""
+
+    name: str  # in its layer: "query"; the parameters' tree and a run's checkpoints have it by this name
+    inputs: Axes  # what a product with it sums over; none: it is no matrix
+    outputs: Axes
+    init: Init
+
+    tensor: str  # its name in a published checkpoint: "model.layers.{layer}.self_attn.q_proj.weight"
+    transposed: bool = False  # whether it is [outputs, inputs] there
+
+    stacked: Axes = ()  # layers: each index is a tensor of its own in a checkpoint
+    adapts: str = ""  # the name in cell.model.lora.targets by which it gets an adapter; empty: never
+    is_adapter: bool = False
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The logical axes, by which distributed/sharding.py splits it."""
+        return tuple(name for name, _ in self.stacked + self.inputs + self.outputs)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return sizes(self.stacked + self.inputs + self.outputs)
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Its sizes with all inputs as one axis, and all outputs as one."""
+        return math.prod(sizes(self.inputs)), math.prod(sizes(self.outputs))
+
+    def to_matrix(self, w: Array) -> Array:
+        """Its value in one layer, or a part of it that fsdp made, as a matrix: XLA:CPU transposes weights or
+        activations in products of more axes."""
+        if w.ndim == 2:  # a sampler's is one already
+            return w
+        return w.reshape(math.prod(w.shape[: len(self.inputs)]), -1)
+
+    def to_rows(self, x: Array) -> Array:
+        """[*b, *inputs] as rows for a product with the matrix."""
+        return x.reshape(-1, self.matrix_shape[0])
+
+    def from_rows(self, y: Array, x: Array) -> Array:
+        """The products of x's rows as [*b, *outputs]."""
+        batch_shape = x.shape[: x.ndim - len(self.inputs)]
+        return y.reshape(*batch_shape, *sizes(self.outputs))
+
+    @property
+    def stored_groups(self) -> list[tuple[int, ...]]:
+        """Sizes of its axes in one layer, as a checkpoint joins them: [(D,), (N, H)]."""
+        return [sizes(axes) for axes in (self.inputs, self.outputs) if axes]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Of each of its tensors in a checkpoint."""
+        stored_sizes = tuple(math.prod(group) for group in self.stored_groups)
+        return stored_sizes[::-1] if self.transposed else stored_sizes
+
+    def tensor_names(self) -> tuple[str, ...]:
+        """The tensors of a checkpoint that hold it: one for each layer, or one."""
+        if not self.stacked:
+            return (self.tensor,)
+        ((_, layers),) = self.stacked
+        return tuple(self.tensor.format(layer=layer) for layer in range(layers))
+
+
+def sizes(axes: Axes) -> tuple[int, ...]:
+    return tuple(size for _, size in axes)
+
+
+def param(spec: Spec) -> nnx.Param:
+    """A described parameter, without values."""
+    return nnx.Param(jax.ShapeDtypeStruct(spec.shape, jnp.float32), spec=spec)
+
+
+def spec_of(parameter: nnx.Param) -> Spec:
+    return parameter.get_metadata()["spec"]
+
+
+def specs_of(module: Any) -> Iterator[Spec]:
+    """The Specs of a module and of those that it is made of, in the order in which they were made."""
+    for value in vars(module).values():
+        if isinstance(value, nnx.Param):
+            yield spec_of(value)
+        elif isinstance(value, nnx.Module):
+            yield from specs_of(value)
+
+
+def stack_spec(spec: Spec, layers: int, prefix: str) -> Spec:
+    """The Spec of one layer as that of several, on a new first axis."""
+    return replace(spec, stacked=(("layer", layers), *spec.stacked), tensor=prefix + spec.tensor)
+
+
+def rename_tensor(spec: Spec, renamed: Mapping[str, str]) -> Spec:
+    """The Spec, with parts of its name in a checkpoint replaced: {"mlp.gate_proj": "block_sparse_moe.w1"}."""
+    tensor = spec.tensor
+    for own, published in renamed.items():
+        tensor = tensor.replace(own, published)
+    return replace(spec, tensor=tensor)
+
+
+class LayerDescription:
+    """A described layer, and `bind`, which puts arrays into it."""
+
+    def __init__(self, layer: Any):
+        parameters = jax.tree.leaves(layer, is_leaf=lambda x: isinstance(x, nnx.Param))
+        self.layer = layer
+        self._names = [spec_of(parameter).name for parameter in parameters]
+        self._structure = jax.tree.structure(layer)
+
+    def bind(self, weights: Mapping[str, Any]) -> Any:
+        """The layer with these values, by the names of its Specs."""
+        return jax.tree.unflatten(self._structure, [weights[name] for name in self._names])
